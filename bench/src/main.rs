@@ -1,0 +1,2 @@
+//! Microbenchmarks.
+fn main() {}

@@ -1,0 +1,26 @@
+//! Gradlane's engine: it sums gradients over the workers of a training job.
+//!
+//! The modules are declared floor by floor, lowest first; a module uses only floors below its own. `ARCHITECTURE.md` has the map.
+
+// Floor 0: words everybody uses.
+pub mod error;
+pub mod types;
+
+pub mod config;
+
+// Floor 1: pure machines. No thread, socket, clock or environment; time and randomness are arguments.
+pub mod cluster;
+pub mod mem;
+pub mod pipeline;
+pub mod reduce;
+pub mod sched;
+pub mod wire;
+
+// Floor 2: drivers that do not see each other.
+pub mod device;
+pub mod transport;
+
+// Floor 3: threads; the only place that joins the floors below.
+pub mod engine;
+
+pub use error::{Code, Error, Result};

@@ -1,0 +1,196 @@
+//! Carries exchanges between processes; knows no tensors, stages or frameworks.
+//!
+//! A worker's side is the [`Transport`] trait: `connect` to a server, then for each exchange `push` and `pull`. A server's side is a
+//! stream of [`Incoming`] events answered by [`Outgoing`] commands through a [`Listener`]. The control stream to the coordinator is
+//! not an exchange and has its own small interface, [`quic::control`].
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::mem::{Frozen, Lease, Region};
+use crate::types::{Done, NodeId};
+use crate::wire::Header;
+
+pub mod mem;
+pub mod quic;
+
+/// A connection to one peer. Never reused within a transport.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LinkId(pub u64);
+
+/// One exchange: a push and its sum. On the worker's side chosen by the caller and unique within the transport; on the server's side
+/// chosen by the listener and unique within it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ExchangeId(pub u64);
+
+/// Where a server listens and who it must turn out to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// `host:port`.
+    pub address: String,
+    /// The identity that its certificate must prove.
+    pub node: NodeId,
+    /// For messages, such as `server 1`.
+    pub name: String,
+}
+
+/// A contribution on its way out.
+#[derive(Debug)]
+pub struct Push {
+    /// Opens the stream; `header.body_bytes()` equals the length of `body`.
+    pub header: Header,
+    /// What is sent, run after run, from where it lies.
+    pub body: Vec<Region>,
+    /// Which of two exchanges on one link goes first; higher is sooner. 0 to 7.
+    pub urgency: u8,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub enum Answer {
+    /// The sum lies where it was wanted.
+    Sum(Header),
+    /// The server's reason not to give it.
+    Reject(Error),
+}
+
+/// Why an exchange failed.
+#[derive(Debug)]
+pub struct Torn {
+    /// The cause.
+    pub error: Error,
+    /// Whether bytes of the sum were already written where it lands. The contribution may then be gone, and a repeat must ask for the
+    /// sum only.
+    pub landing_begun: bool,
+}
+
+/// A way to carry exchanges from a worker to its servers.
+///
+/// **Memory.** The regions of a push and of a pull belong to the transport from the call until the exchange ends: until `pull`'s
+/// `Done` reports, or until `push`'s `Done` reports an error. By then no reference to them remains, not even in a retransmission
+/// buffer.
+pub trait Transport: Send + Sync {
+    /// Connects to `peer` until `patience` ends. `lost` is called once when an established link ends, whoever ended it.
+    fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>);
+
+    /// Sends a contribution; `done` reports once its last byte was handed over. A failed push ends the exchange.
+    fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>);
+
+    /// Waits for the sum of a pushed exchange and lands it in `into`, run after run. Ends the exchange.
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled);
+
+    /// Gives an exchange up: its pending `done` reports [`Error::Cancelled`] soon, as soon as its memory is free. Unknown ids are
+    /// ignored.
+    fn abandon(&self, exchange: ExchangeId);
+
+    /// Closes a link; its exchanges fail.
+    fn disconnect(&self, link: LinkId);
+
+    /// Closes everything and waits, at most `patience`, until all memory is free and all threads ended.
+    fn shutdown(&self, patience: Duration);
+}
+
+/// Reports the end of a pull.
+pub type Pulled = Box<dyn FnOnce(std::result::Result<Answer, Torn>) + Send>;
+
+/// Called once when an established link ends.
+pub type LinkLost = Box<dyn FnOnce(LinkId, Error) + Send>;
+
+/// What happens at a listener. Delivered on the transport's thread, so the receiver must not block.
+#[derive(Debug)]
+pub enum Incoming {
+    /// An authenticated peer connected.
+    LinkUp {
+        /// The connection.
+        link: LinkId,
+        /// Who it is, from its certificate.
+        node: NodeId,
+        /// Its network address, for messages.
+        address: String,
+    },
+    /// A peer is gone. All its exchanges were reported [`Incoming::Torn`] before.
+    LinkDown {
+        /// The connection.
+        link: LinkId,
+        /// Why.
+        reason: Error,
+    },
+    /// An exchange begins. Answer with [`Outgoing::Land`] to receive its body (if it has one), or at once with a sum or a reject.
+    Opened {
+        /// The connection.
+        link: LinkId,
+        /// The exchange.
+        exchange: ExchangeId,
+        /// What the peer says, checked field by field.
+        header: Header,
+    },
+    /// The whole body lies in the lease, its checksum verified by the receiver of this event, not by the transport.
+    Landed {
+        /// The exchange.
+        exchange: ExchangeId,
+        /// The body, as long as the header announced.
+        body: Lease,
+    },
+    /// The exchange ended without an answer delivered: reset, connection lost. Nothing of it may count unless it had landed.
+    Torn {
+        /// The exchange.
+        exchange: ExchangeId,
+        /// Why.
+        reason: Error,
+    },
+    /// The answer was handed over whole. Ends the exchange.
+    Answered {
+        /// The exchange.
+        exchange: ExchangeId,
+    },
+}
+
+/// What a server wants of its listener. An exchange that has ended is ignored.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// Receive the body into this memory, which is as long as the header announced.
+    Land {
+        /// The exchange.
+        exchange: ExchangeId,
+        /// Where to.
+        into: Lease,
+    },
+    /// Send the sum. A body still under way is refused (the peer may repeat a push that was already counted).
+    Answer {
+        /// The exchange.
+        exchange: ExchangeId,
+        /// Its `bytes` equal the body's length.
+        header: Header,
+        /// The sum, shared by all who get it.
+        body: Frozen,
+    },
+    /// Send an error instead of the sum.
+    Reject {
+        /// The exchange.
+        exchange: ExchangeId,
+        /// Part, round, epoch and so on; kind and length are set by the listener.
+        header: Header,
+        /// Why.
+        error: Error,
+    },
+    /// Close a connection.
+    Disconnect {
+        /// The connection.
+        link: LinkId,
+        /// Why; the peer is told.
+        reason: Error,
+    },
+}
+
+/// Receives a listener's events.
+pub type Inbox = Box<dyn Fn(Incoming) + Send + Sync>;
+
+/// A server's open door.
+pub struct Listener {
+    /// Where it listens, `host:port`, the port resolved.
+    pub address: String,
+    /// Carries commands to the transport's thread; never blocks.
+    pub outbox: Box<dyn Fn(Outgoing) + Send + Sync>,
+    /// Stops listening, closes all links and waits for the thread, at most the given time.
+    pub stop: Box<dyn Fn(Duration) + Send + Sync>,
+}

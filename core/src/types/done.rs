@@ -1,0 +1,66 @@
+//! The one completion shape: `op(args, Done)`.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// Reports the outcome of an operation exactly once.
+///
+/// Dropping it unreported *is* a report: the waiter gets [`Error::Internal`]. A forgotten branch becomes an error on a handle, never
+/// a hang.
+#[must_use = "dropping a Done reports an error to whoever waits for it"]
+pub struct Done<T>(Option<Report<T>>);
+
+type Report<T> = Box<dyn FnOnce(Result<T>) + Send>;
+
+impl<T> Done<T> {
+    /// A token that hands the outcome to `report`, on whatever thread completes the operation.
+    pub fn new(report: impl FnOnce(Result<T>) + Send + 'static) -> Self {
+        Self(Some(Box::new(report)))
+    }
+
+    /// Reports success.
+    pub fn ok(self, value: T) {
+        self.report(Ok(value));
+    }
+
+    /// Reports failure.
+    pub fn err(self, error: Error) {
+        self.report(Err(error));
+    }
+
+    /// Reports `outcome`.
+    pub fn report(mut self, outcome: Result<T>) {
+        let report = self.0.take().expect("taken only here and in drop");
+        report(outcome);
+    }
+}
+
+impl<T> Drop for Done<T> {
+    fn drop(&mut self) {
+        if let Some(report) = self.0.take() {
+            report(Err(Error::Internal { what: "an operation was dropped before it reported".to_owned() }));
+        }
+    }
+}
+
+impl<T> fmt::Debug for Done<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Done")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn dropping_it_reports_an_error() {
+        let (sender, receiver) = mpsc::channel();
+        drop(Done::<()>::new(move |outcome| sender.send(outcome).unwrap()));
+        assert!(matches!(receiver.recv().unwrap(), Err(Error::Internal { .. })));
+        assert!(receiver.recv().is_err(), "reported once");
+    }
+}

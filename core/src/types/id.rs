@@ -1,0 +1,129 @@
+//! Identities: who takes part, which tensor, which part of it, which round.
+
+use std::fmt;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A worker's rank: dense from 0, assigned by the coordinator for one epoch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct WorkerId(pub u32);
+
+/// A server's index in the view: dense from 0, assigned by the coordinator.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ServerId(pub u32);
+
+impl fmt::Display for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "worker {}", self.0)
+    }
+}
+
+impl fmt::Display for ServerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "server {}", self.0)
+    }
+}
+
+/// A tensor, by the hash of its name: the same on every worker, whatever the order in which it is declared.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct TensorKey(pub u64);
+
+impl TensorKey {
+    /// The key of `name`. Two names with one key are refused at declaration, where both are known.
+    pub fn of(name: &str) -> Self {
+        Self(xxh3_64(name.as_bytes()))
+    }
+}
+
+impl fmt::Display for TensorKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// One part of a tensor, the unit that is scheduled, sent and summed.
+///
+/// A part that several small tensors share carries the key of the first of them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PartId {
+    /// The tensor, or the first of the tensors that share the part.
+    pub key: TensorKey,
+    /// Counts the parts of a tensor from 0.
+    pub index: u32,
+}
+
+impl fmt::Display for PartId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.key, self.index)
+    }
+}
+
+/// How many sums of a part were begun before this one, on every worker alike.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Round(pub u64);
+
+impl Round {
+    /// The round after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Round {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "round {}", self.0)
+    }
+}
+
+/// A membership, ordered first by `term` (a start of the coordinator), then by `number` (a change of membership).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Epoch {
+    /// Rises with every start of the coordinator.
+    pub term: u32,
+    /// Rises with every change of membership within a term; 0 while the cluster forms.
+    pub number: u32,
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "epoch {}.{}", self.term, self.number)
+    }
+}
+
+/// One life of a process: 128 random bits drawn at its start. A restarted process is another incarnation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Incarnation(pub u128);
+
+/// A node's identity: the SHA-256 of its public key (SPKI), known from the connection and never from a frame.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub [u8; 32]);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..6].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NodeId({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_of_a_later_term_is_newer_whatever_its_number() {
+        assert!(Epoch { term: 2, number: 0 } > Epoch { term: 1, number: 9 });
+    }
+
+    #[test]
+    fn the_key_of_a_name_never_changes() {
+        // A golden value: workers of different builds must agree on it.
+        assert_eq!(TensorKey::of("layer1.0.conv1.weight"), TensorKey(xxh3_64(b"layer1.0.conv1.weight")));
+        assert_ne!(TensorKey::of("a"), TensorKey::of("b"));
+    }
+}

@@ -1,0 +1,24 @@
+//! The words of the engine: identities, element types, reductions, time.
+
+pub mod done;
+pub mod dtype;
+pub mod id;
+pub mod layout;
+pub mod op;
+pub mod priority;
+pub mod span;
+pub mod time;
+pub mod view;
+
+#[cfg(feature = "testing")]
+pub mod defect;
+
+pub use done::Done;
+pub use dtype::DType;
+pub use id::{Epoch, Incarnation, NodeId, PartId, Round, ServerId, TensorKey, WorkerId};
+pub use layout::{PartLayout, Piece, TensorSpec};
+pub use op::Op;
+pub use priority::Priority;
+pub use span::Span;
+pub use time::Time;
+pub use view::{Member, Phase, Role, View};

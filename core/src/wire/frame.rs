@@ -1,0 +1,167 @@
+//! The frames of the control stream between a node and the coordinator.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::types::{Incarnation, PartId, PartLayout, Role, Round, TensorKey, TensorSpec, Time, View, WorkerId};
+
+/// One message on a control stream. Who sent it is known from the connection.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Frame {
+    // From a node to the coordinator.
+    /// The first frame: this process wants to be a member.
+    Join(Join),
+    /// "I live", with what the process did last. `sent` comes back in the answer.
+    Heartbeat {
+        /// The sender's clock, echoed to measure the round trip.
+        sent: Time,
+        /// What it did last.
+        progress: Progress,
+    },
+    /// Declares tensors; answered by [`Frame::Declared`] with the same `request`. Repeating it is harmless.
+    Declare {
+        /// Chosen by the sender, unique within its incarnation.
+        request: u64,
+        /// What it will reduce.
+        tensors: Vec<TensorSpec>,
+        /// Whether small neighbours of this list may share parts. All of them must then be submitted in every round.
+        fuse: bool,
+    },
+    /// Arrives at the barrier `name`; answered by [`Frame::BarrierDone`] once all workers arrived. Repeating it is harmless.
+    Barrier {
+        /// Chosen by the sender, unique within its incarnation.
+        request: u64,
+        /// Which barrier.
+        name: String,
+        /// How long this worker is willing to wait.
+        timeout: Duration,
+    },
+    /// A server misses contributions.
+    Stall(Stall),
+    /// The process leaves in order.
+    Leave,
+    /// Asks for [`Frame::Status`]; allowed to every enrolled node, member or not.
+    StatusRequest,
+
+    // From the coordinator to a node.
+    /// The membership. The node finds itself in it by its incarnation.
+    View(View),
+    /// The process cannot be a member, or is no longer one.
+    Refused(Error),
+    /// Answers a heartbeat.
+    HeartbeatAck {
+        /// As it was sent.
+        sent: Time,
+    },
+    /// Answers a declaration: every part that holds bytes of the declared tensors.
+    Declared {
+        /// Of the declaration.
+        request: u64,
+        /// The parts, or why the names cannot be used.
+        outcome: Result<Vec<PartLayout>>,
+    },
+    /// This tensor failed for good on every worker.
+    Forget {
+        /// Which tensor.
+        key: TensorKey,
+        /// Why.
+        error: Error,
+    },
+    /// Answers a barrier.
+    BarrierDone {
+        /// Of the arrival.
+        request: u64,
+        /// Passed, or why not.
+        outcome: Result<()>,
+    },
+    /// A tensor waits for some ranks; for the log.
+    StallNotice {
+        /// The tensor's name, or its key where the name is not known.
+        tensor: String,
+        /// What the server reported.
+        stall: Stall,
+        /// What the missing ranks did last.
+        detail: String,
+    },
+    /// The state of the job.
+    Status(Status),
+}
+
+/// Who wants to join, and as what.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Join {
+    /// Worker or server.
+    pub role: Role,
+    /// Which life of the process.
+    pub incarnation: Incarnation,
+    /// The rank or server index it must have; any if absent.
+    pub requested: Option<u32>,
+    /// Its host name.
+    pub host: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Where a server accepts exchanges; empty for a worker.
+    pub address: String,
+    /// How many workers it believes the job has; 0 if it does not know.
+    pub workers: u32,
+    /// How many servers it believes the job has; 0 if it does not know.
+    pub servers: u32,
+}
+
+/// What a process did last; carried by heartbeats for the stall report.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Progress {
+    /// The tensor it submitted last (worker) or got a contribution for (server), with its round.
+    pub last: Option<(TensorKey, Round)>,
+    /// Submissions not yet resolved.
+    pub pending: u32,
+    /// Bytes of exchanges in flight.
+    pub bytes_in_flight: u64,
+}
+
+/// A round that waits.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Stall {
+    /// Which part.
+    pub part: PartId,
+    /// Which sum.
+    pub round: Round,
+    /// Ranks that did not contribute.
+    pub missing: Vec<WorkerId>,
+    /// Since the first contribution.
+    pub waited: Duration,
+}
+
+/// The state of the job as the coordinator sees it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Status {
+    /// The membership.
+    pub view: View,
+    /// One entry a member of the view, in its order.
+    pub members: Vec<MemberStatus>,
+}
+
+/// One member's health.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MemberStatus {
+    /// Alive, suspect, dead or left.
+    pub health: Health,
+    /// Since its last sign of life.
+    pub silent: Duration,
+    /// From its last heartbeat.
+    pub progress: Progress,
+}
+
+/// How alive a member is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Health {
+    /// Heard of within the suspect time.
+    Alive = 1,
+    /// Silent for longer, not yet given up.
+    Suspect = 2,
+    /// Given up.
+    Dead = 3,
+    /// Left in order.
+    Left = 4,
+}

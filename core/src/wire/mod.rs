@@ -1,0 +1,41 @@
+//! What travels between processes, byte for byte; knows no sockets.
+//!
+//! All numbers are little-endian. There are two shapes of message.
+//!
+//! **Exchange.** One bidirectional stream carries one part of one round: a [`Header`] of 64 bytes and the contribution out, a header
+//! and the sum (or an error) back.
+//!
+//! ```text
+//!  byte 0          4   5    6      8       12      16              24      28    29   30    32
+//!       ┌──────────┬───┬────┬──────┬───────┬───────┬───────────────┬───────┬─────┬────┬─────┬────────────────┐
+//!       │ "GLNE"   │ver│kind│flags │ term  │ epoch │ tensor key    │ part  │dtype│ op │  0  │ round          │
+//!       └──────────┴───┴────┴──────┴───────┴───────┴───────────────┴───────┴─────┴────┴─────┴────────────────┘
+//!       40               48                56         60          64
+//!       ┌────────────────┬─────────────────┬──────────┬───────────┐
+//!       │ body bytes     │ weight (f64)    │ argument │ CRC-32C   │  then the body
+//!       └────────────────┴─────────────────┴──────────┴───────────┘
+//! ```
+//!
+//! | field | push | sum | reject |
+//! |---|---|---|---|
+//! | weight | of this worker in a weighted mean, else 1 | what the sum was divided by | 0 |
+//! | argument | root of a broadcast, else 0 | how many workers contributed | 0 |
+//! | body | the contribution; none with `PULL_ONLY` or from the receivers of a broadcast | the result | an encoded [`Error`](crate::Error) |
+//! | part bytes | the length of the part stands in `body bytes` even when no body follows: see [`Flags::NO_BODY`] | | |
+//!
+//! **Control.** A long-lived stream to the coordinator carries frames: `u32` length of the rest, `u8` version, `u8` kind, fields.
+//! [`frame`] lists the kinds; `reject` says how an error is written.
+//!
+//! Bytes from a peer never panic and never size an allocation before a check against [`limits`].
+
+pub mod codec;
+pub mod frame;
+pub mod header;
+pub mod limits;
+pub mod reject;
+
+pub use frame::Frame;
+pub use header::{Flags, Header, HeaderKind};
+
+/// Version of both shapes. A peer of another version is refused before any data.
+pub const VERSION: u8 = 1;

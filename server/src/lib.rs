@@ -1,0 +1,1 @@
+//! Gradlane's aggregation server and coordinator.

@@ -1,0 +1,2 @@
+//! The `gradlane-server` binary.
+fn main() {}
