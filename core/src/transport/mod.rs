@@ -8,20 +8,11 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::mem::{Frozen, Lease, Region};
-use crate::types::{Done, NodeId};
+use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::Header;
 
 pub mod mem;
 pub mod quic;
-
-/// A connection to one peer. Never reused within a transport.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct LinkId(pub u64);
-
-/// One exchange: a push and its sum. On the worker's side chosen by the caller and unique within the transport; on the server's side
-/// chosen by the listener and unique within it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct ExchangeId(pub u64);
 
 /// Where a server listens and who it must turn out to be.
 #[derive(Clone, PartialEq, Eq, Debug)]

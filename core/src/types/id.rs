@@ -111,6 +111,15 @@ impl fmt::Debug for NodeId {
     }
 }
 
+/// A connection to one peer. Never reused within a transport.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LinkId(pub u64);
+
+/// One exchange: a push and its sum. On the worker's side chosen by the caller and unique within the transport; on the server's side
+/// chosen by the listener and unique within it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ExchangeId(pub u64);
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,7 +15,7 @@ pub mod defect;
 
 pub use done::Done;
 pub use dtype::DType;
-pub use id::{Epoch, Incarnation, NodeId, PartId, Round, ServerId, TensorKey, WorkerId};
+pub use id::{Epoch, ExchangeId, Incarnation, LinkId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId};
 pub use layout::{PartLayout, Piece, TensorSpec};
 pub use op::Op;
 pub use priority::Priority;
