@@ -1,1 +1,31 @@
-//! engine.
+//! The worker's engine: threads that carry out what the machines decide. The only place that joins the floors below.
+//!
+//! ```text
+//!  caller ── push_pull ──► Engine ── registry, scheduler (one lock, short) ──► bells
+//!                                                                                │ one thread a stage sleeps on its bell
+//!                            PUSH loop ──► transport.push      PULL loop ──► transport.pull
+//!                                 └───────────── Scheduler::finish ◄───────────────┘ ──► Handle resolves
+//! ```
+//!
+//! [`Membership`] holds the connection to the coordinator, [`Timer`] wakes for deadlines; an idle engine runs none of its threads.
+
+mod clock;
+mod executors;
+mod handle;
+mod links;
+mod local;
+mod membership;
+mod metrics;
+pub mod process;
+mod shared;
+mod stage_loop;
+mod timer;
+mod worker;
+
+pub use clock::Clock;
+pub use handle::Handle;
+pub use local::reduce_alone;
+pub use membership::{Membership, MembershipOptions, status};
+pub use metrics::Metrics;
+pub use timer::Timer;
+pub use worker::{Engine, EngineOptions, Submission};

@@ -1,0 +1,29 @@
+//! Where drivers take the time from, to hand it to machines.
+
+use std::time::{Duration, Instant};
+
+use crate::types::Time;
+
+/// A monotonic clock whose origin is its creation. Clones agree.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(Instant);
+
+impl Clock {
+    /// Starts at [`Time::ZERO`].
+    #[expect(clippy::disallowed_methods, reason = "the one place where drivers read the clock")]
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// The time now.
+    pub fn now(self) -> Time {
+        Time::ZERO + self.0.elapsed()
+    }
+
+    /// `time` as the operating system counts it, for waits with a deadline.
+    pub fn instant(self, time: Time) -> Instant {
+        // Far beyond any deadline, and still representable: a wait "for ever" that wakes once a century.
+        const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+        self.0 + Duration::from_nanos(time.0).min(CENTURY)
+    }
+}

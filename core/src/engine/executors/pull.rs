@@ -1,0 +1,44 @@
+//! PULL: waits for the sum and lands it where it goes.
+
+use std::sync::Arc;
+
+use super::super::Metrics;
+use super::super::shared::Shared;
+use crate::error::Error;
+use crate::mem::Region;
+use crate::sched::{Outcome, Task};
+use crate::transport::{Answer, Torn};
+use crate::wire::header::HEADER_BYTES;
+
+pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
+    let (exchange, into) = shared.with(|state, _| {
+        let payload = &state.payloads[&task.id];
+        let exchange = payload.exchange.expect("a task is pulled after it was pushed");
+        (exchange, payload.destination.iter().map(Region::whole).collect::<Vec<_>>())
+    });
+    let reporter = Arc::clone(shared);
+    let pulled = Box::new(move |answer: Result<Answer, Torn>| {
+        let outcome = match answer {
+            Ok(Answer::Sum(header)) => {
+                Metrics::add(&reporter.metrics.pulls, 1);
+                Metrics::add(&reporter.metrics.pull_bytes, header.bytes);
+                Metrics::add(&reporter.metrics.header_bytes, HEADER_BYTES as u64);
+                Outcome::Done
+            }
+            Ok(Answer::Reject(error)) if error.retryable() => Outcome::Retry { error, landing_begun: false },
+            // The contribution or the answer was damaged on its way; what lies in memory here is still good unless landing began.
+            Ok(Answer::Reject(error @ Error::Checksum { .. })) => Outcome::Retry { error, landing_begun: false },
+            Ok(Answer::Reject(error)) => Outcome::Failed(error),
+            Err(Torn { error: error @ (Error::Cancelled | Error::Protocol { .. }), .. }) => Outcome::Failed(error),
+            Err(Torn { error, landing_begun }) => Outcome::Retry { error, landing_begun },
+        };
+        reporter.with(|state, now| {
+            let outcome = match outcome {
+                Outcome::Failed(error) => Outcome::Failed(state.with_name(task.id, error)),
+                Outcome::Done | Outcome::Retry { .. } => outcome,
+            };
+            state.scheduler.finish(now, task.id, outcome);
+        });
+    });
+    shared.transport.pull(exchange, into, pulled);
+}

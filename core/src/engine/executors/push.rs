@@ -1,0 +1,80 @@
+//! PUSH: a contribution leaves from where it lies. Ends when its last byte was handed over.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::Metrics;
+use super::super::shared::Shared;
+use crate::error::Error;
+use crate::mem::Region;
+use crate::sched::{Attempt, Outcome, Task};
+use crate::transport::Push;
+use crate::types::{Done, ExchangeId, LinkId};
+use crate::wire::header::HEADER_BYTES;
+use crate::wire::{Flags, Header, HeaderKind};
+
+pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
+    let Some((link, exchange, mut push)) = prepare(shared, &task) else { return };
+    if shared.settings.checksum && push.header.body_bytes() > 0 {
+        push.header.checksum = checksum(&push.body);
+        push.header.flags = push.header.flags.with(Flags::CHECKSUM);
+    }
+    Metrics::add(&shared.metrics.pushes, 1);
+    Metrics::add(&shared.metrics.push_bytes, push.header.body_bytes());
+    Metrics::add(&shared.metrics.header_bytes, HEADER_BYTES as u64);
+    Metrics::add(&shared.metrics.repeats, u64::from(task.attempt != Attempt::First));
+    let reporter = Arc::clone(shared);
+    let done = Done::new(move |outcome| {
+        let outcome = match outcome {
+            Ok(()) => Outcome::Done,
+            Err(Error::Cancelled) => Outcome::Failed(Error::Cancelled),
+            Err(error) => Outcome::Retry { error, landing_begun: false },
+        };
+        reporter.with(|state, now| state.scheduler.finish(now, task.id, outcome));
+    });
+    shared.transport.push(link, exchange, push, done);
+}
+
+/// Looks up what the task moves; fails it where that is not possible now.
+fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Push)> {
+    shared.with(|state, now| {
+        let Some(link) = state.links.up(task.server) else {
+            let error = Error::Unavailable { what: task.server.to_string(), cause: "not connected".to_owned() };
+            state.scheduler.finish(now, task.id, Outcome::Retry { error, landing_begun: false });
+            return None;
+        };
+        let (epoch, rank) = (state.epoch(), state.rank);
+        let payload = state.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
+        let exchange = ExchangeId(shared.exchanges.fetch_add(1, Ordering::Relaxed));
+        payload.exchange = Some(exchange);
+        let sum_only = task.attempt == Attempt::SumOnly;
+        let flags = match (sum_only, payload.part.op.sends_body(rank)) {
+            (true, _) => Flags::NO_BODY.with(Flags::PULL_ONLY),
+            (false, false) => Flags::NO_BODY,
+            (false, true) => Flags::default(),
+        };
+        let header = Header {
+            kind: HeaderKind::Push,
+            flags,
+            epoch,
+            part: task.part,
+            dtype: payload.part.layout.dtype,
+            op: payload.part.op,
+            round: task.round,
+            bytes: task.bytes,
+            weight: payload.part.weight,
+            contributors: 0,
+            checksum: 0,
+        };
+        let body = if flags.contains(Flags::NO_BODY) {
+            Vec::new()
+        } else {
+            payload.source.iter().map(Region::whole).collect()
+        };
+        Some((link, exchange, Push { header, body, urgency: task.urgency }))
+    })
+}
+
+fn checksum(body: &[Region]) -> u32 {
+    body.iter().fold(0, |crc, region| region.read(|bytes| crc32c::crc32c_append(crc, bytes)))
+}

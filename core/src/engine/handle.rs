@@ -1,0 +1,109 @@
+//! What a caller holds of an operation under way.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use super::Clock;
+use crate::error::{Error, Result};
+use crate::types::Done;
+
+/// An operation that was submitted. Resolves exactly once; every clone sees the outcome.
+#[derive(Clone)]
+pub struct Handle {
+    id: u64,
+    slot: Arc<Slot>,
+    cancel: Arc<dyn Fn() + Send + Sync>,
+}
+
+#[derive(Default)]
+struct Slot {
+    outcome: Mutex<Option<Result<()>>>,
+    resolved: Condvar,
+}
+
+impl Handle {
+    /// A handle and the token that resolves it. `then` runs once, right after the outcome is visible, on the thread that resolves.
+    pub(super) fn new(
+        id: u64,
+        cancel: impl Fn() + Send + Sync + 'static,
+        then: impl FnOnce() + Send + 'static,
+    ) -> (Self, Done<()>) {
+        let slot = Arc::new(Slot::default());
+        let there = Arc::clone(&slot);
+        let done = Done::new(move |outcome| {
+            *there.outcome.lock().expect(LOCK) = Some(outcome);
+            there.resolved.notify_all();
+            then();
+        });
+        (Self { id, slot, cancel: Arc::new(cancel) }, done)
+    }
+
+    /// A handle that is resolved already.
+    pub fn resolved(id: u64, outcome: Result<()>) -> Self {
+        let slot = Slot { outcome: Mutex::new(Some(outcome)), resolved: Condvar::new() };
+        Self { id, slot: Arc::new(slot), cancel: Arc::new(|| {}) }
+    }
+
+    /// Unique within its engine.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Waits for the outcome.
+    ///
+    /// # Errors
+    /// The operation's error, or [`Error::Timeout`] when `timeout` passes first; the operation then goes on.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        let clock = Clock::start();
+        let guard = self.slot.outcome.lock().expect(LOCK);
+        let unresolved = |outcome: &mut Option<Result<()>>| outcome.is_none();
+        let guard = match timeout {
+            None => self.slot.resolved.wait_while(guard, unresolved).expect(LOCK),
+            Some(timeout) => self.slot.resolved.wait_timeout_while(guard, timeout, unresolved).expect(LOCK).0,
+        };
+        guard.clone().unwrap_or_else(|| {
+            let waited = clock.now().since(crate::types::Time::ZERO);
+            Err(Error::Timeout { what: "waiting for a push_pull (it goes on)".to_owned(), waited })
+        })
+    }
+
+    /// The outcome, if there is one yet.
+    pub fn outcome(&self) -> Option<Result<()>> {
+        self.slot.outcome.lock().expect(LOCK).clone()
+    }
+
+    /// Gives the operation up. It resolves with [`Error::Cancelled`] once its memory is free, unless it was done already.
+    pub fn cancel(&self) {
+        (self.cancel)();
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("id", &self.id).field("outcome", &self.outcome()).finish()
+    }
+}
+
+const LOCK: &str = "nobody panics while holding an outcome";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_that_times_out_leaves_the_operation_running() {
+        let (handle, done) = Handle::new(1, || {}, || {});
+        assert!(matches!(handle.wait(Some(Duration::from_millis(1))), Err(Error::Timeout { .. })));
+        done.ok(());
+        assert_eq!(handle.wait(None), Ok(()));
+        assert_eq!(handle.wait(None), Ok(()), "again");
+    }
+
+    #[test]
+    fn an_operation_that_is_dropped_resolves_with_an_error() {
+        let (handle, done) = Handle::new(1, || {}, || {});
+        drop(done);
+        assert!(matches!(handle.wait(None), Err(Error::Internal { .. })));
+    }
+}

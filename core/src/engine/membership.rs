@@ -1,0 +1,249 @@
+//! Drives a [`Member`] machine over the control connection: one thread that sleeps on a channel.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+
+use super::Clock;
+use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
+use crate::error::{Error, Result};
+use crate::transport::quic::control::{ControlEvent, ControlLink};
+use crate::transport::quic::identity::Credentials;
+use crate::types::{Done, PartLayout, TensorSpec};
+use crate::wire::frame::{Frame, Progress, Stall, Status};
+
+/// A process's place in a job: its connection to the coordinator and what came of it.
+#[derive(Debug)]
+pub struct Membership {
+    inputs: Sender<Input>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How to join.
+#[derive(Debug)]
+pub struct MembershipOptions {
+    /// Who this process is and how patient.
+    pub member: MemberConfig,
+    /// The coordinator's `host:port`.
+    pub coordinator: String,
+    /// Proves the process's identity.
+    pub credentials: Arc<Credentials>,
+}
+
+enum Input {
+    Control { dial: u64, event: ControlEvent },
+    Declare { tensors: Vec<TensorSpec>, fuse: bool, done: Done<Vec<PartLayout>> },
+    Barrier { name: String, timeout: Duration, done: Done<()> },
+    Stall(Stall),
+    Leave,
+    Stop,
+}
+
+impl Membership {
+    /// Starts to join. `events` is called on the membership's thread, in order; declarations and barriers are reported to their
+    /// `Done` instead. `progress` is asked before each heartbeat.
+    pub fn start(
+        options: MembershipOptions,
+        clock: Clock,
+        progress: impl Fn() -> Progress + Send + 'static,
+        events: impl Fn(MemberEvent) + Send + 'static,
+    ) -> Result<Self> {
+        let (inputs, received) = unbounded();
+        let mut driver = Driver {
+            member: Member::new(options.member, clock.now()),
+            clock,
+            coordinator: options.coordinator,
+            credentials: options.credentials,
+            inputs: inputs.clone(),
+            link: None,
+            dials: 0,
+            declarations: BTreeMap::new(),
+            barriers: BTreeMap::new(),
+            progress: Box::new(progress),
+            events: Box::new(events),
+        };
+        let thread = std::thread::Builder::new()
+            .name("gl-membership".to_owned())
+            .spawn(move || driver.run(&received))
+            .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
+        Ok(Self { inputs, thread: Some(thread) })
+    }
+
+    /// Declares tensors; `done` gets every part that holds bytes of them.
+    pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, done: Done<Vec<PartLayout>>) {
+        self.send(Input::Declare { tensors, fuse, done });
+    }
+
+    /// Arrives at a barrier.
+    pub fn barrier(&self, name: String, timeout: Duration, done: Done<()>) {
+        self.send(Input::Barrier { name, timeout, done });
+    }
+
+    /// Tells the coordinator of a round that waits.
+    pub fn report_stall(&self, stall: Stall) {
+        self.send(Input::Stall(stall));
+    }
+
+    /// Leaves in order; [`MemberEvent::Left`] follows once the whole job ended.
+    pub fn leave(&self) {
+        self.send(Input::Leave);
+    }
+
+    /// Closes the connection and ends the thread. What is pending fails.
+    pub fn stop(&mut self) {
+        self.send(Input::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+
+    fn send(&self, input: Input) {
+        // After the end there is nobody to receive; a `Done` inside then reports by being dropped.
+        let _ = self.inputs.send(input);
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+struct Driver {
+    member: Member,
+    clock: Clock,
+    coordinator: String,
+    credentials: Arc<Credentials>,
+    inputs: Sender<Input>,
+    link: Option<ControlLink>,
+    /// Counts dials, so that late events of an earlier connection are known as such.
+    dials: u64,
+    declarations: BTreeMap<u64, Done<Vec<PartLayout>>>,
+    barriers: BTreeMap<u64, Done<()>>,
+    progress: Box<dyn Fn() -> Progress + Send>,
+    events: Box<dyn Fn(MemberEvent) + Send>,
+}
+
+impl Driver {
+    fn run(&mut self, received: &Receiver<Input>) {
+        loop {
+            self.drain();
+            let input = match self.member.poll_timeout() {
+                Some(due) => received.recv_deadline(self.clock.instant(due)),
+                None => received.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            let now = self.clock.now();
+            match input {
+                Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(input) => self.handle(input),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.member.set_progress((self.progress)());
+                    self.member.handle_timeout(now);
+                }
+            }
+        }
+    }
+
+    fn handle(&mut self, input: Input) {
+        let now = self.clock.now();
+        match input {
+            Input::Control { dial, .. } if dial != self.dials => {}
+            Input::Control { event: ControlEvent::Connected, .. } => self.member.handle_connected(now),
+            Input::Control { event: ControlEvent::Frame(frame), .. } => self.member.handle_frame(now, frame),
+            Input::Control { event: ControlEvent::Closed(reason), .. } => {
+                self.link = None;
+                self.member.handle_disconnected(now, reason);
+            }
+            Input::Declare { tensors, fuse, done } => {
+                let request = self.member.declare(now, tensors, fuse);
+                self.declarations.insert(request, done);
+            }
+            Input::Barrier { name, timeout, done } => {
+                let request = self.member.barrier(now, name, timeout);
+                self.barriers.insert(request, done);
+            }
+            Input::Stall(stall) => self.member.report_stall(now, stall),
+            Input::Leave => self.member.leave(now),
+            Input::Stop => unreachable!("handled by the loop"),
+        }
+    }
+
+    /// Carries out everything the machine wants.
+    fn drain(&mut self) {
+        while let Some(command) = self.member.next_command() {
+            match command {
+                MemberCommand::Dial => self.dial(),
+                MemberCommand::Send(frame) => {
+                    if let Some(link) = &self.link {
+                        link.send(frame);
+                    }
+                }
+                MemberCommand::Hangup => self.link = None,
+                MemberCommand::Event(event) => self.report(event),
+            }
+        }
+    }
+
+    fn dial(&mut self) {
+        const PATIENCE: Duration = Duration::from_secs(3);
+        self.dials += 1;
+        let (dial, inputs) = (self.dials, self.inputs.clone());
+        let events = Box::new(move |event| {
+            let _ = inputs.send(Input::Control { dial, event });
+        });
+        self.link = Some(ControlLink::dial(&self.coordinator, &self.credentials, PATIENCE, events));
+    }
+
+    fn report(&mut self, event: MemberEvent) {
+        match event {
+            MemberEvent::Declared { request, outcome } => {
+                if let Some(done) = self.declarations.remove(&request) {
+                    done.report(outcome);
+                }
+            }
+            MemberEvent::BarrierDone { request, outcome } => {
+                if let Some(done) = self.barriers.remove(&request) {
+                    done.report(outcome);
+                }
+            }
+            MemberEvent::Joined { .. }
+            | MemberEvent::View(_)
+            | MemberEvent::Forget { .. }
+            | MemberEvent::StallNotice { .. }
+            | MemberEvent::Failed(_)
+            | MemberEvent::Left => (self.events)(event),
+        }
+    }
+}
+
+/// Asks the coordinator at `address` for the state of the job, without being a member of it.
+///
+/// # Errors
+/// [`Error::Timeout`] after `patience`, or why the connection failed.
+pub fn status(address: &str, credentials: &Credentials, patience: Duration) -> Result<Status> {
+    let (sender, received) = unbounded();
+    let link = ControlLink::dial(
+        address,
+        credentials,
+        patience,
+        Box::new(move |event| {
+            let _ = sender.send(event);
+        }),
+    );
+    let clock = Clock::start();
+    let due = clock.instant(clock.now() + patience);
+    loop {
+        match received.recv_deadline(due) {
+            Ok(ControlEvent::Connected) => link.send(Frame::StatusRequest),
+            Ok(ControlEvent::Frame(Frame::Status(status))) => return Ok(status),
+            Ok(ControlEvent::Frame(Frame::Refused(error)) | ControlEvent::Closed(error)) => return Err(error),
+            Ok(ControlEvent::Frame(_)) => {}
+            Err(_) => return Err(Error::Timeout { what: format!("asking {address} for its status"), waited: patience }),
+        }
+    }
+}

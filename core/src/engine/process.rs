@@ -1,0 +1,77 @@
+//! What this process says of itself when it joins.
+
+use std::net::UdpSocket;
+
+use crate::cluster::MemberConfig;
+use crate::config::Config;
+use crate::types::{Incarnation, Role};
+
+/// The membership settings of this process, for any rank; the caller fills in what it asks for.
+pub fn member(role: Role, config: &Config) -> MemberConfig {
+    MemberConfig {
+        role,
+        incarnation: incarnation(),
+        requested: None,
+        host: host(),
+        pid: std::process::id(),
+        address: String::new(),
+        workers: 0,
+        servers: 0,
+        heartbeat_interval: config.heartbeat_interval,
+        join_timeout: config.join_timeout,
+        control_lost_timeout: config.control_lost_timeout,
+        redial_min: std::time::Duration::from_millis(50),
+        redial_max: std::time::Duration::from_secs(2),
+    }
+}
+
+/// This host's name.
+pub fn host() -> String {
+    gethostname::gethostname().to_string_lossy().into_owned()
+}
+
+/// Draws the identity of this life of the process.
+///
+/// # Panics
+/// If the operating system has no randomness to give; nothing secure could be done then.
+fn incarnation() -> Incarnation {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the operating system provides randomness");
+    Incarnation(u128::from_le_bytes(bytes))
+}
+
+/// The address under which others reach a socket bound to `bound`: the host given by the user; else the bound one; else, for a socket
+/// bound to every address, the one this host uses to reach `towards`.
+pub fn announced(bound: &str, advertise: Option<&str>, towards: &str) -> String {
+    let (host, port) = bound.rsplit_once(':').expect("a bound address has a port");
+    let any = matches!(host, "0.0.0.0" | "[::]");
+    match advertise {
+        Some(advertise) => format!("{advertise}:{port}"),
+        None if any => format!("{}:{port}", route(towards).unwrap_or_else(|| "127.0.0.1".to_owned())),
+        None => bound.to_owned(),
+    }
+}
+
+/// The local address of the route to `towards`. Connecting a UDP socket sends nothing.
+fn route(towards: &str) -> Option<String> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect(towards).ok()?;
+    Some(socket.local_addr().ok()?.ip().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_bound_everywhere_is_announced_by_the_route_to_the_coordinator() {
+        assert_eq!(announced("0.0.0.0:77", None, "127.0.0.1:9"), "127.0.0.1:77");
+        assert_eq!(announced("10.1.2.3:77", None, "127.0.0.1:9"), "10.1.2.3:77");
+        assert_eq!(announced("0.0.0.0:77", Some("node7"), "127.0.0.1:9"), "node7:77");
+    }
+
+    #[test]
+    fn every_life_of_a_process_is_another_incarnation() {
+        assert_ne!(incarnation(), incarnation());
+    }
+}

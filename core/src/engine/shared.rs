@@ -1,0 +1,374 @@
+//! What the engine's threads share: the machines under one lock, and what must happen after the lock is released.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use crossbeam_channel::Sender;
+
+use super::links::Links;
+use super::{Clock, Metrics, Timer};
+use crate::error::{Error, Result};
+use crate::mem::Region;
+use crate::pipeline::registry::{ReadyPart, Registry};
+use crate::pipeline::stage::Stage;
+use crate::sched::{Command, GroupId, Scheduler, TaskId, TaskSpec};
+use crate::transport::Transport;
+use crate::types::{DType, Done, Epoch, ExchangeId, Op, Priority, Round, TensorKey, Time, View, WorkerId};
+use crate::wire::frame::Progress;
+
+/// The engine as its threads see it.
+pub(super) struct Shared {
+    pub(super) clock: Clock,
+    pub(super) transport: Arc<dyn Transport>,
+    pub(super) metrics: Metrics,
+    pub(super) settings: Settings,
+    /// One bell a stage; a full bell rings already.
+    pub(super) bells: BTreeMap<Stage, Sender<()>>,
+    pub(super) exchanges: AtomicU64,
+    /// Set once, right after start: the timer's callback needs this struct.
+    pub(super) timer: Mutex<Option<Timer>>,
+    state: Mutex<State>,
+}
+
+/// The settings that the threads need.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    /// Whether contributions carry a checksum.
+    pub(super) checksum: bool,
+    /// How long to try to reach a server before the next attempt.
+    pub(super) dial_patience: std::time::Duration,
+    /// A task that is older is reported.
+    pub(super) stall_warn: std::time::Duration,
+}
+
+/// The machines and what belongs to their tasks.
+pub(super) struct State {
+    pub(super) registry: Registry,
+    pub(super) scheduler: Scheduler,
+    pub(super) links: Links,
+    pub(super) rank: WorkerId,
+    pub(super) view: Option<View>,
+    /// Why nothing is accepted any more.
+    pub(super) ended: Option<Error>,
+    /// The threads are to end.
+    pub(super) closed: bool,
+    /// By ticket: submissions whose tensor is declared.
+    pub(super) tickets: BTreeMap<u64, Ticket>,
+    /// By tensor: submissions that wait for the answer to their declaration, oldest first.
+    pub(super) parked: BTreeMap<TensorKey, Vec<u64>>,
+    pub(super) payloads: BTreeMap<TaskId, Payload>,
+    pub(super) groups: BTreeMap<GroupId, u64>,
+    pub(super) last: Option<(TensorKey, Round)>,
+    pub(super) bytes_pending: u64,
+    pub(super) stalls: crate::sched::stall::StallWatch,
+    /// Dropped by effects after the lock is released.
+    effects: Vec<Effect>,
+}
+
+/// One submission.
+pub(super) struct Ticket {
+    pub(super) key: TensorKey,
+    pub(super) name: Arc<str>,
+    pub(super) dtype: DType,
+    pub(super) bytes: u64,
+    pub(super) source: Region,
+    pub(super) destination: Region,
+    pub(super) op: Op,
+    pub(super) weight: f64,
+    pub(super) priority: Priority,
+    pub(super) submitted: Time,
+    pub(super) deadline: Option<Time>,
+    /// Absent while parked.
+    pub(super) group: Option<GroupId>,
+    pub(super) done: Done<()>,
+}
+
+/// What a task moves.
+pub(super) struct Payload {
+    pub(super) part: ReadyPart,
+    pub(super) source: Vec<Region>,
+    pub(super) destination: Vec<Region>,
+    pub(super) exchange: Option<ExchangeId>,
+}
+
+enum Effect {
+    Ring(Stage),
+    Abandon(ExchangeId),
+    Resolve(Done<()>, Result<()>),
+    Arm(Time),
+    Dial(crate::transport::Peer, crate::types::ServerId),
+}
+
+impl Shared {
+    pub(super) fn new(
+        transport: Arc<dyn Transport>,
+        clock: Clock,
+        settings: Settings,
+        bells: BTreeMap<Stage, Sender<()>>,
+        scheduler: Scheduler,
+    ) -> Self {
+        let state = State {
+            registry: Registry::new(),
+            scheduler,
+            links: Links::default(),
+            rank: WorkerId(0),
+            view: None,
+            ended: None,
+            closed: false,
+            tickets: BTreeMap::new(),
+            parked: BTreeMap::new(),
+            payloads: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            last: None,
+            bytes_pending: 0,
+            stalls: crate::sched::stall::StallWatch::new(settings.stall_warn),
+            effects: Vec::new(),
+        };
+        Self {
+            clock,
+            transport,
+            metrics: Metrics::default(),
+            settings,
+            bells,
+            exchanges: AtomicU64::new(1),
+            timer: Mutex::new(None),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Runs `change` on the machines, then carries out what they decided, with the lock released.
+    pub(super) fn with<T>(self: &Arc<Self>, change: impl FnOnce(&mut State, Time) -> T) -> T {
+        let now = self.clock.now();
+        let (result, effects) = {
+            let mut state = self.state.lock().expect("the machines do not panic");
+            let result = change(&mut state, now);
+            state.drain(&self.metrics);
+            if let Some(due) = state.next_due() {
+                state.effects.push(Effect::Arm(due));
+            }
+            (result, std::mem::take(&mut state.effects))
+        };
+        for effect in effects {
+            self.carry_out(effect);
+        }
+        result
+    }
+
+    /// What the coordinator is told with each heartbeat.
+    pub(super) fn progress(&self) -> Progress {
+        let state = self.state.lock().expect("the machines do not panic");
+        Progress {
+            last: state.last,
+            pending: u32::try_from(state.tickets.len()).unwrap_or(u32::MAX),
+            bytes_in_flight: state.bytes_pending,
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, effect: Effect) {
+        match effect {
+            Effect::Ring(stage) => {
+                let _ = self.bells[&stage].try_send(());
+            }
+            Effect::Abandon(exchange) => self.transport.abandon(exchange),
+            Effect::Resolve(done, outcome) => {
+                Metrics::add(&self.metrics.resolved, 1);
+                Metrics::add(&self.metrics.failed, u64::from(outcome.is_err()));
+                done.report(outcome);
+            }
+            Effect::Arm(due) => {
+                if let Some(timer) = &*self.timer.lock().expect("nobody panics while holding the timer") {
+                    timer.arm(Some(due));
+                }
+            }
+            Effect::Dial(peer, server) => super::links::dial(self, peer, server),
+        }
+    }
+}
+
+impl State {
+    /// The membership that outgoing headers carry.
+    pub(super) fn epoch(&self) -> Epoch {
+        self.view.as_ref().map(|view| view.epoch).unwrap_or_default()
+    }
+
+    /// Hands a submission of a declared tensor to the scheduler.
+    pub(super) fn begin(&mut self, now: Time, ticket: u64) {
+        let submission = self.tickets.get_mut(&ticket).expect("begun once, before it resolves");
+        let submitted = self.registry.submit(submission.key, submission.op, submission.weight, ticket);
+        let submitted = match submitted {
+            Ok(submitted) => submitted,
+            Err(error) => return self.resolve(ticket, Err(error)),
+        };
+        self.last = Some((submission.key, submitted.round));
+        let group = self.scheduler.open_group(
+            now,
+            Arc::clone(&submission.name),
+            submitted.round,
+            submitted.shares,
+            submission.deadline,
+        );
+        submission.group = Some(group);
+        self.groups.insert(group, ticket);
+        for part in submitted.ready {
+            self.enqueue(now, part);
+        }
+    }
+
+    fn enqueue(&mut self, now: Time, part: ReadyPart) {
+        let mut groups = Vec::with_capacity(part.tickets.len());
+        let mut source = Vec::with_capacity(part.tickets.len());
+        let mut destination = Vec::with_capacity(part.tickets.len());
+        let mut priority = Priority(i32::MIN);
+        for (piece, ticket) in part.layout.pieces.iter().zip(&part.tickets) {
+            // A piece whose submission was given up before the part was complete still has its memory lent: a ticket stays until its
+            // group resolves, and a group resolves only when its shares are done.
+            let Some(submission) = self.tickets.get(ticket) else {
+                return self.give_up_part(now, &part);
+            };
+            let group = submission.group.expect("its submission opened a group");
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+            source.push(submission.source.part(piece.span));
+            destination.push(submission.destination.part(piece.span));
+            priority = priority.max(submission.priority);
+        }
+        let task = self.scheduler.submit(
+            now,
+            TaskSpec {
+                part: part.layout.part,
+                server: part.layout.server,
+                bytes: part.layout.bytes(),
+                round: part.round,
+                priority,
+                groups,
+            },
+        );
+        self.payloads.insert(task, Payload { part, source, destination, exchange: None });
+    }
+
+    /// A part of which one submission ended before the others came: they cannot be summed without it.
+    fn give_up_part(&mut self, now: Time, part: &ReadyPart) {
+        let error = Error::Cancelled;
+        let groups: Vec<GroupId> =
+            part.tickets.iter().filter_map(|ticket| self.tickets.get(ticket).and_then(|other| other.group)).collect();
+        for group in groups {
+            self.scheduler.fail_group(now, group, error.clone());
+        }
+    }
+
+    /// Follows a new membership: its servers are dialled, its epoch goes into headers.
+    pub(super) fn follow(&mut self, now: Time, view: View) {
+        for (peer, server) in self.links.follow(&view) {
+            self.scheduler.handle_link_down(now, server);
+            self.effects.push(Effect::Dial(peer, server));
+        }
+        self.view = Some(view);
+    }
+
+    /// An error of a server, which knows tensors by key only, with the tensor's name.
+    pub(super) fn with_name(&self, task: TaskId, error: Error) -> Error {
+        let Some(payload) = self.payloads.get(&task) else { return error };
+        let names = payload.part.layout.pieces.iter().filter_map(|piece| self.registry.name_of(piece.tensor));
+        let name = names.collect::<Vec<_>>().join(" + ");
+        match error {
+            Error::Mismatch { field, first, second, .. } => Error::Mismatch { tensor: name, field, first, second },
+            Error::Stalled { round, missing, waited, detail, .. } => {
+                Error::Stalled { tensor: name, round, missing, waited, detail }
+            }
+            Error::Checksum { round, from, .. } => Error::Checksum { tensor: name, round, from },
+            other => other,
+        }
+    }
+
+    /// Ends a submission.
+    pub(super) fn resolve(&mut self, ticket: u64, outcome: Result<()>) {
+        if let Some(submission) = self.tickets.remove(&ticket) {
+            self.bytes_pending -= submission.bytes;
+            if let Some(group) = submission.group {
+                self.groups.remove(&group);
+            }
+            self.effects.push(Effect::Resolve(submission.done, outcome));
+        }
+    }
+
+    /// Submissions whose declaration was answered go on.
+    pub(super) fn unpark(&mut self, now: Time, key: TensorKey) {
+        for ticket in self.parked.remove(&key).unwrap_or_default() {
+            if self.tickets.contains_key(&ticket) {
+                self.begin(now, ticket);
+            }
+        }
+    }
+
+    /// Fails everything, now and later.
+    pub(super) fn end(&mut self, now: Time, error: &Error) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.ended = Some(error.clone());
+        self.scheduler.fail_all(now, error.clone());
+        for ticket in std::mem::take(&mut self.parked).into_values().flatten() {
+            self.resolve(ticket, Err(error.clone()));
+        }
+    }
+
+    /// Gives up a submission at the caller's wish.
+    pub(super) fn cancel(&mut self, now: Time, ticket: u64) {
+        match self.tickets.get(&ticket).map(|submission| submission.group) {
+            None => {}
+            Some(Some(group)) => self.scheduler.cancel(now, group),
+            Some(None) => self.resolve(ticket, Err(Error::Cancelled)),
+        }
+    }
+
+    /// What is due at `now`.
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        self.scheduler.handle_timeout(now);
+        for (peer, server) in self.links.due(now) {
+            self.effects.push(Effect::Dial(peer, server));
+        }
+        let late: Vec<u64> = self
+            .parked
+            .values()
+            .flatten()
+            .copied()
+            .filter(|ticket| {
+                self.tickets.get(ticket).is_some_and(|submission| submission.deadline.is_some_and(|due| due <= now))
+            })
+            .collect();
+        for ticket in late {
+            let submission = &self.tickets[&ticket];
+            let what = format!("tensor {}: waiting for its declaration", submission.name);
+            let waited = now.since(submission.submitted);
+            self.resolve(ticket, Err(Error::Timeout { what, waited }));
+        }
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        let parked = self.parked.values().flatten().filter_map(|ticket| self.tickets.get(ticket)?.deadline).min();
+        [self.scheduler.poll_timeout(), self.links.next_due(), parked].into_iter().flatten().min()
+    }
+
+    fn drain(&mut self, metrics: &Metrics) {
+        while let Some(command) = self.scheduler.next_command() {
+            match command {
+                Command::Wake(stage) => self.effects.push(Effect::Ring(stage)),
+                Command::Abandon(task) => {
+                    if let Some(exchange) = self.payloads.get(&task).and_then(|payload| payload.exchange) {
+                        self.effects.push(Effect::Abandon(exchange));
+                    }
+                }
+                Command::Release(task) => {
+                    self.payloads.remove(&task);
+                }
+                Command::Resolved { group, outcome } => {
+                    let ticket = self.groups.remove(&group).expect("a group resolves once");
+                    self.resolve(ticket, outcome);
+                }
+            }
+        }
+        let _ = metrics;
+    }
+}

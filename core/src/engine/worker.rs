@@ -1,0 +1,464 @@
+//! The engine of one worker: accepts submissions, resolves handles, starts and ends the threads.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+
+use super::executors::executor;
+use super::shared::{Settings, Shared, State, Ticket};
+use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timer, stage_loop};
+use crate::cluster::{MemberConfig, MemberEvent};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::mem::Region;
+use crate::pipeline::registry::Lookup;
+use crate::pipeline::{Pipeline, Topology};
+use crate::sched::{Scheduler, SchedulerConfig};
+use crate::transport::Transport;
+use crate::transport::quic::identity::Credentials;
+use crate::types::{Done, Op, Phase, Priority, TensorKey, TensorSpec, Time, View, WorkerId};
+
+/// How to start an engine.
+pub struct EngineOptions {
+    /// Settings of the whole process.
+    pub config: Config,
+    /// Who this process is.
+    pub member: MemberConfig,
+    /// The coordinator's `host:port`.
+    pub coordinator: String,
+    /// Proves this process's identity.
+    pub credentials: Arc<Credentials>,
+    /// Carries the exchanges.
+    pub transport: Arc<dyn Transport>,
+}
+
+/// One reduction to do.
+#[derive(Debug)]
+pub struct Submission {
+    /// Name, element type and shape; equal on all workers.
+    pub tensor: TensorSpec,
+    /// This worker's contribution; as long as the tensor.
+    pub source: Region,
+    /// Where the result goes; as long as the tensor. May be the same memory.
+    pub destination: Region,
+    /// How the contributions become one.
+    pub op: Op,
+    /// This worker's weight in a weighted mean; 1 elsewhere.
+    pub weight: f64,
+    /// How urgent.
+    pub priority: Priority,
+    /// Give up after this long; the job's step timeout applies in any case.
+    pub timeout: Option<Duration>,
+}
+
+/// A worker's engine. Dropping it shuts it down.
+pub struct Engine {
+    shared: Arc<Shared>,
+    membership: Mutex<Membership>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    milestones: Arc<Milestones>,
+    config: Config,
+    tickets: AtomicU64,
+    room: Arc<Room>,
+}
+
+/// How far the membership got; waited for by the caller's threads.
+#[derive(Default)]
+struct Milestones {
+    reached: Mutex<Reached>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Reached {
+    joined: Option<u32>,
+    left: bool,
+    failed: Option<Error>,
+}
+
+/// Bounds the bytes of unresolved submissions: a producer that runs ahead waits here.
+struct Room {
+    bytes: Mutex<u64>,
+    freed: Condvar,
+    bytes_max: u64,
+}
+
+impl Engine {
+    /// Joins the job and returns once it runs.
+    ///
+    /// # Errors
+    /// Why it could not join: [`Error::NotFormed`] names who is missing, [`Error::DuplicateRank`] who has the rank, and so on.
+    pub fn start(options: EngineOptions) -> Result<Self> {
+        let clock = Clock::start();
+        let config = options.config;
+        let pipeline = Pipeline::for_role(&Topology::hosts(), false);
+        tracing::info!(%pipeline, "pipeline");
+        let scheduler = Scheduler::new(
+            SchedulerConfig {
+                credit_bytes: config.credit_bytes,
+                oldest_every: config.oldest_every,
+                ..SchedulerConfig::default()
+            },
+            pipeline.clone(),
+        );
+        let mut bells = BTreeMap::new();
+        let mut rung = Vec::new();
+        for stage in pipeline.stages() {
+            let (bell, receiver) = bounded(1);
+            bells.insert(*stage, bell);
+            rung.push((*stage, receiver));
+        }
+        let settings = Settings {
+            checksum: config.checksum,
+            dial_patience: Duration::from_secs(3),
+            stall_warn: config.stall_warn,
+        };
+        let shared = Arc::new(Shared::new(options.transport, clock, settings, bells, scheduler));
+        let timed = Arc::downgrade(&shared);
+        let timer = Timer::start("gl-timer", clock, move |_| {
+            // The next deadline is armed by `with` itself.
+            if let Some(shared) = timed.upgrade() {
+                shared.with(|state, now| state.handle_timeout(now));
+            }
+            None
+        })?;
+        *shared.timer.lock().expect(LOCK) = Some(timer);
+        let mut threads = Vec::new();
+        for (stage, bell) in rung {
+            let execute = executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
+            threads.push(stage_loop::spawn(stage, bell, Arc::clone(&shared), execute)?);
+        }
+
+        let milestones = Arc::new(Milestones::default());
+        let (progress, listener, reached) = (Arc::clone(&shared), Arc::clone(&shared), Arc::clone(&milestones));
+        let membership = Membership::start(
+            MembershipOptions {
+                member: options.member,
+                coordinator: options.coordinator,
+                credentials: options.credentials,
+            },
+            clock,
+            move || progress.progress(),
+            move |event| on_event(&listener, &reached, event),
+        )?;
+        let room = Room { bytes: Mutex::new(0), freed: Condvar::new(), bytes_max: config.submit_bytes_max };
+        let engine = Self {
+            shared,
+            membership: Mutex::new(membership),
+            threads: Mutex::new(threads),
+            milestones,
+            config,
+            tickets: AtomicU64::new(1),
+            room: Arc::new(room),
+        };
+        engine.milestones.wait(None, |reached| reached.joined.is_some())?;
+        Ok(engine)
+    }
+
+    /// This worker's rank.
+    pub fn rank(&self) -> WorkerId {
+        self.shared.with(|state, _| state.rank)
+    }
+
+    /// How many workers the job has.
+    pub fn size(&self) -> u32 {
+        let workers = |view: &View| u32::try_from(view.workers().count()).expect("bounded by MEMBERS_MAX");
+        self.shared.with(|state, _| state.view.as_ref().map_or(1, workers))
+    }
+
+    /// Counters since the start.
+    pub fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    /// The parts of every declared tensor, one a line, for people.
+    pub fn layout(&self) -> String {
+        self.shared.with(|state, _| state.registry.describe())
+    }
+
+    /// Declares tensors before their first use, all in one round trip. With `fuse`, small neighbours may share parts; all of the list
+    /// must then be submitted in every round.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if another worker declared one of the names differently.
+    pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
+        let unknown: Vec<TensorSpec> = self.shared.with(|state, _| {
+            if let Some(error) = &state.ended {
+                return Err(error.clone());
+            }
+            let mut unknown = Vec::new();
+            for tensor in tensors {
+                if state.registry.lookup(&tensor)? == Lookup::Unknown {
+                    unknown.push(tensor);
+                }
+            }
+            state.registry.declaring(&unknown);
+            Ok(unknown)
+        })?;
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let (handle, done) = Handle::new(0, || {}, || {});
+        self.send_declaration(unknown, fuse, done);
+        handle.wait(timeout)
+    }
+
+    /// Reduces a tensor over all workers.
+    ///
+    /// Waits while more than `submit_bytes_max` bytes are unresolved.
+    ///
+    /// # Errors
+    /// At once for what can be known at once: a bad reduction, a length that does not fit the shape, another dtype or shape than
+    /// declared before on this worker, a job that has ended. Everything else resolves the handle.
+    pub fn push_pull(&self, submission: Submission, then: impl FnOnce() + Send + 'static) -> Result<Handle> {
+        let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
+        check(&tensor, &source, &destination, op, weight, self.size())?;
+        let bytes = source.len() as u64;
+        self.room.enter(bytes, timeout)?;
+
+        let id = self.tickets.fetch_add(1, Ordering::Relaxed);
+        let canceller = Arc::downgrade(&self.shared);
+        let cancel = move || {
+            if let Some(shared) = canceller.upgrade() {
+                shared.with(|state, now| state.cancel(now, id));
+            }
+        };
+        let room = Arc::clone(&self.room);
+        let (handle, done) = Handle::new(id, cancel, move || {
+            room.leave(bytes);
+            then();
+        });
+        Metrics::add(&self.shared.metrics.submissions, 1);
+        let declare = self.shared.with(|state, now| {
+            let ticket = Ticket {
+                key: tensor.key(),
+                name: Arc::from(tensor.name.as_str()),
+                dtype: tensor.dtype,
+                bytes,
+                source,
+                destination,
+                op,
+                weight,
+                priority,
+                submitted: now,
+                deadline: timeout.map(|timeout| now + timeout),
+                group: None,
+                done,
+            };
+            accept(state, now, id, ticket, &tensor)
+        });
+        if declare {
+            let (_, done) = Handle::new(0, || {}, || {});
+            self.send_declaration(vec![tensor], false, done);
+        }
+        Ok(handle)
+    }
+
+    /// Waits until all workers arrived at the barrier `name`.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names the ranks that did not come; the cause if the job ended.
+    pub fn barrier(&self, name: &str, timeout: Option<Duration>) -> Result<()> {
+        let timeout = timeout.unwrap_or(self.config.step_timeout);
+        let (handle, done) = Handle::new(0, || {}, || {});
+        self.membership.lock().expect(LOCK).barrier(name.to_owned(), timeout, done);
+        handle.wait(None)
+    }
+
+    /// Leaves the job: pending submissions fail, then the other workers are waited for at most `grace`, so that a server that lives in
+    /// this process serves them to their end. Idempotent.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if some worker had not left by then; this process is out all the same.
+    pub fn shutdown(&self, grace: Duration) -> Result<()> {
+        let pending = Error::FailedPrecondition {
+            what: "the engine was shut down while the operation was under way".to_owned(),
+            hint: "wait for the handles before shutdown()".to_owned(),
+        };
+        let first = self.shared.with(|state, now| {
+            state.end(now, &pending);
+            !std::mem::replace(&mut state.closed, true)
+        });
+        if !first {
+            return Ok(());
+        }
+        self.membership.lock().expect(LOCK).leave();
+        let left = self.milestones.wait(Some(grace), |reached| reached.left || reached.failed.is_some());
+        self.membership.lock().expect(LOCK).stop();
+        self.shared.transport.shutdown(Duration::from_secs(1));
+        for bell in self.shared.bells.values() {
+            let _ = bell.try_send(());
+        }
+        for thread in self.threads.lock().expect(LOCK).drain(..) {
+            let _ = thread.join();
+        }
+        if let Some(mut timer) = self.shared.timer.lock().expect(LOCK).take() {
+            timer.stop();
+        }
+        left
+    }
+
+    fn send_declaration(&self, tensors: Vec<TensorSpec>, fuse: bool, done: Done<()>) {
+        let keys: Vec<TensorKey> = tensors.iter().map(TensorSpec::key).collect();
+        let shared = Arc::clone(&self.shared);
+        let declared = Done::new(move |outcome: Result<_>| {
+            let report = outcome.as_ref().map(|_| ()).map_err(Clone::clone);
+            shared.with(|state, now| {
+                state.registry.handle_declared(&keys, outcome);
+                for key in keys {
+                    state.unpark(now, key);
+                }
+            });
+            done.report(report);
+        });
+        self.membership.lock().expect(LOCK).declare(tensors, fuse, declared);
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Nobody is left to be told.
+        let _ = self.shutdown(Duration::ZERO);
+    }
+}
+
+impl Milestones {
+    fn change(&self, change: impl FnOnce(&mut Reached)) {
+        change(&mut self.reached.lock().expect(LOCK));
+        self.changed.notify_all();
+    }
+
+    /// Waits until `enough`, the job's failure, or `patience`. The membership has deadlines of its own, so that none is needed to join.
+    fn wait(&self, patience: Option<Duration>, enough: impl Fn(&Reached) -> bool) -> Result<()> {
+        let guard = self.reached.lock().expect(LOCK);
+        let waiting = |reached: &mut Reached| !enough(reached) && reached.failed.is_none();
+        let guard = match patience {
+            None => self.changed.wait_while(guard, waiting).expect(LOCK),
+            Some(patience) => self.changed.wait_timeout_while(guard, patience, waiting).expect(LOCK).0,
+        };
+        match (enough(&guard), &guard.failed) {
+            (true, _) => Ok(()),
+            (false, Some(error)) => Err(error.clone()),
+            (false, None) => Err(Error::Timeout {
+                what: "waiting for the other workers to leave".to_owned(),
+                waited: patience.unwrap_or_default(),
+            }),
+        }
+    }
+}
+
+impl Room {
+    fn enter(&self, bytes: u64, timeout: Option<Duration>) -> Result<()> {
+        let full = |held: &mut u64| *held > 0 && *held + bytes > self.bytes_max;
+        let guard = self.bytes.lock().expect(LOCK);
+        let mut guard = match timeout {
+            None => self.freed.wait_while(guard, full).expect(LOCK),
+            Some(timeout) => self.freed.wait_timeout_while(guard, timeout, full).expect(LOCK).0,
+        };
+        if full(&mut guard) {
+            return Err(Error::Exhausted {
+                what: "bytes of unresolved submissions".to_owned(),
+                limit: format!("{} B (submit_bytes_max)", self.bytes_max),
+                hint: "wait for earlier handles, or raise GRADLANE_SUBMIT_BYTES_MAX".to_owned(),
+            });
+        }
+        *guard += bytes;
+        Ok(())
+    }
+
+    fn leave(&self, bytes: u64) {
+        *self.bytes.lock().expect(LOCK) -= bytes;
+        self.freed.notify_all();
+    }
+}
+
+const LOCK: &str = "nobody panics while holding it";
+
+/// What can be known of a submission without asking anybody.
+fn check(tensor: &TensorSpec, source: &Region, destination: &Region, op: Op, weight: f64, size: u32) -> Result<()> {
+    op.check(tensor.dtype)?;
+    let invalid = |what: String, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
+    if tensor.bytes() != Some(source.len() as u64) || source.len() != destination.len() {
+        return invalid(
+            format!(
+                "tensor {}: shape {:?} of {} with buffers of {} and {} bytes",
+                tensor.name,
+                tensor.shape,
+                tensor.dtype,
+                source.len(),
+                destination.len()
+            ),
+            "both buffers must be as long as the shape says",
+        );
+    }
+    if !weight.is_finite() || weight < 0.0 {
+        return invalid(format!("weight {weight}"), "a weight is zero or a positive number");
+    }
+    if let Op::Broadcast { root } = op
+        && root.0 >= size
+    {
+        return invalid(format!("a broadcast from {root} in a job of {size} workers"), "roots count from 0");
+    }
+    Ok(())
+}
+
+/// Takes a submission in; whether its tensor must be declared first.
+fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, tensor: &TensorSpec) -> bool {
+    let key = ticket.key;
+    state.bytes_pending += ticket.bytes;
+    state.tickets.insert(id, ticket);
+    if let Some(error) = state.ended.clone() {
+        state.resolve(id, Err(error));
+        return false;
+    }
+    match state.registry.lookup(tensor) {
+        Err(error) => state.resolve(id, Err(error)),
+        Ok(Lookup::Ready) => state.begin(now, id),
+        Ok(Lookup::Declaring) => state.parked.entry(key).or_default().push(id),
+        Ok(Lookup::Unknown) => {
+            state.registry.declaring(std::slice::from_ref(tensor));
+            state.parked.entry(key).or_default().push(id);
+            return true;
+        }
+    }
+    false
+}
+
+fn on_event(shared: &Arc<Shared>, milestones: &Milestones, event: MemberEvent) {
+    match event {
+        MemberEvent::Joined { index, view } => {
+            tracing::info!(rank = index, epoch = %view.epoch, "joined");
+            shared.with(|state, now| {
+                state.rank = WorkerId(index);
+                state.follow(now, view);
+            });
+            milestones.change(|reached| reached.joined = Some(index));
+        }
+        MemberEvent::View(view) => match view.phase.clone() {
+            Phase::Aborted(cause) => shared.with(|state, now| state.end(now, &cause)),
+            Phase::Forming | Phase::Running | Phase::Ended => shared.with(|state, now| state.follow(now, view)),
+        },
+        MemberEvent::Forget { key, error } => shared.with(|state, now| {
+            state.registry.handle_forget(key, error.clone());
+            state.scheduler.fail_tensor(now, key, error);
+            state.unpark(now, key);
+        }),
+        MemberEvent::StallNotice { tensor, stall, detail } => tracing::warn!(
+            tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,
+            "waiting for a contribution"
+        ),
+        MemberEvent::Failed(error) => {
+            tracing::error!(%error, "the job failed");
+            shared.with(|state, now| state.end(now, &error));
+            milestones.change(|reached| reached.failed = Some(error));
+        }
+        MemberEvent::Left => milestones.change(|reached| reached.left = true),
+        MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {
+            unreachable!("the membership reports these to their waiters")
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Joins the aggregator to a listener: events in, commands out. The only place of the server where the machine meets memory, threads
+//! and connections.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+use gradlane_core::engine::{Clock, Membership, Timer};
+use gradlane_core::error::Result;
+use gradlane_core::mem::{Lease, Pool};
+use gradlane_core::reduce::Kernels;
+use gradlane_core::transport::{Incoming, Listener, Outgoing};
+use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, Round, TensorKey, Time, View};
+use gradlane_core::wire::frame::{Progress, Stall};
+use gradlane_core::wire::{Flags, Header};
+use gradlane_core::Error;
+
+use crate::aggregate::{Aggregator, AggregatorConfig, Command};
+use crate::stats::Stats;
+use crate::sum::SumLanes;
+
+/// The data side of one server.
+pub(crate) struct DataPlane {
+    clock: Clock,
+    pool: Pool,
+    pub(crate) stats: Stats,
+    state: Mutex<State>,
+    lanes: OnceLock<SumLanes>,
+    listener: OnceLock<Listener>,
+    timer: OnceLock<Timer>,
+    /// Where stalls are reported.
+    membership: OnceLock<Weak<Mutex<Membership>>>,
+}
+
+struct State {
+    aggregator: Aggregator,
+    view: Option<View>,
+    links: BTreeMap<LinkId, NodeId>,
+    /// What each open exchange said; needed when its body has landed.
+    headers: BTreeMap<ExchangeId, Header>,
+    bodies: BTreeMap<ExchangeId, Lease>,
+    last: Option<(TensorKey, Round)>,
+}
+
+impl DataPlane {
+    /// A data plane without a listener: see [`DataPlane::attach`].
+    pub(crate) fn new(config: AggregatorConfig, sum_threads: usize, clock: Clock) -> Result<Arc<Self>> {
+        let plane = Arc::new(Self {
+            clock,
+            pool: Pool::new(),
+            stats: Stats::default(),
+            state: Mutex::new(State {
+                aggregator: Aggregator::new(config),
+                view: None,
+                links: BTreeMap::new(),
+                headers: BTreeMap::new(),
+                bodies: BTreeMap::new(),
+                last: None,
+            }),
+            lanes: OnceLock::new(),
+            listener: OnceLock::new(),
+            timer: OnceLock::new(),
+            membership: OnceLock::new(),
+        });
+        let sink = Arc::downgrade(&plane);
+        let lanes = SumLanes::new(sum_threads, Kernels::detect(), plane.pool.clone(), move |outgoing| {
+            if let Some(plane) = sink.upgrade() {
+                plane.send(outgoing);
+            }
+        })?;
+        let timed = Arc::downgrade(&plane);
+        let timer = Timer::start("gl-aggregate", clock, move |_| {
+            timed.upgrade().map(|plane| plane.with(|state, now| state.aggregator.handle_timeout(now)));
+            None
+        })?;
+        assert!(plane.lanes.set(lanes).is_ok() && plane.timer.set(timer).is_ok(), "set once, here");
+        Ok(plane)
+    }
+
+    /// The function that a listener calls with what happens.
+    pub(crate) fn inbox(self: &Arc<Self>) -> gradlane_core::transport::Inbox {
+        let plane = Arc::downgrade(self);
+        Box::new(move |incoming| {
+            if let Some(plane) = plane.upgrade() {
+                plane.handle(incoming);
+            }
+        })
+    }
+
+    /// Connects the outgoing side. Nothing was received before: peers learn the address from the view.
+    pub(crate) fn attach(&self, listener: Listener, membership: Weak<Mutex<Membership>>) {
+        let fresh = self.listener.set(listener).is_ok() && self.membership.set(membership).is_ok();
+        assert!(fresh, "attached once");
+    }
+
+    /// Follows the membership.
+    pub(crate) fn handle_view(self: &Arc<Self>, view: View) {
+        self.with(|state, now| {
+            state.view = Some(view.clone());
+            state.aggregator.handle_view(now, view);
+        });
+    }
+
+    /// The job is over: everybody who waits gets `cause`.
+    pub(crate) fn handle_failure(self: &Arc<Self>, cause: &Error) {
+        self.with(|state, now| {
+            if let Some(view) = &state.view {
+                let view = View { phase: Phase::Aborted(cause.clone()), ..view.clone() };
+                state.aggregator.handle_view(now, view);
+            }
+        });
+    }
+
+    /// Drops a tensor that failed for good.
+    pub(crate) fn handle_forget(self: &Arc<Self>, key: TensorKey, error: Error) {
+        self.with(|state, now| state.aggregator.handle_forget(now, key, error));
+    }
+
+    /// What the coordinator is told with each heartbeat.
+    pub(crate) fn progress(&self) -> Progress {
+        let state = self.state.lock().expect(LOCK);
+        let pending = u32::try_from(state.headers.len()).unwrap_or(u32::MAX);
+        Progress { last: state.last, pending, bytes_in_flight: self.pool.bytes_in_use() }
+    }
+
+    /// Stops listening and adding.
+    pub(crate) fn stop(&self, patience: Duration) {
+        if let Some(listener) = self.listener.get() {
+            (listener.stop)(patience);
+        }
+        if let Some(lanes) = self.lanes.get() {
+            lanes.stop();
+        }
+    }
+
+    fn handle(self: &Arc<Self>, incoming: Incoming) {
+        match incoming {
+            Incoming::LinkUp { link, node, address } => {
+                tracing::debug!(link = link.0, %node, address, "peer connected");
+                self.with(|state, _| state.links.insert(link, node));
+            }
+            Incoming::LinkDown { link, reason } => {
+                tracing::debug!(link = link.0, %reason, "peer gone");
+                self.with(|state, _| state.links.remove(&link));
+            }
+            Incoming::Opened { link, exchange, header } => self.with(|state, now| {
+                let node = *state.links.get(&link).expect("a link is up before its exchanges");
+                state.last = Some((header.part.key, header.round));
+                state.headers.insert(exchange, header);
+                state.aggregator.handle_opened(now, node, exchange, &header);
+            }),
+            Incoming::Landed { exchange, body } => self.landed(exchange, body),
+            Incoming::Torn { exchange, reason } => {
+                tracing::debug!(exchange = exchange.0, %reason, "exchange torn");
+                self.with(|state, now| {
+                    state.headers.remove(&exchange);
+                    state.aggregator.handle_torn(now, exchange);
+                });
+            }
+            Incoming::Answered { exchange } => self.with(|state, now| {
+                state.headers.remove(&exchange);
+                state.aggregator.handle_answered(now, exchange);
+            }),
+        }
+    }
+
+    /// Checks a body off the transport's thread, then counts it.
+    fn landed(self: &Arc<Self>, exchange: ExchangeId, body: Lease) {
+        self.stats.received(body.len() as u64);
+        let header = self.state.lock().expect(LOCK).headers.get(&exchange).copied();
+        let Some(header) = header else { return };
+        if !header.flags.contains(Flags::CHECKSUM) {
+            return self.count(exchange, body, true);
+        }
+        let plane = Arc::clone(self);
+        let lanes = self.lanes.get().expect("set in new");
+        lanes.verify(exchange, body, header.checksum, move |body, intact| plane.count(exchange, body, intact));
+    }
+
+    fn count(self: &Arc<Self>, exchange: ExchangeId, body: Lease, intact: bool) {
+        self.with(|state, now| {
+            state.bodies.insert(exchange, body);
+            state.aggregator.handle_landed(now, exchange, intact);
+            // What the machine did not want (the exchange was torn meanwhile) is not kept.
+            if !intact {
+                state.bodies.remove(&exchange);
+            }
+        });
+    }
+
+    /// Runs `change` on the machine, then carries out its commands. They stay under the lock: lanes and listener only queue, and the
+    /// order of commands about one slot must reach its lane unchanged.
+    fn with<T>(self: &Arc<Self>, change: impl FnOnce(&mut State, Time) -> T) -> T {
+        let now = self.clock.now();
+        let mut state = self.state.lock().expect(LOCK);
+        let result = change(&mut state, now);
+        while let Some(command) = state.aggregator.next_command() {
+            self.carry_out(&mut state, command);
+        }
+        let due = state.aggregator.poll_timeout();
+        drop(state);
+        self.timer.get().expect("set in new").arm(due);
+        result
+    }
+
+    fn carry_out(&self, state: &mut State, command: Command) {
+        let lanes = self.lanes.get().expect("set in new");
+        match command {
+            Command::Land { exchange, bytes } => {
+                let bytes = usize::try_from(bytes).expect("bounded by PART_BYTES_MAX");
+                self.send(Outgoing::Land { exchange, into: self.pool.lease(bytes) });
+            }
+            Command::Start { slot, exchange, bytes, dtype, op, weight } => {
+                let body = state.bodies.remove(&exchange).expect("only landed bodies are added");
+                lanes.start(slot, body, bytes, dtype, op, weight);
+            }
+            Command::Add { slot, exchange, dtype, op, weight } => {
+                let body = state.bodies.remove(&exchange).expect("only landed bodies are added");
+                lanes.add(slot, body, dtype, op, weight);
+            }
+            Command::Publish { slot, op, dtype, divisor, .. } => lanes.publish(slot, op, dtype, divisor),
+            Command::Answer { slot, exchange, header } => {
+                self.stats.sent(header.bytes);
+                lanes.answer(slot, exchange, header);
+            }
+            Command::Reject { exchange, header, error } => self.send(Outgoing::Reject { exchange, header, error }),
+            Command::Discard { exchange } => {
+                state.bodies.remove(&exchange);
+            }
+            Command::Drop { slot } => lanes.drop_slot(slot),
+            Command::Stalled { stall } => self.report(stall),
+        }
+    }
+
+    fn report(&self, stall: Stall) {
+        tracing::warn!(part = %stall.part, round = stall.round.0, missing = ?stall.missing, "round waits");
+        if let Some(membership) = self.membership.get().and_then(Weak::upgrade) {
+            membership.lock().expect(LOCK).report_stall(stall);
+        }
+    }
+
+    fn send(&self, outgoing: Outgoing) {
+        if let Some(listener) = self.listener.get() {
+            (listener.outbox)(outgoing);
+        }
+    }
+}
+
+const LOCK: &str = "nobody panics while holding it";

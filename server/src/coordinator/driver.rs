@@ -1,0 +1,235 @@
+//! Runs a [`Coordinator`] machine behind a control listener: one thread that sleeps on a channel.
+
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use gradlane_core::config::Config;
+use gradlane_core::engine::{Clock, process};
+use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener};
+use gradlane_core::transport::quic::enroll::Enrolment;
+use gradlane_core::transport::quic::identity::Authority;
+use gradlane_core::types::join::JoinString;
+use gradlane_core::wire::frame::Status;
+use gradlane_core::{Error, Result};
+
+use super::{Command, Coordinator, CoordinatorConfig, Event};
+
+/// A running coordinator.
+pub struct CoordinatorNode {
+    join: JoinString,
+    inputs: Sender<Input>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    end: Arc<End>,
+}
+
+/// How the job ended; empty while it lives.
+#[derive(Default)]
+struct End {
+    outcome: Mutex<Option<Result<()>>>,
+    ended: Condvar,
+}
+
+enum Input {
+    Control(ControlIncoming),
+    Death { pid: u32, cause: String },
+    Status(Sender<Status>),
+    Stop(Error),
+}
+
+impl CoordinatorNode {
+    /// Listens on `bind` and waits for the members. Keys and certificates live in memory, or in `state_dir` so that a join string
+    /// stays valid over a restart.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the address cannot be bound or the directory not be used.
+    pub fn start(machine: CoordinatorConfig, config: &Config, state_dir: Option<&Path>) -> Result<Self> {
+        let clock = Clock::start();
+        let authority = Arc::new(match state_dir {
+            Some(dir) => Authority::load_or_create(dir, &machine.job)?,
+            None => Authority::create(&machine.job)?,
+        });
+        let enrolment = Enrolment::new(Arc::clone(&authority))?;
+        let secret = enrolment.secret();
+        let (inputs, received) = unbounded();
+        let events = inputs.clone();
+        let listener = ControlListener::bind(
+            &config.bind,
+            enrolment,
+            Box::new(move |incoming| {
+                let _ = events.send(Input::Control(incoming));
+            }),
+        )?;
+        let address = process::announced(&listener.address(), config.advertise.as_deref(), "192.0.2.1:9");
+        let join = JoinString { address, ca_hash: authority.hash(), secret };
+
+        let end = Arc::new(End::default());
+        let mut driver = Driver {
+            machine: Coordinator::new(machine, clock.now()),
+            clock,
+            listener,
+            end: Arc::clone(&end),
+            host: process::host(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("gl-coordinator".to_owned())
+            .spawn(move || driver.run(&received))
+            .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
+        Ok(Self { join, inputs, thread: Mutex::new(Some(thread)), end })
+    }
+
+    /// What a node needs to join, in one string. It is a secret.
+    pub fn join_string(&self) -> &JoinString {
+        &self.join
+    }
+
+    /// Reports that a process of this host has ended, so that its loss is not found out by silence.
+    pub fn report_death(&self, pid: u32, cause: String) {
+        let _ = self.inputs.send(Input::Death { pid, cause });
+    }
+
+    /// The state of the job.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] once the coordinator has stopped.
+    pub fn status(&self) -> Result<Status> {
+        let (sender, receiver) = crossbeam_channel::bounded(1);
+        let _ = self.inputs.send(Input::Status(sender));
+        receiver.recv().map_err(|_| Error::FailedPrecondition {
+            what: "the coordinator has stopped".to_owned(),
+            hint: "start another job".to_owned(),
+        })
+    }
+
+    /// Waits for the end of the job, at most `patience`.
+    ///
+    /// # Errors
+    /// Why the job failed; [`Error::Timeout`] if it still runs.
+    pub fn wait(&self, patience: Option<Duration>) -> Result<()> {
+        let guard = self.end.outcome.lock().expect(LOCK);
+        let running = |outcome: &mut Option<Result<()>>| outcome.is_none();
+        let guard = match patience {
+            None => self.end.ended.wait_while(guard, running).expect(LOCK),
+            Some(patience) => self.end.ended.wait_timeout_while(guard, patience, running).expect(LOCK).0,
+        };
+        guard.clone().unwrap_or_else(|| {
+            Err(Error::Timeout { what: "waiting for the job to end".to_owned(), waited: patience.unwrap_or_default() })
+        })
+    }
+
+    /// Ends the job if it still runs: every member is told `cause`. Idempotent.
+    pub fn stop(&self, cause: Error) {
+        let _ = self.inputs.send(Input::Stop(cause));
+        if let Some(thread) = self.thread.lock().expect(LOCK).take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for CoordinatorNode {
+    fn drop(&mut self) {
+        self.stop(Error::FailedPrecondition {
+            what: "the coordinator was stopped".to_owned(),
+            hint: "start the job again".to_owned(),
+        });
+    }
+}
+
+const LOCK: &str = "nobody panics while holding it";
+
+struct Driver {
+    machine: Coordinator,
+    clock: Clock,
+    listener: ControlListener,
+    end: Arc<End>,
+    host: String,
+}
+
+impl Driver {
+    fn run(&mut self, received: &Receiver<Input>) {
+        /// For the last frames to leave, once the job has ended.
+        const GRACE: Duration = Duration::from_millis(500);
+        let mut stop_at = None;
+        loop {
+            if self.drain() {
+                stop_at.get_or_insert(self.clock.now() + GRACE);
+            }
+            let due = [self.machine.poll_timeout(), stop_at].into_iter().flatten().min();
+            let input = match due {
+                Some(due) => received.recv_deadline(self.clock.instant(due)),
+                None => received.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            let now = self.clock.now();
+            match input {
+                Ok(Input::Control(incoming)) => self.handle(incoming),
+                Ok(Input::Death { pid, cause }) => self.machine.handle_death(now, pid, &self.host, cause),
+                Ok(Input::Status(reply)) => {
+                    let _ = reply.send(self.machine.status(now));
+                }
+                Ok(Input::Stop(cause)) => {
+                    self.machine.stop(now, cause);
+                    self.drain();
+                    break;
+                }
+                Err(RecvTimeoutError::Timeout) if stop_at.is_some_and(|at| at <= now) => {
+                    self.wait_for_stop(received);
+                    break;
+                }
+                Err(RecvTimeoutError::Timeout) => self.machine.handle_timeout(now),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        self.end.set(Ok(()));
+        self.listener.stop(Duration::from_millis(500));
+    }
+
+    /// The job is over, but whoever asks late still gets its answer, until the owner stops the coordinator.
+    fn wait_for_stop(&mut self, received: &Receiver<Input>) {
+        while let Ok(input) = received.recv() {
+            match input {
+                Input::Stop(_) => return,
+                Input::Control(incoming) => self.handle(incoming),
+                Input::Status(reply) => {
+                    let _ = reply.send(self.machine.status(self.clock.now()));
+                }
+                Input::Death { .. } => {}
+            }
+            self.drain();
+        }
+    }
+
+    fn handle(&mut self, incoming: ControlIncoming) {
+        let now = self.clock.now();
+        match incoming {
+            ControlIncoming::Up { link, node, .. } => self.machine.handle_connected(now, link, node),
+            ControlIncoming::Frame { link, frame } => self.machine.handle_frame(now, link, frame),
+            ControlIncoming::Down { link, reason } => self.machine.handle_disconnected(now, link, reason),
+        }
+    }
+
+    /// Carries out everything the machine wants; whether the job has ended.
+    fn drain(&mut self) -> bool {
+        let mut ended = false;
+        while let Some(command) = self.machine.next_command() {
+            match command {
+                Command::Send { link, frame } => self.listener.send(link, frame),
+                Command::Close { link, error } => self.listener.close(link, error),
+                Command::Event(Event::Finished(outcome)) => {
+                    ended = true;
+                    self.end.set(outcome);
+                }
+                Command::Event(event) => tracing::info!(%event, "coordinator"),
+            }
+        }
+        ended
+    }
+}
+
+impl End {
+    fn set(&self, outcome: Result<()>) {
+        self.outcome.lock().expect(LOCK).get_or_insert(outcome);
+        self.ended.notify_all();
+    }
+}

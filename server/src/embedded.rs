@@ -1,0 +1,98 @@
+//! A coordinator and its servers inside the calling process: for rank 0 of a job without a server pool, for tests and notebooks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gradlane_core::config::Config;
+use gradlane_core::transport::quic::identity::Credentials;
+use gradlane_core::types::Role;
+use gradlane_core::types::join::JoinString;
+use gradlane_core::wire::frame::Status;
+use gradlane_core::{Error, Result};
+
+use crate::coordinator::CoordinatorConfig;
+use crate::coordinator::driver::CoordinatorNode;
+use crate::server::{Server, ServerOptions};
+
+/// What to embed.
+#[derive(Clone, Debug)]
+pub struct EmbeddedOptions {
+    /// Settings of the process; `bind` is where the coordinator listens, the servers take a free port of the same host.
+    pub config: Config,
+    /// How many workers the job has.
+    pub workers: u32,
+    /// How many servers to embed.
+    pub servers: u32,
+}
+
+/// A job's coordinator and servers. Dropping it stops them.
+pub struct Embedded {
+    coordinator: CoordinatorNode,
+    servers: Vec<Server>,
+}
+
+impl Embedded {
+    /// Starts them; the workers may join from now on.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if an address cannot be bound.
+    pub fn start(options: EmbeddedOptions) -> Result<Self> {
+        let EmbeddedOptions { config, workers, servers } = options;
+        let machine = CoordinatorConfig::from_config(&config, workers, servers);
+        let coordinator = CoordinatorNode::start(machine, &config, None)?;
+        let host = config.bind.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
+        let config = Config { bind: format!("{host}:0"), ..config.clone() };
+        let join = coordinator.join_string();
+        let servers = (0..servers)
+            .map(|index| {
+                let credentials = Credentials::enroll(join, Role::Server, config.join_timeout)?;
+                Server::start(ServerOptions {
+                    config: config.clone(),
+                    coordinator: join.address.clone(),
+                    credentials: Arc::new(credentials),
+                    index: Some(index),
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self { coordinator, servers })
+    }
+
+    /// What the workers need to join. It is a secret.
+    pub fn join_string(&self) -> &JoinString {
+        self.coordinator.join_string()
+    }
+
+    /// The servers, by index.
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// The coordinator.
+    pub fn coordinator(&self) -> &CoordinatorNode {
+        &self.coordinator
+    }
+
+    /// The state of the job.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] once it was stopped.
+    pub fn status(&self) -> Result<Status> {
+        self.coordinator.status()
+    }
+
+    /// Waits until all workers have left, at most `grace`, then stops everything. Idempotent.
+    ///
+    /// # Errors
+    /// Why the job failed; [`Error::Timeout`] if workers were still there: they are told that the job has ended.
+    pub fn stop(&self, grace: Duration) -> Result<()> {
+        let outcome = self.coordinator.wait(Some(grace));
+        self.coordinator.stop(Error::FailedPrecondition {
+            what: "the job's embedded server was stopped".to_owned(),
+            hint: "the process that embeds it must outlive the other workers".to_owned(),
+        });
+        for server in &self.servers {
+            server.stop(Duration::from_secs(1));
+        }
+        outcome
+    }
+}
