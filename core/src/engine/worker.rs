@@ -202,19 +202,19 @@ impl Engine {
         if unknown.is_empty() {
             return Ok(());
         }
-        let (handle, done) = Handle::new(0, || {}, || {});
+        let (handle, done) = Handle::new(0, || {}, |_| {});
         self.send_declaration(unknown, fuse, done);
         handle.wait(timeout)
     }
 
-    /// Reduces a tensor over all workers.
+    /// Reduces a tensor over all workers. `then` runs when the handle resolves, with its id, on an engine thread.
     ///
     /// Waits while more than `submit_bytes_max` bytes are unresolved.
     ///
     /// # Errors
     /// At once for what can be known at once: a bad reduction, a length that does not fit the shape, another dtype or shape than
     /// declared before on this worker, a job that has ended. Everything else resolves the handle.
-    pub fn push_pull(&self, submission: Submission, then: impl FnOnce() + Send + 'static) -> Result<Handle> {
+    pub fn push_pull(&self, submission: Submission, then: impl FnOnce(u64) + Send + 'static) -> Result<Handle> {
         let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
         check(&tensor, &source, &destination, op, weight, self.size())?;
         let bytes = source.len() as u64;
@@ -228,9 +228,9 @@ impl Engine {
             }
         };
         let room = Arc::clone(&self.room);
-        let (handle, done) = Handle::new(id, cancel, move || {
+        let (handle, done) = Handle::new(id, cancel, move |id| {
             room.leave(bytes);
-            then();
+            then(id);
         });
         Metrics::add(&self.shared.metrics.submissions, 1);
         let declare = self.shared.with(|state, now| {
@@ -252,21 +252,21 @@ impl Engine {
             accept(state, now, id, ticket, &tensor)
         });
         if declare {
-            let (_, done) = Handle::new(0, || {}, || {});
+            let (_, done) = Handle::new(0, || {}, |_| {});
             self.send_declaration(vec![tensor], false, done);
         }
         Ok(handle)
     }
 
-    /// Waits until all workers arrived at the barrier `name`.
+    /// Arrives at the barrier `name`; the handle resolves once all workers have, at the latest after `timeout`, or else the job's step
+    /// timeout.
     ///
-    /// # Errors
-    /// [`Error::Timeout`] names the ranks that did not come; the cause if the job ended.
-    pub fn barrier(&self, name: &str, timeout: Option<Duration>) -> Result<()> {
+    /// The handle's error is an [`Error::Timeout`] that names the ranks that did not come, or the cause if the job ended.
+    pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
         let timeout = timeout.unwrap_or(self.config.step_timeout);
-        let (handle, done) = Handle::new(0, || {}, || {});
+        let (handle, done) = Handle::new(0, || {}, |_| {});
         self.membership.lock().expect(LOCK).barrier(name.to_owned(), timeout, done);
-        handle.wait(None)
+        handle
     }
 
     /// Leaves the job: pending submissions fail, then the other workers are waited for at most `grace`, so that a server that lives in
