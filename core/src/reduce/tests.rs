@@ -9,7 +9,10 @@ const BROADCAST: Op = Op::Broadcast { root: WorkerId(0) };
 
 #[test]
 fn a_sum_adds_every_contribution() {
-    assert_eq!(f32s(&reduce(Op::Sum, DType::F32, &[of_f32(&[1.0, -2.0]), of_f32(&[10.0, 20.0]), of_f32(&[0.5, 0.25])])), [11.5, 18.25]);
+    assert_eq!(
+        f32s(&reduce(Op::Sum, DType::F32, &[of_f32(&[1.0, -2.0]), of_f32(&[10.0, 20.0]), of_f32(&[0.5, 0.25])])),
+        [11.5, 18.25]
+    );
 }
 
 #[test]
@@ -171,7 +174,8 @@ fn a_part_may_be_cut_into_runs_of_whole_elements() {
         for op in ops_of(dtype) {
             let contributions = [noise(dtype, 100, 1), noise(dtype, 100, 2)];
             let cut = 37 * dtype.bytes() as usize;
-            let (heads, tails): (Vec<_>, Vec<_>) = contributions.iter().map(|x| (x[..cut].to_vec(), x[cut..].to_vec())).unzip();
+            let (heads, tails): (Vec<_>, Vec<_>) =
+                contributions.iter().map(|x| (x[..cut].to_vec(), x[cut..].to_vec())).unzip();
             let pieces = [reduce(op, dtype, &heads), reduce(op, dtype, &tails)].concat();
             assert!(reduce(op, dtype, &contributions) == pieces, "{op} {dtype}");
         }
