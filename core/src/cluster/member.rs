@@ -235,7 +235,9 @@ impl Member {
         }
         // Who is not let in, or speaks another version, will not be let in by trying again. A member of a formed job was let in
         // before, so there it is the line that is at fault.
-        if matches!(self.standing, Standing::Joining) && matches!(error, Error::Auth { .. } | Error::Incompatible { .. }) {
+        if matches!(self.standing, Standing::Joining)
+            && matches!(error, Error::Auth { .. } | Error::Incompatible { .. })
+        {
             return self.fail(error);
         }
         self.line = Line::Resting { until: now + self.pause };

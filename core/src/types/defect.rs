@@ -22,6 +22,14 @@ pub enum Defect {
     MissingWaiterLost,
     /// A weighted mean is divided by the number of workers instead of the sum of their weights.
     DivisorWrong,
+    /// A view goes to all members but the last. Shows when a member dies.
+    ViewNotBroadcast,
+    /// A process that was replaced or declared dead joins as if nothing had happened. Shows when it resumes and reconnects.
+    FencedAccepted,
+    /// A barrier counts requests instead of workers. Shows when a worker repeats its arrival after a reconnection.
+    BarrierCountsRequests,
+    /// The answer of a barrier is not remembered: a repeat opens the barrier anew. Shows when the answer was lost.
+    BarrierAnswerForgotten,
 }
 
 impl Defect {
@@ -35,6 +43,10 @@ impl Defect {
         Self::AnswerOldRound,
         Self::MissingWaiterLost,
         Self::DivisorWrong,
+        Self::ViewNotBroadcast,
+        Self::FencedAccepted,
+        Self::BarrierCountsRequests,
+        Self::BarrierAnswerForgotten,
     ];
 }
 

@@ -1,0 +1,319 @@
+//! The tensors of the job: the first declaration of a name fixes dtype, shape and layout; who disagrees later fails the tensor for
+//! everybody, for good.
+//!
+//! A declaration succeeds whole or changes nothing. How tensors are cut and placed is the business of
+//! [`gradlane_core::pipeline`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gradlane_core::error::{Claim, Error, Result};
+use gradlane_core::types::{PartId, PartLayout, TensorKey, TensorSpec, View, WorkerId};
+use gradlane_core::wire::limits;
+
+use super::layout::{LayoutConfig, Layouter};
+
+/// Every tensor that was declared.
+#[derive(Debug)]
+pub(super) struct Registry {
+    layouter: Layouter,
+    config: LayoutConfig,
+    servers: u64,
+    tensors: BTreeMap<TensorKey, Entry>,
+    /// Parts of all tensors, before fusion.
+    parts: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    spec: TensorSpec,
+    /// Who declared it first.
+    by: WorkerId,
+    failed: Option<Error>,
+}
+
+/// A tensor that failed for good.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Forgotten {
+    pub(super) key: TensorKey,
+    pub(super) error: Error,
+}
+
+impl Registry {
+    /// An empty registry over servers with these relative weights.
+    pub(super) fn new(config: LayoutConfig, weights: &[f64]) -> Self {
+        let layouter = Layouter::new(config, weights);
+        Self { layouter, config, servers: weights.len() as u64, tensors: BTreeMap::new(), parts: 0 }
+    }
+
+    /// Declares `specs` for `worker`. Returns the answer, and the tensors that everybody must forget because of it.
+    pub(super) fn declare(
+        &mut self,
+        worker: WorkerId,
+        specs: &[TensorSpec],
+        fuse: bool,
+    ) -> (Result<Vec<PartLayout>>, Vec<Forgotten>) {
+        let new = match self.check(worker, specs) {
+            Ok(new) => new,
+            Err(Refusal::Asker(error)) => return (Err(error), Vec::new()),
+            Err(Refusal::Everybody { key, error }) => {
+                let forgotten = self.fail(key, &error);
+                return (Err(error), forgotten);
+            }
+        };
+        self.parts += new.iter().map(|spec| self.part_count(spec)).sum::<u64>();
+        self.layouter.declare(&new, fuse);
+        self.tensors.extend(new.into_iter().map(|spec| (spec.key(), Entry { spec, by: worker, failed: None })));
+        // A part that several of the tensors share is told once.
+        let mut told = BTreeSet::new();
+        let layouts = specs.iter().flat_map(|spec| self.layouter.parts_of(spec.key()));
+        (Ok(layouts.filter(|layout| told.insert(layout.part)).collect()), Vec::new())
+    }
+
+    /// The tensors that failed, for a member that may have missed it.
+    pub(super) fn forgotten(&self) -> impl Iterator<Item = Forgotten> {
+        self.tensors.iter().filter_map(|(key, entry)| Some(Forgotten { key: *key, error: entry.failed.clone()? }))
+    }
+
+    /// The names of the tensors in a part, the first few of them, or its key if it is not known.
+    pub(super) fn name_of(&self, part: PartId) -> String {
+        const NAMES_MAX: usize = 3;
+        let layouts = if self.tensors.contains_key(&part.key) { self.layouter.parts_of(part.key) } else { Vec::new() };
+        let Some(layout) = layouts.iter().find(|layout| layout.part == part) else {
+            return part.key.to_string();
+        };
+        let names: Vec<String> =
+            layout.pieces.iter().take(NAMES_MAX).map(|piece| self.tensor_name(piece.tensor)).collect();
+        let more = layout.pieces.len() - names.len();
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        format!("{}{more}", names.join(", "))
+    }
+
+    /// The name of a tensor, or its key if it is not known.
+    pub(super) fn tensor_name(&self, key: TensorKey) -> String {
+        self.tensors.get(&key).map_or_else(|| key.to_string(), |entry| entry.spec.name.clone())
+    }
+
+    /// The tensors of `specs` that are new, if the declaration can be accepted whole.
+    fn check(&self, worker: WorkerId, specs: &[TensorSpec]) -> std::result::Result<Vec<TensorSpec>, Refusal> {
+        limits::check_tensors(specs).map_err(Refusal::Asker)?;
+        let mut new: BTreeMap<TensorKey, &TensorSpec> = BTreeMap::new();
+        let mut order = Vec::new();
+        for spec in specs {
+            let key = spec.key();
+            if let Some(entry) = self.tensors.get(&key) {
+                entry.check(worker, spec)?;
+            } else if let Some(twin) = new.insert(key, spec) {
+                if twin != spec {
+                    return Err(Refusal::Asker(Error::InvalidArgument {
+                        what: format!("tensor {} is twice in one declaration, and different", spec.name),
+                        hint: "give each tensor a name of its own".to_owned(),
+                    }));
+                }
+            } else {
+                order.push(spec.clone());
+            }
+        }
+        self.check_room(&order).map_err(Refusal::Asker)?;
+        Ok(order)
+    }
+
+    fn check_room(&self, new: &[TensorSpec]) -> Result<()> {
+        let parts = new.iter().fold(self.parts, |parts, spec| parts.saturating_add(self.part_count(spec)));
+        for (what, count, limit) in [
+            ("tensors of a job", (self.tensors.len() + new.len()) as u64, limits::TENSORS_MAX as u64),
+            ("parts of a job", parts, limits::PARTS_MAX as u64),
+        ] {
+            if count > limit {
+                return Err(Error::Exhausted {
+                    what: what.to_owned(),
+                    limit: limit.to_string(),
+                    hint: "declare fewer tensors, or use larger parts".to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails a tensor and those that share a part with it: their sums could not complete without its bytes.
+    fn fail(&mut self, key: TensorKey, error: &Error) -> Vec<Forgotten> {
+        let mut forgotten = Vec::new();
+        let mut affected = vec![key];
+        while let Some(key) = affected.pop() {
+            let entry = self.tensors.get_mut(&key).expect("pieces and disagreements are about declared tensors");
+            if entry.failed.is_some() {
+                continue;
+            }
+            entry.failed = Some(error.clone());
+            forgotten.push(Forgotten { key, error: error.clone() });
+            let layouts = self.layouter.parts_of(key);
+            affected.extend(layouts.iter().flat_map(|layout| &layout.pieces).map(|piece| piece.tensor));
+        }
+        forgotten
+    }
+
+    fn part_count(&self, spec: &TensorSpec) -> u64 {
+        let bytes = spec.bytes().expect("checked before");
+        super::layout::part_count(bytes, spec.dtype, self.servers, &self.config)
+    }
+}
+
+/// How much of the sums each server of `view` gets.
+pub(super) fn weights(view: &View) -> Vec<f64> {
+    view.servers().map(|_| 1.0).collect()
+}
+
+enum Refusal {
+    /// Of no concern to the others.
+    Asker(Error),
+    /// The tensor fails on every worker.
+    Everybody { key: TensorKey, error: Error },
+}
+
+impl Entry {
+    fn check(&self, worker: WorkerId, spec: &TensorSpec) -> std::result::Result<(), Refusal> {
+        let mismatch = |field: &str, first: String, second: String| Error::Mismatch {
+            tensor: spec.name.clone(),
+            field: field.to_owned(),
+            first: Claim { worker: self.by, value: first },
+            second: Claim { worker, value: second },
+        };
+        // Another name with the same hash: the tensor that came first is as good as before.
+        if self.spec.name != spec.name {
+            return Err(Refusal::Asker(mismatch("name", self.spec.name.clone(), spec.name.clone())));
+        }
+        if let Some(error) = &self.failed {
+            return Err(Refusal::Asker(error.clone()));
+        }
+        let key = spec.key();
+        if self.spec.dtype != spec.dtype {
+            let error = mismatch("dtype", self.spec.dtype.to_string(), spec.dtype.to_string());
+            return Err(Refusal::Everybody { key, error });
+        }
+        if self.spec.shape != spec.shape {
+            let error = mismatch("shape", format!("{:?}", self.spec.shape), format!("{:?}", spec.shape));
+            return Err(Refusal::Everybody { key, error });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::types::DType;
+
+    use super::*;
+
+    #[test]
+    fn the_first_declaration_fixes_the_layout_and_the_same_one_gets_it_again() {
+        let mut registry = registry();
+        let (first, _) = registry.declare(WorkerId(0), &[spec("a", &[10]), spec("b", &[5])], false);
+        let (second, _) = registry.declare(WorkerId(1), &[spec("b", &[5]), spec("a", &[10])], false);
+        let tensors = |layouts: &[PartLayout]| layouts.iter().map(|layout| layout.part.key).collect::<Vec<_>>();
+        assert_eq!(tensors(&first.unwrap()), [TensorKey::of("a"), TensorKey::of("b")]);
+        assert_eq!(tensors(&second.unwrap()), [TensorKey::of("b"), TensorKey::of("a")]);
+    }
+
+    #[test]
+    fn a_disagreement_names_both_sides_and_fails_the_tensor_for_good() {
+        let mut registry = registry();
+        registry.declare(WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
+        let (outcome, forgotten) = registry.declare(WorkerId(1), &[spec("a", &[11])], false);
+        let error = Error::Mismatch {
+            tensor: "a".to_owned(),
+            field: "shape".to_owned(),
+            first: Claim { worker: WorkerId(0), value: "[10]".to_owned() },
+            second: Claim { worker: WorkerId(1), value: "[11]".to_owned() },
+        };
+        assert_eq!(outcome, Err(error.clone()));
+        assert_eq!(forgotten, [Forgotten { key: TensorKey::of("a"), error: error.clone() }]);
+        let (outcome, forgotten) = registry.declare(WorkerId(0), &[spec("a", &[10])], false);
+        assert_eq!(
+            (outcome, forgotten),
+            (Err(error.clone()), Vec::new()),
+            "even who was first; the others know it already"
+        );
+        assert_eq!(registry.forgotten().collect::<Vec<_>>(), [Forgotten { key: TensorKey::of("a"), error }]);
+    }
+
+    #[test]
+    fn a_dtype_is_compared_like_a_shape() {
+        let mut registry = registry();
+        registry.declare(WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
+        let other = TensorSpec { dtype: DType::BF16, ..spec("a", &[10]) };
+        let (outcome, _) = registry.declare(WorkerId(1), &[other], false);
+        assert!(matches!(outcome, Err(Error::Mismatch { field, .. }) if field == "dtype"));
+    }
+
+    #[test]
+    fn tensors_that_share_a_part_fail_together() {
+        let mut registry = registry();
+        registry.declare(WorkerId(0), &[spec("a", &[10]), spec("b", &[5])], true).0.unwrap();
+        registry.declare(WorkerId(0), &[spec("c", &[5])], true).0.unwrap();
+        let (_, forgotten) = registry.declare(WorkerId(1), &[spec("b", &[6])], true);
+        let keys: BTreeSet<TensorKey> = forgotten.iter().map(|forgotten| forgotten.key).collect();
+        assert_eq!(keys, BTreeSet::from([TensorKey::of("a"), TensorKey::of("b")]));
+        assert!(registry.declare(WorkerId(1), &[spec("c", &[5])], true).0.is_ok());
+    }
+
+    #[test]
+    fn a_declaration_that_fails_declares_nothing() {
+        let mut registry = registry();
+        registry.declare(WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
+        registry.declare(WorkerId(1), &[spec("new", &[1]), spec("a", &[11])], false).0.unwrap_err();
+        assert!(registry.declare(WorkerId(0), &[spec("new", &[2])], false).0.is_ok());
+    }
+
+    #[test]
+    fn two_names_with_one_key_are_told_apart() {
+        let mut registry = registry();
+        // As if the hash of "stranger" were that of "a".
+        let entry = Entry { spec: spec("stranger", &[1]), by: WorkerId(3), failed: None };
+        registry.tensors.insert(TensorKey::of("a"), entry);
+        let (outcome, forgotten) = registry.declare(WorkerId(1), &[spec("a", &[1])], false);
+        assert!(matches!(outcome, Err(Error::Mismatch { field, .. }) if field == "name"));
+        assert_eq!(forgotten, [], "the first of them lives on");
+    }
+
+    #[test]
+    fn a_job_has_a_bounded_number_of_parts() {
+        let mut registry = registry();
+        let (outcome, _) = registry.declare(WorkerId(0), &[spec("vast", &[1 << 61])], false);
+        assert!(matches!(outcome, Err(Error::Exhausted { what, .. }) if what == "parts of a job"));
+    }
+
+    #[test]
+    fn a_job_has_a_bounded_number_of_tensors() {
+        let mut registry = registry();
+        let many: Vec<TensorSpec> = (0..limits::TENSORS_MAX).map(|index| spec(&index.to_string(), &[0])).collect();
+        registry.declare(WorkerId(0), &many, false).0.unwrap();
+        let (outcome, _) = registry.declare(WorkerId(0), &[spec("one more", &[0])], false);
+        assert!(matches!(outcome, Err(Error::Exhausted { what, .. }) if what == "tensors of a job"));
+    }
+
+    #[test]
+    fn one_name_twice_in_one_declaration_must_mean_the_same() {
+        let mut registry = registry();
+        let (outcome, _) = registry.declare(WorkerId(0), &[spec("a", &[1]), spec("a", &[2])], false);
+        assert!(matches!(outcome, Err(Error::InvalidArgument { .. })));
+        let (outcome, _) = registry.declare(WorkerId(0), &[spec("a", &[1]), spec("a", &[1])], false);
+        assert_eq!(outcome.unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_shared_part_is_named_by_its_tensors_shortened() {
+        let mut registry = registry();
+        let specs = ["a", "b", "c", "d", "e"].map(|name| spec(name, &[1]));
+        let layouts = registry.declare(WorkerId(0), &specs, true).0.unwrap();
+        assert_eq!(registry.name_of(layouts[0].part), "a, b, c and 2 more");
+        let unknown = PartId { key: TensorKey(7), index: 0 };
+        assert_eq!(registry.name_of(unknown), TensorKey(7).to_string());
+    }
+
+    fn registry() -> Registry {
+        Registry::new(LayoutConfig::default(), &[1.0])
+    }
+
+    fn spec(name: &str, shape: &[u64]) -> TensorSpec {
+        TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: shape.to_vec() }
+    }
+}
