@@ -22,6 +22,18 @@ pub enum Defect {
     MissingWaiterLost,
     /// A weighted mean is divided by the number of workers instead of the sum of their weights.
     DivisorWrong,
+    /// A task that is repeated keeps the credit of its failed attempt.
+    CreditLeaked,
+    /// A round of a part is pushed before the sum of the round before has arrived.
+    RoundGateOpen,
+    /// When the pause before a repeat is over, nobody is woken.
+    RetryForgotten,
+    /// A contribution is pushed again although the sum had begun to land on top of it. Shows when a connection is lost in a pull.
+    LandingForgotten,
+    /// A failed group resolves twice.
+    HandleTwice,
+    /// A failed group never resolves.
+    GroupLost,
     /// A view goes to all members but the last. Shows when a member dies.
     ViewNotBroadcast,
     /// A process that was replaced or declared dead joins as if nothing had happened. Shows when it resumes and reconnects.
@@ -43,6 +55,12 @@ impl Defect {
         Self::AnswerOldRound,
         Self::MissingWaiterLost,
         Self::DivisorWrong,
+        Self::CreditLeaked,
+        Self::RoundGateOpen,
+        Self::RetryForgotten,
+        Self::LandingForgotten,
+        Self::HandleTwice,
+        Self::GroupLost,
         Self::ViewNotBroadcast,
         Self::FencedAccepted,
         Self::BarrierCountsRequests,

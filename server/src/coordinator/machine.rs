@@ -11,7 +11,7 @@ use gradlane_core::wire::limits;
 
 use super::barrier::{Answer, Arrival, Barriers};
 use super::health::{Silent, Vigil};
-use super::registry::{self, Forgotten, Registry};
+use super::registry::{Forgotten, Registry};
 use super::roster::{Identity, Line, Roster, Seat, Size};
 use super::stall::{self, Stalls};
 use super::{Command, CoordinatorConfig, Event};
@@ -72,15 +72,12 @@ impl Coordinator {
     /// A job that waits for its members from `now` on.
     ///
     /// # Panics
-    /// If the job has no worker or more than [`limits::MEMBERS_MAX`] members, or if `dead_timeout` is not above `suspect_timeout`.
+    /// If the job has no worker, no server or more than [`limits::MEMBERS_MAX`] members, or if `dead_timeout` is not above `suspect_timeout`.
     pub fn new(config: CoordinatorConfig, now: Time) -> Self {
         let size = Size { workers: config.workers, servers: config.servers };
         let members = u64::from(size.workers) + u64::from(size.servers);
-        assert!(
-            size.workers > 0 && members <= limits::MEMBERS_MAX as u64,
-            "a job has 1 to {} members",
-            limits::MEMBERS_MAX
-        );
+        assert!(size.workers > 0 && size.servers > 0, "a job has workers and servers");
+        assert!(members <= limits::MEMBERS_MAX as u64, "a job has at most {} members", limits::MEMBERS_MAX);
         Self {
             stage: Stage::Forming { until: now + config.form_timeout },
             epoch: Epoch { term: config.term, number: 0 },
@@ -312,7 +309,7 @@ impl Coordinator {
         self.epoch.number += 1;
         self.stage = Stage::Running;
         let view = self.view();
-        self.registry = Some(Registry::new(self.config.layout, &registry::weights(&view)));
+        self.registry = Some(Registry::new(self.config.layout, &view));
         self.broadcast(&Frame::View(view));
         self.event(Event::Formed);
     }

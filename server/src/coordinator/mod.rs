@@ -16,6 +16,7 @@
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
+use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::LinkId;
 use gradlane_core::types::defect::Defect;
 use gradlane_core::wire::Frame;
@@ -23,7 +24,6 @@ use gradlane_core::wire::frame::Stall;
 
 mod barrier;
 mod health;
-pub mod layout;
 mod machine;
 mod registry;
 mod roster;
@@ -36,8 +36,6 @@ mod specification;
 
 pub use machine::Coordinator;
 
-use layout::LayoutConfig;
-
 /// The job as it was asked for.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CoordinatorConfig {
@@ -47,7 +45,7 @@ pub struct CoordinatorConfig {
     pub term: u32,
     /// How many workers the job has; at least 1.
     pub workers: u32,
-    /// How many servers the job has.
+    /// How many servers the job has; at least 1.
     pub servers: u32,
     /// From the start until everybody must have joined.
     pub form_timeout: Duration,

@@ -1,26 +1,20 @@
 //! The tensors of the job: the first declaration of a name fixes dtype, shape and layout; who disagrees later fails the tensor for
 //! everybody, for good.
 //!
-//! A declaration succeeds whole or changes nothing. How tensors are cut and placed is the business of
-//! [`gradlane_core::pipeline`].
+//! A declaration succeeds whole or declares nothing. How tensors are cut and placed is the business of [`Layouter`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gradlane_core::error::{Claim, Error, Result};
-use gradlane_core::types::{PartId, PartLayout, TensorKey, TensorSpec, View, WorkerId};
+use gradlane_core::pipeline::{LayoutConfig, Layouter, Shares, weights_for};
+use gradlane_core::types::{Member, PartId, PartLayout, TensorKey, TensorSpec, View, WorkerId};
 use gradlane_core::wire::limits;
-
-use super::layout::{LayoutConfig, Layouter};
 
 /// Every tensor that was declared.
 #[derive(Debug)]
 pub(super) struct Registry {
     layouter: Layouter,
-    config: LayoutConfig,
-    servers: u64,
     tensors: BTreeMap<TensorKey, Entry>,
-    /// Parts of all tensors, before fusion.
-    parts: u64,
 }
 
 #[derive(Debug)]
@@ -39,10 +33,9 @@ pub(super) struct Forgotten {
 }
 
 impl Registry {
-    /// An empty registry over servers with these relative weights.
-    pub(super) fn new(config: LayoutConfig, weights: &[f64]) -> Self {
-        let layouter = Layouter::new(config, weights);
-        Self { layouter, config, servers: weights.len() as u64, tensors: BTreeMap::new(), parts: 0 }
+    /// An empty registry over the servers of `view`.
+    pub(super) fn new(config: LayoutConfig, view: &View) -> Self {
+        Self { layouter: Layouter::new(config, &weights(view)), tensors: BTreeMap::new() }
     }
 
     /// Declares `specs` for `worker`. Returns the answer, and the tensors that everybody must forget because of it.
@@ -60,13 +53,11 @@ impl Registry {
                 return (Err(error), forgotten);
             }
         };
-        self.parts += new.iter().map(|spec| self.part_count(spec)).sum::<u64>();
-        self.layouter.declare(&new, fuse);
-        self.tensors.extend(new.into_iter().map(|spec| (spec.key(), Entry { spec, by: worker, failed: None })));
-        // A part that several of the tensors share is told once.
-        let mut told = BTreeSet::new();
-        let layouts = specs.iter().flat_map(|spec| self.layouter.parts_of(spec.key()));
-        (Ok(layouts.filter(|layout| told.insert(layout.part)).collect()), Vec::new())
+        let layouts = self.layouter.declare(specs, fuse);
+        if layouts.is_ok() {
+            self.tensors.extend(new.into_iter().map(|(key, spec)| (key, Entry { spec, by: worker, failed: None })));
+        }
+        (layouts, Vec::new())
     }
 
     /// The tensors that failed, for a member that may have missed it.
@@ -77,8 +68,7 @@ impl Registry {
     /// The names of the tensors in a part, the first few of them, or its key if it is not known.
     pub(super) fn name_of(&self, part: PartId) -> String {
         const NAMES_MAX: usize = 3;
-        let layouts = if self.tensors.contains_key(&part.key) { self.layouter.parts_of(part.key) } else { Vec::new() };
-        let Some(layout) = layouts.iter().find(|layout| layout.part == part) else {
+        let Some(layout) = self.layouter.parts_of(part.key).find(|layout| layout.part == part) else {
             return part.key.to_string();
         };
         let names: Vec<String> =
@@ -93,45 +83,33 @@ impl Registry {
         self.tensors.get(&key).map_or_else(|| key.to_string(), |entry| entry.spec.name.clone())
     }
 
-    /// The tensors of `specs` that are new, if the declaration can be accepted whole.
-    fn check(&self, worker: WorkerId, specs: &[TensorSpec]) -> std::result::Result<Vec<TensorSpec>, Refusal> {
+    /// The tensors of `specs` that are new, if nobody disagrees.
+    fn check(
+        &self,
+        worker: WorkerId,
+        specs: &[TensorSpec],
+    ) -> std::result::Result<BTreeMap<TensorKey, TensorSpec>, Refusal> {
         limits::check_tensors(specs).map_err(Refusal::Asker)?;
-        let mut new: BTreeMap<TensorKey, &TensorSpec> = BTreeMap::new();
-        let mut order = Vec::new();
+        let mut new: BTreeMap<TensorKey, TensorSpec> = BTreeMap::new();
         for spec in specs {
             let key = spec.key();
             if let Some(entry) = self.tensors.get(&key) {
                 entry.check(worker, spec)?;
-            } else if let Some(twin) = new.insert(key, spec) {
-                if twin != spec {
-                    return Err(Refusal::Asker(Error::InvalidArgument {
-                        what: format!("tensor {} is twice in one declaration, and different", spec.name),
-                        hint: "give each tensor a name of its own".to_owned(),
-                    }));
-                }
-            } else {
-                order.push(spec.clone());
+            } else if new.insert(key, spec.clone()).is_some_and(|twin| twin != *spec) {
+                return Err(Refusal::Asker(Error::InvalidArgument {
+                    what: format!("tensor {} is twice in one declaration, and different", spec.name),
+                    hint: "give each tensor a name of its own".to_owned(),
+                }));
             }
         }
-        self.check_room(&order).map_err(Refusal::Asker)?;
-        Ok(order)
-    }
-
-    fn check_room(&self, new: &[TensorSpec]) -> Result<()> {
-        let parts = new.iter().fold(self.parts, |parts, spec| parts.saturating_add(self.part_count(spec)));
-        for (what, count, limit) in [
-            ("tensors of a job", (self.tensors.len() + new.len()) as u64, limits::TENSORS_MAX as u64),
-            ("parts of a job", parts, limits::PARTS_MAX as u64),
-        ] {
-            if count > limit {
-                return Err(Error::Exhausted {
-                    what: what.to_owned(),
-                    limit: limit.to_string(),
-                    hint: "declare fewer tensors, or use larger parts".to_owned(),
-                });
-            }
+        if self.tensors.len() + new.len() > limits::TENSORS_MAX {
+            return Err(Refusal::Asker(Error::Exhausted {
+                what: "tensors of a job".to_owned(),
+                limit: limits::TENSORS_MAX.to_string(),
+                hint: "join small tensors into larger ones".to_owned(),
+            }));
         }
-        Ok(())
+        Ok(new)
     }
 
     /// Fails a tensor and those that share a part with it: their sums could not complete without its bytes.
@@ -145,21 +123,24 @@ impl Registry {
             }
             entry.failed = Some(error.clone());
             forgotten.push(Forgotten { key, error: error.clone() });
-            let layouts = self.layouter.parts_of(key);
-            affected.extend(layouts.iter().flat_map(|layout| &layout.pieces).map(|piece| piece.tensor));
+            affected.extend(self.layouter.parts_of(key).flat_map(|layout| &layout.pieces).map(|piece| piece.tensor));
         }
         forgotten
     }
-
-    fn part_count(&self, spec: &TensorSpec) -> u64 {
-        let bytes = spec.bytes().expect("checked before");
-        super::layout::part_count(bytes, spec.dtype, self.servers, &self.config)
-    }
 }
 
-/// How much of the sums each server of `view` gets.
-pub(super) fn weights(view: &View) -> Vec<f64> {
-    view.servers().map(|_| 1.0).collect()
+/// How much of the sums each server of `view` gets: [`weights_for`], where servers on hosts without a worker count as extra machines.
+fn weights(view: &View) -> Vec<f64> {
+    let worker_hosts: BTreeSet<&str> = view.workers().map(|worker| worker.host.as_str()).collect();
+    let is_extra = |server: &Member| !worker_hosts.contains(server.host.as_str());
+    let extra_hosts: BTreeSet<&str> =
+        view.servers().filter(|server| is_extra(server)).map(|server| server.host.as_str()).collect();
+    if extra_hosts.is_empty() || view.servers().all(is_extra) {
+        return view.servers().map(|_| 1.0).collect();
+    }
+    let count = |hosts: &BTreeSet<&str>| u32::try_from(hosts.len()).expect("a job has at most MEMBERS_MAX hosts");
+    let Shares { colocated, extra } = weights_for(count(&worker_hosts), count(&extra_hosts));
+    view.servers().map(|server| if is_extra(server) { extra } else { colocated }).collect()
 }
 
 enum Refusal {
@@ -199,7 +180,7 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use gradlane_core::types::DType;
+    use gradlane_core::types::{DType, Epoch, Incarnation, NodeId, Phase, Role};
 
     use super::*;
 
@@ -275,10 +256,18 @@ mod tests {
     }
 
     #[test]
+    fn servers_on_machines_of_their_own_get_the_larger_share() {
+        assert_eq!(weights(&view(&["n0", "n1"], &["n0", "n1"])), [1.0, 1.0], "all beside workers");
+        assert_eq!(weights(&view(&["n0", "n1"], &["c0", "c1"])), [1.0, 1.0], "none beside workers");
+        let Shares { colocated, extra } = weights_for(2, 1);
+        assert_eq!(weights(&view(&["n0", "n1"], &["n0", "c0", "n1"])), [colocated, extra, colocated]);
+    }
+
+    #[test]
     fn a_job_has_a_bounded_number_of_parts() {
         let mut registry = registry();
         let (outcome, _) = registry.declare(WorkerId(0), &[spec("vast", &[1 << 61])], false);
-        assert!(matches!(outcome, Err(Error::Exhausted { what, .. }) if what == "parts of a job"));
+        assert!(matches!(outcome, Err(Error::Exhausted { what, .. }) if what.contains("parts")));
     }
 
     #[test]
@@ -310,7 +299,27 @@ mod tests {
     }
 
     fn registry() -> Registry {
-        Registry::new(LayoutConfig::default(), &[1.0])
+        Registry::new(LayoutConfig::default(), &view(&["n0"], &["n0"]))
+    }
+
+    fn view(worker_hosts: &[&str], server_hosts: &[&str]) -> View {
+        let member = |role, index: usize, host: &str| Member {
+            role,
+            index: index as u32,
+            node: NodeId([index as u8; 32]),
+            incarnation: Incarnation(index as u128),
+            host: host.to_owned(),
+            pid: 1,
+            address: String::new(),
+        };
+        let workers = worker_hosts.iter().enumerate().map(|(index, host)| member(Role::Worker, index, host));
+        let servers = server_hosts.iter().enumerate().map(|(index, host)| member(Role::Server, index, host));
+        View {
+            job: "test".to_owned(),
+            epoch: Epoch { term: 1, number: 1 },
+            phase: Phase::Running,
+            members: workers.chain(servers).collect(),
+        }
     }
 
     fn spec(name: &str, shape: &[u64]) -> TensorSpec {
