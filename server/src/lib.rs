@@ -1,1 +1,3 @@
 //! Gradlane's aggregation server and coordinator.
+
+pub mod aggregate;
