@@ -175,6 +175,13 @@ impl Landing {
     }
 }
 
+/// `memory` as a region, for tests: they keep `memory` alive and do not look at it before the operation has reported its end.
+#[cfg(test)]
+pub(crate) fn region_of(memory: &mut [u8]) -> Region {
+    // SAFETY: upheld by the tests, see above.
+    unsafe { Region::new(memory.as_mut_ptr(), memory.len()) }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -228,8 +235,7 @@ mod tests {
 
     /// `memory` cut into runs of these lengths.
     fn regions(memory: &mut [u8], lens: &[usize]) -> Vec<Region> {
-        // SAFETY: the tests keep `memory` alive, and look at it only when nothing holds a region.
-        let mut rest = unsafe { Region::new(memory.as_mut_ptr(), memory.len()) };
+        let mut rest = region_of(memory);
         let mut regions = Vec::new();
         for len in lens {
             let (run, later) = rest.split_at(*len);
