@@ -90,10 +90,6 @@ impl<'a> Reader<'a> {
         Err(self.bad("end", format!("is followed by {} more bytes", self.rest.len())))
     }
 
-    pub(super) fn peer(&self) -> &'a str {
-        self.peer
-    }
-
     pub(super) fn raw(&mut self, len: usize, field: &str) -> Result<&'a [u8]> {
         let Some((head, tail)) = self.rest.split_at_checked(len) else {
             return Err(self.bad(field, format!("needs {len} bytes where {} are left", self.rest.len())));
