@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
+use crate::types::Span;
+
 /// A run of the caller's memory, valid until the operation it was lent to reports its end.
 #[derive(Debug)]
 pub struct Region {
@@ -58,6 +60,32 @@ impl Region {
         (Self { ptr: self.ptr, len: at }, Self { ptr: middle, len: self.len - at })
     }
 
+    /// The same bytes once more, for the next attempt of an operation: an attempt gives its regions back before it reports, so that two
+    /// never hold them at once.
+    pub(crate) fn again(&self) -> Self {
+        Self { ptr: self.ptr, len: self.len }
+    }
+
+    /// The bytes of `span`.
+    ///
+    /// # Panics
+    /// If it reaches beyond the end.
+    pub(crate) fn part(&self, span: Span) -> Self {
+        let offset = usize::try_from(span.offset).expect("within memory");
+        let len = usize::try_from(span.bytes).expect("within memory");
+        self.again().split_at(offset).1.split_at(len).0
+    }
+
+    /// Copies `from` here. They may be the same memory.
+    ///
+    /// # Panics
+    /// If their lengths differ.
+    pub(crate) fn copy_from(&mut self, from: &Self) {
+        assert_eq!(self.len, from.len, "a copy between regions of different length");
+        // SAFETY: both are valid by the contract of `new`; `copy` allows overlap; `&mut self` is the only access under way.
+        unsafe { std::ptr::copy(from.ptr.as_ptr(), self.ptr.as_ptr(), self.len) }
+    }
+
     /// Its bytes.
     ///
     /// # Safety
@@ -75,6 +103,14 @@ impl Region {
         // SAFETY: valid and initialised by the contract of `new`, exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
+}
+
+/// The CRC-32C of the bytes of `regions`, one after the other.
+///
+/// Called by an operation on its own contribution before the contribution is lent, so that nobody writes it meanwhile.
+pub(crate) fn checksum(regions: &[Region]) -> u32 {
+    // SAFETY: the regions are written by a `Landing` only, which this operation makes after its contribution was sent.
+    regions.iter().fold(0, |crc, region| crc32c::crc32c_append(crc, unsafe { region.as_slice() }))
 }
 
 /// Regions lent out for reading, as counted pieces.
