@@ -62,6 +62,8 @@ pub struct File {
     pub text: String,
 }
 
+/// Begins the names of our environment variables.
+pub(super) const PREFIX: &str = "GRADLANE_";
 /// Names the configuration file.
 const FILE_VARIABLE: &str = "GRADLANE_CONFIG";
 /// The argument that names it.
@@ -365,14 +367,15 @@ fn unknown(name: &str, problem: &str) -> Error {
 
 fn warnings(environment: &BTreeMap<String, String>) -> Vec<Warning> {
     let known: Vec<String> = KNOBS.iter().map(Knob::env).chain([FILE_VARIABLE.to_owned()]).collect();
-    let unknown =
-        environment.keys().filter(|name| name.starts_with("GRADLANE_") && !known.contains(name)).map(|name| {
-            let problem = match nearest(name, known.iter().cloned()) {
-                Some(near) => format!("is no setting; did you mean {near}?"),
-                None => "is no setting; see `gradlane config` for all".to_owned(),
-            };
-            Warning { variable: name.clone(), problem }
-        });
+    // The prefix is left out of the comparison: a long common beginning would make everything look alike.
+    let rest = |name: &str| name.strip_prefix(PREFIX).map(str::to_owned);
+    let unknown = environment.keys().filter(|name| !known.contains(name)).filter_map(|name| {
+        let problem = match nearest(&rest(name)?, known.iter().filter_map(|name| rest(name))) {
+            Some(near) => format!("is no setting; did you mean {PREFIX}{near}?"),
+            None => "is no setting; see `gradlane config` for all".to_owned(),
+        };
+        Some(Warning { variable: name.clone(), problem })
+    });
     let unread = UNREAD
         .into_iter()
         .filter(|(name, _)| environment.get(*name).is_some_and(|value| value != "0"))
