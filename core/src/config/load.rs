@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::kinds::{ProcessRole, Unit};
 use super::knobs::{Config, KNOBS, Knob};
@@ -189,26 +189,24 @@ impl Config {
     }
 
     fn expand_home(&mut self, home: Option<&String>) -> Result<()> {
-        let expanded = |path: &PathBuf| match (path.strip_prefix("~"), home) {
-            (Ok(rest), Some(home)) => Some(PathBuf::from(home).join(rest)),
-            (Ok(_), None) => None,
-            (Err(_), _) => Some(path.clone()),
-        };
-        let (state_dir, join_file) =
-            (self.state_dir.as_ref().and_then(expanded), self.join_file.as_ref().and_then(expanded));
-        for (name, before, after) in
-            [("state_dir", &self.state_dir, &state_dir), ("join_file", &self.join_file, &join_file)]
-        {
-            if before.is_some() && after.is_none() && *self.origin(name) != Origin::Default {
-                return Err(Error::Config {
-                    knob: written(name, self.origin(name)),
-                    problem: "begins with ~ and HOME is not set".to_owned(),
-                    hint: "give a path from the root".to_owned(),
-                });
-            }
-        }
-        (self.state_dir, self.join_file) = (state_dir, join_file);
+        self.state_dir = self.expanded("state_dir", self.state_dir.as_deref(), home)?;
+        self.join_file = self.expanded("join_file", self.join_file.as_deref(), home)?;
         Ok(())
+    }
+
+    fn expanded(&self, name: &str, path: Option<&Path>, home: Option<&String>) -> Result<Option<PathBuf>> {
+        let Some(path) = path else { return Ok(None) };
+        match (path.strip_prefix("~"), home, self.origin(name)) {
+            (Err(_), _, _) => Ok(Some(path.to_owned())),
+            (Ok(rest), Some(home), _) => Ok(Some(Path::new(home).join(rest))),
+            // A default is nobody's wish: without a home there is just no default.
+            (Ok(_), None, Origin::Default) => Ok(None),
+            (Ok(_), None, origin) => Err(Error::Config {
+                knob: written(name, origin),
+                problem: "begins with ~ and HOME is not set".to_owned(),
+                hint: "give a path from the root".to_owned(),
+            }),
+        }
     }
 
     /// Refuses settings that contradict each other.
@@ -217,7 +215,8 @@ impl Config {
             if (conflict.found)(self) {
                 let shown = |name: &str| {
                     let knob = Knob::find(name).expect("conflicts are between knobs");
-                    format!("{} ({})", knob.value(self), self.origin(name))
+                    let value = Some(knob.value(self)).filter(|value| !value.is_empty());
+                    format!("{} ({})", value.as_deref().unwrap_or("not set"), self.origin(name))
                 };
                 return Err(Error::Config {
                     knob: conflict.knob.to_owned(),
