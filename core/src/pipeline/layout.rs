@@ -32,8 +32,8 @@ impl Layouter {
     ///
     /// # Panics
     /// If a weight is negative or not finite, or none is positive.
-    pub fn new(config: LayoutConfig, weights: &[f64]) -> Self {
-        let placement = Placement::new(weights);
+    pub fn new(config: LayoutConfig, weights: Vec<f64>) -> Self {
+        let placement = Placement::new(&weights);
         Self { config, placement, tensors: BTreeMap::new(), parts: BTreeMap::new() }
     }
 
@@ -284,7 +284,7 @@ mod tests {
             splits in prop::collection::vec(1..10usize, 1..8),
         ) {
             let config = LayoutConfig { partition_bytes: 64 << 10, fuse_bytes: 8 << 10, part_bytes_min: 4 << 10 };
-            let mut layouter = Layouter::new(config, &vec![1.0; servers]);
+            let mut layouter = Layouter::new(config, vec![1.0; servers]);
             let specs: Vec<TensorSpec> = sizes
                 .iter()
                 .enumerate()
@@ -316,7 +316,7 @@ mod tests {
     }
 
     fn layouter(servers: usize) -> Layouter {
-        Layouter::new(LayoutConfig::default(), &vec![1.0; servers])
+        Layouter::new(LayoutConfig::default(), vec![1.0; servers])
     }
 
     fn tensor(name: &str, len: u64) -> TensorSpec {
