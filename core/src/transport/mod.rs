@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::mem::{Frozen, Lease, Region};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::Header;
