@@ -1,3 +1,6 @@
 //! Gradlane's aggregation server and coordinator.
 
 pub mod aggregate;
+
+pub mod accumulator;
+pub mod sum;

@@ -434,7 +434,7 @@ mod failing {
     fn after_a_failed_round_the_next_one_can_be_summed() {
         let mut world = World::of(2);
         world.push(0, header(0));
-        world.push(1, Header { bytes: 20, ..header(0) });
+        world.open(1, Header { bytes: 20, ..header(0) });
         world.commands();
         let answers = world.everybody(header(1));
         assert_eq!(answered(&world.commands()), answers);
