@@ -222,7 +222,7 @@ impl Aggregator {
             && since + self.config.step_timeout <= now
         {
             let stall = self.stall(now, since, id);
-            let came = self.workers().len() - stall.missing.len();
+            let came = self.slot(id).map_or(0, |slot| slot.arrived.len());
             let error = Error::Stalled {
                 tensor: id.part.key.to_string(),
                 round: id.round,
@@ -258,7 +258,8 @@ impl Aggregator {
         self.warned.map_or(oldest, |warned| warned.max(oldest)) + self.config.stall_warn
     }
 
-    fn needs(&self, id: SlotId) -> u64 {
+    /// Bytes that a round needs beyond what is accounted to it.
+    fn growth(&self, id: SlotId) -> u64 {
         let grown = |slot: &Slot| slot.needs(self.workers(), &self.config).saturating_sub(slot.booked);
         self.slot(id).map_or(0, grown)
     }

@@ -154,8 +154,7 @@ impl Aggregator {
                     self.arrive(now, id, worker, exchange, weight);
                 } else {
                     let superseded = open.landing.insert(worker, exchange);
-                    let needs = self.needs(id);
-                    if let Err(error) = self.check_memory(needs) {
+                    if let Err(error) = self.check_memory(self.growth(id)) {
                         self.open_mut(id).landing.remove(&worker);
                         return Err(error);
                     }

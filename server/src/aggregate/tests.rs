@@ -331,6 +331,19 @@ mod window {
     }
 
     #[test]
+    fn a_round_that_one_worker_skipped_ends_when_all_went_on() {
+        let mut world = World::of(2);
+        let given_up = world.push(0, header(0));
+        world.aggregator.handle_torn(world.now, given_up);
+        let skipper = world.push(1, header(1));
+        let other = world.push(0, header(1));
+        let commands = world.commands();
+        assert!(commands.contains(&Command::Drop { slot: slot(0) }));
+        assert_eq!(answered(&commands), [other, skipper], "by rank");
+        assert_eq!(world.aggregator.poll_timeout(), None);
+    }
+
+    #[test]
     fn parts_are_independent() {
         let mut world = World::of(1);
         world.push(0, header(0));
@@ -434,7 +447,7 @@ mod failing {
     fn after_a_failed_round_the_next_one_can_be_summed() {
         let mut world = World::of(2);
         world.push(0, header(0));
-        world.push(1, Header { bytes: 20, ..header(0) });
+        world.open(1, Header { bytes: 20, ..header(0) });
         world.commands();
         let answers = world.everybody(header(1));
         assert_eq!(answered(&world.commands()), answers);
