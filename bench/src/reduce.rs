@@ -24,8 +24,9 @@ const SMOKE_BYTES: u64 = 4096 + 24;
 ///
 /// GB/s count every byte that is read and written (10⁹ bytes). Of an f32 sum these are 3 for each byte of the contribution (two
 /// reads, one write); of an f16 or bf16 sum, whose accumulator is f32, they are 5; of a memcpy 2 (one read, one write).
-/// "of plain" is sum ÷ plain loop; "of copy" is sum ÷ memcpy; both are medians of the ratios of neighbouring samples. The plain loop is
-/// `sum += x`, compiled for the base instruction set. ± is half the distance between the slowest and the fastest sample.
+/// "of plain" is sum ÷ plain loop; "of copy" is sum ÷ memcpy; both are medians of the ratios of neighbouring samples. "of copy" may
+/// exceed 1: a memcpy that fetches the lines it overwrites moves bytes that are not counted. The plain loop is `sum += x`, compiled
+/// for the base instruction set. ± is half the distance between the slowest and the fastest sample.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Bytes of a contribution; several are separated by commas.
