@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::config::Config;
-use gradlane_core::transport::quic::identity::Credentials;
+use gradlane_core::transport::quic::Credentials;
 use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::wire::frame::Status;

@@ -11,7 +11,7 @@ use super::Clock;
 use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use crate::error::{Error, Result};
 use crate::transport::quic::control::{ControlEvent, ControlLink};
-use crate::transport::quic::identity::Credentials;
+use crate::transport::quic::Credentials;
 use crate::types::{Done, PartLayout, TensorSpec};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
@@ -53,7 +53,7 @@ impl Membership {
     ) -> Result<Self> {
         let (inputs, received) = unbounded();
         let mut driver = Driver {
-            member: Member::new(options.member, clock.now()),
+            member: Member::new(MemberConfig { coordinator: options.coordinator.clone(), ..options.member }, clock.now()),
             clock,
             coordinator: options.coordinator,
             credentials: options.credentials,
