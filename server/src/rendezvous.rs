@@ -76,10 +76,6 @@ pub fn find(state_dir: &Path, job: &str, patience: Duration) -> Result<JoinStrin
         let left = patience.saturating_sub(clock.now().since(Time::ZERO));
         if left.is_zero() {
             let found = match stale {
-                Some(pid) => format!("its coordinator (pid {pid}) is dead"),
-                None => "is the coordinator started?".to_owned(),
-            };
-            let found = match stale {
                 Some(pid) => format!("its coordinator (pid {pid}) has died"),
                 None => "there is none".to_owned(),
             };
