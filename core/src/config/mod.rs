@@ -1,1 +1,17 @@
-//! config.
+//! The settings of a process: read once, from one table of knobs, each value with its origin.
+//!
+//! [`knobs`] is the table; the typed [`Config`], its parsing, printing and documentation are made from it. [`load`] joins the sources
+//! in their order: arguments of the call, environment, file, what a launcher such as `torchrun` says, default. [`launch`] knows the
+//! launchers, [`kinds`] and [`units`] how a value is written, [`report`] how all of them are shown.
+
+pub mod kinds;
+pub mod knobs;
+pub mod launch;
+pub mod load;
+pub mod report;
+pub mod units;
+
+pub use kinds::ProcessRole;
+pub use knobs::{Config, KNOBS, Knob};
+pub use launch::{Launch, Launcher};
+pub use load::{Origin, Warning};

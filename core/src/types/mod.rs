@@ -3,6 +3,7 @@
 pub mod done;
 pub mod dtype;
 pub mod id;
+pub mod join;
 pub mod layout;
 pub mod op;
 pub mod priority;
@@ -16,6 +17,7 @@ pub mod defect;
 pub use done::Done;
 pub use dtype::DType;
 pub use id::{Epoch, ExchangeId, Incarnation, LinkId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId};
+pub use join::JoinString;
 pub use layout::{PartLayout, Piece, TensorSpec};
 pub use op::Op;
 pub use priority::Priority;

@@ -41,7 +41,8 @@ impl Writer {
 
     /// A text: `u32` length, then UTF-8. What is longer than `limit` is cut at a character, so that the reader accepts it.
     pub(super) fn text(&mut self, text: &str, limit: usize) {
-        let cut = &text[..text.floor_char_boundary(limit)];
+        let end = (0..=text.len().min(limit)).rev().find(|at| text.is_char_boundary(*at)).expect("0 is a boundary");
+        let cut = &text[..end];
         self.list_len(cut.len());
         self.raw(cut.as_bytes());
     }
@@ -88,10 +89,6 @@ impl<'a> Reader<'a> {
             return Ok(());
         }
         Err(self.bad("end", format!("is followed by {} more bytes", self.rest.len())))
-    }
-
-    pub(super) fn peer(&self) -> &'a str {
-        self.peer
     }
 
     pub(super) fn raw(&mut self, len: usize, field: &str) -> Result<&'a [u8]> {

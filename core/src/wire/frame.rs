@@ -1,9 +1,11 @@
-//! The frames of the control stream between a node and the coordinator.
+//! The frames of the control stream between a node and the coordinator. `frame::encoding` writes and reads them.
 
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{Incarnation, PartId, PartLayout, Role, Round, TensorKey, TensorSpec, Time, View, WorkerId};
+
+mod encoding;
 
 /// One message on a control stream. Who sent it is known from the connection.
 #[derive(Clone, PartialEq, Debug)]

@@ -34,6 +34,11 @@ pub mod header;
 pub mod limits;
 pub mod reject;
 
+#[cfg(test)]
+mod fuzz;
+#[cfg(test)]
+mod samples;
+
 pub use frame::Frame;
 pub use header::{Flags, Header, HeaderKind};
 

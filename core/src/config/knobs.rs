@@ -1,0 +1,261 @@
+//! The one table of knobs. A row makes the field of [`Config`], the environment variable, the key of the file, the parser, the line
+//! of the report and its documentation; adding a knob is adding a row.
+
+use std::collections::BTreeMap;
+
+use super::kinds::{Address, Bytes, Count, Flag, Join, Kind, LogFilter, Optional, Path, Role, Span, Text, Unit};
+use super::load::Origin;
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Knob {
+    /// What it belongs to, such as `Failures`.
+    pub topic: &'static str,
+    /// Its key in the file and among the arguments, and the name of its field.
+    pub name: &'static str,
+    /// Environment variables of BytePS, ps-lite and others that mean the same; read after ours, in this order.
+    pub aliases: &'static [&'static str],
+    /// How its value is written.
+    pub unit: Unit,
+    /// The value if nobody says otherwise; empty for none.
+    pub default: &'static str,
+    /// The smallest and the largest value.
+    pub range: Option<(&'static str, &'static str)>,
+    /// What it means.
+    pub doc: &'static str,
+    pub(super) set: fn(&mut Config, &str) -> Result<(), String>,
+    pub(super) print: fn(&Config) -> String,
+}
+
+impl Knob {
+    /// The row of the knob called `name`.
+    pub fn find(name: &str) -> Option<&'static Self> {
+        KNOBS.iter().find(|knob| knob.name == name)
+    }
+
+    /// Its environment variable, such as `GRADLANE_PARTITION_BYTES`.
+    pub fn env(&self) -> String {
+        format!("GRADLANE_{}", self.name.to_ascii_uppercase())
+    }
+
+    /// Its value in `config`, as text; masked if secret, empty if absent.
+    pub fn value(&self, config: &Config) -> String {
+        (self.print)(config)
+    }
+}
+
+/// Parses and checks a value against its limits.
+fn parse<K: Kind>(text: &str, range: Option<(&str, &str)>) -> Result<K::Value, String> {
+    let value = K::parse(text)?;
+    if let (Some((low, high)), Some(quantity)) = (range, K::quantity(&value)) {
+        let limit =
+            |text| K::parse(text).ok().and_then(|limit| K::quantity(&limit)).expect("a test parses every limit");
+        if quantity < limit(low) || quantity > limit(high) {
+            return Err(format!("is not between {low} and {high}"));
+        }
+    }
+    Ok(value)
+}
+
+macro_rules! knobs {
+    ($($topic:literal { $(
+        $(#[doc = $doc:literal])+
+        $name:ident: $kind:ty = $default:literal $(in $low:literal to $high:literal)? $(, alias $alias:literal)*;
+    )+ })+) => {
+        /// The settings of one process. The fields are the knobs of [`KNOBS`], under the same names and in the same order.
+        ///
+        /// Load it with [`Config::from_process`] or [`Config::load`]; the default has the default of every knob.
+        #[derive(Clone, PartialEq, Debug)]
+        pub struct Config {
+            $($(
+                $(#[doc = $doc])+
+                pub $name: <$kind as Kind>::Value,
+            )+)+
+            /// Where the values that are not defaults came from, by the name of their knob.
+            pub origins: BTreeMap<&'static str, Origin>,
+        }
+
+        /// Every knob.
+        pub const KNOBS: &[Knob] = &[$($(
+            Knob {
+                topic: $topic,
+                name: stringify!($name),
+                aliases: &[$($alias),*],
+                unit: <$kind as Kind>::UNIT,
+                default: $default,
+                range: knobs!(@range $($low $high)?),
+                doc: concat!($($doc),+).trim_ascii(),
+                set: |config, text| {
+                    config.$name = parse::<$kind>(text, knobs!(@range $($low $high)?))?;
+                    Ok(())
+                },
+                print: |config| <$kind as Kind>::print(&config.$name),
+            },
+        )+)+];
+
+        impl Default for Config {
+            fn default() -> Self {
+                Self {
+                    $($( $name: <$kind as Kind>::parse($default).expect("a test parses every default"), )+)+
+                    origins: BTreeMap::new(),
+                }
+            }
+        }
+    };
+    (@range) => { None };
+    (@range $low:literal $high:literal) => { Some(($low, $high)) };
+}
+
+knobs! {
+    "Job" {
+        /// What this process does: worker, server, coordinator, or both for a coordinator with a server.
+        role: Role = "worker", alias "DMLC_ROLE";
+        /// Name of the job; equal in all its processes.
+        job: Text = "default";
+        /// Join string of the job, as its coordinator printed it.
+        join: Optional<Join> = "";
+        /// File with the join string: written by a coordinator, read by the others unless `join` is given.
+        join_file: Optional<Path> = "";
+        /// Host of the coordinator, where no join string names it.
+        coordinator_host: Optional<Text> = "", alias "DMLC_PS_ROOT_URI";
+        /// Port of the coordinator, where no join string names it.
+        coordinator_port: Optional<Count<u16>> = "" in "1" to "65535", alias "DMLC_PS_ROOT_PORT";
+        /// Where state is kept, one directory a job below it; none where there is no home directory.
+        state_dir: Optional<Path> = "~/.gradlane";
+    }
+    "Place" {
+        /// Rank of this worker, from 0.
+        rank: Optional<Count> = "" in "0" to "4095";
+        /// Number of workers.
+        size: Optional<Count> = "" in "1" to "4096";
+        /// Rank of this worker among those on its host.
+        local_rank: Optional<Count> = "" in "0" to "4095";
+        /// Number of workers on this host.
+        local_size: Optional<Count> = "" in "1" to "4096";
+        /// Index of this host.
+        node_rank: Optional<Count> = "" in "0" to "4095";
+        /// Number of hosts with workers.
+        num_nodes: Optional<Count> = "" in "1" to "4096";
+        /// Number of servers; 0 embeds one in the worker of rank 0.
+        servers: Count = "0" in "0" to "4095", alias "DMLC_NUM_SERVER";
+        /// Index that this server asks for; any if absent.
+        server_index: Optional<Count> = "" in "0" to "4094";
+    }
+    "Network" {
+        /// Where a server or coordinator listens; port 0 takes a free one.
+        bind: Address = "0.0.0.0:0";
+        /// Host that a server or coordinator announces to the others; found out if absent.
+        advertise: Optional<Text> = "", alias "DMLC_NODE_HOST";
+        /// Send and receive buffer of a socket; the system may give less.
+        socket_buffer_bytes: Bytes = "16 MiB" in "64 KiB" to "1 GiB";
+        /// Largest UDP payload; found out by probing if absent.
+        datagram_bytes_max: Optional<Bytes> = "" in "1452" to "65507";
+        /// Whether contributions and sums carry a CRC-32C.
+        checksum: Flag = "true";
+    }
+    "Scheduling" {
+        /// Bytes of a part: larger tensors are split, and each part travels and is summed by itself.
+        partition_bytes: Bytes = "4 MiB" in "64 KiB" to "64 MiB", alias "BYTEPS_PARTITION_BYTES";
+        /// Tensors up to this length share parts; 0 fuses none.
+        fuse_bytes: Bytes = "256 KiB" in "0" to "64 MiB";
+        /// Bytes in flight per worker, from the start of a push until its sum is there; a larger part runs alone.
+        credit_bytes: Bytes = "64 MiB" in "1" to "1 TiB";
+        /// Bytes submitted and not yet resolved; a submission beyond waits.
+        submit_bytes_max: Bytes = "4 GiB" in "1 MiB" to "16 TiB";
+        /// Every so many takes of a queue one goes to the task that waits longest, so that none starves; 0 for never.
+        oldest_every: Count = "32" in "0" to "1000000";
+    }
+    "Summation" {
+        /// Add in the order of ranks, not of arrival: bitwise the same sums on every run.
+        deterministic: Flag = "false";
+        /// Threads that add in a server; 0 for one per core.
+        sum_threads: Count = "0" in "0" to "1024", alias "BYTEPS_SERVER_ENGINE_THREAD";
+    }
+    "Failures" {
+        /// How long a process waits for the job to form.
+        join_timeout: Span = "300 s" in "1 ms" to "24 h";
+        /// How long a coordinator waits, from the first member on, for all of them. Below `join_timeout` by default, so that the
+        /// coordinator, which knows who is missing, speaks first.
+        form_timeout: Span = "290 s" in "1 ms" to "24 h";
+        /// How often a process says that it lives.
+        heartbeat_interval: Span = "250 ms" in "1 ms" to "60 s";
+        /// Silence after which a member is suspect.
+        suspect_timeout: Span = "2 s" in "1 ms" to "10 min";
+        /// Silence after which a member is dead.
+        dead_timeout: Span = "5 s" in "1 ms" to "1 h";
+        /// How long a job runs on without its coordinator.
+        control_lost_timeout: Span = "300 s" in "1 ms" to "24 h";
+        /// Wait for a missing contribution after which a warning names the ranks; repeated at this interval.
+        stall_warn: Span = "10 s" in "1 ms" to "1 h";
+        /// Wait for a missing contribution after which the tensor fails on all ranks.
+        step_timeout: Span = "120 s" in "1 ms" to "24 h";
+        /// How long an orderly exit waits for exchanges under way and for threads to end.
+        shutdown_timeout: Span = "2 s" in "0" to "10 min";
+    }
+    "Log" {
+        /// Level or filter of the log, such as info or info,gradlane_core::sched=trace.
+        log: LogFilter = "warn", alias "BYTEPS_LOG_LEVEL";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_default_and_every_limit_parses() {
+        let mut config = Config::default();
+        for knob in KNOBS {
+            assert_eq!((knob.set)(&mut config, knob.default), Ok(()), "{}", knob.name);
+            for limit in knob.range.iter().flat_map(|(low, high)| [low, high]) {
+                assert_eq!((knob.set)(&mut config, limit), Ok(()), "{}", knob.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_printed_value_reads_back() {
+        let mut config = Config::default();
+        for knob in KNOBS {
+            let printed = knob.value(&config);
+            assert_eq!((knob.set)(&mut config, &printed), Ok(()), "{}", knob.name);
+        }
+        assert_eq!(config, Config::default());
+    }
+
+    #[test]
+    fn a_value_beyond_its_limits_is_refused_with_them() {
+        let mut config = Config::default();
+        for (name, value) in
+            [("partition_bytes", "1 KiB"), ("partition_bytes", "65 MiB"), ("dead_timeout", "0"), ("size", "0")]
+        {
+            let problem = (Knob::find(name).unwrap().set)(&mut config, value).unwrap_err();
+            assert!(problem.starts_with("is not between "), "{name}: {problem}");
+        }
+        assert_eq!(config, Config::default(), "a refused value changes nothing");
+    }
+
+    #[test]
+    fn names_are_unique_and_documented() {
+        let mut names = BTreeSet::new();
+        for knob in KNOBS {
+            assert!(names.insert(knob.env()), "{} twice", knob.name);
+            assert!(
+                knob.aliases.iter().all(|alias| names.insert((*alias).to_owned())),
+                "an alias of {} twice",
+                knob.name
+            );
+            assert!(knob.doc.ends_with('.'), "{}: {}", knob.name, knob.doc);
+        }
+    }
+
+    #[test]
+    fn an_unlimited_knob_has_no_quantity() {
+        for knob in KNOBS {
+            let numeric = matches!(knob.unit, Unit::Bytes | Unit::Duration | Unit::Count);
+            assert_eq!(knob.range.is_some(), numeric, "{}", knob.name);
+        }
+    }
+}

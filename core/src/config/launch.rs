@@ -1,0 +1,428 @@
+//! Who a worker is, from the variables that launchers set. The first family that is there decides; a family that is there in part is
+//! an error, because guessing the rest gives two processes one rank.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// The place of a worker in its job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Launch {
+    /// Who said so.
+    pub launcher: Launcher,
+    /// From 0.
+    pub rank: u32,
+    /// Number of workers.
+    pub size: u32,
+    /// Among the workers of this host.
+    pub local_rank: u32,
+    /// Number of workers of this host.
+    pub local_size: u32,
+    /// Index of this host.
+    pub node_rank: u32,
+    /// Number of hosts.
+    pub num_nodes: u32,
+}
+
+/// A family of variables, in the order in which they are looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Launcher {
+    /// `GRADLANE_RANK`, `GRADLANE_SIZE`, …
+    Gradlane,
+    /// `DMLC_WORKER_ID`, `DMLC_NUM_WORKER` and `BYTEPS_LOCAL_RANK`, `BYTEPS_LOCAL_SIZE`: BytePS and ps-lite.
+    Dmlc,
+    /// `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`: torchrun and all that imitate it.
+    Torchrun,
+    /// `OMPI_COMM_WORLD_*` of Open MPI, or `PMI_*` of MPICH and its kin.
+    Mpi,
+    /// `SLURM_*` of a step that `srun` started.
+    Slurm,
+    /// None: a job of one process.
+    Single,
+}
+
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gradlane => "GRADLANE_* variables",
+            Self::Dmlc => "DMLC_* variables",
+            Self::Torchrun => "torchrun",
+            Self::Mpi => "MPI",
+            Self::Slurm => "Slurm",
+            Self::Single => "single process",
+        })
+    }
+}
+
+impl Launch {
+    /// Finds the place of this worker. `env` gives the value of a variable.
+    ///
+    /// Where a launcher does not say how many workers share a host, every worker is taken for the only one of its host.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the variable that is missing, is no number, or is beyond its count.
+    pub fn detect(env: &impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let launch = if env("GRADLANE_RANK").is_some() || env("GRADLANE_SIZE").is_some() {
+            gradlane(&Family { launcher: Launcher::Gradlane, env })
+        } else if ["DMLC_WORKER_ID", "DMLC_NUM_WORKER", "DMLC_ROLE"].into_iter().any(|name| env(name).is_some()) {
+            dmlc(&Family { launcher: Launcher::Dmlc, env })
+        } else if env("RANK").is_some() || env("WORLD_SIZE").is_some() {
+            torchrun(&Family { launcher: Launcher::Torchrun, env })
+        } else if env("OMPI_COMM_WORLD_RANK").is_some() || env("OMPI_COMM_WORLD_SIZE").is_some() {
+            open_mpi(&Family { launcher: Launcher::Mpi, env })
+        } else if env("PMI_RANK").is_some() || env("PMI_SIZE").is_some() {
+            pmi(&Family { launcher: Launcher::Mpi, env })
+        } else if env("SLURM_PROCID").is_some() && env("SLURM_STEP_NODELIST").is_some() {
+            // The script of a batch job sees SLURM_PROCID=0 and SLURM_NTASKS too, but it is one process, not a rank: only srun
+            // makes steps.
+            slurm(&Family { launcher: Launcher::Slurm, env })
+        } else {
+            Ok(place(Launcher::Single, 0, 1))
+        }?;
+        launch.check()?;
+        Ok(launch)
+    }
+
+    /// The names of the knobs and their values.
+    pub fn values(&self) -> [(&'static str, u32); 6] {
+        [
+            ("rank", self.rank),
+            ("size", self.size),
+            ("local_rank", self.local_rank),
+            ("local_size", self.local_size),
+            ("node_rank", self.node_rank),
+            ("num_nodes", self.num_nodes),
+        ]
+    }
+
+    fn check(&self) -> Result<()> {
+        for (what, index, count) in [
+            ("rank", self.rank, self.size),
+            ("local rank", self.local_rank, self.local_size),
+            ("host index", self.node_rank, self.num_nodes),
+        ] {
+            if index >= count {
+                return Err(Error::Config {
+                    knob: format!("{what} of {}", self.launcher),
+                    problem: format!("is {index} of {count}"),
+                    hint: "indices count from 0".to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// With this place on its host; hosts are taken to have equally many workers, filled in order of rank.
+    fn on_host(self, (local_rank, local_size): (u32, u32)) -> Self {
+        let local_size = local_size.max(1);
+        let (node_rank, num_nodes) = (self.rank / local_size, self.size.div_ceil(local_size));
+        Self { local_rank, local_size, node_rank, num_nodes, ..self }
+    }
+}
+
+/// The number of workers that ps-lite's variables tell to a coordinator: `DMLC_NUM_WORKER` hosts of `BYTEPS_LOCAL_SIZE` workers, one
+/// each where that is not said.
+///
+/// # Errors
+/// [`Error::Config`] naming the variable that is no number.
+pub fn workers_of_dmlc(env: &impl Fn(&str) -> Option<String>) -> Result<Option<u32>> {
+    let family = Family { launcher: Launcher::Dmlc, env };
+    let Some(hosts) = family.optional("DMLC_NUM_WORKER")? else { return Ok(None) };
+    let local_size = family.optional("BYTEPS_LOCAL_SIZE")?.unwrap_or(1);
+    family.product(hosts, local_size).map(Some)
+}
+
+fn gradlane(family: &Family<'_, impl Fn(&str) -> Option<String>>) -> Result<Launch> {
+    let launch = place(family.launcher, family.required("GRADLANE_RANK")?, family.required("GRADLANE_SIZE")?)
+        .on_host(family.pair("GRADLANE_LOCAL_RANK", "GRADLANE_LOCAL_SIZE")?);
+    let node_rank = family.optional("GRADLANE_NODE_RANK")?.unwrap_or(launch.node_rank);
+    let num_nodes = family.optional("GRADLANE_NUM_NODES")?.unwrap_or(launch.num_nodes);
+    Ok(Launch { node_rank, num_nodes, ..launch })
+}
+
+/// BytePS counts hosts: `DMLC_WORKER_ID` of `DMLC_NUM_WORKER`, each with `BYTEPS_LOCAL_SIZE` workers.
+fn dmlc(family: &Family<'_, impl Fn(&str) -> Option<String>>) -> Result<Launch> {
+    let (node_rank, num_nodes) = (family.required("DMLC_WORKER_ID")?, family.required("DMLC_NUM_WORKER")?);
+    let (local_rank, local_size) = family.pair("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE")?;
+    let first = family.product(node_rank, local_size)?;
+    let rank = match family.optional("BYTEPS_GLOBAL_RANK")? {
+        Some(rank) => rank,
+        None => first.checked_add(local_rank).ok_or_else(|| family.too_large())?,
+    };
+    let size = family.product(num_nodes, local_size)?;
+    Ok(Launch { launcher: family.launcher, rank, size, local_rank, local_size, node_rank, num_nodes })
+}
+
+fn torchrun(family: &Family<'_, impl Fn(&str) -> Option<String>>) -> Result<Launch> {
+    let launch = place(family.launcher, family.required("RANK")?, family.required("WORLD_SIZE")?)
+        .on_host(family.pair("LOCAL_RANK", "LOCAL_WORLD_SIZE")?);
+    let node_rank = family.optional("GROUP_RANK")?.unwrap_or(launch.node_rank);
+    let num_nodes = family.optional("GROUP_WORLD_SIZE")?.unwrap_or(launch.num_nodes.max(node_rank.saturating_add(1)));
+    Ok(Launch { node_rank, num_nodes, ..launch })
+}
+
+fn open_mpi(family: &Family<'_, impl Fn(&str) -> Option<String>>) -> Result<Launch> {
+    let rank = family.required("OMPI_COMM_WORLD_RANK")?;
+    let size = family.required("OMPI_COMM_WORLD_SIZE")?;
+    let local = family.pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")?;
+    Ok(place(family.launcher, rank, size).on_host(local))
+}
+
+fn pmi(family: &Family<'_, impl Fn(&str) -> Option<String>>) -> Result<Launch> {
+    let (rank, size) = (family.required("PMI_RANK")?, family.required("PMI_SIZE")?);
+    let local = family.pair("MPI_LOCALRANKID", "MPI_LOCALNRANKS")?;
+    Ok(place(family.launcher, rank, size).on_host(local))
+}
+
+fn slurm(family: &Family<'_, impl Fn(&str) -> Option<String>>) -> Result<Launch> {
+    // A step may have fewer tasks and hosts than its allocation.
+    let size = match family.optional("SLURM_STEP_NUM_TASKS")? {
+        Some(size) => size,
+        None => family.required("SLURM_NTASKS")?,
+    };
+    let node_rank = family.required("SLURM_NODEID")?;
+    let variable = if (family.env)("SLURM_STEP_TASKS_PER_NODE").is_some() {
+        "SLURM_STEP_TASKS_PER_NODE"
+    } else {
+        "SLURM_TASKS_PER_NODE"
+    };
+    let tasks = (family.env)(variable).ok_or_else(|| family.missing(variable))?;
+    let tasks = tasks_per_node(&tasks).ok_or_else(|| family.bad(variable, &tasks))?;
+    let hosts: u64 = tasks.iter().map(|(_, hosts)| u64::from(*hosts)).sum();
+    let mut before = 0;
+    let local_size = tasks.iter().find_map(|(count, hosts)| {
+        before += u64::from(*hosts);
+        (u64::from(node_rank) < before).then_some(*count)
+    });
+    Ok(Launch {
+        launcher: family.launcher,
+        rank: family.required("SLURM_PROCID")?,
+        size,
+        local_rank: family.required("SLURM_LOCALID")?,
+        local_size: local_size.unwrap_or(1),
+        node_rank,
+        num_nodes: u32::try_from(hosts).map_err(|_| family.too_large())?,
+    })
+}
+
+/// Reads Slurm's `4(x2),3`: two hosts with four tasks, then one with three. Returns tasks and hosts of each run.
+fn tasks_per_node(text: &str) -> Option<Vec<(u32, u32)>> {
+    text.split(',')
+        .map(|run| match run.trim().split_once("(x") {
+            Some((tasks, hosts)) => Some((tasks.parse().ok()?, hosts.strip_suffix(')')?.parse().ok()?)),
+            None => Some((run.trim().parse().ok()?, 1)),
+        })
+        .collect()
+}
+
+/// A worker that is the only one of its host.
+fn place(launcher: Launcher, rank: u32, size: u32) -> Launch {
+    Launch { launcher, rank, size, local_rank: 0, local_size: 1, node_rank: rank, num_nodes: size }
+}
+
+/// The variables of one launcher.
+struct Family<'a, E> {
+    launcher: Launcher,
+    env: &'a E,
+}
+
+impl<E: Fn(&str) -> Option<String>> Family<'_, E> {
+    fn optional(&self, name: &str) -> Result<Option<u32>> {
+        let Some(text) = (self.env)(name) else { return Ok(None) };
+        text.trim().parse().map(Some).map_err(|_| self.bad(name, &text))
+    }
+
+    fn required(&self, name: &str) -> Result<u32> {
+        self.optional(name)?.ok_or_else(|| self.missing(name))
+    }
+
+    /// A local rank and its count: both, or neither for the only worker of a host.
+    fn pair(&self, rank: &str, size: &str) -> Result<(u32, u32)> {
+        match (self.optional(rank)?, self.optional(size)?) {
+            (Some(rank), Some(size)) => Ok((rank, size)),
+            (None, None) => Ok((0, 1)),
+            (Some(_), None) => Err(self.missing(size)),
+            (None, Some(_)) => Err(self.missing(rank)),
+        }
+    }
+
+    fn product(&self, hosts: u32, local_size: u32) -> Result<u32> {
+        hosts.checked_mul(local_size).ok_or_else(|| self.too_large())
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        Error::Config {
+            knob: name.to_owned(),
+            problem: format!("is missing beside the other {}", self.variables()),
+            hint: "set it, or give rank and size as arguments or as GRADLANE_RANK and GRADLANE_SIZE".to_owned(),
+        }
+    }
+
+    fn bad(&self, name: &str, text: &str) -> Error {
+        Error::Config {
+            knob: name.to_owned(),
+            problem: format!("{text:?} is no number of {}", self.launcher),
+            hint: "check what sets it".to_owned(),
+        }
+    }
+
+    fn too_large(&self) -> Error {
+        Error::Config {
+            knob: self.variables(),
+            problem: "give more workers than there can be".to_owned(),
+            hint: "check what sets them".to_owned(),
+        }
+    }
+
+    fn variables(&self) -> String {
+        match self.launcher {
+            Launcher::Gradlane | Launcher::Dmlc => self.launcher.to_string(),
+            Launcher::Torchrun | Launcher::Mpi | Launcher::Slurm | Launcher::Single => {
+                format!("variables of {}", self.launcher)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_launcher_is_understood() {
+        // Rank, size, local rank, local size, host, hosts.
+        for (variables, launcher, place) in [
+            ("", Launcher::Single, [0, 1, 0, 1, 0, 1]),
+            ("GRADLANE_RANK=1 GRADLANE_SIZE=2", Launcher::Gradlane, [1, 2, 0, 1, 1, 2]),
+            (
+                "GRADLANE_RANK=5 GRADLANE_SIZE=8 GRADLANE_LOCAL_RANK=1 GRADLANE_LOCAL_SIZE=4",
+                Launcher::Gradlane,
+                [5, 8, 1, 4, 1, 2],
+            ),
+            (
+                "GRADLANE_RANK=2 GRADLANE_SIZE=3 GRADLANE_NODE_RANK=1 GRADLANE_NUM_NODES=2 GRADLANE_LOCAL_RANK=0 GRADLANE_LOCAL_SIZE=1",
+                Launcher::Gradlane,
+                [2, 3, 0, 1, 1, 2],
+            ),
+            ("DMLC_ROLE=worker DMLC_WORKER_ID=1 DMLC_NUM_WORKER=2", Launcher::Dmlc, [1, 2, 0, 1, 1, 2]),
+            (
+                "DMLC_WORKER_ID=1 DMLC_NUM_WORKER=2 BYTEPS_LOCAL_RANK=3 BYTEPS_LOCAL_SIZE=8",
+                Launcher::Dmlc,
+                [11, 16, 3, 8, 1, 2],
+            ),
+            (
+                "DMLC_WORKER_ID=1 DMLC_NUM_WORKER=2 BYTEPS_LOCAL_RANK=3 BYTEPS_LOCAL_SIZE=8 BYTEPS_GLOBAL_RANK=4",
+                Launcher::Dmlc,
+                [4, 16, 3, 8, 1, 2],
+            ),
+            (
+                "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 MASTER_ADDR=n1",
+                Launcher::Torchrun,
+                [3, 4, 1, 2, 1, 2],
+            ),
+            ("RANK=3 WORLD_SIZE=4", Launcher::Torchrun, [3, 4, 0, 1, 3, 4]),
+            (
+                "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2",
+                Launcher::Mpi,
+                [3, 4, 1, 2, 1, 2],
+            ),
+            ("PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2", Launcher::Mpi, [3, 4, 1, 2, 1, 2]),
+            (
+                "SLURM_PROCID=9 SLURM_NTASKS=11 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_STEP_NODELIST=n[1-3] SLURM_TASKS_PER_NODE=4(x2),3",
+                Launcher::Slurm,
+                [9, 11, 1, 3, 2, 3],
+            ),
+            (
+                "SLURM_PROCID=1 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_STEP_NODELIST=n[1-2] \
+                 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_TASKS_PER_NODE=4(x2)",
+                Launcher::Slurm,
+                [1, 2, 0, 1, 1, 2],
+            ),
+        ] {
+            let launch = detect(variables).unwrap();
+            assert_eq!(launch.launcher, launcher, "{variables}");
+            assert_eq!(launch.values().map(|(_, value)| value), place, "{variables}");
+        }
+    }
+
+    #[test]
+    fn the_first_family_decides() {
+        let families = [
+            ("GRADLANE_RANK=0 GRADLANE_SIZE=2", Launcher::Gradlane),
+            ("DMLC_WORKER_ID=0 DMLC_NUM_WORKER=3", Launcher::Dmlc),
+            ("RANK=0 WORLD_SIZE=4", Launcher::Torchrun),
+            ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=5", Launcher::Mpi),
+            ("SLURM_PROCID=0 SLURM_NTASKS=6 SLURM_STEP_NODELIST=n1", Launcher::Slurm),
+        ];
+        for first in 0..families.len() - 1 {
+            let variables: Vec<&str> = families[first..].iter().map(|(variables, _)| *variables).collect();
+            assert_eq!(detect(&variables.join(" ")).unwrap().launcher, families[first].1);
+        }
+    }
+
+    #[test]
+    fn a_family_that_is_there_in_part_names_what_is_missing() {
+        for (variables, missing) in [
+            ("GRADLANE_RANK=1", "GRADLANE_SIZE"),
+            ("GRADLANE_SIZE=1", "GRADLANE_RANK"),
+            ("GRADLANE_RANK=0 GRADLANE_SIZE=2 GRADLANE_LOCAL_RANK=0", "GRADLANE_LOCAL_SIZE"),
+            ("DMLC_ROLE=worker", "DMLC_WORKER_ID"),
+            ("DMLC_WORKER_ID=0", "DMLC_NUM_WORKER"),
+            ("DMLC_WORKER_ID=0 DMLC_NUM_WORKER=1 BYTEPS_LOCAL_SIZE=8", "BYTEPS_LOCAL_RANK"),
+            ("RANK=0", "WORLD_SIZE"),
+            ("WORLD_SIZE=2", "RANK"),
+            ("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", "LOCAL_WORLD_SIZE"),
+            ("OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE"),
+            ("PMI_RANK=0", "PMI_SIZE"),
+            ("SLURM_PROCID=0 SLURM_STEP_NODELIST=n1", "SLURM_NTASKS"),
+            ("SLURM_PROCID=0 SLURM_STEP_NODELIST=n1 SLURM_NTASKS=2 SLURM_NODEID=0", "SLURM_TASKS_PER_NODE"),
+        ] {
+            let Err(Error::Config { knob, problem, .. }) = detect(variables) else { panic!("{variables}") };
+            assert_eq!(knob, missing, "{variables}");
+            assert!(problem.starts_with("is missing"), "{problem}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_or_beyond_its_count_is_refused() {
+        for (variables, problem) in [
+            ("RANK=x WORLD_SIZE=2", "setting RANK: \"x\" is no number"),
+            ("RANK=2 WORLD_SIZE=2", "rank of torchrun: is 2 of 2"),
+            ("RANK=0 WORLD_SIZE=0", "rank of torchrun: is 0 of 0"),
+            ("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=0", "local rank of torchrun"),
+            ("DMLC_WORKER_ID=2 DMLC_NUM_WORKER=2", "is 2 of 2"),
+            ("DMLC_WORKER_ID=0 DMLC_NUM_WORKER=4294967295 BYTEPS_LOCAL_RANK=0 BYTEPS_LOCAL_SIZE=2", "more workers"),
+        ] {
+            let error = detect(variables).unwrap_err().to_string();
+            assert!(error.contains(problem), "{variables}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_script_of_a_batch_job_is_a_single_process() {
+        let launch = detect("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0").unwrap();
+        assert_eq!(launch.launcher, Launcher::Single);
+    }
+
+    #[test]
+    fn a_coordinator_of_byteps_learns_the_number_of_workers() {
+        assert_eq!(workers_of_dmlc(&environment("DMLC_NUM_WORKER=2")), Ok(Some(2)));
+        assert_eq!(workers_of_dmlc(&environment("DMLC_NUM_WORKER=2 BYTEPS_LOCAL_SIZE=8")), Ok(Some(16)));
+        assert_eq!(workers_of_dmlc(&environment("")), Ok(None));
+    }
+
+    fn detect(variables: &str) -> Result<Launch> {
+        Launch::detect(&environment(variables))
+    }
+
+    /// An environment written as `NAME=value NAME=value`.
+    fn environment(variables: &str) -> impl Fn(&str) -> Option<String> + '_ {
+        move |name| {
+            variables
+                .split_whitespace()
+                .filter_map(|pair| pair.split_once('='))
+                .find(|(found, _)| *found == name)
+                .map(|(_, value)| value.to_owned())
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! Joins the sources of settings in their order: arguments of the call, environment (ours, then aliases), file, launcher, default.
+//!
+//! Pure but for [`Config::from_process`], the only place of the engine that reads the environment and the file.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use super::kinds::{ProcessRole, Unit};
+use super::knobs::{Config, KNOBS, Knob};
+use super::launch::{Launch, Launcher, workers_of_dmlc};
+use crate::error::{Error, Result};
+
+/// Where a value came from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// Nobody gave one.
+    Default,
+    /// An argument of the call or of the command line.
+    Argument,
+    /// This environment variable.
+    Environment(String),
+    /// This file.
+    File(String),
+    /// The variables of a launcher.
+    Launcher(Launcher),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Argument => f.write_str("argument"),
+            Self::Environment(variable) => f.write_str(variable),
+            Self::File(path) => f.write_str(path),
+            Self::Launcher(launcher) => write!(f, "{launcher}"),
+        }
+    }
+}
+
+/// Something about the settings that is probably not what was meant, but does no harm.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Warning {
+    /// The environment variable.
+    pub variable: String,
+    /// What it is taken for, and what to do.
+    pub problem: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.variable, self.problem)
+    }
+}
+
+/// A configuration file: `name = value` for knobs by name, in TOML.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct File {
+    /// For messages.
+    pub path: String,
+    /// Its contents.
+    pub text: String,
+}
+
+/// Names the configuration file.
+const FILE_VARIABLE: &str = "GRADLANE_CONFIG";
+/// The argument that names it.
+const FILE_ARGUMENT: &str = "config";
+
+/// Variables of BytePS that people set and that mean nothing here.
+const UNREAD: [(&str, &str); 2] = [
+    ("BYTEPS_SCHEDULING_CREDIT", "counts parts and is not read; set GRADLANE_CREDIT_BYTES, in bytes"),
+    ("BYTEPS_ENABLE_ASYNC", "is not read: every sum has the contributions of all workers"),
+];
+
+impl Config {
+    /// Loads the settings of this process: `arguments` by name of the knob, its environment, and the file that the argument `config`
+    /// or `GRADLANE_CONFIG` names.
+    ///
+    /// # Errors
+    /// As [`Config::load`]; also if the file cannot be read.
+    pub fn from_process(arguments: &BTreeMap<String, String>) -> Result<(Self, Vec<Warning>)> {
+        #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+        let environment: BTreeMap<String, String> = std::env::vars_os()
+            .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+            .collect();
+        let path =
+            arguments.get(FILE_ARGUMENT).or_else(|| environment.get(FILE_VARIABLE)).filter(|path| !path.is_empty());
+        let file = path.map(|path| read(path)).transpose()?;
+        Self::load(arguments, environment, file.as_ref())
+    }
+
+    /// Loads settings from these sources.
+    ///
+    /// An empty environment variable counts as not set. An unknown `GRADLANE_*` variable is a warning, because environments are
+    /// inherited from who knows where; an unknown argument or key of the file is an error.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the source, for what is unknown, malformed, out of range or in conflict.
+    pub fn load(
+        arguments: &BTreeMap<String, String>,
+        environment: impl IntoIterator<Item = (String, String)>,
+        file: Option<&File>,
+    ) -> Result<(Self, Vec<Warning>)> {
+        let environment: BTreeMap<String, String> =
+            environment.into_iter().filter(|(_, value)| !value.trim().is_empty()).collect();
+        if let Some(name) = arguments.keys().find(|name| *name != FILE_ARGUMENT && Knob::find(name).is_none()) {
+            return Err(unknown(name, "is no argument"));
+        }
+        let keys = file.map(parse_file).transpose()?.unwrap_or_default();
+
+        let mut config = Self::default();
+        for knob in KNOBS {
+            let argument = arguments.get(knob.name).map(|text| (text, Origin::Argument));
+            let variable = [knob.env()]
+                .into_iter()
+                .chain(knob.aliases.iter().map(|alias| (*alias).to_owned()))
+                .find_map(|name| environment.get(&name).map(|text| (text, Origin::Environment(name))));
+            let key = file.and_then(|file| Some((keys.get(knob.name)?, Origin::File(file.path.clone()))));
+            if let Some((text, origin)) = argument.or(variable).or(key) {
+                config.set(knob, text, origin)?;
+            }
+        }
+        config.place(&environment)?;
+        config.expand_home(environment.get("HOME"))?;
+        config.check()?;
+        Ok((config, warnings(&environment)))
+    }
+
+    /// Where the value of the knob called `name` came from.
+    pub fn origin(&self, name: &str) -> &Origin {
+        self.origins.get(name).unwrap_or(&Origin::Default)
+    }
+
+    /// How many threads add in a server: [`Config::sum_threads`], or one per core of this machine.
+    pub fn sum_threads_or_cores(&self) -> usize {
+        match self.sum_threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads as usize,
+        }
+    }
+
+    fn set(&mut self, knob: &'static Knob, text: &str, origin: Origin) -> Result<()> {
+        (knob.set)(self, text).map_err(|problem| {
+            let problem = match knob.unit {
+                Unit::Secret => format!("is malformed: {problem}"),
+                Unit::Bytes | Unit::Duration | Unit::Count | Unit::Flag | Unit::Text | Unit::Choice(_) | Unit::Path => {
+                    format!("{text:?} {problem}")
+                }
+            };
+            Error::Config { knob: written(knob.name, &origin), problem, hint: format!("give {}", knob.unit) }
+        })?;
+        self.origins.insert(knob.name, origin);
+        Ok(())
+    }
+
+    /// Fills in what the launcher knows and nobody said.
+    fn place(&mut self, environment: &BTreeMap<String, String>) -> Result<()> {
+        let values: Vec<(&str, u32, Origin)> = match self.role {
+            ProcessRole::Worker => {
+                let launch =
+                    Launch::detect(&|name: &str| self.said_of_place(name).or_else(|| environment.get(name).cloned()))?;
+                let origin = Origin::Launcher(launch.launcher);
+                launch.values().into_iter().map(|(name, value)| (name, value, origin.clone())).collect()
+            }
+            ProcessRole::Coordinator | ProcessRole::Both => {
+                workers_of_dmlc(&|name: &str| environment.get(name).cloned())?
+                    .map(|size| ("size", size, Origin::Launcher(Launcher::Dmlc)))
+                    .into_iter()
+                    .collect()
+            }
+            ProcessRole::Server => Vec::new(),
+        };
+        for (name, value, origin) in values {
+            let knob = Knob::find(name).expect("places are knobs");
+            if knob.value(self).is_empty() {
+                self.set(knob, &value.to_string(), origin)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The value of a knob by the name of its environment variable, whatever it came from.
+    fn said_of_place(&self, variable: &str) -> Option<String> {
+        let knob = KNOBS.iter().find(|knob| knob.topic == "Place" && knob.env() == variable)?;
+        Some(knob.value(self)).filter(|value| !value.is_empty())
+    }
+
+    fn expand_home(&mut self, home: Option<&String>) -> Result<()> {
+        let expanded = |path: &PathBuf| match (path.strip_prefix("~"), home) {
+            (Ok(rest), Some(home)) => Some(PathBuf::from(home).join(rest)),
+            (Ok(_), None) => None,
+            (Err(_), _) => Some(path.clone()),
+        };
+        let (state_dir, join_file) =
+            (self.state_dir.as_ref().and_then(expanded), self.join_file.as_ref().and_then(expanded));
+        for (name, before, after) in
+            [("state_dir", &self.state_dir, &state_dir), ("join_file", &self.join_file, &join_file)]
+        {
+            if before.is_some() && after.is_none() && *self.origin(name) != Origin::Default {
+                return Err(Error::Config {
+                    knob: written(name, self.origin(name)),
+                    problem: "begins with ~ and HOME is not set".to_owned(),
+                    hint: "give a path from the root".to_owned(),
+                });
+            }
+        }
+        (self.state_dir, self.join_file) = (state_dir, join_file);
+        Ok(())
+    }
+
+    /// Refuses settings that contradict each other.
+    fn check(&self) -> Result<()> {
+        for conflict in CONFLICTS {
+            if (conflict.found)(self) {
+                let shown = |name: &str| {
+                    let knob = Knob::find(name).expect("conflicts are between knobs");
+                    format!("{} ({})", knob.value(self), self.origin(name))
+                };
+                return Err(Error::Config {
+                    knob: conflict.knob.to_owned(),
+                    problem: format!("is {} and {} is {}", shown(conflict.knob), conflict.other, shown(conflict.other)),
+                    hint: conflict.hint.to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Two knobs that cannot both have their values.
+struct Conflict {
+    knob: &'static str,
+    other: &'static str,
+    found: fn(&Config) -> bool,
+    hint: &'static str,
+}
+
+const CONFLICTS: &[Conflict] = &[
+    Conflict {
+        knob: "suspect_timeout",
+        other: "heartbeat_interval",
+        found: |config| config.suspect_timeout <= config.heartbeat_interval,
+        hint: "let several heartbeats fit in the time to suspicion",
+    },
+    Conflict {
+        knob: "dead_timeout",
+        other: "suspect_timeout",
+        found: |config| config.dead_timeout <= config.suspect_timeout,
+        hint: "a member must be suspect before it is dead: make dead_timeout longer",
+    },
+    Conflict {
+        knob: "step_timeout",
+        other: "stall_warn",
+        found: |config| config.step_timeout < config.stall_warn,
+        hint: "a warning must come before the failure: make step_timeout longer",
+    },
+    Conflict {
+        knob: "fuse_bytes",
+        other: "partition_bytes",
+        found: |config| config.fuse_bytes > config.partition_bytes,
+        hint: "a tensor that shares a part must fit in one: make fuse_bytes smaller",
+    },
+    Conflict {
+        knob: "submit_bytes_max",
+        other: "credit_bytes",
+        found: |config| config.submit_bytes_max < config.credit_bytes,
+        hint: "what is not submitted cannot be in flight: make submit_bytes_max larger",
+    },
+    Conflict {
+        knob: "rank",
+        other: "size",
+        found: |config| not_below(config.rank, config.size),
+        hint: "ranks count from 0 to size - 1",
+    },
+    Conflict {
+        knob: "local_rank",
+        other: "local_size",
+        found: |config| not_below(config.local_rank, config.local_size),
+        hint: "local ranks count from 0 to local_size - 1",
+    },
+    Conflict {
+        knob: "node_rank",
+        other: "num_nodes",
+        found: |config| not_below(config.node_rank, config.num_nodes),
+        hint: "hosts count from 0 to num_nodes - 1",
+    },
+    Conflict {
+        knob: "local_size",
+        other: "size",
+        found: |config| config.local_size.zip(config.size).is_some_and(|(local, all)| local > all),
+        hint: "size counts the workers of all hosts",
+    },
+    Conflict {
+        knob: "server_index",
+        other: "servers",
+        found: |config| config.servers > 0 && not_below(config.server_index, Some(config.servers)),
+        hint: "servers count from 0 to servers - 1",
+    },
+    Conflict {
+        knob: "coordinator_host",
+        other: "coordinator_port",
+        found: |config| config.coordinator_host.is_some() && config.coordinator_port.is_none(),
+        hint: "give the coordinator's port too",
+    },
+];
+
+fn not_below(index: Option<u32>, count: Option<u32>) -> bool {
+    index.zip(count).is_some_and(|(index, count)| index >= count)
+}
+
+fn read(path: &str) -> Result<File> {
+    let text = std::fs::read_to_string(path).map_err(|cause| Error::Config {
+        knob: FILE_VARIABLE.to_owned(),
+        problem: format!("names {path}, which cannot be read: {cause}"),
+        hint: "name a readable TOML file".to_owned(),
+    })?;
+    Ok(File { path: path.to_owned(), text })
+}
+
+fn parse_file(file: &File) -> Result<BTreeMap<String, String>> {
+    let bad = |knob: &str, problem: String| Error::Config {
+        knob: format!("{knob} in {}", file.path),
+        problem,
+        hint: "write one `name = value` a line, in TOML".to_owned(),
+    };
+    let table: toml::Table =
+        file.text.parse().map_err(|cause: toml::de::Error| bad("syntax", cause.message().to_owned()))?;
+    let mut keys = BTreeMap::new();
+    for (name, value) in table {
+        if Knob::find(&name).is_none() {
+            return Err(unknown(&name, &format!("is no setting, but stands in {}", file.path)));
+        }
+        let text = match value {
+            toml::Value::String(text) => text,
+            toml::Value::Integer(number) => number.to_string(),
+            toml::Value::Float(number) => number.to_string(),
+            toml::Value::Boolean(flag) => flag.to_string(),
+            toml::Value::Datetime(_) | toml::Value::Array(_) | toml::Value::Table(_) => {
+                return Err(bad(&name, "is neither text, number nor flag".to_owned()));
+            }
+        };
+        keys.insert(name, text);
+    }
+    Ok(keys)
+}
+
+/// A knob as the user wrote it.
+fn written(name: &str, origin: &Origin) -> String {
+    match origin {
+        Origin::Default | Origin::Argument => name.to_owned(),
+        Origin::Environment(variable) => variable.clone(),
+        Origin::File(path) => format!("{name} in {path}"),
+        Origin::Launcher(launcher) => format!("{name} of {launcher}"),
+    }
+}
+
+fn unknown(name: &str, problem: &str) -> Error {
+    let hint = match nearest(name, KNOBS.iter().map(|knob| knob.name.to_owned())) {
+        Some(near) => format!("did you mean {near}?"),
+        None => "see `gradlane config` for all settings".to_owned(),
+    };
+    Error::Config { knob: name.to_owned(), problem: problem.to_owned(), hint }
+}
+
+fn warnings(environment: &BTreeMap<String, String>) -> Vec<Warning> {
+    let known: Vec<String> = KNOBS.iter().map(Knob::env).chain([FILE_VARIABLE.to_owned()]).collect();
+    let unknown =
+        environment.keys().filter(|name| name.starts_with("GRADLANE_") && !known.contains(name)).map(|name| {
+            let problem = match nearest(name, known.iter().cloned()) {
+                Some(near) => format!("is no setting; did you mean {near}?"),
+                None => "is no setting; see `gradlane config` for all".to_owned(),
+            };
+            Warning { variable: name.clone(), problem }
+        });
+    let unread = UNREAD
+        .into_iter()
+        .filter(|(name, _)| environment.get(*name).is_some_and(|value| value != "0"))
+        .map(|(name, problem)| Warning { variable: name.to_owned(), problem: problem.to_owned() });
+    unknown.chain(unread).collect()
+}
+
+/// The candidate with the fewest typing mistakes, if they are few.
+fn nearest(name: &str, candidates: impl Iterator<Item = String>) -> Option<String> {
+    candidates
+        .map(|candidate| (strsim::damerau_levenshtein(name, &candidate), candidate))
+        .min()
+        .filter(|(mistakes, candidate)| *mistakes <= candidate.len().min(name.len()) / 4 + 1)
+        .map(|(_, candidate)| candidate)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+use super::*;
+
+#[test]
+fn arguments_win_over_the_environment_over_its_aliases_over_the_file_over_the_default() {
+    let sources = [
+        ("argument", "1 MiB", 1 << 20),
+        ("GRADLANE_PARTITION_BYTES", "2 MiB", 2 << 20),
+        ("BYTEPS_PARTITION_BYTES", "3145728", 3 << 20),
+        ("g.toml", "5 MiB", 5 << 20),
+        ("default", "", 4 << 20),
+    ];
+    for first in 0..sources.len() {
+        let given = |name: &str| sources[first..].iter().find(|source| source.0 == name).map(|source| source.1);
+        let arguments = given("argument").map(|value| format!("partition_bytes={value}")).unwrap_or_default();
+        let variables: Vec<(String, String)> = ["GRADLANE_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES"]
+            .into_iter()
+            .filter_map(|name| Some((name.to_owned(), given(name)?.to_owned())))
+            .collect();
+        let text = given("g.toml").map(|value| format!("partition_bytes = \"{value}\"")).unwrap_or_default();
+        let (config, _) = Config::load(&pairs(&arguments), variables, Some(&file(&text))).unwrap();
+        let (origin, _, bytes) = sources[first];
+        assert_eq!(config.partition_bytes, bytes);
+        assert_eq!(config.origin("partition_bytes").to_string(), origin);
+    }
+}
+
+#[test]
+fn a_file_holds_texts_numbers_and_flags() {
+    let text = "partition_bytes = 1_048_576\nstall_warn = 0.5\ndeterministic = true\njob = \"a\"\nservers = 2";
+    let (config, _) = Config::load(&BTreeMap::new(), [], Some(&file(text))).unwrap();
+    assert_eq!(config.partition_bytes, 1 << 20);
+    assert_eq!(config.stall_warn.as_millis(), 500);
+    assert!(config.deterministic);
+    assert_eq!((config.job.as_str(), config.servers), ("a", 2));
+}
+
+#[test]
+fn a_bad_value_is_named_with_its_source() {
+    for (arguments, variables, text, expected) in [
+        ("partition_bytes=4M", "", "", "setting partition_bytes: \"4M\" has the unit \"M\""),
+        ("", "GRADLANE_STALL_WARN=soon", "", "setting GRADLANE_STALL_WARN: \"soon\" has the unit"),
+        ("", "BYTEPS_PARTITION_BYTES=1", "", "setting BYTEPS_PARTITION_BYTES: \"1\" is not between 64 KiB and 64 MiB"),
+        (
+            "",
+            "DMLC_ROLE=joint",
+            "",
+            "setting DMLC_ROLE: \"joint\" is no role; give one of worker, server, coordinator, both",
+        ),
+        ("", "", "checksum = 7", "setting checksum in g.toml: \"7\" is neither true nor false; give true or false"),
+        ("", "", "size = -1", "setting size in g.toml: \"-1\" is no whole number"),
+        ("", "", "size = [1]", "setting size in g.toml: is neither text, number nor flag"),
+        ("", "", "size = ", "setting syntax in g.toml: "),
+        (
+            "join=gradlane1.n1:1.abc.hunter2",
+            "",
+            "",
+            "setting join: is malformed: authentication: the join string has a CA hash",
+        ),
+        ("", "RANK=0", "", "setting WORLD_SIZE: is missing"),
+        ("state_dir=~/x", "", "", "setting state_dir: begins with ~ and HOME is not set"),
+    ] {
+        let error = load(arguments, variables, text).unwrap_err();
+        assert!(matches!(error, Error::Config { .. }), "{error}");
+        assert!(error.to_string().starts_with(expected), "{error}\ninstead of\n{expected}");
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
+}
+
+#[test]
+fn an_unknown_argument_or_key_is_refused_with_the_nearest() {
+    let error = load("partition_byte=1", "", "").unwrap_err().to_string();
+    assert_eq!(error, "setting partition_byte: is no argument; did you mean partition_bytes?");
+    let error = load("", "", "credits_byte = 1").unwrap_err().to_string();
+    assert_eq!(error, "setting credits_byte: is no setting, but stands in g.toml; did you mean credit_bytes?");
+    let error = load("", "", "telepathy = true").unwrap_err().to_string();
+    assert!(error.ends_with("see `gradlane config` for all settings"), "{error}");
+}
+
+#[test]
+fn an_unknown_variable_of_ours_warns_with_the_nearest() {
+    let (_, warnings) = load("", "GRADLANE_PARTITON_BYTES=1 GRADLANE_XYZZY=1 GRADLANE_CONFIG=x OTHER=1", "").unwrap();
+    let texts: Vec<String> = warnings.iter().map(Warning::to_string).collect();
+    assert_eq!(
+        texts,
+        [
+            "GRADLANE_PARTITON_BYTES is no setting; did you mean GRADLANE_PARTITION_BYTES?",
+            "GRADLANE_XYZZY is no setting; see `gradlane config` for all",
+        ]
+    );
+}
+
+#[test]
+fn a_variable_of_byteps_without_meaning_here_warns_unless_it_is_off() {
+    let (_, warnings) = load("", "BYTEPS_SCHEDULING_CREDIT=4 BYTEPS_ENABLE_ASYNC=0", "").unwrap();
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].to_string().contains("GRADLANE_CREDIT_BYTES"), "{}", warnings[0]);
+}
+
+#[test]
+fn an_empty_variable_is_not_set() {
+    let (config, _) = Config::load(&BTreeMap::new(), [("GRADLANE_RANK".to_owned(), String::new())], None).unwrap();
+    assert_eq!((config.rank, config.size), (Some(0), Some(1)));
+}
+
+#[test]
+fn contradictions_are_refused_with_both_sides() {
+    for (arguments, expected) in [
+        ("suspect_timeout=100ms", "suspect_timeout: is 100 ms (argument) and heartbeat_interval is 250 ms (default)"),
+        ("dead_timeout=2s", "dead_timeout: is 2 s (argument) and suspect_timeout is 2 s (default)"),
+        ("step_timeout=9s", "step_timeout: is 9 s (argument) and stall_warn is 10 s (default)"),
+        ("fuse_bytes=5MiB", "fuse_bytes: is 5 MiB (argument) and partition_bytes is 4 MiB (default)"),
+        ("submit_bytes_max=1MiB", "submit_bytes_max: is 1 MiB (argument) and credit_bytes is 64 MiB (default)"),
+        ("role=server rank=4 size=4", "rank: is 4 (argument) and size is 4 (argument)"),
+        ("role=server local_rank=2 local_size=2", "local_rank: is 2 (argument) and local_size is 2 (argument)"),
+        ("role=server node_rank=2 num_nodes=2", "node_rank: is 2 (argument) and num_nodes is 2 (argument)"),
+        ("role=server local_size=3 size=2", "local_size: is 3 (argument) and size is 2 (argument)"),
+        ("role=server server_index=1 servers=1", "server_index: is 1 (argument) and servers is 1 (argument)"),
+        ("coordinator_host=n1", "coordinator_host: is n1 (argument) and coordinator_port is  (default)"),
+    ] {
+        let error = load(arguments, "", "").unwrap_err().to_string();
+        assert!(error.starts_with(&format!("setting {expected}")), "{error}\ninstead of\n{expected}");
+    }
+}
+
+#[test]
+fn what_looks_odd_but_works_is_accepted() {
+    // A part larger than the credit runs alone; equal limits leave no gap.
+    for arguments in ["credit_bytes=1", "step_timeout=10s", "fuse_bytes=0", "oldest_every=0", "servers=0"] {
+        assert!(load(arguments, "", "").is_ok(), "{arguments}");
+    }
+}
+
+#[test]
+fn a_worker_takes_its_place_from_the_launcher_and_arguments_win() {
+    let (config, _) = load("", "RANK=1 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", "").unwrap();
+    assert_eq!((config.rank, config.size, config.local_size, config.num_nodes), (Some(1), Some(4), Some(2), Some(2)));
+    assert_eq!(*config.origin("rank"), Origin::Launcher(Launcher::Torchrun));
+
+    let (config, _) = load("rank=2 size=3", "RANK=1 WORLD_SIZE=4", "").unwrap();
+    assert_eq!((config.rank, config.size), (Some(2), Some(3)));
+    assert_eq!(*config.origin("rank"), Origin::Argument);
+}
+
+#[test]
+fn byteps_variables_alone_start_each_role() {
+    let root = "DMLC_PS_ROOT_URI=n1 DMLC_PS_ROOT_PORT=9000 DMLC_NUM_WORKER=2 DMLC_NUM_SERVER=2";
+    let of = |variables: &str| load("", &format!("{root} {variables}"), "").unwrap().0;
+
+    let worker = of("DMLC_ROLE=worker DMLC_WORKER_ID=1");
+    assert_eq!((worker.rank, worker.size, worker.servers), (Some(1), Some(2), 2));
+    assert_eq!((worker.coordinator_host.as_deref(), worker.coordinator_port), (Some("n1"), Some(9000)));
+
+    let coordinator = of("DMLC_ROLE=scheduler");
+    assert_eq!((coordinator.role, coordinator.size, coordinator.rank), (ProcessRole::Coordinator, Some(2), None));
+
+    let server = of("DMLC_ROLE=server");
+    assert_eq!((server.role, server.size, server.server_index), (ProcessRole::Server, None, None));
+}
+
+#[test]
+fn the_home_directory_is_expanded() {
+    let (config, _) = load("join_file=~/join", "HOME=/home/a", "").unwrap();
+    assert_eq!(config.state_dir, Some(PathBuf::from("/home/a/.gradlane")));
+    assert_eq!(config.join_file, Some(PathBuf::from("/home/a/join")));
+    assert_eq!(load("", "", "").unwrap().0.state_dir, None, "without a home there is no default");
+}
+
+#[test]
+fn settings_never_show_the_secret() {
+    let hash = "a".repeat(52);
+    let (config, _) = load(&format!("join=gradlane1.n1:1.{hash}.bbbbbbbbbbbbbbbbbbbbbbbbba"), "", "").unwrap();
+    assert!(config.join.is_some());
+    assert!(!format!("{config:?}").contains("bbbb"));
+}
+
+fn load(arguments: &str, variables: &str, text: &str) -> Result<(Config, Vec<Warning>)> {
+    Config::load(&pairs(arguments), pairs(variables), Some(&file(text)))
+}
+
+fn file(text: &str) -> File {
+    File { path: "g.toml".to_owned(), text: text.to_owned() }
+}
+
+/// `name=value name=value`; a value may hold one space before its unit.
+fn pairs(text: &str) -> BTreeMap<String, String> {
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    for word in text.split_whitespace() {
+        match word.split_once('=') {
+            Some((name, value)) => pairs.push((name.to_owned(), value.to_owned())),
+            None => pairs.last_mut().expect("a unit follows a value").1.push_str(word),
+        }
+    }
+    pairs.into_iter().collect()
+}

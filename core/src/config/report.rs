@@ -1,0 +1,117 @@
+//! All settings, as a person wants to see them and as a file wants to have them.
+
+use std::fmt::Write as _;
+
+use super::kinds::Unit;
+use super::knobs::{Config, KNOBS, Knob};
+use super::load::Origin;
+
+impl Config {
+    /// A table of all knobs by topic: name, value, where the value came from, meaning. Secrets are masked.
+    pub fn report(&self) -> String {
+        let rows: Vec<[String; 4]> = KNOBS
+            .iter()
+            .map(|knob| {
+                let value = knob.value(self);
+                let value = if value.is_empty() { "-".to_owned() } else { value };
+                [knob.name.to_owned(), value, self.origin(knob.name).to_string(), knob.doc.to_owned()]
+            })
+            .collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let (names, values, origins) = (width(0), width(1), width(2));
+        let mut text = String::new();
+        for (index, (knob, [name, value, origin, doc])) in KNOBS.iter().zip(&rows).enumerate() {
+            if index == 0 || KNOBS[index - 1].topic != knob.topic {
+                let gap = if index == 0 { "" } else { "\n" };
+                writeln!(text, "{gap}{}", knob.topic).expect("a String takes all");
+            }
+            writeln!(text, "  {name:names$}  {value:values$}  {origin:origins$}  {doc}").expect("a String takes all");
+        }
+        text
+    }
+
+    /// A file that gives these settings again. What only this process has stands in it as a comment: the secret, and the place that a
+    /// launcher assigned.
+    pub fn to_toml(&self) -> String {
+        let mut text = String::from(
+            "# Gradlane's settings. What is commented out has no value, is secret, or is said by the launcher.\n",
+        );
+        let mut topic = "";
+        for knob in KNOBS {
+            if topic != knob.topic {
+                topic = knob.topic;
+                writeln!(text, "\n# {topic}").expect("a String takes all");
+            }
+            let value = knob.value(self);
+            let own = knob.unit == Unit::Secret || matches!(self.origin(knob.name), Origin::Launcher(_));
+            let comment = if own || value.is_empty() { "# " } else { "" };
+            let value = if own { String::new() } else { value };
+            writeln!(text, "\n# {}\n{comment}{} = {}", knob.doc, knob.name, literal(knob, value))
+                .expect("a String takes all");
+        }
+        text
+    }
+}
+
+/// A value in TOML: numbers and flags bare, everything else quoted.
+fn literal(knob: &Knob, value: String) -> String {
+    match knob.unit {
+        Unit::Count | Unit::Flag if !value.is_empty() => value,
+        Unit::Count
+        | Unit::Flag
+        | Unit::Bytes
+        | Unit::Duration
+        | Unit::Text
+        | Unit::Choice(_)
+        | Unit::Path
+        | Unit::Secret => toml::Value::String(value).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::config::load::File;
+
+    const SECRET: &str = "aaaqeayeaudaocajbifqydiob4";
+    const JOIN: &str =
+        "gradlane1.n1:7000.aaaqeayeaudaocajbifqydiob4ibceqtcqkrmfyydenbwha5dypq.aaaqeayeaudaocajbifqydiob4";
+
+    #[test]
+    fn the_report_shows_value_origin_and_meaning_and_no_secret() {
+        let report = config().report();
+        let line = |name: &str| report.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_owned();
+        for shown in ["8 MiB", "GRADLANE_PARTITION_BYTES", "larger tensors are split"] {
+            assert!(line("partition_bytes ").contains(shown), "{report}");
+        }
+        assert!(line("rank ").contains("torchrun"), "{report}");
+        assert!(line("join ").contains("gradlane1.n1:7000."), "{report}");
+        assert!(line("advertise ").contains(" - "), "{report}");
+        assert!(!report.contains(&format!(".{SECRET}")), "{report}");
+        assert_eq!(report.lines().filter(|line| line.starts_with("  ")).count(), KNOBS.len());
+    }
+
+    #[test]
+    fn the_exported_file_gives_the_same_settings_but_for_what_this_process_alone_has() {
+        let exported = config().to_toml();
+        assert!(!exported.contains(SECRET), "{exported}");
+        let file = File { path: "g.toml".to_owned(), text: exported };
+        let (read, _) = Config::load(&BTreeMap::new(), environment("RANK=0 WORLD_SIZE=2"), Some(&file)).unwrap();
+        let expected = Config { join: None, rank: Some(0), node_rank: Some(0), ..config() };
+        assert_eq!(Config { origins: BTreeMap::new(), ..read }, Config { origins: BTreeMap::new(), ..expected });
+    }
+
+    fn config() -> Config {
+        let variables = format!(
+            "RANK=1 WORLD_SIZE=2 HOME=/home/a GRADLANE_PARTITION_BYTES=8MiB GRADLANE_JOIN={JOIN} BYTEPS_LOG_LEVEL=INFO"
+        );
+        Config::load(&BTreeMap::new(), environment(&variables), None).unwrap().0
+    }
+
+    fn environment(variables: &str) -> Vec<(String, String)> {
+        let pairs = variables.split_whitespace().filter_map(|pair| pair.split_once('='));
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+}

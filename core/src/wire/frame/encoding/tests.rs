@@ -1,0 +1,192 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::wire::samples;
+
+#[test]
+fn golden_bytes() {
+    let frames = samples::frames();
+    assert_eq!(frames.len(), GOLDEN.len());
+    for (frame, golden) in frames.iter().zip(GOLDEN) {
+        assert_eq!(hex(&frame.encode()), golden.replace(' ', ""), "{frame:?}");
+    }
+}
+
+#[test]
+fn every_frame_round_trips() {
+    for frame in samples::frames() {
+        assert_eq!(Frame::decode(&frame.encode(), PEER), Ok(frame));
+    }
+    for error in samples::errors() {
+        let frame = Frame::Refused(error);
+        assert_eq!(Frame::decode(&frame.encode(), PEER), Ok(frame));
+    }
+}
+
+#[test]
+fn a_frame_cut_anywhere_is_refused() {
+    for frame in samples::frames() {
+        let bytes = frame.encode();
+        for len in 0..bytes.len() {
+            let error = Frame::decode(&bytes[..len], PEER).unwrap_err();
+            assert!(matches!(error, Error::Protocol { .. }), "{frame:?} cut at {len}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_frame_with_more_bytes_behind_it_is_refused() {
+    for frame in samples::frames() {
+        let mut bytes = frame.encode();
+        bytes.push(0);
+        assert!(matches!(Frame::decode(&bytes, PEER), Err(Error::Protocol { .. })), "{frame:?}");
+    }
+}
+
+#[test]
+fn extreme_integers_anywhere_never_panic() {
+    for frame in samples::frames() {
+        let golden = frame.encode();
+        for extreme in [0, 1, u64::MAX, u64::MAX - 1, 1 << 31, 1 << 63] {
+            for width in [4, 8] {
+                for at in 2..golden.len().saturating_sub(width - 1) {
+                    let mut bytes = golden.clone();
+                    bytes[at..at + width].copy_from_slice(&extreme.to_le_bytes()[..width]);
+                    match Frame::decode(&bytes, PEER) {
+                        Ok(decoded) => assert_eq!(decoded.encode(), bytes, "{frame:?}"),
+                        Err(error) => assert!(matches!(error, Error::Protocol { .. }), "{frame:?}: {error}"),
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn another_version_is_incompatible() {
+    let mut bytes = Frame::Leave.encode();
+    bytes[0] = 2;
+    let error = Frame::decode(&bytes, PEER).unwrap_err();
+    assert!(matches!(error, Error::Incompatible { ours, theirs, .. } if ours == "1" && theirs == "2"));
+}
+
+#[test]
+fn an_unknown_kind_is_named() {
+    let error = Frame::decode(&[VERSION, 0], PEER).unwrap_err().to_string();
+    assert!(error.contains("kind is 0"), "{error}");
+}
+
+#[test]
+fn a_long_name_is_refused_and_not_cut() {
+    let frame = Frame::Barrier { request: 0, name: "n".repeat(300), timeout: Default::default() };
+    let error = Frame::decode(&frame.encode(), PEER).unwrap_err().to_string();
+    assert!(error.contains("barrier name has length 300"), "{error}");
+}
+
+#[test]
+fn a_part_that_cannot_exist_is_refused() {
+    let of = |pieces: &[(u64, u64)]| PartLayout {
+        pieces: pieces
+            .iter()
+            .map(|&(offset, bytes)| Piece { tensor: TensorKey(8), span: Span { offset, bytes } })
+            .collect(),
+        ..samples::part()
+    };
+    for (layout, problem) in [
+        (of(&[]), "none"),
+        (of(&[(u64::MAX - 1, 4)]), "elements"),
+        (of(&[(1, 4)]), "elements"),
+        (of(&[(0, 3)]), "elements"),
+        (of(&[(0, PART_BYTES_MAX), (0, 2)]), "longer"),
+        (of(&[(0, 1 << 63), (0, 1 << 63)]), "longer"),
+    ] {
+        let frame = Frame::Declared { request: 0, outcome: Ok(vec![layout]) };
+        let error = Frame::decode(&frame.encode(), PEER).unwrap_err().to_string();
+        assert!(error.contains("pieces") && error.contains(problem), "{error}");
+    }
+}
+
+#[test]
+fn a_huge_announced_list_fails_at_its_first_missing_item() {
+    // Within the limit, so the length is believed; but the memory reserved follows the bytes that are there, which are none.
+    let mut writer = Writer::default();
+    writer.u8(VERSION);
+    writer.u8(kind::DECLARE);
+    writer.u64(0);
+    writer.list_len(TENSORS_MAX);
+    let error = Frame::decode(&writer.into_bytes(), PEER).unwrap_err().to_string();
+    assert!(error.contains("tensor name needs 4 bytes where 0 are left"), "{error}");
+}
+
+#[test]
+fn a_member_is_a_worker_or_a_server() {
+    let mut bytes = samples::frames()[0].encode();
+    bytes[2] = Role::Coordinator as u8;
+    let error = Frame::decode(&bytes, PEER).unwrap_err().to_string();
+    assert!(error.contains("role is 3"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn declarations_round_trip(
+        request: u64,
+        fuse: bool,
+        specs in proptest::collection::vec(("\\PC{0,20}", 1..=8_u8, proptest::collection::vec(any::<u64>(), 0..5)), 0..20),
+    ) {
+        let tensors = specs
+            .into_iter()
+            .map(|(name, code, shape)| TensorSpec { name, dtype: DType::from_code(code).unwrap(), shape })
+            .collect();
+        let frame = Frame::Declare { request, tensors, fuse };
+        prop_assert_eq!(Frame::decode(&frame.encode(), PEER), Ok(frame));
+    }
+
+    #[test]
+    fn arbitrary_fields_of_any_kind_decode_or_fail_but_never_panic(kind: u8, fields in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let bytes: Vec<u8> = [VERSION, kind].into_iter().chain(fields).collect();
+        if let Ok(frame) = Frame::decode(&bytes, PEER) {
+            prop_assert_eq!(frame.encode(), bytes);
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+const PEER: &str = "worker 0";
+
+/// The bytes of [`samples::frames`], spaced at their fields.
+#[rustfmt::skip]
+const GOLDEN: [&str; 18] = [
+    "01 01 01 07000000000000000000000000000000 01 01000000 02000000 6e31 4d000000 00000000 02000000 00000000",
+    "01 02 0500000000000000 01 0800000000000000 0400000000000000 03000000 0010000000000000",
+    "01 03 0900000000000000 01000000 01000000 77 03 02000000 0300000000000000 0400000000000000 01",
+    "01 04 0a00000000000000 03000000 656e64 0600000000000000",
+    "01 05 0800000000000000 01000000 0400000000000000 01000000 01000000 0200000000000000",
+    "01 06",
+    "01 07",
+    "01 81 01000000 6a 01000000 02000000 02 02000000 01 00000000 \
+     abababababababababababababababababababababababababababababababab 07000000000000000000000000000000 \
+     02000000 6e31 4d000000 00000000 02 00000000 \
+     abababababababababababababababababababababababababababababababab 07000000000000000000000000000000 \
+     02000000 6e31 4d000000 04000000 6e313a39",
+    "01 81 01000000 6a 01000000 02000000 04 12 02000000 01 00000000 \
+     abababababababababababababababababababababababababababababababab 07000000000000000000000000000000 \
+     02000000 6e31 4d000000 00000000 02 00000000 \
+     abababababababababababababababababababababababababababababababab 07000000000000000000000000000000 \
+     02000000 6e31 4d000000 04000000 6e313a39",
+    "01 82 0a 01000000 02000000",
+    "01 83 0500000000000000",
+    "01 84 0900000000000000 00 01000000 0800000000000000 01000000 03 02000000 01000000 0800000000000000 \
+     0800000000000000 1000000000000000",
+    "01 84 0900000000000000 01 12",
+    "01 85 0800000000000000 12",
+    "01 86 0a00000000000000 00",
+    "01 86 0a00000000000000 01 12",
+    "01 87 01000000 77 0800000000000000 01000000 0400000000000000 01000000 01000000 0200000000000000 01000000 \
+     64",
+    "01 88 01000000 6a 01000000 02000000 01 01000000 01 00000000 \
+     abababababababababababababababababababababababababababababababab 07000000000000000000000000000000 \
+     02000000 6e31 4d000000 00000000 01000000 02 0300000000000000 00 00000000 0000000000000000",
+];

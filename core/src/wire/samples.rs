@@ -1,0 +1,149 @@
+//! One of everything that travels: what the tests of this module share, and where the fuzzer starts.
+
+use std::time::Duration;
+
+use super::frame::{Health, Join, MemberStatus, Progress, Stall, Status};
+use super::{Flags, Frame, Header, HeaderKind};
+use crate::error::{Claim, Error};
+use crate::types::{
+    DType, Epoch, Incarnation, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Role, Round, ServerId, Span,
+    TensorKey, TensorSpec, Time, View, WorkerId,
+};
+
+/// At least one frame of each kind, in the order of the declaration.
+pub(super) fn frames() -> Vec<Frame> {
+    vec![
+        Frame::Join(Join {
+            role: Role::Worker,
+            incarnation: Incarnation(7),
+            requested: Some(1),
+            host: "n1".to_owned(),
+            pid: 77,
+            address: String::new(),
+            workers: 2,
+            servers: 0,
+        }),
+        Frame::Heartbeat { sent: Time(5), progress: progress() },
+        Frame::Declare {
+            request: 9,
+            tensors: vec![TensorSpec { name: "w".to_owned(), dtype: DType::F16, shape: vec![3, 4] }],
+            fuse: true,
+        },
+        Frame::Barrier { request: 10, name: "end".to_owned(), timeout: Duration::from_nanos(6) },
+        Frame::Stall(stall()),
+        Frame::Leave,
+        Frame::StatusRequest,
+        Frame::View(view(Phase::Running)),
+        Frame::View(view(Phase::Aborted(Error::Cancelled))),
+        Frame::Refused(Error::Fenced { current: Epoch { term: 1, number: 2 } }),
+        Frame::HeartbeatAck { sent: Time(5) },
+        Frame::Declared { request: 9, outcome: Ok(vec![part()]) },
+        Frame::Declared { request: 9, outcome: Err(Error::Cancelled) },
+        Frame::Forget { key: TensorKey(8), error: Error::Cancelled },
+        Frame::BarrierDone { request: 10, outcome: Ok(()) },
+        Frame::BarrierDone { request: 10, outcome: Err(Error::Cancelled) },
+        Frame::StallNotice { tensor: "w".to_owned(), stall: stall(), detail: "d".to_owned() },
+        Frame::Status(Status {
+            view: View { members: vec![member(Role::Worker)], ..view(Phase::Forming) },
+            members: vec![MemberStatus {
+                health: Health::Suspect,
+                silent: Duration::from_nanos(3),
+                progress: Progress::default(),
+            }],
+        }),
+    ]
+}
+
+/// A header of each kind.
+pub(super) fn headers() -> Vec<Header> {
+    [HeaderKind::Push, HeaderKind::Sum, HeaderKind::Reject]
+        .map(|kind| Header {
+            kind,
+            flags: Flags::CHECKSUM,
+            epoch: Epoch { term: 1, number: 2 },
+            part: PartId { key: TensorKey(3), index: 4 },
+            dtype: DType::F32,
+            op: Op::Mean,
+            round: Round(5),
+            bytes: 4096,
+            weight: 1.0,
+            contributors: 0,
+            checksum: 6,
+        })
+        .to_vec()
+}
+
+/// One error of each variant, in the order of the declaration.
+pub(super) fn errors() -> Vec<Error> {
+    let text = str::to_owned;
+    let claim = |rank, value| Claim { worker: WorkerId(rank), value: text(value) };
+    vec![
+        Error::InvalidArgument { what: text("what"), hint: text("hint") },
+        Error::Config { knob: text("knob"), problem: text("problem"), hint: text("hint") },
+        Error::Mismatch { tensor: text("t"), field: text("dtype"), first: claim(0, "a"), second: claim(1, "b") },
+        Error::Stalled {
+            tensor: text("t"),
+            round: Round(7),
+            missing: vec![WorkerId(1), WorkerId(2)],
+            waited: Duration::from_millis(10),
+            detail: text("detail"),
+        },
+        Error::Timeout { what: text("what"), waited: Duration::from_secs(1) },
+        Error::PeerLost { member: text("worker 2"), host: text("host"), cause: text("cause") },
+        Error::NotFormed { missing: vec![text("worker 0"), text("server 1")], waited: Duration::from_secs(300) },
+        Error::DuplicateRank { member: text("worker 1"), holder: text("holder") },
+        Error::Incompatible { field: text("field"), ours: text("1"), peer: text("peer"), theirs: text("2") },
+        Error::Fenced { current: Epoch { term: 2, number: 3 } },
+        Error::Auth { problem: text("problem"), hint: text("hint") },
+        Error::Protocol { peer: text("peer"), field: text("field"), problem: text("problem") },
+        Error::Checksum { tensor: text("t"), round: Round(8), from: text("worker 1") },
+        Error::Exhausted { what: text("what"), limit: text("4 GiB"), hint: text("hint") },
+        Error::Unavailable { what: text("what"), cause: text("cause") },
+        Error::NotFound { what: text("what"), hint: text("hint") },
+        Error::FailedPrecondition { what: text("what"), hint: text("hint") },
+        Error::Cancelled,
+        Error::Io { what: text("what"), cause: text("cause") },
+        Error::Internal { what: text("what") },
+    ]
+}
+
+/// A part of one piece: elements 4 to 12 of a tensor of half floats.
+pub(super) fn part() -> PartLayout {
+    PartLayout {
+        part: PartId { key: TensorKey(8), index: 1 },
+        dtype: DType::F16,
+        server: ServerId(2),
+        pieces: vec![Piece { tensor: TensorKey(8), span: Span { offset: 8, bytes: 16 } }],
+    }
+}
+
+fn view(phase: Phase) -> View {
+    let members = vec![member(Role::Worker), member(Role::Server)];
+    View { job: "j".to_owned(), epoch: Epoch { term: 1, number: 2 }, phase, members }
+}
+
+fn member(role: Role) -> Member {
+    let address = if role == Role::Server { "n1:9".to_owned() } else { String::new() };
+    Member {
+        role,
+        index: 0,
+        node: NodeId([0xab; 32]),
+        incarnation: Incarnation(7),
+        host: "n1".to_owned(),
+        pid: 77,
+        address,
+    }
+}
+
+fn progress() -> Progress {
+    Progress { last: Some((TensorKey(8), Round(4))), pending: 3, bytes_in_flight: 4096 }
+}
+
+fn stall() -> Stall {
+    Stall {
+        part: PartId { key: TensorKey(8), index: 1 },
+        round: Round(4),
+        missing: vec![WorkerId(1)],
+        waited: Duration::from_nanos(2),
+    }
+}
