@@ -10,6 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use gradlane_core::config::{Config, Origin};
 use gradlane_core::engine::{Clock, process};
 use gradlane_core::types::Time;
 use gradlane_core::types::join::JoinString;
@@ -45,9 +46,9 @@ impl Drop for Published {
 /// # Errors
 /// [`Error::Config`] for a job that cannot be a file name, [`Error::Io`] if the directory cannot be written.
 pub fn publish(state_dir: &Path, job: &str, join: &JoinString) -> Result<Published> {
-    let path = join_path(state_dir, job)?;
-    let directory = path.parent().expect("the path has a job's directory");
-    create_private_dir(directory)?;
+    let directory = job_dir(state_dir, job)?;
+    create_private_dir(&directory)?;
+    let path = directory.join(JOIN);
     let content = format!("{join}\n{}\n", Author::this());
     write_private(&path, &content)?;
     Ok(Published { path, content })
@@ -61,42 +62,118 @@ pub fn publish(state_dir: &Path, job: &str, join: &JoinString) -> Result<Publish
 /// [`Error::Auth`] for a file that others could read or have written, [`Error::Config`] for a job that cannot be a file name,
 /// [`Error::Unavailable`] after `patience`.
 pub fn find(state_dir: &Path, job: &str, patience: Duration) -> Result<JoinString> {
-    /// A file system has no event that also works for a shared one; a look costs some microseconds.
-    const LOOK_EVERY: Duration = Duration::from_millis(50);
-    let path = join_path(state_dir, job)?;
-    let clock = Clock::start();
-    let mut stale = None;
-    loop {
-        if let Some(content) = read_private(&path)? {
-            match content.lines().nth(1).and_then(Author::parse) {
-                Some(author) if author.is_gone() => stale = Some(author.pid),
-                Some(_) | None => return content.lines().next().unwrap_or_default().parse(),
+    let path = job_dir(state_dir, job)?.join(JOIN);
+    let mut dead = None;
+    let found = within(patience, || {
+        let Some(content) = read_private(&path)? else { return Ok(None) };
+        match content.lines().nth(1).and_then(Author::parse) {
+            Some(author) if author.is_gone() => {
+                dead = Some(author.pid);
+                Ok(None)
             }
+            Some(_) | None => content.lines().next().unwrap_or_default().parse().map(Some),
         }
-        let left = patience.saturating_sub(clock.now().since(Time::ZERO));
-        if left.is_zero() {
-            let found = match stale {
-                Some(pid) => format!("its coordinator (pid {pid}) has died"),
-                None => "there is none".to_owned(),
-            };
-            return Err(Error::Unavailable {
-                what: format!("the coordinator of job {job}"),
-                cause: format!(
-                    "waited {:.1} s for its join string in {}, but {found}; start the coordinator, or, without a home directory in \
-                     common, give every process the GRADLANE_JOIN=... that it printed",
-                    patience.as_secs_f64(),
-                    path.display()
-                ),
-            });
+    })?;
+    found.ok_or_else(|| {
+        let found = dead.map_or_else(|| "there is none".to_owned(), |pid| format!("its coordinator (pid {pid}) has died"));
+        Error::Unavailable {
+            what: format!("the coordinator of job {job}"),
+            cause: format!(
+                "waited {:.1} s for its join string in {}, but {found}; start the coordinator, or, without a home directory in \
+                 common, give every process the GRADLANE_JOIN=... that it printed",
+                patience.as_secs_f64(),
+                path.display()
+            ),
         }
-        crossbeam_channel::after(left.min(LOOK_EVERY)).recv().expect("a timer fires");
+    })
+}
+
+/// The join string of this process: the one it was given, else that of its join file, else that of the user's coordinator of its job.
+/// Waits up to `patience` for the file to be written.
+///
+/// # Errors
+/// As [`find`]; [`Error::Config`] without a directory to look into.
+pub fn join_string(config: &Config, patience: Duration) -> Result<JoinString> {
+    match (&config.join, &config.join_file) {
+        (Some(join), _) => Ok(join.clone()),
+        (None, Some(path)) => read_join_file(path, patience),
+        (None, None) => find(state_dir(config)?, &job(config), patience),
     }
 }
 
-/// The job's name where the user gave none: made of the coordinator's `host:port`, which all its processes were given alike.
-pub fn job_of(coordinator: &str) -> String {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
-    coordinator.chars().map(|c| if allowed(c) { c } else { '_' }).collect()
+/// The job of this process: the name it was given, else one made of its coordinator's `host:port`, which all processes of the job were
+/// given alike.
+pub fn job(config: &Config) -> String {
+    match (&config.coordinator_host, config.coordinator_port) {
+        (Some(host), Some(port)) if *config.origin("job") == Origin::Default => {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
+            let host: String = host.chars().map(|c| if allowed(c) { c } else { '_' }).collect();
+            format!("{host}_{port}")
+        }
+        (Some(_) | None, _) => config.job.clone(),
+    }
+}
+
+/// Where this user's jobs keep their state.
+///
+/// # Errors
+/// [`Error::Config`] if it is not known.
+pub fn state_dir(config: &Config) -> Result<&Path> {
+    config.state_dir.as_deref().ok_or_else(|| Error::Config {
+        knob: "state_dir".to_owned(),
+        problem: "is not known, because HOME is not set".to_owned(),
+        hint: "give a directory of this user, or the join string".to_owned(),
+    })
+}
+
+/// The file of the join string in the job's directory.
+const JOIN: &str = "join";
+
+/// Where `job` keeps its state; made by whoever first keeps something there.
+///
+/// # Errors
+/// [`Error::Config`] for a job that cannot be a file name.
+pub fn job_dir(state_dir: &Path, job: &str) -> Result<PathBuf> {
+    if job.is_empty() || job.starts_with('.') || job.contains(['/', '\0']) {
+        return Err(Error::Config {
+            knob: "job".to_owned(),
+            problem: format!("{job:?} cannot be the name of a directory"),
+            hint: "use letters, digits, '.', '-' and '_'".to_owned(),
+        });
+    }
+    Ok(state_dir.join("jobs").join(job))
+}
+
+/// Waits for a file that was given by name. Its permissions are the giver's business: secrets mounted into containers belong to root.
+fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
+    let found = within(patience, || match File::open(path).and_then(|mut file| read_bounded(&mut file)) {
+        // Somebody may write it by hand, and not in one piece.
+        Ok(content) if content.trim().is_empty() => Ok(None),
+        Ok(content) => content.lines().next().unwrap_or_default().parse().map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(io_error("reading", path, &error)),
+    })?;
+    found.ok_or_else(|| Error::Unavailable {
+        what: format!("the join file {}", path.display()),
+        cause: format!("nothing in it after {:.1} s; start the coordinator with the same join_file", patience.as_secs_f64()),
+    })
+}
+
+/// Looks until there is something, at least once and at most for `patience`.
+fn within<T>(patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+    /// No event of a file system works for a shared one too; a look costs some microseconds.
+    const LOOK_EVERY: Duration = Duration::from_millis(50);
+    let clock = Clock::start();
+    loop {
+        if let Some(found) = look()? {
+            return Ok(Some(found));
+        }
+        let left = patience.saturating_sub(clock.now().since(Time::ZERO));
+        if left.is_zero() {
+            return Ok(None);
+        }
+        crossbeam_channel::after(left.min(LOOK_EVERY)).recv().expect("a timer fires");
+    }
 }
 
 /// Writes `content` to a file that only the user can read. Nobody sees it half written.
@@ -117,17 +194,6 @@ pub fn write_private(path: &Path, content: &str) -> Result<()> {
         fs::rename(&draft, path)
     };
     write().map_err(|error| io_error("writing", path, &error))
-}
-
-fn join_path(state_dir: &Path, job: &str) -> Result<PathBuf> {
-    if job.is_empty() || job.starts_with('.') || job.contains(['/', '\0']) {
-        return Err(Error::Config {
-            knob: "job".to_owned(),
-            problem: format!("{job:?} cannot be the name of a directory"),
-            hint: "use letters, digits, '.', '-' and '_'".to_owned(),
-        });
-    }
-    Ok(state_dir.join("jobs").join(job).join("join"))
 }
 
 fn create_private_dir(directory: &Path) -> Result<()> {
@@ -326,8 +392,32 @@ mod tests {
         for job in ["", ".", "..", "a/b", "../x"] {
             assert!(matches!(publish(Path::new("/nonexistent"), job, &join()), Err(Error::Config { .. })), "{job}");
         }
-        assert_eq!(job_of("10.0.0.1:9000"), "10.0.0.1_9000");
-        assert_eq!(job_of("[::1]:9000"), "___1__9000");
+    }
+
+    #[test]
+    fn a_job_without_a_name_is_called_after_its_coordinator() {
+        let config = |variables: &[(&str, &str)]| {
+            let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            Config::load(&Default::default(), environment, None).unwrap().0
+        };
+        let coordinator = [("DMLC_PS_ROOT_URI", "10.0.0.1"), ("DMLC_PS_ROOT_PORT", "9000")];
+        assert_eq!(job(&config(&coordinator)), "10.0.0.1_9000");
+        assert_eq!(job(&config(&[("DMLC_PS_ROOT_URI", "::1"), coordinator[1]])), "__1_9000");
+        assert_eq!(job(&config(&[coordinator[0], coordinator[1], ("GRADLANE_JOB", "night")])), "night");
+        assert_eq!(job(&config(&[])), "default");
+    }
+
+    #[test]
+    fn what_was_given_goes_before_the_file_and_the_file_before_the_search() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, given) = (dir.path().join("join-file"), JoinString { secret: [9; 16], ..join() });
+        fs::write(&file, format!("{}\n", join())).unwrap();
+        let config = Config { join_file: Some(file), ..Config::default() };
+        assert_eq!(join_string(&config, Duration::ZERO), Ok(join()));
+        let config = Config { join: Some(given.clone()), ..config };
+        assert_eq!(join_string(&config, Duration::ZERO), Ok(given));
+        let nowhere = Config { state_dir: None, ..Config::default() };
+        assert!(matches!(join_string(&nowhere, Duration::ZERO), Err(Error::Config { .. })));
     }
 
     fn join() -> JoinString {

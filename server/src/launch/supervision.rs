@@ -51,6 +51,8 @@ pub(super) enum Command {
     SignalAll(i32),
     /// This child failed: tell the coordinator and the user.
     ReportFailure { child: usize, ending: Ending },
+    /// The job failed before any child did: tell the user why.
+    ReportJobFailure,
     /// Every child has ended; the launcher exits with this code.
     Finish(i32),
 }
@@ -135,6 +137,9 @@ impl Supervision {
 
     /// The coordinator gave the job up; `code` is the exit code if no child explains it better.
     pub(super) fn handle_job_failure(&mut self, now: Time, code: i32) {
+        if self.cause.is_none() {
+            self.commands.push_back(Command::ReportJobFailure);
+        }
         self.fail(now, Cause::Job(code));
         self.advance(now);
     }
@@ -305,6 +310,7 @@ mod tests {
     fn a_child_explains_the_failure_of_its_job_even_if_it_is_heard_of_later() {
         let mut job = job();
         job.handle_job_failure(at(1), 1);
+        assert_eq!(commands(&mut job), [Command::ReportJobFailure]);
         job.handle_exit(at(1), WORKER_1, Ending::Exited(7));
         job.handle_exit(at(2), WORKER_0, Ending::Exited(1));
         job.handle_exit(at(2), SERVER, Ending::Exited(1));
@@ -319,6 +325,14 @@ mod tests {
             job.handle_exit(at(2), child, Ending::Exited(0));
         }
         assert_eq!(commands(&mut job).last(), Some(&Command::Finish(75)));
+    }
+
+    #[test]
+    fn that_a_job_fails_after_its_child_is_no_news() {
+        let mut job = job();
+        job.handle_exit(at(1), WORKER_1, Ending::Exited(7));
+        job.handle_job_failure(at(1), 1);
+        assert_eq!(commands(&mut job), [Command::ReportFailure { child: WORKER_1, ending: Ending::Exited(7) }]);
     }
 
     #[test]

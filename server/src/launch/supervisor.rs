@@ -17,8 +17,17 @@ pub(super) enum Event {
     Ended { child: usize, ending: Ending },
     /// The launcher got a signal.
     Interrupt(i32),
-    /// The coordinator gave the job up; the exit code if no child explains it better.
-    JobFailed(i32),
+    /// The coordinator gave the job up; `code` is the exit code if no child explains it better.
+    JobFailed { code: i32, error: Error },
+}
+
+/// What the user, and in part the coordinator, must be told at once.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Failure {
+    /// A child failed; `cause` is such as `worker 1 exited with code 3`.
+    Child { pid: u32, cause: String },
+    /// The job failed before any child did.
+    Job(Error),
 }
 
 /// A set of child processes that ends as one. Dropping it kills what still runs.
@@ -67,16 +76,19 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Runs until every child has ended, and returns the exit code of the whole. `failed` is told at once of a child that fails,
-    /// with its process id and what happened, such as `worker 1 exited with code 3`.
-    pub(super) fn run(mut self, mut failed: impl FnMut(u32, String)) -> i32 {
+    /// Runs until every child has ended, and returns the exit code of the whole. `failed` is told of failures as they happen.
+    pub(super) fn run(mut self, mut failed: impl FnMut(Failure)) -> i32 {
+        let mut job_error = None;
         loop {
             while let Some(decision) = self.machine.next_command() {
                 match decision {
                     Decision::SignalAll(signal) => self.signal(signal),
                     Decision::ReportFailure { child, ending } => {
                         let child = &self.children[child];
-                        failed(child.process.id(), format!("{} {ending}", child.name));
+                        failed(Failure::Child { pid: child.process.id(), cause: format!("{} {ending}", child.name) });
+                    }
+                    Decision::ReportJobFailure => {
+                        failed(Failure::Job(job_error.take().expect("the machine was told of it with this error")));
                     }
                     Decision::Finish(code) => {
                         if code == 0 {
@@ -97,7 +109,10 @@ impl Supervisor {
                     self.machine.handle_exit(now, child, ending);
                 }
                 Ok(Event::Interrupt(signal)) => self.machine.handle_interrupt(now, signal),
-                Ok(Event::JobFailed(code)) => self.machine.handle_job_failure(now, code),
+                Ok(Event::JobFailed { code, error }) => {
+                    job_error = Some(error);
+                    self.machine.handle_job_failure(now, code);
+                }
                 Err(RecvTimeoutError::Timeout) => self.machine.handle_timeout(now),
                 Err(RecvTimeoutError::Disconnected) => unreachable!("this supervisor holds a sender itself"),
             }
@@ -154,14 +169,14 @@ mod tests {
     #[test]
     fn all_ended_in_order_is_a_success() {
         let job = started(&["exit 0", "exit 0"]);
-        assert_eq!(job.run(|_, cause| panic!("{cause}")), 0);
+        assert_eq!(job.run(|failure| panic!("{failure:?}")), 0);
     }
 
     #[test]
     fn the_first_failing_exit_code_is_the_launchers() {
         let job = started(&["exec sleep 30", "exit 3"]);
         let mut failures = Vec::new();
-        assert_eq!(job.run(|_, cause| failures.push(cause)), 3);
+        assert_eq!(job.run(|failure| failures.push(cause(failure))), 3);
         assert_eq!(failures, ["worker 1 exited with code 3"]);
     }
 
@@ -169,7 +184,7 @@ mod tests {
     fn a_signal_that_ends_a_child_is_reported_as_such() {
         let job = started(&["kill -KILL $$", "exit 0"]);
         let mut failures = Vec::new();
-        assert_eq!(job.run(|_, cause| failures.push(cause)), 128 + 9);
+        assert_eq!(job.run(|failure| failures.push(cause(failure))), 128 + 9);
         assert_eq!(failures, ["worker 0 killed by signal 9 (SIGKILL)"]);
     }
 
@@ -183,7 +198,7 @@ mod tests {
         await_content(ready.path());
         let clock = Clock::start();
         job.events().send(Event::Interrupt(libc::SIGTERM)).expect("the supervisor listens");
-        assert_eq!(job.run(|_, cause| panic!("{cause}")), 128 + libc::SIGTERM);
+        assert_eq!(job.run(|failure| panic!("{failure:?}")), 128 + libc::SIGTERM);
         assert!(clock.now() < Time::ZERO + Duration::from_secs(2));
     }
 
@@ -191,7 +206,7 @@ mod tests {
     fn what_a_failed_child_left_behind_is_killed() {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         let job = started(&[&format!("sleep 300 & echo $! > {}; exit 1", file.path().display())]);
-        assert_eq!(job.run(|_, _| ()), 1);
+        assert_eq!(job.run(|_| ()), 1);
         let grandchild = await_content(file.path());
         eventually(|| !lives(grandchild.trim()));
     }
@@ -229,6 +244,13 @@ mod tests {
 
     fn spawn(job: &mut Supervisor, index: usize, script: &str) {
         job.spawn(Role::Worker, format!("worker {index}"), shell(script)).expect("a shell starts");
+    }
+
+    fn cause(failure: Failure) -> String {
+        match failure {
+            Failure::Child { cause, .. } => cause,
+            Failure::Job(error) => error.to_string(),
+        }
     }
 
     fn shell(script: &str) -> Command {
