@@ -1,1 +1,22 @@
-//! The native half of the `gradlane` Python package.
+//! The native half of the `gradlane` Python package: `gradlane._core`.
+//!
+//! Thin: it translates arguments, releases the interpreter lock in every wait, and raises the package's own exceptions. What keeps a
+//! tensor alive is kept here until a Python thread comes by after the operation has ended; no engine thread ever attaches to Python.
+
+use pyo3::prelude::*;
+
+mod embedded;
+mod errors;
+mod handle;
+mod launch;
+mod session;
+
+/// The module's contents.
+#[pymodule(gil_used = false)]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<session::Session>()?;
+    module.add_class::<handle::Handle>()?;
+    module.add_class::<embedded::Embedded>()?;
+    launch::register(module)
+}

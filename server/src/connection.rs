@@ -10,7 +10,7 @@ use gradlane_core::error::Result;
 use gradlane_core::mem::{Lease, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
-use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, Round, TensorKey, Time, View};
+use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, TensorKey, Time, View};
 use gradlane_core::wire::frame::{Progress, Stall};
 use gradlane_core::wire::{Flags, Header};
 use gradlane_core::Error;
@@ -39,7 +39,6 @@ struct State {
     /// What each open exchange said; needed when its body has landed.
     headers: BTreeMap<ExchangeId, Header>,
     bodies: BTreeMap<ExchangeId, Lease>,
-    last: Option<(TensorKey, Round)>,
 }
 
 impl DataPlane {
@@ -55,7 +54,6 @@ impl DataPlane {
                 links: BTreeMap::new(),
                 headers: BTreeMap::new(),
                 bodies: BTreeMap::new(),
-                last: None,
             }),
             lanes: OnceLock::new(),
             listener: OnceLock::new(),
@@ -96,8 +94,8 @@ impl DataPlane {
     /// Follows the membership.
     pub(crate) fn handle_view(self: &Arc<Self>, view: View) {
         self.with(|state, now| {
-            state.view = Some(view.clone());
-            state.aggregator.handle_view(now, view);
+            state.aggregator.handle_view(now, &view);
+            state.view = Some(view);
         });
     }
 
@@ -106,7 +104,7 @@ impl DataPlane {
         self.with(|state, now| {
             if let Some(view) = &state.view {
                 let view = View { phase: Phase::Aborted(cause.clone()), ..view.clone() };
-                state.aggregator.handle_view(now, view);
+                state.aggregator.handle_view(now, &view);
             }
         });
     }
@@ -118,9 +116,7 @@ impl DataPlane {
 
     /// What the coordinator is told with each heartbeat.
     pub(crate) fn progress(&self) -> Progress {
-        let state = self.state.lock().expect(LOCK);
-        let pending = u32::try_from(state.headers.len()).unwrap_or(u32::MAX);
-        Progress { last: state.last, pending, bytes_in_flight: self.pool.bytes_in_use() }
+        self.state.lock().expect(LOCK).aggregator.progress()
     }
 
     /// Stops listening and adding.
@@ -145,7 +141,6 @@ impl DataPlane {
             }
             Incoming::Opened { link, exchange, header } => self.with(|state, now| {
                 let node = *state.links.get(&link).expect("a link is up before its exchanges");
-                state.last = Some((header.part.key, header.round));
                 state.headers.insert(exchange, header);
                 state.aggregator.handle_opened(now, node, exchange, &header);
             }),
@@ -211,14 +206,10 @@ impl DataPlane {
                 self.send(Outgoing::Land { exchange, into: self.pool.lease(bytes) });
             }
             Command::Start { slot, exchange, bytes, dtype, op, weight } => {
-                let body = state.bodies.remove(&exchange).expect("only landed bodies are added");
-                lanes.start(slot, body, bytes, dtype, op, weight);
+                lanes.start(slot, self.body(state, exchange), bytes, dtype, op, weight);
             }
-            Command::Add { slot, exchange, dtype, op, weight } => {
-                let body = state.bodies.remove(&exchange).expect("only landed bodies are added");
-                lanes.add(slot, body, dtype, op, weight);
-            }
-            Command::Publish { slot, op, dtype, divisor, .. } => lanes.publish(slot, op, dtype, divisor),
+            Command::Add { slot, exchange, weight } => lanes.add(slot, self.body(state, exchange), weight),
+            Command::Publish { slot, divisor } => lanes.publish(slot, divisor),
             Command::Answer { slot, exchange, header } => {
                 self.stats.sent(header.bytes);
                 lanes.answer(slot, exchange, header);
@@ -230,6 +221,11 @@ impl DataPlane {
             Command::Drop { slot } => lanes.drop_slot(slot),
             Command::Stalled { stall } => self.report(stall),
         }
+    }
+
+    /// A landed body; one without bytes never landed.
+    fn body(&self, state: &mut State, exchange: ExchangeId) -> Lease {
+        state.bodies.remove(&exchange).unwrap_or_else(|| self.pool.lease(0))
     }
 
     fn report(&self, stall: Stall) {

@@ -8,6 +8,9 @@ use super::Clock;
 use crate::error::{Error, Result};
 use crate::types::Done;
 
+/// What [`Handle::wait`] says of an operation that goes on after the wait gave up.
+pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
+
 /// An operation that was submitted. Resolves exactly once; every clone sees the outcome.
 #[derive(Clone)]
 pub struct Handle {
@@ -27,14 +30,14 @@ impl Handle {
     pub(super) fn new(
         id: u64,
         cancel: impl Fn() + Send + Sync + 'static,
-        then: impl FnOnce() + Send + 'static,
+        then: impl FnOnce(u64) + Send + 'static,
     ) -> (Self, Done<()>) {
         let slot = Arc::new(Slot::default());
         let there = Arc::clone(&slot);
         let done = Done::new(move |outcome| {
             *there.outcome.lock().expect(LOCK) = Some(outcome);
             there.resolved.notify_all();
-            then();
+            then(id);
         });
         (Self { id, slot, cancel: Arc::new(cancel) }, done)
     }
@@ -64,7 +67,7 @@ impl Handle {
         };
         guard.clone().unwrap_or_else(|| {
             let waited = clock.now().since(crate::types::Time::ZERO);
-            Err(Error::Timeout { what: "waiting for a push_pull (it goes on)".to_owned(), waited })
+            Err(Error::Timeout { what: STILL_RUNNING.to_owned(), waited })
         })
     }
 
@@ -93,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_wait_that_times_out_leaves_the_operation_running() {
-        let (handle, done) = Handle::new(1, || {}, || {});
+        let (handle, done) = Handle::new(1, || {}, |_| {});
         assert!(matches!(handle.wait(Some(Duration::from_millis(1))), Err(Error::Timeout { .. })));
         done.ok(());
         assert_eq!(handle.wait(None), Ok(()));
@@ -102,7 +105,7 @@ mod tests {
 
     #[test]
     fn an_operation_that_is_dropped_resolves_with_an_error() {
-        let (handle, done) = Handle::new(1, || {}, || {});
+        let (handle, done) = Handle::new(1, || {}, |_| {});
         drop(done);
         assert!(matches!(handle.wait(None), Err(Error::Internal { .. })));
     }

@@ -160,15 +160,15 @@ impl Driver {
                 self.member.handle_disconnected(now, reason);
             }
             Input::Declare { tensors, fuse, done } => {
-                let request = self.member.declare(now, tensors, fuse);
+                let request = self.member.declare(tensors, fuse);
                 self.declarations.insert(request, done);
             }
             Input::Barrier { name, timeout, done } => {
                 let request = self.member.barrier(now, name, timeout);
                 self.barriers.insert(request, done);
             }
-            Input::Stall(stall) => self.member.report_stall(now, stall),
-            Input::Leave => self.member.leave(now),
+            Input::Stall(stall) => self.member.report_stall(stall),
+            Input::Leave => self.member.leave(),
             Input::Stop => unreachable!("handled by the loop"),
         }
     }

@@ -23,7 +23,7 @@ mod timer;
 mod worker;
 
 pub use clock::Clock;
-pub use handle::Handle;
+pub use handle::{Handle, STILL_RUNNING};
 pub use local::reduce_alone;
 pub use membership::{Membership, MembershipOptions, status};
 pub use metrics::Metrics;

@@ -14,7 +14,7 @@ use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::pipeline::stage::Stage;
 use crate::sched::{Command, GroupId, Scheduler, TaskId, TaskSpec};
 use crate::transport::Transport;
-use crate::types::{DType, Done, Epoch, ExchangeId, Op, Priority, Round, TensorKey, Time, View, WorkerId};
+use crate::types::{Done, Epoch, ExchangeId, Op, Priority, Round, TensorKey, Time, View, WorkerId};
 use crate::wire::frame::Progress;
 
 /// The engine as its threads see it.
@@ -70,7 +70,6 @@ pub(super) struct State {
 pub(super) struct Ticket {
     pub(super) key: TensorKey,
     pub(super) name: Arc<str>,
-    pub(super) dtype: DType,
     pub(super) bytes: u64,
     pub(super) source: Region,
     pub(super) destination: Region,
@@ -109,7 +108,7 @@ impl Shared {
         scheduler: Scheduler,
     ) -> Self {
         let state = State {
-            registry: Registry::new(),
+            registry: Registry::new(WorkerId(0)),
             scheduler,
             links: Links::default(),
             rank: WorkerId(0),
@@ -298,6 +297,20 @@ impl State {
         for ticket in self.parked.remove(&key).unwrap_or_default() {
             if self.tickets.contains_key(&ticket) {
                 self.begin(now, ticket);
+            }
+        }
+    }
+
+    /// A tensor failed for good: so do its submissions, whether they wait for the declaration, for other tensors of a shared part, or
+    /// are under way.
+    pub(super) fn fail_tensor(&mut self, now: Time, key: TensorKey, error: &Error) {
+        self.parked.remove(&key);
+        let tickets: Vec<u64> =
+            self.tickets.iter().filter(|(_, submission)| submission.key == key).map(|(ticket, _)| *ticket).collect();
+        for ticket in tickets {
+            match self.tickets[&ticket].group {
+                Some(group) => self.scheduler.fail_group(now, group, error.clone()),
+                None => self.resolve(ticket, Err(error.clone())),
             }
         }
     }

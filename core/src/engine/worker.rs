@@ -15,12 +15,12 @@ use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::mem::Region;
-use crate::pipeline::registry::Lookup;
+use crate::pipeline::registry::{Lookup, Registry};
 use crate::pipeline::{Pipeline, Topology};
 use crate::sched::{Scheduler, SchedulerConfig};
 use crate::transport::Transport;
 use crate::transport::quic::identity::Credentials;
-use crate::types::{Done, Op, Phase, Priority, TensorKey, TensorSpec, Time, View, WorkerId};
+use crate::types::{Done, Op, Phase, Priority, TensorSpec, Time, View, WorkerId};
 
 /// How to start an engine.
 pub struct EngineOptions {
@@ -63,6 +63,7 @@ pub struct Engine {
     milestones: Arc<Milestones>,
     config: Config,
     tickets: AtomicU64,
+    requests: AtomicU64,
     room: Arc<Room>,
 }
 
@@ -153,6 +154,7 @@ impl Engine {
             milestones,
             config,
             tickets: AtomicU64::new(1),
+            requests: AtomicU64::new(1),
             room: Arc::new(room),
         };
         engine.milestones.wait(None, |reached| reached.joined.is_some())?;
@@ -186,6 +188,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Mismatch`] if another worker declared one of the names differently.
     pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
+        let request = self.requests.fetch_add(1, Ordering::Relaxed);
         let unknown: Vec<TensorSpec> = self.shared.with(|state, _| {
             if let Some(error) = &state.ended {
                 return Err(error.clone());
@@ -196,25 +199,25 @@ impl Engine {
                     unknown.push(tensor);
                 }
             }
-            state.registry.declaring(&unknown);
+            state.registry.declaring(request, &unknown);
             Ok(unknown)
         })?;
         if unknown.is_empty() {
             return Ok(());
         }
-        let (handle, done) = Handle::new(0, || {}, || {});
-        self.send_declaration(unknown, fuse, done);
+        let (handle, done) = Handle::new(0, || {}, |_| {});
+        self.send_declaration(request, unknown, fuse, done);
         handle.wait(timeout)
     }
 
-    /// Reduces a tensor over all workers.
+    /// Reduces a tensor over all workers. `then` runs when the handle resolves, with its id, on an engine thread.
     ///
     /// Waits while more than `submit_bytes_max` bytes are unresolved.
     ///
     /// # Errors
     /// At once for what can be known at once: a bad reduction, a length that does not fit the shape, another dtype or shape than
     /// declared before on this worker, a job that has ended. Everything else resolves the handle.
-    pub fn push_pull(&self, submission: Submission, then: impl FnOnce() + Send + 'static) -> Result<Handle> {
+    pub fn push_pull(&self, submission: Submission, then: impl FnOnce(u64) + Send + 'static) -> Result<Handle> {
         let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
         check(&tensor, &source, &destination, op, weight, self.size())?;
         let bytes = source.len() as u64;
@@ -228,16 +231,16 @@ impl Engine {
             }
         };
         let room = Arc::clone(&self.room);
-        let (handle, done) = Handle::new(id, cancel, move || {
+        let (handle, done) = Handle::new(id, cancel, move |id| {
             room.leave(bytes);
-            then();
+            then(id);
         });
         Metrics::add(&self.shared.metrics.submissions, 1);
+        let request = self.requests.fetch_add(1, Ordering::Relaxed);
         let declare = self.shared.with(|state, now| {
             let ticket = Ticket {
                 key: tensor.key(),
                 name: Arc::from(tensor.name.as_str()),
-                dtype: tensor.dtype,
                 bytes,
                 source,
                 destination,
@@ -249,24 +252,24 @@ impl Engine {
                 group: None,
                 done,
             };
-            accept(state, now, id, ticket, &tensor)
+            accept(state, now, id, ticket, &tensor, request)
         });
         if declare {
-            let (_, done) = Handle::new(0, || {}, || {});
-            self.send_declaration(vec![tensor], false, done);
+            let (_, done) = Handle::new(0, || {}, |_| {});
+            self.send_declaration(request, vec![tensor], false, done);
         }
         Ok(handle)
     }
 
-    /// Waits until all workers arrived at the barrier `name`.
+    /// Arrives at the barrier `name`; the handle resolves once all workers have, at the latest after `timeout`, or else the job's step
+    /// timeout.
     ///
-    /// # Errors
-    /// [`Error::Timeout`] names the ranks that did not come; the cause if the job ended.
-    pub fn barrier(&self, name: &str, timeout: Option<Duration>) -> Result<()> {
+    /// The handle's error is an [`Error::Timeout`] that names the ranks that did not come, or the cause if the job ended.
+    pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
         let timeout = timeout.unwrap_or(self.config.step_timeout);
-        let (handle, done) = Handle::new(0, || {}, || {});
+        let (handle, done) = Handle::new(0, || {}, |_| {});
         self.membership.lock().expect(LOCK).barrier(name.to_owned(), timeout, done);
-        handle.wait(None)
+        handle
     }
 
     /// Leaves the job: pending submissions fail, then the other workers are waited for at most `grace`, so that a server that lives in
@@ -302,14 +305,12 @@ impl Engine {
         left
     }
 
-    fn send_declaration(&self, tensors: Vec<TensorSpec>, fuse: bool, done: Done<()>) {
-        let keys: Vec<TensorKey> = tensors.iter().map(TensorSpec::key).collect();
+    fn send_declaration(&self, request: u64, tensors: Vec<TensorSpec>, fuse: bool, done: Done<()>) {
         let shared = Arc::clone(&self.shared);
         let declared = Done::new(move |outcome: Result<_>| {
             let report = outcome.as_ref().map(|_| ()).map_err(Clone::clone);
             shared.with(|state, now| {
-                state.registry.handle_declared(&keys, outcome);
-                for key in keys {
+                for key in state.registry.handle_declared(request, outcome) {
                     state.unpark(now, key);
                 }
             });
@@ -407,7 +408,7 @@ fn check(tensor: &TensorSpec, source: &Region, destination: &Region, op: Op, wei
 }
 
 /// Takes a submission in; whether its tensor must be declared first.
-fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, tensor: &TensorSpec) -> bool {
+fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, tensor: &TensorSpec, request: u64) -> bool {
     let key = ticket.key;
     state.bytes_pending += ticket.bytes;
     state.tickets.insert(id, ticket);
@@ -420,7 +421,7 @@ fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, tensor: &Tensor
         Ok(Lookup::Ready) => state.begin(now, id),
         Ok(Lookup::Declaring) => state.parked.entry(key).or_default().push(id),
         Ok(Lookup::Unknown) => {
-            state.registry.declaring(std::slice::from_ref(tensor));
+            state.registry.declaring(request, std::slice::from_ref(tensor));
             state.parked.entry(key).or_default().push(id);
             return true;
         }
@@ -434,6 +435,7 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, event: MemberEvent) {
             tracing::info!(rank = index, epoch = %view.epoch, "joined");
             shared.with(|state, now| {
                 state.rank = WorkerId(index);
+                state.registry = Registry::new(state.rank);
                 state.follow(now, view);
             });
             milestones.change(|reached| reached.joined = Some(index));
@@ -443,9 +445,9 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, event: MemberEvent) {
             Phase::Forming | Phase::Running | Phase::Ended => shared.with(|state, now| state.follow(now, view)),
         },
         MemberEvent::Forget { key, error } => shared.with(|state, now| {
-            state.registry.handle_forget(key, error.clone());
-            state.scheduler.fail_tensor(now, key, error);
-            state.unpark(now, key);
+            for key in state.registry.handle_forget(key, error.clone()) {
+                state.fail_tensor(now, key, &error);
+            }
         }),
         MemberEvent::StallNotice { tensor, stall, detail } => tracing::warn!(
             tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,

@@ -1,18 +1,283 @@
 //! Memory of the caller, lent to the engine while an operation is under way.
+//!
+//! An exchange may push from and pull into the same memory. What keeps reader and writer apart is a value: a [`Landing`] can be made only
+//! with the [`Returned`] that a [`Loan`] hands out when its last piece is gone.
+#![expect(unsafe_code, reason = "the caller's memory is known by address and length only")]
 
-/// A run of the caller's memory, valid and unaliased until the operation it was lent to reports its end.
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use crate::types::Span;
+
+/// A run of the caller's memory, valid until the operation it was lent to reports its end.
 #[derive(Debug)]
 pub struct Region {
-    ptr: *mut u8,
+    ptr: NonNull<u8>,
     len: usize,
 }
-/// Placeholder.
-#[derive(Debug)]
-pub struct Loan;
+
+// SAFETY: a region is an address and a promise (see `Region::new`) that holds on every thread.
+unsafe impl Send for Region {}
+// SAFETY: as for `Send`; a shared region gives access through unsafe methods only.
+unsafe impl Sync for Region {}
+
 impl Region {
+    /// The `len` bytes from `ptr`.
+    ///
+    /// # Safety
+    /// Until the operation that this region is given to reports its end, the bytes stay valid and initialised, and nobody outside of
+    /// that operation writes them or, if it lands something there, reads them. Regions may overlap only as the push and the pull of
+    /// one exchange.
+    ///
+    /// # Panics
+    /// If `ptr` is null and `len` is not 0.
+    pub unsafe fn new(ptr: *mut u8, len: usize) -> Self {
+        assert!(len == 0 || !ptr.is_null(), "a region of {len} bytes at null");
+        Self { ptr: NonNull::new(ptr).unwrap_or(NonNull::dangling()), len }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
-        let _ = self.ptr;
         self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first `at` bytes and the rest.
+    ///
+    /// # Panics
+    /// If `at` is beyond the end.
+    pub fn split_at(self, at: usize) -> (Self, Self) {
+        assert!(at <= self.len, "split at {at} of {} bytes", self.len);
+        // SAFETY: `at` is within the allocation, or one past its end.
+        let middle = unsafe { self.ptr.add(at) };
+        (Self { ptr: self.ptr, len: at }, Self { ptr: middle, len: self.len - at })
+    }
+
+    /// The same bytes once more, for the next attempt of an operation: an attempt gives its regions back before it reports, so that two
+    /// never hold them at once.
+    pub(crate) fn again(&self) -> Self {
+        Self { ptr: self.ptr, len: self.len }
+    }
+
+    /// The bytes of `span`.
+    ///
+    /// # Panics
+    /// If it reaches beyond the end.
+    pub(crate) fn part(&self, span: Span) -> Self {
+        let offset = usize::try_from(span.offset).expect("within memory");
+        let len = usize::try_from(span.bytes).expect("within memory");
+        self.again().split_at(offset).1.split_at(len).0
+    }
+
+    /// Copies `from` here. They may be the same memory.
+    ///
+    /// # Panics
+    /// If their lengths differ.
+    pub(crate) fn copy_from(&mut self, from: &Self) {
+        assert_eq!(self.len, from.len, "a copy between regions of different length");
+        // SAFETY: both are valid by the contract of `new`; `copy` allows overlap; `&mut self` is the only access under way.
+        unsafe { std::ptr::copy(from.ptr.as_ptr(), self.ptr.as_ptr(), self.len) }
+    }
+
+    /// Its bytes.
+    ///
+    /// # Safety
+    /// Nobody writes them while the slice lives, not through an overlapping region either.
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: valid and initialised by the contract of `new`, not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+
+    /// Its bytes, to be written.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them while the slice lives, not through an overlapping region either.
+    pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: valid and initialised by the contract of `new`, exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+/// The CRC-32C of the bytes of `regions`, one after the other.
+///
+/// Called by an operation on its own contribution before the contribution is lent, so that nobody writes it meanwhile.
+pub(crate) fn checksum(regions: &[Region]) -> u32 {
+    // SAFETY: the regions are written by a `Landing` only, which this operation makes after its contribution was sent.
+    regions.iter().fold(0, |crc, region| crc32c::crc32c_append(crc, unsafe { region.as_slice() }))
+}
+
+/// Regions lent out for reading, as counted pieces.
+///
+/// A piece can be cloned, split and kept by whoever sends it; the regions come back when the last one is dropped, wherever that is.
+#[derive(Debug)]
+pub struct Loan {
+    pieces: Vec<Bytes>,
+}
+
+impl Loan {
+    /// Lends `regions`. `returned` is called once, by whoever drops the last piece; it must not block.
+    pub fn new(regions: Vec<Region>, returned: impl FnOnce(Returned) + Send + 'static) -> Self {
+        let ticket = Arc::new(Ticket(Mutex::new(Some(Box::new(returned)))));
+        let pieces = regions
+            .into_iter()
+            .filter(|region| !region.is_empty())
+            .map(|region| Bytes::from_owner(Piece { region, _ticket: Arc::clone(&ticket) }))
+            .collect();
+        Self { pieces }
+    }
+
+    /// The lent bytes, one piece a region that is not empty. A loan without bytes has already been returned.
+    pub fn into_pieces(self) -> Vec<Bytes> {
+        self.pieces
+    }
+}
+
+/// Proof that nothing reads the regions of a loan any more.
+pub struct Returned(());
+
+impl fmt::Debug for Returned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Returned")
+    }
+}
+
+struct Piece {
+    region: Region,
+    _ticket: Arc<Ticket>,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: regions are written by a `Landing` only, which cannot be made before this piece has been dropped.
+        unsafe { self.region.as_slice() }
+    }
+}
+
+/// Shared by the pieces of a loan; dropped with the last of them.
+struct Ticket(Mutex<Option<Box<dyn FnOnce(Returned) + Send>>>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let returned = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        returned.expect("a ticket is dropped once")(Returned(()));
+    }
+}
+
+/// Where received bytes are written, run after run, in the order in which they come.
+#[derive(Debug)]
+pub struct Landing {
+    /// What is still to be filled, in reverse: the next region is the last.
+    rest: Vec<Region>,
+    bytes_left: usize,
+}
+
+impl Landing {
+    /// Will fill `regions`. The proof is that of the loan of this exchange.
+    pub fn new(mut regions: Vec<Region>, _nobody_reads: Returned) -> Self {
+        regions.reverse();
+        Self { bytes_left: regions.iter().map(Region::len).sum(), rest: regions }
+    }
+
+    /// How many bytes still fit.
+    pub fn bytes_left(&self) -> usize {
+        self.bytes_left
+    }
+
+    /// Writes the next bytes.
+    ///
+    /// # Panics
+    /// If they do not fit: callers check what a peer announces before.
+    pub fn write(&mut self, mut bytes: &[u8]) {
+        assert!(bytes.len() <= self.bytes_left, "{} bytes where {} are left", bytes.len(), self.bytes_left);
+        self.bytes_left -= bytes.len();
+        while !bytes.is_empty() {
+            let region = self.rest.pop().expect("regions hold bytes_left bytes");
+            let at = bytes.len().min(region.len());
+            let (mut now, later) = region.split_at(at);
+            // SAFETY: nobody reads the regions of this exchange any more (`Returned`), and a `Landing` is their only writer.
+            unsafe { now.as_mut_slice() }.copy_from_slice(&bytes[..at]);
+            bytes = &bytes[at..];
+            if !later.is_empty() {
+                self.rest.push(later);
+            }
+        }
+    }
+}
+
+/// `memory` as a region, for tests: they keep `memory` alive and do not look at it before the operation has reported its end.
+#[cfg(test)]
+pub(crate) fn region_of(memory: &mut [u8]) -> Region {
+    // SAFETY: upheld by the tests, see above.
+    unsafe { Region::new(memory.as_mut_ptr(), memory.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_loan_returns_with_its_last_piece() {
+        let mut memory = *b"abcdef";
+        let (sender, returned) = mpsc::channel();
+        let loan = Loan::new(regions(&mut memory, &[4, 2]), move |proof| sender.send(proof).unwrap());
+        let mut pieces = loan.into_pieces();
+        let slice_of_a_clone = pieces[0].clone().slice(1..3);
+        assert_eq!(pieces.iter().map(|piece| &piece[..]).collect::<Vec<_>>(), [b"abcd" as &[u8], b"ef"]);
+        pieces.clear();
+        assert!(returned.try_recv().is_err(), "a slice of a clone is still held");
+        assert_eq!(&slice_of_a_clone[..], b"bc");
+        drop(slice_of_a_clone);
+        assert!(returned.try_recv().is_ok());
+    }
+
+    #[test]
+    fn a_loan_of_nothing_returns_at_once() {
+        let (sender, returned) = mpsc::channel();
+        let loan = Loan::new(regions(&mut [], &[0, 0]), move |proof| sender.send(proof).unwrap());
+        assert!(returned.try_recv().is_ok());
+        assert!(loan.into_pieces().is_empty());
+    }
+
+    #[test]
+    fn bytes_land_across_regions_in_place_of_what_was_lent() {
+        let mut memory = *b"abcdef";
+        let (sender, returned) = mpsc::channel();
+        let loan = Loan::new(regions(&mut memory, &[6]), move |proof| sender.send(proof).unwrap());
+        drop(loan.into_pieces());
+        let mut landing = Landing::new(regions(&mut memory, &[1, 0, 2, 3]), returned.recv().unwrap());
+        for chunk in [b"uv" as &[u8], b"", b"wxy", b"z"] {
+            landing.write(chunk);
+        }
+        assert_eq!((landing.bytes_left(), &memory), (0, b"uvwxyz"));
+    }
+
+    #[test]
+    #[should_panic(expected = "2 bytes where 1 are left")]
+    fn more_than_fits_is_never_written() {
+        let mut memory = [0; 1];
+        let (sender, returned) = mpsc::channel();
+        drop(Loan::new(Vec::new(), move |proof| sender.send(proof).unwrap()));
+        Landing::new(regions(&mut memory, &[1]), returned.recv().unwrap()).write(&[1, 2]);
+    }
+
+    /// `memory` cut into runs of these lengths.
+    fn regions(memory: &mut [u8], lens: &[usize]) -> Vec<Region> {
+        let mut rest = region_of(memory);
+        let mut regions = Vec::new();
+        for len in lens {
+            let (run, later) = rest.split_at(*len);
+            regions.push(run);
+            rest = later;
+        }
+        regions
     }
 }

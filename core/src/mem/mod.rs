@@ -1,7 +1,11 @@
-//! Host memory with one writer at a time, visible in its type: [`Lease`] (mutable, owned) → [`Frozen`] (shared) → back to the [`Pool`].
+//! Host memory with one writer at a time, visible in its type.
+//!
+//! Memory of the engine: [`Lease`] (mutable, owned) → [`Frozen`] (shared) → back to the [`Pool`]. Memory of the caller: a [`Region`] is
+//! lent out by a [`Loan`] for reading; when its last reader is gone it comes back as a proof, [`Returned`], and only with that proof may
+//! a [`Landing`] write where the loan may have read.
 
 pub mod borrow;
 pub mod pool;
 
-pub use borrow::{Loan, Region};
+pub use borrow::{Landing, Loan, Region, Returned};
 pub use pool::{Frozen, Lease, Pool};

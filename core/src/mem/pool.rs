@@ -1,11 +1,251 @@
-//! Pooled host memory.
+//! Pooled host memory: what is leased again and again is allocated and initialised once.
+//!
+//! Lengths are rounded up to size classes, four to a doubling, so that at most a fifth of a slab is unused and slabs of nearly equal
+//! parts are interchangeable. The pool never shrinks by itself: a training step needs the same memory as the one before.
+#![expect(unsafe_code, reason = "slabs are raw allocations, for their alignment and their single initialisation")]
 
-/// Placeholder.
-#[derive(Debug)]
-pub struct Pool;
-/// Placeholder.
-#[derive(Debug)]
-pub struct Lease;
-/// Placeholder.
-#[derive(Debug)]
-pub struct Frozen;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A pool of host memory. Clones share it.
+#[derive(Clone, Default)]
+pub struct Pool(Arc<Mutex<Shelves>>);
+
+impl Pool {
+    /// An empty pool.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Memory of `len` bytes, aligned to a cache line. Its contents are arbitrary, though initialised.
+    ///
+    /// Callers check `len` against a limit first: like every allocation, an impossible one ends the process.
+    pub fn lease(&self, len: usize) -> Lease {
+        let class = size_class(len);
+        let reused = self.shelves(|shelves| {
+            shelves.bytes_in_use += class;
+            shelves.free.get_mut(&class).and_then(Vec::pop)
+        });
+        let slab = reused.unwrap_or_else(|| {
+            self.shelves(|shelves| shelves.bytes_held += class);
+            Slab::new(class)
+        });
+        Lease { slab: Some(slab), len, pool: self.clone() }
+    }
+
+    /// Bytes of all live leases and frozen buffers, in size classes.
+    pub fn bytes_in_use(&self) -> usize {
+        self.shelves(|shelves| shelves.bytes_in_use)
+    }
+
+    /// Bytes the pool has allocated, in use or not.
+    pub fn bytes_held(&self) -> usize {
+        self.shelves(|shelves| shelves.bytes_held)
+    }
+
+    fn give_back(&self, slab: Slab) {
+        self.shelves(|shelves| {
+            shelves.bytes_in_use -= slab.len();
+            shelves.free.entry(slab.len()).or_default().push(slab);
+        });
+    }
+
+    /// A panic elsewhere leaves the shelves whole, as no code of others runs under the lock.
+    fn shelves<T>(&self, with: impl FnOnce(&mut Shelves) -> T) -> T {
+        with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool({} of {} bytes in use)", self.bytes_in_use(), self.bytes_held())
+    }
+}
+
+#[derive(Default)]
+struct Shelves {
+    /// Unused slabs by size class, the last returned on top: it is the most likely to be in a cache.
+    free: BTreeMap<usize, Vec<Slab>>,
+    bytes_in_use: usize,
+    bytes_held: usize,
+}
+
+/// Memory with one owner, who may write it. Dropping it returns it to its pool.
+pub struct Lease {
+    /// Present until the lease is dropped.
+    slab: Option<Slab>,
+    len: usize,
+    pool: Pool,
+}
+
+impl Lease {
+    /// Ends writing: from now on the memory may be shared.
+    pub fn freeze(self) -> Frozen {
+        Frozen(Arc::new(self))
+    }
+
+    fn slab(&self) -> &Slab {
+        self.slab.as_ref().expect("taken only by drop")
+    }
+}
+
+impl Deref for Lease {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.slab().bytes()[..self.len]
+    }
+}
+
+impl DerefMut for Lease {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.slab.as_mut().expect("taken only by drop").bytes_mut()[..self.len]
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(slab) = self.slab.take() {
+            self.pool.give_back(slab);
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({} bytes)", self.len)
+    }
+}
+
+/// Memory that is never written again while anybody holds it. Clones share it; the last one returns it to its pool.
+#[derive(Clone)]
+pub struct Frozen(Arc<Lease>);
+
+impl Deref for Frozen {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl AsRef<[u8]> for Frozen {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Frozen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Frozen({} bytes)", self.len())
+    }
+}
+
+/// One allocation, a whole size class long and initialised from its first byte to its last.
+struct Slab {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Slab {
+    fn new(class: usize) -> Self {
+        let layout = Layout::from_size_align(class, ALIGN).expect("a size class is far below isize::MAX");
+        // SAFETY: a size class is never zero.
+        let ptr = unsafe { alloc_zeroed(layout) };
+        let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
+        Self { ptr, layout }
+    }
+
+    fn len(&self) -> usize {
+        self.layout.size()
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: `ptr` is valid for `len` initialised bytes, which live as long as `self` and are written only through `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len()) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; `&mut self` makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len()) }
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, freed only here.
+        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}
+
+// SAFETY: a slab is plain bytes with one owner; which thread that is does not matter.
+unsafe impl Send for Slab {}
+// SAFETY: a shared slab is only read; see `bytes`.
+unsafe impl Sync for Slab {}
+
+/// Of every slab: a cache line, which suits every vector instruction.
+const ALIGN: usize = 64;
+/// The smallest slab. Smaller ones would save nothing worth a size class.
+const CLASS_MIN: usize = 1 << 10;
+
+/// The smallest class that holds `len` bytes: `CLASS_MIN`, or 4, 5, 6 or 7 times a power of two.
+fn size_class(len: usize) -> usize {
+    if len <= CLASS_MIN {
+        return CLASS_MIN;
+    }
+    let step = 1 << ((len - 1).ilog2() - 2);
+    len.next_multiple_of(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_returned_is_leased_again() {
+        let pool = Pool::new();
+        let first = pool.lease(4 << 20);
+        let address = first.as_ptr();
+        drop(first);
+        assert_eq!((pool.bytes_in_use(), pool.bytes_held()), (0, 4 << 20));
+        let second = pool.lease((4 << 20) - 100);
+        assert_eq!((second.as_ptr(), second.len()), (address, (4 << 20) - 100));
+        assert_eq!((pool.bytes_in_use(), pool.bytes_held()), (4 << 20, 4 << 20));
+    }
+
+    #[test]
+    fn leases_are_aligned_to_a_cache_line() {
+        let pool = Pool::new();
+        for len in [0, 1, 63, 1025, 100_000] {
+            let lease = pool.lease(len);
+            assert_eq!((lease.as_ptr() as usize % 64, lease.len()), (0, len));
+        }
+    }
+
+    #[test]
+    fn frozen_memory_returns_with_its_last_holder() {
+        let pool = Pool::new();
+        let mut lease = pool.lease(3);
+        lease.copy_from_slice(&[1, 2, 3]);
+        let frozen = lease.freeze();
+        let shared = frozen.clone();
+        drop(frozen);
+        assert_eq!(&shared[..], [1, 2, 3]);
+        assert_eq!(pool.bytes_in_use(), 1 << 10);
+        std::thread::spawn(move || drop(shared)).join().unwrap();
+        assert_eq!(pool.bytes_in_use(), 0);
+    }
+
+    #[test]
+    fn a_class_wastes_at_most_a_fifth() {
+        assert_eq!([1, 1024, 1025, 1280, 1281, 2048, 2049].map(size_class), [1024, 1024, 1280, 1280, 1536, 2048, 2560]);
+        for len in 1025..100_000 {
+            let class = size_class(len);
+            assert!(class >= len && (class - len) * 5 < class, "{len} in {class}");
+        }
+    }
+}

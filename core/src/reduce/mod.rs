@@ -1,1 +1,109 @@
-//! reduce.
+//! Arithmetic of a round: contributions are folded into an accumulator, and the accumulator becomes the result.
+//!
+//! This module decides how numbers are added, rounded and divided. Who contributes, in which order, and who may read the result is
+//! decided by the server's rounds; how many threads share a part, by their driver: every call may be cut into runs of whole elements.
+//!
+//! ```
+//! use gradlane_core::reduce::{Kernels, accumulator_bytes};
+//! use gradlane_core::types::{DType, Op};
+//!
+//! let kernels = Kernels::detect();
+//! let [first, second] = [[1.0_f32, 2.0], [3.0, 6.0]].map(|x| x.map(f32::to_le_bytes).concat());
+//! let mut accumulator = vec![0; accumulator_bytes(DType::F32, 8) as usize];
+//! kernels.start(Op::Mean, DType::F32, 1.0, &first, &mut accumulator);
+//! kernels.add(Op::Mean, DType::F32, 1.0, &second, &mut accumulator);
+//! let mut mean = vec![0; 8];
+//! kernels.finish(Op::Mean, DType::F32, 2.0, &accumulator, &mut mean);
+//! assert_eq!(mean, [2.0_f32, 4.0].map(f32::to_le_bytes).concat());
+//! ```
+//!
+//! # Numbers
+//! - Elements are little-endian, at any address. An accumulator holds elements of [`DType::accumulator`].
+//! - Floats are added one contribution after the other in the order of the calls, each addition rounded as IEEE 754 says and none
+//!   fused with a product: the same calls give the same bits on every machine, but for the payload of a NaN.
+//! - f16 and bf16 are added, weighted and divided in f32, and rounded to nearest even once, by [`Kernels::finish`].
+//! - Integer sums wrap; an integer mean is rounded down.
+//! - Min and max do not depend on the order: NaN wins, and -0 is below +0.
+//! - A broadcast keeps every bit.
+//!
+//! An accumulator that starts at a multiple of 64 bytes is fastest: elsewhere the widest vectors straddle cache lines.
+
+mod convert;
+mod element;
+mod kernels;
+mod passes;
+
+pub use kernels::Kernels;
+
+use self::passes::Pass;
+use crate::types::{DType, Op};
+
+/// Bytes of the accumulator for a contribution of `bytes` bytes: twice as many for f16 and bf16, which are added in f32.
+pub fn accumulator_bytes(dtype: DType, bytes: u64) -> u64 {
+    bytes / dtype.bytes() * dtype.accumulator().bytes()
+}
+
+/// The reductions. `weight` counts for [`Op::WeightedMean`] only; a weight of zero means that the contribution is not looked at.
+///
+/// # Panics
+/// All of them, if a buffer is no whole number of elements, if two buffers are not of the same number of elements, or if `op` has no
+/// meaning for `dtype` ([`Op::check`]).
+impl Kernels {
+    /// Makes the first contribution the accumulator, whatever the accumulator held.
+    pub fn start(self, op: Op, dtype: DType, weight: f64, contribution: &[u8], accumulator: &mut [u8]) {
+        check(op, dtype, contribution, accumulator);
+        self.run(dtype, Pass::Start { op, weight, contribution, accumulator });
+    }
+
+    /// Folds a further contribution into the accumulator. A broadcast has one contribution; a second would replace it.
+    pub fn add(self, op: Op, dtype: DType, weight: f64, contribution: &[u8], accumulator: &mut [u8]) {
+        check(op, dtype, contribution, accumulator);
+        self.run(dtype, Pass::Add { op, weight, contribution, accumulator });
+    }
+
+    /// Writes the result of a round into `out`.
+    ///
+    /// `divisor` counts for the means only: the number of contributors of [`Op::Mean`], the sum of the weights of
+    /// [`Op::WeightedMean`]. A float divided by a weight of zero in all is NaN.
+    ///
+    /// # Panics
+    /// Also if an integer mean has no contributor.
+    pub fn finish(self, op: Op, dtype: DType, divisor: f64, accumulator: &[u8], out: &mut [u8]) {
+        check(op, dtype, out, accumulator);
+        check_divisor(op, dtype, divisor);
+        self.run(dtype, Pass::Finish { op, divisor, accumulator, out });
+    }
+
+    /// Turns the accumulator itself into the result, without a copy; for a sum, a minimum, a maximum or a broadcast nothing is left
+    /// to do. `divisor` as for [`finish`](Self::finish).
+    ///
+    /// # Panics
+    /// Also for f16 and bf16, whose accumulator is of another type.
+    pub fn finish_in_place(self, op: Op, dtype: DType, divisor: f64, accumulator: &mut [u8]) {
+        assert_eq!(dtype, dtype.accumulator(), "only a type that is added in itself is finished in place");
+        check(op, dtype, accumulator, accumulator);
+        check_divisor(op, dtype, divisor);
+        self.run(dtype, Pass::FinishInPlace { op, divisor, accumulator });
+    }
+
+    /// Multiplies every element by `factor`: floats in their accumulator's type, integers in f64, rounded down and clamped to what
+    /// the type holds.
+    pub fn scale(self, dtype: DType, factor: f64, data: &mut [u8]) {
+        assert_eq!(data.len() as u64 % dtype.bytes(), 0, "a buffer holds whole elements");
+        self.run(dtype, Pass::Scale { factor, data });
+    }
+}
+
+fn check(op: Op, dtype: DType, elements: &[u8], accumulator: &[u8]) {
+    op.check(dtype).expect("the op was checked when the tensor was declared");
+    let bytes = elements.len() as u64;
+    assert_eq!(bytes % dtype.bytes(), 0, "a buffer holds whole elements");
+    assert_eq!(accumulator.len() as u64, accumulator_bytes(dtype, bytes), "an accumulator fits its contributions");
+}
+
+fn check_divisor(op: Op, dtype: DType, divisor: f64) {
+    assert!(op != Op::Mean || dtype.is_float() || divisor >= 1.0, "an integer mean has a contributor");
+}
+
+#[cfg(test)]
+mod tests;

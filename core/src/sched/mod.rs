@@ -1,1 +1,20 @@
-//! sched.
+//! When a part moves: priority, credit, gates, repeats, deadlines. Pure: a driver holds the [`Scheduler`] behind a lock, one loop
+//! thread a stage takes tasks, executors do the work and report how it ended.
+//!
+//! The scheduler knows no addresses and no memory. What a task carries is kept by the driver, by [`TaskId`], until
+//! [`Command::Release`].
+
+pub mod task;
+
+pub mod queue;
+pub mod scheduler;
+pub mod stall;
+
+mod arena;
+mod group;
+
+pub use group::GroupId;
+pub use queue::{Credit, Entry, StageQueue};
+pub use scheduler::{Command, Scheduler, SchedulerConfig};
+pub use stall::{StallDetector, StallReport};
+pub use task::{Attempt, Outcome, Task, TaskId, TaskSpec};

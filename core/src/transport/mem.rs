@@ -1,1 +1,445 @@
-//! mem.
+//! Exchanges within one process: servers and workers of a test as threads, without sockets or certificates.
+//!
+//! A [`MemNetwork`] is one thread that owns all links and exchanges; transports and listeners only send it messages. So every callback
+//! runs on that thread, holds no lock and may call back into the network. Bytes are copied once a direction, between the caller's memory
+//! and the server's.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use crossbeam_channel::{Sender, unbounded};
+
+use super::exchange::{PullEnd, check_body, check_sum, link_gone, unknown_exchange};
+use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled, Push, Torn, Transport};
+use crate::error::{Error, Result};
+use crate::mem::{Frozen, Landing, Loan, Region, Returned};
+use crate::types::{Done, ExchangeId, LinkId, NodeId};
+use crate::wire::{Header, HeaderKind};
+
+/// A network of its own: transports reach the listeners of the same value only. Ends when its last handle, transport and listener are
+/// dropped.
+#[derive(Clone, Debug)]
+pub struct MemNetwork {
+    calls: Sender<Call>,
+    transports: Arc<AtomicU64>,
+}
+
+impl MemNetwork {
+    /// An empty network.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if no thread can be started.
+    pub fn new() -> Result<Self> {
+        let (calls, inbox) = unbounded();
+        std::thread::Builder::new()
+            .name("gradlane-mem".to_owned())
+            .spawn(move || {
+                let mut switch = Switch::default();
+                inbox.iter().for_each(|call| switch.handle(call));
+            })
+            .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
+        Ok(Self { calls, transports: Arc::new(AtomicU64::new(0)) })
+    }
+
+    /// Opens `mem://name` under the identity `node`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the name is taken.
+    pub fn listen(&self, name: &str, node: NodeId, inbox: Inbox) -> Result<Listener> {
+        let address = format!("mem://{name}");
+        let (reply, taken) = mpsc::channel();
+        self.call(Call::Listen { address: address.clone(), node, inbox, reply });
+        taken.recv().expect("the switch answers as long as a handle exists")?;
+        let (commands, stopping) = (self.clone(), self.clone());
+        let (from, closed) = (address.clone(), address.clone());
+        Ok(Listener {
+            address,
+            outbox: Box::new(move |outgoing| commands.call(Call::Outgoing { from: from.clone(), outgoing })),
+            stop: Box::new(move |patience| {
+                let (reply, done) = mpsc::channel();
+                stopping.call(Call::Unlisten { address: closed.clone(), reply });
+                let _ = done.recv_timeout(patience);
+            }),
+        })
+    }
+
+    /// A worker's side, known to servers as `node`.
+    pub fn transport(&self, node: NodeId) -> MemTransport {
+        MemTransport { network: self.clone(), id: self.transports.fetch_add(1, Ordering::Relaxed), node }
+    }
+
+    fn call(&self, call: Call) {
+        // The switch runs until all senders are gone, and this is one.
+        self.calls.send(call).expect("the switch lives as long as a handle exists");
+    }
+}
+
+/// A worker's side of a [`MemNetwork`].
+#[derive(Debug)]
+pub struct MemTransport {
+    network: MemNetwork,
+    id: u64,
+    node: NodeId,
+}
+
+impl Transport for MemTransport {
+    fn connect(&self, peer: Peer, _patience: Duration, lost: LinkLost, done: Done<LinkId>) {
+        self.network.call(Call::Connect { transport: self.id, node: self.node, peer, lost, done });
+    }
+
+    fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>) {
+        let bytes: usize = push.body.iter().map(Region::len).sum();
+        assert_eq!(bytes as u64, push.header.body_bytes(), "a push announces the bytes it carries");
+        self.network.call(Call::Push { link, key: (self.id, exchange), push, done });
+    }
+
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
+        self.network.call(Call::Pull { key: (self.id, exchange), into, done: PullEnd::new(done) });
+    }
+
+    fn abandon(&self, exchange: ExchangeId) {
+        self.network.call(Call::Abandon { key: (self.id, exchange) });
+    }
+
+    fn disconnect(&self, link: LinkId) {
+        self.network.call(Call::Disconnect { link });
+    }
+
+    fn shutdown(&self, patience: Duration) {
+        let (reply, done) = mpsc::channel();
+        self.network.call(Call::Shutdown { transport: self.id, reply });
+        let _ = done.recv_timeout(patience);
+    }
+}
+
+impl Drop for MemTransport {
+    fn drop(&mut self) {
+        let (reply, _) = mpsc::channel();
+        self.network.call(Call::Shutdown { transport: self.id, reply });
+    }
+}
+
+/// An exchange as its worker names it: transport and id.
+type Key = (u64, ExchangeId);
+
+enum Call {
+    Listen { address: String, node: NodeId, inbox: Inbox, reply: mpsc::Sender<Result<()>> },
+    Unlisten { address: String, reply: mpsc::Sender<()> },
+    Outgoing { from: String, outgoing: Outgoing },
+    Connect { transport: u64, node: NodeId, peer: Peer, lost: LinkLost, done: Done<LinkId> },
+    Push { link: LinkId, key: Key, push: Push, done: Done<()> },
+    Pull { key: Key, into: Vec<Region>, done: PullEnd },
+    Abandon { key: Key },
+    Disconnect { link: LinkId },
+    Shutdown { transport: u64, reply: mpsc::Sender<()> },
+}
+
+/// Everything that is connected, owned by the network's thread.
+#[derive(Default)]
+struct Switch {
+    listeners: BTreeMap<String, Door>,
+    links: BTreeMap<LinkId, Link>,
+    /// By the server's name for it.
+    exchanges: BTreeMap<ExchangeId, Exchange>,
+    by_key: BTreeMap<Key, ExchangeId>,
+    names_given: u64,
+}
+
+struct Door {
+    node: NodeId,
+    inbox: Inbox,
+}
+
+struct Link {
+    transport: u64,
+    /// Where the server listens.
+    address: String,
+    /// The server, for messages.
+    server: String,
+    lost: LinkLost,
+}
+
+struct Exchange {
+    key: Key,
+    link: LinkId,
+    header: Header,
+    server: String,
+    /// The body until it has landed or is not wanted any more.
+    body: Vec<Bytes>,
+    returned: mpsc::Receiver<Returned>,
+    pushing: Option<Done<()>>,
+    pulling: Option<(Vec<Region>, PullEnd)>,
+    /// What the server said or what went wrong; afterwards the server knows the exchange no more.
+    outcome: Option<Outcome>,
+}
+
+enum Outcome {
+    Sum(Header, Frozen),
+    Reject(Error),
+    Failed(Error),
+}
+
+impl Switch {
+    fn handle(&mut self, call: Call) {
+        match call {
+            Call::Listen { address, node, inbox, reply } => {
+                let _ = reply.send(self.listen(address, node, inbox));
+            }
+            Call::Unlisten { address, reply } => {
+                let gone = Error::Unavailable { what: address.clone(), cause: "the server stopped".to_owned() };
+                self.close_links(|link| link.address == address, &gone);
+                self.listeners.remove(&address);
+                let _ = reply.send(());
+            }
+            Call::Outgoing { from, outgoing } => self.outgoing(&from, outgoing),
+            Call::Connect { transport, node, peer, lost, done } => {
+                done.report(self.connect(transport, node, peer, lost))
+            }
+            Call::Push { link, key, push, done } => self.push(link, key, push, done),
+            Call::Pull { key, into, done } => match self.by_key.get(&key) {
+                Some(id) => {
+                    let exchange = self.exchanges.get_mut(id).expect("both maps name the same exchanges");
+                    exchange.pulling = Some((into, done));
+                    let id = *id;
+                    self.settle(id);
+                }
+                None => done.torn(unknown_exchange()),
+            },
+            Call::Abandon { key } => {
+                if let Some(id) = self.by_key.get(&key).copied() {
+                    self.fail(id, Error::Cancelled);
+                    self.forget(id);
+                }
+            }
+            Call::Disconnect { link } => self.close_links_by_id(link, &Error::Cancelled),
+            Call::Shutdown { transport, reply } => {
+                self.close_links(|link| link.transport == transport, &Error::Cancelled);
+                // What was not pulled by now never will be.
+                self.by_key.retain(|key, _| key.0 != transport);
+                self.exchanges.retain(|_, exchange| exchange.key.0 != transport);
+                let _ = reply.send(());
+            }
+        }
+    }
+
+    fn listen(&mut self, address: String, node: NodeId, inbox: Inbox) -> Result<()> {
+        if self.listeners.contains_key(&address) {
+            let hint = "stop the other listener or choose another name".to_owned();
+            return Err(Error::InvalidArgument { what: format!("{address} is taken"), hint });
+        }
+        self.listeners.insert(address, Door { node, inbox });
+        Ok(())
+    }
+
+    fn connect(&mut self, transport: u64, node: NodeId, peer: Peer, lost: LinkLost) -> Result<LinkId> {
+        let Some(door) = self.listeners.get(&peer.address) else {
+            return Err(Error::Unavailable { what: peer.name, cause: format!("nobody listens at {}", peer.address) });
+        };
+        if door.node != peer.node {
+            let problem = format!("{} at {} is {} instead of {}", peer.name, peer.address, door.node, peer.node);
+            return Err(Error::Auth { problem, hint: "another process took its address".to_owned() });
+        }
+        self.names_given += 1;
+        let link = LinkId(self.names_given);
+        self.links.insert(link, Link { transport, address: peer.address.clone(), server: peer.name, lost });
+        self.tell(&peer.address, Incoming::LinkUp { link, node, address: format!("mem transport {transport}") });
+        Ok(link)
+    }
+
+    fn push(&mut self, link: LinkId, key: Key, push: Push, done: Done<()>) {
+        let Some(Link { address, server, .. }) = self.links.get(&link) else {
+            return done.err(link_gone());
+        };
+        let (sender, returned) = mpsc::channel();
+        let loan = Loan::new(push.body, move |proof| {
+            let _ = sender.send(proof);
+        });
+        self.names_given += 1;
+        let id = ExchangeId(self.names_given);
+        let exchange = Exchange {
+            key,
+            link,
+            header: push.header,
+            server: server.clone(),
+            body: loan.into_pieces(),
+            returned,
+            pushing: Some(done),
+            pulling: None,
+            outcome: None,
+        };
+        let address = address.clone();
+        self.exchanges.insert(id, exchange);
+        self.by_key.insert(key, id);
+        self.tell(&address, Incoming::Opened { link, exchange: id, header: push.header });
+        if push.header.body_bytes() == 0 {
+            self.handed_over(id);
+        }
+    }
+
+    fn outgoing(&mut self, from: &str, outgoing: Outgoing) {
+        match outgoing {
+            Outgoing::Land { exchange: id, mut into } => {
+                let Some(exchange) = self.open_exchange(id) else { return };
+                let body = std::mem::take(&mut exchange.body);
+                if into.len() as u64 != exchange.header.body_bytes() {
+                    let what = format!("a body of {} bytes lands in {}", exchange.header.body_bytes(), into.len());
+                    return self.fail(id, Error::Internal { what });
+                }
+                let mut rest = &mut into[..];
+                for piece in body {
+                    let (now, later) = rest.split_at_mut(piece.len());
+                    now.copy_from_slice(&piece);
+                    rest = later;
+                }
+                self.handed_over(id);
+                self.tell(from, Incoming::Landed { exchange: id, body: into });
+            }
+            Outgoing::Answer { exchange: id, mut header, body } => {
+                header.kind = HeaderKind::Sum;
+                self.answer(from, id, Outcome::Sum(header, body));
+            }
+            Outgoing::Reject { exchange: id, header: _, error } => self.answer(from, id, Outcome::Reject(error)),
+            Outgoing::Disconnect { link, reason } => self.close_links_by_id(link, &reason),
+        }
+    }
+
+    /// The exchange, unless its server has done with it.
+    fn open_exchange(&mut self, id: ExchangeId) -> Option<&mut Exchange> {
+        self.exchanges.get_mut(&id).filter(|exchange| exchange.outcome.is_none())
+    }
+
+    fn answer(&mut self, from: &str, id: ExchangeId, outcome: Outcome) {
+        let Some(exchange) = self.open_exchange(id) else { return };
+        exchange.outcome = Some(outcome);
+        exchange.body.clear();
+        self.tell(from, Incoming::Answered { exchange: id });
+        self.handed_over(id);
+        self.settle(id);
+    }
+
+    fn handed_over(&mut self, id: ExchangeId) {
+        if let Some(done) = self.exchanges.get_mut(&id).and_then(|exchange| exchange.pushing.take()) {
+            done.ok(());
+        }
+    }
+
+    /// Ends an exchange without an answer, for both sides; what the worker has not asked for yet it hears when it pulls.
+    fn fail(&mut self, id: ExchangeId, error: Error) {
+        let Some(exchange) = self.open_exchange(id) else { return };
+        exchange.body.clear();
+        exchange.outcome = Some(Outcome::Failed(error.clone()));
+        let (pushing, link) = (exchange.pushing.take(), exchange.link);
+        if let Some(address) = self.links.get(&link).map(|link| link.address.clone()) {
+            self.tell(&address, Incoming::Torn { exchange: id, reason: error.clone() });
+        }
+        self.settle(id);
+        if let Some(done) = pushing {
+            self.forget(id);
+            done.err(error);
+        }
+    }
+
+    /// Ends the exchange if its worker pulls and there is something to tell.
+    fn settle(&mut self, id: ExchangeId) {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        if exchange.outcome.is_none() || exchange.pulling.is_none() {
+            return;
+        }
+        let exchange = self.forget(id).expect("found above");
+        let (into, pull) = exchange.pulling.expect("checked above");
+        match exchange.outcome.expect("checked above") {
+            Outcome::Failed(error) => pull.torn(error),
+            Outcome::Reject(error) => pull.report(Ok(Answer::Reject(error))),
+            Outcome::Sum(sum, body) => {
+                let returned = exchange.returned.recv().expect("the body was dropped with the answer");
+                pull.report(land(&exchange.header, sum, &body, into, returned, &exchange.server));
+            }
+        }
+    }
+
+    fn forget(&mut self, id: ExchangeId) -> Option<Exchange> {
+        let exchange = self.exchanges.remove(&id)?;
+        self.by_key.remove(&exchange.key);
+        Some(exchange)
+    }
+
+    fn close_links_by_id(&mut self, id: LinkId, reason: &Error) {
+        let exchanges: Vec<ExchangeId> =
+            self.exchanges.iter().filter(|(_, exchange)| exchange.link == id).map(|(exchange, _)| *exchange).collect();
+        exchanges.into_iter().for_each(|exchange| self.fail(exchange, reason.clone()));
+        if let Some(link) = self.links.remove(&id) {
+            self.tell(&link.address, Incoming::LinkDown { link: id, reason: reason.clone() });
+            (link.lost)(id, reason.clone());
+        }
+    }
+
+    fn close_links(&mut self, which: impl Fn(&Link) -> bool, reason: &Error) {
+        let links: Vec<LinkId> = self.links.iter().filter(|(_, link)| which(link)).map(|(id, _)| *id).collect();
+        links.into_iter().for_each(|link| self.close_links_by_id(link, reason));
+    }
+
+    fn tell(&self, address: &str, event: Incoming) {
+        if let Some(door) = self.listeners.get(address) {
+            (door.inbox)(event);
+        }
+    }
+}
+
+fn land(
+    push: &Header,
+    sum: Header,
+    body: &[u8],
+    into: Vec<Region>,
+    returned: Returned,
+    server: &str,
+) -> std::result::Result<Answer, Torn> {
+    let mut landing = Landing::new(into, returned);
+    let fits = check_sum(&sum, push, landing.bytes_left(), server);
+    fits.map_err(|error| Torn { error, landing_begun: false })?;
+    landing.write(body);
+    let whole = check_body(&sum, crc32c::crc32c(body), server);
+    whole.map_err(|error| Torn { error, landing_begun: true })?;
+    Ok(Answer::Sum(sum))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::contract::{self, World, connect};
+
+    contract::promises!(MemWorld(MemNetwork::new().unwrap()));
+
+    struct MemWorld(MemNetwork);
+
+    impl World for MemWorld {
+        fn listen(&self, inbox: Inbox) -> (Listener, NodeId) {
+            (self.0.listen("server", NodeId([7; 32]), inbox).unwrap(), NodeId([7; 32]))
+        }
+
+        fn transport(&self) -> Arc<dyn Transport> {
+            Arc::new(self.0.transport(NodeId([8; 32])))
+        }
+    }
+
+    #[test]
+    fn an_address_has_one_listener() {
+        let network = MemNetwork::new().unwrap();
+        let first = network.listen("a", NodeId([7; 32]), Box::new(|_| ())).unwrap();
+        assert!(network.listen("a", NodeId([7; 32]), Box::new(|_| ())).is_err());
+        (first.stop)(Duration::from_secs(1));
+        assert!(network.listen("a", NodeId([7; 32]), Box::new(|_| ())).is_ok());
+    }
+
+    #[test]
+    fn nobody_listens_in_another_network() {
+        let (here, there) = (MemNetwork::new().unwrap(), MemNetwork::new().unwrap());
+        let _server = here.listen("a", NodeId([7; 32]), Box::new(|_| ())).unwrap();
+        let peer = Peer { address: "mem://a".to_owned(), node: NodeId([7; 32]), name: "server 0".to_owned() };
+        let error = connect(&there.transport(NodeId([8; 32])), peer).0.soon().unwrap_err();
+        assert!(error.retryable(), "{error}");
+    }
+}

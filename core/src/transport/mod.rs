@@ -6,13 +6,17 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::mem::{Frozen, Lease, Region};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::Header;
 
+mod exchange;
 pub mod mem;
 pub mod quic;
+
+#[cfg(test)]
+mod contract;
 
 /// Where a server listens and who it must turn out to be.
 #[derive(Clone, PartialEq, Eq, Debug)]

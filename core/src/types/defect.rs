@@ -1,13 +1,77 @@
-//! Planted defects: what the simulation must be able to catch. Compiled only with the `testing` feature.
+//! Planted defects: what the simulation must be able to catch.
+//!
+//! A machine under test can be told to make one known mistake. The words exist in every build, so that a machine's configuration has
+//! one shape; the mistakes themselves are compiled only with the `testing` feature, because [`planted`] is `false` without it.
 
 /// A known mistake that a machine makes on purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Defect {
-    /// A repeated push is added again.
+    /// A repeated push is added again. Shows when a worker repeats a contribution that had arrived.
     DuplicateCounted,
+    /// A push of an earlier membership is accepted. Shows when a process resumes after the epoch moved on.
+    StaleEpochAccepted,
+    /// A sum is published while one worker is still missing.
+    PublishBeforeAll,
+    /// One slot a part instead of two, and no look at the round: the next round overwrites a sum that a slow worker has not read.
+    OneSlot,
+    /// A contribution that broke off half-way marks its worker as counted. Shows when a stream is reset or a connection lost.
+    TornCounted,
+    /// A repeated push of an open round is answered with the published sum of the round before. Shows as [`Self::DuplicateCounted`].
+    AnswerOldRound,
+    /// A repeated push of an open round is not remembered as waiting: it is never answered.
+    MissingWaiterLost,
+    /// A weighted mean is divided by the number of workers instead of the sum of their weights.
+    DivisorWrong,
+    /// A task that is repeated keeps the credit of its failed attempt.
+    CreditLeaked,
+    /// A round of a part is pushed before the sum of the round before has arrived.
+    RoundGateOpen,
+    /// When the pause before a repeat is over, nobody is woken.
+    RetryForgotten,
+    /// A contribution is pushed again although the sum had begun to land on top of it. Shows when a connection is lost in a pull.
+    LandingForgotten,
+    /// A failed group resolves twice.
+    HandleTwice,
+    /// A failed group never resolves.
+    GroupLost,
+    /// A view goes to all members but the last. Shows when a member dies.
+    ViewNotBroadcast,
+    /// A process that was replaced or declared dead joins as if nothing had happened. Shows when it resumes and reconnects.
+    FencedAccepted,
+    /// A barrier counts requests instead of workers. Shows when a worker repeats its arrival after a reconnection.
+    BarrierCountsRequests,
+    /// The answer of a barrier is not remembered: a repeat opens the barrier anew. Shows when the answer was lost.
+    BarrierAnswerForgotten,
 }
 
 impl Defect {
     /// Every defect.
-    pub const ALL: &'static [Self] = &[Self::DuplicateCounted];
+    pub const ALL: &'static [Self] = &[
+        Self::DuplicateCounted,
+        Self::StaleEpochAccepted,
+        Self::PublishBeforeAll,
+        Self::OneSlot,
+        Self::TornCounted,
+        Self::AnswerOldRound,
+        Self::MissingWaiterLost,
+        Self::DivisorWrong,
+        Self::CreditLeaked,
+        Self::RoundGateOpen,
+        Self::RetryForgotten,
+        Self::LandingForgotten,
+        Self::HandleTwice,
+        Self::GroupLost,
+        Self::ViewNotBroadcast,
+        Self::FencedAccepted,
+        Self::BarrierCountsRequests,
+        Self::BarrierAnswerForgotten,
+    ];
+}
+
+/// Whether the mistake `asked` was chosen; never without the `testing` feature.
+pub const fn planted(chosen: Option<Defect>, asked: Defect) -> bool {
+    match chosen {
+        Some(chosen) => cfg!(feature = "testing") && chosen as u8 == asked as u8,
+        None => false,
+    }
 }

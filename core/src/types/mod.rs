@@ -1,5 +1,6 @@
 //! The words of the engine: identities, element types, reductions, time.
 
+pub mod defect;
 pub mod done;
 pub mod dtype;
 pub mod id;
@@ -11,9 +12,7 @@ pub mod span;
 pub mod time;
 pub mod view;
 
-#[cfg(feature = "testing")]
-pub mod defect;
-
+pub use defect::{Defect, planted};
 pub use done::Done;
 pub use dtype::DType;
 pub use id::{Epoch, ExchangeId, Incarnation, LinkId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId};

@@ -1,5 +1,8 @@
 //! What a peer may ask for. Every length is checked against one of these before anything is allocated.
 
+use crate::error::{Error, Result};
+use crate::types::TensorSpec;
+
 /// Bytes of a tensor's name.
 pub const NAME_BYTES_MAX: usize = 256;
 /// Dimensions of a tensor.
@@ -18,3 +21,86 @@ pub const FRAME_BYTES_MAX: usize = 32 << 20;
 pub const TEXT_BYTES_MAX: usize = 4_096;
 /// Bytes of the body of a reject.
 pub const REJECT_BYTES_MAX: u64 = 64 << 10;
+/// Barriers at which one worker waits at once.
+pub const BARRIERS_MAX: usize = 64;
+
+/// Whether `name`, the name of `what`, can travel.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for an empty or too long name.
+pub fn check_name(what: &str, name: &str) -> Result<()> {
+    if name.is_empty() {
+        return Err(Error::InvalidArgument {
+            what: format!("{what} without a name"),
+            hint: "give it one, equal on all workers".to_owned(),
+        });
+    }
+    if name.len() > NAME_BYTES_MAX {
+        let start = &name[..name.floor_char_boundary(40)];
+        return Err(Error::InvalidArgument {
+            what: format!("the name \"{start}…\" of {what} has {} bytes", name.len()),
+            hint: format!("use at most {NAME_BYTES_MAX}"),
+        });
+    }
+    Ok(())
+}
+
+/// Whether one frame can declare `tensors`. The sender asks first, because a frame that the reader refuses costs the connection; the
+/// receiver asks again, because it trusts nobody.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] naming the tensor.
+pub fn check_tensors(tensors: &[TensorSpec]) -> Result<()> {
+    // An upper bound of what the frame needs beside names and dimensions, for each tensor and once.
+    const OVERHEAD_BYTES: usize = 32;
+    let mut bytes = OVERHEAD_BYTES;
+    for spec in tensors {
+        check_name("a tensor", &spec.name)?;
+        if spec.shape.len() > DIMENSIONS_MAX {
+            return Err(Error::InvalidArgument {
+                what: format!("tensor {}: {} dimensions", spec.name, spec.shape.len()),
+                hint: format!("flatten it to at most {DIMENSIONS_MAX}"),
+            });
+        }
+        if spec.bytes().is_none() {
+            return Err(Error::InvalidArgument {
+                what: format!("tensor {}: {:?} {} has more than 2^64 bytes", spec.name, spec.shape, spec.dtype),
+                hint: "check its shape".to_owned(),
+            });
+        }
+        bytes += OVERHEAD_BYTES + spec.name.len() + spec.shape.len() * size_of::<u64>();
+    }
+    if tensors.len() > TENSORS_MAX || bytes > FRAME_BYTES_MAX {
+        return Err(Error::InvalidArgument {
+            what: format!("{} tensors in one declaration", tensors.len()),
+            hint: format!("declare at most {TENSORS_MAX}, or fewer with long names and shapes, at once"),
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::DType;
+
+    fn spec(name: &str, shape: &[u64]) -> TensorSpec {
+        TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: shape.to_vec() }
+    }
+
+    #[test]
+    fn a_declaration_that_its_reader_would_refuse_is_found_before_it_is_sent() {
+        assert_eq!(check_tensors(&[spec("a", &[]), spec("b", &[3, 0, 5])]), Ok(()));
+        for (refused, why) in [
+            (spec("", &[1]), "without a name"),
+            (spec(&"n".repeat(NAME_BYTES_MAX + 1), &[1]), "257 bytes"),
+            (spec("deep", &[1; DIMENSIONS_MAX + 1]), "65 dimensions"),
+            (spec("huge", &[u64::MAX, 2]), "2^64"),
+        ] {
+            let error = check_tensors(&[spec("a", &[1]), refused]).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        let error = check_tensors(&vec![spec("a", &[1]); TENSORS_MAX + 1]).unwrap_err().to_string();
+        assert!(error.contains("65537 tensors"), "{error}");
+    }
+}

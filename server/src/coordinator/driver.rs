@@ -203,9 +203,9 @@ impl Driver {
     fn handle(&mut self, incoming: ControlIncoming) {
         let now = self.clock.now();
         match incoming {
-            ControlIncoming::Up { link, node, .. } => self.machine.handle_connected(now, link, node),
+            ControlIncoming::Up { link, node, .. } => self.machine.handle_connected(link, node),
             ControlIncoming::Frame { link, frame } => self.machine.handle_frame(now, link, frame),
-            ControlIncoming::Down { link, reason } => self.machine.handle_disconnected(now, link, reason),
+            ControlIncoming::Down { link, reason } => self.machine.handle_disconnected(link, reason),
         }
     }
 

@@ -14,7 +14,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
     let (exchange, into) = shared.with(|state, _| {
         let payload = &state.payloads[&task.id];
         let exchange = payload.exchange.expect("a task is pulled after it was pushed");
-        (exchange, payload.destination.iter().map(Region::whole).collect::<Vec<_>>())
+        (exchange, payload.destination.iter().map(Region::again).collect::<Vec<_>>())
     });
     let reporter = Arc::clone(shared);
     let pulled = Box::new(move |answer: Result<Answer, Torn>| {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::super::Metrics;
 use super::super::shared::Shared;
 use crate::error::Error;
-use crate::mem::Region;
+use crate::mem::{Region, borrow};
 use crate::sched::{Attempt, Outcome, Task};
 use crate::transport::Push;
 use crate::types::{Done, ExchangeId, LinkId};
@@ -16,7 +16,7 @@ use crate::wire::{Flags, Header, HeaderKind};
 pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
     let Some((link, exchange, mut push)) = prepare(shared, &task) else { return };
     if shared.settings.checksum && push.header.body_bytes() > 0 {
-        push.header.checksum = checksum(&push.body);
+        push.header.checksum = borrow::checksum(&push.body);
         push.header.flags = push.header.flags.with(Flags::CHECKSUM);
     }
     Metrics::add(&shared.metrics.pushes, 1);
@@ -69,12 +69,8 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
         let body = if flags.contains(Flags::NO_BODY) {
             Vec::new()
         } else {
-            payload.source.iter().map(Region::whole).collect()
+            payload.source.iter().map(Region::again).collect()
         };
         Some((link, exchange, Push { header, body, urgency: task.urgency }))
     })
-}
-
-fn checksum(body: &[Region]) -> u32 {
-    body.iter().fold(0, |crc, region| region.read(|bytes| crc32c::crc32c_append(crc, bytes)))
 }

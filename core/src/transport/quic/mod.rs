@@ -1,1 +1,28 @@
-//! QUIC.
+//! QUIC with mutual TLS: the transport between machines.
+//!
+//! A worker has one [`QuicTransport`], a server one listener ([`listener::bind`]); each runs on one thread with its own runtime, so that a
+//! link is driven by one core and no lock is on the data path. An exchange is one bidirectional stream. Bytes are not copied before
+//! QUIC packs them: a push is sent from the caller's memory and a sum from the server's, reference-counted ([`Loan`](crate::mem::Loan),
+//! [`Frozen`](crate::mem::Frozen)).
+//!
+//! Who a peer is comes from its certificate ([`identity`]), which a process gets from the coordinator with the join string
+//! ([`enroll`]). The control stream to the coordinator ([`control`]) has threads of its own: a heartbeat does not wait behind data.
+
+pub mod client;
+pub mod identity;
+pub mod listener;
+pub mod settings;
+
+mod closing;
+mod dial;
+mod door;
+mod endpoint;
+mod socket;
+mod tls;
+
+pub use client::QuicTransport;
+pub use identity::{Authority, Credentials, PeerIdentity};
+pub use settings::Settings;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,48 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both install what they need into .venv and target.
+# They assume Rust, gcc, make, CPython 3.11 and the package registries, nothing else.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+SEEDS ?= 2000
+
+.PHONY: help demo test test-rust test-sim test-python lint bench soak fuzz wheel clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+demo: $(VENV)/installed ## two workers, two servers, real images; checks itself
+	$(BIN)/python examples/demo.py
+
+test: lint test-rust test-sim test-python ## everything CI runs
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+test-rust:
+	cargo test --workspace --exclude gradlane-python
+
+test-sim: ## the deterministic simulation: SEEDS=n, or SEED=n to replay one
+	cargo test -p gradlane-tests --test it -- --ignored sim::
+
+test-python: $(VENV)/installed
+	$(BIN)/python -m pytest -q tests/python
+
+# uv installs in seconds what takes pip minutes; it comes from the registry like everything else.
+$(VENV)/bin/uv:
+	$(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
+
+$(VENV)/requirements: python/requirements-dev.txt | $(VENV)/bin/uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r python/requirements-dev.txt
+	touch $@
+
+RUST_SOURCES := $(shell find core server python -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
+$(VENV)/installed: $(VENV)/requirements $(RUST_SOURCES)
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet
+	touch $@
+
+clean: ## forget everything that was built or installed
+	rm -rf target $(VENV) dist
+	find plugins -name '*.so' -delete

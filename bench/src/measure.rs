@@ -1,0 +1,94 @@
+//! Taking samples and saying what they are worth. The only place that reads the clock.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// How long `work` takes.
+#[expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+pub(crate) fn time(work: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    work();
+    start.elapsed()
+}
+
+/// One figure, measured several times. Shown as its median and, in per cent of it, half the distance of the extremes.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Samples(Vec<f64>);
+
+impl Samples {
+    /// Adds a speed: `bytes` in `duration`, in GB/s (10⁹ bytes).
+    pub(crate) fn push_speed(&mut self, bytes: u64, duration: Duration) {
+        // A clock that did not advance would make the speed infinite; no clock here is finer than a nanosecond.
+        self.0.push(bytes as f64 / duration.as_nanos().max(1) as f64);
+    }
+
+    /// Sample by sample, this divided by `other`: what disturbs the machine for longer than a sample disturbs both.
+    ///
+    /// # Panics
+    /// If they are not equally many.
+    pub(crate) fn over(&self, other: &Self) -> Self {
+        assert_eq!(self.0.len(), other.0.len(), "ratios are taken of pairs");
+        Self(self.0.iter().zip(&other.0).map(|(ours, theirs)| ours / theirs).collect())
+    }
+
+    /// The middle sample; of an even number the mean of the two in the middle.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(crate) fn median(&self) -> f64 {
+        let sorted = self.sorted();
+        let middle = sorted.len() / 2;
+        if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) }
+    }
+
+    /// Half the distance between the smallest and the largest, divided by the median.
+    pub(crate) fn spread(&self) -> f64 {
+        let sorted = self.sorted();
+        (sorted[sorted.len() - 1] - sorted[0]) / 2.0 / self.median()
+    }
+
+    fn sorted(&self) -> Vec<f64> {
+        assert!(!self.0.is_empty(), "there is a sample");
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted
+    }
+}
+
+impl fmt::Display for Samples {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = f.precision().unwrap_or(1);
+        write!(f, "{:.digits$} ±{:.0}%", self.median(), self.spread() * 100.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_ignores_an_outlier_and_the_spread_shows_it() {
+        let samples = Samples(vec![9.0, 10.0, 30.0]);
+        assert_eq!(samples.median(), 10.0);
+        assert_eq!(samples.spread(), 1.05);
+        assert_eq!(samples.to_string(), "10.0 ±105%");
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between() {
+        assert_eq!(Samples(vec![4.0, 1.0, 2.0, 3.0]).median(), 2.5);
+    }
+
+    #[test]
+    fn a_ratio_is_taken_of_pairs() {
+        let ratio = Samples(vec![2.0, 6.0]).over(&Samples(vec![1.0, 2.0]));
+        assert_eq!(ratio.0, [2.0, 3.0]);
+    }
+
+    #[test]
+    fn a_speed_is_in_gigabytes_a_second() {
+        let mut samples = Samples::default();
+        samples.push_speed(3_000_000_000, Duration::from_secs(2));
+        assert_eq!(samples.median(), 1.5);
+    }
+}

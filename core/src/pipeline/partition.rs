@@ -1,0 +1,178 @@
+//! How tensors are cut into parts and which small ones share a part; sizes only, no servers' names and no loads.
+//!
+//! A tensor larger than a part is cut into parts of nearly equal size, as many as a multiple of the number of servers where the
+//! parts stay large enough: then the tensor alone loads the servers evenly, whatever lies on them already. VGG-16's fc6 (411 MB) is 98
+//! parts of 4 MiB; over 16 servers, two of them would carry 7 and the others 6, and 112 parts of 3.7 MB load all alike.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+
+use crate::types::{DType, Span, span};
+use crate::wire::limits::PART_BYTES_MAX;
+
+/// Elements to which the edges of parts are aligned, so that up to 64 local ranks own equal shards.
+const ALIGN_ELEMENTS: u64 = 64;
+
+/// How large parts are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayoutConfig {
+    /// Bytes of a part at most; about 4 MiB for each local rank that owns a shard of it.
+    pub partition_bytes: u64,
+    /// Bytes of a tensor at most to share its part with others.
+    pub fuse_bytes: u64,
+    /// Bytes below which a part is not made smaller for the sake of even load: a part costs its header, its queue places and an
+    /// answer, whatever its size.
+    pub part_bytes_min: u64,
+}
+
+impl Default for LayoutConfig {
+    fn default() -> Self {
+        Self { partition_bytes: 4 << 20, fuse_bytes: 64 << 10, part_bytes_min: 512 << 10 }
+    }
+}
+
+/// In how many parts a tensor of `bytes` bytes is cut for `servers` servers; 0 for an empty tensor.
+pub fn part_count(bytes: u64, dtype: DType, servers: u64, config: &LayoutConfig) -> u64 {
+    let align = align(dtype);
+    let units = bytes.div_ceil(align);
+    let units_max = (config.partition_bytes.min(PART_BYTES_MAX) / align).max(1);
+    let units_min = (config.part_bytes_min / align).max(1);
+    let fewest = units.div_ceil(units_max);
+    let even = fewest.next_multiple_of(servers.max(1));
+    if fewest > 1 && units / even >= units_min { even } else { fewest }
+}
+
+/// The parts of a tensor: [`part_count`] spans that tile it, as equal as alignment allows.
+pub fn cut(bytes: u64, dtype: DType, servers: u64, config: &LayoutConfig) -> impl Iterator<Item = Span> {
+    let parts = NonZeroU64::new(part_count(bytes, dtype, servers, config));
+    let align = NonZeroU64::new(align(dtype)).expect("elements have bytes");
+    parts.into_iter().flat_map(move |parts| span::tile(bytes, parts, align))
+}
+
+/// A tensor that is about to be laid out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Item {
+    /// Its element type.
+    pub dtype: DType,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// Groups the positions of `items` that share a part, in order of first position; tensors that are cut or large stand alone.
+///
+/// Small tensors join the open part of their dtype until it is full. A large tensor between two small ones does not part them: in a
+/// convolutional network that would leave every pair of normalisation parameters alone.
+pub fn fuse(items: &[Item], config: &LayoutConfig) -> Vec<Vec<usize>> {
+    let bytes_max = config.partition_bytes.min(PART_BYTES_MAX);
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut open: BTreeMap<DType, (usize, u64)> = BTreeMap::new();
+    for (position, item) in items.iter().enumerate() {
+        let small = item.bytes > 0 && item.bytes <= config.fuse_bytes.min(bytes_max);
+        match open.get_mut(&item.dtype) {
+            Some((group, filled)) if small && *filled + item.bytes <= bytes_max => {
+                groups[*group].push(position);
+                *filled += item.bytes;
+            }
+            Some(_) | None => {
+                if small {
+                    open.insert(item.dtype, (groups.len(), item.bytes));
+                }
+                groups.push(vec![position]);
+            }
+        }
+    }
+    groups
+}
+
+fn align(dtype: DType) -> u64 {
+    ALIGN_ELEMENTS * dtype.bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_tensor_up_to_a_part_is_not_cut() {
+        assert_eq!(part_count(0, DType::F32, 16, &LayoutConfig::default()), 0);
+        assert_eq!(part_count(1, DType::U8, 16, &LayoutConfig::default()), 1);
+        assert_eq!(part_count(4 << 20, DType::F32, 16, &LayoutConfig::default()), 1);
+    }
+
+    #[test]
+    fn vgg16_fc6_is_even_over_16_servers() {
+        let bytes = 25_088 * 4096 * 4;
+        let parts: Vec<Span> = cut(bytes, DType::F32, 16, &LayoutConfig::default()).collect();
+        assert_eq!(parts.len(), 112, "7 for each of 16 servers");
+        assert!(parts.iter().all(|part| part.bytes.abs_diff(bytes / 112) <= 256));
+    }
+
+    #[test]
+    fn parts_are_not_made_tiny_to_be_even() {
+        let just_two_parts = (4 << 20) + 256;
+        assert_eq!(part_count(just_two_parts, DType::F32, 8, &LayoutConfig::default()), 8, "512 KiB each");
+        assert_eq!(part_count(just_two_parts, DType::F32, 9, &LayoutConfig::default()), 2);
+    }
+
+    #[test]
+    fn small_tensors_of_one_dtype_share_a_part_across_larger_ones() {
+        let config = LayoutConfig { partition_bytes: 1000, fuse_bytes: 400, part_bytes_min: 0 };
+        let items =
+            [f32(400), f32(9000), f32(300), item(DType::F16, 20), f32(300), f32(100), f32(0), item(DType::F16, 20)];
+        assert_eq!(fuse(&items, &config), [vec![0, 2, 4], vec![1], vec![3, 7], vec![5], vec![6]]);
+    }
+
+    #[test]
+    fn a_thousand_small_tensors_are_one_part() {
+        assert_eq!(fuse(&[f32(4096); 1000], &LayoutConfig::default()).len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn parts_tile_a_tensor_within_bounds(
+            elements in 0..1u64 << 34,
+            dtype in prop::sample::select(DType::ALL.to_vec()),
+            servers in 0..65u64,
+            partition_bytes in 1u64 << 16..1 << 27,
+            part_bytes_min in 0..1u64 << 20,
+        ) {
+            let config = LayoutConfig { partition_bytes, fuse_bytes: 0, part_bytes_min };
+            let bytes = elements * dtype.bytes();
+            let mut end = 0;
+            let mut count = 0;
+            for part in cut(bytes, dtype, servers, &config) {
+                prop_assert_eq!(part.offset, end);
+                prop_assert_eq!(part.offset % align(dtype), 0);
+                prop_assert!(part.bytes > 0 && part.bytes <= partition_bytes.min(PART_BYTES_MAX));
+                end = part.end();
+                count += 1;
+            }
+            prop_assert_eq!(end, bytes);
+            prop_assert_eq!(count, part_count(bytes, dtype, servers, &config));
+        }
+
+        #[test]
+        fn fusion_keeps_every_tensor_and_overfills_no_part(sizes in prop::collection::vec(0..300u64, 0..200)) {
+            let config = LayoutConfig { partition_bytes: 1000, fuse_bytes: 250, part_bytes_min: 0 };
+            let items: Vec<Item> = sizes.iter().map(|bytes| f32(*bytes)).collect();
+            let groups = fuse(&items, &config);
+            let mut positions: Vec<usize> = groups.concat();
+            positions.sort_unstable();
+            prop_assert_eq!(positions, (0..items.len()).collect::<Vec<_>>());
+            for group in groups {
+                prop_assert!(group.is_sorted());
+                prop_assert!(group.iter().map(|position| items[*position].bytes).sum::<u64>() <= 1000);
+            }
+        }
+    }
+
+    fn f32(bytes: u64) -> Item {
+        item(DType::F32, bytes)
+    }
+
+    fn item(dtype: DType, bytes: u64) -> Item {
+        Item { dtype, bytes }
+    }
+}

@@ -1,0 +1,145 @@
+//! Which stages a part passes on this rank. The one place that knows what topology means for the work.
+//!
+//! | topology | stages |
+//! |---|---|
+//! | one process | none: scale and complete |
+//! | one machine, several ranks | REDUCE, BROADCAST |
+//! | one machine, several PCIe groups | REDUCE, COPYD2H, PCIE_REDUCE, COPYH2D, BROADCAST |
+//! | machines with one rank each, CUDA | COPYD2H, PUSH, PULL, COPYH2D |
+//! | machines with one rank each, host memory | PUSH, PULL |
+//! | machines with several GPUs | REDUCE, COPYD2H, PUSH, PULL, COPYH2D, BROADCAST |
+//! | the same in several PCIe groups | REDUCE, COPYD2H, PCIE_REDUCE, PUSH, PULL, COPYH2D, BROADCAST |
+//! | machines with several host ranks | REDUCE, PUSH, PULL, BROADCAST |
+//!
+//! A compressor puts COMPRESS before PUSH and DECOMPRESS after PULL. Ranks of one machine without a local collective count as
+//! machines with one rank each.
+
+use std::fmt;
+
+use super::stage::Stage;
+use super::topology::{DeviceKind, Topology};
+
+/// The stages that every part of a rank passes, in order; empty where there is nothing to reduce.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pipeline {
+    stages: Vec<Stage>,
+}
+
+impl Pipeline {
+    /// The stages of a rank in `topology`; `compressed` if its contributions are compressed.
+    pub fn for_role(topology: &Topology, compressed: bool) -> Self {
+        let together = topology.local_collective && topology.local_ranks > 1;
+        let pushes = topology.machines > 1 || (topology.local_ranks > 1 && !together);
+        let groups = together && topology.pcie_groups > 1 && topology.device == DeviceKind::Cuda;
+        let staged = topology.device == DeviceKind::Cuda && (pushes || groups);
+        let needed = |stage: &Stage| match stage {
+            Stage::Reduce | Stage::Broadcast => together,
+            Stage::CopyD2H | Stage::CopyH2D => staged,
+            Stage::PcieReduce => groups,
+            Stage::Compress | Stage::Decompress => compressed && pushes,
+            Stage::Push | Stage::Pull => pushes,
+        };
+        Self::of(Stage::ALL.into_iter().filter(needed).collect())
+    }
+
+    /// A pipeline of these stages.
+    ///
+    /// # Panics
+    /// If they are not in the order of [`Stage::ALL`], or only one of PUSH and PULL is among them.
+    pub fn of(stages: Vec<Stage>) -> Self {
+        assert!(stages.is_sorted_by(|a, b| a < b), "stages out of order: {stages:?}");
+        assert_eq!(stages.contains(&Stage::Push), stages.contains(&Stage::Pull), "an exchange is a PUSH and a PULL");
+        Self { stages }
+    }
+
+    /// The stages in order.
+    pub fn stages(&self) -> &[Stage] {
+        &self.stages
+    }
+
+    /// Where a part begins; `None` if there is nothing to do.
+    pub fn first(&self) -> Option<Stage> {
+        self.stages.first().copied()
+    }
+
+    /// What follows `stage`; `None` after the last.
+    pub fn after(&self, stage: Stage) -> Option<Stage> {
+        self.stages.iter().copied().find(|later| *later > stage)
+    }
+
+    /// Whether parts pass `stage`.
+    pub fn contains(&self, stage: Stage) -> bool {
+        self.stages.contains(&stage)
+    }
+
+    /// Whether contributions go to servers.
+    pub fn pushes(&self) -> bool {
+        self.contains(Stage::Push)
+    }
+}
+
+impl fmt::Display for Pipeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.stages.is_empty() {
+            return f.write_str("nothing to reduce");
+        }
+        let names: Vec<String> = self.stages.iter().map(Stage::to_string).collect();
+        f.write_str(&names.join(" -> "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_topology_has_its_stages() {
+        use DeviceKind::{Cuda, Host};
+        // machines, local ranks, PCIe groups, device, local collective, compressed; then the stages.
+        let table = [
+            (1, 1, 1, Host, false, false, "nothing to reduce"),
+            (1, 1, 1, Cuda, false, true, "nothing to reduce"),
+            (1, 8, 1, Cuda, true, false, "REDUCE -> BROADCAST"),
+            (1, 8, 1, Host, true, true, "REDUCE -> BROADCAST"),
+            (1, 8, 2, Cuda, true, false, "REDUCE -> COPYD2H -> PCIE_REDUCE -> COPYH2D -> BROADCAST"),
+            (4, 1, 1, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
+            (4, 1, 1, Cuda, true, true, "COPYD2H -> COMPRESS -> PUSH -> PULL -> DECOMPRESS -> COPYH2D"),
+            (4, 1, 1, Host, false, false, "PUSH -> PULL"),
+            (4, 1, 1, Host, false, true, "COMPRESS -> PUSH -> PULL -> DECOMPRESS"),
+            (4, 8, 1, Cuda, true, false, "REDUCE -> COPYD2H -> PUSH -> PULL -> COPYH2D -> BROADCAST"),
+            (4, 8, 2, Cuda, true, false, "REDUCE -> COPYD2H -> PCIE_REDUCE -> PUSH -> PULL -> COPYH2D -> BROADCAST"),
+            (
+                4,
+                8,
+                4,
+                Cuda,
+                true,
+                true,
+                "REDUCE -> COPYD2H -> PCIE_REDUCE -> COMPRESS -> PUSH -> PULL -> DECOMPRESS -> COPYH2D -> BROADCAST",
+            ),
+            (4, 8, 1, Host, true, false, "REDUCE -> PUSH -> PULL -> BROADCAST"),
+            (4, 8, 2, Host, true, false, "REDUCE -> PUSH -> PULL -> BROADCAST"),
+            (1, 4, 1, Host, false, false, "PUSH -> PULL"),
+            (1, 4, 1, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
+            (2, 4, 2, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
+        ];
+        for (machines, local_ranks, pcie_groups, device, local_collective, compressed, stages) in table {
+            let topology = Topology { machines, local_ranks, pcie_groups, device, local_collective };
+            assert_eq!(Pipeline::for_role(&topology, compressed).to_string(), stages, "{topology}, {compressed}");
+        }
+    }
+
+    #[test]
+    fn a_part_leaves_after_the_last_stage() {
+        let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false);
+        assert_eq!(pipeline.first(), Some(Stage::CopyD2H));
+        assert_eq!(pipeline.after(Stage::CopyD2H), Some(Stage::Push));
+        assert_eq!(pipeline.after(Stage::CopyH2D), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "an exchange is a PUSH and a PULL")]
+    fn there_is_no_push_without_a_pull() {
+        let _ = Pipeline::of(vec![Stage::Push]);
+    }
+}

@@ -1,0 +1,367 @@
+//! What a worker knows of its tensors: what it declared, how they lie in parts, which round each is in, and which fused parts still
+//! wait for some of their tensors.
+//!
+//! ```text
+//!  unknown ──declaring──► Declaring ──handle_declared(Ok)──► Ready
+//!                             │                               │
+//!                             └──handle_declared(Err)──► Failed ◄── handle_forget
+//! ```
+//! `Failed` is final, except where a declaration failed by a cause that may pass: such a tensor may be declared again.
+//! The deadline of a submission, and what becomes of it, are the scheduler's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::error::{Claim, Error, Result};
+use crate::types::{Op, PartId, PartLayout, Round, Span, TensorKey, TensorSpec, WorkerId};
+use crate::wire::limits::PART_BYTES_MAX;
+
+/// The tensors of one worker.
+#[derive(Debug)]
+pub struct Registry {
+    rank: WorkerId,
+    tensors: BTreeMap<TensorKey, Tensor>,
+    parts: BTreeMap<PartId, Arc<PartLayout>>,
+    requests: BTreeMap<u64, Vec<TensorKey>>,
+    fusing: BTreeMap<(PartId, Round), Assembly>,
+    /// Where each submission that shares a part still waits.
+    pending: BTreeSet<(u64, PartId, Round)>,
+}
+
+#[derive(Debug)]
+struct Tensor {
+    spec: TensorSpec,
+    state: State,
+    /// How often it was submitted.
+    rounds: u64,
+}
+
+#[derive(Debug)]
+enum State {
+    Declaring { request: u64 },
+    Ready { parts: Vec<Arc<PartLayout>> },
+    Failed { error: Error, declare_again: bool },
+}
+
+/// A round of a fused part, before all its tensors were submitted.
+#[derive(Debug)]
+struct Assembly {
+    op: Op,
+    weight: f64,
+    /// In piece order.
+    tickets: Vec<Option<u64>>,
+}
+
+/// What is known of a tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lookup {
+    /// Nothing: declare it.
+    Unknown,
+    /// The coordinator was asked.
+    Declaring,
+    /// It can be submitted.
+    Ready,
+}
+
+/// A submission that was accepted.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Submitted {
+    /// Which sum of the tensor this is.
+    pub round: Round,
+    /// In how many parts it takes part; 0 for an empty tensor.
+    pub shares: u32,
+    /// What can go on its way now; the tensor's other parts wait for the tensors they are shared with.
+    pub ready: Vec<ReadyPart>,
+}
+
+/// A part all of whose tensors were submitted.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ReadyPart {
+    /// What it consists of and who sums it.
+    pub layout: Arc<PartLayout>,
+    /// Which sum.
+    pub round: Round,
+    /// The reduction.
+    pub op: Op,
+    /// This worker's weight in a weighted mean.
+    pub weight: f64,
+    /// The submissions that it serves, in piece order.
+    pub tickets: Vec<u64>,
+}
+
+impl Registry {
+    /// The empty registry of worker `rank`.
+    pub fn new(rank: WorkerId) -> Self {
+        Self {
+            rank,
+            tensors: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            fusing: BTreeMap::new(),
+            pending: BTreeSet::new(),
+        }
+    }
+
+    /// What is known of this tensor.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if this worker declared the name with another dtype or shape before, else the tensor's own failure.
+    pub fn lookup(&self, spec: &TensorSpec) -> Result<Lookup> {
+        let Some(known) = self.tensors.get(&spec.key()) else {
+            return Ok(Lookup::Unknown);
+        };
+        match &known.state {
+            State::Failed { declare_again: true, .. } => Ok(Lookup::Unknown),
+            State::Failed { error, declare_again: false } => Err(error.clone()),
+            State::Declaring { .. } => self.compare(&known.spec, spec).map(|()| Lookup::Declaring),
+            State::Ready { .. } => self.compare(&known.spec, spec).map(|()| Lookup::Ready),
+        }
+    }
+
+    /// Notes that the coordinator was asked about `specs`, all of them [`Lookup::Unknown`], with `request`.
+    pub fn declaring(&mut self, request: u64, specs: &[TensorSpec]) {
+        for spec in specs {
+            let state = State::Declaring { request };
+            self.tensors.insert(spec.key(), Tensor { spec: spec.clone(), state, rounds: 0 });
+        }
+        self.requests.insert(request, specs.iter().map(TensorSpec::key).collect());
+    }
+
+    /// Takes the coordinator's answer: the tensors that became ready or failed by it. An answer nobody waits for is ignored.
+    pub fn handle_declared(&mut self, request: u64, outcome: Result<Vec<PartLayout>>) -> Vec<TensorKey> {
+        let mut keys = self.requests.remove(&request).unwrap_or_default();
+        keys.retain(|key| match self.tensors.get(key).map(|tensor| &tensor.state) {
+            Some(State::Declaring { request: asked }) => *asked == request,
+            Some(State::Ready { .. } | State::Failed { .. }) | None => false,
+        });
+        let mut parts_of: BTreeMap<TensorKey, Vec<Arc<PartLayout>>> = BTreeMap::new();
+        let outcome = outcome.and_then(|layouts| {
+            for layout in layouts {
+                let layout = self.intern(layout)?;
+                for piece in &layout.pieces {
+                    parts_of.entry(piece.tensor).or_default().push(Arc::clone(&layout));
+                }
+            }
+            Ok(())
+        });
+        for key in &keys {
+            let tensor = self.tensors.get_mut(key).expect("retained above");
+            let parts = parts_of.remove(key).unwrap_or_default();
+            tensor.state = match outcome.clone().and_then(|()| tiling(&tensor.spec, parts)) {
+                Ok(parts) => State::Ready { parts },
+                Err(error) => State::Failed { declare_again: error.retryable(), error },
+            };
+        }
+        keys
+    }
+
+    /// Takes the coordinator's word that a tensor failed for good: it, and the tensors that share a part with it and can never be sent
+    /// without it, by key. Their open submissions must be failed by the caller.
+    pub fn handle_forget(&mut self, key: TensorKey, error: Error) -> Vec<TensorKey> {
+        let mut failed = BTreeSet::new();
+        let mut next = vec![key];
+        while let Some(key) = next.pop() {
+            let Some(tensor) = self.tensors.get_mut(&key).filter(|_| failed.insert(key)) else {
+                continue;
+            };
+            let before =
+                std::mem::replace(&mut tensor.state, State::Failed { error: error.clone(), declare_again: false });
+            let parts = match before {
+                State::Ready { parts } => parts,
+                State::Declaring { .. } | State::Failed { .. } => Vec::new(),
+            };
+            next.extend(parts.iter().flat_map(|part| &part.pieces).map(|piece| piece.tensor));
+            for part in parts {
+                self.drop_assemblies(part.part);
+            }
+        }
+        failed.into_iter().collect()
+    }
+
+    /// Submits the next round of a tensor under `ticket`, which the caller chose and uses once. Rounds may be queued ahead.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the reduction has no meaning for the dtype or differs from that of the tensors it shares a part
+    /// with; the tensor's own failure; [`Error::FailedPrecondition`] if it is not ready. A refused submission is not counted.
+    pub fn submit(&mut self, key: TensorKey, op: Op, weight: f64, ticket: u64) -> Result<Submitted> {
+        let (parts, round) = self.submittable(key, op)?;
+        for part in parts.iter().filter(|part| part.pieces.len() > 1) {
+            self.agree(part, round, key, op, weight)?;
+        }
+        let shares = u32::try_from(parts.len()).expect("PARTS_MAX fits");
+        let assemble = |part: Arc<PartLayout>| match part.pieces.as_slice() {
+            [_] => Some(ReadyPart { layout: part, round, op, weight, tickets: vec![ticket] }),
+            _ => self.assemble(part, round, key, op, weight, ticket),
+        };
+        let ready = parts.into_iter().filter_map(assemble).collect();
+        self.tensors.get_mut(&key).expect("submittable").rounds += 1;
+        Ok(Submitted { round, shares, ready })
+    }
+
+    /// The tensor's name, if this worker declared it.
+    pub fn name_of(&self, key: TensorKey) -> Option<&str> {
+        self.tensors.get(&key).map(|tensor| tensor.spec.name.as_str())
+    }
+
+    /// The tensors without whose submission on this worker the parts that `ticket` shares cannot be sent; by key where this worker
+    /// never declared them.
+    pub fn waiting_for(&self, ticket: u64) -> Vec<String> {
+        let first = (ticket, PartId { key: TensorKey(0), index: 0 }, Round(0));
+        let mut names = Vec::new();
+        for (_, part, round) in self.pending.range(first..).take_while(|(of, _, _)| *of == ticket) {
+            let (Some(layout), Some(assembly)) = (self.parts.get(part), self.fusing.get(&(*part, *round))) else {
+                continue;
+            };
+            let missing = layout.pieces.iter().zip(&assembly.tickets).filter(|(_, ticket)| ticket.is_none());
+            names.extend(missing.map(|(piece, _)| self.label(piece.tensor)));
+        }
+        names
+    }
+
+    fn compare(&self, known: &TensorSpec, spec: &TensorSpec) -> Result<()> {
+        let (field, before, now) = if known.name != spec.name {
+            ("name", known.name.clone(), spec.name.clone())
+        } else if known.dtype != spec.dtype {
+            ("dtype", known.dtype.to_string(), spec.dtype.to_string())
+        } else if known.shape != spec.shape {
+            ("shape", format!("{:?}", known.shape), format!("{:?}", spec.shape))
+        } else {
+            return Ok(());
+        };
+        Err(Error::Mismatch {
+            tensor: known.name.clone(),
+            field: field.to_owned(),
+            first: Claim { worker: self.rank, value: before },
+            second: Claim { worker: self.rank, value: now },
+        })
+    }
+
+    /// Keeps one copy of each part, so that all its tensors see the same one.
+    fn intern(&mut self, layout: PartLayout) -> Result<Arc<PartLayout>> {
+        let distinct: BTreeSet<TensorKey> = layout.pieces.iter().map(|piece| piece.tensor).collect();
+        let ends = layout.pieces.iter().try_fold(0u64, |total, piece| {
+            piece.span.offset.checked_add(piece.span.bytes)?;
+            total.checked_add(piece.span.bytes)
+        });
+        if layout.pieces.is_empty()
+            || distinct.len() < layout.pieces.len()
+            || ends.is_none_or(|total| total > PART_BYTES_MAX)
+        {
+            return Err(broken(format!("part {} is malformed", layout.part)));
+        }
+        match self.parts.get(&layout.part) {
+            Some(known) if **known == layout => Ok(Arc::clone(known)),
+            Some(_) => Err(broken(format!("part {} changed", layout.part))),
+            None => {
+                let layout = Arc::new(layout);
+                self.parts.insert(layout.part, Arc::clone(&layout));
+                Ok(layout)
+            }
+        }
+    }
+
+    fn submittable(&self, key: TensorKey, op: Op) -> Result<(Vec<Arc<PartLayout>>, Round)> {
+        let tensor = self.tensors.get(&key);
+        match tensor.map(|tensor| (tensor, &tensor.state)) {
+            Some((tensor, State::Ready { parts })) => {
+                op.check(tensor.spec.dtype)?;
+                Ok((parts.clone(), Round(tensor.rounds)))
+            }
+            Some((_, State::Failed { error, .. })) => Err(error.clone()),
+            Some((_, State::Declaring { .. })) | None => Err(Error::FailedPrecondition {
+                what: format!("tensor {} has no layout yet", self.label(key)),
+                hint: "declare it and wait for the answer".to_owned(),
+            }),
+        }
+    }
+
+    fn agree(&self, part: &PartLayout, round: Round, key: TensorKey, op: Op, weight: f64) -> Result<()> {
+        let Some(assembly) = self.fusing.get(&(part.part, round)) else {
+            return Ok(());
+        };
+        if assembly.op == op && assembly.weight.to_bits() == weight.to_bits() {
+            return Ok(());
+        }
+        let others = part.pieces.iter().zip(&assembly.tickets).filter(|(_, ticket)| ticket.is_some());
+        let names: Vec<String> = others.map(|(piece, _)| self.label(piece.tensor)).collect();
+        Err(Error::InvalidArgument {
+            what: format!(
+                "tensor {}, {round}: {op} with weight {weight}, but it shares a part with {}: {} with weight {}",
+                self.label(key),
+                names.join(", "),
+                assembly.op,
+                assembly.weight
+            ),
+            hint: "reduce tensors that share a part alike, or declare them without fusion".to_owned(),
+        })
+    }
+
+    fn assemble(
+        &mut self,
+        part: Arc<PartLayout>,
+        round: Round,
+        key: TensorKey,
+        op: Op,
+        weight: f64,
+        ticket: u64,
+    ) -> Option<ReadyPart> {
+        let id = part.part;
+        let empty = || Assembly { op, weight, tickets: vec![None; part.pieces.len()] };
+        let assembly = self.fusing.entry((id, round)).or_insert_with(empty);
+        let position = part.pieces.iter().position(|piece| piece.tensor == key).expect("a tensor lies in its parts");
+        let before = assembly.tickets[position].replace(ticket);
+        assert!(before.is_none(), "a round of a tensor is submitted once");
+        let Some(tickets) = assembly.tickets.iter().copied().collect::<Option<Vec<u64>>>() else {
+            self.pending.insert((ticket, id, round));
+            return None;
+        };
+        self.fusing.remove(&(id, round));
+        for ticket in &tickets {
+            self.pending.remove(&(*ticket, id, round));
+        }
+        Some(ReadyPart { layout: part, round, op, weight, tickets })
+    }
+
+    fn drop_assemblies(&mut self, part: PartId) {
+        let rounds: Vec<(PartId, Round)> =
+            self.fusing.range((part, Round(0))..=(part, Round(u64::MAX))).map(|(at, _)| *at).collect();
+        for at in rounds {
+            let assembly = self.fusing.remove(&at).expect("found above");
+            for ticket in assembly.tickets.into_iter().flatten() {
+                self.pending.remove(&(ticket, at.0, at.1));
+            }
+        }
+    }
+
+    fn label(&self, key: TensorKey) -> String {
+        self.name_of(key).map_or_else(|| key.to_string(), str::to_owned)
+    }
+}
+
+/// The parts of a tensor in the order of its bytes, if they tile it: what the coordinator says must not lead outside the tensor.
+fn tiling(spec: &TensorSpec, mut parts: Vec<Arc<PartLayout>>) -> Result<Vec<Arc<PartLayout>>> {
+    let key = spec.key();
+    let span = |part: &PartLayout| {
+        part.pieces.iter().find(|piece| piece.tensor == key).map_or(Span { offset: 0, bytes: 0 }, |piece| piece.span)
+    };
+    parts.sort_by_key(|part| span(part));
+    let mut end = 0;
+    for part in &parts {
+        let span = span(part);
+        if part.dtype != spec.dtype || span.offset != end || span.bytes == 0 || span.bytes % spec.dtype.bytes() != 0 {
+            return Err(broken(format!("part {} does not continue tensor {}", part.part, spec.name)));
+        }
+        end = span.end();
+    }
+    if Some(end) != spec.bytes() {
+        return Err(broken(format!("has {end} bytes of tensor {} of shape {:?}", spec.name, spec.shape)));
+    }
+    Ok(parts)
+}
+
+fn broken(problem: String) -> Error {
+    Error::Protocol { peer: "the coordinator".to_owned(), field: "layout".to_owned(), problem }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+use super::*;
+use crate::pipeline::{LayoutConfig, Layouter};
+use crate::types::{DType, Piece, ServerId};
+
+#[test]
+fn a_tensor_is_declared_once_and_then_submitted_round_after_round() {
+    let mut registry = Registry::new(WorkerId(0));
+    let spec = tensor("w", 100);
+    assert_eq!(registry.lookup(&spec), Ok(Lookup::Unknown));
+    registry.declaring(7, std::slice::from_ref(&spec));
+    assert_eq!(registry.lookup(&spec), Ok(Lookup::Declaring));
+    assert_eq!(registry.handle_declared(7, Ok(layout(std::slice::from_ref(&spec)))), [spec.key()]);
+    assert_eq!(registry.lookup(&spec), Ok(Lookup::Ready));
+    for round in 0..3 {
+        let submitted = registry.submit(spec.key(), Op::Sum, 1.0, 100 + round).unwrap();
+        assert_eq!((submitted.round, submitted.shares), (Round(round), 1));
+        assert_eq!(submitted.ready[0].tickets, [100 + round]);
+    }
+    assert_eq!(registry.name_of(spec.key()), Some("w"));
+}
+
+#[test]
+fn a_large_tensor_is_ready_part_by_part() {
+    let mut registry = ready(&[tensor("w", 1000)]);
+    let submitted = registry.submit(TensorKey::of("w"), Op::Mean, 1.0, 1).unwrap();
+    assert_eq!(submitted.shares, 4, "4000 bytes in parts of 1024 at most");
+    assert_eq!(submitted.ready.iter().map(|part| part.layout.bytes()).sum::<u64>(), 4000);
+    assert!(submitted.ready.iter().all(|part| part.op == Op::Mean && part.tickets == [1]));
+}
+
+#[test]
+fn an_empty_tensor_is_ready_with_no_parts() {
+    let mut registry = ready(&[tensor("empty", 0)]);
+    let submitted = registry.submit(TensorKey::of("empty"), Op::Sum, 1.0, 1).unwrap();
+    assert_eq!(submitted, Submitted { round: Round(0), shares: 0, ready: Vec::new() });
+}
+
+#[test]
+fn another_dtype_or_shape_than_before_is_refused_on_this_worker_already() {
+    let registry = ready(&[tensor("w", 100)]);
+    let error = registry.lookup(&tensor("w", 101)).unwrap_err();
+    assert!(error.to_string().starts_with("tensor w: worker 0 has shape [100], worker 0 has shape [101]"), "{error}");
+    let half = TensorSpec { dtype: DType::F16, ..tensor("w", 100) };
+    assert!(matches!(registry.lookup(&half), Err(Error::Mismatch { field, .. }) if field == "dtype"));
+}
+
+#[test]
+fn a_shared_part_is_ready_when_all_its_tensors_were_submitted_for_the_round() {
+    let mut registry = ready(&[tensor("a", 1), tensor("b", 2), tensor("c", 3)]);
+    let [a, b, c] = ["a", "b", "c"].map(TensorKey::of);
+    assert_eq!(registry.submit(c, Op::Sum, 1.0, 30).unwrap().ready, []);
+    assert_eq!(registry.submit(a, Op::Sum, 1.0, 10).unwrap().ready, []);
+    assert_eq!(registry.submit(a, Op::Sum, 1.0, 11).unwrap().round, Round(1), "a runs one round ahead");
+    assert_eq!(registry.waiting_for(30), ["b"]);
+    assert_eq!(registry.waiting_for(11), ["b", "c"]);
+    let submitted = registry.submit(b, Op::Sum, 1.0, 20).unwrap();
+    assert_eq!(submitted.ready.len(), 1);
+    assert_eq!((submitted.ready[0].round, submitted.ready[0].tickets.as_slice()), (Round(0), [10, 20, 30].as_slice()));
+    assert_eq!(registry.waiting_for(30), Vec::<String>::new());
+    registry.submit(b, Op::Sum, 1.0, 21).unwrap();
+    assert_eq!(registry.submit(c, Op::Sum, 1.0, 31).unwrap().ready[0].tickets, [11, 21, 31]);
+}
+
+#[test]
+fn tensors_that_share_a_part_are_reduced_alike() {
+    let mut registry = ready(&[tensor("a", 1), tensor("b", 2)]);
+    registry.submit(TensorKey::of("a"), Op::WeightedMean, 2.0, 1).unwrap();
+    let error = registry.submit(TensorKey::of("b"), Op::WeightedMean, 3.0, 2).unwrap_err();
+    assert!(
+        error.to_string().contains("tensor b, round 0: weighted mean with weight 3, but it shares a part with a"),
+        "{error}"
+    );
+    assert!(matches!(registry.submit(TensorKey::of("b"), Op::Sum, 2.0, 2), Err(Error::InvalidArgument { .. })));
+    let agreed = registry.submit(TensorKey::of("b"), Op::WeightedMean, 2.0, 2).unwrap();
+    assert_eq!((agreed.round, agreed.ready.len()), (Round(0), 1), "a refused submission does not count");
+}
+
+#[test]
+fn a_reduction_without_meaning_is_refused() {
+    let spec = TensorSpec { dtype: DType::I32, ..tensor("counts", 4) };
+    let mut registry = ready(std::slice::from_ref(&spec));
+    assert!(matches!(registry.submit(spec.key(), Op::WeightedMean, 1.0, 1), Err(Error::InvalidArgument { .. })));
+}
+
+#[test]
+fn nothing_is_submitted_before_its_layout_is_known() {
+    let mut registry = Registry::new(WorkerId(0));
+    let error = registry.submit(TensorKey::of("w"), Op::Sum, 1.0, 1).unwrap_err();
+    assert!(matches!(error, Error::FailedPrecondition { .. }));
+}
+
+#[test]
+fn a_forgotten_tensor_takes_those_along_that_share_its_part() {
+    let mut registry = ready(&[tensor("a", 1), tensor("b", 2), tensor("large", 1000)]);
+    let [a, b, large] = ["a", "b", "large"].map(TensorKey::of);
+    registry.submit(b, Op::Sum, 1.0, 20).unwrap();
+    let mut failed = registry.handle_forget(a, mismatch());
+    failed.sort_unstable();
+    let mut expected = [a, b];
+    expected.sort_unstable();
+    assert_eq!(failed, expected);
+    assert_eq!(registry.submit(b, Op::Sum, 1.0, 21), Err(mismatch()));
+    assert_eq!(registry.lookup(&tensor("a", 1)), Err(mismatch()));
+    assert_eq!(registry.waiting_for(20), Vec::<String>::new());
+    assert!(registry.submit(large, Op::Sum, 1.0, 1).is_ok());
+}
+
+#[test]
+fn a_refused_declaration_fails_its_tensors_with_the_cause() {
+    let mut registry = Registry::new(WorkerId(0));
+    registry.declaring(1, &[tensor("a", 1)]);
+    assert_eq!(registry.handle_declared(1, Err(mismatch())), [TensorKey::of("a")]);
+    assert_eq!(registry.submit(TensorKey::of("a"), Op::Sum, 1.0, 1), Err(mismatch()));
+    assert_eq!(registry.handle_declared(1, Err(mismatch())), [], "answered once");
+}
+
+#[test]
+fn a_declaration_that_failed_for_a_passing_reason_may_be_repeated() {
+    let mut registry = Registry::new(WorkerId(0));
+    let unreachable = Error::Unavailable { what: "coordinator".to_owned(), cause: "connection lost".to_owned() };
+    registry.declaring(1, &[tensor("a", 1)]);
+    registry.handle_declared(1, Err(unreachable.clone()));
+    assert_eq!(registry.submit(TensorKey::of("a"), Op::Sum, 1.0, 1), Err(unreachable));
+    assert_eq!(registry.lookup(&tensor("a", 1)), Ok(Lookup::Unknown));
+}
+
+#[test]
+fn a_layout_that_does_not_tile_the_tensor_fails_it() {
+    let spec = tensor("w", 1000);
+    let good = layout(std::slice::from_ref(&spec));
+    let mut holes = good.clone();
+    holes.remove(1);
+    let mut outside = good.clone();
+    outside[3].pieces[0].span.bytes += 4;
+    let mut overflow = good.clone();
+    overflow[3].pieces[0].span.offset = u64::MAX;
+    let mut other_type = good.clone();
+    other_type[0].dtype = DType::F64;
+    let mut twice = good.clone();
+    twice[0].pieces.push(Piece { tensor: spec.key(), span: Span { offset: 0, bytes: 4 } });
+    let mut empty = good.clone();
+    empty[0].pieces.clear();
+    for layouts in [holes, outside, overflow, other_type, twice, empty, Vec::new()] {
+        let mut registry = Registry::new(WorkerId(0));
+        registry.declaring(1, std::slice::from_ref(&spec));
+        assert_eq!(registry.handle_declared(1, Ok(layouts.clone())), [spec.key()]);
+        assert!(matches!(registry.lookup(&spec), Err(Error::Protocol { .. })), "{layouts:?}");
+    }
+}
+
+#[test]
+fn a_part_may_hold_tensors_that_this_worker_did_not_declare() {
+    let both = [tensor("mine", 1), tensor("theirs", 2)];
+    let mut registry = Registry::new(WorkerId(1));
+    registry.declaring(1, &both[..1]);
+    registry.handle_declared(1, Ok(layout(&both)));
+    assert_eq!(registry.submit(both[0].key(), Op::Sum, 1.0, 5).unwrap().ready, []);
+    assert_eq!(registry.waiting_for(5), [both[1].key().to_string()], "known by its key only");
+    registry.declaring(2, &both[1..]);
+    registry.handle_declared(2, Ok(layout(&both)));
+    assert_eq!(registry.submit(both[1].key(), Op::Sum, 1.0, 6).unwrap().ready[0].tickets, [5, 6]);
+}
+
+fn ready(specs: &[TensorSpec]) -> Registry {
+    let mut registry = Registry::new(WorkerId(0));
+    registry.declaring(1, specs);
+    registry.handle_declared(1, Ok(layout(specs)));
+    registry
+}
+
+fn layout(specs: &[TensorSpec]) -> Vec<PartLayout> {
+    let config = LayoutConfig { partition_bytes: 1024, fuse_bytes: 64, part_bytes_min: 1024 };
+    let layouts = Layouter::new(config, vec![1.0]).declare(specs, true).unwrap();
+    assert!(layouts.iter().all(|layout| layout.server == ServerId(0)));
+    layouts
+}
+
+fn tensor(name: &str, len: u64) -> TensorSpec {
+    TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![len] }
+}
+
+fn mismatch() -> Error {
+    Error::Mismatch {
+        tensor: "a".to_owned(),
+        field: "shape".to_owned(),
+        first: Claim { worker: WorkerId(0), value: "[1]".to_owned() },
+        second: Claim { worker: WorkerId(1), value: "[2]".to_owned() },
+    }
+}

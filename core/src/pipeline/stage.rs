@@ -1,0 +1,78 @@
+//! The nine kinds of work that a part can need.
+
+use std::fmt;
+
+/// One step of a part's life. Waiting is not a stage; what a part waits for is a gate on the stage that must not begin yet.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum Stage {
+    /// Sums over the ranks of a machine; each rank is left with the shard it owns.
+    Reduce,
+    /// Copies the owned shard from the device to host memory.
+    CopyD2H,
+    /// Sums on the host what the PCIe groups of one machine reduced on their own.
+    PcieReduce,
+    /// Makes the contribution smaller.
+    Compress,
+    /// Sends the contribution to its server.
+    Push,
+    /// Receives the sum.
+    Pull,
+    /// Undoes the compression of the sum.
+    Decompress,
+    /// Copies the sum of the owned shard back to the device.
+    CopyH2D,
+    /// Gathers the shards, so that every rank of the machine has the whole sum.
+    Broadcast,
+}
+
+impl Stage {
+    /// How many stages there are.
+    pub const COUNT: usize = 9;
+
+    /// Every stage, in the order in which a part passes them.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Reduce,
+        Self::CopyD2H,
+        Self::PcieReduce,
+        Self::Compress,
+        Self::Push,
+        Self::Pull,
+        Self::Decompress,
+        Self::CopyH2D,
+        Self::Broadcast,
+    ];
+
+    /// Its position in [`Stage::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Reduce => "REDUCE",
+            Self::CopyD2H => "COPYD2H",
+            Self::PcieReduce => "PCIE_REDUCE",
+            Self::Compress => "COMPRESS",
+            Self::Push => "PUSH",
+            Self::Pull => "PULL",
+            Self::Decompress => "DECOMPRESS",
+            Self::CopyH2D => "COPYH2D",
+            Self::Broadcast => "BROADCAST",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_index_of_a_stage_is_its_position() {
+        for (index, stage) in Stage::ALL.into_iter().enumerate() {
+            assert_eq!(stage.index(), index);
+        }
+    }
+}

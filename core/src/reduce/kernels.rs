@@ -1,0 +1,102 @@
+//! Which vector instructions the loops use: chosen once, by asking the processor, and carried in a value.
+//!
+//! The loops exist once (`passes`) and are compiled once for every entry of [`Isa`]; the compiler makes the vectors. On aarch64
+//! NEON belongs to the base instruction set, so there the portable loops are the NEON loops.
+
+use std::fmt;
+
+use super::passes::Pass;
+use crate::types::DType;
+
+/// The compiled loops that this processor runs best. Its methods, in the parent module, are the reductions.
+///
+/// All kernels give the same bits for the same calls, but for the payload of a NaN.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Kernels {
+    // Private, and set only after asking the processor: that is what makes `run` sound.
+    isa: Isa,
+}
+
+/// Instruction sets beyond the one that the whole program is compiled for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Isa {
+    /// Whatever the target guarantees: SSE2 on x86-64, NEON on aarch64.
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Kernels {
+    /// The widest that this processor has.
+    pub fn detect() -> Self {
+        *Self::all().last().expect("the portable kernels are always there")
+    }
+
+    /// Those that run everywhere.
+    pub const fn portable() -> Self {
+        Self { isa: Isa::Portable }
+    }
+
+    /// All that this processor can run, the portable ones first, the widest last.
+    pub fn all() -> Vec<Self> {
+        let mut all = vec![Self::portable()];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") {
+                all.push(Self { isa: Isa::Avx2 });
+            }
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+            {
+                all.push(Self { isa: Isa::Avx512 });
+            }
+        }
+        all
+    }
+
+    /// The instruction set, such as `avx512`, for logs.
+    pub const fn name(self) -> &'static str {
+        match self.isa {
+            Isa::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    #[expect(unsafe_code, reason = "calls functions that are compiled for more than the target guarantees")]
+    pub(super) fn run(self, dtype: DType, pass: Pass<'_>) {
+        match self.isa {
+            Isa::Portable => pass.run(dtype),
+            // SAFETY: `all` made this value after the processor said that it has AVX2.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { run_avx2(dtype, pass) },
+            // SAFETY: `all` made this value after the processor said that it has these four parts of AVX-512.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { run_avx512(dtype, pass) },
+        }
+    }
+}
+
+impl fmt::Display for Kernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn run_avx2(dtype: DType, pass: Pass<'_>) {
+    pass.run(dtype);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn run_avx512(dtype: DType, pass: Pass<'_>) {
+    pass.run(dtype);
+}

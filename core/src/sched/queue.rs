@@ -1,0 +1,218 @@
+//! What waits for a stage, and what goes next: the most urgent, in order of submission among equals, and now and then the oldest.
+//!
+//! Every operation is logarithmic in the number of waiting tasks.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use super::task::TaskId;
+use crate::types::Priority;
+
+/// A task in a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// Which task.
+    pub task: TaskId,
+    /// Higher goes first.
+    pub priority: Priority,
+    /// Lower goes first among equal priorities; unique. A task keeps it wherever it goes, so that a repeat does not lose its turn.
+    pub order: u64,
+    /// What it costs.
+    pub bytes: u64,
+}
+
+/// The queue before one stage.
+#[derive(Debug)]
+pub struct StageQueue {
+    ready: BTreeMap<(Reverse<Priority>, u64), Entry>,
+    ages: BTreeMap<u64, Priority>,
+    gated: BTreeMap<TaskId, Entry>,
+    oldest_every: u32,
+    /// Takes since the oldest had its turn.
+    taken: u32,
+}
+
+impl StageQueue {
+    /// An empty queue in which every `oldest_every`-th take goes to the oldest task, so that a stream of urgent ones starves
+    /// nobody; 0 for strict priority.
+    pub const fn new(oldest_every: u32) -> Self {
+        Self { ready: BTreeMap::new(), ages: BTreeMap::new(), gated: BTreeMap::new(), oldest_every, taken: 0 }
+    }
+
+    /// Adds a task that can be taken.
+    pub fn submit(&mut self, entry: Entry) {
+        self.ready.insert((Reverse(entry.priority), entry.order), entry);
+        self.ages.insert(entry.order, entry.priority);
+    }
+
+    /// Adds a task that is skipped until its gate is opened.
+    pub fn submit_gated(&mut self, entry: Entry) {
+        self.gated.insert(entry.task, entry);
+    }
+
+    /// Opens the gate of a task; says whether it had been closed.
+    pub fn open(&mut self, task: TaskId) -> bool {
+        let entry = self.gated.remove(&task);
+        entry.into_iter().for_each(|entry| self.submit(entry));
+        entry.is_some()
+    }
+
+    /// Closes the gate of a task that could be taken.
+    pub fn close(&mut self, entry: Entry) {
+        if self.remove_ready(entry) {
+            self.submit_gated(entry);
+        }
+    }
+
+    /// Drops a task, gated or not.
+    pub fn remove(&mut self, entry: Entry) {
+        if !self.remove_ready(entry) {
+            self.gated.remove(&entry.task);
+        }
+    }
+
+    /// Takes the next task if it `fits`. If it does not, nothing is taken: a smaller one behind it would delay it further, and a large
+    /// one could wait forever.
+    pub fn take(&mut self, fits: impl FnOnce(u64) -> bool) -> Option<Entry> {
+        let oldest_turn = self.oldest_every > 0 && self.taken + 1 >= self.oldest_every;
+        let next = if oldest_turn {
+            self.ages.first_key_value().map(|(order, priority)| (Reverse(*priority), *order))
+        } else {
+            self.ready.first_key_value().map(|(rank, _)| *rank)
+        }?;
+        let entry = *self.ready.get(&next).filter(|entry| fits(entry.bytes))?;
+        self.remove_ready(entry);
+        self.taken = if oldest_turn { 0 } else { self.taken.saturating_add(1) };
+        Some(entry)
+    }
+
+    /// How many tasks wait, gated ones included.
+    pub fn len(&self) -> usize {
+        self.ready.len() + self.gated.len()
+    }
+
+    /// Whether no task waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether a task waits for nothing but its turn.
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    fn remove_ready(&mut self, entry: Entry) -> bool {
+        self.ages.remove(&entry.order);
+        self.ready.remove(&(Reverse(entry.priority), entry.order)).is_some()
+    }
+}
+
+/// Bytes in flight, and how many there may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Credit {
+    limit: u64,
+    in_flight: u64,
+}
+
+impl Credit {
+    /// Nothing in flight yet, `limit` bytes allowed.
+    pub const fn new(limit: u64) -> Self {
+        Self { limit, in_flight: 0 }
+    }
+
+    /// Whether a task of `bytes` may start. One larger than the whole credit runs alone.
+    pub const fn fits(&self, bytes: u64) -> bool {
+        self.in_flight == 0 || self.in_flight.saturating_add(bytes) <= self.limit
+    }
+
+    /// Takes `bytes` for a task that starts.
+    pub const fn draw(&mut self, bytes: u64) {
+        self.in_flight = self.in_flight.saturating_add(bytes);
+    }
+
+    /// Gives back what a task drew.
+    pub fn give_back(&mut self, bytes: u64) {
+        self.in_flight = self.in_flight.checked_sub(bytes).expect("credit is given back once");
+    }
+
+    /// Bytes drawn and not given back.
+    pub const fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sched::arena::Arena;
+
+    #[test]
+    fn the_most_urgent_goes_first_and_equals_in_order_of_submission() {
+        let mut queue = StageQueue::new(0);
+        for entry in entries([(0, 5), (7, 5), (0, 5), (7, 5)]) {
+            queue.submit(entry);
+        }
+        assert_eq!(drain(&mut queue), [1, 3, 0, 2]);
+    }
+
+    #[test]
+    fn every_third_take_goes_to_the_oldest() {
+        let mut queue = StageQueue::new(3);
+        for entry in entries([(0, 1), (0, 1), (9, 1), (9, 1), (9, 1), (9, 1)]) {
+            queue.submit(entry);
+        }
+        assert_eq!(drain(&mut queue), [2, 3, 0, 4, 5, 1]);
+    }
+
+    #[test]
+    fn a_gated_task_is_skipped_until_opened() {
+        let mut queue = StageQueue::new(1);
+        let [gated, other] = entries([(9, 1), (0, 1)]);
+        queue.submit_gated(gated);
+        queue.submit(other);
+        queue.close(other);
+        assert_eq!(queue.take(|_| true), None, "not even the oldest");
+        assert!(queue.open(other.task));
+        assert!(queue.open(gated.task));
+        assert!(!queue.open(gated.task), "it was open");
+        assert_eq!(queue.take(|_| true), Some(gated));
+        queue.remove(other);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_small_task_does_not_pass_a_more_urgent_one_that_does_not_fit() {
+        let mut queue = StageQueue::new(0);
+        for entry in entries([(0, 10), (9, 100)]) {
+            queue.submit(entry);
+        }
+        assert_eq!(queue.take(|bytes| bytes <= 50), None);
+        assert_eq!(drain(&mut queue), [1, 0]);
+    }
+
+    #[test]
+    fn a_part_larger_than_the_credit_runs_alone() {
+        let mut credit = Credit::new(100);
+        assert!(credit.fits(250));
+        credit.draw(250);
+        assert!(!credit.fits(1), "nothing beside it");
+        credit.give_back(250);
+        credit.draw(60);
+        assert!(credit.fits(40));
+        assert!(!credit.fits(41));
+        assert!(!credit.fits(u64::MAX));
+    }
+
+    fn entries<const N: usize>(tasks: [(i32, u64); N]) -> [Entry; N] {
+        let mut arena = Arena::new();
+        let mut order = 0;
+        tasks.map(|(priority, bytes)| {
+            order += 1;
+            Entry { task: TaskId(arena.insert(())), priority: Priority(priority), order: order - 1, bytes }
+        })
+    }
+
+    fn drain(queue: &mut StageQueue) -> Vec<u64> {
+        std::iter::from_fn(|| queue.take(|_| true)).map(|entry| entry.order).collect()
+    }
+}

@@ -1,0 +1,560 @@
+//! Moves tasks from stage to stage and decides what goes next; the heart of a worker.
+//!
+//! # Driving it
+//! `open_group` for each submission, then `submit` a task for each part of it that is ready. A loop thread a stage calls
+//! [`take`](Scheduler::take) until it answers `None` and then sleeps until [`Command::Wake`]. Whoever executed a task calls
+//! [`finish`](Scheduler::finish), whatever happened. After *every* call that changes something, drain [`next_command`](Scheduler::next_command)
+//! and set a timer to [`poll_timeout`](Scheduler::poll_timeout).
+//!
+//! # The life of a task
+//! ```text
+//!           submit              take                  finish(Done)
+//!  (new) ─────────► Queued(s) ────────► Running(s) ─────────────────► Queued(next s), or gone after the last
+//!                     ▲   │                 │
+//!                     │   │ unwanted        ├─ finish(Retry) ───────► Queued(PUSH) behind a pause
+//!                     │   ▼                 ├─ finish(Failed) ──────► gone; its groups fail
+//!                     │  gone               └─ unwanted: Abandon ───► still Running; gone at the next finish
+//!                     └────── Retry
+//! ```
+//! A task is *unwanted* when all its groups failed. One exception keeps memory safe: after PUSH its exchange is open, and whatever
+//! waits for PULL goes there even if unwanted, is abandoned on arrival, and is gone when the executor says that the memory is free.
+//!
+//! # Rules
+//! - Credit is drawn when a task is taken for PUSH and given back when its PULL ends or either of them fails.
+//! - A task is not pushed before the sum of the round before of the same part arrived: a server keeps two rounds of a part alive.
+//! - Nothing is pushed to a server that is not connected. Servers count as connected until
+//!   [`handle_link_down`](Scheduler::handle_link_down).
+//! - A group succeeds when all its parts are done. It fails once, with the first cause, and only when no task holds its memory.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::arena::Arena;
+use super::group::{Group, GroupId};
+use super::queue::{Credit, StageQueue};
+use super::task::{Gates, Outcome, Place, Task, TaskId, TaskSpec, Work};
+use crate::error::{Error, Result};
+use crate::pipeline::{Pipeline, Stage};
+use crate::types::{Defect, PartId, Round, ServerId, TensorKey, Time, planted};
+
+/// Settings of a scheduler.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SchedulerConfig {
+    /// Bytes in flight at most, over all servers.
+    pub credit_bytes: u64,
+    /// Every so many takes of a stage, the oldest task goes first; 0 never.
+    pub oldest_every: u32,
+    /// The pause before the first repeat; each further one doubles it.
+    pub retry_min: Duration,
+    /// The longest pause.
+    pub retry_max: Duration,
+    /// A mistake to make, for the simulation.
+    pub defect: Option<Defect>,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            credit_bytes: 64 << 20,
+            oldest_every: 16,
+            retry_min: Duration::from_millis(20),
+            retry_max: Duration::from_secs(2),
+            defect: None,
+        }
+    }
+}
+
+/// What the driver has to do.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Command {
+    /// A take on this stage may succeed now.
+    Wake(Stage),
+    /// A running task should end early. Its executor still calls `finish`. A task can be abandoned before its executor began.
+    Abandon(TaskId),
+    /// The task is gone: drop what it carries.
+    Release(TaskId),
+    /// The submission ended; all its memory is free. Comes once for each group.
+    Resolved {
+        /// Which submission.
+        group: GroupId,
+        /// How.
+        outcome: Result<()>,
+    },
+}
+
+/// The machine; see the module's documentation.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    pipeline: Pipeline,
+    queues: [StageQueue; Stage::COUNT],
+    credit: Credit,
+    tasks: Arena<Work>,
+    groups: Arena<Group>,
+    /// The tasks of a part whose sums have not arrived, by round; only the first may push.
+    rounds: BTreeMap<PartId, VecDeque<TaskId>>,
+    down: BTreeSet<ServerId>,
+    timers: BTreeSet<(Time, Timer)>,
+    commands: VecDeque<Command>,
+    /// Stages to wake, one bit each.
+    wakes: u16,
+    submitted: u64,
+    ended: Option<Error>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Timer {
+    Repeat(TaskId),
+    Deadline(GroupId),
+}
+
+impl Scheduler {
+    /// An idle scheduler whose tasks pass the stages of `pipeline`.
+    pub fn new(config: SchedulerConfig, pipeline: Pipeline) -> Self {
+        Self {
+            config,
+            pipeline,
+            queues: [const { StageQueue::new(0) }; Stage::COUNT].map(|_| StageQueue::new(config.oldest_every)),
+            credit: Credit::new(config.credit_bytes),
+            tasks: Arena::new(),
+            groups: Arena::new(),
+            rounds: BTreeMap::new(),
+            down: BTreeSet::new(),
+            timers: BTreeSet::new(),
+            commands: VecDeque::new(),
+            wakes: 0,
+            submitted: 0,
+            ended: None,
+        }
+    }
+
+    /// Opens a submission of tensor `name` that takes part in `shares` parts; with none it succeeds at once. After
+    /// [`fail_all`](Self::fail_all) it fails at once.
+    pub fn open_group(
+        &mut self,
+        now: Time,
+        name: Arc<str>,
+        round: Round,
+        shares: u32,
+        deadline: Option<Time>,
+    ) -> GroupId {
+        let id = GroupId(self.groups.insert(Group::new(name, round, shares, now, deadline)));
+        if let Some(deadline) = deadline {
+            self.timers.insert((deadline, Timer::Deadline(id)));
+        }
+        match self.ended.clone() {
+            Some(error) => self.fail_group(id, error),
+            None => self.resolve_if_settled(id),
+        }
+        id
+    }
+
+    /// Starts a task. If one of its groups has failed already, the part cannot be sent, because the memory of that group may be gone: the
+    /// task is released at once and its other groups fail.
+    ///
+    /// # Panics
+    /// If it has no group or one with all its shares submitted, or if the pipeline has no stages.
+    pub fn submit(&mut self, now: Time, spec: TaskSpec) -> TaskId {
+        assert!(!spec.groups.is_empty(), "a task serves a group");
+        let stage = self.pipeline.first().expect("a pipeline without stages has no tasks");
+        let open = |group: &GroupId| self.groups.get(group.0).is_some_and(|group| group.fate.is_none());
+        let wanted = spec.groups.iter().all(open);
+        let id = TaskId(self.tasks.insert(Work {
+            spec,
+            order: self.submitted,
+            stage,
+            place: Place::Running,
+            since: now,
+            failures: 0,
+            last_failure: None,
+            landing_begun: false,
+            doomed: false,
+            holds_round: false,
+        }));
+        self.submitted += 1;
+        if !wanted {
+            self.refuse(id);
+            return id;
+        }
+        let work = self.tasks.get_mut(id.0).expect("inserted above");
+        for group in &work.spec.groups {
+            let group = self.groups.get_mut(group.0).expect("open");
+            assert!(group.incomplete(), "tensor {}: more parts than shares", group.name);
+            group.tasks.push(id);
+            group.live += 1;
+        }
+        if self.pipeline.pushes() {
+            work.holds_round = true;
+            self.rounds.entry(work.spec.part).or_default().push_back(id);
+        }
+        self.enter(now, id, stage, None);
+        id
+    }
+
+    /// The next task for `stage`, which the caller must execute and [`finish`](Self::finish); `None` if there is none now.
+    pub fn take(&mut self, _now: Time, stage: Stage) -> Option<Task> {
+        let credit = self.credit;
+        let entry = self.queues[stage.index()].take(|bytes| stage != Stage::Push || credit.fits(bytes))?;
+        if stage == Stage::Push {
+            self.credit.draw(entry.bytes);
+        }
+        let work = self.tasks.get_mut(entry.task.0).expect("queued tasks exist");
+        work.place = Place::Running;
+        if work.doomed {
+            self.commands.push_back(Command::Abandon(entry.task));
+        }
+        let TaskSpec { part, server, bytes, round, .. } = work.spec;
+        Some(Task { id: entry.task, part, server, bytes, round, attempt: work.attempt() })
+    }
+
+    /// Takes a task back from its executor.
+    ///
+    /// # Panics
+    /// If the task is not running.
+    pub fn finish(&mut self, now: Time, id: TaskId, outcome: Outcome) {
+        let work = self.tasks.get(id.0).expect("a running task exists");
+        assert_eq!(work.place, Place::Running, "only a running task is finished");
+        let (stage, doomed) = (work.stage, work.doomed);
+        let exchanging = matches!(stage, Stage::Push | Stage::Pull);
+        match outcome {
+            Outcome::Done if stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
+            Outcome::Done => {
+                if stage == Stage::Pull {
+                    self.give_credit_back(id);
+                    self.leave_rounds(id);
+                }
+                match self.pipeline.after(stage).filter(|_| !doomed) {
+                    Some(next) => self.enter(now, id, next, None),
+                    None => drop(self.vanish(id, !doomed)),
+                }
+            }
+            Outcome::Retry { error, landing_begun } if exchanging => {
+                if !planted(self.config.defect, Defect::CreditLeaked) {
+                    self.give_credit_back(id);
+                }
+                if doomed {
+                    self.vanish(id, false);
+                } else {
+                    self.repeat(now, id, error, landing_begun);
+                }
+            }
+            Outcome::Retry { error, .. } | Outcome::Failed(error) => {
+                if exchanging {
+                    self.give_credit_back(id);
+                }
+                for group in self.vanish(id, false) {
+                    self.fail_group(group, error.clone());
+                }
+            }
+        }
+    }
+
+    /// Gives a submission up. It resolves with [`Error::Cancelled`] when its memory is free; too late, it is ignored.
+    pub fn cancel(&mut self, _now: Time, group: GroupId) {
+        self.fail_group(group, Error::Cancelled);
+    }
+
+    /// Fails everything, now and from now on, with the first such cause.
+    pub fn fail_all(&mut self, _now: Time, error: Error) {
+        let error = self.ended.get_or_insert(error).clone();
+        let groups: Vec<GroupId> = self.groups.iter().map(|(id, _)| GroupId(id)).collect();
+        for group in groups {
+            self.fail_group(group, error.clone());
+        }
+    }
+
+    /// Fails all submissions of one tensor.
+    pub fn fail_tensor(&mut self, _now: Time, key: TensorKey, error: Error) {
+        // A scan, because a tensor fails once in a job's life and an index would cost every submission.
+        let of_tensor = self.groups.iter().filter(|(_, group)| TensorKey::of(&group.name) == key);
+        let groups: Vec<GroupId> = of_tensor.map(|(id, _)| GroupId(id)).collect();
+        for group in groups {
+            self.fail_group(group, error.clone());
+        }
+    }
+
+    /// Stops pushing to `server`. Exchanges under way end by themselves.
+    pub fn handle_link_down(&mut self, _now: Time, server: ServerId) {
+        if self.down.insert(server) {
+            for id in self.waiting_for_push_to(server) {
+                self.gate(id, |gates| gates.link = true);
+            }
+        }
+    }
+
+    /// Pushes to `server` again.
+    pub fn handle_link_up(&mut self, _now: Time, server: ServerId) {
+        if self.down.remove(&server) {
+            for id in self.waiting_for_push_to(server) {
+                self.gate(id, |gates| gates.link = false);
+            }
+        }
+    }
+
+    /// Ends the pauses and deadlines that have passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        while let Some((at, timer)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, timer));
+            match timer {
+                Timer::Repeat(id) => self.gate(id, |gates| gates.pause = None),
+                Timer::Deadline(id) => {
+                    let group = self.groups.get(id.0).expect("a resolved group has no timer");
+                    let what = format!("tensor {}, {}: {}", group.name, group.round, self.stand(group));
+                    let waited = now.since(group.opened);
+                    self.fail_group(id, Error::Timeout { what, waited });
+                }
+            }
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// The next thing to do; drain it after every input.
+    pub fn next_command(&mut self) -> Option<Command> {
+        if let Some(command) = self.commands.pop_front() {
+            return Some(command);
+        }
+        let stage = Stage::ALL.into_iter().find(|stage| self.wakes & (1 << stage.index()) != 0)?;
+        self.wakes &= !(1 << stage.index());
+        Some(Command::Wake(stage))
+    }
+
+    /// Bytes in flight.
+    pub fn credit_in_flight(&self) -> u64 {
+        self.credit.in_flight()
+    }
+
+    /// How many tasks wait for `stage`.
+    pub fn waiting(&self, stage: Stage) -> usize {
+        self.queues[stage.index()].len()
+    }
+
+    /// Whether nothing is open, waiting or running.
+    pub fn is_idle(&self) -> bool {
+        self.tasks.len() == 0 && self.groups.len() == 0
+    }
+
+    /// The stages that its tasks pass.
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
+    pub(super) fn tasks(&self) -> impl Iterator<Item = &Work> {
+        self.tasks.iter().map(|(_, work)| work)
+    }
+
+    pub(super) fn groups(&self) -> impl Iterator<Item = (GroupId, &Group)> {
+        self.groups.iter().map(|(id, group)| (GroupId(id), group))
+    }
+
+    pub(super) fn group(&self, id: GroupId) -> Option<&Group> {
+        self.groups.get(id.0)
+    }
+
+    /// Queues a task before `stage`, which it enters now.
+    fn enter(&mut self, now: Time, id: TaskId, stage: Stage, pause: Option<Time>) {
+        let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
+        let mut gates = Gates { round: false, link: false, pause };
+        if stage == Stage::Push {
+            let first = self.rounds.get(&work.spec.part).and_then(VecDeque::front);
+            gates.round = first != Some(&id) && !planted(self.config.defect, Defect::RoundGateOpen);
+            gates.link = self.down.contains(&work.spec.server);
+        }
+        work.stage = stage;
+        work.since = now;
+        work.place = Place::Queued(gates);
+        let queue = &mut self.queues[stage.index()];
+        if gates.open() {
+            queue.submit(work.entry(id));
+            self.wake_if_ready(stage);
+        } else {
+            queue.submit_gated(work.entry(id));
+        }
+    }
+
+    /// Sends a task back to PUSH, after a pause that doubles with each failure.
+    fn repeat(&mut self, now: Time, id: TaskId, error: Error, landing_begun: bool) {
+        let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
+        let doubled = self.config.retry_min.saturating_mul(2u32.saturating_pow(work.failures));
+        let at = now + doubled.min(self.config.retry_max);
+        work.failures = work.failures.saturating_add(1);
+        work.last_failure = Some(error);
+        work.landing_begun |= landing_begun && !planted(self.config.defect, Defect::LandingForgotten);
+        self.timers.insert((at, Timer::Repeat(id)));
+        self.enter(now, id, Stage::Push, Some(at));
+    }
+
+    /// Changes the gates of a task that waits for PUSH.
+    fn gate(&mut self, id: TaskId, change: impl FnOnce(&mut Gates)) {
+        let Some(work) = self.tasks.get_mut(id.0) else {
+            return;
+        };
+        let Place::Queued(before) = work.place else {
+            return;
+        };
+        let mut gates = before;
+        change(&mut gates);
+        work.place = Place::Queued(gates);
+        let entry = work.entry(id);
+        let stage = work.stage;
+        let queue = &mut self.queues[stage.index()];
+        match (before.open(), gates.open()) {
+            (false, true) => {
+                queue.open(id);
+                let forgotten = before.pause.is_some() && planted(self.config.defect, Defect::RetryForgotten);
+                if !forgotten {
+                    self.wake_if_ready(stage);
+                }
+            }
+            (true, false) => {
+                queue.close(entry);
+                self.wake_if_ready(stage);
+            }
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    fn give_credit_back(&mut self, id: TaskId) {
+        let work = self.tasks.get(id.0).expect("a task that drew credit exists");
+        self.credit.give_back(work.spec.bytes);
+        self.wake_if_ready(Stage::Push);
+    }
+
+    /// After the credit or the head of the queue has changed: what comes first now may fit.
+    fn wake_if_ready(&mut self, stage: Stage) {
+        if self.queues[stage.index()].has_ready() {
+            self.wakes |= 1 << stage.index();
+        }
+    }
+
+    /// Lets the next round of the task's part be pushed.
+    fn leave_rounds(&mut self, id: TaskId) {
+        let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
+        if !std::mem::take(&mut work.holds_round) {
+            return;
+        }
+        let part = work.spec.part;
+        let waiting = self.rounds.get_mut(&part).expect("the task is in it");
+        waiting.retain(|other| *other != id);
+        match waiting.front().copied() {
+            Some(next) => self.gate_round(next),
+            None => drop(self.rounds.remove(&part)),
+        }
+    }
+
+    fn gate_round(&mut self, next: TaskId) {
+        if self.tasks.get(next.0).is_some_and(|work| work.stage == Stage::Push) {
+            self.gate(next, |gates| gates.round = false);
+        }
+    }
+
+    /// Ends a task; the answer is the groups it served. Each of them that waited only for this is resolved.
+    fn vanish(&mut self, id: TaskId, done: bool) -> Vec<GroupId> {
+        self.leave_rounds(id);
+        let work = self.tasks.remove(id.0).expect("a task vanishes once");
+        self.commands.push_back(Command::Release(id));
+        for group in &work.spec.groups {
+            let home = self.groups.get_mut(group.0).expect("a group outlives its tasks");
+            home.live -= 1;
+            home.done += u32::from(done);
+            self.resolve_if_settled(*group);
+        }
+        work.spec.groups
+    }
+
+    /// Ends a task that was submitted too late for one of its groups.
+    fn refuse(&mut self, id: TaskId) {
+        let work = self.tasks.remove(id.0).expect("just submitted");
+        self.commands.push_back(Command::Release(id));
+        for group in work.spec.groups {
+            let cause = self.ended.clone().unwrap_or_else(|| Error::FailedPrecondition {
+                what: format!("{}: a tensor that shares part {} was given up before", work.spec.round, work.spec.part),
+                hint: "declare tensors without fusion to give them up one by one".to_owned(),
+            });
+            self.fail_group(group, cause);
+        }
+    }
+
+    /// Decides that a group fails, and lets go of the tasks that nobody else wants.
+    fn fail_group(&mut self, id: GroupId, error: Error) {
+        let Some(group) = self.groups.get_mut(id.0).filter(|group| group.fate.is_none()) else {
+            return;
+        };
+        group.fate = Some(error);
+        let tasks = group.tasks.clone();
+        for task in tasks {
+            self.doom_if_unwanted(task);
+        }
+        self.resolve_if_settled(id);
+    }
+
+    fn doom_if_unwanted(&mut self, id: TaskId) {
+        let Some(work) = self.tasks.get_mut(id.0).filter(|work| !work.doomed) else {
+            return;
+        };
+        let open = |group: &GroupId| self.groups.get(group.0).is_some_and(|group| group.fate.is_none());
+        if work.spec.groups.iter().any(open) {
+            return;
+        }
+        work.doomed = true;
+        match work.place {
+            Place::Running => self.commands.push_back(Command::Abandon(id)),
+            // Its exchange is open and may hold its memory: only the executor of PULL can close it.
+            Place::Queued(_) if work.stage == Stage::Pull => {}
+            Place::Queued(gates) => {
+                if let Some(at) = gates.pause {
+                    self.timers.remove(&(at, Timer::Repeat(id)));
+                }
+                let stage = work.stage;
+                self.queues[stage.index()].remove(work.entry(id));
+                self.wake_if_ready(stage);
+                self.vanish(id, false);
+            }
+        }
+    }
+
+    fn resolve_if_settled(&mut self, id: GroupId) {
+        if !self.groups.get(id.0).is_some_and(Group::settled) {
+            return;
+        }
+        let group = self.groups.remove(id.0).expect("found above");
+        if let Some(deadline) = group.deadline {
+            self.timers.remove(&(deadline, Timer::Deadline(id)));
+        }
+        let outcome = group.fate.map_or(Ok(()), Err);
+        if outcome.is_err() && planted(self.config.defect, Defect::GroupLost) {
+            return;
+        }
+        if outcome.is_err() && planted(self.config.defect, Defect::HandleTwice) {
+            self.commands.push_back(Command::Resolved { group: id, outcome: outcome.clone() });
+        }
+        self.commands.push_back(Command::Resolved { group: id, outcome });
+    }
+
+    /// A scan, because connections come and go rarely and an index would cost every move.
+    fn waiting_for_push_to(&self, server: ServerId) -> Vec<TaskId> {
+        let waits = |work: &Work| work.stage == Stage::Push && matches!(work.place, Place::Queued(_));
+        let tasks = self.tasks.iter().filter(|(_, work)| work.spec.server == server && waits(work));
+        tasks.map(|(id, _)| TaskId(id)).collect()
+    }
+
+    /// What a group waits for: the least advanced of its tasks.
+    fn stand(&self, group: &Group) -> String {
+        let live = group.tasks.iter().filter_map(|id| self.tasks.get(id.0));
+        let stand = match live.min_by_key(|work| (work.stage, work.since)) {
+            Some(work) => work.stand(),
+            None => "waiting for tensors that share a part with it".to_owned(),
+        };
+        match group.shares {
+            1 => stand,
+            shares => format!("{stand}; {} of {shares} parts done", group.done),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,410 @@
+//! The rules one by one; `random` checks that they hold together.
+
+use super::*;
+use crate::pipeline::{DeviceKind, Topology};
+use crate::sched::task::Attempt;
+use crate::sched::{StallDetector, StallReport};
+use crate::types::Priority;
+
+mod random;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn a_task_passes_all_stages_and_resolves_its_group() {
+    let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false);
+    let mut world = World::new(config(), pipeline.clone());
+    let group = world.open("w", 1);
+    let task = world.submit(part(0), 10, 0, &[group]);
+    for stage in pipeline.stages() {
+        assert_eq!(world.commands(), [Command::Wake(*stage)]);
+        assert_eq!(world.take(*stage).unwrap().id, task);
+        world.finish(task, Outcome::Done);
+    }
+    assert_eq!(
+        world.commands(),
+        [Command::Release(task), resolved(group, Ok(()))],
+        "the memory is free before anybody is told"
+    );
+    assert!(world.scheduler.is_idle());
+}
+
+#[test]
+fn a_group_resolves_with_its_last_part() {
+    let mut world = World::new(config(), host());
+    let group = world.open("w", 2);
+    let tasks = [world.submit(part(0), 10, 0, &[group]), world.submit(part(1), 10, 0, &[group])];
+    world.complete(tasks[1]);
+    assert!(!world.commands().contains(&resolved(group, Ok(()))));
+    world.complete(tasks[0]);
+    assert!(world.commands().contains(&resolved(group, Ok(()))));
+}
+
+#[test]
+fn a_submission_without_parts_succeeds_at_once() {
+    let mut world = World::new(config(), host());
+    let group = world.open("empty", 0);
+    assert_eq!(world.commands(), [resolved(group, Ok(()))]);
+    assert_eq!(world.scheduler.poll_timeout(), None, "its deadline is forgotten");
+}
+
+#[test]
+fn credit_is_drawn_at_push_and_returned_when_the_sum_has_arrived() {
+    let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, host());
+    let group = world.open("w", 3);
+    let [first, second, third] = [0, 1, 2].map(|index| world.submit(part(index), 50, 0, &[group]));
+    assert_eq!(world.take(Stage::Push).unwrap().id, first);
+    assert_eq!(world.take(Stage::Push).unwrap().id, second);
+    world.finish(first, Outcome::Done);
+    assert_eq!(world.take(Stage::Push), None, "it is still in flight");
+    assert_eq!(world.scheduler.credit_in_flight(), 100);
+    world.take(Stage::Pull).unwrap();
+    world.commands();
+    world.finish(first, Outcome::Done);
+    assert!(world.commands().contains(&Command::Wake(Stage::Push)));
+    assert_eq!(world.take(Stage::Push).unwrap().id, third);
+}
+
+#[test]
+fn an_urgent_part_overtakes_what_was_submitted_before() {
+    let mut world = World::new(config(), host());
+    let group = world.open("w", 2);
+    let _low = world.submit(part(0), 10, -5, &[group]);
+    let high = world.submit(part(1), 10, 3, &[group]);
+    assert_eq!(world.take(Stage::Push).unwrap().id, high);
+}
+
+#[test]
+fn the_next_round_of_a_part_is_pushed_after_the_sum_of_this_one_arrived() {
+    let mut world = World::new(config(), Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false));
+    let group = world.open("w", 2);
+    let this = world.submit(part(0), 10, 0, &[group]);
+    let next = world.submit_round(part(0), 1, 10, 9, &[group]);
+    for task in [next, this] {
+        assert_eq!(world.take(Stage::CopyD2H).unwrap().id, task, "stages before PUSH are free");
+        world.finish(task, Outcome::Done);
+    }
+    assert_eq!(world.take(Stage::Push).unwrap().id, this);
+    assert_eq!(world.take(Stage::Push), None);
+    world.finish(this, Outcome::Done);
+    world.take(Stage::Pull).unwrap();
+    assert_eq!(world.take(Stage::Push), None);
+    world.commands();
+    world.finish(this, Outcome::Done);
+    assert!(world.commands().contains(&Command::Wake(Stage::Push)));
+    assert_eq!(world.take(Stage::Push).unwrap().id, next);
+}
+
+#[test]
+fn a_round_that_is_given_up_does_not_block_the_next() {
+    let mut world = World::new(config(), host());
+    let groups = [world.open("w", 1), world.open("w", 1)];
+    world.submit(part(0), 10, 0, &groups[..1]);
+    let next = world.submit_round(part(0), 1, 10, 0, &groups[1..]);
+    world.scheduler.cancel(world.now, groups[0]);
+    assert_eq!(world.take(Stage::Push).unwrap().id, next);
+}
+
+#[test]
+fn nothing_is_pushed_to_a_server_that_is_not_connected() {
+    let mut world = World::new(config(), host());
+    let group = world.open("w", 2);
+    let first = world.submit(part(0), 10, 0, &[group]);
+    world.scheduler.handle_link_down(world.now, ServerId(0));
+    let second = world.submit(part(1), 10, 0, &[group]);
+    assert_eq!(world.take(Stage::Push), None);
+    world.commands();
+    world.scheduler.handle_link_up(world.now, ServerId(0));
+    assert_eq!(world.commands(), [Command::Wake(Stage::Push)]);
+    assert_eq!(world.take(Stage::Push).unwrap().id, first);
+    assert_eq!(world.take(Stage::Push).unwrap().id, second);
+}
+
+#[test]
+fn a_failed_exchange_is_repeated_after_a_pause_that_doubles() {
+    let mut world = World::new(SchedulerConfig { retry_min: SECOND, retry_max: 3 * SECOND, ..config() }, host());
+    let group = world.open("w", 1);
+    let task = world.submit(part(0), 10, 0, &[group]);
+    for (attempt, pause) in [(Attempt::First, 1), (Attempt::Again, 2), (Attempt::Again, 3), (Attempt::Again, 3)] {
+        assert_eq!(world.take(Stage::Push).unwrap().attempt, attempt);
+        world.finish(task, retry(false));
+        assert_eq!(world.scheduler.credit_in_flight(), 0);
+        assert_eq!(world.take(Stage::Push), None);
+        world.commands();
+        assert_eq!(world.scheduler.poll_timeout(), Some(world.now + pause * SECOND));
+        world.wait(pause * SECOND);
+        assert_eq!(world.commands(), [Command::Wake(Stage::Push)]);
+    }
+    world.complete(task);
+    assert!(world.commands().contains(&resolved(group, Ok(()))));
+}
+
+#[test]
+fn once_the_sum_began_to_land_only_the_sum_is_asked_for() {
+    let mut world = World::new(config(), host());
+    let group = world.open("w", 1);
+    let task = world.submit(part(0), 10, 0, &[group]);
+    world.take(Stage::Push).unwrap();
+    world.finish(task, Outcome::Done);
+    world.take(Stage::Pull).unwrap();
+    world.finish(task, retry(true));
+    world.wait(SECOND);
+    assert_eq!(world.take(Stage::Push).unwrap().attempt, Attempt::SumOnly);
+    world.finish(task, retry(false));
+    world.wait(SECOND);
+    assert_eq!(world.take(Stage::Push).unwrap().attempt, Attempt::SumOnly, "for good");
+}
+
+#[test]
+fn only_an_exchange_can_be_repeated() {
+    let mut world = World::new(config(), Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false));
+    let group = world.open("w", 1);
+    let task = world.submit(part(0), 10, 0, &[group]);
+    world.take(Stage::CopyD2H).unwrap();
+    world.finish(task, retry(false));
+    assert!(world.commands().contains(&resolved(group, Err(unreachable()))));
+}
+
+#[test]
+fn a_failed_part_fails_its_group_with_the_cause_and_the_other_parts_are_given_up() {
+    let mut world = World::new(config(), host());
+    let group = world.open("w", 3);
+    let [failing, running, queued] = [0, 1, 2].map(|index| world.submit(part(index), 10, 0, &[group]));
+    world.take(Stage::Push).unwrap();
+    world.take(Stage::Push).unwrap();
+    world.commands();
+    world.finish(failing, Outcome::Failed(unreachable()));
+    let commands = world.commands();
+    assert!(commands.contains(&Command::Abandon(running)), "{commands:?}");
+    assert!(commands.contains(&Command::Release(queued)));
+    assert!(!commands.iter().any(|command| matches!(command, Command::Resolved { .. })), "a part still holds memory");
+    world.finish(running, Outcome::Failed(Error::Cancelled));
+    assert_eq!(world.commands(), [Command::Release(running), resolved(group, Err(unreachable()))]);
+    assert!(world.scheduler.is_idle());
+}
+
+#[test]
+fn a_deadline_says_where_the_tensor_was() {
+    let mut world = World::new(config(), host());
+    let group = world.open("fc.weight", 1);
+    let task = world.submit(part(0), 10, 0, &[group]);
+    world.take(Stage::Push).unwrap();
+    world.finish(task, Outcome::Done);
+    world.take(Stage::Pull).unwrap();
+    world.commands();
+    world.wait(30 * SECOND);
+    assert_eq!(world.commands(), [Command::Abandon(task)]);
+    world.finish(task, Outcome::Failed(Error::Cancelled));
+    let what = "tensor fc.weight, round 0: in PULL with server 0".to_owned();
+    assert_eq!(world.commands().last(), Some(&resolved(group, Err(Error::Timeout { what, waited: 30 * SECOND }))));
+}
+
+#[test]
+fn a_deadline_says_what_a_waiting_tensor_waits_for() {
+    let mut world = World::new(SchedulerConfig { retry_min: 40 * SECOND, retry_max: 40 * SECOND, ..config() }, host());
+    let shared = world.open("bias", 1);
+    let repeated = world.open("weight", 2);
+    let task = world.submit(part(0), 10, 0, &[repeated]);
+    world.take(Stage::Push).unwrap();
+    world.finish(task, retry(false));
+    world.commands();
+    world.wait(30 * SECOND);
+    let texts: Vec<String> = world.commands().iter().filter_map(failure).map(|error| error.to_string()).collect();
+    assert_eq!(texts[0], "tensor bias, round 0: waiting for tensors that share a part with it: not done after 30.0 s");
+    let expected = "tensor weight, round 0: waiting to repeat PUSH, attempt 1 failed with: server 0 is not reachable now: link lost; \
+                    0 of 2 parts done: not done after 30.0 s";
+    assert_eq!(texts[1], expected);
+    assert_eq!(world.scheduler.poll_timeout(), None);
+    assert!(world.scheduler.group(shared).is_none());
+}
+
+#[test]
+fn a_shared_part_is_given_up_only_when_nobody_wants_it() {
+    let mut world = World::new(config(), host());
+    let groups = [world.open("a", 1), world.open("b", 1)];
+    let task = world.submit(part(0), 10, 0, &groups);
+    world.commands();
+    world.scheduler.cancel(world.now, groups[0]);
+    assert_eq!(world.commands(), [], "a's memory is still in use");
+    world.take(Stage::Push).unwrap();
+    world.finish(task, Outcome::Done);
+    world.take(Stage::Pull).unwrap();
+    world.commands();
+    world.finish(task, Outcome::Done);
+    let ends = [Command::Release(task), resolved(groups[0], Err(Error::Cancelled)), resolved(groups[1], Ok(()))];
+    assert_eq!(world.commands(), ends);
+}
+
+#[test]
+fn a_part_cannot_be_sent_when_one_of_its_tensors_was_given_up_before() {
+    let mut world = World::new(config(), host());
+    let groups = [world.open("a", 1), world.open("b", 1)];
+    world.scheduler.cancel(world.now, groups[0]);
+    assert_eq!(world.commands(), [resolved(groups[0], Err(Error::Cancelled))]);
+    let task = world.submit(part(0), 10, 0, &groups);
+    let commands = world.commands();
+    assert_eq!(commands[0], Command::Release(task));
+    assert!(matches!(failure(&commands[1]), Some(Error::FailedPrecondition { .. })));
+    assert!(world.scheduler.is_idle());
+}
+
+#[test]
+fn an_open_exchange_is_closed_by_pull_even_if_nobody_wants_the_sum() {
+    let mut world = World::new(config(), host());
+    let group = world.open("w", 1);
+    let task = world.submit(part(0), 10, 0, &[group]);
+    world.take(Stage::Push).unwrap();
+    world.finish(task, Outcome::Done);
+    world.commands();
+    world.scheduler.cancel(world.now, group);
+    assert_eq!(world.commands(), [], "the transport may still read the contribution");
+    assert_eq!(world.take(Stage::Pull).unwrap().id, task);
+    assert_eq!(world.commands(), [Command::Abandon(task)]);
+    world.finish(task, Outcome::Failed(Error::Cancelled));
+    assert_eq!(world.commands(), [Command::Release(task), resolved(group, Err(Error::Cancelled))]);
+    assert_eq!(world.scheduler.credit_in_flight(), 0);
+}
+
+#[test]
+fn a_push_that_ends_well_after_it_was_given_up_still_closes_its_exchange() {
+    let mut world = World::new(config(), host());
+    let group = world.open("w", 1);
+    let task = world.submit(part(0), 10, 0, &[group]);
+    world.take(Stage::Push).unwrap();
+    world.scheduler.cancel(world.now, group);
+    world.finish(task, Outcome::Done);
+    assert_eq!(world.take(Stage::Pull).unwrap().id, task);
+    world.finish(task, Outcome::Done);
+    assert!(world.commands().contains(&resolved(group, Err(Error::Cancelled))), "too late to succeed");
+}
+
+#[test]
+fn after_a_fatal_failure_everything_fails_with_the_first_cause() {
+    let mut world = World::new(config(), host());
+    let before = world.open("before", 1);
+    world.submit(part(0), 10, 0, &[before]);
+    world.scheduler.fail_all(world.now, unreachable());
+    world.scheduler.fail_all(world.now, Error::Cancelled);
+    assert_eq!(world.commands().iter().filter_map(failure).collect::<Vec<_>>(), [&unreachable()]);
+    let after = world.open("after", 1);
+    let task = world.submit(part(1), 10, 0, &[after]);
+    assert_eq!(world.commands(), [resolved(after, Err(unreachable())), Command::Release(task)]);
+    assert!(world.scheduler.is_idle());
+}
+
+#[test]
+fn a_failed_tensor_fails_its_submissions_and_no_others() {
+    let mut world = World::new(config(), host());
+    let [bad, good] = [world.open("bad", 1), world.open("good", 1)];
+    world.scheduler.fail_tensor(world.now, TensorKey::of("bad"), unreachable());
+    assert_eq!(world.commands(), [resolved(bad, Err(unreachable()))]);
+    assert!(world.scheduler.group(good).is_some());
+}
+
+#[test]
+fn what_does_not_move_is_reported_once_an_interval() {
+    let mut world = World::new(config(), host());
+    let mut detector = StallDetector::new(world.now, 10 * SECOND);
+    let [stuck, shared] = [world.open("stuck", 2), world.open("shared", 1)];
+    let tasks = [world.submit(part(0), 10, 0, &[stuck]), world.submit(part(1), 10, 0, &[stuck])];
+    for task in tasks {
+        assert_eq!(world.take(Stage::Push).unwrap().id, task);
+    }
+    world.wait(9 * SECOND);
+    assert_eq!(detector.handle_timeout(world.now, &world.scheduler), []);
+    world.wait(2 * SECOND);
+    let report = |group, name: &str, at, parts| StallReport {
+        group,
+        name: name.into(),
+        round: Round(0),
+        at,
+        parts,
+        waited: 11 * SECOND,
+    };
+    let expected = [report(stuck, "stuck", Some((Stage::Push, ServerId(0))), 2), report(shared, "shared", None, 1)];
+    assert_eq!(detector.handle_timeout(world.now, &world.scheduler), expected);
+    assert_eq!(detector.handle_timeout(world.now, &world.scheduler), [], "until the next interval");
+    assert_eq!(detector.poll_timeout(), Some(world.now + 10 * SECOND));
+}
+
+struct World {
+    scheduler: Scheduler,
+    now: Time,
+}
+
+impl World {
+    fn new(config: SchedulerConfig, pipeline: Pipeline) -> Self {
+        Self { scheduler: Scheduler::new(config, pipeline), now: Time::ZERO }
+    }
+
+    fn open(&mut self, name: &str, shares: u32) -> GroupId {
+        self.scheduler.open_group(self.now, name.into(), Round(0), shares, Some(self.now + 30 * SECOND))
+    }
+
+    fn submit(&mut self, part: PartId, bytes: u64, priority: i32, groups: &[GroupId]) -> TaskId {
+        self.submit_round(part, 0, bytes, priority, groups)
+    }
+
+    fn submit_round(&mut self, part: PartId, round: u64, bytes: u64, priority: i32, groups: &[GroupId]) -> TaskId {
+        let (server, round, priority) = (ServerId(part.index / 2 % 2), Round(round), Priority(priority));
+        self.scheduler.submit(self.now, TaskSpec { part, server, bytes, round, priority, groups: groups.to_vec() })
+    }
+
+    fn take(&mut self, stage: Stage) -> Option<Task> {
+        self.scheduler.take(self.now, stage)
+    }
+
+    fn finish(&mut self, task: TaskId, outcome: Outcome) {
+        self.scheduler.finish(self.now, task, outcome);
+    }
+
+    /// Takes whatever goes before `task`, too, and completes it alone.
+    fn complete(&mut self, task: TaskId) {
+        for stage in [Stage::Push, Stage::Pull] {
+            while self.take(stage).is_some_and(|taken| taken.id != task) {}
+            self.finish(task, Outcome::Done);
+        }
+    }
+
+    fn wait(&mut self, duration: Duration) {
+        self.now = self.now + duration;
+        self.scheduler.handle_timeout(self.now);
+    }
+
+    fn commands(&mut self) -> Vec<Command> {
+        std::iter::from_fn(|| self.scheduler.next_command()).collect()
+    }
+}
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig { oldest_every: 0, ..SchedulerConfig::default() }
+}
+
+fn host() -> Pipeline {
+    Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false)
+}
+
+fn part(index: u32) -> PartId {
+    PartId { key: TensorKey(1), index }
+}
+
+fn retry(landing_begun: bool) -> Outcome {
+    Outcome::Retry { error: unreachable(), landing_begun }
+}
+
+fn unreachable() -> Error {
+    Error::Unavailable { what: "server 0".to_owned(), cause: "link lost".to_owned() }
+}
+
+fn resolved(group: GroupId, outcome: Result<()>) -> Command {
+    Command::Resolved { group, outcome }
+}
+
+fn failure(command: &Command) -> Option<&Error> {
+    match command {
+        Command::Resolved { outcome: Err(error), .. } => Some(error),
+        Command::Resolved { outcome: Ok(()), .. } | Command::Wake(_) | Command::Abandon(_) | Command::Release(_) => {
+            None
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! A driver that does everything at random, and a model that knows what may happen.
+//!
+//! The driver takes from a stage only after a `Wake` and until it gets nothing; whatever could be taken without one was forgotten.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+
+#[test]
+fn the_rules_hold_in_any_order_of_events() {
+    for seed in 0..150 {
+        if let Err(problem) = run(seed, None) {
+            panic!("seed {seed}: {problem}");
+        }
+    }
+}
+
+#[cfg(feature = "testing")]
+#[test]
+fn every_planted_defect_is_caught() {
+    let defects = [
+        Defect::CreditLeaked,
+        Defect::RoundGateOpen,
+        Defect::RetryForgotten,
+        Defect::LandingForgotten,
+        Defect::HandleTwice,
+        Defect::GroupLost,
+    ];
+    for defect in defects {
+        assert!((0..50).any(|seed| run(seed, Some(defect)).is_err()), "{defect:?} goes unnoticed");
+    }
+}
+
+#[test]
+fn the_oldest_task_waits_for_a_bounded_number_of_takes() {
+    let mut world = World::new(SchedulerConfig { oldest_every: 8, ..config() }, host());
+    let group = world.open("w", 1000);
+    let oldest = world.submit(part(0), 1, i32::MIN, &[group]);
+    let mut takes = 0;
+    for index in 1.. {
+        world.submit(part(index), 1, 0, &[group]);
+        takes += 1;
+        if world.take(Stage::Push).unwrap().id == oldest {
+            break;
+        }
+    }
+    assert_eq!(takes, 8);
+}
+
+const CREDIT: u64 = 100;
+const STEPS: u32 = 400;
+
+fn run(seed: u64, defect: Option<Defect>) -> Checked {
+    let mut random = Random(seed);
+    let device = if random.one_in(2) { DeviceKind::Cuda } else { DeviceKind::Host };
+    let config = SchedulerConfig {
+        credit_bytes: CREDIT,
+        oldest_every: u32::try_from(random.below(4)).unwrap(),
+        retry_min: Duration::from_millis(10),
+        retry_max: Duration::from_millis(100),
+        defect,
+    };
+    let pipeline = Pipeline::for_role(&Topology::flat(2, device), false);
+    let mut model = Model::new(World::new(config, pipeline));
+    for _ in 0..STEPS {
+        model.step(&mut random)?;
+    }
+    model.drain(&mut random)
+}
+
+struct Model {
+    world: World,
+    awake: BTreeSet<Stage>,
+    running: BTreeMap<TaskId, Stage>,
+    tasks: BTreeMap<TaskId, Known>,
+    groups: BTreeSet<GroupId>,
+    rounds: BTreeMap<PartId, Rounds>,
+}
+
+struct Known {
+    part: PartId,
+    round: u64,
+    bytes: u64,
+    landing_begun: bool,
+    in_flight: bool,
+}
+
+#[derive(Default)]
+struct Rounds {
+    submitted: u64,
+    /// Neither summed nor given up; only the first may be pushed.
+    open: BTreeSet<u64>,
+}
+
+type Checked = std::result::Result<(), String>;
+
+impl Model {
+    fn new(world: World) -> Self {
+        Self {
+            world,
+            awake: BTreeSet::new(),
+            running: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            groups: BTreeSet::new(),
+            rounds: BTreeMap::new(),
+        }
+    }
+
+    fn step(&mut self, random: &mut Random) -> Checked {
+        let now = self.world.now;
+        let server = ServerId(u32::try_from(random.below(2)).unwrap());
+        match random.below(100) {
+            0..15 => self.submit(random),
+            15..50 => self.take(random)?,
+            50..85 => self.finish(random)?,
+            85..91 => self.world.wait(Duration::from_millis(random.below(30))),
+            91..93 => random.pick(&self.groups).into_iter().for_each(|group| self.world.scheduler.cancel(now, group)),
+            93..96 => self.world.scheduler.handle_link_down(now, server),
+            _ => self.world.scheduler.handle_link_up(now, server),
+        }
+        self.drain_commands()?;
+        self.check_wakes()?;
+        self.check_credit()
+    }
+
+    /// Two or three tensors that share a part, or one tensor of one or two parts; every other submission has a deadline.
+    fn submit(&mut self, random: &mut Random) {
+        let (tensors, shares) = if random.one_in(3) { (2 + random.below(2), 1) } else { (1, 1 + random.below(2)) };
+        let shares = u32::try_from(shares).unwrap();
+        let now = self.world.now;
+        let deadline = random.one_in(2).then(|| now + Duration::from_millis(20 + random.below(400)));
+        let open = |_| self.world.scheduler.open_group(now, "w".into(), Round(0), shares, deadline);
+        let groups: Vec<GroupId> = (0..tensors).map(open).collect();
+        self.groups.extend(&groups);
+        let first = 2 * u32::try_from(random.below(6)).unwrap();
+        for part in (first..first + shares).map(part) {
+            let rounds = self.rounds.entry(part).or_default();
+            let round = rounds.submitted;
+            rounds.submitted += 1;
+            rounds.open.insert(round);
+            let bytes = [1, 7, 30, 60, 250][usize::try_from(random.below(5)).unwrap()];
+            let priority = i32::try_from(random.below(3)).unwrap();
+            let task = self.world.submit_round(part, round, bytes, priority, &groups);
+            let known = Known { part, round, bytes, landing_begun: false, in_flight: false };
+            assert!(self.tasks.insert(task, known).is_none());
+        }
+    }
+
+    fn take(&mut self, random: &mut Random) -> Checked {
+        let Some(stage) = random.pick(&self.awake) else {
+            return Ok(());
+        };
+        let Some(task) = self.world.take(stage) else {
+            self.awake.remove(&stage);
+            return Ok(());
+        };
+        let known = self.tasks.get_mut(&task.id).ok_or("a task that is gone was taken")?;
+        if stage == Stage::Push {
+            known.in_flight = true;
+            ensure(known.landing_begun == (task.attempt == Attempt::SumOnly), "a clobbered contribution was pushed")?;
+            ensure(
+                self.rounds[&task.part].open.first() == Some(&task.round.0),
+                "pushed before the round before was summed",
+            )?;
+        }
+        ensure(self.running.insert(task.id, stage).is_none(), "taken twice")
+    }
+
+    fn finish(&mut self, random: &mut Random) -> Checked {
+        let Some(id) = random.pick(&self.running.keys().copied().collect()) else {
+            return Ok(());
+        };
+        let stage = self.running.remove(&id).expect("picked");
+        let outcome = match random.below(20) {
+            0 => Outcome::Failed(unreachable()),
+            1..5 => retry(stage == Stage::Pull && random.one_in(2)),
+            _ => Outcome::Done,
+        };
+        let known = self.tasks.get_mut(&id).expect("a running task is not released");
+        known.in_flight &= stage == Stage::Push && outcome == Outcome::Done;
+        known.landing_begun |= matches!(outcome, Outcome::Retry { landing_begun: true, .. });
+        if stage == Stage::Pull && outcome == Outcome::Done {
+            self.rounds.get_mut(&known.part).expect("submitted").open.remove(&known.round);
+        }
+        self.world.finish(id, outcome);
+        Ok(())
+    }
+
+    fn drain_commands(&mut self) -> Checked {
+        for command in self.world.commands() {
+            match command {
+                Command::Wake(stage) => drop(self.awake.insert(stage)),
+                Command::Abandon(task) => ensure(self.running.contains_key(&task), "abandoned but not running")?,
+                Command::Release(task) => {
+                    ensure(!self.running.contains_key(&task), "released while it runs")?;
+                    let known = self.tasks.remove(&task).ok_or("released twice")?;
+                    self.rounds.get_mut(&known.part).expect("submitted").open.remove(&known.round);
+                }
+                Command::Resolved { group, .. } => ensure(self.groups.remove(&group), "resolved twice")?,
+            }
+        }
+        Ok(())
+    }
+
+    fn check_wakes(&mut self) -> Checked {
+        let asleep = Stage::ALL.into_iter().filter(|stage| !self.awake.contains(stage));
+        let mut taken = asleep.filter_map(|stage| self.world.scheduler.take(self.world.now, stage));
+        ensure(taken.next().is_none(), "a task could be taken but nobody was woken")
+    }
+
+    fn check_credit(&self) -> Checked {
+        let in_flight: Vec<u64> =
+            self.tasks.values().filter(|known| known.in_flight).map(|known| known.bytes).collect();
+        let total: u64 = in_flight.iter().sum();
+        ensure(self.world.scheduler.credit_in_flight() == total, "credit is not what is in flight")?;
+        ensure(total <= CREDIT || in_flight.len() == 1, "more in flight than the credit")
+    }
+
+    /// Everything ends, by wake-ups and timeouts alone; what was forgotten stays, since half of the groups have no deadline.
+    fn drain(&mut self, random: &mut Random) -> Checked {
+        for server in [ServerId(0), ServerId(1)] {
+            self.world.scheduler.handle_link_up(self.world.now, server);
+        }
+        self.drain_commands()?;
+        while !self.awake.is_empty() || !self.running.is_empty() || self.world.scheduler.poll_timeout().is_some() {
+            self.take(random)?;
+            self.drain_commands()?;
+            self.finish(random)?;
+            self.drain_commands()?;
+            self.check_credit()?;
+            if self.awake.is_empty() && self.running.is_empty() {
+                self.world.now = self.world.scheduler.poll_timeout().unwrap_or(self.world.now);
+                self.world.scheduler.handle_timeout(self.world.now);
+                self.drain_commands()?;
+            }
+        }
+        ensure(self.groups.is_empty(), "a group never resolved")?;
+        ensure(self.tasks.is_empty() && self.world.scheduler.is_idle(), "a task was forgotten")
+    }
+}
+
+fn ensure(holds: bool, problem: &str) -> Checked {
+    if holds { Ok(()) } else { Err(problem.to_owned()) }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    fn one_in(&mut self, bound: u64) -> bool {
+        self.below(bound) == 0
+    }
+
+    fn pick<T: Copy + Ord>(&mut self, from: &BTreeSet<T>) -> Option<T> {
+        let index = self.below(from.len().max(1) as u64);
+        from.iter().nth(usize::try_from(index).unwrap()).copied()
+    }
+}

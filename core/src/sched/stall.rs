@@ -1,0 +1,76 @@
+//! Notices on the worker's side what does not move, so that the log names it long before a deadline does.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::group::GroupId;
+use super::scheduler::Scheduler;
+use crate::pipeline::Stage;
+use crate::types::{Round, ServerId, Time};
+
+/// Looks at a scheduler once an interval.
+#[derive(Clone, Copy, Debug)]
+pub struct StallDetector {
+    warn_after: Duration,
+    next: Option<Time>,
+}
+
+/// A submission that does not move.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StallReport {
+    /// Which submission.
+    pub group: GroupId,
+    /// The tensor's name.
+    pub name: Arc<str>,
+    /// Which sum.
+    pub round: Round,
+    /// Where its parts are and who sums them; `None` for parts that wait for tensors which share them and were not submitted.
+    pub at: Option<(Stage, ServerId)>,
+    /// How many of its parts are there for so long.
+    pub parts: u32,
+    /// How long the first of them is there.
+    pub waited: Duration,
+}
+
+impl StallDetector {
+    /// A detector that reports, every `warn_after`, what was in one stage for at least as long; never if it is zero.
+    pub fn new(now: Time, warn_after: Duration) -> Self {
+        Self { warn_after, next: (!warn_after.is_zero()).then(|| now + warn_after) }
+    }
+
+    /// When to look next.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.next
+    }
+
+    /// Looks, if it is time to: one report for each submission, stage and server.
+    pub fn handle_timeout(&mut self, now: Time, scheduler: &Scheduler) -> Vec<StallReport> {
+        if self.next.is_none_or(|next| now < next) {
+            return Vec::new();
+        }
+        self.next = Some(now + self.warn_after);
+        let mut reports: BTreeMap<(GroupId, Option<(Stage, ServerId)>), StallReport> = BTreeMap::new();
+        let mut note = |id: GroupId, at: Option<(Stage, ServerId)>, parts: u32, since: Time| {
+            let waited = now.since(since);
+            let Some(group) = scheduler.group(id).filter(|_| waited >= self.warn_after) else {
+                return;
+            };
+            let first =
+                || StallReport { group: id, name: Arc::clone(&group.name), round: group.round, at, parts: 0, waited };
+            let report = reports.entry((id, at)).or_insert_with(first);
+            report.parts += parts;
+            report.waited = report.waited.max(waited);
+        };
+        for work in scheduler.tasks() {
+            for group in &work.spec.groups {
+                note(*group, Some((work.stage, work.spec.server)), 1, work.since);
+            }
+        }
+        for (id, group) in scheduler.groups().filter(|(_, group)| group.incomplete()) {
+            let submitted = u32::try_from(group.tasks.len()).expect("fewer than its shares");
+            note(id, None, group.shares - submitted, group.opened);
+        }
+        reports.into_values().collect()
+    }
+}

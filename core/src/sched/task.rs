@@ -1,0 +1,159 @@
+//! A part on its way through the stages.
+
+use std::fmt;
+
+use super::arena::Key;
+use super::group::GroupId;
+use super::queue::Entry;
+use crate::error::Error;
+use crate::pipeline::Stage;
+use crate::types::{PartId, Priority, Round, ServerId, Time};
+
+/// A task; never reused while anything of it is alive.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct TaskId(pub(super) Key);
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TaskSpec {
+    /// Which part.
+    pub part: PartId,
+    /// Who sums it.
+    pub server: ServerId,
+    /// Its bytes in flight, for the credit.
+    pub bytes: u64,
+    /// Which sum of the part; rounds of one part are submitted in order.
+    pub round: Round,
+    /// How urgent it is.
+    pub priority: Priority,
+    /// The submissions that it serves; several for a part that small tensors share, never none.
+    pub groups: Vec<GroupId>,
+}
+
+/// One stage of one task, to be executed now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Task {
+    /// To be given back with [`Scheduler::finish`](super::Scheduler::finish).
+    pub id: TaskId,
+    /// Which part.
+    pub part: PartId,
+    /// Who sums it.
+    pub server: ServerId,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Which sum.
+    pub round: Round,
+    /// How its exchange begins.
+    pub attempt: Attempt,
+}
+
+/// How the exchange of a task begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attempt {
+    /// Push the contribution.
+    First,
+    /// Push it again: an earlier attempt failed, and the contribution is still whole.
+    Again,
+    /// Ask for the sum only: an earlier attempt began to land it, possibly on top of the contribution.
+    SumOnly,
+}
+
+/// How a stage of a task ended. By then the executor holds nothing of the task's memory, except that a PUSH which is `Done` leaves its
+/// exchange open for PULL.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Outcome {
+    /// The next stage may begin.
+    Done,
+    /// The exchange failed and may be repeated from PUSH. From any other stage than PUSH and PULL it counts as `Failed`.
+    Retry {
+        /// The cause.
+        error: Error,
+        /// Whether bytes of the sum were written.
+        landing_begun: bool,
+    },
+    /// There is no sense in repeating it.
+    Failed(Error),
+}
+
+/// The scheduler's record of a task.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) spec: TaskSpec,
+    /// Rises with each submission; equal priorities go in this order.
+    pub(super) order: u64,
+    pub(super) stage: Stage,
+    pub(super) place: Place,
+    /// When it came to `stage`.
+    pub(super) since: Time,
+    pub(super) failures: u32,
+    pub(super) last_failure: Option<Error>,
+    pub(super) landing_begun: bool,
+    /// Nobody wants it any more; it ends as soon as its memory is free.
+    pub(super) doomed: bool,
+    /// Whether later rounds of its part must wait for it.
+    pub(super) holds_round: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// In the queue of its stage, behind these gates.
+    Queued(Gates),
+    /// At an executor.
+    Running,
+}
+
+/// What keeps a task from its PUSH; everything else starts as soon as it is taken.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Gates {
+    /// The sum of an earlier round of the part has not arrived.
+    pub(super) round: bool,
+    /// The server is not connected.
+    pub(super) link: bool,
+    /// The pause before a repeat lasts until then.
+    pub(super) pause: Option<Time>,
+}
+
+impl Gates {
+    pub(super) fn open(self) -> bool {
+        !self.round && !self.link && self.pause.is_none()
+    }
+}
+
+impl Work {
+    pub(super) fn entry(&self, id: TaskId) -> Entry {
+        Entry { task: id, priority: self.spec.priority, order: self.order, bytes: self.spec.bytes }
+    }
+
+    pub(super) fn attempt(&self) -> Attempt {
+        match (self.failures, self.landing_begun) {
+            (0, _) => Attempt::First,
+            (_, false) => Attempt::Again,
+            (_, true) => Attempt::SumOnly,
+        }
+    }
+
+    /// Where it is and what it waits for, for messages.
+    pub(super) fn stand(&self) -> String {
+        let Self { stage, spec, .. } = self;
+        let mut text = match self.place {
+            Place::Running => format!("in {stage}"),
+            Place::Queued(Gates { link: true, .. }) => format!("waiting for {stage}, {} is not connected", spec.server),
+            Place::Queued(Gates { pause: Some(_), .. }) => format!("waiting to repeat {stage}"),
+            Place::Queued(Gates { round: true, .. }) => format!("waiting for {stage} until the round before is summed"),
+            Place::Queued(Gates { round: false, link: false, pause: None }) => format!("waiting for {stage}"),
+        };
+        if matches!(stage, Stage::Push | Stage::Pull) && self.place == Place::Running {
+            text.push_str(&format!(" with {}", spec.server));
+        }
+        if let Some(error) = &self.last_failure {
+            text.push_str(&format!(", attempt {} failed with: {error}", self.failures));
+        }
+        text
+    }
+}

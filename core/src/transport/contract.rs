@@ -1,0 +1,459 @@
+//! What every transport promises, as tests that run against each of them.
+//!
+//! The server's side is played by the test itself, event by event.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use super::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Transport};
+use crate::error::{Error, Result};
+use crate::mem::borrow::region_of;
+use crate::mem::{Lease, Pool};
+use crate::types::{DType, Done, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Round, TensorKey};
+use crate::wire::{Flags, Header, HeaderKind};
+
+/// A transport under test and its listeners.
+pub(super) trait World {
+    /// Opens a listener under an identity of its own.
+    fn listen(&self, inbox: Inbox) -> (Listener, NodeId);
+
+    /// A worker.
+    fn transport(&self) -> Arc<dyn Transport>;
+}
+
+/// Makes a test of each promise for the world that `$world` builds.
+macro_rules! promises {
+    ($world:expr; $($promise:ident)*) => {
+        $(
+            #[test]
+            fn $promise() {
+                $crate::transport::contract::$promise(&$world);
+            }
+        )*
+    };
+    ($world:expr) => {
+        $crate::transport::contract::promises! { $world;
+            a_sum_comes_back_byte_for_byte
+            a_sum_lands_in_place_of_what_was_pushed
+            many_exchanges_run_at_once
+            a_push_without_a_body_asks_for_the_sum_only
+            a_reject_carries_the_error
+            an_early_answer_refuses_the_rest_of_the_body
+            an_abandoned_exchange_is_cancelled_on_both_sides
+            a_push_may_be_abandoned_while_its_body_is_under_way
+            a_server_that_stops_tears_what_is_under_way
+            a_worker_that_disconnects_tears_its_exchanges_then_its_link
+            a_sum_of_another_length_does_not_touch_the_memory
+            a_changed_body_is_told_from_a_whole_one
+            a_server_with_another_identity_is_refused
+            what_was_never_pushed_cannot_be_pulled
+            shutdown_leaves_nothing_waiting
+        }
+    };
+}
+pub(super) use promises;
+
+pub(super) fn a_sum_comes_back_byte_for_byte(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let _echo = server.echo();
+    for len in [0, 4096, 4 << 20, 16 << 20] {
+        let (mut pushed, mut pulled) = (pattern(len, 7), vec![0; len]);
+        let id = ExchangeId(len as u64);
+        let sent = worker.push(id, &mut pushed);
+        let sum = worker.pull(id, &mut pulled);
+        assert_eq!(sent.soon(), Ok(()), "{len} bytes");
+        assert_eq!(sum_of(sum.soon()).contributors, 1, "{len} bytes");
+        assert!(pushed == pulled, "{len} bytes differ");
+    }
+}
+
+pub(super) fn a_sum_lands_in_place_of_what_was_pushed(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let mut memory = pattern(100_000, 3);
+    let id = ExchangeId(1);
+    let sent = worker.push(id, &mut memory);
+    let sum = worker.pull(id, &mut memory);
+    let mut body = server.land();
+    body.1.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(2));
+    server.answer(body);
+    assert_eq!(sent.soon(), Ok(()));
+    sum_of(sum.soon());
+    let doubled: Vec<u8> = pattern(100_000, 3).iter().map(|byte| byte.wrapping_mul(2)).collect();
+    assert!(memory == doubled);
+}
+
+pub(super) fn many_exchanges_run_at_once(world: &dyn World) {
+    let (server, first) = connected(world);
+    let second = server.connect(world.transport());
+    let _echo = server.echo();
+    let mut memory: Vec<(Vec<u8>, Vec<u8>)> = (0..96).map(|seed| (pattern(50_000, seed), vec![0; 50_000])).collect();
+    let mut sums = Vec::new();
+    for (id, (pushed, pulled)) in memory.iter_mut().enumerate() {
+        let worker = if id % 2 == 0 { &first } else { &second };
+        worker.push(ExchangeId(id as u64), pushed);
+        sums.push(worker.pull(ExchangeId(id as u64), pulled));
+    }
+    for sum in sums {
+        sum_of(sum.soon());
+    }
+    assert!(memory.iter().all(|(pushed, pulled)| pushed == pulled));
+}
+
+pub(super) fn a_push_without_a_body_asks_for_the_sum_only(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let (id, mut memory) = (ExchangeId(1), vec![0; 400]);
+    let header = Header { flags: Flags::NO_BODY.with(Flags::PULL_ONLY), ..header(400) };
+    let sent = worker.push_with(id, header, &mut []);
+    let sum = worker.pull(id, &mut memory);
+    let (exchange, seen) = server.opened();
+    assert_eq!(seen, header);
+    let mut body = server.pool.lease(400);
+    body.fill(9);
+    server.answer((exchange, body));
+    assert_eq!(sent.soon(), Ok(()));
+    sum_of(sum.soon());
+    assert_eq!(memory, [9; 400]);
+}
+
+pub(super) fn a_reject_carries_the_error(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let (id, mut memory) = (ExchangeId(1), pattern(400, 1));
+    let sent = worker.push(id, &mut memory);
+    let sum = worker.pull(id, &mut memory);
+    let error = Error::Fenced { current: Epoch { term: 1, number: 2 } };
+    let (exchange, body) = server.land();
+    server.send(Outgoing::Reject { exchange, header: header(body.len() as u64), error: error.clone() });
+    assert_eq!(sent.soon(), Ok(()));
+    assert!(matches!(sum.soon(), Ok(Answer::Reject(told)) if told == error));
+    assert!(matches!(server.next(), Incoming::Answered { .. }));
+}
+
+pub(super) fn an_early_answer_refuses_the_rest_of_the_body(world: &dyn World) {
+    let (server, worker) = connected(world);
+    // More than any window of a transport holds, so that the body cannot have been handed over.
+    let (id, mut pushed, mut pulled) = (ExchangeId(1), pattern(24 << 20, 1), vec![0; 24 << 20]);
+    let sent = worker.push(id, &mut pushed);
+    let sum = worker.pull(id, &mut pulled);
+    let (exchange, _) = server.opened();
+    let mut body = server.pool.lease(24 << 20);
+    body.fill(5);
+    server.answer((exchange, body));
+    assert_eq!(sent.soon(), Ok(()), "the server needs no more of it");
+    sum_of(sum.soon());
+    assert!(pulled.iter().all(|byte| *byte == 5));
+    assert!(matches!(server.next(), Incoming::Answered { .. }));
+}
+
+pub(super) fn an_abandoned_exchange_is_cancelled_on_both_sides(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let (id, mut memory) = (ExchangeId(1), pattern(100_000, 1));
+    let sent = worker.push(id, &mut memory);
+    let sum = worker.pull(id, &mut memory);
+    let (exchange, body) = server.land();
+    assert_eq!(sent.soon(), Ok(()));
+    worker.transport.abandon(id);
+    assert_torn(sum.soon(), &Error::Cancelled);
+    assert!(matches!(server.next(), Incoming::Torn { exchange: torn, .. } if torn == exchange));
+    server.send(Outgoing::Answer { exchange, header: header(100_000), body: body.freeze() });
+    worker.transport.abandon(id);
+    server.still_serves(&worker);
+}
+
+pub(super) fn a_push_may_be_abandoned_while_its_body_is_under_way(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let (id, mut memory) = (ExchangeId(1), pattern(24 << 20, 1));
+    let sent = worker.push(id, &mut memory);
+    let (exchange, _) = server.opened();
+    worker.transport.abandon(id);
+    assert_eq!(sent.soon(), Err(Error::Cancelled));
+    server.send(Outgoing::Land { exchange, into: server.pool.lease(24 << 20) });
+    assert!(matches!(server.next(), Incoming::Torn { exchange: torn, .. } if torn == exchange));
+    server.still_serves(&worker);
+    assert!(server.pool.bytes_in_use() < 24 << 20, "the lease of the torn body was returned");
+}
+
+pub(super) fn a_server_that_stops_tears_what_is_under_way(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let (mut memory, mut later) = (pattern(100_000, 1), pattern(100_000, 2));
+    let sent = worker.push(ExchangeId(1), &mut memory);
+    let sum = worker.pull(ExchangeId(1), &mut memory);
+    server.land();
+    assert_eq!(sent.soon(), Ok(()));
+    let also_sent = worker.push(ExchangeId(2), &mut later);
+    server.land();
+    assert_eq!(also_sent.soon(), Ok(()));
+    (server.listener.stop)(SOON);
+    let torn = sum.soon().expect_err("the server is gone");
+    assert!(!torn.landing_begun && torn.error.retryable(), "{torn:?}");
+    let (link, reason) = worker.lost.soon();
+    assert_eq!(link, worker.link);
+    assert!(reason.retryable(), "{reason:?}");
+    assert!(worker.pull(ExchangeId(2), &mut later).soon().is_err(), "what was pushed before is torn as well");
+    assert!(worker.push(ExchangeId(3), &mut later).soon().is_err());
+    let events: Vec<Incoming> = server.events.try_iter().collect();
+    let torn = events.iter().filter(|event| matches!(event, Incoming::Torn { .. })).count();
+    assert_eq!(torn, 2, "{events:?}");
+    assert!(matches!(events.last(), Some(Incoming::LinkDown { .. })), "{events:?}");
+}
+
+pub(super) fn a_worker_that_disconnects_tears_its_exchanges_then_its_link(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let mut memory = pattern(1000, 1);
+    let sent = worker.push(ExchangeId(1), &mut memory);
+    let sum = worker.pull(ExchangeId(1), &mut memory);
+    let (exchange, _) = server.land();
+    assert_eq!(sent.soon(), Ok(()));
+    worker.transport.disconnect(worker.link);
+    assert!(sum.soon().is_err());
+    assert_eq!(worker.lost.soon().0, worker.link);
+    assert!(matches!(server.next(), Incoming::Torn { exchange: torn, .. } if torn == exchange));
+    assert!(matches!(server.next(), Incoming::LinkDown { .. }));
+}
+
+pub(super) fn a_sum_of_another_length_does_not_touch_the_memory(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let mut memory = pattern(400, 1);
+    let sent = worker.push(ExchangeId(1), &mut memory);
+    let sum = worker.pull(ExchangeId(1), &mut memory);
+    let (exchange, _) = server.land();
+    server.answer((exchange, server.pool.lease(404)));
+    assert_eq!(sent.soon(), Ok(()));
+    let torn = sum.soon().expect_err("404 bytes do not fit");
+    assert!(matches!(&torn.error, Error::Protocol { field, .. } if field == "length"), "{torn:?}");
+    assert!(!torn.landing_begun);
+    assert_eq!(memory, pattern(400, 1));
+}
+
+pub(super) fn a_changed_body_is_told_from_a_whole_one(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let mut memory = pattern(400, 1);
+    let sent = worker.push(ExchangeId(1), &mut memory);
+    let sum = worker.pull(ExchangeId(1), &mut memory);
+    let (exchange, body) = server.land();
+    let header = Header { kind: HeaderKind::Sum, flags: Flags::CHECKSUM, checksum: 1, ..header(400) };
+    server.send(Outgoing::Answer { exchange, header, body: body.freeze() });
+    assert_eq!(sent.soon(), Ok(()));
+    let torn = sum.soon().expect_err("its checksum is not 1");
+    assert!(matches!(torn.error, Error::Checksum { round: Round(3), .. }), "{torn:?}");
+    assert!(torn.landing_begun);
+}
+
+pub(super) fn a_server_with_another_identity_is_refused(world: &dyn World) {
+    let server = Server::new(world);
+    let peer = Peer { node: NodeId([1; 32]), ..server.peer.clone() };
+    let error = connect(&*world.transport(), peer).0.soon().expect_err("not this node");
+    assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("010101010101")), "{error}");
+}
+
+pub(super) fn what_was_never_pushed_cannot_be_pulled(world: &dyn World) {
+    let (_server, worker) = connected(world);
+    let torn = worker.pull(ExchangeId(9), &mut []).soon().expect_err("it was not pushed");
+    assert!(matches!(torn.error, Error::FailedPrecondition { .. }), "{torn:?}");
+    worker.transport.abandon(ExchangeId(9));
+}
+
+pub(super) fn shutdown_leaves_nothing_waiting(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let (mut memory, mut large) = (pattern(1000, 1), pattern(24 << 20, 1));
+    let sent = worker.push(ExchangeId(1), &mut memory);
+    let sum = worker.pull(ExchangeId(1), &mut memory);
+    server.land();
+    assert_eq!(sent.soon(), Ok(()));
+    let sending = worker.push(ExchangeId(2), &mut large);
+    server.opened();
+    worker.transport.shutdown(SOON);
+    assert_eq!(sending.0.try_recv(), Ok(Err(Error::Cancelled)));
+    assert_torn(sum.0.try_recv().unwrap(), &Error::Cancelled);
+    assert!(worker.push(ExchangeId(3), &mut memory).soon().is_err());
+    assert!(worker.pull(ExchangeId(3), &mut memory).soon().is_err());
+}
+
+/// Far longer than anything here takes.
+pub(super) const SOON: Duration = Duration::from_secs(20);
+
+/// A report that is due.
+pub(super) struct Due<T>(pub(super) Receiver<T>);
+
+impl<T> Due<T> {
+    pub(super) fn soon(&self) -> T {
+        self.0.recv_timeout(SOON).expect("every operation reports, and reports in time")
+    }
+}
+
+/// A listener whose events the test answers.
+pub(super) struct Server {
+    pub(super) listener: Listener,
+    pub(super) peer: Peer,
+    pub(super) events: Receiver<Incoming>,
+    pub(super) pool: Pool,
+}
+
+impl Server {
+    pub(super) fn new(world: &dyn World) -> Self {
+        let (sender, events) = channel();
+        let (listener, node) = world.listen(Box::new(move |event| drop(sender.send(event))));
+        let peer = Peer { address: listener.address.clone(), node, name: "server 0".to_owned() };
+        Self { listener, peer, events, pool: Pool::new() }
+    }
+
+    pub(super) fn connect(&self, transport: Arc<dyn Transport>) -> Worker {
+        let (connected, lost) = connect(&*transport, self.peer.clone());
+        let link = connected.soon().expect("the server listens");
+        assert!(matches!(self.next(), Incoming::LinkUp { .. }));
+        Worker { transport, link, lost }
+    }
+
+    pub(super) fn send(&self, outgoing: Outgoing) {
+        (self.listener.outbox)(outgoing);
+    }
+
+    pub(super) fn next(&self) -> Incoming {
+        self.events.recv_timeout(SOON).expect("an event is due")
+    }
+
+    pub(super) fn opened(&self) -> (ExchangeId, Header) {
+        match self.next() {
+            Incoming::Opened { exchange, header, .. } => (exchange, header),
+            other => panic!("{other:?} where an exchange was to open"),
+        }
+    }
+
+    pub(super) fn land(&self) -> (ExchangeId, Lease) {
+        let (exchange, header) = self.opened();
+        let into = self.pool.lease(usize::try_from(header.body_bytes()).unwrap());
+        self.send(Outgoing::Land { exchange, into });
+        match self.next() {
+            Incoming::Landed { exchange: landed, body } if landed == exchange => (exchange, body),
+            other => panic!("{other:?} where the body was to land"),
+        }
+    }
+
+    pub(super) fn answer(&self, (exchange, body): (ExchangeId, Lease)) {
+        self.send(answer(exchange, body));
+    }
+
+    /// From now on answers each exchange with its own body, until the listener is dropped.
+    pub(super) fn echo(self) -> Arc<Listener> {
+        let listener = Arc::new(self.listener);
+        let door = Arc::downgrade(&listener);
+        std::thread::spawn(move || {
+            for event in self.events {
+                let outgoing = match event {
+                    Incoming::Opened { exchange, header, .. } => {
+                        let bytes = usize::try_from(header.body_bytes()).unwrap();
+                        Outgoing::Land { exchange, into: self.pool.lease(bytes) }
+                    }
+                    Incoming::Landed { exchange, body } => answer(exchange, body),
+                    Incoming::LinkUp { .. }
+                    | Incoming::LinkDown { .. }
+                    | Incoming::Torn { .. }
+                    | Incoming::Answered { .. } => continue,
+                };
+                let Some(listener) = door.upgrade() else { return };
+                (listener.outbox)(outgoing);
+            }
+        });
+        listener
+    }
+
+    fn still_serves(&self, worker: &Worker) {
+        let (id, mut memory) = (ExchangeId(u64::MAX), pattern(5000, 2));
+        let sent = worker.push(id, &mut memory);
+        let sum = worker.pull(id, &mut memory);
+        self.answer(self.land());
+        assert_eq!(sent.soon(), Ok(()));
+        sum_of(sum.soon());
+        assert!(matches!(self.next(), Incoming::Answered { .. }));
+    }
+}
+
+/// A worker with one link.
+pub(super) struct Worker {
+    pub(super) transport: Arc<dyn Transport>,
+    pub(super) link: LinkId,
+    pub(super) lost: Due<(LinkId, Error)>,
+}
+
+impl Worker {
+    pub(super) fn push(&self, id: ExchangeId, body: &mut [u8]) -> Due<Result<()>> {
+        self.push_with(id, header(body.len() as u64), body)
+    }
+
+    pub(super) fn push_with(&self, id: ExchangeId, header: Header, body: &mut [u8]) -> Due<Result<()>> {
+        let (sender, due) = channel();
+        // In two runs, as a part of two fused tensors is.
+        let (first, second) = region_of(body).split_at(body.len() / 3);
+        let push = Push { header, body: vec![first, second], urgency: 3 };
+        self.transport.push(self.link, id, push, Done::new(move |outcome| drop(sender.send(outcome))));
+        Due(due)
+    }
+
+    pub(super) fn pull(&self, id: ExchangeId, into: &mut [u8]) -> Due<std::result::Result<Answer, Torn>> {
+        let (sender, due) = channel();
+        let (first, second) = region_of(into).split_at(into.len() / 2);
+        self.transport.pull(id, vec![first, second], Box::new(move |outcome| drop(sender.send(outcome))));
+        Due(due)
+    }
+}
+
+type Lost = Due<(LinkId, Error)>;
+
+pub(super) fn connect(transport: &dyn Transport, peer: Peer) -> (Due<Result<LinkId>>, Lost) {
+    let (sender, connected) = channel();
+    let (lost_sender, lost) = channel();
+    let on_loss = Box::new(move |link, reason| drop(lost_sender.send((link, reason))));
+    transport.connect(peer, SOON, on_loss, Done::new(move |outcome| drop(sender.send(outcome))));
+    (Due(connected), Due(lost))
+}
+
+pub(super) fn connected(world: &dyn World) -> (Server, Worker) {
+    let server = Server::new(world);
+    let worker = server.connect(world.transport());
+    (server, worker)
+}
+
+pub(super) fn answer(exchange: ExchangeId, body: Lease) -> Outgoing {
+    let header = Header {
+        kind: HeaderKind::Sum,
+        flags: Flags::CHECKSUM,
+        checksum: crc32c::crc32c(&body),
+        contributors: 1,
+        ..header(body.len() as u64)
+    };
+    Outgoing::Answer { exchange, header, body: body.freeze() }
+}
+
+pub(super) fn header(bytes: u64) -> Header {
+    Header {
+        kind: HeaderKind::Push,
+        flags: Flags::default(),
+        epoch: Epoch { term: 1, number: 1 },
+        part: PartId { key: TensorKey(5), index: 2 },
+        dtype: DType::I32,
+        op: Op::Sum,
+        round: Round(3),
+        bytes,
+        weight: 1.0,
+        contributors: 0,
+        checksum: 0,
+    }
+}
+
+pub(super) fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ (at >> 16) as u8 ^ seed).collect()
+}
+
+pub(super) fn sum_of(outcome: std::result::Result<Answer, Torn>) -> Header {
+    match outcome {
+        Ok(Answer::Sum(header)) => header,
+        other => panic!("{other:?} where a sum was due"),
+    }
+}
+
+fn assert_torn(outcome: std::result::Result<Answer, Torn>, error: &Error) {
+    match outcome {
+        Err(torn) if torn.error == *error => {}
+        other => panic!("{other:?} where {error:?} was due"),
+    }
+}

@@ -1,0 +1,80 @@
+//! What every transport does alike: the worker's checks of an answer, and a pull that cannot be forgotten.
+
+use super::{Answer, Pulled, Torn};
+use crate::error::{Error, Result};
+use crate::wire::{Flags, Header, HeaderKind};
+
+/// Reports the end of a pull exactly once: dropped unreported, it reports a failure, so that a forgotten branch is no hang.
+pub(super) struct PullEnd(Option<Pulled>);
+
+impl PullEnd {
+    pub(super) fn new(done: Pulled) -> Self {
+        Self(Some(done))
+    }
+
+    pub(super) fn report(mut self, outcome: std::result::Result<Answer, Torn>) {
+        self.0.take().expect("taken only here and in drop")(outcome);
+    }
+
+    /// The pull failed before anything was written.
+    pub(super) fn torn(self, error: Error) {
+        self.report(Err(Torn { error, landing_begun: false }));
+    }
+}
+
+impl Drop for PullEnd {
+    fn drop(&mut self) {
+        if let Some(done) = self.0.take() {
+            let error = Error::Internal { what: "a pull was dropped before it reported".to_owned() };
+            // The landing may have begun; to say so only costs the repeat of a push its body.
+            done(Err(Torn { error, landing_begun: true }));
+        }
+    }
+}
+
+/// Whether `sum` answers `push` and fits into `landing_bytes`.
+///
+/// # Errors
+/// [`Error::Protocol`] naming the field in which it does not.
+pub(super) fn check_sum(sum: &Header, push: &Header, landing_bytes: usize, peer: &str) -> Result<()> {
+    let bad =
+        |field: &str, problem: String| Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem };
+    if sum.kind != HeaderKind::Sum {
+        return Err(bad("kind", format!("is {:?} where a sum or a reject was due", sum.kind)));
+    }
+    if (sum.part, sum.round) != (push.part, push.round) {
+        let (got, due) = ((sum.part, sum.round), (push.part, push.round));
+        return Err(bad("part or round", format!("is {} {} instead of {} {}", got.0, got.1, due.0, due.1)));
+    }
+    if sum.dtype != push.dtype {
+        return Err(bad("dtype", format!("is {} instead of {}", sum.dtype, push.dtype)));
+    }
+    if sum.body_bytes() != landing_bytes as u64 {
+        return Err(bad("length", format!("is {} where {landing_bytes} bytes are wanted", sum.body_bytes())));
+    }
+    Ok(())
+}
+
+/// Whether a body with this CRC-32C is the one that `header` announced.
+///
+/// # Errors
+/// [`Error::Checksum`].
+pub(super) fn check_body(header: &Header, crc: u32, peer: &str) -> Result<()> {
+    if !header.flags.contains(Flags::CHECKSUM) || header.checksum == crc {
+        return Ok(());
+    }
+    Err(Error::Checksum { tensor: header.part.to_string(), round: header.round, from: peer.to_owned() })
+}
+
+/// What a caller hears who pulls an exchange that is over or never was.
+pub(super) fn unknown_exchange() -> Error {
+    Error::FailedPrecondition {
+        what: "the exchange has ended or was never begun".to_owned(),
+        hint: "push before pulling, and pull once".to_owned(),
+    }
+}
+
+/// What a caller hears who pushes to a link that is gone.
+pub(super) fn link_gone() -> Error {
+    Error::Unavailable { what: "the server".to_owned(), cause: "the link is closed; connect again".to_owned() }
+}

@@ -1,0 +1,127 @@
+//! How connections and streams end, on the wire and as errors.
+
+use quinn::{Connection, ConnectionError, ReadError, ReadExactError, TransportErrorCode, VarInt, WriteError};
+
+use crate::error::{Error, Result};
+use crate::wire::reject;
+
+/// Closes a connection in order; nothing failed.
+pub(super) const CLOSE_ORDERLY: VarInt = VarInt::from_u32(0);
+/// Closes a connection for the error that is the reason's text, encoded as a reject.
+pub(super) const CLOSE_ERROR: VarInt = VarInt::from_u32(1);
+/// Ends a stream: the sender gave the exchange up, or its memory is wanted back.
+pub(super) const STREAM_GIVEN_UP: VarInt = VarInt::from_u32(1);
+/// Stops a stream: the answer is on its way, the rest of the body is not needed.
+pub(super) const STREAM_ANSWERED: VarInt = VarInt::from_u32(2);
+
+/// Closes `connection` and tells the peer why.
+pub(super) fn close_with(connection: &Connection, reason: &Error) {
+    connection.close(CLOSE_ERROR, &encode_reason(reason));
+}
+
+/// `reason` in what surely fits into a closing packet.
+pub(super) fn encode_reason(reason: &Error) -> Vec<u8> {
+    let body = reject::to_body(reason);
+    if body.len() <= REASON_BYTES_MAX {
+        return body;
+    }
+    let mut cause = reason.to_string();
+    cause.truncate(cause.floor_char_boundary(REASON_BYTES_MAX / 2));
+    reject::to_body(&Error::Unavailable { what: "the peer".to_owned(), cause })
+}
+
+/// Half of the smallest datagram, so that a reason is never cut.
+const REASON_BYTES_MAX: usize = 600;
+
+/// Why the connection with `peer` ended or did not come about.
+pub(super) fn connection_error(error: &ConnectionError, peer: &str) -> Error {
+    let unavailable = |cause: String| Error::Unavailable { what: peer.to_owned(), cause };
+    match error {
+        ConnectionError::TransportError(local) => match alert_of(local.code) {
+            Some(alert) => {
+                auth_error(alert, format!("this process refused the certificate of {peer}: {}", local.reason))
+            }
+            None => unavailable(format!("connection failed: {local}")),
+        },
+        ConnectionError::ConnectionClosed(remote) => match alert_of(remote.error_code) {
+            Some(alert) => {
+                let reason = String::from_utf8_lossy(&remote.reason);
+                auth_error(alert, format!("{peer} refused the certificate of this process: {reason}"))
+            }
+            None => unavailable(format!("it closed the connection: {remote}")),
+        },
+        ConnectionError::ApplicationClosed(remote) if remote.error_code == CLOSE_ERROR => {
+            reject::from_body(&remote.reason, peer)
+                .unwrap_or_else(|_| unavailable("it closed the connection for a reason that cannot be read".to_owned()))
+        }
+        ConnectionError::ApplicationClosed(_) => unavailable("it closed the connection".to_owned()),
+        ConnectionError::Reset => unavailable("it restarted".to_owned()),
+        ConnectionError::TimedOut => unavailable("it stopped answering".to_owned()),
+        ConnectionError::VersionMismatch => Error::Incompatible {
+            field: "QUIC version".to_owned(),
+            ours: "1".to_owned(),
+            peer: peer.to_owned(),
+            theirs: "another".to_owned(),
+        },
+        ConnectionError::LocallyClosed => Error::Cancelled,
+        ConnectionError::CidsExhausted => unavailable("too many connections to it".to_owned()),
+    }
+}
+
+/// Why reading from `peer` failed.
+pub(super) fn read_error(error: ReadError, peer: &str) -> Error {
+    match error {
+        ReadError::ConnectionLost(lost) => connection_error(&lost, peer),
+        ReadError::Reset(_) => {
+            Error::Unavailable { what: peer.to_owned(), cause: "it gave the exchange up".to_owned() }
+        }
+        other @ (ReadError::ClosedStream | ReadError::IllegalOrderedRead | ReadError::ZeroRttRejected) => {
+            Error::Internal { what: format!("reading a stream: {other}") }
+        }
+    }
+}
+
+/// Why reading bytes that `peer` owes failed; `field` is what they are.
+pub(super) fn read_exact_error(error: ReadExactError, field: &str, peer: &str) -> Error {
+    match error {
+        ReadExactError::FinishedEarly(got) => early_end(field, &format!("ends after {got} bytes"), peer),
+        ReadExactError::ReadError(error) => read_error(error, peer),
+    }
+}
+
+/// `peer` finished a stream in the middle of `field`.
+pub(super) fn early_end(field: &str, problem: &str, peer: &str) -> Error {
+    Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem: problem.to_owned() }
+}
+
+/// Whether what was written reached the peer or is not wanted by it any more: who stops a stream has its answer ready, or resets the
+/// stream, which the reader sees.
+pub(super) fn written(outcome: std::result::Result<(), WriteError>, peer: &str) -> Result<()> {
+    match outcome {
+        Ok(()) | Err(WriteError::Stopped(_)) => Ok(()),
+        Err(WriteError::ConnectionLost(lost)) => Err(connection_error(&lost, peer)),
+        Err(other @ (WriteError::ClosedStream | WriteError::ZeroRttRejected)) => {
+            Err(Error::Internal { what: format!("writing a stream: {other}") })
+        }
+    }
+}
+
+/// The TLS alert in a code of a failed handshake.
+fn alert_of(code: TransportErrorCode) -> Option<u8> {
+    let code = u64::from(code);
+    (0x100..0x200).contains(&code).then_some((code & 0xff) as u8)
+}
+
+/// Alerts are those of RFC 8446, section 6.
+fn auth_error(alert: u8, problem: String) -> Error {
+    let hint = match alert {
+        45 => "compare the clocks of both hosts; then start it again with the join string to renew its certificate",
+        48 | 42 | 51 => {
+            "it belongs to another job or to an earlier run: use the join string that the coordinator prints now"
+        }
+        116 => "it has no certificate: start it with the job's join string",
+        120 => "it speaks another version of Gradlane's protocol: start all processes of a job with one version",
+        _ => "start it again with the join string that the coordinator prints now",
+    };
+    Error::Auth { problem, hint: hint.to_owned() }
+}

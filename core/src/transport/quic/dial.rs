@@ -1,0 +1,97 @@
+//! Connecting with patience: attempts, pauses between them, and when to give up at once.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::crypto::rustls::QuicClientConfig;
+use quinn::{ClientConfig, ConnectError, Connection, Endpoint, RecvStream, SendStream};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::closing::connection_error;
+use super::endpoint::resolve;
+use super::settings::Settings;
+use crate::error::{Error, Result};
+
+/// How to connect.
+#[derive(Clone)]
+pub(super) struct Dialer {
+    pub(super) endpoint: Endpoint,
+    pub(super) tls: Arc<QuicClientConfig>,
+    pub(super) settings: Settings,
+}
+
+/// A connection that the server let in.
+pub(super) struct Dialed {
+    pub(super) connection: Connection,
+    /// A first stream, not used yet. A server grants streams only once it knows the certificate, and in TLS 1.3 a client has finished
+    /// its handshake before that: being able to open one is what tells that it was let in.
+    pub(super) stream: (SendStream, RecvStream),
+}
+
+impl Dialer {
+    /// Connects to `address`, trying again until `patience` ends. `peer` is its name in messages.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if nobody answered in time; at once what trying again cannot mend, such as [`Error::Auth`].
+    pub(super) async fn dial(&self, address: &str, peer: &str, patience: Duration) -> Result<Dialed> {
+        let deadline = Instant::now() + patience;
+        let mut pause = PAUSE_MIN;
+        loop {
+            let error = match timeout(deadline - Instant::now(), self.attempt(address, peer)).await {
+                Ok(Ok(dialed)) => return Ok(dialed),
+                Ok(Err(error)) => error,
+                Err(_) => silent(address, peer),
+            };
+            if !error.retryable() || Instant::now() + pause >= deadline {
+                return Err(error);
+            }
+            tracing::debug!(peer, address, %error, "connecting again");
+            // Half of it is random, so that the workers of a job do not come back in step.
+            sleep(pause / 2 + (pause / 2).mul_f64(random_fraction())).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    async fn attempt(&self, address: &str, peer: &str) -> Result<Dialed> {
+        let mut failure = silent(address, peer);
+        for remote in resolve(address, peer).await? {
+            match timeout(self.settings.handshake_timeout, self.connect(remote, peer)).await {
+                Ok(Ok(dialed)) => return Ok(dialed),
+                Ok(Err(error)) => failure = error,
+                Err(_) => failure = silent(address, peer),
+            }
+        }
+        Err(failure)
+    }
+
+    async fn connect(&self, remote: SocketAddr, peer: &str) -> Result<Dialed> {
+        let mut config = ClientConfig::new(Arc::clone(&self.tls) as _);
+        config.transport_config(self.settings.transport(remote.ip().to_canonical(), 0));
+        let connecting = self.endpoint.connect_with(config, remote, super::identity::SERVER_NAME);
+        let connecting = connecting.map_err(|error| connect_error(&error, remote, peer))?;
+        let failed = |error| connection_error(&error, peer);
+        let connection = connecting.await.map_err(failed)?;
+        let stream = connection.open_bi().await.map_err(failed)?;
+        Ok(Dialed { connection, stream })
+    }
+}
+
+fn silent(address: &str, peer: &str) -> Error {
+    Error::Unavailable { what: peer.to_owned(), cause: format!("nothing answers at {address}") }
+}
+
+fn connect_error(error: &ConnectError, remote: SocketAddr, peer: &str) -> Error {
+    match error {
+        ConnectError::EndpointStopping => Error::Cancelled,
+        other => Error::Unavailable { what: format!("{peer} at {remote}"), cause: other.to_string() },
+    }
+}
+
+fn random_fraction() -> f64 {
+    f64::from(u16::try_from(RandomState::new().hash_one(0u8) >> 48).expect("16 bits")) / f64::from(u16::MAX)
+}
+
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);

@@ -1,0 +1,121 @@
+//! The door of a listening endpoint: whom it lets try, and who got in.
+//!
+//! Until a handshake is done a peer costs one of a few places, for a few seconds. When half of them are taken, an address has to prove
+//! first that it is real; when all are, newcomers are turned away. Links that exist do not notice.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{Connection, Endpoint, Incoming, ServerConfig};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::timeout;
+
+use super::closing::{close_with, connection_error};
+use super::identity::{Credentials, PeerIdentity};
+use super::settings::Settings;
+use super::tls::{self, Admission, PeerOf, peer_of};
+use crate::error::Result;
+
+/// Who came through the door.
+pub(super) enum Arrival {
+    /// A member; it may not open a stream before it is given some.
+    Member(Connection, PeerIdentity),
+    /// A process that wants to enrol.
+    Newcomer(Connection),
+}
+
+/// A door: its settings for peers of this host and of others, whose datagrams differ in size.
+pub(super) struct Door {
+    near: Arc<ServerConfig>,
+    far: Arc<ServerConfig>,
+    places: Arc<Semaphore>,
+    handshake_timeout: Duration,
+}
+
+impl Door {
+    /// A door that opens to those of `admission`, and what an endpoint needs to have one.
+    pub(super) fn new(
+        credentials: &Credentials,
+        settings: &Settings,
+        admission: Admission,
+    ) -> Result<(Self, ServerConfig)> {
+        let tls = tls::server(credentials, admission)?;
+        let config = |remote: std::net::IpAddr| {
+            let mut config = ServerConfig::with_crypto(Arc::clone(&tls) as _);
+            config
+                // No stream before the certificate is known; see `Dialed::stream`.
+                .transport_config(settings.transport(remote, 0))
+                // Peers in a data centre do not move: another address is another connection.
+                .migration(false)
+                .max_incoming(INCOMING_MAX)
+                .incoming_buffer_size(INCOMING_BYTES_MAX)
+                .incoming_buffer_size_total(INCOMING_BYTES_TOTAL_MAX);
+            config
+        };
+        let near = config(std::net::Ipv4Addr::LOCALHOST.into());
+        let far = config(std::net::Ipv4Addr::UNSPECIFIED.into());
+        let door = Self {
+            near: Arc::new(near),
+            far: Arc::new(far.clone()),
+            places: Arc::new(Semaphore::new(HANDSHAKES_MAX)),
+            handshake_timeout: settings.handshake_timeout,
+        };
+        Ok((door, far))
+    }
+
+    /// Lets peers in until the endpoint is closed.
+    pub(super) async fn watch(self, endpoint: Endpoint, arrivals: mpsc::UnboundedSender<Arrival>) {
+        while let Some(incoming) = endpoint.accept().await {
+            self.try_in(incoming, &arrivals);
+        }
+    }
+
+    fn try_in(&self, incoming: Incoming, arrivals: &mpsc::UnboundedSender<Arrival>) {
+        let remote = incoming.remote_address();
+        if self.places.available_permits() <= HANDSHAKES_MAX / 2
+            && !incoming.remote_address_validated()
+            && incoming.may_retry()
+        {
+            // Fails only for an address that has proven itself.
+            let _ = incoming.retry();
+            return;
+        }
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            tracing::debug!(%remote, "turned away: too many handshakes at once");
+            return incoming.refuse();
+        };
+        let config = if remote.ip().to_canonical().is_loopback() { &self.near } else { &self.far };
+        let connecting = match incoming.accept_with(Arc::clone(config)) {
+            Ok(connecting) => connecting,
+            Err(error) => return tracing::debug!(%remote, %error, "handshake not begun"),
+        };
+        let (arrivals, patience) = (arrivals.clone(), self.handshake_timeout);
+        tokio::spawn(async move {
+            let _place = place;
+            let connection = match timeout(patience, connecting).await {
+                Ok(Ok(connection)) => connection,
+                Ok(Err(error)) => {
+                    let error = connection_error(&error, &format!("the process at {remote}"));
+                    return tracing::warn!(%remote, %error, "refused");
+                }
+                Err(_) => return tracing::debug!(%remote, "handshake not finished in time"),
+            };
+            let arrival = match peer_of(&connection) {
+                Ok(PeerOf::Member(identity)) => Arrival::Member(connection, identity),
+                Ok(PeerOf::Newcomer) => Arrival::Newcomer(connection),
+                Err(error) => {
+                    tracing::warn!(%remote, %error, "refused");
+                    return close_with(&connection, &error);
+                }
+            };
+            let _ = arrivals.send(arrival);
+        });
+    }
+}
+
+/// Handshakes under way at once.
+const HANDSHAKES_MAX: usize = 64;
+/// Peers whose first packet waits to be looked at, and what else of theirs is kept until then.
+const INCOMING_MAX: usize = 1_024;
+const INCOMING_BYTES_MAX: u64 = 64 << 10;
+const INCOMING_BYTES_TOTAL_MAX: u64 = 8 << 20;

@@ -1,0 +1,112 @@
+//! The UDP socket below an endpoint: its buffers, and batches that fit what the kernel takes.
+
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use quinn::udp::{RecvMeta, Transmit};
+use quinn::{AsyncUdpSocket, UdpPoller};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::settings::DATAGRAM_BYTES_MAX;
+use crate::error::{Error, Result};
+
+/// A socket bound to `address`, with buffers of `buffer_bytes` as far as the system grants them.
+pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> Result<std::net::UdpSocket> {
+    open(address, buffer_bytes)
+        .map_err(|error| Error::Io { what: format!("binding UDP address {address}"), cause: error.to_string() })
+}
+
+/// A socket for connecting from: any free port, both families if the system has both.
+pub(super) fn bind_any(buffer_bytes: usize) -> Result<std::net::UdpSocket> {
+    let (v6, v4) = (SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)), SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
+    bind(v6, buffer_bytes).or_else(|_| bind(v4, buffer_bytes))
+}
+
+fn open(address: SocketAddr, buffer_bytes: usize) -> io::Result<std::net::UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() && address.ip().is_unspecified() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    // A burst that does not fit into the receive buffer is lost, and the loss halves the congestion window: with the default of
+    // 208 KiB throughput collapses. Only a privileged process may exceed `net.core.rmem_max`.
+    #[cfg(target_os = "linux")]
+    let forced = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, buffer_bytes).is_ok();
+    #[cfg(not(target_os = "linux"))]
+    let forced = false;
+    if !forced {
+        socket.set_recv_buffer_size(buffer_bytes)?;
+    }
+    socket.set_send_buffer_size(buffer_bytes)?;
+    Ok(socket.into())
+}
+
+/// A socket that cuts batches of datagrams to what one system call takes.
+///
+/// Segmentation offload sends at most 64 KiB a call, but quinn 0.11 batches ten datagrams whatever their size: with large ones every
+/// send would fail with EMSGSIZE and the connection would stand still. Cutting here, instead of telling quinn a smaller number, keeps
+/// full batches for the connections of the same endpoint whose datagrams are small.
+pub(super) struct BatchedSocket(pub(super) Arc<dyn AsyncUdpSocket>);
+
+impl AsyncUdpSocket for BatchedSocket {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Arc::clone(&self.0).create_io_poller()
+    }
+
+    fn try_send(&self, batch: &Transmit<'_>) -> io::Result<()> {
+        let Some(datagram) = batch.segment_size.filter(|_| batch.contents.len() > usize::from(DATAGRAM_BYTES_MAX))
+        else {
+            return self.0.try_send(batch);
+        };
+        let datagrams_a_call = (usize::from(DATAGRAM_BYTES_MAX) / datagram).max(1);
+        // If the socket is full in the middle of it, the whole batch is tried again: a datagram that arrives twice is dropped by its
+        // packet number.
+        for contents in batch.contents.chunks(datagrams_a_call * datagram) {
+            self.0.try_send(&Transmit {
+                destination: batch.destination,
+                ecn: batch.ecn,
+                contents,
+                segment_size: (contents.len() > datagram).then_some(datagram),
+                src_ip: batch.src_ip,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn poll_recv(
+        &self,
+        context: &mut Context<'_>,
+        buffers: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        self.0.poll_recv(context, buffers, meta)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        self.0.max_transmit_segments()
+    }
+
+    /// A received batch is no longer than a single datagram may be, so that buffers for one datagram suffice.
+    fn max_receive_segments(&self) -> usize {
+        1
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.0.may_fragment()
+    }
+}
+
+impl fmt::Debug for BatchedSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

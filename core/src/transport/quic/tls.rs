@@ -1,0 +1,182 @@
+//! TLS as Gradlane uses it: version 1.3, certificates on both sides, the job's authority as the only root, always a full handshake.
+//!
+//! Resumption would skip the client's certificate and early data could be replayed, and reconnecting is rare: both are off.
+
+use std::sync::Arc;
+
+use quinn::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{CertificateError, CipherSuite, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+use super::identity::{Credentials, PeerIdentity, public_key_hash};
+use crate::error::{Error, Result};
+
+/// The protocol of members: exchanges and control.
+pub(super) const ALPN: &[u8] = b"gradlane/1";
+/// The protocol by which a process becomes a member.
+pub(super) const ALPN_ENROLL: &[u8] = b"gradlane-enroll/1";
+
+/// Whom a server lets in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Admission {
+    /// Members only: no handshake without a certificate of the job.
+    Members,
+    /// Also processes without a certificate, which may do nothing but enrol: [`peer_of`] tells them apart.
+    MembersAndNewcomers,
+}
+
+/// For connecting as a member.
+pub(super) fn client(credentials: &Credentials) -> Result<Arc<QuicClientConfig>> {
+    let roots = roots(credentials)?;
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider()).build().map_err(broken)?;
+    let mut config = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(broken)?
+        .with_webpki_verifier(verifier)
+        .with_client_auth_cert(credentials.chain(), key(credentials))
+        .map_err(broken)?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(QuicClientConfig::try_from(config).map_err(broken)?))
+}
+
+/// For connecting to enrol: the server's certificate must come from the authority whose key has this hash.
+pub(super) fn newcomer(ca_hash: [u8; 32]) -> Result<Arc<QuicClientConfig>> {
+    let mut config = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(broken)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(PinnedAuthority { ca_hash, provider: provider() }))
+        .with_no_client_auth();
+    config.alpn_protocols = vec![ALPN_ENROLL.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(QuicClientConfig::try_from(config).map_err(broken)?))
+}
+
+/// For listening.
+pub(super) fn server(credentials: &Credentials, admission: Admission) -> Result<Arc<QuicServerConfig>> {
+    let members = WebPkiClientVerifier::builder_with_provider(roots(credentials)?, provider());
+    let verifier = match admission {
+        Admission::Members => members.build(),
+        Admission::MembersAndNewcomers => members.allow_unauthenticated().build(),
+    };
+    let mut config = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(broken)?
+        .with_client_cert_verifier(verifier.map_err(broken)?)
+        .with_single_cert(credentials.chain(), key(credentials))
+        .map_err(broken)?;
+    config.alpn_protocols = match admission {
+        Admission::Members => vec![ALPN.to_vec()],
+        Admission::MembersAndNewcomers => vec![ALPN.to_vec(), ALPN_ENROLL.to_vec()],
+    };
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.max_early_data_size = 0;
+    Ok(Arc::new(QuicServerConfig::try_from(config).map_err(broken)?))
+}
+
+/// Who is at the other end of an established connection.
+pub(super) enum PeerOf {
+    /// A member of the job.
+    Member(PeerIdentity),
+    /// A process that wants to enrol.
+    Newcomer,
+}
+
+/// Whoever chose the members' protocol must have shown a certificate, whatever the handshake let pass.
+pub(super) fn peer_of(connection: &quinn::Connection) -> Result<PeerOf> {
+    let protocol = connection
+        .handshake_data()
+        .and_then(|data| data.downcast::<HandshakeData>().ok())
+        .and_then(|data| data.protocol);
+    if protocol.as_deref() == Some(ALPN_ENROLL) {
+        return Ok(PeerOf::Newcomer);
+    }
+    let chain = connection.peer_identity().and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
+    match chain.as_deref().and_then(|chain| chain.first()) {
+        Some(certificate) => Ok(PeerOf::Member(PeerIdentity::of(certificate)?)),
+        None => Err(Error::Auth {
+            problem: "the process showed no certificate".to_owned(),
+            hint: "start it with the job's join string".to_owned(),
+        }),
+    }
+}
+
+/// Accepts a server whose chain holds the authority with the known key, and is otherwise valid under it.
+#[derive(Debug)]
+struct PinnedAuthority {
+    ca_hash: [u8; 32],
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for PinnedAuthority {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        let pinned = intermediates.iter().find(|certificate| public_key_hash(certificate) == Ok(self.ca_hash));
+        let authority = pinned.ok_or(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.clone().into_owned())?;
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&self.provider))
+            .build()
+            .map_err(|error| rustls::Error::General(error.to_string()))?
+            .verify_server_cert(end_entity, &[], server_name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("only TLS 1.3 is spoken".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// AES-128-GCM first: it is the fastest on every processor with AES instructions, and 128 bits are enough for gradients.
+fn provider() -> Arc<CryptoProvider> {
+    let mut provider = aws_lc_rs::default_provider();
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    Arc::new(provider)
+}
+
+fn roots(credentials: &Credentials) -> Result<Arc<RootCertStore>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(credentials.authority().clone()).map_err(broken)?;
+    Ok(Arc::new(roots))
+}
+
+fn key(credentials: &Credentials) -> PrivateKeyDer<'static> {
+    PrivatePkcs8KeyDer::from(credentials.key().to_vec()).into()
+}
+
+fn broken(error: impl std::fmt::Display) -> Error {
+    Error::Auth {
+        problem: format!("this process's certificate, key and authority cannot be used: {error}"),
+        hint: "join again with the job's join string".to_owned(),
+    }
+}

@@ -1,0 +1,359 @@
+//! `gradlane._core.Session`: a process's place in a job.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use gradlane_core::config::Config;
+use gradlane_core::engine::{self, Engine, EngineOptions, Submission, process};
+use gradlane_core::mem::Region;
+use gradlane_core::transport::quic::{QuicTransport, identity::Credentials, settings::QuicSettings};
+use gradlane_core::types::join::JoinString;
+use gradlane_core::types::{DType, Op, Priority, Role, TensorSpec, WorkerId};
+use gradlane_core::{Error, Result};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors;
+use crate::handle::{Handle, duration, wait_interruptibly};
+
+/// A process's place in a job. All blocking calls release the interpreter lock.
+#[pyclass(frozen, module = "gradlane._core")]
+pub(crate) struct Session {
+    place: Place,
+    owners: Arc<Owners>,
+    finished: Finished,
+}
+
+enum Place {
+    Joined(Engine),
+    /// The only worker of its job: every reduction is a copy.
+    Alone { handles: AtomicU64, closed: AtomicBool },
+}
+
+/// Keeps the objects whose memory is lent to the engine. Engine threads only note what has ended; a Python thread drops it.
+#[derive(Default)]
+pub(crate) struct Owners {
+    held: Mutex<HashMap<u64, Py<PyAny>>>,
+    ended: Mutex<Vec<u64>>,
+}
+
+impl Owners {
+    /// Drops the owners of operations that have ended. Called by Python threads only.
+    pub(crate) fn release(&self, _py: Python<'_>) {
+        let ended = std::mem::take(&mut *self.ended.lock().expect(LOCK));
+        if ended.is_empty() {
+            return;
+        }
+        let mut held = self.held.lock().expect(LOCK);
+        let mut unheld = Vec::new();
+        let mut dropped = Vec::with_capacity(ended.len());
+        for id in ended {
+            match held.remove(&id) {
+                Some(owner) => dropped.push(owner),
+                // It ended before its submitter could note the owner.
+                None => unheld.push(id),
+            }
+        }
+        drop(held);
+        self.ended.lock().expect(LOCK).extend(unheld);
+        // Here, without any lock: dropping may run arbitrary Python code.
+        drop(dropped);
+    }
+}
+
+/// Ids of ended operations, for a completion thread. Nothing is noted before somebody asked once.
+struct Finished {
+    wanted: Arc<AtomicBool>,
+    sender: crossbeam_channel::Sender<u64>,
+    receiver: crossbeam_channel::Receiver<u64>,
+}
+
+const LOCK: &str = "nobody panics while holding it";
+
+#[pymethods]
+impl Session {
+    /// Joins a job and returns once it runs.
+    #[staticmethod]
+    #[pyo3(signature = (join, *, rank, size, servers, local_rank, local_size, node_rank, num_nodes, settings, timeout))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python call")]
+    fn join(
+        py: Python<'_>,
+        join: &str,
+        rank: Option<u32>,
+        size: u32,
+        servers: u32,
+        local_rank: u32,
+        local_size: u32,
+        node_rank: u32,
+        num_nodes: u32,
+        settings: BTreeMap<String, String>,
+        timeout: f64,
+    ) -> PyResult<Self> {
+        let _ = (local_rank, local_size, node_rank, num_nodes);
+        let joined = py.detach(|| join_job(join, rank, size, servers, settings, duration(timeout)));
+        let engine = joined.map_err(|error| errors::raise(py, &error))?;
+        Ok(Self::new(Place::Joined(engine)))
+    }
+
+    /// A job of one worker, without any server.
+    #[staticmethod]
+    fn local(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<Self> {
+        // The settings mean nothing here, but a typing error in one should show in a trial run on a laptop.
+        config(settings).map_err(|error| errors::raise(py, &error))?;
+        Ok(Self::new(Place::Alone { handles: AtomicU64::new(1), closed: AtomicBool::new(false) }))
+    }
+
+    #[getter]
+    fn rank(&self) -> u32 {
+        match &self.place {
+            Place::Joined(engine) => engine.rank().0,
+            Place::Alone { .. } => 0,
+        }
+    }
+
+    #[getter]
+    fn size(&self) -> u32 {
+        match &self.place {
+            Place::Joined(engine) => engine.size(),
+            Place::Alone { .. } => 1,
+        }
+    }
+
+    /// Declares tensors `(name, dtype, shape)` in one round trip.
+    fn declare(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<(String, String, Vec<u64>)>,
+        fuse: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let specs = tensors
+            .into_iter()
+            .map(|(name, dtype, shape)| Ok(TensorSpec { name, dtype: dtype.parse()?, shape }))
+            .collect::<Result<Vec<_>>>();
+        let outcome = specs.and_then(|specs| match &self.place {
+            Place::Joined(engine) => py.detach(|| engine.declare(specs, fuse, timeout.map(duration))),
+            Place::Alone { .. } => Ok(()),
+        });
+        outcome.map_err(|error| errors::raise(py, &error))
+    }
+
+    /// Submits a reduction. `source` and `destination` are addresses of as many bytes as the shape says, kept valid by `owner`.
+    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner))]
+    #[expect(clippy::too_many_arguments, reason = "called once from Python, per tensor")]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        name: String,
+        dtype: &str,
+        shape: Vec<u64>,
+        source: usize,
+        destination: usize,
+        op: &str,
+        root: u32,
+        weight: f64,
+        priority: i32,
+        timeout: Option<f64>,
+        owner: Py<PyAny>,
+    ) -> PyResult<Handle> {
+        self.owners.release(py);
+        let submission = submission(name, dtype, shape, source, destination, op, root, weight, priority, timeout);
+        let submission = submission.map_err(|error| errors::raise(py, &error))?;
+        let inner = match &self.place {
+            Place::Joined(engine) => self.submit_to(py, engine, submission, owner),
+            Place::Alone { handles, closed } => alone(handles, closed, submission),
+        };
+        let inner = inner.map_err(|error| errors::raise(py, &error))?;
+        Ok(Handle { inner, owners: Arc::clone(&self.owners) })
+    }
+
+    /// Waits until all workers arrived.
+    fn barrier(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
+        let outcome = match &self.place {
+            Place::Joined(engine) => {
+                let handle = engine.arrive(name, timeout.map(duration));
+                wait_interruptibly(py, None, |slice| handle.wait(Some(slice)))?
+            }
+            Place::Alone { .. } => Ok(()),
+        };
+        outcome.map_err(|error| errors::raise(py, &error))
+    }
+
+    /// Counters since the start.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = PyDict::new(py);
+        if let Place::Joined(engine) = &self.place {
+            for (name, value) in engine.metrics().snapshot() {
+                counters.set_item(name, value)?;
+            }
+        }
+        Ok(counters)
+    }
+
+    /// The parts of every declared tensor, one a line.
+    fn layout(&self) -> String {
+        match &self.place {
+            Place::Joined(engine) => engine.layout(),
+            Place::Alone { .. } => String::new(),
+        }
+    }
+
+    /// Ids of operations that ended since the last call; waits up to `timeout` seconds for the first. Operations that were submitted
+    /// before the first call are not reported.
+    fn next_done(&self, py: Python<'_>, timeout: f64) -> Vec<u64> {
+        self.finished.wanted.store(true, Ordering::Relaxed);
+        let receiver = &self.finished.receiver;
+        py.detach(|| {
+            let first = receiver.recv_timeout(duration(timeout));
+            first.into_iter().chain(std::iter::from_fn(|| receiver.try_recv().ok())).collect()
+        })
+    }
+
+    /// Leaves the job: pending operations fail, and the other workers are waited for at most `timeout` seconds. Idempotent.
+    fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let outcome = match &self.place {
+            Place::Joined(engine) => py.detach(|| engine.shutdown(duration(timeout))),
+            Place::Alone { closed, .. } => {
+                closed.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+        };
+        self.owners.release(py);
+        outcome.map_err(|error| errors::raise(py, &error))
+    }
+}
+
+impl Session {
+    fn new(place: Place) -> Self {
+        let (sender, receiver) = crossbeam_channel::unbounded();
+        let finished = Finished { wanted: Arc::default(), sender, receiver };
+        Self { place, owners: Arc::default(), finished }
+    }
+
+    fn submit_to(
+        &self,
+        py: Python<'_>,
+        engine: &Engine,
+        submission: Submission,
+        owner: Py<PyAny>,
+    ) -> Result<engine::Handle> {
+        let (owners, wanted, sender) =
+            (Arc::clone(&self.owners), Arc::clone(&self.finished.wanted), self.finished.sender.clone());
+        let ended = move |id| {
+            owners.ended.lock().expect(LOCK).push(id);
+            if wanted.load(Ordering::Relaxed) {
+                let _ = sender.send(id);
+            }
+        };
+        // Held before the engine sees the memory: an error leaves through `?` after the owner was taken back.
+        let handle = py.detach(|| engine.push_pull(submission, ended))?;
+        self.owners.held.lock().expect(LOCK).insert(handle.id(), owner);
+        Ok(handle)
+    }
+}
+
+fn config(settings: BTreeMap<String, String>) -> Result<Config> {
+    let (config, warnings) = Config::from_process(&settings)?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(config)
+}
+
+fn join_job(
+    join: &str,
+    rank: Option<u32>,
+    size: u32,
+    servers: u32,
+    settings: BTreeMap<String, String>,
+    patience: Duration,
+) -> Result<Engine> {
+    let config = config(settings)?;
+    let join: JoinString = join.parse()?;
+    let credentials = Arc::new(Credentials::enroll(&join, Role::Worker, patience)?);
+    let transport = QuicTransport::new(&credentials, &QuicSettings::from_config(&config))?;
+    let member = gradlane_core::cluster::MemberConfig {
+        requested: rank,
+        workers: size,
+        servers,
+        join_timeout: patience,
+        ..process::member(Role::Worker, &config)
+    };
+    Engine::start(EngineOptions {
+        config,
+        member,
+        coordinator: join.address,
+        credentials,
+        transport: Arc::new(transport),
+    })
+}
+
+#[expect(clippy::too_many_arguments, reason = "the arguments of one Python call")]
+fn submission(
+    name: String,
+    dtype: &str,
+    shape: Vec<u64>,
+    source: usize,
+    destination: usize,
+    op: &str,
+    root: u32,
+    weight: f64,
+    priority: i32,
+    timeout: Option<f64>,
+) -> Result<Submission> {
+    let dtype: DType = dtype.parse()?;
+    let op = match op {
+        "sum" => Op::Sum,
+        "mean" => Op::Mean,
+        "min" => Op::Min,
+        "max" => Op::Max,
+        "weighted_mean" => Op::WeightedMean,
+        "broadcast" => Op::Broadcast { root: WorkerId(root) },
+        other => {
+            return Err(Error::InvalidArgument {
+                what: format!("op {other:?}"),
+                hint: "use sum, mean, min, max, weighted_mean or broadcast".to_owned(),
+            });
+        }
+    };
+    let tensor = TensorSpec { name, dtype, shape };
+    let bytes = tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| Error::InvalidArgument {
+        what: format!("tensor {}: shape {:?} of {dtype}", tensor.name, tensor.shape),
+        hint: "it is larger than the address space".to_owned(),
+    })?;
+    Ok(Submission {
+        source: region(source, bytes),
+        destination: region(destination, bytes),
+        tensor,
+        op,
+        weight,
+        priority: Priority(priority),
+        timeout: timeout.map(duration),
+    })
+}
+
+#[expect(unsafe_code, reason = "the address comes from a tensor of the caller")]
+fn region(address: usize, bytes: usize) -> Region {
+    // SAFETY: the package's Python half takes the address and the length from one tensor, whose owner is held in `Owners` until the
+    // operation has ended; nobody else writes to it meanwhile, which the public documentation asks of the caller.
+    unsafe { Region::new(address as *mut u8, bytes) }
+}
+
+fn alone(handles: &AtomicU64, closed: &AtomicBool, mut submission: Submission) -> Result<engine::Handle> {
+    if closed.load(Ordering::Relaxed) {
+        return Err(Error::FailedPrecondition {
+            what: "the session was shut down".to_owned(),
+            hint: "call init() again".to_owned(),
+        });
+    }
+    engine::reduce_alone(
+        submission.op,
+        submission.tensor.dtype,
+        submission.weight,
+        &submission.source,
+        &mut submission.destination,
+    )?;
+    Ok(engine::Handle::resolved(handles.fetch_add(1, Ordering::Relaxed), Ok(())))
+}

@@ -1,0 +1,313 @@
+//! Which contribution counts, when a sum is published and who gets it; owns no bytes, threads or clocks.
+//!
+//! The [`Aggregator`] hears what happens to exchanges (`handle_*`) and says what is to be done ([`Command`]). Its driver keeps the bodies
+//! by [`ExchangeId`] and the accumulators by [`SlotId`], and drains [`Aggregator::next_command`] completely after each input.
+//!
+//! **Driving it.** [`Command::Land`] asks for a body; when all of it is in memory and its checksum was compared, report
+//! [`Aggregator::handle_landed`] and keep the bytes until `Start`, `Add` or `Discard` names the exchange, even if the exchange itself is
+//! rejected, answered or torn before. A part of no bytes is never landed: its body is empty. Commands of one slot are carried out in
+//! their order; those of different slots, and the sending of answers, may overlap as they like.
+//!
+//! **Counted once.** A contribution is counted when it lies in memory whole: from then on its worker's bit is set and a repeat is only
+//! asked to wait for the sum. What breaks off earlier never happened. Of two uploads of one worker the later one counts.
+//!
+//! **Two rounds of a part are alive at most.** A worker pushes round s+1 only when it has the sum of s, so when all have reached s+1
+//! nobody can ask for s again and its memory goes. In the rare cases where a worker may run ahead without that proof (the root of a
+//! broadcast, a worker after a failed round), it is told to come back later instead of overwriting what a slow one has not read.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{Defect, ExchangeId, NodeId, PartId, Round, TensorKey, Time, View, WorkerId, planted};
+use gradlane_core::wire::Header;
+use gradlane_core::wire::frame::{Progress, Stall};
+
+use membership::Membership;
+use round::{Open, RoundState, Slot};
+
+mod closing;
+mod command;
+mod ledger;
+mod membership;
+mod opening;
+mod round;
+
+#[cfg(test)]
+mod random_tests;
+#[cfg(test)]
+mod tests;
+
+pub use command::{Command, SlotId};
+
+/// Parts that one server may come to know: at 64 KiB, the smallest part of a large tensor, 64 GiB.
+pub const PARTS_SEEN_MAX: usize = 1 << 20;
+/// Stalled rounds that are reported at a time, the oldest first: they explain the younger ones.
+pub const STALLS_PER_REPORT: usize = 4;
+
+/// How sums are made and how long they may take.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AggregatorConfig {
+    /// Add in the order of the ranks, so that every run gives the same bits, instead of in the order of arrival.
+    pub deterministic: bool,
+    /// A round older than this is reported, again after each further such time. Not zero.
+    pub stall_warn: Duration,
+    /// A round older than this fails.
+    pub step_timeout: Duration,
+    /// Bytes of bodies, accumulators and sums together. To be larger than this server's share of the model, whose last sums stay in
+    /// memory between steps, plus the credit of all workers.
+    pub memory_bytes_max: u64,
+    /// The mistake to make, for the tests of the simulation.
+    pub defect: Option<Defect>,
+}
+
+/// The machine; the module's documentation says how to drive it.
+#[derive(Debug)]
+pub struct Aggregator {
+    config: AggregatorConfig,
+    membership: Option<Membership>,
+    parts: BTreeMap<PartId, Part>,
+    exchanges: BTreeMap<ExchangeId, Exchange>,
+    /// Tensors that failed for good.
+    forgotten: BTreeMap<TensorKey, Error>,
+    /// Open rounds with a contribution, the oldest first.
+    waiting: BTreeSet<(Time, SlotId)>,
+    warned: Option<Time>,
+    booked: u64,
+    last_counted: Option<(TensorKey, Round)>,
+    commands: VecDeque<Command>,
+}
+
+/// The rounds of a part that are alive, by parity.
+#[derive(Debug)]
+struct Part {
+    latest: Round,
+    slots: [Option<Slot>; 2],
+}
+
+/// An exchange that is neither rejected nor known to be answered.
+#[derive(Debug)]
+struct Exchange {
+    worker: WorkerId,
+    slot: SlotId,
+    header: Header,
+    state: ExchangeState,
+}
+
+/// How far an exchange is. While it is landing, its round is open.
+///
+/// ```text
+///   push with a body ──► Landing ──landed──► Waiting ──published──► Answering ──answered──► (gone)
+///   push without ────────────────────────────┘ (straight to Answering where the sum exists)
+///   Landing, Waiting ──rejected──► (gone)         any ──torn──► (gone)
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ExchangeState {
+    Landing,
+    Waiting,
+    Answering,
+}
+
+impl Aggregator {
+    /// An aggregator that waits for its first view.
+    ///
+    /// # Panics
+    /// If `stall_warn` is zero.
+    pub fn new(config: AggregatorConfig) -> Self {
+        assert!(!config.stall_warn.is_zero(), "a stall report needs an interval");
+        Self {
+            config,
+            membership: None,
+            parts: BTreeMap::new(),
+            exchanges: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            warned: None,
+            booked: 0,
+            last_counted: None,
+            commands: VecDeque::new(),
+        }
+    }
+
+    /// What is to be done next.
+    pub fn next_command(&mut self) -> Option<Command> {
+        self.commands.pop_front()
+    }
+
+    /// When [`Self::handle_timeout`] is due.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let (since, _) = self.waiting.first()?;
+        Some(self.warning_due(*since).min(*since + self.config.step_timeout))
+    }
+
+    /// A header arrived from the process `node`, whose identity the connection has proven.
+    pub fn handle_opened(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: &Header) {
+        if let Err(error) = self.open(now, node, exchange, header) {
+            self.say_reject(exchange, header, error);
+        }
+    }
+
+    /// The whole body lies in memory; `checksum_ok` if it is what the header announced.
+    pub fn handle_landed(&mut self, now: Time, exchange: ExchangeId, checksum_ok: bool) {
+        let Some(Exchange { worker, slot: id, header, state: ExchangeState::Landing }) = self.exchanges.get(&exchange)
+        else {
+            return self.commands.push_back(Command::Discard { exchange });
+        };
+        let (worker, id, weight) = (*worker, *id, header.weight);
+        self.open_mut(id).landing.remove(&worker);
+        if checksum_ok {
+            return self.arrive(now, id, worker, exchange, Some(weight));
+        }
+        self.book(id);
+        self.commands.push_back(Command::Discard { exchange });
+        let (tensor, round, from) = (id.part.key.to_string(), id.round, worker.to_string());
+        self.reject(exchange, Error::Checksum { tensor, round, from });
+    }
+
+    /// The exchange broke off. Unknown ones are ignored.
+    pub fn handle_torn(&mut self, _now: Time, exchange: ExchangeId) {
+        let Some(Exchange { worker, slot: id, .. }) = self.exchanges.remove(&exchange) else { return };
+        let torn_counted = planted(self.config.defect, Defect::TornCounted);
+        let Some(slot) = self.slot_mut(id) else { return };
+        if let RoundState::Open(open) = &mut slot.state {
+            if open.landing.get(&worker) == Some(&exchange) {
+                open.landing.remove(&worker);
+                if torn_counted {
+                    slot.arrived.insert(worker);
+                }
+            } else if open.waiters.get(&worker) == Some(&exchange) {
+                open.waiters.remove(&worker);
+            }
+            self.book(id);
+        }
+    }
+
+    /// The answer of the exchange was handed over whole.
+    pub fn handle_answered(&mut self, _now: Time, exchange: ExchangeId) {
+        self.exchanges.remove(&exchange);
+    }
+
+    /// The tensor failed for good on every worker: whoever waits for one of its parts, or asks later, gets `error`.
+    pub fn handle_forget(&mut self, _now: Time, key: TensorKey, error: Error) {
+        let of_tensor = PartId { key, index: 0 }..=PartId { key, index: u32::MAX };
+        let parts: Vec<PartId> = self.parts.range(of_tensor).map(|(part, _)| *part).collect();
+        for part in parts {
+            self.forget_part(part, &error);
+        }
+        self.forgotten.insert(key, error);
+    }
+
+    /// The coordinator announced a membership. Views may come twice or late.
+    ///
+    /// A sum is made by one set of workers from its first to its last contribution: when other processes take over ranks, all rounds
+    /// begin anew.
+    pub fn handle_view(&mut self, _now: Time, view: &View) {
+        if self.membership.as_ref().is_some_and(|ours| view.epoch < ours.epoch) {
+            return;
+        }
+        let next = Membership::of(view);
+        let end_of_rounds = next.end_of_rounds(self.membership.as_ref());
+        self.membership = Some(next);
+        if let Some(error) = end_of_rounds {
+            while let Some(part) = self.parts.keys().next().copied() {
+                self.forget_part(part, &error);
+            }
+            self.forgotten.clear();
+        }
+    }
+
+    /// Time passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        while let Some((since, id)) = self.waiting.first().copied()
+            && since + self.config.step_timeout <= now
+        {
+            let stall = self.stall(now, since, id);
+            let came = self.slot(id).map_or(0, |slot| slot.arrived.len());
+            let error = Error::Stalled {
+                tensor: id.part.key.to_string(),
+                round: id.round,
+                missing: stall.missing,
+                waited: stall.waited,
+                detail: format!("{came} of {} workers came for part {}", self.workers().len(), id.part.index),
+            };
+            self.fail(id, error);
+        }
+        let Some((oldest, _)) = self.waiting.first() else { return };
+        if self.warning_due(*oldest) <= now {
+            self.warned = Some(now);
+            let stalled = |(since, _): &&(Time, SlotId)| *since + self.config.stall_warn <= now;
+            let stalls = self.waiting.iter().take(STALLS_PER_REPORT).take_while(stalled);
+            let reports = stalls.map(|(since, id)| Command::Stalled { stall: self.stall(now, *since, *id) });
+            let reports: Vec<Command> = reports.collect();
+            self.commands.extend(reports);
+        }
+    }
+
+    /// What it did last, for the heartbeat.
+    pub fn progress(&self) -> Progress {
+        let pending = u32::try_from(self.exchanges.len()).unwrap_or(u32::MAX);
+        Progress { last: self.last_counted, pending, bytes_in_flight: self.booked }
+    }
+
+    fn stall(&self, now: Time, since: Time, id: SlotId) -> Stall {
+        let missing = self.slot(id).map_or_else(Vec::new, |slot| slot.missing(self.workers()));
+        Stall { part: id.part, round: id.round, missing, waited: now.since(since) }
+    }
+
+    fn warning_due(&self, oldest: Time) -> Time {
+        self.warned.map_or(oldest, |warned| warned.max(oldest)) + self.config.stall_warn
+    }
+
+    /// Bytes that a round needs beyond what is accounted to it.
+    fn growth(&self, id: SlotId) -> u64 {
+        let grown = |slot: &Slot| slot.needs(self.workers(), &self.config).saturating_sub(slot.booked);
+        self.slot(id).map_or(0, grown)
+    }
+
+    /// Accounts what a round occupies now.
+    fn book(&mut self, id: SlotId) {
+        let Some(bytes) = self.slot(id).map(|slot| slot.needs(self.workers(), &self.config)) else { return };
+        let slot = self.slot_mut(id).expect("was there");
+        let before = std::mem::replace(&mut slot.booked, bytes);
+        self.booked = self.booked - before + bytes;
+    }
+
+    fn check_memory(&self, more: u64) -> Result<()> {
+        let limit = self.config.memory_bytes_max;
+        if self.booked.saturating_add(more) <= limit {
+            return Ok(());
+        }
+        Err(Error::Exhausted {
+            what: "memory of the server".to_owned(),
+            limit: format!("{limit} bytes"),
+            hint: "raise its limit, add servers, or lower the workers' credit".to_owned(),
+        })
+    }
+
+    fn workers(&self) -> &[WorkerId] {
+        self.membership.as_ref().map_or(&[], |ours| &ours.workers)
+    }
+
+    fn slot(&self, id: SlotId) -> Option<&Slot> {
+        self.parts.get(&id.part)?.slots[parity(id.round)].as_ref().filter(|slot| slot.id == id)
+    }
+
+    fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
+        self.parts.get_mut(&id.part)?.slots[parity(id.round)].as_mut().filter(|slot| slot.id == id)
+    }
+
+    fn open_mut(&mut self, id: SlotId) -> &mut Open {
+        match self.slot_mut(id).map(|slot| &mut slot.state) {
+            Some(RoundState::Open(open)) => open,
+            Some(RoundState::Published(_) | RoundState::Failed(_)) | None => unreachable!("the caller found it open"),
+        }
+    }
+
+    fn exchange_mut(&mut self, exchange: ExchangeId) -> &mut Exchange {
+        self.exchanges.get_mut(&exchange).expect("in the table from its opening to its end")
+    }
+}
+
+fn parity(round: Round) -> usize {
+    usize::from(round.0 % 2 == 1)
+}

@@ -1,0 +1,209 @@
+//! From a header to its place in a round: what is refused, which round may begin, who lands a body and who only waits.
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{Defect, ExchangeId, NodeId, Op, Round, Time, WorkerId, planted};
+use gradlane_core::wire::{Flags, Header, HeaderKind, limits};
+
+use super::closing::over;
+use super::membership::not_yet;
+use super::round::{RoundState, Slot, Spec};
+use super::{Aggregator, Command, Exchange, ExchangeState, PARTS_SEEN_MAX, Part, SlotId, parity};
+
+impl Aggregator {
+    /// Decides about a header; an error is for the caller to send.
+    pub(super) fn open(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: &Header) -> Result<()> {
+        let unknown = || not_yet("it does not know the members of the job yet".to_owned());
+        let membership = self.membership.as_ref().ok_or_else(unknown)?;
+        let worker = membership.admit(node, header.epoch, self.config.defect)?;
+        check_body(worker, header)?;
+        if let Some(error) = self.forgotten.get(&header.part.key) {
+            return Err(error.clone());
+        }
+        let id = self.locate(worker, header)?;
+        let claim = Spec::of(worker, header);
+        let disagreement = self.slot(id).and_then(|slot| slot.spec.disagreement(&claim, id.part));
+        self.exchanges.insert(exchange, Exchange { worker, slot: id, header: *header, state: ExchangeState::Landing });
+        let outcome = self.enter(now, id, worker, exchange, disagreement);
+        if outcome.is_err() {
+            self.exchanges.remove(&exchange);
+        }
+        outcome
+    }
+
+    /// The slot that a push belongs to, begun if this push may begin it.
+    fn locate(&mut self, worker: WorkerId, header: &Header) -> Result<SlotId> {
+        let one_slot = planted(self.config.defect, Defect::OneSlot);
+        let latest = self.parts.get(&header.part).map(|part| part.latest);
+        let round =
+            if one_slot { latest.map_or(header.round, |latest| latest.max(header.round)) } else { header.round };
+        let id = SlotId { part: header.part, round };
+        if self.slot(id).is_some() {
+            return Ok(id);
+        }
+        match latest {
+            Some(latest) => self.check_window(id, latest, worker)?,
+            None if self.parts.len() < PARTS_SEEN_MAX => {}
+            None => {
+                return Err(Error::Exhausted {
+                    what: "parts of one server".to_owned(),
+                    limit: PARTS_SEEN_MAX.to_string(),
+                    hint: "use larger parts or more servers".to_owned(),
+                });
+            }
+        }
+        if header.flags.contains(Flags::PULL_ONLY) {
+            return Err(not_pushed(worker));
+        }
+        let passed = if one_slot { latest } else { round.0.checked_sub(2).map(Round) };
+        if let Some(round) = passed {
+            self.retire(SlotId { round, ..id });
+        }
+        self.begin(Slot::new(id, Spec::of(worker, header)))?;
+        Ok(id)
+    }
+
+    /// Whether `worker` may begin the round `id` of a part that is at `latest`.
+    fn check_window(&self, id: SlotId, latest: Round, worker: WorkerId) -> Result<()> {
+        if id.round <= latest {
+            return Err(over(id));
+        }
+        let beyond = |problem: String| Error::Protocol { peer: worker.to_string(), field: "round".to_owned(), problem };
+        if latest.0.checked_add(1) != Some(id.round.0) {
+            return Err(beyond(format!("is {}, beyond the window at {latest}", id.round.0)));
+        }
+        // The slot still holds the sum of two rounds ago. It is free once all have gone on to the latest round or, as this worker
+        // does now, beyond it.
+        let before_latest = id.round.0.checked_sub(2).map(|round| SlotId { round: Round(round), ..id });
+        if before_latest.is_none_or(|id| self.slot(id).is_none()) {
+            return Ok(());
+        }
+        let current = self.slot(SlotId { round: latest, ..id }).expect("the latest round of a part is alive");
+        let behind = |other: &&WorkerId| **other != worker && !current.arrived.contains(**other);
+        let Some(slowest) = self.workers().iter().find(behind) else { return Ok(()) };
+        match current.state {
+            RoundState::Open(_) => Err(beyond(format!("is {} while {latest} has no sum", id.round.0))),
+            RoundState::Published(_) | RoundState::Failed(_) => Err(Error::Unavailable {
+                what: format!("{} of tensor {}", id.round, id.part.key),
+                cause: format!("{slowest} is still two rounds behind"),
+            }),
+        }
+    }
+
+    /// Puts a new round into its slot.
+    fn begin(&mut self, mut slot: Slot) -> Result<()> {
+        let id = slot.id;
+        if let Op::Broadcast { root } = slot.spec.op
+            && !self.workers().contains(&root)
+        {
+            slot.state = RoundState::Failed(Error::InvalidArgument {
+                what: format!("a broadcast of tensor {} from {root}, which does not exist", id.part.key),
+                hint: format!("this job has {} workers", self.workers().len()),
+            });
+        }
+        slot.booked = slot.needs(self.workers(), &self.config);
+        self.check_memory(slot.booked)?;
+        self.booked += slot.booked;
+        let part = self.parts.entry(id.part).or_insert(Part { latest: id.round, slots: [None, None] });
+        part.latest = id.round;
+        part.slots[parity(id.round)] = Some(slot);
+        Ok(())
+    }
+
+    /// Lets an exchange, already in the table, into its round. An error is for the caller to send.
+    fn enter(
+        &mut self,
+        now: Time,
+        id: SlotId,
+        worker: WorkerId,
+        exchange: ExchangeId,
+        disagreement: Option<Error>,
+    ) -> Result<()> {
+        let header = self.exchanges[&exchange].header;
+        let defect = self.config.defect;
+        let slot = self.slot_mut(id).expect("located");
+        if let RoundState::Open(_) = slot.state
+            && let Some(error) = &disagreement
+        {
+            // Every worker of the round must learn of it, and the one that disagrees is one of them.
+            self.exchanges.remove(&exchange);
+            self.fail(id, error.clone());
+        }
+        let slot = self.slot_mut(id).expect("located");
+        match &mut slot.state {
+            RoundState::Failed(error) => {
+                let error = error.clone();
+                self.reach(id, worker);
+                Err(error)
+            }
+            RoundState::Published(published) => {
+                let published = *published;
+                self.reach(id, worker);
+                disagreement.map_or(Ok(()), Err)?;
+                self.answer(id, published, exchange);
+                Ok(())
+            }
+            RoundState::Open(open) => {
+                let pull_only = header.flags.contains(Flags::PULL_ONLY);
+                let counted = slot.arrived.contains(worker);
+                if counted && (pull_only || !planted(defect, Defect::DuplicateCounted)) {
+                    self.wait_again(id, worker, exchange);
+                } else if pull_only {
+                    return Err(not_pushed(worker));
+                } else if header.body_bytes() == 0 {
+                    let weight = header.op.sends_body(worker).then_some(header.weight);
+                    self.arrive(now, id, worker, exchange, weight);
+                } else {
+                    let superseded = open.landing.insert(worker, exchange);
+                    if let Err(error) = self.check_memory(self.growth(id)) {
+                        self.open_mut(id).landing.remove(&worker);
+                        return Err(error);
+                    }
+                    self.book(id);
+                    self.supersede(superseded);
+                    self.commands.push_back(Command::Land { exchange, bytes: header.bytes });
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A counted worker asks again, after its stream broke: it waits with the new exchange.
+    fn wait_again(&mut self, id: SlotId, worker: WorkerId, exchange: ExchangeId) {
+        if planted(self.config.defect, Defect::AnswerOldRound)
+            && let Some(before) = id.round.0.checked_sub(1).map(|round| SlotId { round: Round(round), ..id })
+            && let Some(RoundState::Published(published)) = self.slot(before).map(|slot| &slot.state)
+        {
+            return self.answer(before, *published, exchange);
+        }
+        self.exchange_mut(exchange).state = ExchangeState::Waiting;
+        let superseded = self.open_mut(id).waiters.insert(worker, exchange);
+        if planted(self.config.defect, Defect::MissingWaiterLost) {
+            self.open_mut(id).waiters.remove(&worker);
+        }
+        self.supersede(superseded);
+    }
+}
+
+/// Refuses a push whose body is not what its kind calls for.
+fn check_body(worker: WorkerId, header: &Header) -> Result<()> {
+    let bad = |field: &str, problem: &str| {
+        Err(Error::Protocol { peer: worker.to_string(), field: field.to_owned(), problem: problem.to_owned() })
+    };
+    if header.kind != HeaderKind::Push {
+        return bad("kind", "is not a push");
+    }
+    if header.part.index as usize >= limits::PARTS_MAX {
+        return bad("part", "is beyond the parts a tensor may have");
+    }
+    let wants_body = header.op.sends_body(worker) && !header.flags.contains(Flags::PULL_ONLY);
+    match (wants_body, header.flags.contains(Flags::NO_BODY)) {
+        (true, true) if header.bytes > 0 => bad("flags", "announce no body where one is due"),
+        (false, false) if header.bytes > 0 => bad("flags", "announce a body where none is due"),
+        (true | false, true | false) => Ok(()),
+    }
+}
+
+fn not_pushed(worker: WorkerId) -> Error {
+    let problem = "ask for the sum of a round to which it has not contributed".to_owned();
+    Error::Protocol { peer: worker.to_string(), field: "flags".to_owned(), problem }
+}

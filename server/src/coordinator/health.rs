@@ -1,0 +1,88 @@
+//! Who was silent for how long. Decides suspicion and death by silence; what a death means is the coordinator's business.
+//!
+//! ```text
+//!          any frame   silent > suspect   silent > dead   process ended   leave
+//! Alive    Alive       Suspect            Dead            Dead            Left
+//! Suspect  Alive       -                  Dead            Dead            Left
+//! Dead     Dead        -                  -               -               -
+//! Left     Left        -                  -               -               -
+//! ```
+
+use std::time::Duration;
+
+use gradlane_core::types::Time;
+use gradlane_core::wire::frame::Health;
+
+use super::roster::{Identity, Roster, Seat};
+
+/// Watches the seats.
+#[derive(Debug)]
+pub(super) struct Vigil {
+    suspect_timeout: Duration,
+    dead_timeout: Duration,
+    /// No seat changes by silence before. Signs of life only move that further away, so they need not touch it.
+    due: Option<Time>,
+}
+
+/// A seat that was silent for too long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Silent {
+    pub(super) identity: Identity,
+    pub(super) silent: Duration,
+    /// Long enough to give it up.
+    pub(super) dead: bool,
+}
+
+impl Vigil {
+    pub(super) fn new(suspect_timeout: Duration, dead_timeout: Duration) -> Self {
+        assert!(suspect_timeout < dead_timeout, "a member is suspected before it is given up");
+        Self { suspect_timeout, dead_timeout, due: None }
+    }
+
+    /// A member was seated.
+    pub(super) fn watch(&mut self, now: Time) {
+        let due = now + self.suspect_timeout;
+        self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
+    }
+
+    /// When to look at the seats.
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        self.due
+    }
+
+    /// Finds who became suspect, and who is to be given up.
+    pub(super) fn sweep(&mut self, now: Time, roster: &mut Roster) -> Vec<Silent> {
+        let Some(due) = self.due.filter(|due| *due <= now) else { return Vec::new() };
+        // Who looks this late was asleep itself, and everybody's signs of life wait in its sockets: it cannot tell who was silent.
+        if now.since(due) > self.suspect_timeout {
+            roster.seats_mut().for_each(|seat| seat.heard = now);
+        }
+        let mut found = Vec::new();
+        self.due = None;
+        for seat in roster.seats_mut().filter(|seat| seat.is_present()) {
+            let silent = now.since(seat.heard);
+            let dead = silent >= self.dead_timeout;
+            if dead || silent >= self.suspect_timeout && seat.health == Health::Alive {
+                seat.health = Health::Suspect;
+                found.push(Silent { identity: seat.identity(), silent, dead });
+            }
+            if !dead {
+                let next =
+                    seat.heard + if seat.health == Health::Alive { self.suspect_timeout } else { self.dead_timeout };
+                self.due = Some(self.due.map_or(next, |earlier| earlier.min(next)));
+            }
+        }
+        found
+    }
+}
+
+impl Seat {
+    /// A sign of life.
+    pub(super) fn lives(&mut self, now: Time) {
+        self.heard = now;
+        match self.health {
+            Health::Alive | Health::Suspect => self.health = Health::Alive,
+            Health::Dead | Health::Left => {}
+        }
+    }
+}

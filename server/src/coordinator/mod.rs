@@ -1,0 +1,128 @@
+//! The job's single decider, as a machine.
+//!
+//! [`Coordinator`] forms the job from the processes that join, gives out ranks, watches who lives, holds the registry of tensors, runs
+//! barriers, and ends the job: in order when all workers left, else with one cause that everybody is told. It knows no sockets and no
+//! clock.
+//!
+//! | file | decides |
+//! |---|---|
+//! | `machine` | what each input means, in which stage of the job |
+//! | `roster` | who is admitted, with which rank, and which connection speaks for it |
+//! | `health` | who is suspect or dead by silence |
+//! | `registry` | which declarations agree |
+//! | `barrier` | which waits are over |
+//! | `stall` | what is told of a sum that waits |
+
+use std::time::Duration;
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::pipeline::LayoutConfig;
+use gradlane_core::types::LinkId;
+use gradlane_core::types::defect::Defect;
+use gradlane_core::wire::Frame;
+use gradlane_core::wire::frame::Stall;
+
+mod barrier;
+mod health;
+mod machine;
+mod registry;
+mod roster;
+mod stall;
+
+#[cfg(test)]
+mod joint;
+#[cfg(test)]
+mod specification;
+
+pub use machine::Coordinator;
+
+/// The job as it was asked for.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CoordinatorConfig {
+    /// The job's name.
+    pub job: String,
+    /// Rises with every start of a coordinator of this job.
+    pub term: u32,
+    /// How many workers the job has; at least 1.
+    pub workers: u32,
+    /// How many servers the job has; at least 1.
+    pub servers: u32,
+    /// From the start until everybody must have joined.
+    pub form_timeout: Duration,
+    /// Silence after which a member is suspect; a few heartbeats.
+    pub suspect_timeout: Duration,
+    /// Silence after which a member is given up; more than `suspect_timeout`.
+    pub dead_timeout: Duration,
+    /// How long the end of the job waits for members to hear of it.
+    pub leave_grace: Duration,
+    /// A waiting sum is told of once in this time.
+    pub stall_interval: Duration,
+    /// How tensors are cut into parts.
+    pub layout: LayoutConfig,
+    /// A mistake to make on purpose, in tests.
+    pub defect: Option<Defect>,
+}
+
+/// What a [`Coordinator`] wants of its driver, in this order.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Command {
+    /// Send on a connection.
+    Send {
+        /// The connection.
+        link: LinkId,
+        /// What to send.
+        frame: Frame,
+    },
+    /// Close a connection once what was sent before is out. Its end need not be reported.
+    Close {
+        /// The connection.
+        link: LinkId,
+        /// Why; the peer is told.
+        error: Error,
+    },
+    /// For the log, and for the exit code.
+    Event(Event),
+}
+
+/// What happened to the job.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Event {
+    /// Everybody is there.
+    Formed,
+    /// A process was not let in. For a duplicate rank the error names the holder, which is not disturbed.
+    Refused {
+        /// Its role, host and process.
+        who: String,
+        /// What it was told.
+        error: Error,
+    },
+    /// A member is silent.
+    Suspect {
+        /// `worker 2`.
+        member: String,
+        /// Its host and process.
+        place: String,
+        /// For how long.
+        silent: Duration,
+    },
+    /// A member was given up.
+    Dead {
+        /// `worker 2`.
+        member: String,
+        /// Its host and process.
+        place: String,
+        /// The evidence.
+        cause: String,
+    },
+    /// A sum waits for some workers.
+    Stall {
+        /// The tensors of the part, shortened.
+        tensor: String,
+        /// What the server reported.
+        stall: Stall,
+        /// What the missing workers did last.
+        detail: String,
+    },
+    /// The job is over and everybody who can be told was told. The last command.
+    Finished(Result<()>),
+}

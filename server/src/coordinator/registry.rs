@@ -1,0 +1,328 @@
+//! The tensors of the job: the first declaration of a name fixes dtype, shape and layout; who disagrees later fails the tensor for
+//! everybody, for good.
+//!
+//! A declaration succeeds whole or declares nothing. How tensors are cut and placed is the business of [`Layouter`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gradlane_core::error::{Claim, Error, Result};
+use gradlane_core::pipeline::{LayoutConfig, Layouter, Shares, weights_for};
+use gradlane_core::types::{Member, PartId, PartLayout, TensorKey, TensorSpec, View, WorkerId};
+use gradlane_core::wire::limits;
+
+/// Every tensor that was declared.
+#[derive(Debug)]
+pub(super) struct Registry {
+    layouter: Layouter,
+    tensors: BTreeMap<TensorKey, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    spec: TensorSpec,
+    /// Who declared it first.
+    by: WorkerId,
+    failed: Option<Error>,
+}
+
+/// A tensor that failed for good.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Forgotten {
+    pub(super) key: TensorKey,
+    pub(super) error: Error,
+}
+
+impl Registry {
+    /// An empty registry over the servers of `view`.
+    pub(super) fn new(config: LayoutConfig, view: &View) -> Self {
+        Self { layouter: Layouter::new(config, &weights(view)), tensors: BTreeMap::new() }
+    }
+
+    /// Declares `specs` for `worker`. Returns the answer, and the tensors that everybody must forget because of it.
+    pub(super) fn declare(
+        &mut self,
+        worker: WorkerId,
+        specs: &[TensorSpec],
+        fuse: bool,
+    ) -> (Result<Vec<PartLayout>>, Vec<Forgotten>) {
+        let new = match self.check(worker, specs) {
+            Ok(new) => new,
+            Err(Refusal::Asker(error)) => return (Err(error), Vec::new()),
+            Err(Refusal::Everybody { key, error }) => {
+                let forgotten = self.fail(key, &error);
+                return (Err(error), forgotten);
+            }
+        };
+        let layouts = self.layouter.declare(specs, fuse);
+        if layouts.is_ok() {
+            self.tensors.extend(new.into_iter().map(|(key, spec)| (key, Entry { spec, by: worker, failed: None })));
+        }
+        (layouts, Vec::new())
+    }
+
+    /// The tensors that failed, for a member that may have missed it.
+    pub(super) fn forgotten(&self) -> impl Iterator<Item = Forgotten> {
+        self.tensors.iter().filter_map(|(key, entry)| Some(Forgotten { key: *key, error: entry.failed.clone()? }))
+    }
+
+    /// The names of the tensors in a part, the first few of them, or its key if it is not known.
+    pub(super) fn name_of(&self, part: PartId) -> String {
+        const NAMES_MAX: usize = 3;
+        let Some(layout) = self.layouter.parts_of(part.key).find(|layout| layout.part == part) else {
+            return part.key.to_string();
+        };
+        let names: Vec<String> =
+            layout.pieces.iter().take(NAMES_MAX).map(|piece| self.tensor_name(piece.tensor)).collect();
+        let more = layout.pieces.len() - names.len();
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        format!("{}{more}", names.join(", "))
+    }
+
+    /// The name of a tensor, or its key if it is not known.
+    pub(super) fn tensor_name(&self, key: TensorKey) -> String {
+        self.tensors.get(&key).map_or_else(|| key.to_string(), |entry| entry.spec.name.clone())
+    }
+
+    /// The tensors of `specs` that are new, if nobody disagrees.
+    fn check(
+        &self,
+        worker: WorkerId,
+        specs: &[TensorSpec],
+    ) -> std::result::Result<BTreeMap<TensorKey, TensorSpec>, Refusal> {
+        limits::check_tensors(specs).map_err(Refusal::Asker)?;
+        let mut new: BTreeMap<TensorKey, TensorSpec> = BTreeMap::new();
+        for spec in specs {
+            let key = spec.key();
+            if let Some(entry) = self.tensors.get(&key) {
+                entry.check(worker, spec)?;
+            } else if new.insert(key, spec.clone()).is_some_and(|twin| twin != *spec) {
+                return Err(Refusal::Asker(Error::InvalidArgument {
+                    what: format!("tensor {} is twice in one declaration, and different", spec.name),
+                    hint: "give each tensor a name of its own".to_owned(),
+                }));
+            }
+        }
+        if self.tensors.len() + new.len() > limits::TENSORS_MAX {
+            return Err(Refusal::Asker(Error::Exhausted {
+                what: "tensors of a job".to_owned(),
+                limit: limits::TENSORS_MAX.to_string(),
+                hint: "join small tensors into larger ones".to_owned(),
+            }));
+        }
+        Ok(new)
+    }
+
+    /// Fails a tensor and those that share a part with it: their sums could not complete without its bytes.
+    fn fail(&mut self, key: TensorKey, error: &Error) -> Vec<Forgotten> {
+        let mut forgotten = Vec::new();
+        let mut affected = vec![key];
+        while let Some(key) = affected.pop() {
+            let entry = self.tensors.get_mut(&key).expect("pieces and disagreements are about declared tensors");
+            if entry.failed.is_some() {
+                continue;
+            }
+            entry.failed = Some(error.clone());
+            forgotten.push(Forgotten { key, error: error.clone() });
+            affected.extend(self.layouter.parts_of(key).flat_map(|layout| &layout.pieces).map(|piece| piece.tensor));
+        }
+        forgotten
+    }
+}
+
+/// How much of the sums each server of `view` gets: [`weights_for`], where servers on hosts without a worker count as extra machines.
+fn weights(view: &View) -> Vec<f64> {
+    let worker_hosts: BTreeSet<&str> = view.workers().map(|worker| worker.host.as_str()).collect();
+    let is_extra = |server: &Member| !worker_hosts.contains(server.host.as_str());
+    let extra_hosts: BTreeSet<&str> =
+        view.servers().filter(|server| is_extra(server)).map(|server| server.host.as_str()).collect();
+    if extra_hosts.is_empty() || view.servers().all(is_extra) {
+        return view.servers().map(|_| 1.0).collect();
+    }
+    let count = |hosts: &BTreeSet<&str>| u32::try_from(hosts.len()).expect("a job has at most MEMBERS_MAX hosts");
+    let Shares { colocated, extra } = weights_for(count(&worker_hosts), count(&extra_hosts));
+    view.servers().map(|server| if is_extra(server) { extra } else { colocated }).collect()
+}
+
+enum Refusal {
+    /// Of no concern to the others.
+    Asker(Error),
+    /// The tensor fails on every worker.
+    Everybody { key: TensorKey, error: Error },
+}
+
+impl Entry {
+    fn check(&self, worker: WorkerId, spec: &TensorSpec) -> std::result::Result<(), Refusal> {
+        let mismatch = |field: &str, first: String, second: String| Error::Mismatch {
+            tensor: spec.name.clone(),
+            field: field.to_owned(),
+            first: Claim { worker: self.by, value: first },
+            second: Claim { worker, value: second },
+        };
+        // Another name with the same hash: the tensor that came first is as good as before.
+        if self.spec.name != spec.name {
+            return Err(Refusal::Asker(mismatch("name", self.spec.name.clone(), spec.name.clone())));
+        }
+        if let Some(error) = &self.failed {
+            return Err(Refusal::Asker(error.clone()));
+        }
+        let key = spec.key();
+        if self.spec.dtype != spec.dtype {
+            let error = mismatch("dtype", self.spec.dtype.to_string(), spec.dtype.to_string());
+            return Err(Refusal::Everybody { key, error });
+        }
+        if self.spec.shape != spec.shape {
+            let error = mismatch("shape", format!("{:?}", self.spec.shape), format!("{:?}", spec.shape));
+            return Err(Refusal::Everybody { key, error });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::types::{DType, Epoch, Incarnation, NodeId, Phase, Role};
+
+    use super::*;
+
+    #[test]
+    fn the_first_declaration_fixes_the_layout_and_the_same_one_gets_it_again() {
+        let mut registry = registry();
+        let (first, _) = registry.declare(WorkerId(0), &[spec("a", &[10]), spec("b", &[5])], false);
+        let (second, _) = registry.declare(WorkerId(1), &[spec("b", &[5]), spec("a", &[10])], false);
+        let tensors = |layouts: &[PartLayout]| layouts.iter().map(|layout| layout.part.key).collect::<Vec<_>>();
+        assert_eq!(tensors(&first.unwrap()), [TensorKey::of("a"), TensorKey::of("b")]);
+        assert_eq!(tensors(&second.unwrap()), [TensorKey::of("b"), TensorKey::of("a")]);
+    }
+
+    #[test]
+    fn a_disagreement_names_both_sides_and_fails_the_tensor_for_good() {
+        let mut registry = registry();
+        registry.declare(WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
+        let (outcome, forgotten) = registry.declare(WorkerId(1), &[spec("a", &[11])], false);
+        let error = Error::Mismatch {
+            tensor: "a".to_owned(),
+            field: "shape".to_owned(),
+            first: Claim { worker: WorkerId(0), value: "[10]".to_owned() },
+            second: Claim { worker: WorkerId(1), value: "[11]".to_owned() },
+        };
+        assert_eq!(outcome, Err(error.clone()));
+        assert_eq!(forgotten, [Forgotten { key: TensorKey::of("a"), error: error.clone() }]);
+        let (outcome, forgotten) = registry.declare(WorkerId(0), &[spec("a", &[10])], false);
+        assert_eq!(
+            (outcome, forgotten),
+            (Err(error.clone()), Vec::new()),
+            "even who was first; the others know it already"
+        );
+        assert_eq!(registry.forgotten().collect::<Vec<_>>(), [Forgotten { key: TensorKey::of("a"), error }]);
+    }
+
+    #[test]
+    fn a_dtype_is_compared_like_a_shape() {
+        let mut registry = registry();
+        registry.declare(WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
+        let other = TensorSpec { dtype: DType::BF16, ..spec("a", &[10]) };
+        let (outcome, _) = registry.declare(WorkerId(1), &[other], false);
+        assert!(matches!(outcome, Err(Error::Mismatch { field, .. }) if field == "dtype"));
+    }
+
+    #[test]
+    fn tensors_that_share_a_part_fail_together() {
+        let mut registry = registry();
+        registry.declare(WorkerId(0), &[spec("a", &[10]), spec("b", &[5])], true).0.unwrap();
+        registry.declare(WorkerId(0), &[spec("c", &[5])], true).0.unwrap();
+        let (_, forgotten) = registry.declare(WorkerId(1), &[spec("b", &[6])], true);
+        let keys: BTreeSet<TensorKey> = forgotten.iter().map(|forgotten| forgotten.key).collect();
+        assert_eq!(keys, BTreeSet::from([TensorKey::of("a"), TensorKey::of("b")]));
+        assert!(registry.declare(WorkerId(1), &[spec("c", &[5])], true).0.is_ok());
+    }
+
+    #[test]
+    fn a_declaration_that_fails_declares_nothing() {
+        let mut registry = registry();
+        registry.declare(WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
+        registry.declare(WorkerId(1), &[spec("new", &[1]), spec("a", &[11])], false).0.unwrap_err();
+        assert!(registry.declare(WorkerId(0), &[spec("new", &[2])], false).0.is_ok());
+    }
+
+    #[test]
+    fn two_names_with_one_key_are_told_apart() {
+        let mut registry = registry();
+        // As if the hash of "stranger" were that of "a".
+        let entry = Entry { spec: spec("stranger", &[1]), by: WorkerId(3), failed: None };
+        registry.tensors.insert(TensorKey::of("a"), entry);
+        let (outcome, forgotten) = registry.declare(WorkerId(1), &[spec("a", &[1])], false);
+        assert!(matches!(outcome, Err(Error::Mismatch { field, .. }) if field == "name"));
+        assert_eq!(forgotten, [], "the first of them lives on");
+    }
+
+    #[test]
+    fn servers_on_machines_of_their_own_get_the_larger_share() {
+        assert_eq!(weights(&view(&["n0", "n1"], &["n0", "n1"])), [1.0, 1.0], "all beside workers");
+        assert_eq!(weights(&view(&["n0", "n1"], &["c0", "c1"])), [1.0, 1.0], "none beside workers");
+        let Shares { colocated, extra } = weights_for(2, 1);
+        assert_eq!(weights(&view(&["n0", "n1"], &["n0", "c0", "n1"])), [colocated, extra, colocated]);
+    }
+
+    #[test]
+    fn a_job_has_a_bounded_number_of_parts() {
+        let mut registry = registry();
+        let (outcome, _) = registry.declare(WorkerId(0), &[spec("vast", &[1 << 61])], false);
+        assert!(matches!(outcome, Err(Error::Exhausted { what, .. }) if what.contains("parts")));
+    }
+
+    #[test]
+    fn a_job_has_a_bounded_number_of_tensors() {
+        let mut registry = registry();
+        let many: Vec<TensorSpec> = (0..limits::TENSORS_MAX).map(|index| spec(&index.to_string(), &[0])).collect();
+        registry.declare(WorkerId(0), &many, false).0.unwrap();
+        let (outcome, _) = registry.declare(WorkerId(0), &[spec("one more", &[0])], false);
+        assert!(matches!(outcome, Err(Error::Exhausted { what, .. }) if what == "tensors of a job"));
+    }
+
+    #[test]
+    fn one_name_twice_in_one_declaration_must_mean_the_same() {
+        let mut registry = registry();
+        let (outcome, _) = registry.declare(WorkerId(0), &[spec("a", &[1]), spec("a", &[2])], false);
+        assert!(matches!(outcome, Err(Error::InvalidArgument { .. })));
+        let (outcome, _) = registry.declare(WorkerId(0), &[spec("a", &[1]), spec("a", &[1])], false);
+        assert_eq!(outcome.unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_shared_part_is_named_by_its_tensors_shortened() {
+        let mut registry = registry();
+        let specs = ["a", "b", "c", "d", "e"].map(|name| spec(name, &[1]));
+        let layouts = registry.declare(WorkerId(0), &specs, true).0.unwrap();
+        assert_eq!(registry.name_of(layouts[0].part), "a, b, c and 2 more");
+        let unknown = PartId { key: TensorKey(7), index: 0 };
+        assert_eq!(registry.name_of(unknown), TensorKey(7).to_string());
+    }
+
+    fn registry() -> Registry {
+        Registry::new(LayoutConfig::default(), &view(&["n0"], &["n0"]))
+    }
+
+    fn view(worker_hosts: &[&str], server_hosts: &[&str]) -> View {
+        let member = |role, index: usize, host: &str| Member {
+            role,
+            index: index as u32,
+            node: NodeId([index as u8; 32]),
+            incarnation: Incarnation(index as u128),
+            host: host.to_owned(),
+            pid: 1,
+            address: String::new(),
+        };
+        let workers = worker_hosts.iter().enumerate().map(|(index, host)| member(Role::Worker, index, host));
+        let servers = server_hosts.iter().enumerate().map(|(index, host)| member(Role::Server, index, host));
+        View {
+            job: "test".to_owned(),
+            epoch: Epoch { term: 1, number: 1 },
+            phase: Phase::Running,
+            members: workers.chain(servers).collect(),
+        }
+    }
+
+    fn spec(name: &str, shape: &[u64]) -> TensorSpec {
+        TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: shape.to_vec() }
+    }
+}

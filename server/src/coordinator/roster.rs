@@ -1,0 +1,318 @@
+//! Who sits where: admission, ranks, and which connection speaks for whom.
+//!
+//! While the job forms, a seat lasts as long as its connection, and ranks are provisional. [`Roster::seal`] fixes both: from then on a
+//! seat belongs to one incarnation of one node for good, and a connection may come and go.
+//!
+//! Ranks that were asked for are given as asked. The other members get the lowest free ranks in the order of host name, process id and
+//! arrival: neighbours on a host are neighbours in rank, and the order in which a launcher starts processes does not matter.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Time, WorkerId};
+use gradlane_core::wire::frame::{Health, Join, Progress};
+use gradlane_core::wire::limits;
+
+/// What a member is known by: the node of its certificate. A process that works and serves holds two seats.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Identity {
+    pub(super) node: NodeId,
+    pub(super) role: Role,
+}
+
+/// A member and what is known of it.
+#[derive(Debug)]
+pub(super) struct Seat {
+    /// Its index is meaningless before the seal; see [`Roster::members`].
+    pub(super) member: Member,
+    pub(super) requested: Option<u32>,
+    pub(super) arrival: u64,
+    pub(super) line: Line,
+    /// Its last sign of life.
+    pub(super) heard: Time,
+    pub(super) health: Health,
+    pub(super) progress: Progress,
+    /// Whether the end of the job was sent to it.
+    pub(super) told: bool,
+}
+
+/// How a member is reached.
+#[derive(Debug)]
+pub(super) enum Line {
+    /// This connection speaks for it.
+    Up(LinkId),
+    /// It has none, since one ended this way.
+    Down(Error),
+}
+
+/// How many members the job has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Size {
+    pub(super) workers: u32,
+    pub(super) servers: u32,
+}
+
+/// All seats of the job.
+#[derive(Debug)]
+pub(super) struct Roster {
+    size: Size,
+    sealed: bool,
+    arrivals: u64,
+    seats: BTreeMap<Identity, Seat>,
+    /// The workers by rank, once sealed.
+    ranks: Vec<Identity>,
+    /// Lives that were replaced or given up, the oldest first. As many as there can be members: beyond, a replaced life that comes back
+    /// is refused as a stranger instead.
+    fenced: VecDeque<Incarnation>,
+}
+
+impl Roster {
+    pub(super) fn new(size: Size) -> Self {
+        let (seats, ranks, fenced) = (BTreeMap::new(), Vec::new(), VecDeque::new());
+        Self { size, sealed: false, arrivals: 0, seats, ranks, fenced }
+    }
+
+    /// Seats a new member before the seal, in place of an earlier life of the same node.
+    ///
+    /// # Errors
+    /// Why there is no seat for it.
+    pub(super) fn admit(&mut self, now: Time, link: LinkId, node: NodeId, join: Join) -> Result<()> {
+        assert!(!self.sealed, "the caller asks only while the job forms");
+        let identity = Identity { node, role: join.role };
+        self.check_join(&join)?;
+        let others = || self.seats.iter().filter(|(other, _)| **other != identity && other.role == join.role);
+        if let Some(holder) =
+            others().map(|(_, seat)| seat).find(|seat| seat.requested == join.requested && join.requested.is_some())
+        {
+            return Err(duplicate(&join, holder));
+        }
+        let places = self.size.of(join.role);
+        if others().count() >= places as usize {
+            return Err(Error::FailedPrecondition {
+                what: format!("the job has its {places} {}s already", join.role),
+                hint: "start no more, or a larger job".to_owned(),
+            });
+        }
+        self.arrivals += 1;
+        let seat = Seat {
+            requested: join.requested,
+            arrival: self.arrivals,
+            line: Line::Up(link),
+            heard: now,
+            health: Health::Alive,
+            progress: Progress::default(),
+            told: false,
+            member: Member {
+                role: join.role,
+                index: 0,
+                node,
+                incarnation: join.incarnation,
+                host: join.host,
+                pid: join.pid,
+                address: join.address,
+            },
+        };
+        let life = seat.member.incarnation;
+        if let Some(earlier) = self.seats.insert(identity, seat)
+            && earlier.member.incarnation != life
+        {
+            self.fence(earlier.member.incarnation);
+        }
+        Ok(())
+    }
+
+    /// Why a stranger cannot join after the seal.
+    pub(super) fn refuse_late(&self, join: &Join) -> Error {
+        if let Err(error) = self.check_join(join) {
+            return error;
+        }
+        let holder = join.requested.and_then(|index| {
+            self.seats.values().find(|seat| seat.member.role == join.role && seat.member.index == index)
+        });
+        match holder {
+            Some(holder) if holder.health == Health::Alive => duplicate(join, holder),
+            Some(_) | None => Error::FailedPrecondition {
+                what: format!(
+                    "the job is complete with {} workers and {} servers, and runs",
+                    self.size.workers, self.size.servers
+                ),
+                hint: "a process that was lost cannot be replaced; restart the whole job".to_owned(),
+            },
+        }
+    }
+
+    /// Whether nobody is missing.
+    pub(super) fn is_complete(&self) -> bool {
+        self.seats.len() == (self.size.workers + self.size.servers) as usize
+    }
+
+    /// Fixes seats and ranks.
+    pub(super) fn seal(&mut self) {
+        assert!(self.is_complete(), "sealed once nobody is missing");
+        for (identity, index) in self.numbering() {
+            self.seats.get_mut(&identity).expect("numbered from the seats").member.index = index;
+        }
+        let mut workers: Vec<&Seat> = self.seats.values().filter(|seat| seat.member.role == Role::Worker).collect();
+        workers.sort_by_key(|seat| seat.member.index);
+        self.ranks = workers.into_iter().map(Seat::identity).collect();
+        self.sealed = true;
+    }
+
+    /// Who is missing, as `worker 2`: the ranks that would be free if the others came now.
+    pub(super) fn missing(&self) -> Vec<String> {
+        let numbering = self.numbering();
+        let missing = |role: Role| {
+            let taken: BTreeSet<u32> =
+                numbering.iter().filter(|(identity, _)| identity.role == role).map(|(_, index)| *index).collect();
+            (0..self.size.of(role))
+                .filter(move |index| !taken.contains(index))
+                .map(move |index| format!("{role} {index}"))
+        };
+        missing(Role::Worker).chain(missing(Role::Server)).collect()
+    }
+
+    /// Everybody in the order of a view: workers by rank, then servers by index. Before the seal the indices are what they would be
+    /// if nobody else came.
+    pub(super) fn in_order(&self) -> Vec<(Member, &Seat)> {
+        let numbering = if self.sealed { BTreeMap::new() } else { self.numbering() };
+        let mut members: Vec<(Member, &Seat)> = self
+            .seats
+            .iter()
+            .map(|(identity, seat)| {
+                let index = numbering.get(identity).copied().unwrap_or(seat.member.index);
+                (Member { index, ..seat.member.clone() }, seat)
+            })
+            .collect();
+        members.sort_by_key(|(member, _)| (member.role, member.index));
+        members
+    }
+
+    pub(super) fn seat(&self, identity: Identity) -> Option<&Seat> {
+        self.seats.get(&identity)
+    }
+
+    pub(super) fn seat_mut(&mut self, identity: Identity) -> Option<&mut Seat> {
+        self.seats.get_mut(&identity)
+    }
+
+    /// All seats, in an order that is the same on every run.
+    pub(super) fn seats(&self) -> impl Iterator<Item = &Seat> {
+        self.seats.values()
+    }
+
+    pub(super) fn seats_mut(&mut self) -> impl Iterator<Item = &mut Seat> {
+        self.seats.values_mut()
+    }
+
+    /// The worker with this rank, once sealed.
+    pub(super) fn worker(&self, rank: WorkerId) -> Option<&Seat> {
+        self.ranks.get(rank.0 as usize).and_then(|identity| self.seats.get(identity))
+    }
+
+    /// `worker 2`; before the seal, `worker`.
+    pub(super) fn name(&self, identity: Identity) -> String {
+        match self.seats.get(&identity) {
+            Some(seat) if self.sealed => seat.member.name(),
+            Some(_) | None => identity.role.to_string(),
+        }
+    }
+
+    /// Frees a seat before the seal.
+    pub(super) fn free(&mut self, identity: Identity) {
+        assert!(!self.sealed, "seats stay for good once the job formed");
+        self.seats.remove(&identity);
+    }
+
+    /// Remembers a life that may not come back.
+    pub(super) fn fence(&mut self, incarnation: Incarnation) {
+        if self.fenced.len() == limits::MEMBERS_MAX {
+            self.fenced.pop_front();
+        }
+        self.fenced.push_back(incarnation);
+    }
+
+    /// Whether this life was replaced or given up.
+    pub(super) fn is_fenced(&self, incarnation: Incarnation) -> bool {
+        self.fenced.contains(&incarnation)
+    }
+
+    fn check_join(&self, join: &Join) -> Result<()> {
+        for (field, ours, theirs) in [
+            ("number of workers", join.workers, self.size.workers),
+            ("number of servers", join.servers, self.size.servers),
+        ] {
+            if ours != 0 && ours != theirs {
+                // In the words of the process that is refused, because it is the one that shows them.
+                return Err(Error::Incompatible {
+                    field: field.to_owned(),
+                    ours: ours.to_string(),
+                    peer: "the coordinator".to_owned(),
+                    theirs: theirs.to_string(),
+                });
+            }
+        }
+        let places = self.size.of(join.role);
+        match join.requested {
+            Some(index) if index >= places => Err(Error::InvalidArgument {
+                what: format!("{} {index} of a job with {places} {}s", join.role, join.role),
+                hint: format!("ask for less than {places}, or for none to have one assigned"),
+            }),
+            Some(_) | None if join.role == Role::Server && join.address.is_empty() => Err(Error::InvalidArgument {
+                what: "a server without an address".to_owned(),
+                hint: "announce where it accepts exchanges, host:port".to_owned(),
+            }),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn numbering(&self) -> BTreeMap<Identity, u32> {
+        let mut numbering = BTreeMap::new();
+        for role in [Role::Worker, Role::Server] {
+            let (asked, mut free): (Vec<&Seat>, Vec<&Seat>) =
+                self.seats.values().filter(|seat| seat.member.role == role).partition(|seat| seat.requested.is_some());
+            let taken: BTreeSet<u32> = asked.iter().filter_map(|seat| seat.requested).collect();
+            free.sort_by_key(|seat| (&seat.member.host, seat.member.pid, seat.arrival));
+            let lowest = (0..self.size.of(role)).filter(|index| !taken.contains(index));
+            numbering.extend(asked.iter().filter_map(|seat| Some((seat.identity(), seat.requested?))));
+            numbering.extend(free.iter().map(|seat| seat.identity()).zip(lowest));
+        }
+        numbering
+    }
+}
+
+impl Seat {
+    pub(super) fn identity(&self) -> Identity {
+        Identity { node: self.member.node, role: self.member.role }
+    }
+
+    /// The connection that speaks for it.
+    pub(super) fn link(&self) -> Option<LinkId> {
+        match self.line {
+            Line::Up(link) => Some(link),
+            Line::Down(_) => None,
+        }
+    }
+
+    /// Whether the job still counts on it.
+    pub(super) fn is_present(&self) -> bool {
+        match self.health {
+            Health::Alive | Health::Suspect => true,
+            Health::Dead | Health::Left => false,
+        }
+    }
+}
+
+impl Size {
+    fn of(self, role: Role) -> u32 {
+        match role {
+            Role::Worker => self.workers,
+            Role::Server => self.servers,
+            Role::Coordinator => 0,
+        }
+    }
+}
+
+fn duplicate(join: &Join, holder: &Seat) -> Error {
+    let index = join.requested.expect("only a rank that was asked for can be taken");
+    Error::DuplicateRank { member: format!("{} {index}", join.role), holder: holder.member.place() }
+}

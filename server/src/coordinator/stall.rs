@@ -1,0 +1,90 @@
+//! Who is waited for, in words: turns a server's report of a waiting sum into one notice for people.
+//!
+//! A worker that is late is late with everything, and every server says so for every part. A few notices an interval tell as much as all
+//! of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use gradlane_core::types::{PartId, Round, Time, WorkerId};
+use gradlane_core::wire::frame::Health;
+
+use super::registry::Registry;
+use super::roster::{Roster, Seat};
+
+/// Different sums that are told of in one interval.
+const NOTICES_MAX: usize = 8;
+
+/// What was told of lately.
+#[derive(Debug)]
+pub(super) struct Stalls {
+    interval: Duration,
+    told: BTreeMap<(PartId, Round), Time>,
+}
+
+impl Stalls {
+    pub(super) fn new(interval: Duration) -> Self {
+        Self { interval, told: BTreeMap::new() }
+    }
+
+    /// Whether to tell of this sum now.
+    pub(super) fn is_news(&mut self, now: Time, part: PartId, round: Round) -> bool {
+        self.told.retain(|_, told| now.since(*told) < self.interval);
+        if self.told.contains_key(&(part, round)) || self.told.len() >= NOTICES_MAX {
+            return false;
+        }
+        self.told.insert((part, round), now);
+        true
+    }
+}
+
+/// What the missing workers did last, such as `worker 3 on n3 (pid 77): last seen 0.4 s ago, last tensor fc.bias, round 811`.
+pub(super) fn describe(now: Time, missing: &[WorkerId], roster: &Roster, registry: &Registry) -> String {
+    let texts: Vec<String> = missing
+        .iter()
+        .filter_map(|worker| roster.worker(*worker))
+        .map(|seat| format!("{} on {}: {}", seat.member.name(), seat.member.place(), doing(now, seat, registry)))
+        .collect();
+    texts.join("; ")
+}
+
+fn doing(now: Time, seat: &Seat, registry: &Registry) -> String {
+    let seen = match seat.health {
+        Health::Left => return "left the job".to_owned(),
+        Health::Dead => return "is dead".to_owned(),
+        Health::Alive | Health::Suspect => format!("last seen {:.1} s ago", now.since(seat.heard).as_secs_f64()),
+    };
+    match seat.progress.last {
+        Some((key, round)) => format!("{seen}, last tensor {}, {round}", registry.tensor_name(key)),
+        None => format!("{seen}, no tensor submitted yet"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::types::TensorKey;
+
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn a_sum_is_told_of_once_an_interval() {
+        let mut stalls = Stalls::new(INTERVAL);
+        assert!(stalls.is_news(Time::ZERO, part(1), Round(7)));
+        assert!(!stalls.is_news(Time::ZERO, part(1), Round(7)));
+        assert!(stalls.is_news(Time::ZERO, part(1), Round(8)));
+        assert!(stalls.is_news(Time::ZERO + INTERVAL, part(1), Round(7)));
+    }
+
+    #[test]
+    fn many_sums_at_once_are_told_of_by_the_first_few() {
+        let mut stalls = Stalls::new(INTERVAL);
+        let told = (0..1000).filter(|index| stalls.is_news(Time::ZERO, part(*index), Round(7))).count();
+        assert_eq!(told, NOTICES_MAX);
+    }
+
+    fn part(index: u32) -> PartId {
+        PartId { key: TensorKey(1), index }
+    }
+}
