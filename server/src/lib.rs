@@ -17,6 +17,9 @@ pub mod embedded;
 pub mod launch;
 pub mod rendezvous;
 
+mod os;
+mod signals;
+
 pub use embedded::{Embedded, EmbeddedOptions};
 pub use server::{Server, ServerOptions};
 pub use stats::Stats;

@@ -1,0 +1,403 @@
+//! The command line: `gradlane` of the Python package and `gradlane-server`, one and the same.
+//!
+//! This file reads the arguments and chooses; [`roles`] runs a part of a job, [`crate::launch`] a whole one, [`status`] and
+//! [`crate::doctor`] report. All settings are knobs of [`gradlane_core::config`]; a flag here is only a short name for one.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use gradlane_core::config::{Config, Origin, ProcessRole};
+use gradlane_core::{Error, Result};
+use tracing_subscriber::EnvFilter;
+
+use crate::launch::{self, Launch};
+use crate::{doctor, rendezvous};
+
+pub(crate) mod exit;
+mod roles;
+mod status;
+
+/// Runs the command line `argv`, whose first word is the command's own name, and returns the exit code (`gradlane --help` lists them).
+///
+/// `program` is the command line that starts this same command again, such as `python -m gradlane.cli`; `gradlane run` starts its
+/// servers with it. Blocks as long as the role or job lives; SIGINT and SIGTERM end it.
+pub fn main(argv: impl Iterator<Item = OsString>, program: &[OsString]) -> i32 {
+    let cli = match Cli::try_parse_from(short_np(argv.collect())) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version go to standard output, complaints to standard error.
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    cli.command.run(program).unwrap_or_else(|error| {
+        exit::complain(&error);
+        exit::code(&error)
+    })
+}
+
+/// Gradient aggregation for distributed training.
+#[derive(Parser, Debug)]
+#[command(name = "gradlane", version, after_help = exit::TABLE, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Run a whole job on this host: a coordinator, servers and workers
+    #[command(after_help = "Example: gradlane run -n 4 -s 2 -- python train.py")]
+    Run(Run),
+    /// Run one summation server of a job
+    Server(Settings),
+    /// Run the coordinator of a job; prints the join string that its other processes need
+    #[command(alias = "scheduler")]
+    Coordinator(Settings),
+    /// Run a coordinator and its servers in one process
+    Both(Settings),
+    /// Run what GRADLANE_ROLE or DMLC_ROLE says; a server if they say nothing
+    #[command(hide = true)]
+    Serve(Settings),
+    /// Show the members of a running job
+    Status(Status),
+    /// Show every setting, its value and where it came from
+    Config(Report),
+    /// Look at this machine and say what to change
+    Doctor(Doctor),
+}
+
+#[derive(Args, Debug)]
+struct Run {
+    #[command(flatten)]
+    settings: Settings,
+    /// Seconds that the survivors of a failure may take to end by themselves
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    grace: u32,
+    /// The worker's command line
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
+    worker: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+struct Status {
+    #[command(flatten)]
+    settings: Settings,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct Report {
+    #[command(flatten)]
+    settings: Settings,
+    /// Print a configuration file with these settings
+    #[arg(long)]
+    toml: bool,
+}
+
+#[derive(Args, Debug)]
+struct Doctor {
+    #[command(flatten)]
+    settings: Settings,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Every flag but `-o` is the knob of its name.
+#[derive(Args, Clone, Debug, Default)]
+struct Settings {
+    /// Any setting by its name; `gradlane config` lists them. May be repeated
+    #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
+    options: Vec<String>,
+    /// TOML file with settings
+    #[arg(long, value_name = "FILE")]
+    config: Option<String>,
+    /// Number of workers
+    #[arg(short = 'n', long, visible_alias = "np", value_name = "N")]
+    workers: Option<String>,
+    /// Number of servers; with 0, a launcher or the first worker is one beside its own work
+    #[arg(short = 's', long, value_name = "N")]
+    servers: Option<String>,
+    /// Name of the job
+    #[arg(long, value_name = "NAME")]
+    job: Option<String>,
+    /// Join string; others can see it in the list of processes, so prefer GRADLANE_JOIN or --join-file
+    #[arg(long, value_name = "STRING")]
+    join: Option<String>,
+    /// File with the join string; a coordinator writes it
+    #[arg(long, value_name = "FILE")]
+    join_file: Option<String>,
+    /// Where to listen
+    #[arg(long, value_name = "HOST:PORT")]
+    bind: Option<String>,
+    /// Host under which others reach this process
+    #[arg(long, value_name = "HOST")]
+    advertise: Option<String>,
+    /// Where keys and join strings are kept
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<String>,
+    /// Log level or filter
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+}
+
+impl Command {
+    fn run(self, program: &[OsString]) -> Result<i32> {
+        match self {
+            Self::Run(run) => run.launch(program),
+            Self::Server(settings) => live(ProcessRole::Server, &settings),
+            Self::Coordinator(settings) => live(ProcessRole::Coordinator, &settings),
+            Self::Both(settings) => live(ProcessRole::Both, &settings),
+            Self::Serve(settings) => live(settings.role()?, &settings),
+            Self::Status(Status { settings, json }) => {
+                let config = settings.load(Some(ProcessRole::Server))?;
+                let status = status::ask(&config)?;
+                say(&if json { status::json(&status) } else { status::text(&status) })
+            }
+            Self::Config(Report { settings, toml }) => {
+                let config = settings.load(None)?;
+                say(&if toml { config.to_toml() } else { config.report() })
+            }
+            Self::Doctor(Doctor { settings, json }) => {
+                let findings = doctor::examine(Path::new("/"), &expectations(&settings, program)?);
+                say(&if json { doctor::json(&findings) } else { doctor::text(&findings) })
+            }
+        }
+    }
+}
+
+fn live(role: ProcessRole, settings: &Settings) -> Result<i32> {
+    roles::run(role, settings.load(Some(role))?)
+}
+
+impl Run {
+    fn launch(self, program: &[OsString]) -> Result<i32> {
+        let settings = self.settings.arguments()?;
+        let config = self.settings.load(Some(ProcessRole::Both))?;
+        launch::run(&Launch {
+            workers: config.size.unwrap_or(1),
+            servers: config.servers,
+            config,
+            settings,
+            failure_grace: Duration::from_secs(self.grace.into()),
+            program,
+            worker: &self.worker,
+        })
+    }
+}
+
+impl Settings {
+    /// What was given, by the name of the knob.
+    fn arguments(&self) -> Result<BTreeMap<String, String>> {
+        let flags = [
+            ("config", &self.config),
+            ("size", &self.workers),
+            ("servers", &self.servers),
+            ("job", &self.job),
+            ("join", &self.join),
+            ("join_file", &self.join_file),
+            ("bind", &self.bind),
+            ("advertise", &self.advertise),
+            ("state_dir", &self.state_dir),
+            ("log", &self.log),
+        ];
+        let given = flags.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value.clone()?)));
+        let mut arguments: BTreeMap<String, String> = given.collect();
+        for option in &self.options {
+            let Some((name, value)) = option.split_once('=') else {
+                return Err(Error::Config {
+                    knob: option.clone(),
+                    problem: "has no value".to_owned(),
+                    hint: "write -o name=value".to_owned(),
+                });
+            };
+            let name = name.trim().replace('-', "_");
+            if arguments.insert(name.clone(), value.to_owned()).is_some() {
+                return Err(Error::Config {
+                    knob: name,
+                    problem: "is given twice".to_owned(),
+                    hint: "give each setting once".to_owned(),
+                });
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// Loads the settings of this process, which is a `role` whatever the environment says, and starts its log.
+    fn load(&self, role: Option<ProcessRole>) -> Result<Config> {
+        let mut arguments = self.arguments()?;
+        if let Some(role) = role {
+            arguments.insert("role".to_owned(), role.name().to_owned());
+        }
+        let (config, warnings) = Config::from_process(&arguments)?;
+        start_log(&config)?;
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(config)
+    }
+
+    /// The role that the settings name; a server if they name none.
+    fn role(&self) -> Result<ProcessRole> {
+        let arguments = self.arguments()?;
+        Ok(match Config::from_process(&arguments) {
+            Ok((config, _)) if *config.origin("role") != Origin::Default => config.role,
+            // What is wrong is said when they are loaded for that role.
+            Ok(_) | Err(_) => ProcessRole::Server,
+        })
+    }
+}
+
+/// The log goes to standard error: standard output is for results.
+fn start_log(config: &Config) -> Result<()> {
+    let filter = EnvFilter::try_new(&config.log).map_err(|cause| Error::Config {
+        knob: "log".to_owned(),
+        problem: format!("{:?} is no filter: {cause}", config.log),
+        hint: "give a level such as info, or directives such as info,gradlane_core::sched=trace".to_owned(),
+    })?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A process that has a log already, such as a test, keeps it.
+    let _ = log.with_ansi(std::io::stderr().is_terminal()).try_init();
+    Ok(())
+}
+
+fn expectations(settings: &Settings, program: &[OsString]) -> Result<doctor::Expectations> {
+    // A server's settings, because a worker's place is of no interest here.
+    let config = settings.load(Some(ProcessRole::Server))?;
+    // `<prefix>/bin/python`, or this program in the same place.
+    let prefix = program.first().and_then(|program| Path::new(program).parent()?.parent()).map(Path::to_owned);
+    Ok(doctor::Expectations {
+        socket_buffer_bytes: config.socket_buffer_bytes,
+        state_dir: rendezvous::state_dir(&config).map_or_else(|_| PathBuf::from("~/.gradlane"), Path::to_owned),
+        python_prefixes: prefix.into_iter().collect(),
+    })
+}
+
+/// Prints a result. A reader that went away, such as `head`, is no failure.
+fn say(text: &str) -> Result<i32> {
+    let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
+    Ok(exit::SUCCESS)
+}
+
+/// Makes `run -np 4` of MPI's and BytePS's launchers what it means here, `run -n 4`. Only among the launcher's own arguments: what
+/// follows the program's name is the program's.
+fn short_np(mut argv: Vec<OsString>) -> Vec<OsString> {
+    if argv.get(1).is_none_or(|command| command != "run") {
+        return argv;
+    }
+    let mut index = 2;
+    while let Some(word) = argv.get(index).and_then(|word| word.to_str()).filter(|word| word.starts_with('-') && *word != "--") {
+        // Every argument of `run` takes a value: in the next word, unless it is in this one.
+        let value_follows = match word {
+            "-np" => {
+                argv[index] = "-n".into();
+                true
+            }
+            _ if word.starts_with("--") => !word.contains('='),
+            _ => word.len() == 2,
+        };
+        index += if value_follows { 2 } else { 1 };
+    }
+    argv
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_of_the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn bad_usage_ends_with_the_code_for_it() {
+        for line in ["gradlane", "gradlane no-such-command", "gradlane server --no-such-flag", "gradlane run -n 2"] {
+            assert_eq!(main(words(line).into_iter(), &[]), exit::USAGE, "{line}");
+        }
+        for line in ["gradlane server -o nonsense=1", "gradlane server -o bind", "gradlane server -n x", "gradlane server -n 2 -o size=2"] {
+            assert_eq!(main(words(line).into_iter(), &[]), exit::USAGE, "{line}");
+        }
+    }
+
+    #[test]
+    fn help_and_version_are_no_failures() {
+        for line in ["gradlane --help", "gradlane run --help", "gradlane --version"] {
+            assert_eq!(main(words(line).into_iter(), &[]), exit::SUCCESS, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_worker_is_not_started_by_this_command() {
+        assert_eq!(main(words("gradlane serve -o role=worker -o rank=0 -o size=1").into_iter(), &[]), exit::USAGE);
+    }
+
+    #[test]
+    fn the_launcher_takes_its_own_arguments_and_leaves_the_rest_to_the_program() {
+        for (line, workers, servers, program) in [
+            ("gradlane run -n 2 python train.py", Some("2"), None, "python train.py"),
+            ("gradlane run -np 2 -s 3 -- python -u train.py", Some("2"), Some("3"), "python -u train.py"),
+            ("gradlane run -s 3 -np 2 python train.py -np 5", Some("2"), Some("3"), "python train.py -np 5"),
+            ("gradlane run --np 2 prog -n 9", Some("2"), None, "prog -n 9"),
+            ("gradlane run --workers=2 prog -s 9", Some("2"), None, "prog -s 9"),
+            ("gradlane run -n2 -o bind=127.0.0.1:0 prog -np 7", Some("2"), None, "prog -np 7"),
+            ("gradlane run -- prog -np 7", None, None, "prog -np 7"),
+        ] {
+            let Command::Run(run) = parse(line) else { panic!("{line}") };
+            assert_eq!(run.settings.workers.as_deref(), workers, "{line}");
+            assert_eq!(run.settings.servers.as_deref(), servers, "{line}");
+            assert_eq!(run.worker, words(program), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_setting_can_be_given_by_name() {
+        let Command::Server(settings) = parse("gradlane server --bind 127.0.0.1:7 -o step-timeout=7s -o sum_threads=2 -n 4") else {
+            panic!("it is a server");
+        };
+        let expected = [("bind", "127.0.0.1:7"), ("size", "4"), ("step_timeout", "7s"), ("sum_threads", "2")];
+        let expected: BTreeMap<_, _> = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        assert_eq!(settings.arguments(), Ok(expected));
+    }
+
+    #[test]
+    fn a_flag_is_a_knob() {
+        let every = Settings {
+            options: Vec::new(),
+            config: None,
+            workers: Some("2".to_owned()),
+            servers: Some("1".to_owned()),
+            job: Some("night".to_owned()),
+            join: None,
+            join_file: Some("/tmp/join".to_owned()),
+            bind: Some("127.0.0.1:0".to_owned()),
+            advertise: Some("n1".to_owned()),
+            state_dir: Some("/tmp/state".to_owned()),
+            log: Some("info".to_owned()),
+        };
+        let (config, _) = Config::load(&every.arguments().unwrap(), [], None).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!((config.servers, config.job.as_str(), config.log.as_str()), (1, "night", "info"));
+    }
+
+    #[test]
+    fn a_scheduler_is_a_coordinator() {
+        assert!(matches!(parse("gradlane scheduler -n 1 -s 1"), Command::Coordinator(_)));
+    }
+
+    fn parse(line: &str) -> Command {
+        Cli::try_parse_from(short_np(words(line))).unwrap_or_else(|error| panic!("{line}: {error}")).command
+    }
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split(' ').map(OsString::from).collect()
+    }
+}

@@ -1,0 +1,87 @@
+//! What the command says when it ends: exit codes, and the line on standard error.
+
+use std::fmt::Display;
+
+use gradlane_core::{Code, Error};
+
+/// The job did what it was started for.
+pub(crate) const SUCCESS: i32 = 0;
+/// The job failed.
+pub(crate) const FAILURE: i32 = 1;
+/// The command line or a setting makes no sense; nothing was started.
+pub(crate) const USAGE: i32 = 2;
+/// Somebody is not there yet, or not any more; the same command may succeed later (`EX_TEMPFAIL` of sysexits.h).
+pub(crate) const TEMPORARY: i32 = 75;
+/// Who is who could not be proven (`EX_NOPERM` of sysexits.h).
+pub(crate) const PERMISSION: i32 = 77;
+
+/// The table, for `--help`.
+pub(crate) const TABLE: &str = "\
+Exit codes:
+  0      the job ended in order
+  1      the job failed
+  2      bad usage or settings; nothing was started
+  75     temporary: the coordinator is not reachable, or the job did not form in time
+  77     not permitted: the join string or certificate does not prove who this is
+  128+n  ended by signal n
+  `run` exits with the code of the first process that failed; 126 or 127 if it cannot be started";
+
+/// The exit code for an error.
+pub(crate) fn code(error: &Error) -> i32 {
+    match error {
+        // The system's refusal is of the class `Unavailable`, but a taken port or a full disk does not pass by waiting.
+        Error::Io { .. } => FAILURE,
+        // A tensor that nobody contributes to is a fault of the job, however long one waits.
+        Error::Stalled { .. } => FAILURE,
+        _ => match error.code() {
+            Code::InvalidArgument => USAGE,
+            Code::Unavailable | Code::DeadlineExceeded => TEMPORARY,
+            Code::Unauthenticated => PERMISSION,
+            Code::NotFound
+            | Code::AlreadyExists
+            | Code::FailedPrecondition
+            | Code::Aborted
+            | Code::ResourceExhausted
+            | Code::Cancelled
+            | Code::Fenced
+            | Code::DataLoss
+            | Code::Internal => FAILURE,
+        },
+    }
+}
+
+/// Tells the user what went wrong.
+pub(crate) fn complain(problem: &impl Display) {
+    eprintln!("gradlane: {problem}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_code_says_whether_to_try_again() {
+        let text = String::new;
+        let missing = vec!["worker 2".to_owned()];
+        for (error, expected) in [
+            (Error::Config { knob: text(), problem: text(), hint: text() }, USAGE),
+            (Error::NotFormed { missing, waited: Duration::ZERO }, TEMPORARY),
+            (Error::Unavailable { what: text(), cause: text() }, TEMPORARY),
+            (Error::Timeout { what: text(), waited: Duration::ZERO }, TEMPORARY),
+            (Error::Auth { problem: text(), hint: text() }, PERMISSION),
+            (Error::PeerLost { member: text(), host: text(), cause: text() }, FAILURE),
+            (Error::Io { what: text(), cause: text() }, FAILURE),
+        ] {
+            assert_eq!(code(&error), expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn the_help_has_every_code() {
+        for code in [SUCCESS, FAILURE, USAGE, TEMPORARY, PERMISSION] {
+            assert!(TABLE.lines().any(|line| line.starts_with(&format!("  {code:<7}"))), "{code}");
+        }
+    }
+}

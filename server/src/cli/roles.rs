@@ -1,0 +1,316 @@
+//! The roles of a job that are processes of their own: a server, a coordinator, or both in one. Each lives as long as its job, or until
+//! a signal.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, bounded, select, unbounded};
+use gradlane_core::config::{Config, Origin, ProcessRole};
+use gradlane_core::transport::quic::identity::Credentials;
+use gradlane_core::types::Role;
+use gradlane_core::types::join::JoinString;
+use gradlane_core::{Error, Result};
+
+use super::exit;
+use crate::coordinator::CoordinatorConfig;
+use crate::coordinator::driver::CoordinatorNode;
+use crate::embedded::{Embedded, EmbeddedOptions};
+use crate::rendezvous::{self, Published};
+use crate::server::{Server, ServerOptions};
+use crate::signals::Interrupts;
+
+/// Runs a role until its job ends or a signal comes, and returns the exit code.
+///
+/// # Errors
+/// Why it could not be started, or why the job failed.
+pub(super) fn run(role: ProcessRole, config: Config) -> Result<i32> {
+    let (signals, interrupts) = unbounded();
+    let _watch = Interrupts::watch(move |signal| {
+        let _ = signals.send(signal);
+    })?;
+    match role {
+        ProcessRole::Server => live(move || start_server(config), &interrupts),
+        ProcessRole::Coordinator => live(move || start_coordinator(config), &interrupts),
+        ProcessRole::Both => live(move || start_both(config), &interrupts),
+        ProcessRole::Worker => Err(Error::Config {
+            knob: "role".to_owned(),
+            problem: "is worker".to_owned(),
+            hint: "start the training program itself: it is the worker".to_owned(),
+        }),
+    }
+}
+
+/// A role that has been started.
+trait Live: Send + Sync + 'static {
+    /// Blocks until the job has ended or [`Live::stop`] was called.
+    fn wait(&self) -> Result<()>;
+    /// Stops at once: the process ends within two seconds of a signal.
+    fn stop(&self);
+}
+
+/// Starts a role and waits for the end of its job. A signal ends the wait at any time; a start under way is left to end with the process.
+fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts: &Receiver<i32>) -> Result<i32> {
+    let started = in_thread(start)?;
+    let role = select! {
+        recv(started) -> role => Arc::new(role.unwrap_or_else(panicked)?),
+        recv(interrupts) -> signal => return Ok(interrupted(signal)),
+    };
+    let waiting = Arc::clone(&role);
+    let ended = in_thread(move || waiting.wait())?;
+    let outcome = select! {
+        recv(ended) -> outcome => outcome.unwrap_or_else(panicked).map(|()| exit::SUCCESS),
+        recv(interrupts) -> signal => Ok(interrupted(signal)),
+    };
+    role.stop();
+    outcome
+}
+
+/// Runs `work` in a thread of its own and delivers its outcome.
+fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Receiver<Result<T>>> {
+    let (done, outcome) = bounded(1);
+    let run = move || {
+        let _ = done.send(work());
+    };
+    match std::thread::Builder::new().name("gl-role".to_owned()).spawn(run) {
+        Ok(_) => Ok(outcome),
+        Err(error) => Err(Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() }),
+    }
+}
+
+fn panicked<T>(_: crossbeam_channel::RecvError) -> Result<T> {
+    Err(Error::Internal { what: "a thread of this role panicked; its message stands above".to_owned() })
+}
+
+fn interrupted(signal: std::result::Result<i32, crossbeam_channel::RecvError>) -> i32 {
+    128 + signal.expect("signals are watched as long as the role lives")
+}
+
+fn start_server(config: Config) -> Result<Server> {
+    let patience = config.join_timeout;
+    let join = rendezvous::join_string(&config, patience)?;
+    let credentials = Arc::new(Credentials::enroll(&join, Role::Server, patience)?);
+    let index = config.server_index;
+    Server::start(ServerOptions { config, coordinator: join.address, credentials, index })
+}
+
+impl Live for Server {
+    fn wait(&self) -> Result<()> {
+        self.join(None)
+    }
+
+    fn stop(&self) {
+        Server::stop(self, Duration::from_millis(500));
+    }
+}
+
+/// A coordinator that the others can find.
+struct Coordinating {
+    node: CoordinatorNode,
+    _announced: Announced,
+}
+
+fn start_coordinator(config: Config) -> Result<Coordinating> {
+    let (config, workers) = decider(config)?;
+    if config.servers == 0 {
+        return Err(Error::Config {
+            knob: "servers".to_owned(),
+            problem: "is 0, and a coordinator adds nothing itself".to_owned(),
+            hint: "give the number of servers, or start the role `both`".to_owned(),
+        });
+    }
+    let machine = CoordinatorConfig::from_config(&config, workers, config.servers);
+    let directory = config.state_dir.as_deref().map(|state_dir| rendezvous::job_dir(state_dir, &config.job)).transpose()?;
+    let node = CoordinatorNode::start(machine, &config, directory.as_deref())?;
+    let announced = announce(node.join_string(), &config)?;
+    Ok(Coordinating { node, _announced: announced })
+}
+
+impl Live for Coordinating {
+    fn wait(&self) -> Result<()> {
+        self.node.wait(None)
+    }
+
+    fn stop(&self) {
+        self.node.stop(Error::Unavailable {
+            what: "the coordinator".to_owned(),
+            cause: "it was stopped by a signal".to_owned(),
+        });
+    }
+}
+
+/// A coordinator with its servers in one process.
+struct Joint {
+    embedded: Embedded,
+    _announced: Announced,
+}
+
+fn start_both(config: Config) -> Result<Joint> {
+    let (config, workers) = decider(config)?;
+    let servers = config.servers.max(1);
+    let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers })?;
+    let announced = announce(embedded.join_string(), &config)?;
+    Ok(Joint { embedded, _announced: announced })
+}
+
+impl Live for Joint {
+    fn wait(&self) -> Result<()> {
+        self.embedded.coordinator().wait(None)
+    }
+
+    fn stop(&self) {
+        // How the job ended was learnt by waiting.
+        let _ = self.embedded.stop(Duration::ZERO);
+    }
+}
+
+/// The settings of a coordinator, and how many workers it waits for.
+///
+/// Where `DMLC_*` variables name its host and port, it is reached under exactly that name, and listens on every address, because the
+/// name may be that of a router or of a container's host.
+fn decider(mut config: Config) -> Result<(Config, u32)> {
+    let Some(workers) = config.size else {
+        return Err(Error::Config {
+            knob: "size".to_owned(),
+            problem: "is not given, and a coordinator must know when its job is complete".to_owned(),
+            hint: "give the number of workers: --workers, GRADLANE_SIZE or DMLC_NUM_WORKER".to_owned(),
+        });
+    };
+    config.job = rendezvous::job(&config);
+    if let (Origin::Default, Some(port)) = (config.origin("bind"), config.coordinator_port) {
+        config.bind = format!("0.0.0.0:{port}");
+    }
+    config.advertise = config.advertise.or_else(|| config.coordinator_host.clone());
+    Ok((config, workers))
+}
+
+/// A join string that was made known. Dropping it takes it back.
+struct Announced {
+    _published: Option<Published>,
+    join_file: Option<PathBuf>,
+}
+
+/// Makes the join string known: on standard output, in the join file, and to the user's own processes.
+fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
+    let published = match config.state_dir.as_deref() {
+        Some(state_dir) => Some(rendezvous::publish(state_dir, &config.job, join)?),
+        None => None,
+    };
+    if let Some(path) = &config.join_file {
+        rendezvous::write_private(path, &format!("{join}\n"))?;
+    }
+    // A reader that went away, such as `head -1`, is no reason to stop the job.
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "GRADLANE_JOIN={join}").and_then(|()| stdout.flush());
+    Ok(Announced { _published: published, join_file: config.join_file.clone() })
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        if let Some(path) = &self.join_file {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::{Sender, never};
+
+    use super::*;
+
+    #[test]
+    fn a_role_lives_as_long_as_its_job() {
+        for (end, outcome) in [(Ok(()), Ok(exit::SUCCESS)), (Err(Error::Cancelled), Err(Error::Cancelled))] {
+            let (stopped, stops) = unbounded();
+            let role = Fake { wait: move || end.clone(), stopped };
+            assert_eq!(live(move || Ok(role), &never()), outcome);
+            assert_eq!(stops.len(), 1, "what is left of it is stopped");
+        }
+    }
+
+    #[test]
+    fn a_role_that_cannot_start_says_why() {
+        assert_eq!(live(|| Err::<Fake<fn() -> Result<()>>, _>(Error::Cancelled), &never()), Err(Error::Cancelled));
+    }
+
+    #[test]
+    fn a_signal_stops_it() {
+        let (signals, interrupts) = unbounded();
+        let (stopped, stops) = unbounded();
+        let wait = move || {
+            signals.send(15).unwrap();
+            never::<Result<()>>().recv().unwrap()
+        };
+        assert_eq!(live(move || Ok(Fake { wait, stopped }), &interrupts), Ok(128 + 15));
+        assert_eq!(stops.len(), 1);
+    }
+
+    #[test]
+    fn a_signal_during_the_start_does_not_wait_for_it() {
+        let (signals, interrupts) = unbounded();
+        let start = move || {
+            signals.send(2).unwrap();
+            never::<Result<Fake<fn() -> Result<()>>>>().recv().unwrap()
+        };
+        assert_eq!(live(start, &interrupts), Ok(128 + 2));
+    }
+
+    #[test]
+    fn a_coordinator_of_dmlc_variables_is_reached_under_the_name_they_give() {
+        let dmlc = [("DMLC_PS_ROOT_URI", "n1"), ("DMLC_PS_ROOT_PORT", "9000"), ("DMLC_NUM_WORKER", "2")];
+        let (config, workers) = decider(config(&dmlc)).unwrap();
+        assert_eq!(workers, 2);
+        assert_eq!(config.bind, "0.0.0.0:9000");
+        assert_eq!(config.advertise.as_deref(), Some("n1"));
+        assert_eq!(config.job, "n1_9000");
+    }
+
+    #[test]
+    fn a_coordinator_must_know_how_many_there_will_be() {
+        assert!(matches!(decider(config(&[])), Err(Error::Config { knob, .. }) if knob == "size"));
+        let workers_only = config(&[("GRADLANE_SIZE", "2")]);
+        assert!(matches!(start_coordinator(workers_only), Err(Error::Config { knob, .. }) if knob == "servers"));
+    }
+
+    #[test]
+    fn a_join_string_is_announced_until_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("join-file");
+        let config = Config {
+            state_dir: Some(dir.path().to_owned()),
+            join_file: Some(file.clone()),
+            ..Config::default()
+        };
+        let join = JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [2; 16] };
+        let announced = announce(&join, &config).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{join}\n"));
+        assert_eq!(rendezvous::find(dir.path(), "default", Duration::ZERO), Ok(join));
+        drop(announced);
+        assert!(!file.exists());
+        assert!(rendezvous::find(dir.path(), "default", Duration::ZERO).is_err());
+    }
+
+    /// Waits as it is told, and tells when it is stopped.
+    struct Fake<W> {
+        wait: W,
+        stopped: Sender<()>,
+    }
+
+    impl<W: Fn() -> Result<()> + Send + Sync + 'static> Live for Fake<W> {
+        fn wait(&self) -> Result<()> {
+            (self.wait)()
+        }
+
+        fn stop(&self) {
+            self.stopped.send(()).unwrap();
+        }
+    }
+
+    fn config(variables: &[(&str, &str)]) -> Config {
+        let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let role = [("role".to_owned(), "coordinator".to_owned())].into();
+        Config::load(&role, environment, None).unwrap().0
+    }
+}

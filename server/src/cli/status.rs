@@ -1,0 +1,157 @@
+//! `gradlane status`: the members of a running job, as its coordinator sees them.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use gradlane_core::Result;
+use gradlane_core::config::Config;
+use gradlane_core::engine;
+use gradlane_core::transport::quic::identity::Credentials;
+use gradlane_core::types::{Phase, Role};
+use gradlane_core::wire::frame::{Health, Status};
+
+use crate::rendezvous;
+
+/// Asks the coordinator of the job that `config` names.
+///
+/// # Errors
+/// Why it cannot be found or asked; somebody waits for the answer, so that happens within seconds.
+pub(super) fn ask(config: &Config) -> Result<Status> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let patience = config.join_timeout.min(PATIENCE);
+    let join = rendezvous::join_string(config, Duration::ZERO)?;
+    let credentials = Credentials::enroll(&join, Role::Worker, patience)?;
+    engine::status(&join.address, &credentials, patience)
+}
+
+/// One line for the job, then one line a member.
+pub(super) fn text(status: &Status) -> String {
+    let view = &status.view;
+    let mut text = format!("job {}, {}: {}\n", view.job, view.epoch, phase(&view.phase));
+    if let Phase::Aborted(cause) = &view.phase {
+        let _ = writeln!(text, "cause: {cause}");
+    }
+    for (member, status) in view.members.iter().zip(&status.members) {
+        let _ = write!(text, "{:<12} {:<8} {}", member.name(), health(status.health), member.place());
+        if !member.address.is_empty() {
+            let _ = write!(text, " at {}", member.address);
+        }
+        let _ = write!(text, ", heard of {:.1} s ago", status.silent.as_secs_f64());
+        if let Some((_, round)) = status.progress.last {
+            let _ = write!(text, ", last in {round}");
+        }
+        let (pending, bytes) = (status.progress.pending, status.progress.bytes_in_flight);
+        let _ = writeln!(text, ", {pending} pending, {bytes} bytes in flight");
+    }
+    text
+}
+
+/// The same for programs. Ages are in milliseconds.
+pub(super) fn json(status: &Status) -> String {
+    let view = &status.view;
+    let members: Vec<_> = view
+        .members
+        .iter()
+        .zip(&status.members)
+        .map(|(member, status)| {
+            serde_json::json!({
+                "role": member.role.to_string(),
+                "index": member.index,
+                "host": member.host,
+                "pid": member.pid,
+                "address": member.address,
+                "node": member.node.to_string(),
+                "incarnation": format!("{:032x}", member.incarnation.0),
+                "health": health(status.health),
+                "silent_ms": u64::try_from(status.silent.as_millis()).unwrap_or(u64::MAX),
+                "round": status.progress.last.map(|(_, round)| round.0),
+                "pending": status.progress.pending,
+                "bytes_in_flight": status.progress.bytes_in_flight,
+            })
+        })
+        .collect();
+    let cause = match &view.phase {
+        Phase::Aborted(cause) => Some(cause.to_string()),
+        Phase::Forming | Phase::Running | Phase::Ended => None,
+    };
+    serde_json::json!({
+        "job": view.job,
+        "epoch": { "term": view.epoch.term, "number": view.epoch.number },
+        "phase": phase(&view.phase),
+        "cause": cause,
+        "workers": view.workers().count(),
+        "servers": view.servers().count(),
+        "members": members,
+    })
+    .to_string()
+}
+
+fn phase(phase: &Phase) -> &'static str {
+    match phase {
+        Phase::Forming => "forming",
+        Phase::Running => "running",
+        Phase::Ended => "ended",
+        Phase::Aborted(_) => "aborted",
+    }
+}
+
+fn health(health: Health) -> &'static str {
+    match health {
+        Health::Alive => "alive",
+        Health::Suspect => "suspect",
+        Health::Dead => "dead",
+        Health::Left => "left",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::Error;
+    use gradlane_core::types::{Epoch, Incarnation, Member, NodeId, Round, TensorKey, View};
+    use gradlane_core::wire::frame::{MemberStatus, Progress};
+
+    use super::*;
+
+    #[test]
+    fn each_member_has_a_line() {
+        let text = text(&status(Phase::Running));
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "job night, epoch 1.3: running");
+        assert_eq!(lines[1], "worker 0     alive    n1 (pid 70), heard of 0.2 s ago, last in round 7, 2 pending, 64 bytes in flight");
+        assert!(lines[2].starts_with("server 0     alive    n1 (pid 80) at 10.0.0.1:9, "), "{text}");
+    }
+
+    #[test]
+    fn an_aborted_job_says_why() {
+        assert!(text(&status(Phase::Aborted(Error::Cancelled))).contains("cause: cancelled by the caller"));
+    }
+
+    #[test]
+    fn programs_read_the_same_as_json() {
+        let read: serde_json::Value = serde_json::from_str(&json(&status(Phase::Running))).unwrap();
+        assert_eq!(read["phase"], "running");
+        assert_eq!((&read["workers"], &read["servers"]), (&1.into(), &1.into()));
+        assert_eq!(read["members"][0]["health"], "alive");
+        assert_eq!(read["members"][0]["silent_ms"], 200);
+        assert_eq!(read["members"][1]["address"], "10.0.0.1:9");
+    }
+
+    fn status(phase: Phase) -> Status {
+        let member = |role, pid, address: &str| Member {
+            role,
+            index: 0,
+            node: NodeId([0; 32]),
+            incarnation: Incarnation(1),
+            host: "n1".to_owned(),
+            pid,
+            address: address.to_owned(),
+        };
+        let members = vec![member(Role::Worker, 70, ""), member(Role::Server, 80, "10.0.0.1:9")];
+        let progress = Progress { last: Some((TensorKey(1), Round(7))), pending: 2, bytes_in_flight: 64 };
+        let health = MemberStatus { health: Health::Alive, silent: Duration::from_millis(200), progress };
+        Status {
+            view: View { job: "night".to_owned(), epoch: Epoch { term: 1, number: 3 }, phase, members },
+            members: vec![health.clone(), health],
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! `gradlane doctor`: what this machine has for the job, and what to change.
+//!
+//! [`machine`] reads, [`diagnosis`] judges, this file shows. Reading starts at a root directory, so that tests can lay out a machine as
+//! files; nothing is loaded, started or changed.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+mod diagnosis;
+mod machine;
+
+/// What is expected of the machine.
+#[derive(Clone, Debug)]
+pub struct Expectations {
+    /// The buffer that sockets will ask for.
+    pub socket_buffer_bytes: u64,
+    /// Where keys and join strings are kept.
+    pub state_dir: PathBuf,
+    /// Directories with Python's `lib`, where a wheel may have brought NCCL; `/usr` and `/usr/local` are looked into anyway.
+    pub python_prefixes: Vec<PathBuf>,
+}
+
+/// How good something is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// A fact without a judgement.
+    Info,
+    /// Works, but someone should look.
+    Warn,
+}
+
+impl Level {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Info => "info",
+            Self::Warn => "warn",
+        }
+    }
+}
+
+/// One line of the report.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// How good.
+    pub level: Level,
+    /// What was looked at, such as `udp receive buffer`.
+    pub subject: String,
+    /// What was found.
+    pub found: String,
+    /// What to do; empty if there is nothing to do.
+    pub advice: String,
+}
+
+/// Looks at the machine below `root`, which is `/` but in tests.
+pub fn examine(root: &Path, expectations: &Expectations) -> Vec<Finding> {
+    diagnosis::findings(&machine::Machine::read(root, expectations), expectations)
+}
+
+/// The report for people, one finding a line and its advice below it.
+pub fn text(findings: &[Finding]) -> String {
+    let width = findings.iter().map(|finding| finding.subject.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for Finding { level, subject, found, advice } in findings {
+        let _ = writeln!(text, "{:<4}  {subject:<width$}  {found}", level.name());
+        if !advice.is_empty() {
+            let _ = writeln!(text, "      {:<width$}  -> {advice}", "");
+        }
+    }
+    text
+}
+
+/// The report for programs: a list of objects with `level`, `subject`, `found` and `advice`.
+pub fn json(findings: &[Finding]) -> String {
+    let object = |finding: &Finding| {
+        serde_json::json!({
+            "level": finding.level.name(),
+            "subject": finding.subject,
+            "found": finding.found,
+            "advice": finding.advice,
+        })
+    };
+    serde_json::Value::Array(findings.iter().map(object).collect()).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_has_a_line_a_finding_and_its_advice_below() {
+        let findings = [finding(Level::Ok, "cores", "2", ""), finding(Level::Warn, "open files", "20", "raise it")];
+        assert_eq!(text(&findings), "ok    cores       2\nwarn  open files  20\n                  -> raise it\n");
+    }
+
+    #[test]
+    fn programs_read_the_same_as_json() {
+        let read: serde_json::Value = serde_json::from_str(&json(&[finding(Level::Warn, "a", "b", "c")])).unwrap();
+        assert_eq!(read, serde_json::json!([{"level": "warn", "subject": "a", "found": "b", "advice": "c"}]));
+    }
+
+    #[test]
+    fn an_empty_machine_is_examined_without_complaint_about_what_it_does_not_tell() {
+        let root = tempfile::tempdir().unwrap();
+        let expectations = Expectations {
+            socket_buffer_bytes: 1 << 24,
+            state_dir: "/home/user/.gradlane".into(),
+            python_prefixes: Vec::new(),
+        };
+        let findings = examine(root.path(), &expectations);
+        assert!(findings.iter().all(|finding| finding.level != Level::Warn), "{}", text(&findings));
+    }
+
+    fn finding(level: Level, subject: &str, found: &str, advice: &str) -> Finding {
+        Finding { level, subject: subject.to_owned(), found: found.to_owned(), advice: advice.to_owned() }
+    }
+}

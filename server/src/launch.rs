@@ -1,0 +1,303 @@
+//! `gradlane run`: a whole job on this host with one command.
+//!
+//! The coordinator lives in this process; servers and workers are child processes that learn their place from `GRADLANE_*` variables.
+//! [`supervision`] decides how they end, [`supervisor`] starts and ends them; this file knows what a job consists of.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gradlane_core::config::{Config, Knob, Origin};
+use gradlane_core::types::Role;
+use gradlane_core::types::join::JoinString;
+use gradlane_core::{Error, Result};
+
+use crate::cli::exit;
+use crate::coordinator::CoordinatorConfig;
+use crate::coordinator::driver::CoordinatorNode;
+use crate::embedded::{Embedded, EmbeddedOptions};
+use crate::signals::Interrupts;
+
+mod supervision;
+mod supervisor;
+
+pub use supervision::Ending;
+
+use supervisor::{Event, Failure, Supervisor, refused_start};
+
+/// What to launch.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// Settings of the launcher; `bind` is where the coordinator listens, the loopback address if nobody said.
+    pub config: Config,
+    /// The settings that were given on the launcher's command line, by name; the children get them too.
+    pub settings: BTreeMap<String, String>,
+    /// How many workers.
+    pub workers: u32,
+    /// How many servers, as processes; 0 embeds one in the launcher.
+    pub servers: u32,
+    /// How long the survivors of a failure may take to end by themselves.
+    pub failure_grace: Duration,
+    /// The command line that starts this command again.
+    pub program: &'a [OsString],
+    /// The command line of a worker.
+    pub worker: &'a [OsString],
+}
+
+/// Runs the job, and returns the exit code: 0 if all workers ended with 0, else that of the first process that failed, as a shell
+/// reports it. Failures are told on standard error as they happen.
+///
+/// Blocks; SIGINT and SIGTERM end everything within two seconds. Call it on a thread that lives until it returns, and not on two
+/// threads at once: the signals are the whole process's.
+///
+/// # Errors
+/// Why the job could not be started.
+///
+/// # Panics
+/// If `program` or `worker` is empty.
+pub fn run(launch: &Launch) -> Result<i32> {
+    let mut supervisor = Supervisor::new(launch.failure_grace);
+    let interrupts = supervisor.events();
+    let _watch = Interrupts::watch(move |signal| {
+        let _ = interrupts.send(Event::Interrupt(signal));
+    })?;
+    let host = Arc::new(Host::start(launch)?);
+    host.report_failure_to(&supervisor)?;
+
+    for (role, name, command) in processes(launch, host.join_string()) {
+        let program = command.get_program().to_string_lossy().into_owned();
+        if let Err(error) = supervisor.spawn(role, name, command) {
+            let (code, error) = refused_start(&program, &error);
+            exit::complain(&error);
+            return Ok(code);
+        }
+    }
+    let code = supervisor.run(|failure| match failure {
+        Failure::Child { pid, cause } => {
+            exit::complain(&cause);
+            host.coordinator().report_death(pid, cause);
+        }
+        Failure::Job(error) => exit::complain(&error),
+    });
+    host.stop();
+    Ok(code)
+}
+
+/// What of the job lives in this process.
+enum Host {
+    Coordinator(CoordinatorNode),
+    Embedded(Embedded),
+}
+
+impl Host {
+    fn start(launch: &Launch) -> Result<Self> {
+        let mut config = launch.config.clone();
+        if *config.origin("bind") == Origin::Default {
+            config.bind = "127.0.0.1:0".to_owned();
+        }
+        let (workers, servers) = (launch.workers, launch.servers);
+        if servers == 0 {
+            return Embedded::start(EmbeddedOptions { config, workers, servers: 1 }).map(Self::Embedded);
+        }
+        let machine = CoordinatorConfig::from_config(&config, workers, servers);
+        CoordinatorNode::start(machine, &config, None).map(Self::Coordinator)
+    }
+
+    fn coordinator(&self) -> &CoordinatorNode {
+        match self {
+            Self::Coordinator(coordinator) => coordinator,
+            Self::Embedded(embedded) => embedded.coordinator(),
+        }
+    }
+
+    fn join_string(&self) -> &JoinString {
+        self.coordinator().join_string()
+    }
+
+    /// The job can fail without a process that does: members that never join, or never speak again.
+    fn report_failure_to(self: &Arc<Self>, supervisor: &Supervisor) -> Result<()> {
+        let (host, events) = (Arc::clone(self), supervisor.events());
+        let watch = move || {
+            if let Err(error) = host.coordinator().wait(None) {
+                let _ = events.send(Event::JobFailed { code: exit::code(&error), error });
+            }
+        };
+        match std::thread::Builder::new().name("gl-job".to_owned()).spawn(watch) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() }),
+        }
+    }
+
+    /// The workers have ended; whoever else may still ask is told so.
+    fn stop(&self) {
+        match self {
+            Self::Coordinator(coordinator) => coordinator.stop(Error::FailedPrecondition {
+                what: "the launcher has ended the job".to_owned(),
+                hint: "see what it printed".to_owned(),
+            }),
+            Self::Embedded(embedded) => {
+                // How the job ended was decided by the exit codes.
+                let _ = embedded.stop(Duration::ZERO);
+            }
+        }
+    }
+}
+
+/// The processes to start, servers first.
+fn processes(launch: &Launch, join: &JoinString) -> Vec<(Role, String, Command)> {
+    let servers = (0..launch.servers).map(|index| {
+        let mut command = command(launch.program, launch, join);
+        command.arg("server").envs(server_place(launch, index));
+        (Role::Server, format!("server {index}"), command)
+    });
+    let workers = (0..launch.workers).map(|rank| {
+        let mut command = command(launch.worker, launch, join);
+        command.envs(worker_place(launch, rank));
+        (Role::Worker, format!("worker {rank}"), command)
+    });
+    servers.chain(workers).collect()
+}
+
+/// A child with everything but its place. It inherits the launcher's environment, without the places that may stand in it.
+fn command(line: &[OsString], launch: &Launch, join: &JoinString) -> Command {
+    let (program, arguments) = line.split_first().expect("the caller gives a program");
+    let mut command = Command::new(program);
+    command.args(arguments);
+    for place in ["rank", "local_rank", "local_size", "node_rank", "num_nodes", "server_index"] {
+        command.env_remove(variable(place));
+    }
+    for (name, value) in &launch.settings {
+        command.env(variable(name), value);
+    }
+    command.env(variable("join"), join.to_string());
+    // What the launcher was told to be is no business of its children.
+    command.env_remove(variable("join_file"));
+    command
+}
+
+fn worker_place(launch: &Launch, rank: u32) -> Vec<(String, String)> {
+    let place = [
+        ("role", "worker".to_owned()),
+        ("rank", rank.to_string()),
+        ("size", launch.workers.to_string()),
+        ("local_rank", rank.to_string()),
+        ("local_size", launch.workers.to_string()),
+        ("node_rank", 0.to_string()),
+        ("num_nodes", 1.to_string()),
+        ("servers", launch.servers.max(1).to_string()),
+    ];
+    place.map(|(name, value)| (variable(name), value)).into()
+}
+
+fn server_place(launch: &Launch, index: u32) -> Vec<(String, String)> {
+    // Beside the coordinator, on a port of its own.
+    let host = match launch.config.origin("bind") {
+        Origin::Default => "127.0.0.1",
+        Origin::Argument | Origin::Environment(_) | Origin::File(_) | Origin::Launcher(_) => {
+            launch.config.bind.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host)
+        }
+    };
+    let place = [
+        ("role", "server".to_owned()),
+        ("server_index", index.to_string()),
+        ("size", launch.workers.to_string()),
+        ("servers", launch.servers.to_string()),
+        ("bind", format!("{host}:0")),
+    ];
+    place.map(|(name, value)| (variable(name), value)).into()
+}
+
+/// The environment variable of a setting. The configuration file is none, but is named in the same way.
+fn variable(name: &str) -> String {
+    Knob::find(name).map_or_else(|| format!("GRADLANE_{}", name.to_ascii_uppercase()), Knob::env)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_worker_learns_its_place() {
+        let all = started(2, 0);
+        assert_eq!(names(&all), ["worker 0", "worker 1"]);
+        for (name, value) in [
+            ("GRADLANE_JOIN", join().to_string().as_str()),
+            ("GRADLANE_RANK", "1"),
+            ("GRADLANE_SIZE", "2"),
+            ("GRADLANE_LOCAL_RANK", "1"),
+            ("GRADLANE_LOCAL_SIZE", "2"),
+            ("GRADLANE_NODE_RANK", "0"),
+            ("GRADLANE_NUM_NODES", "1"),
+            ("GRADLANE_SERVERS", "1"),
+        ] {
+            assert_eq!(environment(&all[1].2).get(name).map(String::as_str), Some(value), "{name}");
+        }
+        assert_eq!(line(&all[1].2), ["python", "train.py"]);
+    }
+
+    #[test]
+    fn every_server_is_this_command_again() {
+        let all = started(1, 2);
+        assert_eq!(names(&all), ["server 0", "server 1", "worker 0"]);
+        let server = &all[1].2;
+        assert_eq!(line(server), ["python", "-m", "gradlane.cli", "server"]);
+        for (name, value) in [("GRADLANE_SERVER_INDEX", "1"), ("GRADLANE_SERVERS", "2"), ("GRADLANE_BIND", "127.0.0.1:0")] {
+            assert_eq!(environment(server).get(name).map(String::as_str), Some(value), "{name}");
+        }
+    }
+
+    #[test]
+    fn settings_of_the_command_line_reach_every_child() {
+        for (_, name, command) in started(1, 1) {
+            let environment = environment(&command);
+            assert_eq!(environment.get("GRADLANE_STEP_TIMEOUT").map(String::as_str), Some("7 s"), "{name}");
+            assert_eq!(environment.get("GRADLANE_CONFIG").map(String::as_str), Some("job.toml"), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_environment_of_a_child_makes_valid_settings() {
+        for (role, name, command) in started(2, 2) {
+            let (config, warnings) = Config::load(&BTreeMap::new(), environment(&command), None).unwrap();
+            assert_eq!(warnings, [], "{name}");
+            assert_eq!(config.size, Some(2), "{name}");
+            assert_eq!(config.join, Some(join()), "{name}");
+            assert_eq!(config.server_index.is_some(), role == Role::Server, "{name}");
+            assert_eq!(config.rank.is_some(), role == Role::Worker, "{name}");
+        }
+    }
+
+    fn started(workers: u32, servers: u32) -> Vec<(Role, String, Command)> {
+        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+        let settings = [("step_timeout", "7 s"), ("config", "job.toml")];
+        let launch = Launch {
+            config: Config::default(),
+            settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            workers,
+            servers,
+            failure_grace: Duration::ZERO,
+            program: &words("python -m gradlane.cli"),
+            worker: &words("python train.py"),
+        };
+        processes(&launch, &join())
+    }
+
+    fn names(all: &[(Role, String, Command)]) -> Vec<&str> {
+        all.iter().map(|(_, name, _)| name.as_str()).collect()
+    }
+
+    fn line(command: &Command) -> Vec<String> {
+        [command.get_program()].into_iter().chain(command.get_args()).map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
+    fn environment(command: &Command) -> BTreeMap<String, String> {
+        let text = |word: &std::ffi::OsStr| word.to_string_lossy().into_owned();
+        command.get_envs().filter_map(|(name, value)| Some((text(name), text(value?)))).collect()
+    }
+
+    fn join() -> JoinString {
+        JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [2; 16] }
+    }
+}

@@ -1,0 +1,361 @@
+//! Decides how a set of child processes ends: whose exit code counts, when the others are told to end, when they are killed.
+//!
+//! A pure machine; [`super::supervisor`] starts the processes, measures time and delivers the signals.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Duration;
+
+use gradlane_core::types::{Role, Time};
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// It returned this code.
+    Exited(i32),
+    /// This signal ended it.
+    Killed(i32),
+}
+
+impl Ending {
+    /// Whether it ended as it should.
+    pub fn in_order(self) -> bool {
+        self == Self::Exited(0)
+    }
+
+    /// As a shell reports it: the code, or 128 + the signal.
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Killed(signal) => 128 + signal,
+        }
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exited with code {code}"),
+            Self::Killed(signal) => match signal_hook::low_level::signal_name(*signal) {
+                Some(name) => write!(f, "killed by signal {signal} ({name})"),
+                None => write!(f, "killed by signal {signal}"),
+            },
+        }
+    }
+}
+
+/// What the driver must do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Command {
+    /// Send this signal to every child that still runs.
+    SignalAll(i32),
+    /// This child failed: tell the coordinator and the user.
+    ReportFailure { child: usize, ending: Ending },
+    /// The job failed before any child did: tell the user why.
+    ReportJobFailure,
+    /// Every child has ended; the launcher exits with this code.
+    Finish(i32),
+}
+
+/// What made the job end before its workers were done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Cause {
+    /// A child ended so.
+    Child(Ending),
+    /// The coordinator gave the job up, with this exit code. A child that fails afterwards is the better explanation: its death is
+    /// often what the coordinator noticed first.
+    Job(i32),
+    /// The user or the system wants the launcher to end.
+    Interrupt(i32),
+}
+
+/// ```text
+/// Running ── all workers ended in order ─────────────────────► Terminating ── 1 s ──► Killing
+///    │ ├─── interrupt ──────────────────────────────────────────► ▲   ▲ │ interrupt ───► ▲
+///    │                                                            │   │
+///    └────── a child or the job failed ──► Grace ─ grace over, or no worker left
+///                                            └──── interrupt ─────────┘
+/// ```
+/// From any state `Over` follows once no child runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Running,
+    /// The survivors learn of the failure through the job and may end by themselves.
+    Grace {
+        until: Time,
+    },
+    /// SIGTERM was sent.
+    Terminating {
+        until: Time,
+    },
+    /// SIGKILL was sent.
+    Killing,
+    Over,
+}
+
+/// How long a process may take to end after SIGTERM.
+pub(super) const TERMINATE_GRACE: Duration = Duration::from_secs(1);
+
+/// The machine.
+#[derive(Debug)]
+pub(super) struct Supervision {
+    state: State,
+    cause: Option<Cause>,
+    grace: Duration,
+    /// By child: its role while it runs.
+    running: Vec<Option<Role>>,
+    commands: VecDeque<Command>,
+}
+
+impl Supervision {
+    /// Without children; survivors of a failure get `grace` to end by themselves.
+    pub(super) fn new(grace: Duration) -> Self {
+        Self { state: State::Running, cause: None, grace, running: Vec::new(), commands: VecDeque::new() }
+    }
+
+    /// Adds a child that has just been started and numbers it.
+    pub(super) fn add(&mut self, role: Role) -> usize {
+        self.running.push(Some(role));
+        self.running.len() - 1
+    }
+
+    /// A child has ended.
+    pub(super) fn handle_exit(&mut self, now: Time, child: usize, ending: Ending) {
+        self.running[child] = None;
+        match self.state {
+            // A server that ends in order does so because the job has; its workers may still have things to do.
+            State::Running if ending.in_order() => {}
+            State::Running | State::Grace { .. } if !ending.in_order() => {
+                self.commands.push_back(Command::ReportFailure { child, ending });
+                self.fail(now, Cause::Child(ending));
+            }
+            // What ends after it was told to is not asked why.
+            State::Running | State::Grace { .. } | State::Terminating { .. } | State::Killing | State::Over => {}
+        }
+        self.advance(now);
+    }
+
+    /// The coordinator gave the job up; `code` is the exit code if no child explains it better.
+    pub(super) fn handle_job_failure(&mut self, now: Time, code: i32) {
+        if self.cause.is_none() {
+            self.commands.push_back(Command::ReportJobFailure);
+        }
+        self.fail(now, Cause::Job(code));
+        self.advance(now);
+    }
+
+    /// The launcher got `signal`. A second one does not wait any more.
+    pub(super) fn handle_interrupt(&mut self, now: Time, signal: i32) {
+        match self.state {
+            State::Running | State::Grace { .. } => {
+                self.cause.get_or_insert(Cause::Interrupt(signal));
+                self.terminate(now);
+            }
+            State::Terminating { .. } => self.kill(),
+            State::Killing | State::Over => {}
+        }
+        self.advance(now);
+    }
+
+    /// The time of [`Self::poll_timeout`] has come.
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        match self.state {
+            State::Grace { until } if until <= now => self.terminate(now),
+            State::Terminating { until } if until <= now => self.kill(),
+            State::Running | State::Grace { .. } | State::Terminating { .. } | State::Killing | State::Over => {}
+        }
+    }
+
+    /// When to call [`Self::handle_timeout`].
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        match self.state {
+            State::Grace { until } | State::Terminating { until } => Some(until),
+            State::Running | State::Killing | State::Over => None,
+        }
+    }
+
+    /// What to do next; to be drained after each input.
+    pub(super) fn next_command(&mut self) -> Option<Command> {
+        self.commands.pop_front()
+    }
+
+    fn fail(&mut self, now: Time, cause: Cause) {
+        self.cause = match (self.cause, cause) {
+            (None | Some(Cause::Job(_)), _) => Some(cause),
+            (Some(Cause::Child(_) | Cause::Interrupt(_)), _) => self.cause,
+        };
+        if self.state == State::Running {
+            self.state = State::Grace { until: now + self.grace };
+        }
+    }
+
+    /// The transitions that follow from who still runs.
+    fn advance(&mut self, now: Time) {
+        if self.running.iter().all(Option::is_none) {
+            if self.state != State::Over {
+                self.state = State::Over;
+                self.commands.push_back(Command::Finish(self.code()));
+            }
+        } else if !self.running.contains(&Some(Role::Worker)) {
+            match self.state {
+                State::Running | State::Grace { .. } => self.terminate(now),
+                State::Terminating { .. } | State::Killing | State::Over => {}
+            }
+        }
+    }
+
+    fn terminate(&mut self, now: Time) {
+        self.state = State::Terminating { until: now + TERMINATE_GRACE };
+        self.commands.push_back(Command::SignalAll(libc::SIGTERM));
+    }
+
+    fn kill(&mut self) {
+        self.state = State::Killing;
+        self.commands.push_back(Command::SignalAll(libc::SIGKILL));
+    }
+
+    fn code(&self) -> i32 {
+        match self.cause {
+            None => 0,
+            Some(Cause::Child(ending)) => ending.code(),
+            Some(Cause::Job(code)) => code,
+            Some(Cause::Interrupt(signal)) => 128 + signal,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn when_all_workers_ended_in_order_the_servers_are_told_to_end() {
+        let mut job = job();
+        job.handle_exit(at(1), WORKER_0, Ending::Exited(0));
+        assert_eq!(commands(&mut job), []);
+        job.handle_exit(at(2), WORKER_1, Ending::Exited(0));
+        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGTERM)]);
+        job.handle_exit(at(2), SERVER, Ending::Killed(libc::SIGTERM));
+        assert_eq!(commands(&mut job), [Command::Finish(0)]);
+    }
+
+    #[test]
+    fn a_server_that_ends_in_order_before_the_workers_is_no_failure() {
+        let mut job = job();
+        job.handle_exit(at(1), SERVER, Ending::Exited(0));
+        job.handle_exit(at(2), WORKER_0, Ending::Exited(0));
+        job.handle_exit(at(3), WORKER_1, Ending::Exited(0));
+        assert_eq!(commands(&mut job), [Command::Finish(0)]);
+    }
+
+    #[test]
+    fn a_server_that_fails_fails_the_job() {
+        let mut job = job();
+        job.handle_exit(at(1), SERVER, Ending::Exited(70));
+        assert_eq!(commands(&mut job), [Command::ReportFailure { child: SERVER, ending: Ending::Exited(70) }]);
+        job.handle_exit(at(2), WORKER_0, Ending::Exited(1));
+        job.handle_exit(at(2), WORKER_1, Ending::Exited(1));
+        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(70)), "the first failure counts");
+    }
+
+    #[test]
+    fn survivors_of_a_failure_get_the_grace_then_sigterm_then_sigkill() {
+        let mut job = job();
+        job.handle_exit(at(10), WORKER_0, Ending::Killed(libc::SIGKILL));
+        let failed = Command::ReportFailure { child: WORKER_0, ending: Ending::Killed(libc::SIGKILL) };
+        assert_eq!(commands(&mut job), [failed]);
+        assert_eq!(job.poll_timeout(), Some(at(15)));
+
+        job.handle_timeout(at(15));
+        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGTERM)]);
+        job.handle_timeout(at(16));
+        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGKILL)]);
+        job.handle_exit(at(16), WORKER_1, Ending::Killed(libc::SIGKILL));
+        job.handle_exit(at(16), SERVER, Ending::Killed(libc::SIGKILL));
+        assert_eq!(commands(&mut job), [Command::Finish(128 + libc::SIGKILL)]);
+    }
+
+    #[test]
+    fn without_workers_the_servers_get_no_further_grace() {
+        let mut job = job();
+        job.handle_exit(at(1), WORKER_0, Ending::Exited(3));
+        job.handle_exit(at(2), WORKER_1, Ending::Exited(0));
+        assert_eq!(commands(&mut job).last(), Some(&Command::SignalAll(libc::SIGTERM)));
+        job.handle_exit(at(2), SERVER, Ending::Exited(0));
+        assert_eq!(commands(&mut job), [Command::Finish(3)]);
+    }
+
+    #[test]
+    fn an_interrupt_terminates_at_once_and_kills_one_second_later() {
+        let mut job = job();
+        job.handle_interrupt(at(1), libc::SIGINT);
+        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGTERM)]);
+        job.handle_exit(at(1), WORKER_0, Ending::Killed(libc::SIGTERM));
+        job.handle_timeout(at(2));
+        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGKILL)]);
+        job.handle_exit(at(2), WORKER_1, Ending::Killed(libc::SIGKILL));
+        job.handle_exit(at(2), SERVER, Ending::Exited(0));
+        assert_eq!(commands(&mut job), [Command::Finish(128 + libc::SIGINT)]);
+    }
+
+    #[test]
+    fn a_second_interrupt_kills() {
+        let mut job = job();
+        job.handle_interrupt(at(1), libc::SIGINT);
+        job.handle_interrupt(at(1), libc::SIGINT);
+        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGTERM), Command::SignalAll(libc::SIGKILL)]);
+    }
+
+    #[test]
+    fn a_child_explains_the_failure_of_its_job_even_if_it_is_heard_of_later() {
+        let mut job = job();
+        job.handle_job_failure(at(1), 1);
+        assert_eq!(commands(&mut job), [Command::ReportJobFailure]);
+        job.handle_exit(at(1), WORKER_1, Ending::Exited(7));
+        job.handle_exit(at(2), WORKER_0, Ending::Exited(1));
+        job.handle_exit(at(2), SERVER, Ending::Exited(1));
+        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(7)));
+    }
+
+    #[test]
+    fn a_job_that_fails_while_its_processes_end_in_order_still_fails() {
+        let mut job = job();
+        job.handle_job_failure(at(1), 75);
+        for child in [WORKER_0, WORKER_1, SERVER] {
+            job.handle_exit(at(2), child, Ending::Exited(0));
+        }
+        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(75)));
+    }
+
+    #[test]
+    fn that_a_job_fails_after_its_child_is_no_news() {
+        let mut job = job();
+        job.handle_exit(at(1), WORKER_1, Ending::Exited(7));
+        job.handle_job_failure(at(1), 1);
+        assert_eq!(commands(&mut job), [Command::ReportFailure { child: WORKER_1, ending: Ending::Exited(7) }]);
+    }
+
+    #[test]
+    fn an_ending_is_told_in_words() {
+        assert_eq!(Ending::Exited(3).to_string(), "exited with code 3");
+        assert_eq!(Ending::Killed(9).to_string(), "killed by signal 9 (SIGKILL)");
+    }
+
+    const SERVER: usize = 0;
+    const WORKER_0: usize = 1;
+    const WORKER_1: usize = 2;
+
+    fn job() -> Supervision {
+        let mut job = Supervision::new(Duration::from_secs(5));
+        assert_eq!([Role::Server, Role::Worker, Role::Worker].map(|role| job.add(role)), [SERVER, WORKER_0, WORKER_1]);
+        job
+    }
+
+    fn at(seconds: u64) -> Time {
+        Time::ZERO + Duration::from_secs(seconds)
+    }
+
+    fn commands(job: &mut Supervision) -> Vec<Command> {
+        std::iter::from_fn(|| job.next_command()).collect()
+    }
+}

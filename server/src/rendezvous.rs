@@ -1,0 +1,426 @@
+//! Passes the join string from a coordinator to processes that were given only its `host:port`, through a file of the user.
+//!
+//! Launch scripts written for `DMLC_*` variables hold no secret, so there is nothing in them that could prove who may join. What such
+//! processes do share is the user's home directory: the coordinator writes its join string to `<state_dir>/jobs/<job>/join`, readable
+//! by the user alone, and the others wait for it. Whether a process needs this, and under which job, is decided by its caller.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gradlane_core::config::{Config, Origin};
+use gradlane_core::engine::{Clock, process};
+use gradlane_core::types::Time;
+use gradlane_core::types::join::JoinString;
+use gradlane_core::{Error, Result};
+
+use crate::os;
+
+/// A join string that can be found as long as this value lives.
+#[derive(Debug)]
+pub struct Published {
+    path: PathBuf,
+    content: String,
+}
+
+impl Published {
+    /// The file that holds it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        // A later coordinator of the same job may have put its own in this place.
+        if fs::read_to_string(&self.path).is_ok_and(|content| content == self.content) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Makes `join` known to the user's processes that look for `job`.
+///
+/// # Errors
+/// [`Error::Config`] for a job that cannot be a file name, [`Error::Io`] if the directory cannot be written.
+pub fn publish(state_dir: &Path, job: &str, join: &JoinString) -> Result<Published> {
+    let directory = job_dir(state_dir, job)?;
+    create_private_dir(&directory)?;
+    let path = directory.join(JOIN);
+    let content = format!("{join}\n{}\n", Author::this());
+    write_private(&path, &content)?;
+    Ok(Published { path, content })
+}
+
+/// Waits until the coordinator of `job` has published its join string.
+///
+/// A file that a coordinator of this host left behind when it was killed does not count.
+///
+/// # Errors
+/// [`Error::Auth`] for a file that others could read or have written, [`Error::Config`] for a job that cannot be a file name,
+/// [`Error::Unavailable`] after `patience`.
+pub fn find(state_dir: &Path, job: &str, patience: Duration) -> Result<JoinString> {
+    let path = job_dir(state_dir, job)?.join(JOIN);
+    let mut dead = None;
+    let found = within(patience, || {
+        let Some(content) = read_private(&path)? else { return Ok(None) };
+        match content.lines().nth(1).and_then(Author::parse) {
+            Some(author) if author.is_gone() => {
+                dead = Some(author.pid);
+                Ok(None)
+            }
+            Some(_) | None => content.lines().next().unwrap_or_default().parse().map(Some),
+        }
+    })?;
+    found.ok_or_else(|| {
+        let found = dead.map_or_else(|| "there is none".to_owned(), |pid| format!("its coordinator (pid {pid}) has died"));
+        Error::Unavailable {
+            what: format!("the coordinator of job {job}"),
+            cause: format!(
+                "waited {:.1} s for its join string in {}, but {found}; start the coordinator, or, without a home directory in \
+                 common, give every process the GRADLANE_JOIN=... that it printed",
+                patience.as_secs_f64(),
+                path.display()
+            ),
+        }
+    })
+}
+
+/// The join string of this process: the one it was given, else that of its join file, else that of the user's coordinator of its job.
+/// Waits up to `patience` for the file to be written.
+///
+/// # Errors
+/// As [`find`]; [`Error::Config`] without a directory to look into.
+pub fn join_string(config: &Config, patience: Duration) -> Result<JoinString> {
+    match (&config.join, &config.join_file) {
+        (Some(join), _) => Ok(join.clone()),
+        (None, Some(path)) => read_join_file(path, patience),
+        (None, None) => find(state_dir(config)?, &job(config), patience),
+    }
+}
+
+/// The job of this process: the name it was given, else one made of its coordinator's `host:port`, which all processes of the job were
+/// given alike.
+pub fn job(config: &Config) -> String {
+    match (&config.coordinator_host, config.coordinator_port) {
+        (Some(host), Some(port)) if *config.origin("job") == Origin::Default => {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
+            let host: String = host.chars().map(|c| if allowed(c) { c } else { '_' }).collect();
+            format!("{host}_{port}")
+        }
+        (Some(_) | None, _) => config.job.clone(),
+    }
+}
+
+/// Where this user's jobs keep their state.
+///
+/// # Errors
+/// [`Error::Config`] if it is not known.
+pub fn state_dir(config: &Config) -> Result<&Path> {
+    config.state_dir.as_deref().ok_or_else(|| Error::Config {
+        knob: "state_dir".to_owned(),
+        problem: "is not known, because HOME is not set".to_owned(),
+        hint: "give a directory of this user, or the join string".to_owned(),
+    })
+}
+
+/// The file of the join string in the job's directory.
+const JOIN: &str = "join";
+
+/// Where `job` keeps its state; made by whoever first keeps something there.
+///
+/// # Errors
+/// [`Error::Config`] for a job that cannot be a file name.
+pub fn job_dir(state_dir: &Path, job: &str) -> Result<PathBuf> {
+    if job.is_empty() || job.starts_with('.') || job.contains(['/', '\0']) {
+        return Err(Error::Config {
+            knob: "job".to_owned(),
+            problem: format!("{job:?} cannot be the name of a directory"),
+            hint: "use letters, digits, '.', '-' and '_'".to_owned(),
+        });
+    }
+    Ok(state_dir.join("jobs").join(job))
+}
+
+/// Waits for a file that was given by name. Its permissions are the giver's business: secrets mounted into containers belong to root.
+fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
+    let found = within(patience, || match File::open(path).and_then(|mut file| read_bounded(&mut file)) {
+        // Somebody may write it by hand, and not in one piece.
+        Ok(content) if content.trim().is_empty() => Ok(None),
+        Ok(content) => content.lines().next().unwrap_or_default().parse().map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(io_error("reading", path, &error)),
+    })?;
+    found.ok_or_else(|| Error::Unavailable {
+        what: format!("the join file {}", path.display()),
+        cause: format!("nothing in it after {:.1} s; start the coordinator with the same join_file", patience.as_secs_f64()),
+    })
+}
+
+/// Looks until there is something, at least once and at most for `patience`.
+fn within<T>(patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+    /// No event of a file system works for a shared one too; a look costs some microseconds.
+    const LOOK_EVERY: Duration = Duration::from_millis(50);
+    let clock = Clock::start();
+    loop {
+        if let Some(found) = look()? {
+            return Ok(Some(found));
+        }
+        let left = patience.saturating_sub(clock.now().since(Time::ZERO));
+        if left.is_zero() {
+            return Ok(None);
+        }
+        crossbeam_channel::after(left.min(LOOK_EVERY)).recv().expect("a timer fires");
+    }
+}
+
+/// Writes `content` to a file that only the user can read. Nobody sees it half written.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write_private(path: &Path, content: &str) -> Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
+    let write = || {
+        // One left behind by a process of the same number would keep its permissions.
+        match fs::remove_file(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+        file.write_all(content.as_bytes())?;
+        fs::rename(&draft, path)
+    };
+    write().map_err(|error| io_error("writing", path, &error))
+}
+
+fn create_private_dir(directory: &Path) -> Result<()> {
+    let create = || {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        // An older directory may have been made by hand, with what the umask left.
+        fs::set_permissions(directory, Permissions::from_mode(0o700))
+    };
+    create().map_err(|error| io_error("creating", directory, &error))
+}
+
+/// The content of a file that only this user can have written and read; nothing if there is no file.
+fn read_private(path: &Path) -> Result<Option<String>> {
+    let failed = |error: &io::Error| io_error("reading", path, error);
+    // The checks are made on the opened file, so that it cannot be exchanged between check and use; a link is not followed.
+    let mut file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(untrusted(path, "is a symbolic link")),
+        Err(error) => return Err(failed(&error)),
+    };
+    let metadata = file.metadata().map_err(|error| failed(&error))?;
+    if metadata.uid() != os::effective_user() {
+        return Err(untrusted(path, &format!("belongs to user {}", metadata.uid())));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        return Err(untrusted(path, &format!("can be read or written by others (mode {:o})", metadata.mode() & 0o777)));
+    }
+    read_bounded(&mut file).map(Some).map_err(|error| failed(&error))
+}
+
+fn read_bounded(file: &mut File) -> io::Result<String> {
+    /// A join string and an author are some 300 bytes.
+    const BYTES_MAX: u64 = 4096;
+    let mut content = String::new();
+    file.take(BYTES_MAX).read_to_string(&mut content)?;
+    Ok(content)
+}
+
+fn untrusted(path: &Path, problem: &str) -> Error {
+    Error::Auth {
+        problem: format!("the join file {} {problem}", path.display()),
+        hint: "whoever can read it can join the job: remove it, and start the coordinator again".to_owned(),
+    }
+}
+
+fn io_error(doing: &str, path: &Path, error: &io::Error) -> Error {
+    Error::Io { what: format!("{doing} {}", path.display()), cause: error.to_string() }
+}
+
+/// Which process wrote a file, so that another one on its host can tell whether it still lives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Author {
+    pid: u32,
+    /// When the process started, in the kernel's ticks since boot: numbers are used again. 0 if the system does not tell.
+    start: u64,
+    /// Process numbers mean something only inside their namespace; empty if the system does not tell.
+    namespace: String,
+    host: String,
+}
+
+impl Author {
+    fn this() -> Self {
+        let pid = std::process::id();
+        Self { pid, start: start_of(pid).unwrap_or(0), namespace: namespace(), host: process::host() }
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split(' ');
+        let author = Self {
+            pid: words.next()?.parse().ok()?,
+            start: words.next()?.parse().ok()?,
+            namespace: words.next()?.to_owned(),
+            host: words.next()?.to_owned(),
+        };
+        words.next().is_none().then_some(author)
+    }
+
+    /// Whether it is known to have ended; of other hosts nothing is known.
+    fn is_gone(&self) -> bool {
+        self.start != 0
+            && self.host == process::host()
+            && self.namespace == namespace()
+            && start_of(self.pid) != Some(self.start)
+    }
+}
+
+impl std::fmt::Display for Author {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} {} {}", self.pid, self.start, self.namespace, self.host)
+    }
+}
+
+/// Field 22 of `/proc/<pid>/stat` (proc(5)); the name before it may hold spaces and parentheses.
+fn start_of(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(") ")?;
+    fields.split(' ').nth(22 - 3)?.parse().ok()
+}
+
+fn namespace() -> String {
+    let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    link.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn what_is_published_is_found_and_gone_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let published = publish(dir.path(), "job", &join()).unwrap();
+        assert_eq!(find(dir.path(), "job", Duration::ZERO), Ok(join()));
+        let path = published.path().to_owned();
+        drop(published);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn only_the_user_can_read_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let published = publish(dir.path(), "job", &join()).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(mode(published.path()), 0o600);
+        assert_eq!(mode(published.path().parent().unwrap()), 0o700);
+    }
+
+    #[test]
+    fn a_seeker_that_came_first_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let seeker = {
+            let path = dir.path().to_owned();
+            std::thread::spawn(move || find(&path, "job", Duration::from_secs(10)))
+        };
+        let _published = publish(dir.path(), "job", &join()).unwrap();
+        assert_eq!(seeker.join().unwrap(), Ok(join()));
+    }
+
+    #[test]
+    fn a_seeker_in_vain_is_told_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = find(dir.path(), "job", Duration::from_millis(10)).unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }));
+        assert!(error.to_string().contains("GRADLANE_JOIN"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let published = publish(dir.path(), "job", &join()).unwrap();
+        fs::set_permissions(published.path(), Permissions::from_mode(0o640)).unwrap();
+        let error = find(dir.path(), "job", Duration::ZERO).unwrap_err();
+        assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("mode 640")), "{error}");
+    }
+
+    #[test]
+    fn a_link_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let published = publish(dir.path(), "real", &join()).unwrap();
+        fs::create_dir(dir.path().join("jobs/job")).unwrap();
+        symlink(published.path(), dir.path().join("jobs/job/join")).unwrap();
+        let error = find(dir.path(), "job", Duration::ZERO).unwrap_err();
+        assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("symbolic link")), "{error}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_file_of_a_dead_coordinator_does_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let published = publish(dir.path(), "job", &join()).unwrap();
+        let reborn = Author { start: 1, ..Author::this() };
+        write_private(published.path(), &format!("{}\n{reborn}\n", join())).unwrap();
+        let error = find(dir.path(), "job", Duration::ZERO).unwrap_err();
+        assert!(error.to_string().contains("has died"), "{error}");
+
+        let elsewhere = Author { host: "another-host".to_owned(), ..reborn };
+        write_private(published.path(), &format!("{}\n{elsewhere}\n", join())).unwrap();
+        assert_eq!(find(dir.path(), "job", Duration::ZERO), Ok(join()), "of other hosts nothing is known");
+    }
+
+    #[test]
+    fn a_coordinator_does_not_remove_the_file_of_its_successor() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = publish(dir.path(), "job", &join()).unwrap();
+        let later = JoinString { secret: [7; 16], ..join() };
+        let _second = publish(dir.path(), "job", &later).unwrap();
+        drop(first);
+        assert_eq!(find(dir.path(), "job", Duration::ZERO), Ok(later));
+    }
+
+    #[test]
+    fn a_job_never_leaves_its_directory() {
+        for job in ["", ".", "..", "a/b", "../x"] {
+            assert!(matches!(publish(Path::new("/nonexistent"), job, &join()), Err(Error::Config { .. })), "{job}");
+        }
+    }
+
+    #[test]
+    fn a_job_without_a_name_is_called_after_its_coordinator() {
+        let config = |variables: &[(&str, &str)]| {
+            let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            Config::load(&Default::default(), environment, None).unwrap().0
+        };
+        let coordinator = [("DMLC_PS_ROOT_URI", "10.0.0.1"), ("DMLC_PS_ROOT_PORT", "9000")];
+        assert_eq!(job(&config(&coordinator)), "10.0.0.1_9000");
+        assert_eq!(job(&config(&[("DMLC_PS_ROOT_URI", "::1"), coordinator[1]])), "__1_9000");
+        assert_eq!(job(&config(&[coordinator[0], coordinator[1], ("GRADLANE_JOB", "night")])), "night");
+        assert_eq!(job(&config(&[])), "default");
+    }
+
+    #[test]
+    fn what_was_given_goes_before_the_file_and_the_file_before_the_search() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, given) = (dir.path().join("join-file"), JoinString { secret: [9; 16], ..join() });
+        fs::write(&file, format!("{}\n", join())).unwrap();
+        let config = Config { join_file: Some(file), ..Config::default() };
+        assert_eq!(join_string(&config, Duration::ZERO), Ok(join()));
+        let config = Config { join: Some(given.clone()), ..config };
+        assert_eq!(join_string(&config, Duration::ZERO), Ok(given));
+        let nowhere = Config { state_dir: None, ..Config::default() };
+        assert!(matches!(join_string(&nowhere, Duration::ZERO), Err(Error::Config { .. })));
+    }
+
+    fn join() -> JoinString {
+        JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [2; 16] }
+    }
+}
