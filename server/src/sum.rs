@@ -22,7 +22,7 @@ use crate::accumulator::{Accumulator, Published};
 use crate::aggregate::SlotId;
 
 /// One piece of work. Those of one part run in the order of their submission.
-pub enum Job {
+pub(crate) enum Job {
     /// Make the slot's accumulator from the first body.
     Start {
         /// A slot that is new to the lanes.
@@ -78,7 +78,7 @@ pub enum Job {
 }
 
 /// The threads, until they are dropped: then they finish what was submitted and end.
-pub struct SumLanes {
+pub(crate) struct SumLanes {
     lanes: Vec<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
     sink: Sink,
@@ -91,7 +91,7 @@ impl SumLanes {
     ///
     /// # Errors
     /// [`Error::Io`] if the system gives no thread.
-    pub fn new(
+    pub(crate) fn new(
         threads: NonZeroUsize,
         kernels: Kernels,
         pool: &Pool,
@@ -111,17 +111,12 @@ impl SumLanes {
     }
 
     /// Hands a job to the lane of its part.
-    pub fn submit(&self, job: Job) {
+    pub(crate) fn submit(&self, job: Job) {
         let lane = &self.lanes[lane_of(job.part(), self.lanes.len())];
         if let Err(unsent) = lane.send(job) {
             // A lane ends early only by a panic, which has told its story; who waits for its sums must not wait for ever.
             refuse(&self.sink, unsent.into_inner(), "its sum lane has ended");
         }
-    }
-
-    /// Finishes what was submitted and ends the threads.
-    pub fn stop(self) {
-        drop(self);
     }
 }
 
