@@ -50,7 +50,7 @@ pub struct Coordinator {
 ///           everybody joined   last worker left   a member dies        stop             time over
 /// Forming   Running            -                  Forming, seat free   Closing (error)  Closing (not formed)
 /// Running   -                  Closing (ok)       Closing (error)      Closing (error)  -
-/// Closing   -                  -                  Closing              -                Finished, or sooner if all were told
+/// Closing   -                  -                  Closing              -                Finished, or sooner if all know
 /// Finished  -                  -                  -                    -                -
 /// ```
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl Coordinator {
 
     /// The next thing to do, until there is none.
     pub fn next_command(&mut self) -> Option<Command> {
-        if self.commands.is_empty() && matches!(self.stage, Stage::Closing { .. }) && self.all_told() {
+        if self.commands.is_empty() && matches!(self.stage, Stage::Closing { .. }) && self.all_know() {
             self.finish();
         }
         self.commands.pop_front()
@@ -298,7 +298,7 @@ impl Coordinator {
                 self.dismiss(earlier_link, Error::Fenced { current });
             }
         }
-        self.greet(link, identity);
+        self.greet(link);
         if matches!(self.stage, Stage::Forming { .. }) && self.roster.is_complete() {
             self.form();
         }
@@ -315,7 +315,7 @@ impl Coordinator {
     }
 
     /// Shows a member that connected where the job is, and what it may have missed.
-    fn greet(&mut self, link: LinkId, identity: Identity) {
+    fn greet(&mut self, link: LinkId) {
         match self.stage {
             Stage::Forming { .. } => {}
             Stage::Running => {
@@ -329,7 +329,6 @@ impl Coordinator {
             Stage::Closing { .. } | Stage::Finished { .. } => {
                 let view = self.view();
                 self.send(link, Frame::View(view));
-                self.roster.seat_mut(identity).expect("it was greeted by name").told = true;
             }
         }
     }
@@ -370,7 +369,9 @@ impl Coordinator {
             (Stage::Running, Role::Server | Role::Coordinator) => {
                 self.lose(now, identity, "it left while the job ran".to_owned());
             }
-            (Stage::Closing { .. } | Stage::Finished { .. }, _) => {}
+            (Stage::Closing { .. } | Stage::Finished { .. }, _) => {
+                self.roster.seat_mut(identity).expect("seats stay after the end").knows_end = true;
+            }
         }
     }
 
@@ -464,12 +465,9 @@ impl Coordinator {
             let answers = self.barriers.fail_all(cause);
             self.answer(answers);
         }
-        self.roster.seats_mut().for_each(|seat| seat.told = seat.link().is_some());
         match outcome {
             Err(cause) if !formed => {
-                for link in self.member_links(|_| true) {
-                    self.dismiss(link, cause.clone());
-                }
+                self.broadcast(&Frame::Refused(cause));
             }
             Ok(()) | Err(_) => {
                 let view = self.view();
@@ -478,9 +476,9 @@ impl Coordinator {
         }
     }
 
-    /// A member that was told hangs up. When all did, nothing is left to wait for.
-    fn all_told(&self) -> bool {
-        self.roster.seats().all(|seat| seat.health == Health::Dead || seat.told && seat.link().is_none())
+    /// Whether nobody is left to wait for. That the end was sent is not enough: the connection may have been lost on the way.
+    fn all_know(&self) -> bool {
+        self.roster.seats().all(|seat| seat.health == Health::Dead || seat.knows_end)
     }
 
     fn finish(&mut self) {

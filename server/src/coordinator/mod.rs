@@ -53,7 +53,7 @@ pub struct CoordinatorConfig {
     pub suspect_timeout: Duration,
     /// Silence after which a member is given up; more than `suspect_timeout`.
     pub dead_timeout: Duration,
-    /// How long the end of the job waits for members to hear of it.
+    /// How long a coordinator stays after the end for members that have not confirmed to know.
     pub leave_grace: Duration,
     /// A waiting sum is told of once in this time.
     pub stall_interval: Duration,
@@ -123,6 +123,6 @@ pub enum Event {
         /// What the missing workers did last.
         detail: String,
     },
-    /// The job is over and everybody who can be told was told. The last command.
+    /// The job is over, and everybody knows or had time to hear. The last command.
     Finished(Result<()>),
 }

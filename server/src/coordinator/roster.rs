@@ -32,8 +32,8 @@ pub(super) struct Seat {
     pub(super) heard: Time,
     pub(super) health: Health,
     pub(super) progress: Progress,
-    /// Whether the end of the job was sent to it.
-    pub(super) told: bool,
+    /// Whether it confirmed to have heard of the job's end.
+    pub(super) knows_end: bool,
 }
 
 /// How a member is reached.
@@ -101,7 +101,7 @@ impl Roster {
             heard: now,
             health: Health::Alive,
             progress: Progress::default(),
-            told: false,
+            knows_end: false,
             member: Member {
                 role: join.role,
                 index: 0,
