@@ -152,8 +152,11 @@ impl Coordinator {
         }
     }
 
-    /// A node sent something. Frames of a connection that was closed are ignored.
+    /// A node sent something. Frames of a connection that was closed, and all frames once the job is finished, are ignored.
     pub fn handle_frame(&mut self, now: Time, link: LinkId, frame: Frame) {
+        if matches!(self.stage, Stage::Finished { .. }) {
+            return;
+        }
         let Some(Link { node, speaks_for }) = self.links.get(&link) else { return };
         let (node, speaks_for) = (*node, *speaks_for);
         if let Some(seat) = speaks_for.and_then(|identity| self.roster.seat_mut(identity)) {
@@ -258,7 +261,7 @@ impl Coordinator {
         if join.role == Role::Coordinator {
             return self.close_protocol(link, "role", "is that of this process");
         }
-        if self.roster.is_fenced(join.incarnation) && !planted(self.config.defect, Defect::FencedAccepted) {
+        if self.roster.is_fenced(node, join.incarnation) && !planted(self.config.defect, Defect::FencedAccepted) {
             let error = Error::Fenced { current: self.epoch };
             return self.refuse(link, &join, error);
         }
@@ -435,7 +438,7 @@ impl Coordinator {
         let Some(seat) = self.roster.seat_mut(identity) else { return };
         seat.health = Health::Dead;
         let (incarnation, place, link) = (seat.member.incarnation, seat.member.place(), seat.link());
-        self.roster.fence(incarnation);
+        self.roster.fence(identity.node, incarnation);
         match self.stage {
             Stage::Forming { .. } => {}
             Stage::Running => {

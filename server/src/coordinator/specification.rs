@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use gradlane_core::error::{Claim, Error};
-use gradlane_core::types::{DType, Epoch, Incarnation, NodeId, PartId, Phase, Role, Round, TensorKey};
-use gradlane_core::types::{LinkId, TensorSpec, Time, View, WorkerId};
+use gradlane_core::types::{
+    DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Role, Round, TensorKey, TensorSpec, Time, View, WorkerId,
+};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Health, Join, Progress, Stall};
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 use super::*;
 
@@ -70,9 +73,11 @@ fn a_process_of_another_job_is_refused() {
         (Join { workers: 4, ..worker(0) }, "number of workers differs: this process has 4, the coordinator has 2"),
         (Join { servers: 3, ..worker(0) }, "number of servers differs: this process has 3, the coordinator has 1"),
         (Join { address: String::new(), ..server(0) }, "without an address"),
+        (worker(1), "the incarnation of another process"),
     ];
     for (join, why) in cases {
         let mut job = job(2);
+        job.join(1, worker(1));
         job.join(0, join);
         let error = job.refusal(0).to_string();
         assert!(error.contains(why), "{error}");
@@ -134,7 +139,7 @@ fn a_process_that_froze_before_the_job_formed_is_fenced() {
     job.join(0, worker(0));
     job.pass(5);
     assert!(matches!(job.refusal(0), Error::Fenced { .. }));
-    job.join(1, worker(0));
+    job.join_as(1, 0, worker(0));
     assert!(matches!(job.refusal(1), Error::Fenced { .. }), "also on another connection");
 }
 
@@ -508,7 +513,9 @@ fn a_stall_is_told_to_the_workers_with_what_the_missing_did_last() {
 
 #[test]
 fn every_input_is_harmless_in_every_stage() {
-    let stages: [(&str, fn() -> Job); 4] = [
+    type Make = fn() -> Job;
+    type Apply = fn(&mut Job);
+    let stages: [(&str, Make); 4] = [
         ("forming", || {
             let mut job = job(2);
             job.join(0, worker(0));
@@ -528,7 +535,7 @@ fn every_input_is_harmless_in_every_stage() {
             job
         }),
     ];
-    let inputs: [(&str, fn(&mut Job)); 12] = [
+    let inputs: [(&str, Apply); 12] = [
         ("timeout", |job| job.coordinator.handle_timeout(job.now)),
         ("stop", |job| job.coordinator.stop(job.now, Error::Cancelled)),
         ("death", |job| job.coordinator.handle_death(job.now, 10, "n0", "killed".to_owned())),
@@ -554,6 +561,40 @@ fn every_input_is_harmless_in_every_stage() {
             let finished = job.events.iter().filter(|event| matches!(event, Event::Finished(_))).count();
             assert!(finished <= 1, "{input} while {stage}: finished {finished} times");
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_that_peers_do_breaks_it(steps in vec((0..12u8, 0..6u64, 0..4u32, 0..3u64), 0..200)) {
+        let mut job = job(2);
+        let mut links = 0;
+        for (kind, link, number, seconds) in steps {
+            // Connections are numbered as they come; a step is about one of the last few.
+            let link = u64::saturating_sub(links, link);
+            match kind {
+                0..=1 => {
+                    links += 1;
+                    job.connect(links, number as u8);
+                }
+                2 => job.frame(link, Frame::Join(worker(number))),
+                3 => job.frame(link, Frame::Join(server(number))),
+                4 => job.frame(link, Frame::Join(Join { incarnation: Incarnation(99), ..worker(number) })),
+                5 => job.heartbeat(link),
+                6 => job.disconnect(link),
+                7 => job.frame(link, declare(seconds, &[u64::from(number)])),
+                8 => job.frame(link, barrier(u64::from(number))),
+                9 => job.frame(link, Frame::Stall(a_stall())),
+                10 => job.frame(link, Frame::Leave),
+                _ => job.pass(job.now.0 / 1_000_000_000 + seconds),
+            }
+            job.drain();
+        }
+        job.coordinator.stop(job.now, Error::Cancelled);
+        job.drain();
+        job.pass(job.now.0 / 1_000_000_000 + 60);
+        prop_assert!(matches!(job.events.last(), Some(Event::Finished(_))));
+        prop_assert_eq!(job.events.iter().filter(|event| matches!(event, Event::Finished(_))).count(), 1);
     }
 }
 
