@@ -10,7 +10,8 @@ use gradlane_core::wire::frame::{Health, Join, MemberStatus, Stall, Status};
 use gradlane_core::wire::limits;
 
 use super::barrier::{Answer, Arrival, Barriers};
-use super::health::{Silent, Vigil};
+use super::ending::over;
+use super::health::Vigil;
 use super::registry::{Forgotten, Registry};
 use super::roster::{Identity, Line, Roster, Seat, Size};
 use super::stall::{self, Stalls};
@@ -31,13 +32,13 @@ use super::{Command, CoordinatorConfig, Event};
 ///   says that it left. The job is over when the last worker left. A server may not leave before: that is a loss like its death.
 #[derive(Debug)]
 pub struct Coordinator {
-    config: CoordinatorConfig,
-    stage: Stage,
-    epoch: Epoch,
-    links: BTreeMap<LinkId, Link>,
-    roster: Roster,
+    pub(super) config: CoordinatorConfig,
+    pub(super) stage: Stage,
+    pub(super) epoch: Epoch,
+    pub(super) links: BTreeMap<LinkId, Link>,
+    pub(super) roster: Roster,
     vigil: Vigil,
-    barriers: Barriers,
+    pub(super) barriers: Barriers,
     /// From the forming of the job on.
     registry: Option<Registry>,
     stalls: Stalls,
@@ -54,7 +55,7 @@ pub struct Coordinator {
 /// Finished  -                  -                  -                    -                -
 /// ```
 #[derive(Debug)]
-enum Stage {
+pub(super) enum Stage {
     Forming { until: Time },
     Running,
     Closing { outcome: Result<()>, until: Time },
@@ -63,16 +64,17 @@ enum Stage {
 
 /// A connection. The seat that it speaks for names it as its line in turn.
 #[derive(Debug)]
-struct Link {
+pub(super) struct Link {
     node: NodeId,
-    speaks_for: Option<Identity>,
+    pub(super) speaks_for: Option<Identity>,
 }
 
 impl Coordinator {
     /// A job that waits for its members from `now` on.
     ///
     /// # Panics
-    /// If the job has no worker, no server or more than [`limits::MEMBERS_MAX`] members, or if `dead_timeout` is not above `suspect_timeout`.
+    /// If the job has no worker, no server or more than [`limits::MEMBERS_MAX`] members, or if `dead_timeout` is not above
+    /// `suspect_timeout`.
     pub fn new(config: CoordinatorConfig, now: Time) -> Self {
         let size = Size { workers: config.workers, servers: config.servers };
         let members = u64::from(size.workers) + u64::from(size.servers);
@@ -336,48 +338,6 @@ impl Coordinator {
         }
     }
 
-    fn handle_silence(&mut self, now: Time, found: Silent) {
-        let Some(seat) = self.roster.seat(found.identity) else { return };
-        let silent = found.silent.as_secs_f64();
-        if !found.dead {
-            let (member, place) = (self.roster.name(found.identity), seat.member.place());
-            return self.event(Event::Suspect { member, place, silent: found.silent });
-        }
-        let cause = match &seat.line {
-            Line::Up(_) => format!("silent for {silent:.1} s"),
-            Line::Down(error) => format!("silent for {silent:.1} s since its connection ended: {error}"),
-        };
-        self.lose(now, found.identity, cause);
-    }
-
-    fn handle_leave(&mut self, now: Time, link: LinkId, identity: Identity) {
-        match (&self.stage, identity.role) {
-            (Stage::Forming { .. }, _) => {
-                self.roster.free(identity);
-                self.links.get_mut(&link).expect("it just sent a frame").speaks_for = None;
-            }
-            (Stage::Running, Role::Worker) => {
-                let seat = self.roster.seat_mut(identity).expect("sealed seats stay");
-                if std::mem::replace(&mut seat.health, Health::Left) == Health::Left {
-                    return;
-                }
-                let who = format!("{} on {}", seat.member.name(), seat.member.place());
-                let answers = self.barriers.break_all(who);
-                self.answer(answers);
-                let left = |seat: &Seat| seat.member.role != Role::Worker || seat.health == Health::Left;
-                if self.roster.seats().all(left) {
-                    self.end(now, Ok(()));
-                }
-            }
-            (Stage::Running, Role::Server | Role::Coordinator) => {
-                self.lose(now, identity, "it left while the job ran".to_owned());
-            }
-            (Stage::Closing { .. } | Stage::Finished { .. }, _) => {
-                self.roster.seat_mut(identity).expect("seats stay after the end").knows_end = true;
-            }
-        }
-    }
-
     fn handle_stall(&mut self, now: Time, link: LinkId, identity: Identity, stall: Stall) {
         if identity.role != Role::Server {
             return self.close_protocol(link, "kind", "only a server sends");
@@ -432,65 +392,6 @@ impl Coordinator {
         }
     }
 
-    /// Gives a member up.
-    fn lose(&mut self, now: Time, identity: Identity, cause: String) {
-        let name = self.roster.name(identity);
-        let Some(seat) = self.roster.seat_mut(identity) else { return };
-        seat.health = Health::Dead;
-        let (incarnation, place, link) = (seat.member.incarnation, seat.member.place(), seat.link());
-        self.roster.fence(identity.node, incarnation);
-        match self.stage {
-            Stage::Forming { .. } => {}
-            Stage::Running => {
-                self.event(Event::Dead { member: name.clone(), place: place.clone(), cause: cause.clone() });
-                self.end(now, Err(Error::PeerLost { member: name, host: place, cause }));
-            }
-            Stage::Closing { .. } | Stage::Finished { .. } => {}
-        }
-        // While the job forms, this frees the seat: there, every seat has a connection.
-        if let Some(link) = link {
-            let current = self.epoch;
-            self.dismiss(link, Error::Fenced { current });
-        }
-    }
-
-    /// Ends the job, once: whoever waits gets `outcome`, and everybody is told.
-    fn end(&mut self, now: Time, outcome: Result<()>) {
-        let formed = match self.stage {
-            Stage::Forming { .. } => false,
-            Stage::Running => true,
-            Stage::Closing { .. } | Stage::Finished { .. } => return,
-        };
-        let until = now + self.config.leave_grace;
-        self.epoch.number += 1;
-        self.stage = Stage::Closing { outcome: outcome.clone(), until };
-        if let Err(cause) = &outcome {
-            let answers = self.barriers.fail_all(cause);
-            self.answer(answers);
-        }
-        match outcome {
-            Err(cause) if !formed => {
-                self.broadcast(&Frame::Refused(cause));
-            }
-            Ok(()) | Err(_) => {
-                let view = self.view();
-                self.broadcast(&Frame::View(view));
-            }
-        }
-    }
-
-    /// Whether nobody is left to wait for. That the end was sent is not enough: the connection may have been lost on the way.
-    fn all_know(&self) -> bool {
-        self.roster.seats().all(|seat| seat.health == Health::Dead || seat.knows_end)
-    }
-
-    fn finish(&mut self) {
-        let Stage::Closing { outcome, .. } = &self.stage else { return };
-        let outcome = outcome.clone();
-        self.stage = Stage::Finished { outcome: outcome.clone() };
-        self.event(Event::Finished(outcome));
-    }
-
     fn refuse(&mut self, link: LinkId, join: &Join, error: Error) {
         let who = format!("{} on {} (pid {})", join.role, join.host, join.pid);
         self.event(Event::Refused { who, error: error.clone() });
@@ -498,7 +399,7 @@ impl Coordinator {
     }
 
     /// Tells a process that it is no member, and hangs up.
-    fn dismiss(&mut self, link: LinkId, error: Error) {
+    pub(super) fn dismiss(&mut self, link: LinkId, error: Error) {
         self.send(link, Frame::Refused(error.clone()));
         self.close(link, error);
     }
@@ -517,7 +418,7 @@ impl Coordinator {
         self.handle_disconnected(link, error);
     }
 
-    fn answer(&mut self, answers: Vec<Answer>) {
+    pub(super) fn answer(&mut self, answers: Vec<Answer>) {
         for Answer { worker, request, outcome } in answers {
             // Without a connection it is told when it asks again.
             if let Some(link) = self.roster.worker(worker).and_then(Seat::link) {
@@ -526,7 +427,7 @@ impl Coordinator {
         }
     }
 
-    fn broadcast(&mut self, frame: &Frame) {
+    pub(super) fn broadcast(&mut self, frame: &Frame) {
         let mut links = self.member_links(|_| true);
         if planted(self.config.defect, Defect::ViewNotBroadcast) && links.len() > 1 && matches!(frame, Frame::View(_)) {
             links.pop();
@@ -546,15 +447,7 @@ impl Coordinator {
         self.commands.push_back(Command::Send { link, frame });
     }
 
-    fn event(&mut self, event: Event) {
+    pub(super) fn event(&mut self, event: Event) {
         self.commands.push_back(Command::Event(event));
-    }
-}
-
-/// What a question is answered after the end.
-fn over(outcome: &Result<()>) -> Error {
-    match outcome {
-        Ok(()) => Error::FailedPrecondition { what: "the job ended".to_owned(), hint: "start a new one".to_owned() },
-        Err(cause) => cause.clone(),
     }
 }

@@ -7,6 +7,7 @@
 //! | file | decides |
 //! |---|---|
 //! | `machine` | what each input means, in which stage of the job |
+//! | `ending` | who is given up, and when the job is over |
 //! | `roster` | who is admitted, with which rank, and which connection speaks for it |
 //! | `health` | who is suspect or dead by silence |
 //! | `registry` | which declarations agree |
@@ -22,7 +23,9 @@ use gradlane_core::types::defect::Defect;
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Stall;
 
+// Declared in alphabetical order; the table above is the order to read them in.
 mod barrier;
+mod ending;
 mod health;
 mod machine;
 mod registry;
