@@ -37,7 +37,7 @@ impl Scheduler {
     }
 
     /// Decides that a group fails, and lets go of the tasks that nobody else wants.
-    pub(super) fn fail_group(&mut self, id: GroupId, error: Error) {
+    pub fn fail_group(&mut self, id: GroupId, error: Error) {
         let Some(group) = self.groups.get_mut(id.0).filter(|group| group.fate.is_none()) else {
             return;
         };
