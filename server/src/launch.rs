@@ -243,7 +243,9 @@ mod tests {
         assert_eq!(names(&all), ["server 0", "server 1", "worker 0"]);
         let server = &all[1].2;
         assert_eq!(line(server), ["python", "-m", "gradlane.cli", "server"]);
-        for (name, value) in [("GRADLANE_SERVER_INDEX", "1"), ("GRADLANE_SERVERS", "2"), ("GRADLANE_BIND", "127.0.0.1:0")] {
+        for (name, value) in
+            [("GRADLANE_SERVER_INDEX", "1"), ("GRADLANE_SERVERS", "2"), ("GRADLANE_BIND", "127.0.0.1:0")]
+        {
             assert_eq!(environment(server).get(name).map(String::as_str), Some(value), "{name}");
         }
     }
@@ -252,7 +254,7 @@ mod tests {
     fn settings_of_the_command_line_reach_every_child() {
         for (_, name, command) in started(1, 1) {
             let environment = environment(&command);
-            assert_eq!(environment.get("GRADLANE_STEP_TIMEOUT").map(String::as_str), Some("7 s"), "{name}");
+            assert_eq!(environment.get("GRADLANE_STEP_TIMEOUT").map(String::as_str), Some("70 s"), "{name}");
             assert_eq!(environment.get("GRADLANE_CONFIG").map(String::as_str), Some("job.toml"), "{name}");
         }
     }
@@ -271,7 +273,7 @@ mod tests {
 
     fn started(workers: u32, servers: u32) -> Vec<(Role, String, Command)> {
         let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
-        let settings = [("step_timeout", "7 s"), ("config", "job.toml")];
+        let settings = [("step_timeout", "70 s"), ("config", "job.toml")];
         let launch = Launch {
             config: Config::default(),
             settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
@@ -289,7 +291,11 @@ mod tests {
     }
 
     fn line(command: &Command) -> Vec<String> {
-        [command.get_program()].into_iter().chain(command.get_args()).map(|word| word.to_string_lossy().into_owned()).collect()
+        [command.get_program()]
+            .into_iter()
+            .chain(command.get_args())
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect()
     }
 
     fn environment(command: &Command) -> BTreeMap<String, String> {

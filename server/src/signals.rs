@@ -15,7 +15,8 @@ pub(crate) struct Interrupts {
 impl Interrupts {
     /// Calls `deliver` with the signal's number, on a thread of its own, each time one arrives.
     pub(crate) fn watch(mut deliver: impl FnMut(i32) + Send + 'static) -> Result<Self> {
-        let failed = |error: std::io::Error| Error::Io { what: "watching signals".to_owned(), cause: error.to_string() };
+        let failed =
+            |error: std::io::Error| Error::Io { what: "watching signals".to_owned(), cause: error.to_string() };
         let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
         let handle = signals.handle();
         let thread = std::thread::Builder::new()
