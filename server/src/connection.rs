@@ -2,6 +2,7 @@
 //! and connections.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -12,12 +13,12 @@ use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
 use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, TensorKey, Time, View};
 use gradlane_core::wire::frame::{Progress, Stall};
-use gradlane_core::wire::{Flags, Header};
+use gradlane_core::wire::Header;
 use gradlane_core::Error;
 
 use crate::aggregate::{Aggregator, AggregatorConfig, Command};
 use crate::stats::Stats;
-use crate::sum::SumLanes;
+use crate::sum::{Job, SumLanes};
 
 /// The data side of one server.
 pub(crate) struct DataPlane {
@@ -43,7 +44,7 @@ struct State {
 
 impl DataPlane {
     /// A data plane without a listener: see [`DataPlane::attach`].
-    pub(crate) fn new(config: AggregatorConfig, sum_threads: usize, clock: Clock) -> Result<Arc<Self>> {
+    pub(crate) fn new(config: AggregatorConfig, sum_threads: NonZeroUsize, clock: Clock) -> Result<Arc<Self>> {
         let plane = Arc::new(Self {
             clock,
             pool: Pool::new(),
@@ -61,7 +62,7 @@ impl DataPlane {
             membership: OnceLock::new(),
         });
         let sink = Arc::downgrade(&plane);
-        let lanes = SumLanes::new(sum_threads, Kernels::detect(), plane.pool.clone(), move |outgoing| {
+        let lanes = SumLanes::new(sum_threads, Kernels::detect(), &plane.pool, move |outgoing| {
             if let Some(plane) = sink.upgrade() {
                 plane.send(outgoing);
             }
@@ -119,13 +120,10 @@ impl DataPlane {
         self.state.lock().expect(LOCK).aggregator.progress()
     }
 
-    /// Stops listening and adding.
+    /// Stops listening. The lanes end with the last reference to this plane.
     pub(crate) fn stop(&self, patience: Duration) {
         if let Some(listener) = self.listener.get() {
             (listener.stop)(patience);
-        }
-        if let Some(lanes) = self.lanes.get() {
-            lanes.stop();
         }
     }
 
@@ -164,22 +162,16 @@ impl DataPlane {
         self.stats.received(body.len() as u64);
         let header = self.state.lock().expect(LOCK).headers.get(&exchange).copied();
         let Some(header) = header else { return };
-        if !header.flags.contains(Flags::CHECKSUM) {
-            return self.count(exchange, body, true);
-        }
         let plane = Arc::clone(self);
-        let lanes = self.lanes.get().expect("set in new");
-        lanes.verify(exchange, body, header.checksum, move |body, intact| plane.count(exchange, body, intact));
+        let then = Box::new(move |body, intact| plane.count(exchange, body, intact));
+        self.lanes().submit(Job::Verify { header, body, then });
     }
 
     fn count(self: &Arc<Self>, exchange: ExchangeId, body: Lease, intact: bool) {
         self.with(|state, now| {
+            // Kept until the machine names it, also if its exchange is gone meanwhile: then it is discarded at once.
             state.bodies.insert(exchange, body);
             state.aggregator.handle_landed(now, exchange, intact);
-            // What the machine did not want (the exchange was torn meanwhile) is not kept.
-            if !intact {
-                state.bodies.remove(&exchange);
-            }
         });
     }
 
@@ -199,26 +191,27 @@ impl DataPlane {
     }
 
     fn carry_out(&self, state: &mut State, command: Command) {
-        let lanes = self.lanes.get().expect("set in new");
         match command {
             Command::Land { exchange, bytes } => {
                 let bytes = usize::try_from(bytes).expect("bounded by PART_BYTES_MAX");
                 self.send(Outgoing::Land { exchange, into: self.pool.lease(bytes) });
             }
-            Command::Start { slot, exchange, bytes, dtype, op, weight } => {
-                lanes.start(slot, self.body(state, exchange), bytes, dtype, op, weight);
+            Command::Start { slot, exchange, dtype, op, weight, .. } => {
+                self.lanes().submit(Job::Start { slot, dtype, op, weight, body: self.body(state, exchange) });
             }
-            Command::Add { slot, exchange, weight } => lanes.add(slot, self.body(state, exchange), weight),
-            Command::Publish { slot, divisor } => lanes.publish(slot, divisor),
+            Command::Add { slot, exchange, weight } => {
+                self.lanes().submit(Job::Add { slot, weight, body: self.body(state, exchange) });
+            }
+            Command::Publish { slot, divisor } => self.lanes().submit(Job::Publish { slot, divisor }),
             Command::Answer { slot, exchange, header } => {
                 self.stats.sent(header.bytes);
-                lanes.answer(slot, exchange, header);
+                self.lanes().submit(Job::Answer { slot, exchange, header });
             }
             Command::Reject { exchange, header, error } => self.send(Outgoing::Reject { exchange, header, error }),
             Command::Discard { exchange } => {
                 state.bodies.remove(&exchange);
             }
-            Command::Drop { slot } => lanes.drop_slot(slot),
+            Command::Drop { slot } => self.lanes().submit(Job::Drop { slot }),
             Command::Stalled { stall } => self.report(stall),
         }
     }
@@ -233,6 +226,10 @@ impl DataPlane {
         if let Some(membership) = self.membership.get().and_then(Weak::upgrade) {
             membership.lock().expect(LOCK).report_stall(stall);
         }
+    }
+
+    fn lanes(&self) -> &SumLanes {
+        self.lanes.get().expect("set in new")
     }
 
     fn send(&self, outgoing: Outgoing) {

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::config::Config;
-use gradlane_core::transport::quic::identity::Credentials;
-use gradlane_core::types::Role;
-use gradlane_core::types::join::JoinString;
+use gradlane_core::types::{JoinString, Role};
 use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 
@@ -45,11 +43,10 @@ impl Embedded {
         let join = coordinator.join_string();
         let servers = (0..servers)
             .map(|index| {
-                let credentials = Credentials::enroll(join, Role::Server, config.join_timeout)?;
                 Server::start(ServerOptions {
                     config: config.clone(),
                     coordinator: join.address.clone(),
-                    credentials: Arc::new(credentials),
+                    credentials: Arc::new(coordinator.credentials(Role::Server)?),
                     index: Some(index),
                 })
             })

@@ -1,13 +1,14 @@
 //! One summation server of a job: joins, listens, adds, ends with the job.
 
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
 use gradlane_core::config::Config;
 use gradlane_core::engine::{Clock, Membership, MembershipOptions, process};
-use gradlane_core::transport::quic::identity::Credentials;
-use gradlane_core::transport::quic::{self, settings::QuicSettings};
+use gradlane_core::transport::quic::Credentials;
+use gradlane_core::transport::quic::{Settings, listener};
 use gradlane_core::types::{Phase, Role};
 use gradlane_core::{Error, Result};
 
@@ -54,11 +55,13 @@ impl Server {
             deterministic: config.deterministic,
             stall_warn: config.stall_warn,
             step_timeout: config.step_timeout,
-            ..AggregatorConfig::default()
+            memory_bytes_max: config.server_bytes_max,
+            defect: None,
         };
-        let plane = DataPlane::new(aggregator, config.sum_threads_or_cores(), clock)?;
-        let settings = QuicSettings::from_config(&config);
-        let listener = quic::listen(&config.bind, &credentials, &settings, plane.inbox())?;
+        let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
+        let plane = DataPlane::new(aggregator, sum_threads, clock)?;
+        let settings = Settings::from_config(&config);
+        let listener = listener::bind(&config.bind, &credentials, &settings, plane.inbox())?;
         let address = process::announced(&listener.address, config.advertise.as_deref(), &coordinator);
         let member = MemberConfig {
             requested: index,

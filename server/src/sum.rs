@@ -1,16 +1,15 @@
 //! Threads that do the arithmetic which the [aggregator](crate::aggregate) asked for. A slot lives in one lane, so that its commands run
 //! in their order without a lock.
 //!
-//! A lane takes a bounded number of jobs and then makes [`SumLanes::submit`] wait: bodies that wait for their turn are memory, and a
-//! server that cannot keep up must stop receiving instead of collecting them. Lanes never wait for the driver in turn, because what
-//! they report goes into queues without a bound.
+//! Queues have no bound of their own, so that neither the driver, which submits under its lock, nor a lane, which reports to the driver,
+//! ever waits for the other. What they hold is bounded by the workers: each has at most its credit of bytes under way.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::{Lease, Pool};
@@ -21,9 +20,6 @@ use gradlane_core::wire::{Flags, Header};
 
 use crate::accumulator::{Accumulator, Published};
 use crate::aggregate::SlotId;
-
-/// Jobs that wait in one lane. Few, as each may hold a body; enough to cover the pause between two visits of the driver.
-const JOBS_PER_LANE: usize = 32;
 
 /// One piece of work. Those of one part run in the order of their submission.
 pub enum Job {
@@ -103,7 +99,7 @@ impl SumLanes {
     ) -> Result<Self> {
         let mut this = Self { lanes: Vec::new(), threads: Vec::new(), sink: Arc::new(sink) };
         for index in 0..threads.get() {
-            let (lane, jobs) = bounded(JOBS_PER_LANE);
+            let (lane, jobs) = unbounded();
             let work = Lane { kernels, pool: pool.clone(), sink: Arc::clone(&this.sink), slots: BTreeMap::new() };
             let thread = Builder::new().name(format!("gl-sum-{index}")).spawn(move || work.run(&jobs));
             let io =
@@ -114,7 +110,7 @@ impl SumLanes {
         Ok(this)
     }
 
-    /// Hands a job to the lane of its part; waits while that lane has too many.
+    /// Hands a job to the lane of its part.
     pub fn submit(&self, job: Job) {
         let lane = &self.lanes[lane_of(job.part(), self.lanes.len())];
         if let Err(unsent) = lane.send(job) {
@@ -236,8 +232,6 @@ fn refuse(sink: &Sink, job: Job, problem: &str) {
 
 #[cfg(test)]
 mod tests {
-    use crossbeam_channel::unbounded;
-
     use gradlane_core::types::{Epoch, Round, TensorKey};
     use gradlane_core::wire::HeaderKind;
 

@@ -172,6 +172,8 @@ knobs! {
         deterministic: Flag = "false";
         /// Threads that add in a server; 0 for one per core.
         sum_threads: Count = "0" in "0" to "1024", alias "BYTEPS_SERVER_ENGINE_THREAD";
+        /// Memory of a server for contributions and sums: more than its share of the model and the credit of all workers together.
+        server_bytes_max: Bytes = "64 GiB" in "1 MiB" to "64 TiB";
     }
     "Failures" {
         /// How long a process waits for the job to form.

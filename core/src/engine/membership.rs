@@ -11,7 +11,7 @@ use super::Clock;
 use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use crate::error::{Error, Result};
 use crate::transport::quic::control::{ControlEvent, ControlLink};
-use crate::transport::quic::identity::Credentials;
+use crate::transport::quic::Credentials;
 use crate::types::{Done, PartLayout, TensorSpec};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
@@ -53,7 +53,7 @@ impl Membership {
     ) -> Result<Self> {
         let (inputs, received) = unbounded();
         let mut driver = Driver {
-            member: Member::new(options.member, clock.now()),
+            member: Member::new(MemberConfig { coordinator: options.coordinator.clone(), ..options.member }, clock.now()),
             clock,
             coordinator: options.coordinator,
             credentials: options.credentials,
@@ -180,7 +180,7 @@ impl Driver {
                 MemberCommand::Dial => self.dial(),
                 MemberCommand::Send(frame) => {
                     if let Some(link) = &self.link {
-                        link.send(frame);
+                        link.send(&frame);
                     }
                 }
                 MemberCommand::Hangup => self.link = None,
@@ -196,7 +196,10 @@ impl Driver {
         let events = Box::new(move |event| {
             let _ = inputs.send(Input::Control { dial, event });
         });
-        self.link = Some(ControlLink::dial(&self.coordinator, &self.credentials, PATIENCE, events));
+        match ControlLink::dial(&self.coordinator, &self.credentials, PATIENCE, events) {
+            Ok(link) => self.link = Some(link),
+            Err(error) => self.handle(Input::Control { dial, event: ControlEvent::Closed(error) }),
+        }
     }
 
     fn report(&mut self, event: MemberEvent) {
@@ -234,12 +237,12 @@ pub fn status(address: &str, credentials: &Credentials, patience: Duration) -> R
         Box::new(move |event| {
             let _ = sender.send(event);
         }),
-    );
+    )?;
     let clock = Clock::start();
     let due = clock.instant(clock.now() + patience);
     loop {
         match received.recv_deadline(due) {
-            Ok(ControlEvent::Connected) => link.send(Frame::StatusRequest),
+            Ok(ControlEvent::Connected) => link.send(&Frame::StatusRequest),
             Ok(ControlEvent::Frame(Frame::Status(status))) => return Ok(status),
             Ok(ControlEvent::Frame(Frame::Refused(error)) | ControlEvent::Closed(error)) => return Err(error),
             Ok(ControlEvent::Frame(_)) => {}

@@ -17,6 +17,7 @@ pub fn member(role: Role, config: &Config) -> MemberConfig {
         address: String::new(),
         workers: 0,
         servers: 0,
+        coordinator: String::new(),
         heartbeat_interval: config.heartbeat_interval,
         join_timeout: config.join_timeout,
         control_lost_timeout: config.control_lost_timeout,

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::mem::Region;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::pipeline::stage::Stage;
-use crate::sched::{Command, GroupId, Scheduler, TaskId, TaskSpec};
+use crate::sched::{Command, GroupId, Scheduler, StallDetector, StallReport, TaskId, TaskSpec};
 use crate::transport::Transport;
 use crate::types::{Done, Epoch, ExchangeId, Op, Priority, Round, TensorKey, Time, View, WorkerId};
 use crate::wire::frame::Progress;
@@ -60,8 +60,10 @@ pub(super) struct State {
     pub(super) payloads: BTreeMap<TaskId, Payload>,
     pub(super) groups: BTreeMap<GroupId, u64>,
     pub(super) last: Option<(TensorKey, Round)>,
+    /// The highest priority seen: the transport's few classes are spread below it.
+    most_urgent: Priority,
     pub(super) bytes_pending: u64,
-    pub(super) stalls: crate::sched::stall::StallWatch,
+    pub(super) stalls: StallDetector,
     /// Dropped by effects after the lock is released.
     effects: Vec<Effect>,
 }
@@ -89,6 +91,7 @@ pub(super) struct Payload {
     pub(super) source: Vec<Region>,
     pub(super) destination: Vec<Region>,
     pub(super) exchange: Option<ExchangeId>,
+    pub(super) priority: Priority,
 }
 
 enum Effect {
@@ -120,8 +123,9 @@ impl Shared {
             payloads: BTreeMap::new(),
             groups: BTreeMap::new(),
             last: None,
+            most_urgent: Priority(i32::MIN),
             bytes_pending: 0,
-            stalls: crate::sched::stall::StallWatch::new(settings.stall_warn),
+            stalls: StallDetector::new(clock.now(), settings.stall_warn),
             effects: Vec::new(),
         };
         Self {
@@ -142,7 +146,7 @@ impl Shared {
         let (result, effects) = {
             let mut state = self.state.lock().expect("the machines do not panic");
             let result = change(&mut state, now);
-            state.drain(&self.metrics);
+            state.drain();
             if let Some(due) = state.next_due() {
                 state.effects.push(Effect::Arm(due));
             }
@@ -191,6 +195,14 @@ impl State {
         self.view.as_ref().map(|view| view.epoch).unwrap_or_default()
     }
 
+    /// The transport's class, 0 to 7, of `priority`: the most urgent tensors have a class of their own, and each class below is twice as
+    /// wide as the one above. Many distinct levels would cost the transport more than they gain.
+    pub(super) fn urgency(&self, priority: Priority) -> u8 {
+        let distance = i64::from(self.most_urgent.0) - i64::from(priority.0);
+        let class = u64::try_from(distance).map_or(0, |distance| (distance + 1).ilog2().min(7));
+        7 - u8::try_from(class).expect("at most 7")
+    }
+
     /// Hands a submission of a declared tensor to the scheduler.
     pub(super) fn begin(&mut self, now: Time, ticket: u64) {
         let submission = self.tickets.get_mut(&ticket).expect("begun once, before it resolves");
@@ -223,7 +235,7 @@ impl State {
             // A piece whose submission was given up before the part was complete still has its memory lent: a ticket stays until its
             // group resolves, and a group resolves only when its shares are done.
             let Some(submission) = self.tickets.get(ticket) else {
-                return self.give_up_part(now, &part);
+                return self.give_up_part(&part);
             };
             let group = submission.group.expect("its submission opened a group");
             if !groups.contains(&group) {
@@ -244,16 +256,17 @@ impl State {
                 groups,
             },
         );
-        self.payloads.insert(task, Payload { part, source, destination, exchange: None });
+        self.most_urgent = self.most_urgent.max(priority);
+        self.payloads.insert(task, Payload { part, source, destination, exchange: None, priority });
     }
 
     /// A part of which one submission ended before the others came: they cannot be summed without it.
-    fn give_up_part(&mut self, now: Time, part: &ReadyPart) {
+    fn give_up_part(&mut self, part: &ReadyPart) {
         let error = Error::Cancelled;
         let groups: Vec<GroupId> =
             part.tickets.iter().filter_map(|ticket| self.tickets.get(ticket).and_then(|other| other.group)).collect();
         for group in groups {
-            self.scheduler.fail_group(now, group, error.clone());
+            self.scheduler.fail_group(group, error.clone());
         }
     }
 
@@ -303,13 +316,13 @@ impl State {
 
     /// A tensor failed for good: so do its submissions, whether they wait for the declaration, for other tensors of a shared part, or
     /// are under way.
-    pub(super) fn fail_tensor(&mut self, now: Time, key: TensorKey, error: &Error) {
+    pub(super) fn fail_tensor(&mut self, key: TensorKey, error: &Error) {
         self.parked.remove(&key);
         let tickets: Vec<u64> =
             self.tickets.iter().filter(|(_, submission)| submission.key == key).map(|(ticket, _)| *ticket).collect();
         for ticket in tickets {
             match self.tickets[&ticket].group {
-                Some(group) => self.scheduler.fail_group(now, group, error.clone()),
+                Some(group) => self.scheduler.fail_group(group, error.clone()),
                 None => self.resolve(ticket, Err(error.clone())),
             }
         }
@@ -339,6 +352,9 @@ impl State {
     /// What is due at `now`.
     pub(super) fn handle_timeout(&mut self, now: Time) {
         self.scheduler.handle_timeout(now);
+        for report in self.stalls.handle_timeout(now, &self.scheduler) {
+            self.warn(&report);
+        }
         for (peer, server) in self.links.due(now) {
             self.effects.push(Effect::Dial(peer, server));
         }
@@ -359,12 +375,28 @@ impl State {
         }
     }
 
-    fn next_due(&self) -> Option<Time> {
-        let parked = self.parked.values().flatten().filter_map(|ticket| self.tickets.get(ticket)?.deadline).min();
-        [self.scheduler.poll_timeout(), self.links.next_due(), parked].into_iter().flatten().min()
+    fn warn(&self, report: &StallReport) {
+        let StallReport { name, round, waited, parts, .. } = report;
+        let waited_s = waited.as_secs_f64();
+        match report.at {
+            Some((stage, server)) => {
+                tracing::warn!(%name, round = round.0, %stage, %server, parts, waited_s, "a tensor does not move");
+            }
+            None => {
+                let missing = self.groups.get(&report.group).map(|ticket| self.registry.waiting_for(*ticket));
+                tracing::warn!(%name, round = round.0, ?missing, waited_s, "a tensor waits for others of its part to be submitted here");
+            }
+        }
     }
 
-    fn drain(&mut self, metrics: &Metrics) {
+    fn next_due(&self) -> Option<Time> {
+        let parked = self.parked.values().flatten().filter_map(|ticket| self.tickets.get(ticket)?.deadline).min();
+        // Nothing can stall while nothing is under way: an idle engine does not wake to look.
+        let stalls = self.stalls.poll_timeout().filter(|_| !self.scheduler.is_idle());
+        [self.scheduler.poll_timeout(), self.links.next_due(), parked, stalls].into_iter().flatten().min()
+    }
+
+    fn drain(&mut self) {
         while let Some(command) = self.scheduler.next_command() {
             match command {
                 Command::Wake(stage) => self.effects.push(Effect::Ring(stage)),
@@ -382,6 +414,5 @@ impl State {
                 }
             }
         }
-        let _ = metrics;
     }
 }

@@ -16,10 +16,10 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::mem::Region;
 use crate::pipeline::registry::{Lookup, Registry};
-use crate::pipeline::{Pipeline, Topology};
+use crate::pipeline::{DeviceKind, Pipeline, Topology};
 use crate::sched::{Scheduler, SchedulerConfig};
 use crate::transport::Transport;
-use crate::transport::quic::identity::Credentials;
+use crate::transport::quic::Credentials;
 use crate::types::{Done, Op, Phase, Priority, TensorSpec, Time, View, WorkerId};
 
 /// How to start an engine.
@@ -96,7 +96,8 @@ impl Engine {
     pub fn start(options: EngineOptions) -> Result<Self> {
         let clock = Clock::start();
         let config = options.config;
-        let pipeline = Pipeline::for_role(&Topology::hosts(), false);
+        // A job with servers pushes, however many workers it has: two stand for many.
+        let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false);
         tracing::info!(%pipeline, "pipeline");
         let scheduler = Scheduler::new(
             SchedulerConfig {
@@ -444,9 +445,9 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, event: MemberEvent) {
             Phase::Aborted(cause) => shared.with(|state, now| state.end(now, &cause)),
             Phase::Forming | Phase::Running | Phase::Ended => shared.with(|state, now| state.follow(now, view)),
         },
-        MemberEvent::Forget { key, error } => shared.with(|state, now| {
+        MemberEvent::Forget { key, error } => shared.with(|state, _| {
             for key in state.registry.handle_forget(key, error.clone()) {
-                state.fail_tensor(now, key, &error);
+                state.fail_tensor(key, &error);
             }
         }),
         MemberEvent::StallNotice { tensor, stall, detail } => tracing::warn!(

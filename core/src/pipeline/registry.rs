@@ -203,6 +203,11 @@ impl Registry {
         self.tensors.get(&key).map(|tensor| tensor.spec.name.as_str())
     }
 
+    /// Every known part, one a line, for people.
+    pub fn describe(&self) -> String {
+        self.parts.values().map(|part| format!("{part}\n")).collect()
+    }
+
     /// The tensors without whose submission on this worker the parts that `ticket` shares cannot be sent; by key where this worker
     /// never declared them.
     pub fn waiting_for(&self, ticket: u64) -> Vec<String> {

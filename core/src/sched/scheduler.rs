@@ -480,7 +480,7 @@ impl Scheduler {
     }
 
     /// Decides that a group fails, and lets go of the tasks that nobody else wants.
-    fn fail_group(&mut self, id: GroupId, error: Error) {
+    pub fn fail_group(&mut self, id: GroupId, error: Error) {
         let Some(group) = self.groups.get_mut(id.0).filter(|group| group.fate.is_none()) else {
             return;
         };

@@ -9,9 +9,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use gradlane_core::config::Config;
 use gradlane_core::engine::{Clock, process};
 use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener};
-use gradlane_core::transport::quic::enroll::Enrolment;
-use gradlane_core::transport::quic::identity::Authority;
-use gradlane_core::types::join::JoinString;
+use gradlane_core::transport::quic::{Authority, Credentials, Settings};
+use gradlane_core::types::{JoinString, Role};
 use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 
@@ -20,6 +19,7 @@ use super::{Command, Coordinator, CoordinatorConfig, Event};
 /// A running coordinator.
 pub struct CoordinatorNode {
     join: JoinString,
+    authority: Arc<Authority>,
     inputs: Sender<Input>,
     thread: Mutex<Option<JoinHandle<()>>>,
     end: Arc<End>,
@@ -48,22 +48,21 @@ impl CoordinatorNode {
     pub fn start(machine: CoordinatorConfig, config: &Config, state_dir: Option<&Path>) -> Result<Self> {
         let clock = Clock::start();
         let authority = Arc::new(match state_dir {
-            Some(dir) => Authority::load_or_create(dir, &machine.job)?,
+            Some(dir) => Authority::open(dir, &machine.job)?,
             None => Authority::create(&machine.job)?,
         });
-        let enrolment = Enrolment::new(Arc::clone(&authority))?;
-        let secret = enrolment.secret();
         let (inputs, received) = unbounded();
         let events = inputs.clone();
         let listener = ControlListener::bind(
             &config.bind,
-            enrolment,
+            Arc::clone(&authority),
+            &Settings::from_config(config),
             Box::new(move |incoming| {
                 let _ = events.send(Input::Control(incoming));
             }),
         )?;
-        let address = process::announced(&listener.address(), config.advertise.as_deref(), "192.0.2.1:9");
-        let join = JoinString { address, ca_hash: authority.hash(), secret };
+        let address = process::announced(listener.address(), config.advertise.as_deref(), ELSEWHERE);
+        let join = authority.join_string(&address);
 
         let end = Arc::new(End::default());
         let mut driver = Driver {
@@ -77,12 +76,20 @@ impl CoordinatorNode {
             .name("gl-coordinator".to_owned())
             .spawn(move || driver.run(&received))
             .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
-        Ok(Self { join, inputs, thread: Mutex::new(Some(thread)), end })
+        Ok(Self { join, authority, inputs, thread: Mutex::new(Some(thread)), end })
     }
 
     /// What a node needs to join, in one string. It is a secret.
     pub fn join_string(&self) -> &JoinString {
         &self.join
+    }
+
+    /// Credentials for a server inside this process, issued without a connection.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if no certificate can be made.
+    pub fn credentials(&self, role: Role) -> Result<Credentials> {
+        self.authority.credentials(role)
     }
 
     /// Reports that a process of this host has ended, so that its loss is not found out by silence.
@@ -136,6 +143,9 @@ impl Drop for CoordinatorNode {
         });
     }
 }
+
+/// An address of nobody (RFC 5737): its route tells which of this host's addresses others see.
+const ELSEWHERE: &str = "192.0.2.1:9";
 
 const LOCK: &str = "nobody panics while holding it";
 
@@ -220,10 +230,24 @@ impl Driver {
                     ended = true;
                     self.end.set(outcome);
                 }
-                Command::Event(event) => tracing::info!(%event, "coordinator"),
+                Command::Event(event) => log(&event),
             }
         }
         ended
+    }
+}
+
+fn log(event: &Event) {
+    match event {
+        Event::Formed => tracing::info!("the job is complete"),
+        Event::Refused { who, error } => tracing::warn!(who, %error, "refused"),
+        Event::Suspect { member, place, silent } => tracing::warn!(member, place, silent_s = silent.as_secs_f64(), "silent"),
+        Event::Dead { member, place, cause } => tracing::error!(member, place, cause, "lost"),
+        Event::Stall { tensor, stall, detail } => tracing::warn!(
+            tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,
+            "a sum waits"
+        ),
+        Event::Finished(_) => {}
     }
 }
 

@@ -15,6 +15,7 @@
 
 use std::time::Duration;
 
+use gradlane_core::config::Config;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::LinkId;
@@ -23,6 +24,7 @@ use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Stall;
 
 mod barrier;
+pub mod driver;
 mod health;
 mod machine;
 mod registry;
@@ -61,6 +63,29 @@ pub struct CoordinatorConfig {
     pub layout: LayoutConfig,
     /// A mistake to make on purpose, in tests.
     pub defect: Option<Defect>,
+}
+
+impl CoordinatorConfig {
+    /// A job of this size with the settings of the process.
+    pub fn from_config(config: &Config, workers: u32, servers: u32) -> Self {
+        Self {
+            job: config.job.clone(),
+            term: 1,
+            workers,
+            servers,
+            form_timeout: config.form_timeout,
+            suspect_timeout: config.suspect_timeout,
+            dead_timeout: config.dead_timeout,
+            leave_grace: config.shutdown_timeout,
+            stall_interval: config.stall_warn,
+            layout: LayoutConfig {
+                partition_bytes: config.partition_bytes,
+                fuse_bytes: config.fuse_bytes,
+                ..LayoutConfig::default()
+            },
+            defect: None,
+        }
+    }
 }
 
 /// What a [`Coordinator`] wants of its driver, in this order.

@@ -35,7 +35,7 @@ pub(super) struct Forgotten {
 impl Registry {
     /// An empty registry over the servers of `view`.
     pub(super) fn new(config: LayoutConfig, view: &View) -> Self {
-        Self { layouter: Layouter::new(config, &weights(view)), tensors: BTreeMap::new() }
+        Self { layouter: Layouter::new(config, weights(view)), tensors: BTreeMap::new() }
     }
 
     /// Declares `specs` for `worker`. Returns the answer, and the tensors that everybody must forget because of it.

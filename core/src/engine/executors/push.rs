@@ -71,6 +71,7 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
         } else {
             payload.source.iter().map(Region::again).collect()
         };
-        Some((link, exchange, Push { header, body, urgency: task.urgency }))
+        let priority = payload.priority;
+        Some((link, exchange, Push { header, body, urgency: state.urgency(priority) }))
     })
 }

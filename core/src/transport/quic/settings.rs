@@ -7,6 +7,7 @@ use std::time::Duration;
 use quinn::congestion::CubicConfig;
 use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
+use crate::config::Config;
 use crate::wire::header::HEADER_BYTES;
 
 /// What can be chosen about connections. The defaults suit a private network of a data centre.
@@ -40,6 +41,12 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// The settings of a process.
+    pub fn from_config(config: &Config) -> Self {
+        let socket_buffer_bytes = usize::try_from(config.socket_buffer_bytes).unwrap_or(usize::MAX);
+        Self { socket_buffer_bytes, ..Self::default() }
+    }
+
     /// For a connection with a peer at `remote`, which may open `streams` exchanges at once.
     pub(super) fn transport(&self, remote: IpAddr, streams: u32) -> Arc<TransportConfig> {
         let mut mtu_discovery = MtuDiscoveryConfig::default();
