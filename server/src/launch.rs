@@ -66,23 +66,33 @@ pub fn run(launch: &Launch) -> Result<i32> {
     let host = Arc::new(Host::start(launch)?);
     host.report_failure_to(&supervisor)?;
 
-    for (role, name, command) in processes(launch, host.join_string()) {
-        let program = command.get_program().to_string_lossy().into_owned();
-        if let Err(error) = supervisor.spawn(role, name, command) {
-            let (code, error) = refused_start(&program, &error);
+    let code = match start_all(&mut supervisor, processes(launch, host.join_string())) {
+        Ok(()) => supervisor.run(|failure| match failure {
+            Failure::Child { pid, cause } => {
+                exit::complain(&cause);
+                host.coordinator().report_death(pid, cause);
+            }
+            Failure::Job(error) => exit::complain(&error),
+        }),
+        Err((code, error)) => {
             exit::complain(&error);
-            return Ok(code);
+            drop(supervisor);
+            code
         }
-    }
-    let code = supervisor.run(|failure| match failure {
-        Failure::Child { pid, cause } => {
-            exit::complain(&cause);
-            host.coordinator().report_death(pid, cause);
-        }
-        Failure::Job(error) => exit::complain(&error),
-    });
+    };
     host.stop();
     Ok(code)
+}
+
+fn start_all(
+    supervisor: &mut Supervisor,
+    processes: Vec<(Role, String, Command)>,
+) -> std::result::Result<(), (i32, Error)> {
+    for (role, name, command) in processes {
+        let program = command.get_program().to_string_lossy().into_owned();
+        supervisor.spawn(role, name, command).map_err(|error| refused_start(&program, &error))?;
+    }
+    Ok(())
 }
 
 /// What of the job lives in this process.

@@ -35,3 +35,18 @@ impl Drop for Interrupts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_delivered_instead_of_ending_the_process() {
+        let (signals, received) = crossbeam_channel::unbounded();
+        let watch = Interrupts::watch(move |signal| signals.send(signal).expect("the test waits for it")).unwrap();
+        signal_hook::low_level::raise(SIGTERM).unwrap();
+        assert_eq!(received.recv(), Ok(SIGTERM));
+        drop(watch);
+        assert!(received.recv().is_err(), "nobody watches any more");
+    }
+}
