@@ -232,6 +232,7 @@ mod tests {
         let mut pieces = loan.into_pieces();
         let slice_of_a_clone = pieces[0].clone().slice(1..3);
         assert_eq!(pieces.iter().map(|piece| &piece[..]).collect::<Vec<_>>(), [b"abcd" as &[u8], b"ef"]);
+        assert_eq!(slice_of_a_clone.as_ptr(), memory[1..].as_ptr(), "lent where it lies, not copied");
         pieces.clear();
         assert!(returned.try_recv().is_err(), "a slice of a clone is still held");
         assert_eq!(&slice_of_a_clone[..], b"bc");

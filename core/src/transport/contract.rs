@@ -357,7 +357,7 @@ impl Server {
         listener
     }
 
-    fn still_serves(&self, worker: &Worker) {
+    pub(super) fn still_serves(&self, worker: &Worker) {
         let (id, mut memory) = (ExchangeId(u64::MAX), pattern(5000, 2));
         let sent = worker.push(id, &mut memory);
         let sum = worker.pull(id, &mut memory);

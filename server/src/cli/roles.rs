@@ -121,7 +121,8 @@ fn start_coordinator(config: Config) -> Result<Coordinating> {
         });
     }
     let machine = CoordinatorConfig::from_config(&config, workers, config.servers);
-    let directory = config.state_dir.as_deref().map(|state_dir| rendezvous::job_dir(state_dir, &config.job)).transpose()?;
+    let directory =
+        config.state_dir.as_deref().map(|state_dir| rendezvous::job_dir(state_dir, &config.job)).transpose()?;
     let node = CoordinatorNode::start(machine, &config, directory.as_deref())?;
     let announced = announce(node.join_string(), &config)?;
     Ok(Coordinating { node, _announced: announced })
@@ -278,11 +279,8 @@ mod tests {
     fn a_join_string_is_announced_until_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("join-file");
-        let config = Config {
-            state_dir: Some(dir.path().to_owned()),
-            join_file: Some(file.clone()),
-            ..Config::default()
-        };
+        let config =
+            Config { state_dir: Some(dir.path().to_owned()), join_file: Some(file.clone()), ..Config::default() };
         let join = JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [2; 16] };
         let announced = announce(&join, &config).unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{join}\n"));

@@ -105,7 +105,7 @@ async fn run(endpoint: Endpoint, door: Door, hall: Hall, mut commands: Unbounded
     tokio::spawn(door.watch(endpoint.clone(), arriving));
     let (mut links, mut exchanges) = (BTreeMap::new(), BTreeMap::new());
     let mut tasks = JoinSet::new();
-    let mut names = Names::default();
+    let names = Names::default();
     let patience = loop {
         select! {
             command = commands.recv() => match command {
