@@ -243,7 +243,7 @@ mod tests {
             lanes.submit(Job::Answer { slot, exchange: ExchangeId(2), header: header(slot) });
             lanes.submit(Job::Drop { slot });
         }
-        lanes.stop();
+        drop(lanes);
         let answers: Vec<Outgoing> = sent.try_iter().collect();
         assert_eq!(answers.len(), 6);
         for answer in answers {
@@ -261,7 +261,7 @@ mod tests {
         lanes.submit(Job::Publish { slot, divisor: 1.0 });
         lanes.submit(Job::Answer { slot, exchange: ExchangeId(1), header: header(slot) });
         lanes.submit(Job::Drop { slot });
-        lanes.stop();
+        drop(lanes);
         let Some(Outgoing::Answer { body, .. }) = sent.try_iter().next() else { panic!("no answer") };
         assert_eq!(*body, 3_i32.to_le_bytes());
         assert_ne!(pool.bytes_in_use(), 0);
@@ -273,7 +273,7 @@ mod tests {
     fn a_sum_that_does_not_exist_is_a_reject_and_not_a_silence() {
         let (lanes, _, sent) = lanes(1);
         lanes.submit(Job::Answer { slot: slot(0), exchange: ExchangeId(1), header: header(slot(0)) });
-        lanes.stop();
+        drop(lanes);
         let reject = sent.try_iter().next();
         assert!(matches!(reject, Some(Outgoing::Reject { error: Error::Internal { .. }, .. })), "{reject:?}");
     }
@@ -289,7 +289,7 @@ mod tests {
             let header = Header { flags: Flags::CHECKSUM, checksum, ..header(slot(0)) };
             lanes.submit(Job::Verify { header, body: body(&pool, value), then });
         }
-        lanes.stop();
+        drop(lanes);
         assert_eq!(verdicts.try_iter().collect::<Vec<bool>>(), [true, false]);
     }
 
