@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gradlane import _core
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Handle(Generic[T]):
@@ -25,6 +26,11 @@ class Handle(Generic[T]):
         self._native = native
         self._finish: Callable[[], T] | None = finish
         self._result: T | None = None
+
+    @property
+    def id(self) -> int | None:
+        """The engine's number for the operation; None where the engine had nothing to do."""
+        return None if self._native is None else self._native.id
 
     def wait(self, timeout: float | None = None) -> T:
         """Waits for the result and returns it.
@@ -62,6 +68,13 @@ class Handle(Generic[T]):
         """
         if self._native is not None:
             self._native.cancel()
+
+    def then(self, finish: Callable[[T], U]) -> Handle[U]:
+        """The same operation with `finish` applied to its result, on the thread that first waits for it."""
+        before = self._finish
+        if before is None:
+            return Handle(None, lambda: finish(self.wait()))
+        return Handle(self._native, lambda: finish(before()))
 
     def __await__(self) -> Generator[object, None, T]:
         return asyncio.to_thread(self.wait).__await__()

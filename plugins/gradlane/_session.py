@@ -18,7 +18,7 @@ _LEAVE_TIMEOUT = 10.0
 _lock = threading.RLock()
 _job: _bootstrap.Job | None = None
 _generation = 0
-_before_leaving: list[Callable[[], None]] = []
+_followers: list[Callable[[], None]] = []
 # A forked child keeps the parent's session without using or freeing it: its threads are not here, and freeing waits for them.
 _inherited: _bootstrap.Job | None = None
 
@@ -78,10 +78,10 @@ def shutdown(timeout: float = _LEAVE_TIMEOUT) -> None:
         if _job is None:
             return
         job, _job = _job, None
-        for stop in _before_leaving:
-            stop()
-        _before_leaving.clear()
+        followers, _followers[:] = _followers[:], []
     job.leave(timeout)
+    for follow in followers:
+        follow()
 
 
 def is_initialized() -> bool:
@@ -108,9 +108,9 @@ def session() -> _core.Session:
     return current().session
 
 
-def before_leaving(stop: Callable[[], None]) -> None:
-    """Has `stop` called when this process leaves its present job."""
-    _before_leaving.append(stop)
+def after_leaving(follow: Callable[[], None]) -> None:
+    """Has `follow` called once, when this process has left its present job and nothing is in flight any more."""
+    _followers.append(follow)
 
 
 def rank() -> int:

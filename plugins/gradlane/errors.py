@@ -36,6 +36,7 @@ __all__ = [
     "TimeoutError",
     "UnavailableError",
     "UnsupportedError",
+    "UnusedParametersError",
 ]
 
 
@@ -117,6 +118,17 @@ class NotInitializedError(FailedPreconditionError):
 
 class ForkedProcessError(FailedPreconditionError):
     """This process was forked from one that takes part in a job; the engine's threads did not come along."""
+
+
+class UnusedParametersError(FailedPreconditionError):
+    """Some parameters got no gradient in a backward pass. Every rank gets this same error.
+
+    `parameters` maps the name of each to the ranks on which it got none.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.parameters: dict[str, list[int]] = fields.get("parameters", {})
 
 
 class IncompatibleError(FailedPreconditionError):
