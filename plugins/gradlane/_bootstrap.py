@@ -1,8 +1,9 @@
 """How a process finds its job.
 
-In this order: explicit arguments, `GRADLANE_*`, `DMLC_*` (BytePS and ps-lite launch scripts), torchrun, MPI, Slurm, and else a
-single process. Which variables mean what is decided by the native `detect_launch`; this file only acts on its answer: it embeds
-a coordinator and servers into rank 0 where the launcher brings none, and carries the join string to the other ranks.
+In this order: explicit arguments, `GRADLANE_*`, `DMLC_*` (BytePS and ps-lite launch scripts), torchrun, MPI, Slurm, and
+else a single process. Which variables mean what is decided by the native `detect_launch`; this file only acts on its
+answer: it embeds a coordinator and servers into rank 0 where the launcher brings none, and carries the join string to
+the other ranks.
 """
 
 from __future__ import annotations
@@ -95,12 +96,12 @@ def _meet(
     launch: Launch, coordinator: str | None, settings: dict[str, str], timeout: float, generation: int
 ) -> tuple[_core.Embedded | None, str]:
     """Obtains the join string where the environment does not hold it; rank 0 may have to start what it leads to."""
-    if launch.source in ("gradlane", "dmlc"):  # somebody else runs the coordinator, and left its join string on this host
+    if launch.source in ("gradlane", "dmlc"):  # somebody else runs the coordinator, and left its join string here
         return None, _core.find_join(launch.job, coordinator, timeout)
     if launch.source == "single":
         raise ConfigError(
-            f"size={launch.size} but no coordinator is known; start the script with `gradlane run -n {launch.size}` or torchrun, "
-            "or set GRADLANE_JOIN",
+            f"size={launch.size} but no coordinator is known; start the script with `gradlane run -n {launch.size}` or "
+            "torchrun, or set GRADLANE_JOIN",
             knob="size",
         )
     job = launch.job if generation == 0 else f"{launch.job}.{generation}"
@@ -125,14 +126,16 @@ def _meet(
 def _agent_store(timeout: float, generation: int) -> Store | None:
     """The key-value store of torchrun's agent; None where the workers were started without an agent.
 
-    The agent owns MASTER_PORT. Without an agent nobody does, and binding it here would take it from `init_process_group`.
+    The agent owns MASTER_PORT. Without an agent nobody does, and binding it here would take it from
+    `init_process_group`.
     """
     from torch import distributed
 
     if distributed.is_initialized():
         store: Store = distributed.distributed_c10d._get_default_store()
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # The rendezvous adds the attempt number, so that a restarted job does not find the join string of the failed one.
+        # The rendezvous adds the attempt number, so that a restarted job does not find the join string of the failed
+        # one.
         store, _, _ = next(distributed.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     else:
         return None

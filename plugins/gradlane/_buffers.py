@@ -1,7 +1,7 @@
 """Where a buffer of the user lies in host memory, and whether it can be reduced.
 
-NumPy arrays (`__array_interface__`), anything with the buffer protocol, and DLPack producers are accepted, in this order; no
-framework is imported. PyTorch tensors have a shorter way in `gradlane.torch`, and come here through DLPack.
+NumPy arrays (`__array_interface__`), anything with the buffer protocol, and DLPack producers are accepted, in this
+order; no framework is imported. PyTorch tensors have a shorter way in `gradlane.torch`, and come here through DLPack.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def locate(value: Any, *, writable: bool) -> HostBuffer:
 
     Args:
         value: NumPy array, writable buffer (`bytearray`, `array.array`, ...) or DLPack tensor on the CPU; C-contiguous.
-        writable: whether a result will be written into it. Where that is not so, read-only memory is accepted, and copied first if
-            nothing but the buffer protocol leads to it.
+        writable: whether a result will be written into it. Where that is not so, read-only memory is accepted, and
+            copied first if nothing but the buffer protocol leads to it.
     Raises:
         InvalidArgumentError: not a buffer, not contiguous, read-only, or of an element type that cannot be reduced.
         UnsupportedError: the memory is on a device.
@@ -123,7 +123,8 @@ def _of_memoryview(view: memoryview, writable: bool) -> HostBuffer:
     shape = tuple(view.shape or ())
     if view.nbytes == 0:
         return HostBuffer(0, dtype, shape, view)
-    # ctypes gives an address only of writable memory; in return it holds the export, so that a bytearray cannot be resized.
+    # ctypes gives an address only of writable memory; in return it holds the export, so that a bytearray cannot be
+    # resized.
     memory = bytearray(view) if view.readonly else view
     owner = (ctypes.c_char * view.nbytes).from_buffer(memory)
     return HostBuffer(ctypes.addressof(owner), dtype, shape, owner)
@@ -136,7 +137,7 @@ def _of_dlpack(tensor: Any, writable: bool) -> HostBuffer:
         raise InvalidArgumentError(f"{type(tensor).__name__} does not lend its memory: {error}") from error
     if header.device_type != _dlpack.CPU:
         raise UnsupportedError(
-            f"{type(tensor).__name__} lies in the memory of a device; this version reduces host memory only, move it to the CPU"
+            f"{type(tensor).__name__} lies in the memory of a device; this version reduces host memory only, copy it there"
         )
     if not _is_contiguous(header.shape, header.strides):
         raise _not_contiguous("tensor", "its own method for that")

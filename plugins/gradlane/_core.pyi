@@ -1,7 +1,7 @@
 """The native half: sessions, handles, embedded servers, launch detection.
 
-Nothing here is public: `gradlane` and its framework modules are the interface. Blocking calls release the GIL. Failures arrive as
-the classes of `gradlane.errors`. Times are in seconds; a timeout of None means the job's setting.
+Nothing here is public: `gradlane` and its framework modules are the interface. Blocking calls release the GIL. Failures
+arrive as the classes of `gradlane.errors`. Times are in seconds; a timeout of None means the job's setting.
 """
 
 from typing import Literal, TypedDict, final

@@ -22,7 +22,7 @@ class Handle(Generic[T]):
     __slots__ = ("_finish", "_native", "_result")
 
     def __init__(self, native: _core.Handle | None, finish: Callable[[], T]) -> None:
-        """Wraps `native`; `finish` makes the result when it has landed. None as `native` stands for a result already there."""
+        """Wraps `native`, None for a result that is already there; `finish` makes the result when it has landed."""
         self._native = native
         self._finish: Callable[[], T] | None = finish
         self._result: T | None = None

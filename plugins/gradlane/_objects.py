@@ -1,12 +1,12 @@
 """Gathers and broadcasts of what varies in length: bytes and Python objects.
 
-A name fixes a shape, so bytes travel padded to a power of two that is part of the name: `NAME.lengths` carries one int64 a rank
-(a sum of vectors that are zero but at the own rank), then `NAME.RANK.PADDED` broadcasts each rank's bytes. Padding keeps the
-number of names per user's name under 40 a rank, at the price of at most twice the bytes; exact lengths would leave one name
-behind for every length ever seen.
+A name fixes a shape, so bytes travel padded to a power of two that is part of the name: `NAME.lengths` carries one
+int64 a rank (a sum of vectors that are zero but at the own rank), then `NAME.RANK.PADDED` broadcasts each rank's bytes.
+Padding keeps the number of names per user's name under 40 a rank, at the price of at most twice the bytes; exact
+lengths would leave one name behind for every length ever seen.
 
-Objects are pickled. Unpickling runs code that the sender chose; members of a job have proven their identity and run the same
-program, so this trusts nobody new. Never feed it bytes from elsewhere.
+Objects are pickled. Unpickling runs code that the sender chose; members of a job have proven their identity and run the
+same program, so this trusts nobody new. Never feed it bytes from elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _PADDED_BYTES_MIN = 64
 class Gathering:
     """One contribution of bytes a rank, on its way to all: lengths first, then the bytes.
 
-    Many may be started before any is finished; what it costs is then one round trip for all lengths and one for all bytes.
+    Many may be started before any is finished; what it costs is then one round trip for all lengths and one for all
+    bytes.
     """
 
     def __init__(self, payload: bytes | bytearray | memoryview, name: str, *, timeout: float | None = None) -> None:
@@ -49,7 +50,9 @@ class Gathering:
     def _transfer(self, root: int, length: int) -> Handle[memoryview]:
         if length == 0:
             return Handle(None, lambda: memoryview(bytearray()))
-        return _transfer(self._payload if root == self._rank else None, length, root, f"{self._name}.{root}", self._timeout)
+        return _transfer(
+            self._payload if root == self._rank else None, length, root, f"{self._name}.{root}", self._timeout
+        )
 
 
 def allgather(value: Any, name: str = "allgather", *, timeout: float | None = None) -> list[Any]:

@@ -1,6 +1,7 @@
 """Reductions, broadcasts and barriers over buffers of any origin.
 
-A name fixes dtype and shape at its first use, on all workers. The calls of one worker for different names may come in any order.
+A name fixes dtype and shape at its first use, on all workers. The calls of one worker for different names may come in
+any order.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def push_pull(
     """Average `buffer` over all workers, in place unless `out` is given.
 
     Args:
-        buffer: NumPy array, writable buffer or DLPack tensor on the CPU; contiguous, any shape; float16, bfloat16, float32,
-            float64, int32, int64, int8 or uint8.
+        buffer: NumPy array, writable buffer or DLPack tensor on the CPU; contiguous, any shape; float16, bfloat16,
+            float32, float64, int32, int64, int8 or uint8.
         name: equal on all workers; its first use fixes dtype and shape.
         op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
         average: older spelling: True for `Average`, False for `Sum`.
@@ -99,12 +100,12 @@ def broadcast(buffer: T, root_rank: int = 0, name: str = "broadcast", *, timeout
 def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: float | None = None) -> None:
     """Fix dtype and shape of several names ahead of their first use, the same on all workers.
 
-    Many small tensors declared in one call share messages; each is then sent when the last of those it travels with is submitted,
-    so declare together what is always reduced together.
+    Many small tensors declared in one call share messages; each is then sent when the last of those it travels with is
+    submitted, so declare together what is always reduced together.
 
     Args:
-        tensors: name to buffer; only dtype and shape are looked at. A bare name is accepted for BytePS scripts and does nothing,
-            as the first use declares.
+        tensors: name to buffer; only dtype and shape are looked at. A bare name is accepted for BytePS scripts and does
+            nothing, as the first use declares.
         fuse: whether small tensors may share messages.
         timeout: seconds; None takes the job's setting.
     Raises:
@@ -172,8 +173,8 @@ def check_name(name: object) -> str:
     """Returns `name` if it can name a tensor.
 
     Raises:
-        InvalidArgumentError: it is no text, or empty. A name is always needed: a number made up from the order of calls would
-            pair different tensors of two workers as soon as their orders differ.
+        InvalidArgumentError: it is no text, or empty. A name is always needed: a number made up from the order of calls
+            would pair different tensors of two workers as soon as their orders differ.
     """
     if isinstance(name, str) and name:
         return name

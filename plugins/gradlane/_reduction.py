@@ -27,7 +27,7 @@ class ReduceOp(enum.Enum):
     @property
     def native(self) -> NativeOp:
         """The name on the native side."""
-        return self.value  # type: ignore[no-any-return]
+        return self.value
 
 
 Average = ReduceOp.AVERAGE

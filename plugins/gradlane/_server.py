@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Self
 
 from gradlane import _core
 from gradlane.errors import FailedPreconditionError
@@ -40,13 +41,15 @@ class Server:
 
     @property
     def join(self) -> str:
-        """What a worker needs to find the job and to prove that it belongs to it: keep it secret. Give it to
-        `init(coordinator=...)` or to the variable GRADLANE_JOIN."""
+        """What a worker needs to find the job and to prove that it belongs to it: keep it secret.
+
+        Give it to `init(coordinator=...)` or put it into the variable GRADLANE_JOIN.
+        """
         if self._running is None:
             raise FailedPreconditionError("the server does not run; call start() first")
         return self._running.join
 
-    def start(self) -> Server:
+    def start(self) -> Self:
         """Starts to listen. Does nothing if it does already.
 
         Raises:
@@ -68,7 +71,7 @@ class Server:
         if running is not None:
             running.stop(timeout)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(

@@ -1,6 +1,7 @@
 """The process-wide default session: from `init()` to `shutdown()`, the interpreter's exit or a fork.
 
-The native side has no statics and can hold many sessions; one default a process is a convenience of Python, and lives here alone.
+The native side has no statics and can hold many sessions; one default a process is a convenience of Python, and lives
+here alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _lock = threading.RLock()
 _job: _bootstrap.Job | None = None
 _generation = 0
 _followers: list[Callable[[], None]] = []
-# A forked child keeps the parent's session without using or freeing it: its threads are not here, and freeing waits for them.
+# A forked child keeps the parent's session without using or freeing it: its threads are not here, and freeing waits for
+# them.
 _inherited: _bootstrap.Job | None = None
 
 
@@ -36,8 +38,9 @@ def init(
 ) -> None:
     """Joins the job that this process was started for; a second call does nothing.
 
-    Without arguments the job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, MPI, Slurm; and else this is a job
-    of one, in which every operation works and needs no server. Where the launcher brings no servers, rank 0 embeds them.
+    Without arguments the job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, MPI, Slurm; and else this
+    is a job of one, in which every operation works and needs no server. Where the launcher brings no servers, rank 0
+    embeds them.
 
     Args:
         lazy: accepted for BytePS scripts; has no effect.
@@ -151,8 +154,8 @@ def generation() -> int:
 def _refuse_in_fork() -> None:
     if _inherited is not None:
         raise ForkedProcessError(
-            f"process {os.getpid()} was forked from worker {_inherited.launch.rank}, which takes part in a job; the engine does "
-            'not live on in a child. Use multiprocessing\'s "spawn" or "forkserver" method to start processes that use Gradlane'
+            f"process {os.getpid()} was forked from worker {_inherited.launch.rank}, which takes part in a job; the "
+            "engine does not live on in a child. Start processes that use Gradlane by multiprocessing's spawn or forkserver"
         )
 
 
@@ -160,7 +163,7 @@ def _refuse_another(job: _bootstrap.Job, rank: int | None, size: int | None) -> 
     for word, wanted, present in (("rank", rank, job.session.rank), ("size", size, job.session.size)):
         if wanted is not None and wanted != present:
             raise InvalidArgumentError(
-                f"this process is in a job already, with {word} {present} and not {wanted}; call gradlane.shutdown() first"
+                f"this process is in a job already, with {word} {present}, not {wanted}; call gradlane.shutdown() first"
             )
 
 

@@ -11,7 +11,8 @@ def metrics() -> dict[str, int | float]:
     """Counters and gauges of this worker since `init()`, among them:
 
     - `push_bytes`, `pull_bytes`: what went to the servers and came from them, payload only.
-    - `bytes_copied`: what was copied between buffers in this process; 0 for host tensors, which are sent from where they lie.
+    - `bytes_copied`: what was copied between buffers in this process; 0 for host tensors, which are sent from where
+      they lie.
     - `handles_live`: operations that have not ended.
     """
     return _session.session().metrics()

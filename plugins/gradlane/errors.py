@@ -1,8 +1,8 @@
 """What can go wrong, as exception classes.
 
-Every class carries `code`, one of the failure classes shared with the Rust side, and `retryable`. What a message says in words is
-also there as attributes, so that programs need not parse it. The native module raises through `_build`, the only place that
-knows which class stands for which native failure.
+Every class carries `code`, one of the failure classes shared with the Rust side, and `retryable`. What a message says
+in words is also there as attributes, so that programs need not parse it. The native module raises through `_build`, the
+only place that knows which class stands for which native failure.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Error(RuntimeError):
 
     Attributes:
         code: the class of failure: `InvalidArgument`, `NotFound`, `AlreadyExists`, `FailedPrecondition`, `Aborted`,
-            `DeadlineExceeded`, `Unavailable`, `ResourceExhausted`, `Cancelled`, `Fenced`, `Unauthenticated`, `DataLoss`,
-            `Unimplemented` or `Internal`.
+            `DeadlineExceeded`, `Unavailable`, `ResourceExhausted`, `Cancelled`, `Fenced`, `Unauthenticated`,
+            `DataLoss`, `Unimplemented` or `Internal`.
         retryable: whether the same call may succeed later without anything else being changed.
         fields: what the message says, as data.
     """
@@ -60,7 +60,8 @@ class Error(RuntimeError):
         self.code = fields.get("code", type(self).code)
         self.retryable = fields.get("retryable", type(self).retryable)
 
-    # Exceptions pickle their positional arguments only; DataLoader workers and process pools send errors to their parent.
+    # Exceptions pickle their positional arguments only; DataLoader workers and process pools send errors to their
+    # parent.
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), str(self.args[0]), self.fields)
 
@@ -72,7 +73,7 @@ class InvalidArgumentError(Error, ValueError):
 
 
 class ConfigError(InvalidArgumentError):
-    """A setting is unknown, malformed, out of range or in conflict with another. `knob` is the setting as it was written."""
+    """A setting is unknown, malformed, out of range or in conflict with another. `knob` is how it was written."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message, **fields)

@@ -5,8 +5,8 @@
     gl.init()
     model = gl.DistributedDataParallel(model)    # the rest of the training script stays as it is
 
-Three ways to average gradients, all over one engine: `DistributedDataParallel` wraps the model, `DistributedOptimizer` the optimizer,
-and `ddp_comm_hook` goes under PyTorch's own wrapper.
+Three ways to average gradients, all over one engine: `DistributedDataParallel` wraps the model, `DistributedOptimizer`
+the optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The gradients of a list of parameters on their way to their average: what the DDP wrapper and the optimizer share.
 
-A *window* is the time from one average to the next; it may span several backward passes. In a window every worker submits every
-gradient exactly once, and one byte a parameter that says whether it had one. So whatever branch a worker's model took, all take
-part in the same operations and learn the same: nobody waits for a gradient that will not come.
+A *window* is the time from one average to the next; it may span several backward passes. In a window every worker
+submits every gradient exactly once, and one byte a parameter that says whether it had one. So whatever branch a
+worker's model took, all take part in the same operations and learn the same: nobody waits for a gradient that will not
+come.
 
 When a window ends is decided by the user of this class.
 """
@@ -105,9 +106,9 @@ class Gradients:
             raise self._failure
         if slot.transfer is not None:
             raise FailedPreconditionError(
-                f"parameter {slot.name} got a gradient while an earlier one is on its way: a module that was used twice under "
-                "reentrant checkpointing (give checkpoint use_reentrant=False), more backward passes than announced, or a "
-                "backward pass that failed before"
+                f"parameter {slot.name} got a gradient while an earlier one is on its way: a module used twice under "
+                "reentrant checkpointing (give checkpoint use_reentrant=False), more backward passes than announced, "
+                "or a backward pass that failed before"
             )
         slot.used = True
         self._start(position, slot)
@@ -123,7 +124,7 @@ class Gradients:
         return any(slot.transfer is not None for slot in self._slots)
 
     def finish(self) -> None:
-        """Ends the window: submits for the parameters without a gradient what they have, or zeros; waits; lets the averages land.
+        """Ends the window: submits what was not submitted, zeros where there is no gradient, and lets the averages land.
 
         A parameter that no worker used keeps its gradient as it was, which may be None.
 
@@ -147,29 +148,28 @@ class Gradients:
             raise self._unused(used)
 
     def _wait(self, used: torch.Tensor) -> torch.Tensor:
-        """Completes all transfers; returns for each parameter whether all workers (if unused ones are refused) or any used it."""
+        """Completes all transfers.
+
+        Returns:
+            For each parameter whether all workers used it, if unused ones are refused; else whether any did.
+        """
         for position, slot in enumerate(self._slots):
             if slot.transfer is None:
                 self._start(position, slot)
         marks = _tensors.submit_in_place(
             used.clone(), f"{self._namespace}/used", "min" if self._refuse_unused else "max", priority=_USED_PRIORITY
         )
-        sparse = [slot.transfer for slot in self._slots if isinstance(slot.transfer, SparseTransfer)]
-        for transfer in sparse:
-            transfer.exchange()
-        dense = [slot for slot in self._slots if isinstance(slot.transfer, Handle)]
-        wait_all([slot.transfer for slot in dense if isinstance(slot.transfer, Handle)])
-        counts = marks.wait()
-        for slot, anywhere in zip(self._slots, counts.tolist(), strict=True):
+        for slot in self._slots:
             if isinstance(slot.transfer, SparseTransfer):
-                reduced = slot.transfer.wait()
-            elif slot.parameter.grad is None and slot.transfer is not None:
-                reduced = slot.transfer.wait()
-            else:
-                continue  # it has landed in place
-            if anywhere:
-                was_sparse = slot.parameter.grad is None or slot.parameter.grad.is_sparse
-                slot.parameter.grad = reduced if was_sparse or not reduced.is_sparse else reduced.to_dense()
+                slot.transfer.exchange()
+        wait_all([slot.transfer for slot in self._slots if isinstance(slot.transfer, Handle)])
+        counts = marks.wait()
+        for slot, is_used in zip(self._slots, counts.tolist(), strict=True):
+            assert slot.transfer is not None, "every slot was started above"
+            reduced, gradient = slot.transfer.wait(), slot.parameter.grad
+            if is_used and reduced is not gradient:  # else it has landed in place, or nobody wants it
+                keeps_dense = gradient is not None and not gradient.is_sparse
+                slot.parameter.grad = reduced.to_dense() if keeps_dense else reduced
         return counts
 
     def _start(self, position: int, slot: _Slot) -> None:
@@ -182,9 +182,7 @@ class Gradients:
             gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         elif gradient.is_sparse:
             gradient = parameter.grad = gradient.to_dense()
-        slot.transfer = reduce_in_place(
-            gradient, name, self._op, priority=slot.priority, compression=self._compression
-        )
+        slot.transfer = reduce_in_place(gradient, name, self._op, priority=slot.priority, compression=self._compression)
 
     def _place(self, slot: _Slot) -> tuple[str, str, tuple[int, ...]]:
         dtype = _tensors.dtype_name(self._compression.wire_dtype(slot.parameter.dtype))
@@ -203,8 +201,8 @@ class Gradients:
         shown = [f"{name} on rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}" for name, r in unused.items()]
         more = f" and {len(shown) - _NAMES_SHOWN_MAX} more" if len(shown) > _NAMES_SHOWN_MAX else ""
         return UnusedParametersError(
-            f"no gradient for {'; '.join(shown[:_NAMES_SHOWN_MAX])}{more}. If the model is meant to leave parameters out, use "
-            "find_unused_parameters=True; else look for outputs that do not reach the loss",
+            f"no gradient for {'; '.join(shown[:_NAMES_SHOWN_MAX])}{more}. If the model is meant to leave parameters "
+            "out, use find_unused_parameters=True; else look for outputs that do not reach the loss",
             parameters=unused,
         )
 

@@ -1,7 +1,7 @@
 """Sums sparse gradients by gathering everybody's indices and values.
 
-What travels is proportional to the rows that were touched. With many workers or dense access a dense sum is cheaper; the wrappers'
-`sparse="dense"` does that instead.
+What travels is proportional to the rows that were touched. With many workers or dense access a dense sum is cheaper;
+the wrappers' `sparse="dense"` does that instead.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class SparseTransfer:
         row_bytes = math.prod(row_shape) * self._dtype.itemsize
         rows = len(content) // (_INDEX_BYTES * self._sparse_dim + row_bytes)
         if rows == 0:  # torch.frombuffer refuses empty buffers
-            return torch.empty((self._sparse_dim, 0), dtype=torch.int64), torch.empty((0, *row_shape), dtype=self._dtype)
+            return torch.empty((self._sparse_dim, 0), dtype=torch.int64), torch.empty(
+                (0, *row_shape), dtype=self._dtype
+            )
         index_count = rows * self._sparse_dim
         indices = torch.frombuffer(content, dtype=torch.int64, count=index_count)
         values = torch.frombuffer(content, dtype=self._dtype, offset=index_count * _INDEX_BYTES)

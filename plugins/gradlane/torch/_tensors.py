@@ -25,19 +25,25 @@ def locate(tensor: torch.Tensor) -> HostBuffer:
     """
     check_host(tensor)
     if not tensor.is_contiguous():
-        raise InvalidArgumentError(f"the tensor of shape {list(tensor.shape)} is not contiguous; reduce tensor.contiguous()")
+        raise InvalidArgumentError(
+            f"the tensor of shape {list(tensor.shape)} is not contiguous; reduce tensor.contiguous()"
+        )
     return HostBuffer(tensor.data_ptr(), check_dtype(dtype_name(tensor.dtype)), tuple(tensor.shape), tensor)
 
 
 def check_host(tensor: torch.Tensor) -> None:
     """Raises unless `tensor` is a dense tensor in host memory."""
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgumentError(f"{type(tensor).__name__} is not a torch.Tensor; gradlane.push_pull takes other buffers")
+        raise InvalidArgumentError(
+            f"{type(tensor).__name__} is not a torch.Tensor; gradlane.push_pull takes other buffers"
+        )
     if tensor.device.type != "cpu":
-        raise UnsupportedError(f"the tensor is on {tensor.device}; this version reduces host memory only, use tensor.cpu()")
+        raise UnsupportedError(
+            f"the tensor is on {tensor.device}; this version reduces host memory only, use tensor.cpu()"
+        )
     if tensor.layout is not torch.strided:
         raise InvalidArgumentError(
-            f"a tensor of layout {tensor.layout} cannot be reduced as it is; use to_dense(), or the sparse= option of the wrappers"
+            f"a tensor of layout {tensor.layout} cannot be reduced as it is; use to_dense(), or sparse= of the wrappers"
         )
 
 
@@ -53,13 +59,11 @@ def submit_in_place(
 ) -> Handle[torch.Tensor]:
     """Starts an operation from and into the memory of a contiguous tensor."""
     place = locate(tensor)
-    return submit(
-        name, place, place, op, result=tensor, root=root, weight=weight, priority=priority, timeout=timeout
-    )
+    return submit(name, place, place, op, result=tensor, root=root, weight=weight, priority=priority, timeout=timeout)
 
 
 def submit_bits(tensor: torch.Tensor, name: str, root: int, *, timeout: float | None = None) -> Handle[torch.Tensor]:
-    """Starts the broadcast of a tensor of any element type and layout in memory; the handle yields `tensor`, overwritten.
+    """Starts the broadcast of a tensor of any element type and strides; the handle yields `tensor`, overwritten.
 
     A broadcast keeps bits, so what the engine cannot add (bool, complex, int16, float8) travels as uint8.
     """

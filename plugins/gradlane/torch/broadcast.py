@@ -16,16 +16,25 @@ from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch.ops import wait_all
 
-__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "broadcast_tensors"]
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "broadcast_tensors",
+]
 
 
 def broadcast_parameters(
-    params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0, prefix: str = "parameter."
+    params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    root_rank: int = 0,
+    prefix: str = "parameter.",
 ) -> None:
     """Give every worker the tensors of `root_rank`, in place, bit for bit.
 
     Args:
-        params: `model.state_dict()`, `model.named_parameters()` or alike; any element type; the same names on all workers.
+        params: `model.state_dict()`, `model.named_parameters()` or alike; any element type; the same names on all
+            workers.
         root_rank: whose tensors.
         prefix: goes before each name; it keeps them apart from other uses of the same names.
     Raises:
@@ -39,7 +48,7 @@ def broadcast_parameters(
     for name, tensor in pairs:
         if not isinstance(tensor, torch.Tensor):
             raise InvalidArgumentError(
-                f"params[{name!r}] is {type(tensor).__name__} and no tensor; leave it out, or send it by broadcast_object"
+                f"params[{name!r}] is {type(tensor).__name__}, no tensor; leave it out, or send it by broadcast_object"
             )
     broadcast_tensors(named, check_root(root_rank))
 
@@ -60,7 +69,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     outline, slots = broadcast_object((outline, [_Slot.of(t) for t in tensors]), root_rank, f"{prefix}outline")
     if not is_root:
         tensors = [slot.empty() for slot in slots]
-    # The structure is part of the names: an optimizer that has stepped meanwhile holds other tensors at the same position.
+    # The structure is part of the names: an optimizer that has stepped meanwhile holds other tensors at the same
+    # position.
     digest = hashlib.sha256(repr(slots).encode()).hexdigest()[:12]
     broadcast_tensors({f"{prefix}{digest}.{i}": tensor for i, tensor in enumerate(tensors)}, root_rank)
     if not is_root:
@@ -102,7 +112,7 @@ class _Position:
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """A copy of nested dicts, lists and tuples in which positions stand for the tensors, which go to `tensors` in order."""
+    """A copy of nested dicts, lists and tuples with positions instead of tensors, which go to `tensors` in order."""
     match value:
         case torch.Tensor():
             tensors.append(value)

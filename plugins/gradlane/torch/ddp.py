@@ -20,17 +20,19 @@ from gradlane.torch.ops import wait_all
 
 
 class DistributedDataParallel(nn.Module):
-    """Wraps a module: all workers start from the parameters of rank 0 and get the same gradients in every backward pass.
+    """Wraps a module: all workers start from the parameters of rank 0, and every backward pass averages the gradients.
 
-    A gradient starts on its way as soon as autograd has made it, while the rest of the backward pass goes on. All are complete
-    when `backward()` returns, so gradient clipping, `GradScaler` and any optimizer work as in a single process.
+    A gradient starts on its way as soon as autograd has made it, while the rest of the backward pass goes on. All are
+    complete when `backward()` returns, so gradient clipping, `GradScaler` and any optimizer work as in a single
+    process.
 
         model = gl.DistributedDataParallel(model)
         loss(model(x), y).backward()
         optimizer.step()
 
-    Every worker makes its wrappers in the same order, and runs the same number of backward passes. A backward pass through no
-    parameter of the module (`torch.autograd.grad`) is the worker's own business. To compile, wrap the compiled module.
+    Every worker makes its wrappers in the same order, and runs the same number of backward passes. A backward pass
+    through no parameter of the module (`torch.autograd.grad`) is the worker's own business. To compile, wrap the
+    compiled module.
     """
 
     def __init__(
@@ -52,8 +54,8 @@ class DistributedDataParallel(nn.Module):
             module: on the CPU. Parameters with `requires_grad=False` are left alone.
             device_ids: accepted for scripts written for PyTorch's class; must be None or empty.
             broadcast_buffers: whether buffers of rank 0 replace those of the others before each training forward pass.
-            find_unused_parameters: whether a parameter may get no gradient. If so, workers that have none contribute zeros where
-                another has one; else all raise UnusedParametersError, which names parameters and ranks.
+            find_unused_parameters: whether a parameter may get no gradient. If so, workers that have none contribute
+                zeros where another has one; else all raise UnusedParametersError, which names parameters and ranks.
             bucket_cap_mb: accepted and not used: the engine cuts and joins tensors by its own measure.
             compression: the element type on the wire.
             sparse: "allgather" sends the rows of sparse gradients, "dense" makes them dense.
@@ -66,16 +68,22 @@ class DistributedDataParallel(nn.Module):
         super().__init__()
         del bucket_cap_mb
         if device_ids:
-            raise UnsupportedError(f"device_ids={list(device_ids)}: this version averages on the CPU; leave device_ids out")
+            raise UnsupportedError(
+                f"device_ids={list(device_ids)}: this version averages on the CPU; leave device_ids out"
+            )
         self.module = module
         self._namespace = _names.namespace("ddp", name)
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not named:
-            raise InvalidArgumentError(f"{type(module).__name__} has no parameter that requires a gradient; nothing to average")
+            raise InvalidArgumentError(
+                f"{type(module).__name__} has no parameter that requires a gradient; nothing to average"
+            )
         self._known = {id(parameter) for _, parameter in named}
         state = dict(module.named_parameters()) | dict(module.named_buffers())
         broadcast_tensors({f"{self._namespace}/state/{n}": tensor for n, tensor in state.items()}, root_rank=0)
-        self._buffer_names = [n for n, b in module.named_buffers() if broadcast_buffers and _tensors.is_reducible(b.dtype)]
+        self._buffer_names = [
+            n for n, b in module.named_buffers() if broadcast_buffers and _tensors.is_reducible(b.dtype)
+        ]
         self._gradients = Gradients(
             self._namespace,
             named,
@@ -102,8 +110,8 @@ class DistributedDataParallel(nn.Module):
             if self.training:
                 self._copy_buffers()
         output = self.module(*inputs, **keywords)
-        # The hook runs in the outermost backward pass. A parameter's hook may run in an inner one, of reentrant checkpointing, whose
-        # end is not the end: hence the outputs.
+        # The hook runs in the outermost backward pass. A parameter's hook may run in an inner one, of reentrant
+        # checkpointing, whose end is not the end: hence the outputs.
         for tensor in _tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: self._enter_backward())
@@ -145,19 +153,21 @@ class DistributedDataParallel(nn.Module):
         if not self._buffer_names:
             return
         buffers = dict(self.module.named_buffers())
-        wait_all([_tensors.submit_bits(buffers[n], f"{self._namespace}/buffer/{n}", root=0) for n in self._buffer_names])
+        wait_all(
+            [_tensors.submit_bits(buffers[n], f"{self._namespace}/buffer/{n}", root=0) for n in self._buffer_names]
+        )
 
     def _refuse_unknown_parameters(self) -> None:
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and id(parameter) not in self._known:
                 raise InvalidArgumentError(
-                    f"parameter {name} was added, replaced or unfrozen after the module was wrapped, and would not be averaged; "
-                    "wrap the module again after changing it"
+                    f"parameter {name} was added, replaced or unfrozen after the module was wrapped, and would not be "
+                    "averaged; wrap the module again after changing it"
                 )
 
 
 def _sparse_positions(module: nn.Module, named: Sequence[tuple[str, nn.Parameter]]) -> frozenset[int]:
-    """Positions of the weights of embeddings that make sparse gradients; a worker that does not use one must know it too."""
+    """Positions of the weights that get sparse gradients; a worker that happens to use none must know them too."""
     weights = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
     return frozenset(i for i, (_, parameter) in enumerate(named) if id(parameter) in weights)
 

@@ -3,10 +3,9 @@
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     ddp.register_comm_hook(gl.State(model), gl.ddp_comm_hook)
 
-PyTorch still wants a process group for its own control traffic; gloo will do.
+PyTorch still wants a process group for its own control traffic; gloo will do. It checks the annotations of a hook as
+objects, so this file may not turn them into texts by `from __future__ import annotations`.
 """
-
-from __future__ import annotations
 
 import hashlib
 import threading
@@ -29,8 +28,8 @@ from gradlane.torch.ops import reduce_in_place
 class State:
     """What the hook must know of a model: how its parameters are called.
 
-    Buckets are named after the parameters in them. Their index would not do: PyTorch rebuilds its buckets after the first
-    iteration and uses the indices again.
+    Buckets are named after the parameters in them. Their index would not do: PyTorch rebuilds its buckets after the
+    first iteration and uses the indices again.
     """
 
     def __init__(
@@ -52,7 +51,9 @@ class State:
             name: goes before the names of the tensors; needed only where workers make states in different orders.
         """
         if (model is None) == (names is None):
-            raise InvalidArgumentError("State needs either model= or names=, to name the parameters in errors and buckets")
+            raise InvalidArgumentError(
+                "State needs either model= or names=, to name the parameters in errors and buckets"
+            )
         if group is not None and group.size() != _session.size():
             raise UnsupportedError(
                 f"group has {group.size()} of {_session.size()} workers; this version averages over all of them"
@@ -63,11 +64,13 @@ class State:
         self._names = {id(parameter): (position, n) for position, (parameter, n) in enumerate(pairs)}
 
     def bucket_name(self, bucket: distributed.GradBucket) -> tuple[str, int]:
-        """A name for the bucket that depends on its parameters alone, and its priority: that of the one needed first."""
+        """A name for the bucket that depends on its parameters alone, and the priority of the one needed first."""
         known = [self._names.get(id(parameter)) for parameter in bucket.parameters()]
         members = [member for member in known if member is not None]
         if len(members) < len(known):
-            raise InvalidArgumentError("a bucket holds a parameter that State does not know; make State from the same model")
+            raise InvalidArgumentError(
+                "a bucket holds a parameter that State does not know; make State from the same model"
+            )
         digest = hashlib.sha256("\0".join(name for _, name in members).encode()).hexdigest()[:12]
         name = f"{self._namespace}/{members[0][1]}+{len(members) - 1}.{digest}"
         return name, -min(position for position, _ in members)
@@ -93,13 +96,13 @@ def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures
 
 
 class _Completions:
-    """One thread that completes futures when the engine reports their operations done; never waits for a particular one."""
+    """One thread that completes futures when the engine reports their operations done, in whatever order that is."""
 
-    _present: _Completions | None = None
+    _present: "_Completions | None" = None
     _making = threading.Lock()
 
     @classmethod
-    def of_this_job(cls) -> _Completions:
+    def of_this_job(cls) -> "_Completions":
         """The completions of the present session."""
         session = _session.session()
         with cls._making:

@@ -1,11 +1,12 @@
 """Reductions of tensors: `push_pull` and its variants, with BytePS's names beside ours.
 
-A trailing underscore (BytePS: `_inplace`) puts the result where the input was. Non-contiguous tensors are copied and copied back.
+A trailing underscore (BytePS: `_inplace`) puts the result where the input was. Non-contiguous tensors are copied and
+copied back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -54,10 +55,19 @@ def push_pull(
     if tensor.requires_grad and torch.is_grad_enabled():
         if reduction not in (Average, Sum):
             raise InvalidArgumentError(f"op={reduction.name} has no gradient; use tensor.detach(), or Average or Sum")
-        result: torch.Tensor = _PushPull.apply(tensor, name, reduction, priority, compression, timeout)
+        result: torch.Tensor = _PushPull.apply(  # type: ignore[no-untyped-call]
+            tensor, name, reduction, priority, compression, timeout
+        )
         return result
     return push_pull_async(
-        tensor, name, op=reduction, weight=weight, priority=priority, compression=compression, timeout=timeout, version=version
+        tensor,
+        name,
+        op=reduction,
+        weight=weight,
+        priority=priority,
+        compression=compression,
+        timeout=timeout,
+        version=version,
     ).wait()
 
 
@@ -170,7 +180,9 @@ def grouped_push_pull(
     return wait_all(handles)
 
 
-def broadcast_(tensor: torch.Tensor, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None) -> torch.Tensor:
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None
+) -> torch.Tensor:
     """Give every worker the bits of `tensor` on `root_rank`, in place; any element type."""
     return _tensors.submit_bits(tensor, check_name(name), check_root(root_rank), timeout=timeout).wait()
 
@@ -218,7 +230,7 @@ def reduce_in_place(
 
 
 def wait_all(handles: Sequence[Handle[T]]) -> list[T]:
-    """Waits for every handle, and only then raises the first error: no memory is in use any more when this returns or raises."""
+    """Waits for every handle and only then raises the first error: no memory is in use any more when this is over."""
     results: list[T] = []
     first: BaseException | None = None
     for handle in handles:
@@ -248,7 +260,7 @@ class _PushPull(torch.autograd.Function):
         return push_pull_async(tensor, name, op=op, priority=priority, compression=compression, timeout=timeout).wait()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         name, op, priority, compression, timeout = ctx.arguments
         reduced = push_pull_async(
             gradient, name, op=op, priority=priority, compression=compression, timeout=timeout

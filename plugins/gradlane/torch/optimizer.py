@@ -15,11 +15,11 @@ from gradlane.torch import _names
 from gradlane.torch._gradients import Gradients, forward_order
 from gradlane.torch.compression import Compression, Compressor
 
-O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741  the kind of optimizer that goes in and comes out
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
-def DistributedOptimizer(  # noqa: N802  the name that BytePS's and Horovod's scripts use
-    optimizer: O,
+def DistributedOptimizer(
+    optimizer: Kind,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     compression: Compressor = Compression.none,
     backward_passes_per_step: int = 1,
@@ -27,21 +27,23 @@ def DistributedOptimizer(  # noqa: N802  the name that BytePS's and Horovod's sc
     *,
     sparse_as_dense: bool = False,
     name: str | None = None,
-) -> O:
+) -> Kind:
     """Makes `optimizer` average its gradients over all workers; returns the same object, of a subclass of its class.
 
-    Gradients start on their way during the backward pass. If every parameter got one, all are complete when `backward()` returns;
-    else when `step()` or `synchronize()` is called: call the latter before you clip or unscale gradients of a model that leaves
-    parameters out. A parameter that only some workers used gets the average with zeros from the others.
+    Gradients start on their way during the backward pass. If every parameter got one, all are complete when
+    `backward()` returns; else when `step()` or `synchronize()` is called: call the latter before you clip or unscale
+    gradients of a model that leaves parameters out. A parameter that only some workers used gets the average with zeros
+    from the others.
 
     Nothing is broadcast: call `broadcast_parameters` and `broadcast_optimizer_state` first.
 
     Args:
         optimizer: any torch optimizer over parameters on the CPU.
-        named_parameters: `model.named_parameters()`; names parameters in errors and orders them. None names by position.
+        named_parameters: `model.named_parameters()`; names parameters in errors and orders them. None names by
+            position.
         compression: the element type on the wire.
-        backward_passes_per_step: how many backward passes accumulate before they are averaged. Their sum is averaged: divide the
-            loss by this number if you want their mean.
+        backward_passes_per_step: how many backward passes accumulate before they are averaged. Their sum is averaged:
+            divide the loss by this number if you want their mean.
         op: `Average` or `Sum`.
         sparse_as_dense: whether sparse gradients are made dense instead of gathered.
         name: goes before the names of the tensors; needed only where workers make optimizers in different orders.
@@ -60,8 +62,8 @@ def DistributedOptimizer(  # noqa: N802  the name that BytePS's and Horovod's sc
         op,
         sparse_as_dense,
     )
-    # The object changes its class instead of being made anew: constructors differ, and a learning rate scheduler made before
-    # refers to this object.
+    # The object changes its class instead of being made anew: constructors differ, and a learning rate scheduler made
+    # before refers to this object.
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
     optimizer._synchronizer = synchronizer  # type: ignore[attr-defined]
     # A hook and not an override of step(): schedulers replace step() on the object.
@@ -185,7 +187,8 @@ class _Synchronizer:
                 self._gradients.mark_used(position)
                 return
             self._gradients.submit(position)
-            # Waiting for less than all could deadlock: what this worker lacks may be what another one, waiting as well, has.
+            # Waiting for less than all could deadlock: what this worker lacks may be what another one, waiting as well,
+            # has.
             if self._gradients.all_submitted:
                 torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
 
@@ -197,12 +200,19 @@ def _name(
 ) -> list[tuple[str, torch.nn.Parameter]]:
     """The optimizer's parameters that require gradients, named and in the order of `named`."""
     groups = optimizer.param_groups
-    own = {id(p): (f"{g}.{i}", p) for g, group in enumerate(groups) for i, p in enumerate(group["params"]) if p.requires_grad}
+    own = {
+        id(p): (f"{g}.{i}", p)
+        for g, group in enumerate(groups)
+        for i, p in enumerate(group["params"])
+        if p.requires_grad
+    }
     if named is None:
         return list(own.values())
     for pair in named:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
-            raise InvalidArgumentError("named_parameters holds no (name, parameter) pairs; give model.named_parameters()")
+            raise InvalidArgumentError(
+                "named_parameters holds no (name, parameter) pairs; give model.named_parameters()"
+            )
     twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if twice:
         raise InvalidArgumentError(f"named_parameters gives several parameters one name: {', '.join(sorted(twice))}")
