@@ -32,7 +32,6 @@ _KIND_OF_FORMAT = {
     **dict.fromkeys("efd", "float"),
     "?": "bool",
 }
-_KIND_OF_TYPESTR = {"i": "int", "u": "uint", "f": "float", "b": "bool", "c": "complex"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +95,16 @@ def check_dtype(dtype: str) -> str:
 
 def _of_array(array: Any, writable: bool) -> HostBuffer:
     interface = array.__array_interface__
-    typestr = interface["typestr"]
-    # Extension types such as ml_dtypes' bfloat16 have a void typestr and say their name only here.
-    name = str(array.dtype)
-    dtype = name if name in ITEM_BYTES else f"{_KIND_OF_TYPESTR.get(typestr[1], name)}{int(typestr[2:]) * 8}"
-    if typestr[0] == ">":
-        raise InvalidArgumentError(f"{name} is in foreign byte order; convert it with .astype")
-    if typestr[1] == "b":
-        dtype = "bool"
+    if interface["typestr"][0] == ">":
+        raise InvalidArgumentError(f"{array.dtype} is in foreign byte order; convert it with .astype")
+    # The name, as extension types such as ml_dtypes' bfloat16 have a meaningless typestr.
+    dtype = check_dtype(str(array.dtype))
     address, read_only = interface["data"]
     if interface.get("strides") is not None:
         raise _not_contiguous("array", "numpy.ascontiguousarray()")
     if writable and read_only:
         raise _read_only("array")
-    return HostBuffer(address, check_dtype(dtype), tuple(interface["shape"]), array)
+    return HostBuffer(address, dtype, tuple(interface["shape"]), array)
 
 
 def _of_memoryview(view: memoryview, writable: bool) -> HostBuffer:
@@ -137,7 +132,7 @@ def _of_dlpack(tensor: Any, writable: bool) -> HostBuffer:
         raise InvalidArgumentError(f"{type(tensor).__name__} does not lend its memory: {error}") from error
     if header.device_type != _dlpack.CPU:
         raise UnsupportedError(
-            f"{type(tensor).__name__} lies in the memory of a device; this version reduces host memory only, copy it there"
+            f"{type(tensor).__name__} lies in the memory of a device; this version reduces host memory only"
         )
     if not _is_contiguous(header.shape, header.strides):
         raise _not_contiguous("tensor", "its own method for that")

@@ -155,7 +155,7 @@ def _refuse_in_fork() -> None:
     if _inherited is not None:
         raise ForkedProcessError(
             f"process {os.getpid()} was forked from worker {_inherited.launch.rank}, which takes part in a job; the "
-            "engine does not live on in a child. Start processes that use Gradlane by multiprocessing's spawn or forkserver"
+            "engine does not live on in a child. Start processes by multiprocessing's spawn or forkserver method"
         )
 
 

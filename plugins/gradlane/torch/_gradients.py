@@ -124,7 +124,7 @@ class Gradients:
         return any(slot.transfer is not None for slot in self._slots)
 
     def finish(self) -> None:
-        """Ends the window: submits what was not submitted, zeros where there is no gradient, and lets the averages land.
+        """Ends the window: submits what was not submitted, or zeros where there is nothing, and lets the averages land.
 
         A parameter that no worker used keeps its gradient as it was, which may be None.
 
