@@ -71,7 +71,7 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
         return Job(_core.Session.local(dict(settings)), launch, None)
     embedded, join = None, launch.join
     if join is None:
-        embedded, join = _meet(launch, arguments.get("coordinator"), dict(settings), timeout, generation)
+        embedded, join = _meet(launch, dict(settings), timeout, generation)
     try:
         session = _core.Session.join(
             join,
@@ -93,11 +93,11 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
 
 
 def _meet(
-    launch: Launch, coordinator: str | None, settings: dict[str, str], timeout: float, generation: int
+    launch: Launch, settings: dict[str, str], timeout: float, generation: int
 ) -> tuple[_core.Embedded | None, str]:
     """Obtains the join string where the environment does not hold it; rank 0 may have to start what it leads to."""
     if launch.source in ("gradlane", "dmlc"):  # somebody else runs the coordinator, and left its join string here
-        return None, _core.find_join(launch.job, coordinator, timeout)
+        return None, _core.find_join(launch.job, timeout)
     if launch.source == "single":
         raise ConfigError(
             f"size={launch.size} but no coordinator is known; start the script with `gradlane run -n {launch.size}` or "
@@ -107,7 +107,7 @@ def _meet(
     job = launch.job if generation == 0 else f"{launch.job}.{generation}"
     store = _agent_store(timeout, generation) if launch.source == "torchrun" else None
     if launch.rank != 0:
-        return None, _core.find_join(job, None, timeout) if store is None else store.get(_STORE_KEY).decode()
+        return None, _core.find_join(job, timeout) if store is None else store.get(_STORE_KEY).decode()
     embedded = _core.Embedded(
         # Only a job on several hosts needs to be reachable from others.
         bind="127.0.0.1:0" if launch.num_nodes == 1 else "0.0.0.0:0",
@@ -117,7 +117,7 @@ def _meet(
         settings=settings,
     )
     if store is None:
-        _core.publish_join(job, embedded.join)
+        embedded.publish(job)
     else:
         store.set(_STORE_KEY, embedded.join)
     return embedded, embedded.join

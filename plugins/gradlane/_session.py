@@ -172,7 +172,6 @@ def _after_fork_in_child() -> None:
     _lock = threading.RLock()  # a thread of the parent may have held it
     if _job is not None:
         _job, _inherited = None, _job
-        _core.poison_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
