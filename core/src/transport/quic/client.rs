@@ -225,6 +225,9 @@ impl Hub {
         let (connection, name, calls) = (dialed.connection.clone(), peer.name.clone(), self.calls.clone());
         self.tasks.spawn(async move {
             let reason = connection_error(&connection.closed().await, &name);
+            let path = connection.stats().path;
+            let (mtu, rtt, lost) = (path.current_mtu, path.rtt, path.lost_packets);
+            tracing::debug!(peer = name, %reason, mtu, ?rtt, lost_packets = lost, "link ended");
             send(&calls, Call::LinkEnded { link: id, reason });
         });
         let link = Link { connection: dialed.connection, peer, first_stream: Some(dialed.stream), lost };
