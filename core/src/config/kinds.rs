@@ -89,9 +89,9 @@ impl Kind for Bytes {
 
 /// A length of time.
 #[derive(Debug)]
-pub struct Span;
+pub struct TimeSpan;
 
-impl Kind for Span {
+impl Kind for TimeSpan {
     type Value = Duration;
     const UNIT: Unit = Unit::Duration;
 
@@ -163,6 +163,28 @@ impl Kind for Text {
             "" => Err("is empty".to_owned()),
             text => Ok(text.to_owned()),
         }
+    }
+
+    fn print(value: &String) -> String {
+        value.clone()
+    }
+}
+
+/// The name of a job, which is also the name of a directory.
+#[derive(Debug)]
+pub struct Name;
+
+impl Kind for Name {
+    type Value = String;
+    const UNIT: Unit = Unit::Text;
+
+    fn parse(text: &str) -> Result<String, String> {
+        let text = Text::parse(text)?;
+        let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+        if text.len() > 64 || text.starts_with('.') || !text.chars().all(plain) {
+            return Err("is no name of at most 64 letters, digits, -, _ and .".to_owned());
+        }
+        Ok(text)
     }
 
     fn print(value: &String) -> String {
@@ -340,6 +362,14 @@ mod tests {
         assert_eq!(LogFilter::parse("WARNING").unwrap(), "warn");
         assert_eq!(LogFilter::parse("FATAL").unwrap(), "error");
         assert_eq!(LogFilter::parse("info,gradlane_core=TRACE").unwrap(), "info,gradlane_core=TRACE");
+    }
+
+    #[test]
+    fn a_job_is_named_as_a_directory_can_be() {
+        assert!(Name::parse("resnet50-run_7.b").is_ok());
+        for text in ["", "..", "a/b", "a b", "é", &"a".repeat(65)] {
+            assert!(Name::parse(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::kinds::{Address, Bytes, Count, Flag, Join, Kind, LogFilter, Optional, Path, Role, Span, Text, Unit};
-use super::load::Origin;
+use super::kinds::{
+    Address, Bytes, Count, Flag, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
+};
+use super::load::{Origin, PREFIX};
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +37,7 @@ impl Knob {
 
     /// Its environment variable, such as `GRADLANE_PARTITION_BYTES`.
     pub fn env(&self) -> String {
-        format!("GRADLANE_{}", self.name.to_ascii_uppercase())
+        format!("{PREFIX}{}", self.name.to_ascii_uppercase())
     }
 
     /// Its value in `config`, as text; masked if secret, empty if absent.
@@ -111,7 +113,7 @@ knobs! {
         /// What this process does: worker, server, coordinator, or both for a coordinator with a server.
         role: Role = "worker", alias "DMLC_ROLE";
         /// Name of the job; equal in all its processes.
-        job: Text = "default";
+        job: Name = "default";
         /// Join string of the job, as its coordinator printed it.
         join: Optional<Join> = "";
         /// File with the join string: written by a coordinator, read by the others unless `join` is given.
@@ -173,24 +175,23 @@ knobs! {
     }
     "Failures" {
         /// How long a process waits for the job to form.
-        join_timeout: Span = "300 s" in "1 ms" to "24 h";
-        /// How long a coordinator waits, from the first member on, for all of them. Below `join_timeout` by default, so that the
-        /// coordinator, which knows who is missing, speaks first.
-        form_timeout: Span = "290 s" in "1 ms" to "24 h";
+        join_timeout: TimeSpan = "300 s" in "1 ms" to "24 h";
+        /// How long a coordinator waits for all members; below `join_timeout`, because it can say who is missing.
+        form_timeout: TimeSpan = "290 s" in "1 ms" to "24 h";
         /// How often a process says that it lives.
-        heartbeat_interval: Span = "250 ms" in "1 ms" to "60 s";
+        heartbeat_interval: TimeSpan = "250 ms" in "1 ms" to "60 s";
         /// Silence after which a member is suspect.
-        suspect_timeout: Span = "2 s" in "1 ms" to "10 min";
+        suspect_timeout: TimeSpan = "2 s" in "1 ms" to "10 min";
         /// Silence after which a member is dead.
-        dead_timeout: Span = "5 s" in "1 ms" to "1 h";
+        dead_timeout: TimeSpan = "5 s" in "1 ms" to "1 h";
         /// How long a job runs on without its coordinator.
-        control_lost_timeout: Span = "300 s" in "1 ms" to "24 h";
+        control_lost_timeout: TimeSpan = "300 s" in "1 ms" to "24 h";
         /// Wait for a missing contribution after which a warning names the ranks; repeated at this interval.
-        stall_warn: Span = "10 s" in "1 ms" to "1 h";
+        stall_warn: TimeSpan = "10 s" in "1 ms" to "1 h";
         /// Wait for a missing contribution after which the tensor fails on all ranks.
-        step_timeout: Span = "120 s" in "1 ms" to "24 h";
+        step_timeout: TimeSpan = "120 s" in "1 ms" to "24 h";
         /// How long an orderly exit waits for exchanges under way and for threads to end.
-        shutdown_timeout: Span = "2 s" in "0" to "10 min";
+        shutdown_timeout: TimeSpan = "2 s" in "0" to "10 min";
     }
     "Log" {
         /// Level or filter of the log, such as info or info,gradlane_core::sched=trace.
@@ -201,6 +202,8 @@ knobs! {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -256,6 +259,20 @@ mod tests {
         for knob in KNOBS {
             let numeric = matches!(knob.unit, Unit::Bytes | Unit::Duration | Unit::Count);
             assert_eq!(knob.range.is_some(), numeric, "{}", knob.name);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_taken_or_refused_but_never_panics(text in "\\PC{0,12}|[0-9.]{0,30} ?[a-zA-Zµ]{0,3}") {
+            let mut config = Config::default();
+            for knob in KNOBS {
+                if (knob.set)(&mut config, &text).is_ok() && knob.unit != Unit::Secret {
+                    let printed = knob.value(&config);
+                    prop_assert_eq!((knob.set)(&mut config, &printed), Ok(()));
+                    prop_assert_eq!(knob.value(&config), printed);
+                }
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::kinds::{ProcessRole, Unit};
 use super::knobs::{Config, KNOBS, Knob};
@@ -62,6 +62,8 @@ pub struct File {
     pub text: String,
 }
 
+/// Begins the names of our environment variables.
+pub(super) const PREFIX: &str = "GRADLANE_";
 /// Names the configuration file.
 const FILE_VARIABLE: &str = "GRADLANE_CONFIG";
 /// The argument that names it.
@@ -187,26 +189,24 @@ impl Config {
     }
 
     fn expand_home(&mut self, home: Option<&String>) -> Result<()> {
-        let expanded = |path: &PathBuf| match (path.strip_prefix("~"), home) {
-            (Ok(rest), Some(home)) => Some(PathBuf::from(home).join(rest)),
-            (Ok(_), None) => None,
-            (Err(_), _) => Some(path.clone()),
-        };
-        let (state_dir, join_file) =
-            (self.state_dir.as_ref().and_then(expanded), self.join_file.as_ref().and_then(expanded));
-        for (name, before, after) in
-            [("state_dir", &self.state_dir, &state_dir), ("join_file", &self.join_file, &join_file)]
-        {
-            if before.is_some() && after.is_none() && *self.origin(name) != Origin::Default {
-                return Err(Error::Config {
-                    knob: written(name, self.origin(name)),
-                    problem: "begins with ~ and HOME is not set".to_owned(),
-                    hint: "give a path from the root".to_owned(),
-                });
-            }
-        }
-        (self.state_dir, self.join_file) = (state_dir, join_file);
+        self.state_dir = self.expanded("state_dir", self.state_dir.as_deref(), home)?;
+        self.join_file = self.expanded("join_file", self.join_file.as_deref(), home)?;
         Ok(())
+    }
+
+    fn expanded(&self, name: &str, path: Option<&Path>, home: Option<&String>) -> Result<Option<PathBuf>> {
+        let Some(path) = path else { return Ok(None) };
+        match (path.strip_prefix("~"), home, self.origin(name)) {
+            (Err(_), _, _) => Ok(Some(path.to_owned())),
+            (Ok(rest), Some(home), _) => Ok(Some(Path::new(home).join(rest))),
+            // A default is nobody's wish: without a home there is just no default.
+            (Ok(_), None, Origin::Default) => Ok(None),
+            (Ok(_), None, origin) => Err(Error::Config {
+                knob: written(name, origin),
+                problem: "begins with ~ and HOME is not set".to_owned(),
+                hint: "give a path from the root".to_owned(),
+            }),
+        }
     }
 
     /// Refuses settings that contradict each other.
@@ -215,7 +215,8 @@ impl Config {
             if (conflict.found)(self) {
                 let shown = |name: &str| {
                     let knob = Knob::find(name).expect("conflicts are between knobs");
-                    format!("{} ({})", knob.value(self), self.origin(name))
+                    let value = Some(knob.value(self)).filter(|value| !value.is_empty());
+                    format!("{} ({})", value.as_deref().unwrap_or("not set"), self.origin(name))
                 };
                 return Err(Error::Config {
                     knob: conflict.knob.to_owned(),
@@ -365,14 +366,15 @@ fn unknown(name: &str, problem: &str) -> Error {
 
 fn warnings(environment: &BTreeMap<String, String>) -> Vec<Warning> {
     let known: Vec<String> = KNOBS.iter().map(Knob::env).chain([FILE_VARIABLE.to_owned()]).collect();
-    let unknown =
-        environment.keys().filter(|name| name.starts_with("GRADLANE_") && !known.contains(name)).map(|name| {
-            let problem = match nearest(name, known.iter().cloned()) {
-                Some(near) => format!("is no setting; did you mean {near}?"),
-                None => "is no setting; see `gradlane config` for all".to_owned(),
-            };
-            Warning { variable: name.clone(), problem }
-        });
+    // The prefix is left out of the comparison: a long common beginning would make everything look alike.
+    let rest = |name: &str| name.strip_prefix(PREFIX).map(str::to_owned);
+    let unknown = environment.keys().filter(|name| !known.contains(name)).filter_map(|name| {
+        let problem = match nearest(&rest(name)?, known.iter().filter_map(|name| rest(name))) {
+            Some(near) => format!("is no setting; did you mean {PREFIX}{near}?"),
+            None => "is no setting; see `gradlane config` for all".to_owned(),
+        };
+        Some(Warning { variable: name.clone(), problem })
+    });
     let unread = UNREAD
         .into_iter()
         .filter(|(name, _)| environment.get(*name).is_some_and(|value| value != "0"))

@@ -86,7 +86,7 @@ const DIGITS_MAX: usize = 24;
 
 fn print(quantity: u128, names: &[&str], units: Units) -> String {
     let scale = |name: &str| units.iter().find(|(unit, _)| *unit == name).expect("a listed unit").1;
-    match names.iter().find(|name| quantity % scale(name) == 0) {
+    match names.iter().find(|name| quantity.is_multiple_of(scale(name))) {
         Some(name) if quantity > 0 => format!("{} {name}", quantity / scale(name)),
         Some(_) | None => quantity.to_string(),
     }

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::types::{Incarnation, PartId, PartLayout, Role, Round, TensorKey, TensorSpec, Time, View, WorkerId};
 
 mod encoding;
+mod fields;
 
 /// One message on a control stream. Who sent it is known from the connection.
 #[derive(Clone, PartialEq, Debug)]

@@ -115,7 +115,7 @@ fn contradictions_are_refused_with_both_sides() {
         ("role=server node_rank=2 num_nodes=2", "node_rank: is 2 (argument) and num_nodes is 2 (argument)"),
         ("role=server local_size=3 size=2", "local_size: is 3 (argument) and size is 2 (argument)"),
         ("role=server server_index=1 servers=1", "server_index: is 1 (argument) and servers is 1 (argument)"),
-        ("coordinator_host=n1", "coordinator_host: is n1 (argument) and coordinator_port is  (default)"),
+        ("coordinator_host=n1", "coordinator_host: is n1 (argument) and coordinator_port is not set (default)"),
     ] {
         let error = load(arguments, "", "").unwrap_err().to_string();
         assert!(error.starts_with(&format!("setting {expected}")), "{error}\ninstead of\n{expected}");
@@ -171,6 +171,21 @@ fn settings_never_show_the_secret() {
     let (config, _) = load(&format!("join=gradlane1.n1:1.{hash}.bbbbbbbbbbbbbbbbbbbbbbbbba"), "", "").unwrap();
     assert!(config.join.is_some());
     assert!(!format!("{config:?}").contains("bbbb"));
+}
+
+#[test]
+fn a_process_reads_the_file_that_it_is_given() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("g.toml").display().to_string();
+    let arguments = BTreeMap::from([("config".to_owned(), path.clone()), ("role".to_owned(), "server".to_owned())]);
+
+    let error = Config::from_process(&arguments).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("setting GRADLANE_CONFIG: names {path}, which cannot be read")), "{error}");
+
+    std::fs::write(&path, "socket_buffer_bytes = \"1 MiB\"").unwrap();
+    let (config, _) = Config::from_process(&arguments).unwrap();
+    assert_eq!(config.socket_buffer_bytes, 1 << 20);
+    assert_eq!(*config.origin("socket_buffer_bytes"), Origin::File(path));
 }
 
 fn load(arguments: &str, variables: &str, text: &str) -> Result<(Config, Vec<Warning>)> {

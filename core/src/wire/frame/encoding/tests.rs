@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::types::{DType, Piece, Role, Span};
+use crate::wire::limits::PART_BYTES_MAX;
 use crate::wire::samples;
 
 #[test]

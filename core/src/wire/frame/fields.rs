@@ -1,0 +1,277 @@
+//! The fields of frames: each type's two directions stand side by side, in the order of its declaration.
+
+use super::{Health, Join, MemberStatus, Progress, Stall, Status};
+use crate::error::Result;
+use crate::types::{
+    DType, Epoch, Incarnation, Member, NodeId, PartId, PartLayout, Phase, Piece, Role, Round, ServerId, Span,
+    TensorKey, TensorSpec, View, WorkerId,
+};
+use crate::wire::codec::{Reader, Writer};
+use crate::wire::limits::{DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
+use crate::wire::reject::{decode_error, encode_error};
+
+/// A type that is written in one way.
+pub(super) trait Field: Sized {
+    fn write(&self, writer: &mut Writer);
+    fn read(reader: &mut Reader<'_>) -> Result<Self>;
+}
+
+impl Field for Join {
+    fn write(&self, writer: &mut Writer) {
+        self.role.write(writer);
+        writer.u128(self.incarnation.0);
+        writer.option(self.requested.as_ref(), |writer, index| writer.u32(*index));
+        writer.text(&self.host, TEXT_BYTES_MAX);
+        writer.u32(self.pid);
+        writer.text(&self.address, TEXT_BYTES_MAX);
+        writer.u32(self.workers);
+        writer.u32(self.servers);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            role: Role::read(reader)?,
+            incarnation: Incarnation(reader.u128("incarnation")?),
+            requested: reader.option("requested index", |reader| reader.u32("requested index"))?,
+            host: reader.text(TEXT_BYTES_MAX, "host")?,
+            pid: reader.u32("process id")?,
+            address: reader.text(TEXT_BYTES_MAX, "address")?,
+            workers: reader.u32("number of workers")?,
+            servers: reader.u32("number of servers")?,
+        })
+    }
+}
+
+impl Field for Role {
+    fn write(&self, writer: &mut Writer) {
+        writer.u8(*self as u8);
+    }
+
+    /// Members are workers and servers; the coordinator is no member of the view it makes.
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let code = reader.u8("role")?;
+        match Self::from_code(code) {
+            Some(role @ (Self::Worker | Self::Server)) => Ok(role),
+            Some(Self::Coordinator) | None => Err(reader.bad("role", format!("is {code}"))),
+        }
+    }
+}
+
+impl Field for Progress {
+    fn write(&self, writer: &mut Writer) {
+        writer.option(self.last.as_ref(), |writer, (key, round)| {
+            writer.u64(key.0);
+            writer.u64(round.0);
+        });
+        writer.u32(self.pending);
+        writer.u64(self.bytes_in_flight);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            last: reader.option("last tensor", |reader| {
+                Ok((TensorKey(reader.u64("last tensor")?), Round(reader.u64("last round")?)))
+            })?,
+            pending: reader.u32("pending submissions")?,
+            bytes_in_flight: reader.u64("bytes in flight")?,
+        })
+    }
+}
+
+impl Field for TensorSpec {
+    fn write(&self, writer: &mut Writer) {
+        writer.text(&self.name, usize::MAX);
+        self.dtype.write(writer);
+        writer.list(&self.shape, |writer, dimension| writer.u64(*dimension));
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            name: reader.text(NAME_BYTES_MAX, "tensor name")?,
+            dtype: DType::read(reader)?,
+            shape: reader.list(DIMENSIONS_MAX, "shape", |reader| reader.u64("dimension"))?,
+        })
+    }
+}
+
+impl Field for DType {
+    fn write(&self, writer: &mut Writer) {
+        writer.u8(*self as u8);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let code = reader.u8("dtype")?;
+        Self::from_code(code).ok_or_else(|| reader.bad("dtype", format!("is {code}")))
+    }
+}
+
+impl Field for PartLayout {
+    fn write(&self, writer: &mut Writer) {
+        self.part.write(writer);
+        self.dtype.write(writer);
+        writer.u32(self.server.0);
+        writer.list(&self.pieces, |writer, piece| {
+            writer.u64(piece.tensor.0);
+            writer.u64(piece.span.offset);
+            writer.u64(piece.span.bytes);
+        });
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let layout = Self {
+            part: PartId::read(reader)?,
+            dtype: DType::read(reader)?,
+            server: ServerId(reader.u32("server")?),
+            pieces: reader.list(TENSORS_MAX, "pieces", |reader| {
+                let tensor = TensorKey(reader.u64("tensor key")?);
+                let span = Span { offset: reader.u64("piece offset")?, bytes: reader.u64("piece length")? };
+                Ok(Piece { tensor, span })
+            })?,
+        };
+        if layout.pieces.is_empty() {
+            return Err(reader.bad("pieces", "are none"));
+        }
+        let element = layout.dtype.bytes();
+        if layout.pieces.iter().any(|Piece { span, .. }| {
+            span.offset.checked_add(span.bytes).is_none() || span.offset % element != 0 || span.bytes % element != 0
+        }) {
+            return Err(reader.bad("pieces", format!("do not lie on elements of {}", layout.dtype)));
+        }
+        let bytes = layout.pieces.iter().try_fold(0_u64, |bytes, piece| bytes.checked_add(piece.span.bytes));
+        if bytes.is_none_or(|bytes| bytes > PART_BYTES_MAX) {
+            return Err(reader.bad("pieces", format!("are longer than {PART_BYTES_MAX} bytes")));
+        }
+        Ok(layout)
+    }
+}
+
+impl Field for PartId {
+    fn write(&self, writer: &mut Writer) {
+        writer.u64(self.key.0);
+        writer.u32(self.index);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self { key: TensorKey(reader.u64("part key")?), index: reader.u32("part index")? })
+    }
+}
+
+impl Field for Stall {
+    fn write(&self, writer: &mut Writer) {
+        self.part.write(writer);
+        writer.u64(self.round.0);
+        writer.list(&self.missing, |writer, worker| writer.u32(worker.0));
+        writer.duration(self.waited);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            part: PartId::read(reader)?,
+            round: Round(reader.u64("round")?),
+            missing: reader.list(MEMBERS_MAX, "missing ranks", |reader| reader.u32("missing rank").map(WorkerId))?,
+            waited: reader.duration("waiting time")?,
+        })
+    }
+}
+
+impl Field for View {
+    fn write(&self, writer: &mut Writer) {
+        writer.text(&self.job, usize::MAX);
+        writer.u32(self.epoch.term);
+        writer.u32(self.epoch.number);
+        self.phase.write(writer);
+        writer.list(&self.members, |writer, member| member.write(writer));
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            job: reader.text(NAME_BYTES_MAX, "job")?,
+            epoch: Epoch { term: reader.u32("term")?, number: reader.u32("epoch")? },
+            phase: Phase::read(reader)?,
+            members: reader.list(MEMBERS_MAX, "members", Member::read)?,
+        })
+    }
+}
+
+impl Field for Phase {
+    fn write(&self, writer: &mut Writer) {
+        match self {
+            Self::Forming => writer.u8(1),
+            Self::Running => writer.u8(2),
+            Self::Ended => writer.u8(3),
+            Self::Aborted(cause) => {
+                writer.u8(4);
+                encode_error(cause, writer);
+            }
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        match reader.u8("phase")? {
+            1 => Ok(Self::Forming),
+            2 => Ok(Self::Running),
+            3 => Ok(Self::Ended),
+            4 => Ok(Self::Aborted(decode_error(reader)?)),
+            code => Err(reader.bad("phase", format!("is {code}"))),
+        }
+    }
+}
+
+impl Field for Member {
+    fn write(&self, writer: &mut Writer) {
+        self.role.write(writer);
+        writer.u32(self.index);
+        writer.raw(&self.node.0);
+        writer.u128(self.incarnation.0);
+        writer.text(&self.host, TEXT_BYTES_MAX);
+        writer.u32(self.pid);
+        writer.text(&self.address, TEXT_BYTES_MAX);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            role: Role::read(reader)?,
+            index: reader.u32("member index")?,
+            node: NodeId(reader.bytes32("node identity")?),
+            incarnation: Incarnation(reader.u128("incarnation")?),
+            host: reader.text(TEXT_BYTES_MAX, "host")?,
+            pid: reader.u32("process id")?,
+            address: reader.text(TEXT_BYTES_MAX, "address")?,
+        })
+    }
+}
+
+impl Field for Status {
+    fn write(&self, writer: &mut Writer) {
+        self.view.write(writer);
+        writer.list(&self.members, |writer, member| member.write(writer));
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let view = View::read(reader)?;
+        let members = reader.list(MEMBERS_MAX, "member states", MemberStatus::read)?;
+        if members.len() != view.members.len() {
+            return Err(reader.bad("member states", format!("are {} of {}", members.len(), view.members.len())));
+        }
+        Ok(Self { view, members })
+    }
+}
+
+impl Field for MemberStatus {
+    fn write(&self, writer: &mut Writer) {
+        writer.u8(self.health as u8);
+        writer.duration(self.silent);
+        self.progress.write(writer);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let health = match reader.u8("health")? {
+            1 => Health::Alive,
+            2 => Health::Suspect,
+            3 => Health::Dead,
+            4 => Health::Left,
+            code => return Err(reader.bad("health", format!("is {code}"))),
+        };
+        Ok(Self { health, silent: reader.duration("silence")?, progress: Progress::read(reader)? })
+    }
+}
