@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from gradlane import _core
-from gradlane.errors import ConfigError
+from gradlane.errors import ConfigError, TimeoutError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -49,7 +49,11 @@ class Job:
 
     def leave(self, timeout: float) -> None:
         """Ends the session, then the embedded servers, which first let the other members leave."""
-        self.session.shutdown(timeout)
+        try:
+            self.session.shutdown(timeout)
+        except TimeoutError:
+            # The others still work. They can without this worker, but not without the servers it embeds: `stop` says so.
+            pass
         if self.embedded is not None:
             self.embedded.stop(timeout)
 

@@ -21,10 +21,15 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cli_main, module)?)
 }
 
-/// What the arguments and the environment say of this process's place in a job. `coordinator` among them is a `host:port`.
+/// What the arguments and the environment say of this process's place in a job. `coordinator` among them is a `host:port` or a join
+/// string.
 #[pyfunction]
 fn detect_launch(py: Python<'_>, mut arguments: Settings) -> PyResult<Bound<'_, PyDict>> {
     if let Some(address) = arguments.remove("coordinator") {
+        if address.starts_with("gradlane") {
+            arguments.insert("join".to_owned(), address);
+            return detect_launch(py, arguments);
+        }
         let (host, port) = address.rsplit_once(':').unwrap_or((&address, ""));
         arguments.insert("coordinator_host".to_owned(), host.to_owned());
         arguments.insert("coordinator_port".to_owned(), port.to_owned());

@@ -184,10 +184,13 @@ impl Session {
     /// Counters since the start.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counters = PyDict::new(py);
-        if let Place::Joined(engine) = &*self.place {
-            for (name, value) in engine.metrics().snapshot() {
-                counters.set_item(name, value)?;
-            }
+        let snapshot = match &*self.place {
+            Place::Joined(engine) => engine.metrics().snapshot(),
+            // Nothing travels; the names are there all the same.
+            Place::Alone { .. } => engine::Metrics::default().snapshot(),
+        };
+        for (name, value) in snapshot {
+            counters.set_item(name, value)?;
         }
         Ok(counters)
     }

@@ -300,9 +300,9 @@ impl Engine {
         for thread in self.threads.lock().expect(LOCK).drain(..) {
             let _ = thread.join();
         }
-        if let Some(mut timer) = self.shared.timer.lock().expect(LOCK).take() {
-            timer.stop();
-        }
+        // Out of the lock first: a callback under way may want to arm it.
+        let timer = self.shared.timer.lock().expect(LOCK).take();
+        drop(timer);
         left
     }
 
