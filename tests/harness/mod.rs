@@ -1,3 +1,6 @@
 //! What the tests share.
 
 pub mod cluster;
+pub mod digits;
+pub mod element;
+pub mod random;

@@ -33,7 +33,8 @@ pub(super) struct Pull {
     pub(super) end: PullEnd,
 }
 
-/// Runs one exchange to its end. The memory it was lent is free again before it reports that end. `_ended` is dropped when the task is over.
+/// Runs one exchange to its end. The memory it was lent is free again before it reports that end. `_ended` is dropped when the task is
+/// over.
 pub(super) async fn run(
     mut wire: Wire,
     push: Push,
@@ -68,10 +69,13 @@ pub(super) async fn run(
     let pulled = select! {
         biased;
         () = cancel.notified() => None,
-        pull = pull => pull.ok(),
+        pull = &mut pull => pull.ok(),
     };
     let Some(Pull { into, end }) = pulled else {
         memory.take_back().await;
+        if let Ok(pull) = pull.try_recv() {
+            pull.end.torn(Error::Cancelled);
+        }
         return;
     };
     let mut landing_begun = false;
