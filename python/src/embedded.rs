@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use gradlane_core::types::JoinString;
-use gradlane_server::rendezvous::{self, Published};
 use gradlane_server::EmbeddedOptions;
+use gradlane_server::rendezvous::{self, Published};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -54,7 +54,8 @@ impl Embedded {
     /// Leaves the join string in this user's state directory, for processes that look for `job`, until [`Embedded::stop`].
     fn publish(&self, py: Python<'_>, job: &str) -> PyResult<()> {
         let state_dir = config(&BTreeMap::new());
-        let published = state_dir.and_then(|config| rendezvous::publish(rendezvous::state_dir(&config)?, job, &self.join));
+        let published =
+            state_dir.and_then(|config| rendezvous::publish(rendezvous::state_dir(&config)?, job, &self.join));
         let published = published.map_err(|error| errors::raise(py, &error))?;
         *self.published.lock().expect(LOCK) = Some(published);
         Ok(())
