@@ -7,7 +7,7 @@ use gradlane_core::types::{DType, Op};
 
 /// A sum in the making.
 #[derive(Debug)]
-pub struct Accumulator {
+pub(crate) struct Accumulator {
     op: Op,
     dtype: DType,
     memory: Lease,
@@ -18,7 +18,7 @@ impl Accumulator {
     ///
     /// A body whose bytes already are what an accumulator would hold becomes the accumulator: the common f32 sum saves a pass over
     /// memory, and a broadcast arrives bit for bit.
-    pub fn start(kernels: Kernels, pool: &Pool, op: Op, dtype: DType, weight: f64, body: Lease) -> Self {
+    pub(crate) fn start(kernels: Kernels, pool: &Pool, op: Op, dtype: DType, weight: f64, body: Lease) -> Self {
         if keeps_bytes(op) || (dtype.accumulator() == dtype && op != Op::WeightedMean) {
             return Self { op, dtype, memory: body };
         }
@@ -32,12 +32,12 @@ impl Accumulator {
     ///
     /// # Panics
     /// If it has not the length of the first.
-    pub fn add(&mut self, kernels: Kernels, weight: f64, body: &[u8]) {
+    pub(crate) fn add(&mut self, kernels: Kernels, weight: f64, body: &[u8]) {
         kernels.add(self.op, self.dtype, weight, body, &mut self.memory);
     }
 
     /// Divides, rounds once, and ends all writing.
-    pub fn publish(mut self, kernels: Kernels, pool: &Pool, divisor: f64) -> Published {
+    pub(crate) fn publish(mut self, kernels: Kernels, pool: &Pool, divisor: f64) -> Published {
         let sum = if keeps_bytes(self.op) {
             self.memory
         } else if self.dtype.accumulator() == self.dtype {
@@ -55,11 +55,11 @@ impl Accumulator {
 
 /// A finished sum; clones share its bytes.
 #[derive(Clone, Debug)]
-pub struct Published {
+pub(crate) struct Published {
     /// What every worker gets.
-    pub sum: Frozen,
+    pub(crate) sum: Frozen,
     /// Its CRC-32C, computed once for all of them.
-    pub checksum: u32,
+    pub(crate) checksum: u32,
 }
 
 fn keeps_bytes(op: Op) -> bool {

@@ -66,23 +66,33 @@ pub fn run(launch: &Launch) -> Result<i32> {
     let host = Arc::new(Host::start(launch)?);
     host.report_failure_to(&supervisor)?;
 
-    for (role, name, command) in processes(launch, host.join_string()) {
-        let program = command.get_program().to_string_lossy().into_owned();
-        if let Err(error) = supervisor.spawn(role, name, command) {
-            let (code, error) = refused_start(&program, &error);
+    let code = match start_all(&mut supervisor, processes(launch, host.join_string())) {
+        Ok(()) => supervisor.run(|failure| match failure {
+            Failure::Child { pid, cause } => {
+                exit::complain(&cause);
+                host.coordinator().report_death(pid, cause);
+            }
+            Failure::Job(error) => exit::complain(&error),
+        }),
+        Err((code, error)) => {
             exit::complain(&error);
-            return Ok(code);
+            drop(supervisor);
+            code
         }
-    }
-    let code = supervisor.run(|failure| match failure {
-        Failure::Child { pid, cause } => {
-            exit::complain(&cause);
-            host.coordinator().report_death(pid, cause);
-        }
-        Failure::Job(error) => exit::complain(&error),
-    });
+    };
     host.stop();
     Ok(code)
+}
+
+fn start_all(
+    supervisor: &mut Supervisor,
+    processes: Vec<(Role, String, Command)>,
+) -> std::result::Result<(), (i32, Error)> {
+    for (role, name, command) in processes {
+        let program = command.get_program().to_string_lossy().into_owned();
+        supervisor.spawn(role, name, command).map_err(|error| refused_start(&program, &error))?;
+    }
+    Ok(())
 }
 
 /// What of the job lives in this process.
@@ -243,7 +253,9 @@ mod tests {
         assert_eq!(names(&all), ["server 0", "server 1", "worker 0"]);
         let server = &all[1].2;
         assert_eq!(line(server), ["python", "-m", "gradlane.cli", "server"]);
-        for (name, value) in [("GRADLANE_SERVER_INDEX", "1"), ("GRADLANE_SERVERS", "2"), ("GRADLANE_BIND", "127.0.0.1:0")] {
+        for (name, value) in
+            [("GRADLANE_SERVER_INDEX", "1"), ("GRADLANE_SERVERS", "2"), ("GRADLANE_BIND", "127.0.0.1:0")]
+        {
             assert_eq!(environment(server).get(name).map(String::as_str), Some(value), "{name}");
         }
     }
@@ -252,7 +264,7 @@ mod tests {
     fn settings_of_the_command_line_reach_every_child() {
         for (_, name, command) in started(1, 1) {
             let environment = environment(&command);
-            assert_eq!(environment.get("GRADLANE_STEP_TIMEOUT").map(String::as_str), Some("7 s"), "{name}");
+            assert_eq!(environment.get("GRADLANE_STEP_TIMEOUT").map(String::as_str), Some("70 s"), "{name}");
             assert_eq!(environment.get("GRADLANE_CONFIG").map(String::as_str), Some("job.toml"), "{name}");
         }
     }
@@ -271,7 +283,7 @@ mod tests {
 
     fn started(workers: u32, servers: u32) -> Vec<(Role, String, Command)> {
         let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
-        let settings = [("step_timeout", "7 s"), ("config", "job.toml")];
+        let settings = [("step_timeout", "70 s"), ("config", "job.toml")];
         let launch = Launch {
             config: Config::default(),
             settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
@@ -289,7 +301,11 @@ mod tests {
     }
 
     fn line(command: &Command) -> Vec<String> {
-        [command.get_program()].into_iter().chain(command.get_args()).map(|word| word.to_string_lossy().into_owned()).collect()
+        [command.get_program()]
+            .into_iter()
+            .chain(command.get_args())
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect()
     }
 
     fn environment(command: &Command) -> BTreeMap<String, String> {

@@ -155,7 +155,10 @@ fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
     })?;
     found.ok_or_else(|| Error::Unavailable {
         what: format!("the join file {}", path.display()),
-        cause: format!("nothing in it after {:.1} s; start the coordinator with the same join_file", patience.as_secs_f64()),
+        cause: format!(
+            "nothing in it after {:.1} s; start the coordinator with the same join_file",
+            patience.as_secs_f64()
+        ),
     })
 }
 

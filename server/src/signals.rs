@@ -15,7 +15,8 @@ pub(crate) struct Interrupts {
 impl Interrupts {
     /// Calls `deliver` with the signal's number, on a thread of its own, each time one arrives.
     pub(crate) fn watch(mut deliver: impl FnMut(i32) + Send + 'static) -> Result<Self> {
-        let failed = |error: std::io::Error| Error::Io { what: "watching signals".to_owned(), cause: error.to_string() };
+        let failed =
+            |error: std::io::Error| Error::Io { what: "watching signals".to_owned(), cause: error.to_string() };
         let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
         let handle = signals.handle();
         let thread = std::thread::Builder::new()
@@ -32,5 +33,20 @@ impl Drop for Interrupts {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_delivered_instead_of_ending_the_process() {
+        let (signals, received) = crossbeam_channel::unbounded();
+        let watch = Interrupts::watch(move |signal| signals.send(signal).expect("the test waits for it")).unwrap();
+        signal_hook::low_level::raise(SIGTERM).unwrap();
+        assert_eq!(received.recv(), Ok(SIGTERM));
+        drop(watch);
+        assert!(received.recv().is_err(), "nobody watches any more");
     }
 }

@@ -22,7 +22,7 @@ use crate::accumulator::{Accumulator, Published};
 use crate::aggregate::SlotId;
 
 /// One piece of work. Those of one part run in the order of their submission.
-pub enum Job {
+pub(crate) enum Job {
     /// Make the slot's accumulator from the first body.
     Start {
         /// A slot that is new to the lanes.
@@ -78,7 +78,7 @@ pub enum Job {
 }
 
 /// The threads, until they are dropped: then they finish what was submitted and end.
-pub struct SumLanes {
+pub(crate) struct SumLanes {
     lanes: Vec<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
     sink: Sink,
@@ -91,7 +91,7 @@ impl SumLanes {
     ///
     /// # Errors
     /// [`Error::Io`] if the system gives no thread.
-    pub fn new(
+    pub(crate) fn new(
         threads: NonZeroUsize,
         kernels: Kernels,
         pool: &Pool,
@@ -111,17 +111,12 @@ impl SumLanes {
     }
 
     /// Hands a job to the lane of its part.
-    pub fn submit(&self, job: Job) {
+    pub(crate) fn submit(&self, job: Job) {
         let lane = &self.lanes[lane_of(job.part(), self.lanes.len())];
         if let Err(unsent) = lane.send(job) {
             // A lane ends early only by a panic, which has told its story; who waits for its sums must not wait for ever.
             refuse(&self.sink, unsent.into_inner(), "its sum lane has ended");
         }
-    }
-
-    /// Finishes what was submitted and ends the threads.
-    pub fn stop(self) {
-        drop(self);
     }
 }
 
@@ -248,7 +243,7 @@ mod tests {
             lanes.submit(Job::Answer { slot, exchange: ExchangeId(2), header: header(slot) });
             lanes.submit(Job::Drop { slot });
         }
-        lanes.stop();
+        drop(lanes);
         let answers: Vec<Outgoing> = sent.try_iter().collect();
         assert_eq!(answers.len(), 6);
         for answer in answers {
@@ -266,7 +261,7 @@ mod tests {
         lanes.submit(Job::Publish { slot, divisor: 1.0 });
         lanes.submit(Job::Answer { slot, exchange: ExchangeId(1), header: header(slot) });
         lanes.submit(Job::Drop { slot });
-        lanes.stop();
+        drop(lanes);
         let Some(Outgoing::Answer { body, .. }) = sent.try_iter().next() else { panic!("no answer") };
         assert_eq!(*body, 3_i32.to_le_bytes());
         assert_ne!(pool.bytes_in_use(), 0);
@@ -278,7 +273,7 @@ mod tests {
     fn a_sum_that_does_not_exist_is_a_reject_and_not_a_silence() {
         let (lanes, _, sent) = lanes(1);
         lanes.submit(Job::Answer { slot: slot(0), exchange: ExchangeId(1), header: header(slot(0)) });
-        lanes.stop();
+        drop(lanes);
         let reject = sent.try_iter().next();
         assert!(matches!(reject, Some(Outgoing::Reject { error: Error::Internal { .. }, .. })), "{reject:?}");
     }
@@ -294,7 +289,7 @@ mod tests {
             let header = Header { flags: Flags::CHECKSUM, checksum, ..header(slot(0)) };
             lanes.submit(Job::Verify { header, body: body(&pool, value), then });
         }
-        lanes.stop();
+        drop(lanes);
         assert_eq!(verdicts.try_iter().collect::<Vec<bool>>(), [true, false]);
     }
 

@@ -7,44 +7,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{Incarnation, PartLayout, Phase, Role, TensorKey, TensorSpec, Time, View};
+use crate::types::{self, Phase, Role, TensorSpec, Time, View};
 use crate::wire::Frame;
 use crate::wire::frame::{Join, Progress, Stall};
 
 use super::requests::Requests;
-
-/// Who this process is and how patient it is.
-#[derive(Clone, PartialEq, Debug)]
-pub struct MemberConfig {
-    /// Worker or server.
-    pub role: Role,
-    /// This life of the process.
-    pub incarnation: Incarnation,
-    /// The rank or index it must have; any if absent.
-    pub requested: Option<u32>,
-    /// This host's name, for messages.
-    pub host: String,
-    /// This process, for messages.
-    pub pid: u32,
-    /// Where a server accepts exchanges; empty for a worker.
-    pub address: String,
-    /// How many workers the job must have; 0 if this process does not know.
-    pub workers: u32,
-    /// How many servers the job must have; 0 if this process does not know.
-    pub servers: u32,
-    /// Where the driver dials to, for messages.
-    pub coordinator: String,
-    /// A sign of life is sent this often.
-    pub heartbeat_interval: Duration,
-    /// From the start until the job must have formed.
-    pub join_timeout: Duration,
-    /// How long a formed job goes on without a word from the coordinator.
-    pub control_lost_timeout: Duration,
-    /// The pause before the second attempt to connect; doubles with each failure.
-    pub redial_min: Duration,
-    /// The longest pause.
-    pub redial_max: Duration,
-}
+use super::{MemberCommand, MemberConfig, MemberEvent};
 
 /// A node's membership in a job.
 ///
@@ -54,6 +22,7 @@ pub struct MemberConfig {
 /// - A lost connection is redialled, and what had no answer is asked again; the job goes on meanwhile, until nothing was heard of the
 ///   coordinator for `control_lost_timeout`.
 /// - Every [`Member::declare`] and [`Member::barrier`] ends in exactly one event with its number, whatever happens.
+/// - A verdict of the coordinator, the end of the job or a refusal, is answered with [`Frame::Leave`], so that it knows who heard.
 /// - The last event is [`MemberEvent::Failed`] or [`MemberEvent::Left`], once. Later calls are answered with that end as the cause.
 #[derive(Debug)]
 pub struct Member {
@@ -79,12 +48,13 @@ pub struct Member {
 ///
 /// ```text
 ///            formed view   leave()        ended view       refused, aborted, unexpected   coordinator silent
-/// Joining    Active        Ended (left)   Ended (failed)   Ended (failed)                 Ended (failed) after join_timeout
+/// Joining    Active        Ended (left)   Ended, see (1)   Ended (failed)                 Ended (failed) after join_timeout
 /// Active     Active        Leaving        Ended, see (1)   Ended (failed)                 Ended (failed) after control_lost_timeout
 /// Leaving    Leaving       Leaving        Ended (left)     Ended (failed)                 Ended (failed) after control_lost_timeout
 /// Ended      -             -              -                -                              -
 /// ```
-/// (1) A job ends when its workers left. That is the order to leave for a server, and nonsense for a worker that did not.
+/// (1) A job ends when its workers left. That is the order to leave for its servers, even if one missed that the job had formed; for
+/// anybody else it is a failure.
 #[derive(Debug)]
 enum Standing {
     Joining,
@@ -115,67 +85,6 @@ enum Line {
         welcomed: bool,
     },
     Cut,
-}
-
-/// What a [`Member`] wants of its driver, in this order.
-#[derive(Clone, PartialEq, Debug)]
-pub enum MemberCommand {
-    /// Connect to the coordinator; report by `handle_connected` or `handle_disconnected`.
-    Dial,
-    /// Send on the current connection.
-    Send(Frame),
-    /// Close the connection, or stop connecting, once everything was sent. Nothing needs to be reported any more.
-    Hangup,
-    /// Tell the process.
-    Event(MemberEvent),
-}
-
-/// What a process learns of its job.
-#[derive(Clone, PartialEq, Debug)]
-pub enum MemberEvent {
-    /// The job formed. Comes once, before any other view.
-    Joined {
-        /// This process's rank or server index.
-        index: u32,
-        /// Everybody.
-        view: View,
-    },
-    /// The membership changed and the job goes on.
-    View(View),
-    /// Answers [`Member::declare`].
-    Declared {
-        /// Of the declaration.
-        request: u64,
-        /// Every part that holds bytes of the declared tensors, or why they cannot be used.
-        outcome: Result<Vec<PartLayout>>,
-    },
-    /// Answers [`Member::barrier`].
-    BarrierDone {
-        /// Of the arrival.
-        request: u64,
-        /// Passed, or why not.
-        outcome: Result<()>,
-    },
-    /// This tensor failed for good on every worker. May be repeated after a reconnection.
-    Forget {
-        /// Which tensor.
-        key: TensorKey,
-        /// Why.
-        error: Error,
-    },
-    /// A tensor waits for some ranks; for the log.
-    StallNotice {
-        /// Its name.
-        tensor: String,
-        /// What its server reported.
-        stall: Stall,
-        /// What the missing ranks did last.
-        detail: String,
-    },
-    /// The job is over for this process, with the original cause: refused, aborted, fenced, the coordinator lost, not joined in time.
-    Failed(Error),
-    /// The job is over in order.
-    Left,
 }
 
 impl Member {
@@ -256,7 +165,10 @@ impl Member {
         self.pause = self.config.redial_min;
         match frame {
             Frame::View(view) => self.handle_view(now, view),
-            Frame::Refused(error) => self.fail(error),
+            Frame::Refused(error) => {
+                self.send(Frame::Leave);
+                self.fail(error);
+            }
             Frame::HeartbeatAck { sent } if sent <= now => self.round_trip = Some(now.since(sent)),
             Frame::HeartbeatAck { .. } => self.fail_protocol("clock", "lies ahead of this process's own"),
             Frame::Declared { request, outcome } => {
@@ -379,30 +291,40 @@ impl Member {
             // Of a coordinator that was started anew and collects its members: the job goes on under the view it has.
             Phase::Forming => {}
             Phase::Running => self.handle_running(now, view),
-            Phase::Ended => match (&self.standing, self.config.role) {
-                (Standing::Leaving, _) | (Standing::Active, Role::Server) => {
-                    self.view = Some(view);
-                    self.end_in_order();
-                }
-                (Standing::Joining, _) => self.fail(Error::FailedPrecondition {
-                    what: "the job ended before this process joined".to_owned(),
-                    hint: "start a new job".to_owned(),
-                }),
-                (Standing::Active, _) => self.fail_protocol("phase", "is the end, which this worker did not agree to"),
-                (Standing::Ended(_), _) => {}
-            },
+            Phase::Ended => self.handle_ended(view),
             Phase::Aborted(cause) => {
                 let cause = cause.clone();
                 self.view = Some(view);
+                self.send(Frame::Leave);
                 self.fail(cause);
             }
         }
     }
 
+    fn handle_ended(&mut self, view: View) {
+        match (&self.standing, self.config.role) {
+            // A server whose connection was lost just then may have missed all that the job was.
+            (Standing::Joining, Role::Server) if self.index_in(&view).is_some() => {}
+            (Standing::Joining, _) => {
+                return self.fail(Error::FailedPrecondition {
+                    what: "the job ended before this process joined".to_owned(),
+                    hint: "start a new job".to_owned(),
+                });
+            }
+            (Standing::Leaving, _) | (Standing::Active, Role::Server) => {}
+            (Standing::Active, Role::Worker | Role::Coordinator) => {
+                return self.fail_protocol("phase", "is the end, which this worker did not agree to");
+            }
+            (Standing::Ended(_), _) => return,
+        }
+        self.view = Some(view);
+        self.send(Frame::Leave);
+        self.end_in_order();
+    }
+
     fn handle_running(&mut self, now: Time, view: View) {
-        let me = |member: &&crate::types::Member| {
-            member.role == self.config.role && member.incarnation == self.config.incarnation
-        };
+        let me =
+            |member: &&types::Member| member.role == self.config.role && member.incarnation == self.config.incarnation;
         let Some(index) = view.members.iter().find(me).map(|member| member.index) else {
             return self.fail(Error::Fenced { current: view.epoch });
         };
@@ -421,6 +343,13 @@ impl Member {
             Standing::Active | Standing::Leaving | Standing::Ended(_) => {}
         }
         self.welcome(now);
+    }
+
+    /// What `view` calls this life of this process.
+    fn index_in(&self, view: &View) -> Option<u32> {
+        let me =
+            |member: &&types::Member| member.role == self.config.role && member.incarnation == self.config.incarnation;
+        view.members.iter().find(me).map(|member| member.index)
     }
 
     /// The first formed view on a connection: asks what has no answer.
@@ -561,3 +490,6 @@ fn left() -> Error {
         hint: "join again with a new member".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::types::{PartLayout, TensorSpec, Time};
 use crate::wire::{Frame, limits};
 
-use super::member::MemberEvent;
+use super::MemberEvent;
 
 /// What a barrier's answer may take beyond its timeout: the way there and back, and a reconnection.
 const ANSWER_MARGIN: Duration = Duration::from_secs(2);

@@ -262,7 +262,10 @@ impl State {
 
     /// A part of which one submission ended before the others came: they cannot be summed without it.
     fn give_up_part(&mut self, part: &ReadyPart) {
-        let error = Error::Cancelled;
+        let error = Error::FailedPrecondition {
+            what: format!("{}: a tensor that shares part {} was given up before", part.round, part.layout.part),
+            hint: "declare tensors without fusion to give them up one by one".to_owned(),
+        };
         let groups: Vec<GroupId> =
             part.tickets.iter().filter_map(|ticket| self.tickets.get(ticket).and_then(|other| other.group)).collect();
         for group in groups {

@@ -161,7 +161,9 @@ impl AsRef<[u8]> for Piece {
 }
 
 /// Shared by the pieces of a loan; dropped with the last of them.
-struct Ticket(Mutex<Option<Box<dyn FnOnce(Returned) + Send>>>);
+struct Ticket(Mutex<Option<OnReturn>>);
+
+type OnReturn = Box<dyn FnOnce(Returned) + Send>;
 
 impl Drop for Ticket {
     fn drop(&mut self) {
@@ -232,6 +234,7 @@ mod tests {
         let mut pieces = loan.into_pieces();
         let slice_of_a_clone = pieces[0].clone().slice(1..3);
         assert_eq!(pieces.iter().map(|piece| &piece[..]).collect::<Vec<_>>(), [b"abcd" as &[u8], b"ef"]);
+        assert_eq!(slice_of_a_clone.as_ptr(), memory[1..].as_ptr(), "lent where it lies, not copied");
         pieces.clear();
         assert!(returned.try_recv().is_err(), "a slice of a clone is still held");
         assert_eq!(&slice_of_a_clone[..], b"bc");

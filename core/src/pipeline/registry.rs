@@ -70,7 +70,8 @@ pub struct Submitted {
     pub round: Round,
     /// In how many parts it takes part; 0 for an empty tensor.
     pub shares: u32,
-    /// What can go on its way now; the tensor's other parts wait for the tensors they are shared with.
+    /// What can go on its way now, beginning with another part on each rank; the tensor's other parts wait for the tensors they are
+    /// shared with.
     pub ready: Vec<ReadyPart>,
 }
 
@@ -193,7 +194,11 @@ impl Registry {
             [_] => Some(ReadyPart { layout: part, round, op, weight, tickets: vec![ticket] }),
             _ => self.assemble(part, round, key, op, weight, ticket),
         };
-        let ready = parts.into_iter().filter_map(assemble).collect();
+        let mut ready: Vec<ReadyPart> = parts.into_iter().filter_map(assemble).collect();
+        // Among equal priorities the order of submission decides. If all ranks began with the first part, its server would have to
+        // receive from all of them while the others have nothing to do.
+        let start = self.rank.0 as usize % ready.len().max(1);
+        ready.rotate_left(start);
         self.tensors.get_mut(&key).expect("submittable").rounds += 1;
         Ok(Submitted { round, shares, ready })
     }

@@ -452,109 +452,15 @@ impl Scheduler {
         }
     }
 
-    /// Ends a task; the answer is the groups it served. Each of them that waited only for this is resolved.
-    fn vanish(&mut self, id: TaskId, done: bool) -> Vec<GroupId> {
-        self.leave_rounds(id);
-        let work = self.tasks.remove(id.0).expect("a task vanishes once");
-        self.commands.push_back(Command::Release(id));
-        for group in &work.spec.groups {
-            let home = self.groups.get_mut(group.0).expect("a group outlives its tasks");
-            home.live -= 1;
-            home.done += u32::from(done);
-            self.resolve_if_settled(*group);
-        }
-        work.spec.groups
-    }
-
-    /// Ends a task that was submitted too late for one of its groups.
-    fn refuse(&mut self, id: TaskId) {
-        let work = self.tasks.remove(id.0).expect("just submitted");
-        self.commands.push_back(Command::Release(id));
-        for group in work.spec.groups {
-            let cause = self.ended.clone().unwrap_or_else(|| Error::FailedPrecondition {
-                what: format!("{}: a tensor that shares part {} was given up before", work.spec.round, work.spec.part),
-                hint: "declare tensors without fusion to give them up one by one".to_owned(),
-            });
-            self.fail_group(group, cause);
-        }
-    }
-
-    /// Decides that a group fails, and lets go of the tasks that nobody else wants.
-    pub fn fail_group(&mut self, id: GroupId, error: Error) {
-        let Some(group) = self.groups.get_mut(id.0).filter(|group| group.fate.is_none()) else {
-            return;
-        };
-        group.fate = Some(error);
-        let tasks = group.tasks.clone();
-        for task in tasks {
-            self.doom_if_unwanted(task);
-        }
-        self.resolve_if_settled(id);
-    }
-
-    fn doom_if_unwanted(&mut self, id: TaskId) {
-        let Some(work) = self.tasks.get_mut(id.0).filter(|work| !work.doomed) else {
-            return;
-        };
-        let open = |group: &GroupId| self.groups.get(group.0).is_some_and(|group| group.fate.is_none());
-        if work.spec.groups.iter().any(open) {
-            return;
-        }
-        work.doomed = true;
-        match work.place {
-            Place::Running => self.commands.push_back(Command::Abandon(id)),
-            // Its exchange is open and may hold its memory: only the executor of PULL can close it.
-            Place::Queued(_) if work.stage == Stage::Pull => {}
-            Place::Queued(gates) => {
-                if let Some(at) = gates.pause {
-                    self.timers.remove(&(at, Timer::Repeat(id)));
-                }
-                let stage = work.stage;
-                self.queues[stage.index()].remove(work.entry(id));
-                self.wake_if_ready(stage);
-                self.vanish(id, false);
-            }
-        }
-    }
-
-    fn resolve_if_settled(&mut self, id: GroupId) {
-        if !self.groups.get(id.0).is_some_and(Group::settled) {
-            return;
-        }
-        let group = self.groups.remove(id.0).expect("found above");
-        if let Some(deadline) = group.deadline {
-            self.timers.remove(&(deadline, Timer::Deadline(id)));
-        }
-        let outcome = group.fate.map_or(Ok(()), Err);
-        if outcome.is_err() && planted(self.config.defect, Defect::GroupLost) {
-            return;
-        }
-        if outcome.is_err() && planted(self.config.defect, Defect::HandleTwice) {
-            self.commands.push_back(Command::Resolved { group: id, outcome: outcome.clone() });
-        }
-        self.commands.push_back(Command::Resolved { group: id, outcome });
-    }
-
     /// A scan, because connections come and go rarely and an index would cost every move.
     fn waiting_for_push_to(&self, server: ServerId) -> Vec<TaskId> {
         let waits = |work: &Work| work.stage == Stage::Push && matches!(work.place, Place::Queued(_));
         let tasks = self.tasks.iter().filter(|(_, work)| work.spec.server == server && waits(work));
         tasks.map(|(id, _)| TaskId(id)).collect()
     }
-
-    /// What a group waits for: the least advanced of its tasks.
-    fn stand(&self, group: &Group) -> String {
-        let live = group.tasks.iter().filter_map(|id| self.tasks.get(id.0));
-        let stand = match live.min_by_key(|work| (work.stage, work.since)) {
-            Some(work) => work.stand(),
-            None => "waiting for tensors that share a part with it".to_owned(),
-        };
-        match group.shares {
-            1 => stand,
-            shares => format!("{stand}; {} of {shares} parts done", group.done),
-        }
-    }
 }
+
+mod endings;
 
 #[cfg(test)]
 mod tests;

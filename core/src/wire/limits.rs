@@ -36,7 +36,7 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
         });
     }
     if name.len() > NAME_BYTES_MAX {
-        let start = &name[..name.floor_char_boundary(40)];
+        let start: String = name.chars().take(40).collect();
         return Err(Error::InvalidArgument {
             what: format!("the name \"{start}…\" of {what} has {} bytes", name.len()),
             hint: format!("use at most {NAME_BYTES_MAX}"),

@@ -121,7 +121,8 @@ fn start_coordinator(config: Config) -> Result<Coordinating> {
         });
     }
     let machine = CoordinatorConfig::from_config(&config, workers, config.servers);
-    let directory = config.state_dir.as_deref().map(|state_dir| rendezvous::job_dir(state_dir, &config.job)).transpose()?;
+    let directory =
+        config.state_dir.as_deref().map(|state_dir| rendezvous::job_dir(state_dir, &config.job)).transpose()?;
     let node = CoordinatorNode::start(machine, &config, directory.as_deref())?;
     let announced = announce(node.join_string(), &config)?;
     Ok(Coordinating { node, _announced: announced })
@@ -133,11 +134,13 @@ impl Live for Coordinating {
     }
 
     fn stop(&self) {
-        self.node.stop(Error::Unavailable {
-            what: "the coordinator".to_owned(),
-            cause: "it was stopped by a signal".to_owned(),
-        });
+        self.node.stop(stopped());
     }
+}
+
+/// What the members of a job that still runs are told; one that has ended tells nobody.
+fn stopped() -> Error {
+    Error::Unavailable { what: "the coordinator".to_owned(), cause: "it was stopped by a signal".to_owned() }
 }
 
 /// A coordinator with its servers in one process.
@@ -160,6 +163,7 @@ impl Live for Joint {
     }
 
     fn stop(&self) {
+        self.embedded.coordinator().stop(stopped());
         // How the job ended was learnt by waiting.
         let _ = self.embedded.stop(Duration::ZERO);
     }
@@ -278,11 +282,8 @@ mod tests {
     fn a_join_string_is_announced_until_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("join-file");
-        let config = Config {
-            state_dir: Some(dir.path().to_owned()),
-            join_file: Some(file.clone()),
-            ..Config::default()
-        };
+        let config =
+            Config { state_dir: Some(dir.path().to_owned()), join_file: Some(file.clone()), ..Config::default() };
         let join = JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [2; 16] };
         let announced = announce(&join, &config).unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{join}\n"));

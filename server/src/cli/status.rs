@@ -117,7 +117,10 @@ mod tests {
         let text = text(&status(Phase::Running));
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "job night, epoch 1.3: running");
-        assert_eq!(lines[1], "worker 0     alive    n1 (pid 70), heard of 0.2 s ago, last in round 7, 2 pending, 64 bytes in flight");
+        assert_eq!(
+            lines[1],
+            "worker 0     alive    n1 (pid 70), heard of 0.2 s ago, last in round 7, 2 pending, 64 bytes in flight"
+        );
         assert!(lines[2].starts_with("server 0     alive    n1 (pid 80) at 10.0.0.1:9, "), "{text}");
     }
 

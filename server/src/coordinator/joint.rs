@@ -1,1 +1,398 @@
+//! One coordinator and five members over a network that loses connections: whatever it does, everything that was begun ends, once, and
+//! everybody agrees on how.
+//!
+//! Connections carry frames in order in both directions, with delays. A lost connection loses what was under way and both ends learn
+//! of it later, each in its own time. All choices come from a seed.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{DType, Incarnation, LinkId, NodeId, Role, TensorSpec, Time};
+use gradlane_core::wire::Frame;
+
+use super::*;
+
+const WORKERS: usize = 3;
+const SERVERS: usize = 2;
+const SEEDS: u64 = 200;
+/// Connections are lost only before. After, everything must resolve.
+const STORM: Duration = Duration::from_secs(20);
+const DEAD_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[test]
+fn a_job_runs_to_its_end_over_a_network_that_loses_connections() {
+    let mut lost = 0;
+    for seed in 0..SEEDS {
+        let mut world = World::new(seed);
+        world.run();
+        for node in &world.nodes {
+            assert_eq!(node.end, Some(Ok(())), "seed {seed}: {}", node.name());
+            assert!(
+                node.outcomes.values().all(|outcomes| outcomes[..] == [Ok(())]),
+                "seed {seed}: {:?}",
+                node.outcomes
+            );
+            assert_eq!(node.outcomes.len(), if node.is_worker() { 3 } else { 0 }, "seed {seed}: {}", node.name());
+        }
+        assert_eq!(world.finished, Some(Ok(())), "seed {seed}");
+        lost += world.connections_lost;
+    }
+    assert!(lost > SEEDS, "the network lost {lost} connections only");
+}
+
+#[test]
+fn a_death_reaches_everybody_with_one_cause_within_a_bounded_time() {
+    let mut deaths = BTreeSet::new();
+    for seed in 0..SEEDS {
+        let mut world = World::new(seed);
+        let victim = world.random(world.nodes.len() as u64) as usize;
+        let at = Time::ZERO + Duration::from_millis(world.random(3_000));
+        let is_seen = world.random(2) == 0;
+        world.schedule(at, Happening::Crash { victim, is_seen });
+        world.run();
+        let Some(finished) = world.finished.clone() else { panic!("seed {seed}: the coordinator goes on") };
+        for node in world.nodes.iter().filter(|node| !node.crashed) {
+            let end = node.end.clone().unwrap_or_else(|| panic!("seed {seed}: {} goes on", node.name()));
+            assert_eq!(end, finished, "seed {seed}: {}", node.name());
+            assert!(node.outcomes.values().all(|outcomes| outcomes.len() == 1), "seed {seed}: {:?}", node.outcomes);
+        }
+        match finished {
+            // It had left, or the job was over.
+            Ok(()) => {}
+            Err(Error::PeerLost { host, .. }) => {
+                assert_eq!(host, format!("n{victim} (pid {victim})"), "seed {seed}");
+                let bound = at + DEAD_TIMEOUT + Duration::from_secs(5);
+                assert!(world.last_end <= bound, "seed {seed}: {:?} after {at:?}", world.last_end);
+                deaths.insert(victim);
+            }
+            // It died while the job formed.
+            Err(Error::NotFormed { missing, .. }) => assert_eq!(missing.len(), 1, "seed {seed}"),
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+    }
+    assert_eq!(deaths.len(), WORKERS + SERVERS, "each of them died in some run");
+}
+
+/// What happens at a moment.
+#[derive(Debug)]
+enum Happening {
+    AtCoordinator(LinkId, Delivery),
+    AtMember(usize, LinkId, Delivery),
+    /// A process ends without a word; `is_seen` by a launcher.
+    Crash {
+        victim: usize,
+        is_seen: bool,
+    },
+}
+
+#[derive(Debug)]
+enum Delivery {
+    Up,
+    Frame(Frame),
+    Down(Error),
+}
+
+struct World {
+    now: Time,
+    coordinator: Coordinator,
+    finished: Option<Result<()>>,
+    nodes: Vec<Node>,
+    agenda: BTreeMap<(Time, u64), Happening>,
+    links: BTreeMap<LinkId, Wire>,
+    connections_lost: u64,
+    last_end: Time,
+    state: u64,
+    serial: u64,
+}
+
+struct Wire {
+    node: usize,
+    /// Nothing but its end is delivered any more.
+    is_broken: bool,
+    /// Deliveries in each direction keep their order.
+    last_at_coordinator: Time,
+    last_at_member: Time,
+}
+
+struct Node {
+    config: MemberConfig,
+    member: Member,
+    link: Option<LinkId>,
+    crashed: bool,
+    end: Option<Result<()>>,
+    /// Of its declaration and barriers, by request.
+    outcomes: BTreeMap<u64, Vec<Result<()>>>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let nodes = (0..WORKERS + SERVERS).map(Node::new).collect();
+        let config = CoordinatorConfig {
+            job: "joint".to_owned(),
+            term: 1,
+            workers: WORKERS as u32,
+            servers: SERVERS as u32,
+            form_timeout: Duration::from_secs(25),
+            suspect_timeout: Duration::from_secs(2),
+            dead_timeout: DEAD_TIMEOUT,
+            leave_grace: Duration::from_secs(10),
+            stall_interval: Duration::from_secs(10),
+            layout: LayoutConfig::default(),
+            defect: None,
+        };
+        Self {
+            now: Time::ZERO,
+            coordinator: Coordinator::new(config, Time::ZERO),
+            finished: None,
+            nodes,
+            agenda: BTreeMap::new(),
+            links: BTreeMap::new(),
+            connections_lost: 0,
+            last_end: Time::ZERO,
+            state: seed,
+            serial: 0,
+        }
+    }
+
+    /// Until nothing can happen any more.
+    fn run(&mut self) {
+        const PATIENCE: Time = Time(300_000_000_000);
+        self.drain();
+        while let Some(next) = self.next_moment() {
+            assert!(next <= PATIENCE, "somebody waits without end");
+            self.now = self.now.max(next);
+            while let Some(entry) = self.agenda.first_entry().filter(|entry| entry.key().0 <= self.now) {
+                let happening = entry.remove();
+                self.happen(happening);
+                self.drain();
+            }
+            self.coordinator.handle_timeout(self.now);
+            for node in self.nodes.iter_mut().filter(|node| !node.crashed) {
+                node.member.handle_timeout(self.now);
+            }
+            self.drain();
+        }
+    }
+
+    fn next_moment(&self) -> Option<Time> {
+        let members = self.nodes.iter().filter(|node| !node.crashed).filter_map(|node| node.member.poll_timeout());
+        let agenda = self.agenda.keys().next().map(|(time, _)| *time);
+        members.chain(self.coordinator.poll_timeout()).chain(agenda).min()
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        let now = self.now;
+        match happening {
+            Happening::AtCoordinator(link, Delivery::Up) => {
+                let node = NodeId([self.links[&link].node as u8; 32]);
+                self.coordinator.handle_connected(link, node);
+            }
+            Happening::AtCoordinator(link, Delivery::Frame(frame)) if !self.links[&link].is_broken => {
+                self.coordinator.handle_frame(now, link, frame);
+            }
+            Happening::AtCoordinator(link, Delivery::Down(error)) => self.coordinator.handle_disconnected(link, error),
+            Happening::AtMember(node, link, delivery) => {
+                let broken = self.links[&link].is_broken;
+                let node = &mut self.nodes[node];
+                match delivery {
+                    // What is for a process that ended, or for a connection that is over for it.
+                    _ if node.crashed || node.link != Some(link) => {}
+                    Delivery::Up => node.member.handle_connected(now),
+                    Delivery::Frame(frame) if !broken => node.member.handle_frame(now, frame),
+                    Delivery::Frame(_) => {}
+                    Delivery::Down(error) => {
+                        node.link = None;
+                        node.member.handle_disconnected(now, error);
+                    }
+                }
+            }
+            Happening::AtCoordinator(_, Delivery::Frame(_)) => {}
+            Happening::Crash { victim, is_seen } => {
+                let node = &mut self.nodes[victim];
+                node.crashed = true;
+                if is_seen {
+                    let (pid, host) = (node.config.pid, node.config.host.clone());
+                    self.coordinator.handle_death(now, pid, &host, "killed by signal 9".to_owned());
+                }
+            }
+        }
+    }
+
+    fn drain(&mut self) {
+        while let Some(command) = self.coordinator.next_command() {
+            match command {
+                Command::Send { link, frame } => self.carry_to_member(link, Delivery::Frame(frame)),
+                Command::Close { link, error } => self.carry_to_member(link, Delivery::Down(error)),
+                Command::Event(Event::Finished(outcome)) => {
+                    assert_eq!(self.finished.replace(outcome), None, "finished once");
+                }
+                Command::Event(_) => {}
+            }
+        }
+        for node in 0..self.nodes.len() {
+            while let Some(command) = self.nodes[node].member.next_command() {
+                self.obey(node, command);
+            }
+        }
+    }
+
+    fn obey(&mut self, node: usize, command: MemberCommand) {
+        match command {
+            MemberCommand::Dial => {
+                self.serial += 1;
+                let link = LinkId(self.serial);
+                let (last_at_coordinator, last_at_member) = (self.now, self.now);
+                self.links.insert(link, Wire { node, is_broken: false, last_at_coordinator, last_at_member });
+                self.nodes[node].link = Some(link);
+                if self.finished.is_some() {
+                    return self.carry_to_member(link, Delivery::Down(reset()));
+                }
+                self.carry_to_coordinator(link, Delivery::Up);
+                self.carry_to_member(link, Delivery::Up);
+            }
+            MemberCommand::Send(frame) => {
+                let link = self.nodes[node].link.expect("sent on a connection");
+                self.carry_to_coordinator(link, Delivery::Frame(frame));
+            }
+            MemberCommand::Hangup => {
+                if let Some(link) = self.nodes[node].link.take() {
+                    self.carry_to_coordinator(link, Delivery::Down(reset()));
+                }
+            }
+            MemberCommand::Event(event) => self.nodes[node].hear(self.now, event, &mut self.last_end),
+        }
+    }
+
+    fn carry_to_coordinator(&mut self, link: LinkId, delivery: Delivery) {
+        self.perhaps_lose(link);
+        let delay = self.delay();
+        let wire = self.links.get_mut(&link).expect("links are kept");
+        wire.last_at_coordinator = wire.last_at_coordinator.max(self.now + delay);
+        let at = wire.last_at_coordinator;
+        self.schedule(at, Happening::AtCoordinator(link, delivery));
+    }
+
+    fn carry_to_member(&mut self, link: LinkId, delivery: Delivery) {
+        self.perhaps_lose(link);
+        let delay = self.delay();
+        let wire = self.links.get_mut(&link).expect("links are kept");
+        wire.last_at_member = wire.last_at_member.max(self.now + delay);
+        let (at, node) = (wire.last_at_member, wire.node);
+        self.schedule(at, Happening::AtMember(node, link, delivery));
+    }
+
+    fn perhaps_lose(&mut self, link: LinkId) {
+        if self.now.since(Time::ZERO) >= STORM || self.links[&link].is_broken || self.random(20) != 0 {
+            return;
+        }
+        self.connections_lost += 1;
+        let (coordinator_learns, member_learns) = (self.delay() * 5, self.delay() * 5);
+        let wire = self.links.get_mut(&link).expect("links are kept");
+        wire.is_broken = true;
+        let coordinator_learns = wire.last_at_coordinator.max(self.now + coordinator_learns);
+        let member_learns = wire.last_at_member.max(self.now + member_learns);
+        let node = wire.node;
+        self.schedule(coordinator_learns, Happening::AtCoordinator(link, Delivery::Down(reset())));
+        self.schedule(member_learns, Happening::AtMember(node, link, Delivery::Down(reset())));
+    }
+
+    fn schedule(&mut self, at: Time, happening: Happening) {
+        self.serial += 1;
+        self.agenda.insert((at, self.serial), happening);
+    }
+
+    fn delay(&mut self) -> Duration {
+        Duration::from_millis(1 + self.random(100))
+    }
+
+    fn random(&mut self, below: u64) -> u64 {
+        // Knuth's MMIX generator; the high bits are the good ones.
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.state >> 33) % below
+    }
+}
+
+impl Node {
+    fn new(number: usize) -> Self {
+        let role = if number < WORKERS { Role::Worker } else { Role::Server };
+        let config = MemberConfig {
+            role,
+            incarnation: Incarnation(number as u128),
+            requested: None,
+            host: format!("n{number}"),
+            pid: number as u32,
+            address: if role == Role::Server { format!("n{number}:7000") } else { String::new() },
+            workers: WORKERS as u32,
+            servers: 0,
+            coordinator: "n0:6000".to_owned(),
+            heartbeat_interval: Duration::from_millis(250),
+            join_timeout: Duration::from_secs(60),
+            control_lost_timeout: Duration::from_secs(120),
+            redial_min: Duration::from_millis(100),
+            redial_max: Duration::from_secs(1),
+        };
+        let member = Member::new(config.clone(), Time::ZERO);
+        Self { config, member, link: None, crashed: false, end: None, outcomes: BTreeMap::new() }
+    }
+
+    /// A worker declares, waits at a barrier, at another of the same name, and leaves.
+    fn hear(&mut self, now: Time, event: MemberEvent, last_end: &mut Time) {
+        match event {
+            MemberEvent::Joined { .. } if self.is_worker() => {
+                let tensor = TensorSpec { name: "a".to_owned(), dtype: DType::F32, shape: vec![10] };
+                let request = self.member.declare(vec![tensor], true);
+                self.outcomes.insert(request, Vec::new());
+            }
+            MemberEvent::Declared { request, outcome } => {
+                let goes_on = self.settle(request, outcome.map(|parts| assert_eq!(parts.len(), 1)));
+                if goes_on {
+                    self.arrive(now);
+                }
+            }
+            MemberEvent::BarrierDone { request, outcome } => {
+                let goes_on = self.settle(request, outcome);
+                match self.outcomes.len() {
+                    2 if goes_on => self.arrive(now),
+                    _ if goes_on => self.member.leave(),
+                    _ => {}
+                }
+            }
+            MemberEvent::Failed(error) => self.end(now, Err(error), last_end),
+            MemberEvent::Left => self.end(now, Ok(()), last_end),
+            MemberEvent::Joined { .. }
+            | MemberEvent::View(_)
+            | MemberEvent::Forget { .. }
+            | MemberEvent::StallNotice { .. } => {}
+        }
+    }
+
+    fn arrive(&mut self, now: Time) {
+        let request = self.member.barrier(now, "epoch".to_owned(), Duration::from_secs(60));
+        self.outcomes.insert(request, Vec::new());
+    }
+
+    fn settle(&mut self, request: u64, outcome: Result<()>) -> bool {
+        let goes_on = outcome.is_ok();
+        self.outcomes.get_mut(&request).expect("it was asked").push(outcome);
+        goes_on
+    }
+
+    fn end(&mut self, now: Time, end: Result<()>, last_end: &mut Time) {
+        assert_eq!(self.end.replace(end), None, "{} ends once", self.name());
+        *last_end = now;
+    }
+
+    fn is_worker(&self) -> bool {
+        self.config.role == Role::Worker
+    }
+
+    fn name(&self) -> &str {
+        &self.config.host
+    }
+}
+
+fn reset() -> Error {
+    Error::Io { what: "receive".to_owned(), cause: "connection reset".to_owned() }
+}

@@ -10,7 +10,8 @@ use gradlane_core::wire::frame::{Health, Join, MemberStatus, Stall, Status};
 use gradlane_core::wire::limits;
 
 use super::barrier::{Answer, Arrival, Barriers};
-use super::health::{Silent, Vigil};
+use super::ending::over;
+use super::health::Vigil;
 use super::registry::{Forgotten, Registry};
 use super::roster::{Identity, Line, Roster, Seat, Size};
 use super::stall::{self, Stalls};
@@ -31,13 +32,13 @@ use super::{Command, CoordinatorConfig, Event};
 ///   says that it left. The job is over when the last worker left. A server may not leave before: that is a loss like its death.
 #[derive(Debug)]
 pub struct Coordinator {
-    config: CoordinatorConfig,
-    stage: Stage,
-    epoch: Epoch,
-    links: BTreeMap<LinkId, Link>,
-    roster: Roster,
+    pub(super) config: CoordinatorConfig,
+    pub(super) stage: Stage,
+    pub(super) epoch: Epoch,
+    pub(super) links: BTreeMap<LinkId, Link>,
+    pub(super) roster: Roster,
     vigil: Vigil,
-    barriers: Barriers,
+    pub(super) barriers: Barriers,
     /// From the forming of the job on.
     registry: Option<Registry>,
     stalls: Stalls,
@@ -50,11 +51,11 @@ pub struct Coordinator {
 ///           everybody joined   last worker left   a member dies        stop             time over
 /// Forming   Running            -                  Forming, seat free   Closing (error)  Closing (not formed)
 /// Running   -                  Closing (ok)       Closing (error)      Closing (error)  -
-/// Closing   -                  -                  Closing              -                Finished, or sooner if all were told
+/// Closing   -                  -                  Closing              -                Finished, or sooner if all know
 /// Finished  -                  -                  -                    -                -
 /// ```
 #[derive(Debug)]
-enum Stage {
+pub(super) enum Stage {
     Forming { until: Time },
     Running,
     Closing { outcome: Result<()>, until: Time },
@@ -63,16 +64,17 @@ enum Stage {
 
 /// A connection. The seat that it speaks for names it as its line in turn.
 #[derive(Debug)]
-struct Link {
+pub(super) struct Link {
     node: NodeId,
-    speaks_for: Option<Identity>,
+    pub(super) speaks_for: Option<Identity>,
 }
 
 impl Coordinator {
     /// A job that waits for its members from `now` on.
     ///
     /// # Panics
-    /// If the job has no worker, no server or more than [`limits::MEMBERS_MAX`] members, or if `dead_timeout` is not above `suspect_timeout`.
+    /// If the job has no worker, no server or more than [`limits::MEMBERS_MAX`] members, or if `dead_timeout` is not above
+    /// `suspect_timeout`.
     pub fn new(config: CoordinatorConfig, now: Time) -> Self {
         let size = Size { workers: config.workers, servers: config.servers };
         let members = u64::from(size.workers) + u64::from(size.servers);
@@ -94,7 +96,7 @@ impl Coordinator {
 
     /// The next thing to do, until there is none.
     pub fn next_command(&mut self) -> Option<Command> {
-        if self.commands.is_empty() && matches!(self.stage, Stage::Closing { .. }) && self.all_told() {
+        if self.commands.is_empty() && matches!(self.stage, Stage::Closing { .. }) && self.all_know() {
             self.finish();
         }
         self.commands.pop_front()
@@ -152,8 +154,11 @@ impl Coordinator {
         }
     }
 
-    /// A node sent something. Frames of a connection that was closed are ignored.
+    /// A node sent something. Frames of a connection that was closed, and all frames once the job is finished, are ignored.
     pub fn handle_frame(&mut self, now: Time, link: LinkId, frame: Frame) {
+        if matches!(self.stage, Stage::Finished { .. }) {
+            return;
+        }
         let Some(Link { node, speaks_for }) = self.links.get(&link) else { return };
         let (node, speaks_for) = (*node, *speaks_for);
         if let Some(seat) = speaks_for.and_then(|identity| self.roster.seat_mut(identity)) {
@@ -258,7 +263,7 @@ impl Coordinator {
         if join.role == Role::Coordinator {
             return self.close_protocol(link, "role", "is that of this process");
         }
-        if self.roster.is_fenced(join.incarnation) && !planted(self.config.defect, Defect::FencedAccepted) {
+        if self.roster.is_fenced(node, join.incarnation) && !planted(self.config.defect, Defect::FencedAccepted) {
             let error = Error::Fenced { current: self.epoch };
             return self.refuse(link, &join, error);
         }
@@ -298,7 +303,7 @@ impl Coordinator {
                 self.dismiss(earlier_link, Error::Fenced { current });
             }
         }
-        self.greet(link, identity);
+        self.greet(link);
         if matches!(self.stage, Stage::Forming { .. }) && self.roster.is_complete() {
             self.form();
         }
@@ -315,7 +320,7 @@ impl Coordinator {
     }
 
     /// Shows a member that connected where the job is, and what it may have missed.
-    fn greet(&mut self, link: LinkId, identity: Identity) {
+    fn greet(&mut self, link: LinkId) {
         match self.stage {
             Stage::Forming { .. } => {}
             Stage::Running => {
@@ -329,48 +334,7 @@ impl Coordinator {
             Stage::Closing { .. } | Stage::Finished { .. } => {
                 let view = self.view();
                 self.send(link, Frame::View(view));
-                self.roster.seat_mut(identity).expect("it was greeted by name").told = true;
             }
-        }
-    }
-
-    fn handle_silence(&mut self, now: Time, found: Silent) {
-        let Some(seat) = self.roster.seat(found.identity) else { return };
-        let silent = found.silent.as_secs_f64();
-        if !found.dead {
-            let (member, place) = (self.roster.name(found.identity), seat.member.place());
-            return self.event(Event::Suspect { member, place, silent: found.silent });
-        }
-        let cause = match &seat.line {
-            Line::Up(_) => format!("silent for {silent:.1} s"),
-            Line::Down(error) => format!("silent for {silent:.1} s since its connection ended: {error}"),
-        };
-        self.lose(now, found.identity, cause);
-    }
-
-    fn handle_leave(&mut self, now: Time, link: LinkId, identity: Identity) {
-        match (&self.stage, identity.role) {
-            (Stage::Forming { .. }, _) => {
-                self.roster.free(identity);
-                self.links.get_mut(&link).expect("it just sent a frame").speaks_for = None;
-            }
-            (Stage::Running, Role::Worker) => {
-                let seat = self.roster.seat_mut(identity).expect("sealed seats stay");
-                if std::mem::replace(&mut seat.health, Health::Left) == Health::Left {
-                    return;
-                }
-                let who = format!("{} on {}", seat.member.name(), seat.member.place());
-                let answers = self.barriers.break_all(who);
-                self.answer(answers);
-                let left = |seat: &Seat| seat.member.role != Role::Worker || seat.health == Health::Left;
-                if self.roster.seats().all(left) {
-                    self.end(now, Ok(()));
-                }
-            }
-            (Stage::Running, Role::Server | Role::Coordinator) => {
-                self.lose(now, identity, "it left while the job ran".to_owned());
-            }
-            (Stage::Closing { .. } | Stage::Finished { .. }, _) => {}
         }
     }
 
@@ -428,68 +392,6 @@ impl Coordinator {
         }
     }
 
-    /// Gives a member up.
-    fn lose(&mut self, now: Time, identity: Identity, cause: String) {
-        let name = self.roster.name(identity);
-        let Some(seat) = self.roster.seat_mut(identity) else { return };
-        seat.health = Health::Dead;
-        let (incarnation, place, link) = (seat.member.incarnation, seat.member.place(), seat.link());
-        self.roster.fence(incarnation);
-        match self.stage {
-            Stage::Forming { .. } => {}
-            Stage::Running => {
-                self.event(Event::Dead { member: name.clone(), place: place.clone(), cause: cause.clone() });
-                self.end(now, Err(Error::PeerLost { member: name, host: place, cause }));
-            }
-            Stage::Closing { .. } | Stage::Finished { .. } => {}
-        }
-        // While the job forms, this frees the seat: there, every seat has a connection.
-        if let Some(link) = link {
-            let current = self.epoch;
-            self.dismiss(link, Error::Fenced { current });
-        }
-    }
-
-    /// Ends the job, once: whoever waits gets `outcome`, and everybody is told.
-    fn end(&mut self, now: Time, outcome: Result<()>) {
-        let formed = match self.stage {
-            Stage::Forming { .. } => false,
-            Stage::Running => true,
-            Stage::Closing { .. } | Stage::Finished { .. } => return,
-        };
-        let until = now + self.config.leave_grace;
-        self.epoch.number += 1;
-        self.stage = Stage::Closing { outcome: outcome.clone(), until };
-        if let Err(cause) = &outcome {
-            let answers = self.barriers.fail_all(cause);
-            self.answer(answers);
-        }
-        self.roster.seats_mut().for_each(|seat| seat.told = seat.link().is_some());
-        match outcome {
-            Err(cause) if !formed => {
-                for link in self.member_links(|_| true) {
-                    self.dismiss(link, cause.clone());
-                }
-            }
-            Ok(()) | Err(_) => {
-                let view = self.view();
-                self.broadcast(&Frame::View(view));
-            }
-        }
-    }
-
-    /// A member that was told hangs up. When all did, nothing is left to wait for.
-    fn all_told(&self) -> bool {
-        self.roster.seats().all(|seat| seat.health == Health::Dead || seat.told && seat.link().is_none())
-    }
-
-    fn finish(&mut self) {
-        let Stage::Closing { outcome, .. } = &self.stage else { return };
-        let outcome = outcome.clone();
-        self.stage = Stage::Finished { outcome: outcome.clone() };
-        self.event(Event::Finished(outcome));
-    }
-
     fn refuse(&mut self, link: LinkId, join: &Join, error: Error) {
         let who = format!("{} on {} (pid {})", join.role, join.host, join.pid);
         self.event(Event::Refused { who, error: error.clone() });
@@ -497,7 +399,7 @@ impl Coordinator {
     }
 
     /// Tells a process that it is no member, and hangs up.
-    fn dismiss(&mut self, link: LinkId, error: Error) {
+    pub(super) fn dismiss(&mut self, link: LinkId, error: Error) {
         self.send(link, Frame::Refused(error.clone()));
         self.close(link, error);
     }
@@ -516,7 +418,7 @@ impl Coordinator {
         self.handle_disconnected(link, error);
     }
 
-    fn answer(&mut self, answers: Vec<Answer>) {
+    pub(super) fn answer(&mut self, answers: Vec<Answer>) {
         for Answer { worker, request, outcome } in answers {
             // Without a connection it is told when it asks again.
             if let Some(link) = self.roster.worker(worker).and_then(Seat::link) {
@@ -525,7 +427,7 @@ impl Coordinator {
         }
     }
 
-    fn broadcast(&mut self, frame: &Frame) {
+    pub(super) fn broadcast(&mut self, frame: &Frame) {
         let mut links = self.member_links(|_| true);
         if planted(self.config.defect, Defect::ViewNotBroadcast) && links.len() > 1 && matches!(frame, Frame::View(_)) {
             links.pop();
@@ -545,15 +447,7 @@ impl Coordinator {
         self.commands.push_back(Command::Send { link, frame });
     }
 
-    fn event(&mut self, event: Event) {
+    pub(super) fn event(&mut self, event: Event) {
         self.commands.push_back(Command::Event(event));
-    }
-}
-
-/// What a question is answered after the end.
-fn over(outcome: &Result<()>) -> Error {
-    match outcome {
-        Ok(()) => Error::FailedPrecondition { what: "the job ended".to_owned(), hint: "start a new one".to_owned() },
-        Err(cause) => cause.clone(),
     }
 }

@@ -7,6 +7,7 @@
 //! | file | decides |
 //! |---|---|
 //! | `machine` | what each input means, in which stage of the job |
+//! | `ending` | who is given up, and when the job is over |
 //! | `roster` | who is admitted, with which rank, and which connection speaks for it |
 //! | `health` | who is suspect or dead by silence |
 //! | `registry` | which declarations agree |
@@ -23,8 +24,10 @@ use gradlane_core::types::defect::Defect;
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Stall;
 
+// Declared in alphabetical order; the table above is the order to read them in.
 mod barrier;
 pub mod driver;
+mod ending;
 mod health;
 mod machine;
 mod registry;
@@ -55,7 +58,7 @@ pub struct CoordinatorConfig {
     pub suspect_timeout: Duration,
     /// Silence after which a member is given up; more than `suspect_timeout`.
     pub dead_timeout: Duration,
-    /// How long the end of the job waits for members to hear of it.
+    /// How long a coordinator stays after the end for members that have not confirmed to know.
     pub leave_grace: Duration,
     /// A waiting sum is told of once in this time.
     pub stall_interval: Duration,
@@ -148,6 +151,6 @@ pub enum Event {
         /// What the missing workers did last.
         detail: String,
     },
-    /// The job is over and everybody who can be told was told. The last command.
+    /// The job is over, and everybody knows or had time to hear. The last command.
     Finished(Result<()>),
 }

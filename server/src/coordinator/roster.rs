@@ -32,8 +32,8 @@ pub(super) struct Seat {
     pub(super) heard: Time,
     pub(super) health: Health,
     pub(super) progress: Progress,
-    /// Whether the end of the job was sent to it.
-    pub(super) told: bool,
+    /// Whether it confirmed to have heard of the job's end.
+    pub(super) knows_end: bool,
 }
 
 /// How a member is reached.
@@ -63,7 +63,7 @@ pub(super) struct Roster {
     ranks: Vec<Identity>,
     /// Lives that were replaced or given up, the oldest first. As many as there can be members: beyond, a replaced life that comes back
     /// is refused as a stranger instead.
-    fenced: VecDeque<Incarnation>,
+    fenced: VecDeque<(NodeId, Incarnation)>,
 }
 
 impl Roster {
@@ -86,6 +86,13 @@ impl Roster {
         {
             return Err(duplicate(&join, holder));
         }
+        // A member finds itself in a view by its incarnation.
+        if others().any(|(_, seat)| seat.member.incarnation == join.incarnation) {
+            return Err(Error::InvalidArgument {
+                what: "the incarnation of another process".to_owned(),
+                hint: "draw 128 random bits at each start of a process".to_owned(),
+            });
+        }
         let places = self.size.of(join.role);
         if others().count() >= places as usize {
             return Err(Error::FailedPrecondition {
@@ -101,7 +108,7 @@ impl Roster {
             heard: now,
             health: Health::Alive,
             progress: Progress::default(),
-            told: false,
+            knows_end: false,
             member: Member {
                 role: join.role,
                 index: 0,
@@ -116,7 +123,7 @@ impl Roster {
         if let Some(earlier) = self.seats.insert(identity, seat)
             && earlier.member.incarnation != life
         {
-            self.fence(earlier.member.incarnation);
+            self.fence(node, earlier.member.incarnation);
         }
         Ok(())
     }
@@ -224,16 +231,16 @@ impl Roster {
     }
 
     /// Remembers a life that may not come back.
-    pub(super) fn fence(&mut self, incarnation: Incarnation) {
+    pub(super) fn fence(&mut self, node: NodeId, incarnation: Incarnation) {
         if self.fenced.len() == limits::MEMBERS_MAX {
             self.fenced.pop_front();
         }
-        self.fenced.push_back(incarnation);
+        self.fenced.push_back((node, incarnation));
     }
 
     /// Whether this life was replaced or given up.
-    pub(super) fn is_fenced(&self, incarnation: Incarnation) -> bool {
-        self.fenced.contains(&incarnation)
+    pub(super) fn is_fenced(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.fenced.contains(&(node, incarnation))
     }
 
     fn check_join(&self, join: &Join) -> Result<()> {

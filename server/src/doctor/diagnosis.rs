@@ -36,8 +36,9 @@ fn sums(machine: &Machine) -> Finding {
     } else if machine.cpu_features.is_empty() {
         finding(Level::Info, "sum kernels", format!("unknown: the system does not list the processor's features{name}"))
     } else {
-        finding(Level::Warn, "sum kernels", format!("portable: no AVX2{name}"))
-            .advise("sums run at a fraction of the memory's speed; if this is a virtual machine, expose the host's CPU model")
+        finding(Level::Warn, "sum kernels", format!("portable: no AVX2{name}")).advise(
+            "sums run at a fraction of the memory's speed; if this is a virtual machine, expose the host's CPU model",
+        )
     }
 }
 
@@ -56,10 +57,12 @@ fn encryption(machine: &Machine) -> Option<Finding> {
 fn cores(machine: &Machine) -> Finding {
     let Some(cores) = machine.cores else { return finding(Level::Info, "cores", "unknown") };
     match machine.core_quota_millis {
-        Some(quota) if quota < cores as u64 * 1000 => {
-            finding(Level::Warn, "cores", format!("{cores}, of which a control group grants {:.1}", quota as f64 / 1000.0))
-                .advise("raise the container's CPU limit, or set sum_threads to what is granted")
-        }
+        Some(quota) if quota < cores as u64 * 1000 => finding(
+            Level::Warn,
+            "cores",
+            format!("{cores}, of which a control group grants {:.1}", quota as f64 / 1000.0),
+        )
+        .advise("raise the container's CPU limit, or set sum_threads to what is granted"),
         Some(_) | None => finding(Level::Info, "cores", cores.to_string()),
     }
 }
@@ -236,9 +239,8 @@ mod tests {
 
     #[test]
     fn few_open_files_are_raised_by_the_user_if_he_may() {
-        let advice = |soft, hard| {
-            about(&Machine { open_files: Some((soft, hard)), ..Machine::default() }, "open files").advice
-        };
+        let advice =
+            |soft, hard| about(&Machine { open_files: Some((soft, hard)), ..Machine::default() }, "open files").advice;
         assert_eq!(advice(1024, None), "ulimit -n 4096");
         assert_eq!(advice(1024, Some(65_536)), "ulimit -n 4096");
         assert!(advice(1024, Some(2048)).contains("administrator"));

@@ -52,7 +52,10 @@ pub(super) enum StateDir {
     Absent,
     /// Something else has its name.
     NoDirectory,
-    Directory { owner: u32, mode: u32 },
+    Directory {
+        owner: u32,
+        mode: u32,
+    },
 }
 
 impl Machine {
@@ -89,7 +92,10 @@ impl Machine {
 
 /// The first value of `key` in lines such as `key   : value`.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    text.lines().filter_map(|line| line.split_once(':')).find(|(name, _)| name.trim() == key).map(|(_, value)| value.trim())
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(name, _)| name.trim() == key)
+        .map(|(_, value)| value.trim())
 }
 
 fn kilobytes(meminfo: &str, key: &str) -> Option<u64> {
@@ -139,12 +145,13 @@ fn gpus(root: &Path) -> Vec<String> {
 
 /// Where the loader looks: its built-in directories, those in its configuration, and where container runtimes mount the driver.
 fn loader_directories(root: &Path) -> Vec<PathBuf> {
-    let mut directories: Vec<PathBuf> = ["lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib", "usr/local/cuda/lib64"]
-        .into_iter()
-        .chain(["usr/local/nvidia/lib64", "usr/local/nvidia/lib"])
-        .chain(["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib/wsl/lib"])
-        .map(|directory| root.join(directory))
-        .collect();
+    let mut directories: Vec<PathBuf> =
+        ["lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib", "usr/local/cuda/lib64"]
+            .into_iter()
+            .chain(["usr/local/nvidia/lib64", "usr/local/nvidia/lib"])
+            .chain(["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib/wsl/lib"])
+            .map(|directory| root.join(directory))
+            .collect();
     for (_, path) in entries(&root.join("etc/ld.so.conf.d")) {
         let configured = fs::read_to_string(path).unwrap_or_default();
         let lines = configured.lines().map(str::trim).filter_map(|line| line.strip_prefix('/'));
@@ -161,7 +168,8 @@ fn nccl_directories(root: &Path, expectations: &Expectations) -> Vec<PathBuf> {
     for prefix in given.chain([root.join("usr/local"), root.join("usr")]) {
         for (name, python) in entries(&prefix.join("lib")) {
             if name.starts_with("python3") {
-                directories.extend(["site-packages", "dist-packages"].map(|site| python.join(site).join("nvidia/nccl/lib")));
+                directories
+                    .extend(["site-packages", "dist-packages"].map(|site| python.join(site).join("nvidia/nccl/lib")));
             }
         }
     }
@@ -183,7 +191,9 @@ fn open_files(limits: &str) -> Option<(u64, Option<u64>)> {
 
 fn state_dir(root: &Path, path: &Path) -> StateDir {
     match fs::metadata(below(root, path)) {
-        Ok(metadata) if metadata.is_dir() => StateDir::Directory { owner: metadata.uid(), mode: metadata.mode() & 0o777 },
+        Ok(metadata) if metadata.is_dir() => {
+            StateDir::Directory { owner: metadata.uid(), mode: metadata.mode() & 0o777 }
+        }
         Ok(_) => StateDir::NoDirectory,
         Err(_) => StateDir::Absent,
     }
@@ -215,11 +225,17 @@ mod tests {
     #[test]
     fn an_x86_server_is_read_from_its_files() {
         let machine = read(&[
-            ("proc/cpuinfo", "processor\t: 0\nmodel name\t: EPYC\nflags\t\t: avx2 aes\n\nprocessor\t: 1\nflags\t\t: avx2 aes\n"),
+            (
+                "proc/cpuinfo",
+                "processor\t: 0\nmodel name\t: EPYC\nflags\t\t: avx2 aes\n\nprocessor\t: 1\nflags\t\t: avx2 aes\n",
+            ),
             ("proc/meminfo", "MemTotal:  2048 kB\nMemFree:  100 kB\nMemAvailable:  1024 kB\n"),
             ("proc/sys/net/core/rmem_max", "212992\n"),
             ("proc/sys/kernel/osrelease", "6.8.0-31-generic\n"),
-            ("proc/self/limits", "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024                 4096                 files\n"),
+            (
+                "proc/self/limits",
+                "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024                 4096                 files\n",
+            ),
             ("sys/fs/cgroup/cpu.max", "150000 100000\n"),
             ("sys/fs/cgroup/memory.max", "max\n"),
         ]);

@@ -4,9 +4,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use gradlane_core::Error;
 use gradlane_core::engine::Clock;
 use gradlane_core::types::Role;
-use gradlane_core::Error;
 
 use super::supervision::{Command as Decision, Ending, Supervision};
 use crate::os;

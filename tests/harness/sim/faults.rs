@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gradlane_core::types::Time;
 
-use super::random::Random;
+use crate::random::Random;
 use super::workload::timing;
 use super::world::Who;
 

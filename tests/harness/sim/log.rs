@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use gradlane_core::types::Time;
 
-use super::random::mix;
+use crate::random::mix;
 use super::world::Who;
 
 /// The history of one world.

@@ -32,7 +32,6 @@ pub mod log;
 pub mod member;
 pub mod network;
 pub mod oracle;
-pub mod random;
 pub mod server;
 pub mod transport;
 pub mod worker;

@@ -7,7 +7,7 @@
 use gradlane_core::types::{DType, Op};
 use half::{bf16, f16};
 
-use super::random::mix;
+use crate::random::mix;
 use super::workload::Plan;
 
 /// A value in every element of a buffer whose content must not matter.

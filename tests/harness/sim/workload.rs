@@ -7,7 +7,7 @@ use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{DType, Defect, Op, Priority, TensorSpec, WorkerId};
 
 use super::faults::FaultClasses;
-use super::random::{Random, mix};
+use crate::random::{Random, mix};
 
 /// Everything that a seed decides before the first event.
 #[derive(Debug)]

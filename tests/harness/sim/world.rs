@@ -13,7 +13,7 @@ use super::coordinator::CoordinatorProcess;
 use super::faults::{self, Fault, HEALED};
 use super::log::Log;
 use super::network::Network;
-use super::random::Random;
+use crate::random::Random;
 use super::server::ServerProcess;
 use super::worker::WorkerProcess;
 use super::workload::{Plan, timing};
@@ -436,7 +436,7 @@ impl Who {
     /// Its identity.
     pub fn node(self) -> NodeId {
         let mut bytes = [0; 32];
-        bytes[..8].copy_from_slice(&super::random::mix(self.number()).to_le_bytes());
+        bytes[..8].copy_from_slice(&crate::random::mix(self.number()).to_le_bytes());
         NodeId(bytes)
     }
 }

@@ -29,6 +29,18 @@ fn a_large_tensor_is_ready_part_by_part() {
 }
 
 #[test]
+fn each_rank_begins_with_another_part() {
+    let specs = [tensor("w", 1000)];
+    let starts = [0, 1, 2, 3, 4].map(|rank| {
+        let mut registry = Registry::new(WorkerId(rank));
+        registry.declaring(1, &specs);
+        registry.handle_declared(1, Ok(layout(&specs)));
+        registry.submit(specs[0].key(), Op::Sum, 1.0, 1).unwrap().ready[0].layout.part.index
+    });
+    assert_eq!(starts, [0, 1, 2, 3, 0]);
+}
+
+#[test]
 fn an_empty_tensor_is_ready_with_no_parts() {
     let mut registry = ready(&[tensor("empty", 0)]);
     let submitted = registry.submit(TensorKey::of("empty"), Op::Sum, 1.0, 1).unwrap();

@@ -9,6 +9,8 @@
 //! ([`enroll`]). The control stream to the coordinator ([`control`]) has threads of its own: a heartbeat does not wait behind data.
 
 pub mod client;
+pub mod control;
+pub mod enroll;
 pub mod identity;
 pub mod listener;
 pub mod settings;
@@ -17,10 +19,12 @@ mod closing;
 mod dial;
 mod door;
 mod endpoint;
+mod exchange;
 mod socket;
 mod tls;
 
 pub use client::QuicTransport;
+pub use control::{ControlEvent, ControlIncoming, ControlLink, ControlListener};
 pub use identity::{Authority, Credentials, PeerIdentity};
 pub use settings::Settings;
 

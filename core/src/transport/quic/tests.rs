@@ -1,14 +1,286 @@
 //! QUIC over real sockets of this host.
 
+use std::net::UdpSocket;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
-use super::{Authority, Credentials, QuicTransport, Settings, listener};
-use crate::transport::contract::{self, World};
-use crate::transport::{Inbox, Listener, Transport};
-use crate::types::{NodeId, Role};
+use quinn::crypto::rustls::QuicClientConfig;
+
+use super::dial::{Dialed, Dialer};
+use super::endpoint::EndpointThread;
+use super::identity::wall_clock;
+use super::*;
+use crate::error::{Error, Result};
+use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected};
+use crate::transport::{Inbox, Incoming, Listener, Peer, Transport};
+use crate::types::{ExchangeId, LinkId, NodeId, Role, Time};
+use crate::wire::Frame;
+use crate::wire::frame::Progress;
 
 contract::promises!(Loopback::new());
 
+#[test]
+fn a_newcomer_with_the_join_string_becomes_a_member() {
+    let coordinator = Coordinator::new("resnet");
+    let join = coordinator.join();
+    let credentials = Credentials::enroll(&join, Role::Worker, SOON).unwrap();
+    assert_eq!((credentials.identity().role, credentials.identity().job.as_str()), (Role::Worker, "resnet"));
+    let (_link, events) = dial(&coordinator, &credentials);
+    assert!(matches!(events.soon(), ControlEvent::Connected));
+    match coordinator.events.soon() {
+        ControlIncoming::Up { node, role, .. } => assert_eq!((node, role), (credentials.node(), Role::Worker)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_wrong_secret_is_refused() {
+    let coordinator = Coordinator::new("resnet");
+    let mut join = coordinator.join();
+    join.secret[0] ^= 1;
+    let error = Credentials::enroll(&join, Role::Worker, SOON).unwrap_err();
+    assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("secret")), "{error}");
+}
+
+#[test]
+fn a_coordinator_of_another_job_is_not_enrolled_with() {
+    let coordinator = Coordinator::new("resnet");
+    let mut join = coordinator.join();
+    join.ca_hash = Authority::create("resnet").unwrap().join_string("a:1").ca_hash;
+    let error = Credentials::enroll(&join, Role::Worker, SOON).unwrap_err();
+    assert!(matches!(&error, Error::Auth { hint, .. } if hint.contains("join string")), "{error}");
+}
+
+#[test]
+fn who_fails_to_enrol_too_often_has_to_wait() {
+    let coordinator = Coordinator::new("resnet");
+    let mut join = coordinator.join();
+    join.secret[0] ^= 1;
+    for _ in 0..10 {
+        assert!(matches!(Credentials::enroll(&join, Role::Worker, SOON), Err(Error::Auth { .. })));
+    }
+    let error = Credentials::enroll(&join, Role::Worker, Duration::from_millis(100)).unwrap_err();
+    assert!(matches!(error, Error::Exhausted { .. }), "{error}");
+}
+
+#[test]
+fn a_process_without_a_certificate_may_only_enrol() {
+    let coordinator = Coordinator::new("resnet");
+    let tls = tls::without_certificate(coordinator.join().ca_hash, tls::ALPN).unwrap();
+    let error = raw(tls, coordinator.listener.address(), |_| async {}).soon().unwrap_err();
+    assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("no certificate")), "{error}");
+}
+
+#[test]
+fn members_of_another_job_refuse_each_other() {
+    let (here, there) = (Loopback::new(), Loopback::new());
+    let server = Server::new(&here);
+    let error = connect(&*there.transport(), server.peer.clone()).0.soon().unwrap_err();
+    assert!(matches!(&error, Error::Auth { hint, .. } if hint.contains("another job")), "{error}");
+}
+
+#[test]
+fn an_expired_certificate_is_refused_with_both_times() {
+    let world = Loopback::new();
+    let server = Server::new(&world);
+    let now = wall_clock();
+    let (from, to) = (now - Duration::from_secs(7200), now - Duration::from_secs(3600));
+    let expired = world.authority.credentials_for(Role::Worker, from, to).unwrap();
+    let transport = QuicTransport::new(&expired, &Settings::default()).unwrap();
+    let error = connect(&transport, server.peer.clone()).0.soon().unwrap_err();
+    let Error::Auth { problem, hint } = &error else { panic!("{error}") };
+    assert!(problem.contains("expired: verification time") && problem.contains("not valid after"), "{problem}");
+    assert!(hint.contains("clocks"), "{hint}");
+}
+
+#[test]
+fn a_worker_is_known_by_the_identity_of_its_certificate() {
+    let world = Loopback::new();
+    let credentials = world.credentials(Role::Worker);
+    let server = Server::new(&world);
+    let transport = QuicTransport::new(&credentials, &Settings::default()).unwrap();
+    connect(&transport, server.peer.clone()).0.soon().unwrap();
+    assert!(matches!(server.next(), Incoming::LinkUp { node, .. } if node == credentials.node()));
+}
+
+#[test]
+fn garbage_on_the_port_disturbs_nobody() {
+    let (server, worker) = connected(&Loopback::new());
+    let vandal = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for len in [0usize, 1, 7, 20, 1200, 1472, 9000, 65_000] {
+        for first in [0x00u8, 0x40, 0xc0, 0xff, b'G'] {
+            let garbage = vec![first; len];
+            vandal.send_to(&garbage, &server.listener.address).unwrap();
+        }
+    }
+    server.still_serves(&worker);
+}
+
+#[test]
+fn garbage_on_a_stream_costs_only_its_own_link() {
+    let world = Loopback::new();
+    let (server, worker) = connected(&world);
+    for garbage in [vec![0xaa; 64], vec![0xaa; 63], contract::header(4).encode().repeat(2)] {
+        let tls = tls::client(&world.credentials(Role::Worker)).unwrap();
+        let told = raw(tls, &server.listener.address, |dialed| async move {
+            let (mut sender, _receiver) = dialed.stream;
+            sender.write_all(&garbage).await.unwrap();
+            sender.finish().unwrap();
+            closing::connection_error(&dialed.connection.closed().await, "server 0")
+        });
+        let vandal = server.up();
+        if let Incoming::Opened { exchange, .. } = server.next_or_down(vandal) {
+            // A header that is right, but a body that is longer than it says.
+            server.send(crate::transport::Outgoing::Land { exchange, into: server.pool.lease(4) });
+            assert!(matches!(server.next(), Incoming::Torn { .. }));
+            server.next_or_down(vandal);
+        }
+        assert!(matches!(told.soon().unwrap(), Error::Protocol { .. }), "the vandal is told what was wrong");
+    }
+    server.still_serves(&worker);
+}
+
+#[test]
+fn a_server_that_falls_silent_tears_what_is_under_way() {
+    let world = Loopback::new();
+    let credentials = world.credentials(Role::Server);
+    // Its thread stops where it is, as that of a process that was killed or suspended.
+    let (release, stuck) = channel::<()>();
+    let stuck = std::sync::Mutex::new(stuck);
+    let stop = Box::new(move |event| {
+        if matches!(event, Incoming::Opened { .. }) {
+            let _ = stuck.lock().unwrap().recv();
+        }
+    });
+    let listener = listener::bind("127.0.0.1:0", &credentials, &Settings::default(), stop).unwrap();
+    let idle_timeout = Duration::from_millis(500);
+    let settings = Settings { idle_timeout, keep_alive: idle_timeout / 4, ..Settings::default() };
+    let transport: Arc<dyn Transport> =
+        Arc::new(QuicTransport::new(&world.credentials(Role::Worker), &settings).unwrap());
+    let peer = Peer { address: listener.address.clone(), node: credentials.node(), name: "server 0".to_owned() };
+    let (linked, lost) = connect(&*transport, peer);
+    let worker = Worker { link: linked.soon().unwrap(), transport, lost };
+    let mut memory = contract::pattern(1 << 20, 1);
+    let sent = worker.push(ExchangeId(1), &mut memory);
+    let sum = worker.pull(ExchangeId(1), &mut memory);
+    assert_eq!(sent.soon(), Ok(()));
+    let torn = sum.soon().unwrap_err();
+    assert!(torn.error.retryable() && torn.error.to_string().contains("stopped answering"), "{torn:?}");
+    assert!(!torn.landing_begun);
+    assert!(worker.lost.soon().1.retryable());
+    drop(release);
+}
+
+#[test]
+fn an_unused_port_is_given_up_when_patience_ends() {
+    let world = Loopback::new();
+    let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (events, sender) = events();
+    let credentials = world.credentials(Role::Worker);
+    let _link = ControlLink::dial(&free, &credentials, Duration::from_millis(200), sender).unwrap();
+    assert!(matches!(events.soon(), ControlEvent::Closed(Error::Unavailable { .. })));
+}
+
+#[test]
+fn frames_pass_both_ways_in_order() {
+    let coordinator = Coordinator::new("resnet");
+    let (link, events) = dial(&coordinator, &coordinator.authority.credentials(Role::Server).unwrap());
+    assert!(matches!(events.soon(), ControlEvent::Connected));
+    let id = coordinator.up();
+    (0..100).for_each(|at| link.send(&heartbeat(at)));
+    for at in 0..100 {
+        assert!(matches!(coordinator.events.soon(), ControlIncoming::Frame { frame, .. } if frame == heartbeat(at)));
+        coordinator.listener.send(id, Frame::HeartbeatAck { sent: Time(at) });
+    }
+    for at in 0..100 {
+        assert!(matches!(events.soon(), ControlEvent::Frame(Frame::HeartbeatAck { sent }) if sent == Time(at)));
+    }
+}
+
+#[test]
+fn who_is_sent_away_hears_the_last_frame_and_the_reason() {
+    let coordinator = Coordinator::new("resnet");
+    let (link, events) = dial(&coordinator, &coordinator.authority.credentials(Role::Worker).unwrap());
+    assert!(matches!(events.soon(), ControlEvent::Connected));
+    link.send(&Frame::Leave);
+    let id = coordinator.up();
+    assert!(matches!(coordinator.events.soon(), ControlIncoming::Frame { frame: Frame::Leave, .. }));
+    let reason = Error::DuplicateRank { member: "worker 1".to_owned(), holder: "host-a (pid 7)".to_owned() };
+    coordinator.listener.send(id, Frame::Refused(reason.clone()));
+    coordinator.listener.close(id, reason.clone());
+    assert!(matches!(events.soon(), ControlEvent::Frame(Frame::Refused(told)) if told == reason));
+    match events.soon() {
+        ControlEvent::Closed(told) => assert_eq!(told, reason),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(coordinator.events.soon(), ControlIncoming::Down { link, .. } if link == id));
+}
+
+#[test]
+fn a_node_that_leaves_is_heard_out() {
+    let coordinator = Coordinator::new("resnet");
+    let (link, events) = dial(&coordinator, &coordinator.authority.credentials(Role::Worker).unwrap());
+    assert!(matches!(events.soon(), ControlEvent::Connected));
+    (0..50).for_each(|at| link.send(&heartbeat(at)));
+    link.send(&Frame::Leave);
+    drop(link);
+    assert!(matches!(events.soon(), ControlEvent::Closed(Error::Cancelled)));
+    coordinator.up();
+    for at in 0..50 {
+        assert!(matches!(coordinator.events.soon(), ControlIncoming::Frame { frame, .. } if frame == heartbeat(at)));
+    }
+    assert!(matches!(coordinator.events.soon(), ControlIncoming::Frame { frame: Frame::Leave, .. }));
+    assert!(matches!(coordinator.events.soon(), ControlIncoming::Down { .. }));
+}
+
+#[test]
+fn garbage_on_a_control_stream_costs_only_its_own_link() {
+    let coordinator = Coordinator::new("resnet");
+    let (link, events) = dial(&coordinator, &coordinator.authority.credentials(Role::Worker).unwrap());
+    assert!(matches!(events.soon(), ControlEvent::Connected));
+    coordinator.up();
+    // A length that nobody may announce first, and a frame that is none.
+    for garbage in [u32::MAX.to_le_bytes().to_vec(), [&4u32.to_le_bytes()[..], &[0xee; 4]].concat()] {
+        let tls = tls::client(&coordinator.authority.credentials(Role::Worker).unwrap()).unwrap();
+        let told = raw(tls, coordinator.listener.address(), |dialed| async move {
+            let (mut sender, _receiver) = dialed.stream;
+            sender.write_all(&[crate::wire::VERSION]).await.unwrap();
+            sender.write_all(&garbage).await.unwrap();
+            closing::connection_error(&dialed.connection.closed().await, "the coordinator")
+        });
+        assert!(told.soon().is_ok_and(|told| matches!(told, Error::Protocol { .. } | Error::Incompatible { .. })));
+        coordinator.up();
+        assert!(matches!(coordinator.events.soon(), ControlIncoming::Down { .. }));
+    }
+    link.send(&Frame::StatusRequest);
+    assert!(matches!(coordinator.events.soon(), ControlIncoming::Frame { frame: Frame::StatusRequest, .. }));
+}
+
+#[test]
+fn a_node_is_told_when_the_coordinator_stops() {
+    let coordinator = Coordinator::new("resnet");
+    let (_link, events) = dial(&coordinator, &coordinator.authority.credentials(Role::Worker).unwrap());
+    assert!(matches!(events.soon(), ControlEvent::Connected));
+    let id = coordinator.up();
+    coordinator.listener.send(id, Frame::Leave);
+    coordinator.listener.stop(SOON);
+    assert!(matches!(events.soon(), ControlEvent::Frame(Frame::Leave)), "what was sent before is heard");
+    assert!(matches!(events.soon(), ControlEvent::Closed(Error::Unavailable { .. })));
+}
+
+#[test]
+fn a_worker_is_no_coordinator() {
+    let world = Loopback::new();
+    let server = Server::new(&world);
+    let (events, sender) = events();
+    let _link = ControlLink::dial(&server.peer.address, &world.credentials(Role::Worker), SOON, sender).unwrap();
+    assert!(
+        matches!(events.soon(), ControlEvent::Closed(Error::Auth { problem, .. }) if problem.contains("is a server"))
+    );
+}
+
+/// A job on this host.
 struct Loopback {
     authority: Authority,
 }
@@ -32,4 +304,95 @@ impl World for Loopback {
     fn transport(&self) -> Arc<dyn Transport> {
         Arc::new(QuicTransport::new(&self.credentials(Role::Worker), &Settings::default()).unwrap())
     }
+}
+
+struct Coordinator {
+    authority: Arc<Authority>,
+    listener: ControlListener,
+    events: Due<ControlIncoming>,
+}
+
+impl Coordinator {
+    fn new(job: &str) -> Self {
+        let authority = Arc::new(Authority::create(job).unwrap());
+        let (sender, events) = channel();
+        let tell = Box::new(move |event| drop(sender.send(event)));
+        let listener =
+            ControlListener::bind("127.0.0.1:0", Arc::clone(&authority), &Settings::default(), tell).unwrap();
+        Self { authority, listener, events: Due(events) }
+    }
+
+    fn join(&self) -> crate::types::join::JoinString {
+        self.authority.join_string(self.listener.address())
+    }
+
+    fn up(&self) -> LinkId {
+        match self.events.soon() {
+            ControlIncoming::Up { link, .. } => link,
+            other => panic!("{other:?} where a node was to connect"),
+        }
+    }
+}
+
+impl Server {
+    fn up(&self) -> LinkId {
+        match self.next() {
+            Incoming::LinkUp { link, .. } => link,
+            other => panic!("{other:?} where a link was to come up"),
+        }
+    }
+
+    /// The next event, which is the end of `link` or the beginning of an exchange.
+    fn next_or_down(&self, link: LinkId) -> Incoming {
+        let event = self.next();
+        match &event {
+            Incoming::LinkDown { link: down, reason: _ } => assert_eq!(*down, link),
+            Incoming::Opened { .. } => {}
+            other => panic!("{other:?}"),
+        }
+        event
+    }
+}
+
+type Events = Box<dyn Fn(ControlEvent) + Send + Sync>;
+
+fn events() -> (Due<ControlEvent>, Events) {
+    let (sender, events) = channel();
+    (Due(events), Box::new(move |event| drop(sender.send(event))))
+}
+
+fn dial(coordinator: &Coordinator, credentials: &Credentials) -> (ControlLink, Due<ControlEvent>) {
+    let (events, sender) = events();
+    let link = ControlLink::dial(coordinator.listener.address(), credentials, SOON, sender).unwrap();
+    (link, events)
+}
+
+fn heartbeat(at: u64) -> Frame {
+    Frame::Heartbeat { sent: Time(at), progress: Progress::default() }
+}
+
+/// Connects to `address` and does there what no transport of ours would do.
+fn raw<F, T>(
+    tls: Arc<QuicClientConfig>,
+    address: &str,
+    act: impl FnOnce(Dialed) -> F + Send + 'static,
+) -> Due<Result<T>>
+where
+    F: Future<Output = T> + Send,
+    T: Send + 'static,
+{
+    let (sender, outcome) = channel();
+    let (settings, address) = (Settings::default(), address.to_owned());
+    let of_dialer = settings.clone();
+    let serve = move |endpoint| async move {
+        let dialer = Dialer { endpoint, tls, settings: of_dialer };
+        let outcome = match dialer.dial(&address, "the victim", SOON).await {
+            Ok(dialed) => Ok(act(dialed).await),
+            Err(error) => Err(error),
+        };
+        sender.send(outcome).unwrap();
+    };
+    let socket = socket::bind_any(1 << 20).unwrap();
+    EndpointThread::start("vandal", socket, &settings, None, serve).unwrap();
+    Due(outcome)
 }

@@ -46,13 +46,17 @@ pub(super) fn client(credentials: &Credentials) -> Result<Arc<QuicClientConfig>>
 
 /// For connecting to enrol: the server's certificate must come from the authority whose key has this hash.
 pub(super) fn newcomer(ca_hash: [u8; 32]) -> Result<Arc<QuicClientConfig>> {
+    without_certificate(ca_hash, ALPN_ENROLL)
+}
+
+pub(super) fn without_certificate(ca_hash: [u8; 32], protocol: &[u8]) -> Result<Arc<QuicClientConfig>> {
     let mut config = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(broken)?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(PinnedAuthority { ca_hash, provider: provider() }))
         .with_no_client_auth();
-    config.alpn_protocols = vec![ALPN_ENROLL.to_vec()];
+    config.alpn_protocols = vec![protocol.to_vec()];
     config.resumption = Resumption::disabled();
     Ok(Arc::new(QuicClientConfig::try_from(config).map_err(broken)?))
 }

@@ -8,7 +8,7 @@ use super::*;
 
 #[test]
 fn the_rules_hold_in_any_order_of_events() {
-    for seed in 0..150 {
+    for seed in 0..500 {
         if let Err(problem) = run(seed, None) {
             panic!("seed {seed}: {problem}");
         }

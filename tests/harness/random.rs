@@ -1,26 +1,40 @@
-//! Randomness from one seed, the same on every machine and in every build.
+//! Numbers that look random and are the same in every run.
 
 use std::time::Duration;
 
-/// A stream of random numbers (SplitMix64: every seed is as good as any other).
+/// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of `seed`.
+    /// The sequence of this seed.
     pub fn new(seed: u64) -> Self {
-        Self(mix(seed ^ 0x6772_6164_6c61_6e65))
+        Self(seed)
     }
 
-    /// The next 64 bits.
+    /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
 
-    /// A number below `bound`, which is not zero.
+    /// A number below `bound`, which is not 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.bits() % bound
+    }
+
+    /// A number from -1 to 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+    }
+
+    /// A random order of the numbers below `count`.
+    pub fn order(&mut self, count: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        for last in (1..count).rev() {
+            order.swap(last, self.below(last as u64 + 1) as usize);
+        }
+        order
     }
 
     /// A number from `low` to `high`, both included.
@@ -45,15 +59,15 @@ impl Random {
 
     /// Puts `items` into random order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
-        for at in (1..items.len()).rev() {
-            items.swap(at, self.below(at as u64 + 1) as usize);
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last as u64 + 1) as usize);
         }
     }
 }
 
-/// Scatters the bits of `value`; also the hash of everything that must be known without being stored.
+/// Scatters the bits of `value`: a hash, for what must look random and be known without being stored.
 pub fn mix(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     value ^ (value >> 31)
 }

@@ -1,0 +1,243 @@
+//! The coordinator's end of all control streams, and the place where newcomers enrol.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
+use tokio::select;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::super::closing::{CLOSE_ORDERLY, close_with, connection_error, read_exact_error};
+use super::super::door::{Arrival, Door};
+use super::super::endpoint::EndpointThread;
+use super::super::enroll::{self, Registrar};
+use super::super::identity::{Authority, PeerIdentity};
+use super::super::listener::parse;
+use super::super::settings::Settings;
+use super::super::socket;
+use super::super::tls::Admission;
+use super::ControlIncoming;
+use super::frames::{Outbox, converse, outbox};
+use super::link::BUFFER_BYTES;
+use crate::error::{Error, Result};
+use crate::types::{LinkId, Role};
+use crate::wire::{Frame, VERSION};
+
+/// The coordinator's open door, on a thread of its own. Dropping it closes all links.
+pub struct ControlListener {
+    address: String,
+    commands: UnboundedSender<Command>,
+    thread: EndpointThread,
+}
+
+impl ControlListener {
+    /// Listens at `address`, `ip:port`; port 0 takes any free one. Members of the authority's job are let in, and newcomers may enrol.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if `address` is not one, [`Error::Io`] if it is taken.
+    pub fn bind(
+        address: &str,
+        authority: Arc<Authority>,
+        settings: &Settings,
+        events: Box<dyn Fn(ControlIncoming) + Send + Sync>,
+    ) -> Result<Self> {
+        let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..settings.clone() };
+        let credentials = authority.credentials(Role::Coordinator)?;
+        let socket = socket::bind(parse(address)?, settings.socket_buffer_bytes)?;
+        let io = |error: std::io::Error| Error::Io { what: address.to_owned(), cause: error.to_string() };
+        let address = socket.local_addr().map_err(io)?.to_string();
+        let (door, server) = Door::new(&credentials, &settings, Admission::MembersAndNewcomers)?;
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let registrar = Arc::new(Mutex::new(Registrar::new(authority)));
+        let hall =
+            Hall { events: events.into(), registrar, outboxes: BTreeMap::new(), tasks: JoinSet::new(), links: 0 };
+        let weak = commands.downgrade();
+        let serve = move |endpoint| run(endpoint, door, hall, weak, inbox);
+        let thread = EndpointThread::start("gradlane-coord", socket, &settings, Some(server), serve)?;
+        Ok(Self { address, commands, thread })
+    }
+
+    /// Where it listens, `ip:port`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Sends a frame to a node, after those sent before. Never blocks; a link that has ended is ignored.
+    pub fn send(&self, link: LinkId, frame: Frame) {
+        let _ = self.commands.send(Command::Send { link, frame });
+    }
+
+    /// Ends a link once the frames sent before were heard; its node is told the reason.
+    pub fn close(&self, link: LinkId, reason: Error) {
+        let _ = self.commands.send(Command::Close { link, reason });
+    }
+
+    /// Ends all links once the frames sent before were heard, and waits for that, at most `patience`.
+    pub fn stop(&self, patience: Duration) {
+        if self.thread.is_ours() {
+            let _ = self.commands.send(Command::Stop(patience));
+            self.thread.join(patience);
+        }
+    }
+}
+
+impl Drop for ControlListener {
+    fn drop(&mut self) {
+        self.stop(DROP_PATIENCE);
+    }
+}
+
+impl fmt::Debug for ControlListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ControlListener({})", self.address)
+    }
+}
+
+enum Command {
+    Send { link: LinkId, frame: Frame },
+    Close { link: LinkId, reason: Error },
+    Stop(Duration),
+    // From the tasks of the listener itself.
+    Down { link: LinkId },
+}
+
+/// All links; owned by the listener's thread.
+struct Hall {
+    events: Arc<dyn Fn(ControlIncoming) + Send + Sync>,
+    /// Locked for a look-up at a time, never while anything is called or awaited.
+    registrar: Arc<Mutex<Registrar>>,
+    outboxes: BTreeMap<LinkId, Outbox>,
+    tasks: JoinSet<()>,
+    links: u64,
+}
+
+async fn run(
+    endpoint: Endpoint,
+    door: Door,
+    mut hall: Hall,
+    own_commands: mpsc::WeakUnboundedSender<Command>,
+    mut commands: UnboundedReceiver<Command>,
+) {
+    let (arriving, mut arrivals) = mpsc::unbounded_channel();
+    tokio::spawn(door.watch(endpoint.clone(), arriving));
+    let patience = loop {
+        select! {
+            command = commands.recv() => match command {
+                Some(Command::Send { link, frame }) => {
+                    if let Some(outbox) = hall.outboxes.get(&link) {
+                        outbox.send(&frame);
+                    }
+                }
+                Some(Command::Close { link, reason }) => {
+                    if let Some(outbox) = hall.outboxes.get(&link) {
+                        outbox.close(Some(reason));
+                    }
+                }
+                Some(Command::Down { link }) => drop(hall.outboxes.remove(&link)),
+                Some(Command::Stop(patience)) => break patience,
+                None => break GOODBYE,
+            },
+            Some(arrival) = arrivals.recv() => match arrival {
+                Arrival::Member(connection, identity) => hall.member(connection, identity, own_commands.clone()),
+                Arrival::Newcomer(connection) => hall.newcomer(connection),
+            },
+        }
+        while hall.tasks.try_join_next().is_some() {}
+    };
+    let closing = async {
+        hall.outboxes.values().for_each(|outbox| outbox.close(None));
+        while hall.tasks.join_next().await.is_some() {}
+        endpoint.close(CLOSE_ORDERLY, b"");
+        endpoint.wait_idle().await;
+    };
+    if timeout(patience, closing).await.is_err() {
+        tracing::debug!(?patience, "a node did not confirm the end of its link");
+    }
+}
+
+impl Hall {
+    fn member(&mut self, connection: Connection, identity: PeerIdentity, commands: mpsc::WeakUnboundedSender<Command>) {
+        self.links += 1;
+        let link = LinkId(self.links);
+        let (outbox, posted) = outbox();
+        self.outboxes.insert(link, outbox);
+        let events = Arc::clone(&self.events);
+        self.tasks.spawn(async move {
+            let address = connection.remote_address().to_string();
+            let peer = format!("{} {} at {address}", identity.role, identity.node);
+            events(ControlIncoming::Up { link, node: identity.node, role: identity.role, address });
+            connection.set_max_concurrent_bi_streams(VarInt::from_u32(1));
+            let opened = timeout(FIRST_WORD, greeted(&connection, &peer)).await;
+            let silent = || Error::Timeout { what: format!("the first word of {peer}"), waited: FIRST_WORD };
+            let reason = match opened.unwrap_or_else(|_| Err(silent())) {
+                Ok(stream) => {
+                    let heard = |frame| events(ControlIncoming::Frame { link, frame });
+                    converse(&connection, stream, posted, &peer, FIRST_FRAME_BYTES_MAX, heard).await
+                }
+                Err(error) => {
+                    close_with(&connection, &error);
+                    error
+                }
+            };
+            if let Some(commands) = commands.upgrade() {
+                let _ = commands.send(Command::Down { link });
+            }
+            events(ControlIncoming::Down { link, reason });
+        });
+    }
+
+    fn newcomer(&mut self, connection: Connection) {
+        let registrar = Arc::clone(&self.registrar);
+        self.tasks.spawn(async move {
+            let remote = connection.remote_address();
+            let address = remote.ip().to_canonical();
+            let lock = || registrar.lock().unwrap_or_else(PoisonError::into_inner);
+            if !lock().admits(address) {
+                let what = format!("failed enrolments from {address}");
+                let hint = "wait a minute; use the join string that the coordinator prints".to_owned();
+                let error = Error::Exhausted { what, limit: "10 a minute".to_owned(), hint };
+                tracing::warn!(%remote, %error, "enrolment refused");
+                return close_with(&connection, &error);
+            }
+            let authority = lock().authority();
+            match enroll::serve(&authority, &connection).await {
+                Ok(()) => tracing::info!(%remote, "enrolled"),
+                Err(error) => {
+                    tracing::warn!(%remote, %error, "enrolment refused");
+                    if matches!(error, Error::Auth { .. }) {
+                        lock().failed(address);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The stream of a node that has said which version it speaks.
+async fn greeted(connection: &Connection, peer: &str) -> Result<(SendStream, RecvStream)> {
+    let (sender, mut receiver) = connection.accept_bi().await.map_err(|lost| connection_error(&lost, peer))?;
+    let mut version = [0];
+    receiver.read_exact(&mut version).await.map_err(|error| read_exact_error(error, "version", peer))?;
+    if version != [VERSION] {
+        return Err(Error::Incompatible {
+            field: "protocol version".to_owned(),
+            ours: VERSION.to_string(),
+            peer: peer.to_owned(),
+            theirs: version[0].to_string(),
+        });
+    }
+    Ok((sender, receiver))
+}
+
+/// A join holds two texts of up to 4 KiB; nothing longer is believed before it.
+const FIRST_FRAME_BYTES_MAX: usize = 16 << 10;
+/// For a member to open its stream.
+const FIRST_WORD: Duration = Duration::from_secs(3);
+/// How long a thread that nobody waits for lets its peers hear of the end.
+const GOODBYE: Duration = Duration::from_millis(500);
+/// How long dropping the listener waits for its thread.
+const DROP_PATIENCE: Duration = Duration::from_secs(2);

@@ -1,0 +1,244 @@
+//! How a process becomes a member with nothing but the join string.
+//!
+//! ```text
+//!  newcomer                                                   coordinator
+//!     │  TLS, protocol `gradlane-enroll/1`: its chain must hold    │
+//!     │  the authority whose hash is in the join string            │
+//!     │ ── version, role, HMAC(secret, role, TLS exporter), CSR ──►│ checks the proof in constant time, then the CSR
+//!     │ ◄─────────────── certificate, authority's certificate ─────│
+//! ```
+//! The secret is never sent. The proof is bound to this one connection by the exporter, so that it cannot be relayed or used again.
+//! The key is made by the newcomer and never leaves it; the signature of the signing request (CSR) shows that it has it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use aws_lc_rs::hmac;
+use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::CertificateDer;
+use tokio::time::{Instant, timeout};
+
+use super::closing::{CLOSE_ORDERLY, close_with, connection_error, early_end, written};
+use super::dial::Dialer;
+use super::endpoint::EndpointThread;
+use super::identity::{Authority, Credentials, public_key_hash};
+use super::settings::Settings;
+use super::{socket, tls};
+use crate::error::{Error, Result};
+use crate::types::Role;
+use crate::types::join::JoinString;
+use crate::wire::reject;
+
+impl Credentials {
+    /// Makes a key and has the coordinator certify it as `role`, a worker or a server. Blocks at most `patience`.
+    ///
+    /// # Errors
+    /// [`Error::Auth`] if the coordinator is not the one of the join string or does not accept the secret, [`Error::Unavailable`] if it
+    /// cannot be reached in time.
+    pub fn enroll(join: &JoinString, role: Role, patience: Duration) -> Result<Self> {
+        let settings = Settings::default();
+        let tls = tls::newcomer(join.ca_hash)?;
+        let socket = socket::bind_any(settings.socket_buffer_bytes)?;
+        let (sender, outcome) = mpsc::channel();
+        let (join, of_dialer) = (join.clone(), settings.clone());
+        let serve = move |endpoint: Endpoint| async move {
+            let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: of_dialer };
+            let enrolled = timeout(patience, ask(&dialer, &join, role, patience)).await;
+            let timed_out = || Error::Timeout { what: format!("enrolling at {}", join.address), waited: patience };
+            let _ = sender.send(enrolled.unwrap_or_else(|_| Err(timed_out())));
+            endpoint.close(CLOSE_ORDERLY, b"");
+            let _ = timeout(GOODBYE, endpoint.wait_idle()).await;
+        };
+        let thread = EndpointThread::start("gradlane-enroll", socket, &settings, None, serve)?;
+        let outcome =
+            outcome.recv().map_err(|_| Error::Internal { what: "enrolment ended without a word".to_owned() })?;
+        thread.join(GOODBYE * 2);
+        outcome
+    }
+}
+
+async fn ask(dialer: &Dialer, join: &JoinString, role: Role, patience: Duration) -> Result<Credentials> {
+    let dialed = dialer.dial(&join.address, COORDINATOR, patience).await?;
+    let internal = |error: rcgen::Error| Error::Internal { what: format!("making a signing request: {error}") };
+    let key = KeyPair::generate().map_err(internal)?;
+    let request = CertificateParams::default().serialize_request(&key).map_err(internal)?;
+
+    let mut message = vec![VERSION, role as u8];
+    message.extend_from_slice(proof(&dialed.connection, &join.secret, role)?.as_ref());
+    message.extend_from_slice(request.der());
+    let (mut sender, mut receiver) = dialed.stream;
+    written(sender.write_all(&message).await, COORDINATOR)?;
+    let _ = sender.finish();
+
+    let answer = read_all(&mut receiver, COORDINATOR).await?;
+    match answer.split_first() {
+        Some((&ISSUED, rest)) => {
+            let bad = || early_end("certificate", "is cut short", COORDINATOR);
+            let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(bad)?;
+            let length = u32::from_le_bytes(*length) as usize;
+            let (certificate, authority) = rest.split_at_checked(length).ok_or_else(bad)?;
+            let authority = CertificateDer::from(authority.to_vec());
+            if public_key_hash(&authority)? != join.ca_hash {
+                return Err(early_end("authority", "is not that of the join string", COORDINATOR));
+            }
+            Credentials::new(key.serialize_der(), CertificateDer::from(certificate.to_vec()), authority)
+        }
+        Some((&REFUSED, body)) => Err(reject::from_body(body, COORDINATOR)?),
+        Some(_) | None => Err(early_end("answer", "is neither a certificate nor a refusal", COORDINATOR)),
+    }
+}
+
+/// The coordinator's side of enrolment.
+pub(super) struct Registrar {
+    authority: Arc<Authority>,
+    /// Failed proofs by address.
+    failures: BTreeMap<IpAddr, Failures>,
+}
+
+struct Failures {
+    since: Instant,
+    count: u32,
+}
+
+impl Registrar {
+    pub(super) fn new(authority: Arc<Authority>) -> Self {
+        Self { authority, failures: BTreeMap::new() }
+    }
+
+    /// Whether somebody at this address may try: a secret of 128 bits cannot be guessed, but guessing costs handshakes.
+    pub(super) fn admits(&mut self, remote: IpAddr) -> bool {
+        let now = Instant::now();
+        self.failures.retain(|_, failures| now - failures.since < FAILURES_FORGOTTEN);
+        self.failures.get(&remote).is_none_or(|failures| failures.count < FAILURES_MAX)
+    }
+
+    pub(super) fn failed(&mut self, remote: IpAddr) {
+        // When many addresses fail at once the oldest entries are as good as any to forget.
+        if self.failures.len() >= FAILING_ADDRESSES_MAX {
+            self.failures.pop_first();
+        }
+        let failures = self.failures.entry(remote).or_insert(Failures { since: Instant::now(), count: 0 });
+        failures.count += 1;
+    }
+
+    pub(super) fn authority(&self) -> Arc<Authority> {
+        Arc::clone(&self.authority)
+    }
+}
+
+/// Serves one newcomer.
+///
+/// # Errors
+/// [`Error::Auth`] for a wrong proof; the newcomer was told.
+pub(super) async fn serve(authority: &Authority, connection: &Connection) -> Result<()> {
+    let peer = format!("the process at {}", connection.remote_address());
+    connection.set_max_concurrent_bi_streams(VarInt::from_u32(1));
+    let (sender, mut receiver) = match timeout(PATIENCE, connection.accept_bi()).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(lost)) => return Err(connection_error(&lost, &peer)),
+        Err(_) => return Err(early_end("request", "did not come", &peer)),
+    };
+    let message = timeout(PATIENCE, read_all(&mut receiver, &peer)).await;
+    let issued = match message.unwrap_or_else(|_| Err(early_end("request", "did not come", &peer))) {
+        Ok(message) => issue(authority, connection, &message, &peer),
+        Err(error) => Err(error),
+    };
+    let answer = match &issued {
+        Ok(certificate) => {
+            let mut answer = vec![ISSUED];
+            let length = u32::try_from(certificate.len()).expect("a certificate is short");
+            answer.extend_from_slice(&length.to_le_bytes());
+            answer.extend_from_slice(certificate);
+            answer.extend_from_slice(authority.certificate());
+            answer
+        }
+        Err(error) => [vec![REFUSED], reject::to_body(error)].concat(),
+    };
+    say_goodbye(connection, sender, &answer, &peer).await?;
+    issued.map(drop)
+}
+
+/// Sends the last word and waits until it was heard.
+async fn say_goodbye(connection: &Connection, mut sender: SendStream, answer: &[u8], peer: &str) -> Result<()> {
+    written(sender.write_all(answer).await, peer)?;
+    let _ = sender.finish();
+    if timeout(PATIENCE, connection.closed()).await.is_err() {
+        close_with(connection, &early_end("request", "has been answered; the connection is not needed any more", peer));
+    }
+    Ok(())
+}
+
+fn issue(
+    authority: &Authority,
+    connection: &Connection,
+    message: &[u8],
+    peer: &str,
+) -> Result<CertificateDer<'static>> {
+    let bad = |field, problem: String| early_end(field, &problem, peer);
+    let Some((&[version, role], rest)) = message.split_first_chunk::<2>() else {
+        return Err(bad("request", "is cut short".to_owned()));
+    };
+    if version != VERSION {
+        return Err(Error::Incompatible {
+            field: "enrolment version".to_owned(),
+            ours: VERSION.to_string(),
+            peer: peer.to_owned(),
+            theirs: version.to_string(),
+        });
+    }
+    let role = match Role::from_code(role) {
+        Some(role @ (Role::Worker | Role::Server)) => role,
+        Some(Role::Coordinator) | None => return Err(bad("role", format!("is {role}"))),
+    };
+    let Some((theirs, request)) = rest.split_first_chunk::<PROOF_BYTES>() else {
+        return Err(bad("proof", "is cut short".to_owned()));
+    };
+    let key = hmac::Key::new(hmac::HMAC_SHA256, authority.secret());
+    // Compared in constant time.
+    hmac::verify(&key, &proven(connection, role)?, theirs).map_err(|_| Error::Auth {
+        problem: format!("the secret in the join string is not that of job {}", authority.job()),
+        hint: "copy the whole join string that the coordinator prints".to_owned(),
+    })?;
+    authority.sign(request, role, peer)
+}
+
+fn proof(connection: &Connection, secret: &[u8; 16], role: Role) -> Result<hmac::Tag> {
+    Ok(hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), &proven(connection, role)?))
+}
+
+/// What the proof is of: the role that is asked for, on this connection.
+fn proven(connection: &Connection, role: Role) -> Result<[u8; 33]> {
+    let mut message = [role as u8; 33];
+    connection
+        .export_keying_material(&mut message[1..], b"EXPORTER-gradlane-enroll", b"")
+        .map_err(|_| Error::Internal { what: "TLS exported no key".to_owned() })?;
+    Ok(message)
+}
+
+async fn read_all(receiver: &mut RecvStream, peer: &str) -> Result<Vec<u8>> {
+    receiver.read_to_end(MESSAGE_BYTES_MAX).await.map_err(|error| match error {
+        quinn::ReadToEndError::TooLong => early_end("length", &format!("is above {MESSAGE_BYTES_MAX}"), peer),
+        quinn::ReadToEndError::Read(error) => super::closing::read_error(error, peer),
+    })
+}
+
+/// Of the messages above.
+const VERSION: u8 = 1;
+const ISSUED: u8 = 1;
+const REFUSED: u8 = 2;
+const PROOF_BYTES: usize = 32;
+const COORDINATOR: &str = "the coordinator";
+/// A request or an answer: two certificates and change.
+const MESSAGE_BYTES_MAX: usize = 8 << 10;
+/// For a newcomer to say what it wants, and to hear the answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// For the closing of a connection to reach the peer.
+const GOODBYE: Duration = Duration::from_millis(500);
+/// Wrong proofs from one address until it has to wait.
+const FAILURES_MAX: u32 = 10;
+const FAILURES_FORGOTTEN: Duration = Duration::from_secs(60);
+const FAILING_ADDRESSES_MAX: usize = 1_024;

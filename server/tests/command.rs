@@ -1,0 +1,168 @@
+//! The `gradlane-server` binary as a user starts it: whole jobs of processes, their exit codes, and that nothing is left behind.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::UdpSocket;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use gradlane_core::engine::Clock;
+use gradlane_core::types::Time;
+
+#[test]
+fn a_job_of_programs_that_never_join_ends_with_them() {
+    for servers in ["0", "1"] {
+        let output =
+            run(&["run", "-n", "2", "-s", servers, "--", "sh", "-c", "echo rank $GRADLANE_RANK of $GRADLANE_SIZE"]);
+        let mut lines: Vec<_> = output.stdout.lines().map(Result::unwrap).collect();
+        lines.sort();
+        assert_eq!(lines, ["rank 0 of 2", "rank 1 of 2"], "{output:?}");
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+    }
+}
+
+#[test]
+fn the_launcher_has_the_exit_code_of_the_first_worker_that_fails() {
+    let script = "test $GRADLANE_RANK = 1 && exit 3; exec sleep 30";
+    let output = run(&["run", "-n", "2", "-s", "1", "--grace", "0", "--", "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(stderr(&output).contains("gradlane: worker 1 exited with code 3"), "{output:?}");
+}
+
+#[test]
+fn a_program_that_does_not_exist_has_the_shells_exit_code() {
+    let output = run(&["run", "-n", "1", "--", "/nonexistent/program"]);
+    assert_eq!(output.status.code(), Some(127), "{output:?}");
+}
+
+#[test]
+fn a_signal_ends_the_whole_job_within_two_seconds() {
+    let home = tempfile::tempdir().unwrap();
+    let script = "echo $$; trap '' TERM; while :; do sleep 0.1; done";
+    let mut launcher = command(home.path(), &["run", "-n", "2", "-s", "1", "--", "sh", "-c", script]);
+    let mut launcher = launcher.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let workers: [String; 2] = std::array::from_fn(|_| lines.next().expect("both workers start"));
+
+    let clock = Clock::start();
+    signal(&launcher, "INT");
+    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 2));
+    assert!(clock.now() < Time::ZERO + Duration::from_secs(2));
+    for worker in workers {
+        assert!(!lives(&worker), "worker {worker} is left behind");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_launcher_that_is_killed_leaves_nobody_behind() {
+    let home = tempfile::tempdir().unwrap();
+    let mut launcher =
+        command(home.path(), &["run", "-n", "1", "-s", "1", "--", "sh", "-c", "echo $$; exec sleep 300"]);
+    let mut launcher = launcher.stdout(Stdio::piped()).spawn().unwrap();
+    let mut worker = String::new();
+    BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut worker).unwrap();
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    eventually(|| !lives(worker.trim()));
+}
+
+#[test]
+fn a_job_that_does_not_form_names_who_is_missing() {
+    let home = tempfile::tempdir().unwrap();
+    let limits = ["-o", "join_timeout=2s", "-o", "form_timeout=500ms"];
+    let arguments = ["coordinator", "--bind", "127.0.0.1:0", "-n", "1", "-s", "1"];
+    let coordinator = command(home.path(), &[&arguments[..], &limits].concat()).stdout(Stdio::piped()).spawn().unwrap();
+    let server = command(home.path(), &[&["server"], &limits[..]].concat()).stderr(Stdio::piped()).spawn().unwrap();
+    for output in [coordinator.wait_with_output().unwrap(), server.wait_with_output().unwrap()] {
+        assert_eq!(output.status.code(), Some(75), "{output:?}");
+        assert!(stderr(&output).contains("missing worker 0"), "{output:?}");
+    }
+}
+
+#[test]
+fn a_role_ends_within_two_seconds_of_a_signal_even_if_nobody_answers() {
+    let home = tempfile::tempdir().unwrap();
+    let mut server = command(home.path(), &["server", "--log", "info"]).spawn().unwrap();
+    let mut coordinator = command(home.path(), &["coordinator", "-n", "1", "-s", "1", "--job", "other"]);
+    let mut coordinator = coordinator.stdout(Stdio::piped()).spawn().unwrap();
+    let mut announced = String::new();
+    BufReader::new(coordinator.stdout.take().unwrap()).read_line(&mut announced).unwrap();
+    assert!(announced.starts_with("GRADLANE_JOIN=gradlane1."), "{announced}");
+    let join_file = home.path().join(".gradlane/jobs/other/join");
+    assert!(join_file.exists());
+
+    for role in [&mut server, &mut coordinator] {
+        let clock = Clock::start();
+        signal(role, "TERM");
+        let code = role.wait().unwrap().code();
+        // A server that was interrupted before it watched its signals ends by the signal itself.
+        assert!(matches!(code, Some(143) | None), "{code:?}");
+        assert!(clock.now() < Time::ZERO + Duration::from_secs(2));
+    }
+    assert!(!join_file.exists(), "what was announced is taken back");
+}
+
+#[test]
+fn a_coordinator_of_dmlc_variables_needs_no_argument() {
+    let home = tempfile::tempdir().unwrap();
+    // Free a moment ago, which is the best that a port given by number can be.
+    let port = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap().port().to_string();
+    let dmlc = [
+        ("DMLC_PS_ROOT_URI", "127.0.0.1"),
+        ("DMLC_PS_ROOT_PORT", port.as_str()),
+        ("DMLC_NUM_WORKER", "1"),
+        ("DMLC_NUM_SERVER", "1"),
+    ];
+    let spawn = |role: &str| {
+        let mut command = command(home.path(), &[]);
+        command.envs(dmlc).env("DMLC_ROLE", role).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let (mut server, mut scheduler) = (spawn("server"), spawn("scheduler"));
+    let status = || {
+        let mut command = command(home.path(), &["status", "--json"]);
+        command.envs(dmlc).stdout(Stdio::piped()).output().unwrap()
+    };
+    eventually(|| String::from_utf8_lossy(&status().stdout).contains("\"servers\":1"));
+    for role in [&mut server, &mut scheduler] {
+        signal(role, "TERM");
+        role.wait().unwrap();
+    }
+}
+
+fn run(arguments: &[&str]) -> Output {
+    let home = tempfile::tempdir().unwrap();
+    command(home.path(), arguments).output().unwrap()
+}
+
+/// The binary with nothing in its environment but a home directory and the shell's search path.
+fn command(home: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gradlane-server"));
+    command.args(arguments).env_clear().env("HOME", home).env("PATH", "/usr/local/bin:/usr/bin:/bin");
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn signal(process: &Child, name: &str) {
+    let status = Command::new("sh").args(["-c", &format!("kill -{name} {}", process.id())]).status().unwrap();
+    assert!(status.success());
+}
+
+/// A process does what it was told some time after it was told.
+fn eventually(condition: impl Fn() -> bool) {
+    let clock = Clock::start();
+    while !condition() {
+        assert!(clock.now() < Time::ZERO + Duration::from_secs(20), "it never came true");
+        crossbeam_channel::after(Duration::from_millis(20)).recv().expect("a timer fires");
+    }
+}
+
+fn lives(pid: &str) -> bool {
+    let mut stat = String::new();
+    let read = std::fs::File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read_to_string(&mut stat));
+    read.is_ok() && stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}

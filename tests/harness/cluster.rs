@@ -1,0 +1,177 @@
+//! A whole job in one process: coordinator, servers and workers on loopback, joined by QUIC as in production.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gradlane_core::Result;
+use gradlane_core::cluster::MemberConfig;
+use gradlane_core::config::Config;
+use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
+use gradlane_core::mem::Region;
+use gradlane_core::transport::Transport;
+use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
+use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec};
+use gradlane_server::{Embedded, EmbeddedOptions};
+
+use crate::element::Element;
+
+/// How long a test waits for what must happen; far above what it takes.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Settings under which a tensor of a few hundred kilobytes has many parts.
+pub const SMALL_PARTS: [(&str, &str); 2] = [("partition_bytes", "64 KiB"), ("fuse_bytes", "16 KiB")];
+
+/// A job under test. Dropping it ends it.
+pub struct Cluster {
+    /// The workers, by rank. Before the servers, so that they end first.
+    pub workers: Vec<Engine>,
+    /// Coordinator and servers.
+    pub embedded: Embedded,
+}
+
+impl Cluster {
+    /// Starts a job with default settings.
+    pub fn start(workers: u32, servers: u32) -> Self {
+        Self::with(workers, servers, &[])
+    }
+
+    /// Starts a job with these settings, by knob name.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn with(workers: u32, servers: u32, settings: &[(&str, &str)]) -> Self {
+        let config = config(settings);
+        let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers }).expect("starts");
+        let join = embedded.join_string().clone();
+        let starting: Vec<_> = (0..workers)
+            .map(|rank| {
+                let (config, join) = (config.clone(), join.clone());
+                std::thread::spawn(move || worker(&config, &join, Some(rank), workers))
+            })
+            .collect();
+        let workers = starting.into_iter().map(|worker| worker.join().expect("no panic").expect("joins")).collect();
+        Self { workers, embedded }
+    }
+}
+
+/// Settings for a test: loopback, and times short enough to wait for.
+pub fn config(settings: &[(&str, &str)]) -> Config {
+    let mut arguments: BTreeMap<String, String> = [
+        ("bind", "127.0.0.1:0"),
+        ("form_timeout", "20s"),
+        ("join_timeout", "20s"),
+        ("step_timeout", "20s"),
+        ("stall_warn", "5s"),
+    ]
+    .into_iter()
+    .chain(settings.iter().copied())
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .collect();
+    arguments.retain(|_, value| !value.is_empty());
+    Config::load(&arguments, [], None).expect("valid settings").0
+}
+
+/// Joins a job as a worker.
+///
+/// # Errors
+/// Why it could not.
+pub fn worker(config: &Config, join: &JoinString, rank: Option<u32>, workers: u32) -> Result<Engine> {
+    worker_over(config, join, rank, workers, &Settings::from_config(config), |transport| Arc::new(transport))
+}
+
+/// Joins a job as a worker whose transport has these settings and is what `wrap` makes of it.
+///
+/// # Errors
+/// Why it could not.
+pub fn worker_over(
+    config: &Config,
+    join: &JoinString,
+    rank: Option<u32>,
+    workers: u32,
+    settings: &Settings,
+    wrap: impl FnOnce(QuicTransport) -> Arc<dyn Transport>,
+) -> Result<Engine> {
+    let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
+    let transport = wrap(QuicTransport::new(&credentials, settings)?);
+    let member = MemberConfig { requested: rank, workers, ..process::member(Role::Worker, config) };
+    let coordinator = join.address.clone();
+    Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport })
+}
+
+/// A tensor of a test, reduced in place. It must outlive its handles.
+pub struct Tensor<T = f32> {
+    /// Name, type and shape.
+    pub spec: TensorSpec,
+    /// The elements.
+    pub data: Vec<T>,
+}
+
+impl<T: Element> Tensor<T> {
+    /// A vector.
+    pub fn new(name: &str, data: Vec<T>) -> Self {
+        let shape = vec![data.len() as u64];
+        Self::shaped(name, shape, data)
+    }
+
+    /// A tensor of any shape; nobody checks that it fits the elements.
+    pub fn shaped(name: &str, shape: Vec<u64>, data: Vec<T>) -> Self {
+        Self { spec: TensorSpec { name: name.to_owned(), dtype: T::DTYPE, shape }, data }
+    }
+
+    /// Reduces it in place.
+    ///
+    /// # Errors
+    /// As [`Engine::push_pull`].
+    pub fn push_pull(&mut self, engine: &Engine, op: Op) -> Result<Handle> {
+        engine.push_pull(self.submission(op), |_| {})
+    }
+
+    /// Reduces it in place and waits for the result.
+    ///
+    /// # Errors
+    /// As [`Engine::push_pull`] and as its handle.
+    pub fn reduce(&mut self, engine: &Engine, op: Op) -> Result<()> {
+        self.push_pull(engine, op)?.wait(Some(PATIENCE))
+    }
+
+    /// Reduces it in place, with a weight and a priority.
+    ///
+    /// # Errors
+    /// As [`Engine::push_pull`].
+    pub fn submit(&mut self, engine: &Engine, op: Op, weight: f64, priority: Priority) -> Result<Handle> {
+        engine.push_pull(Submission { weight, priority, ..self.submission(op) }, |_| {})
+    }
+
+    /// What reduces it in place, for tests that want something special of it.
+    pub fn submission(&mut self, op: Op) -> Submission {
+        let bytes = self.data.len() * size_of::<T>();
+        let address = self.data.as_mut_ptr().cast();
+        Submission {
+            tensor: self.spec.clone(),
+            source: region(address, bytes),
+            destination: region(address, bytes),
+            op,
+            weight: 1.0,
+            priority: Priority::default(),
+            timeout: None,
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "a test's vector becomes a region")]
+fn region(address: *mut u8, bytes: usize) -> Region {
+    // SAFETY: the vector belongs to a `Tensor` whose owner waits for the handle before it touches or drops it.
+    unsafe { Region::new(address, bytes) }
+}
+
+/// Runs `each` for all workers at once, one thread each, and collects what they return by rank.
+///
+/// # Panics
+/// If one of them panics.
+pub fn all<T: Send>(workers: &[Engine], each: impl Fn(&Engine) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = workers.iter().map(|engine| scope.spawn(|| each(engine))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}

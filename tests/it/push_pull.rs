@@ -1,0 +1,15 @@
+//! What `push_pull` promises, on real sockets.
+
+use gradlane_core::types::Op;
+use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all};
+
+#[test]
+fn two_workers_and_two_servers_sum_in_place() {
+    let cluster = Cluster::start(2, 2);
+    let sums = all(&cluster.workers, |engine| {
+        let mut tensor = Tensor::new("a", vec![4_f32.powi(engine.rank().0 as i32); 3_000_000]);
+        tensor.push_pull(engine, Op::Sum).unwrap().wait(Some(PATIENCE)).unwrap();
+        tensor.data
+    });
+    assert!(sums.iter().flatten().all(|sum| *sum == 5.0));
+}
