@@ -88,6 +88,10 @@ pub struct Witness {
     members: BTreeMap<String, Address>,
     nodes: BTreeMap<NodeId, Who>,
     barriers: BTreeMap<String, BTreeSet<Who>>,
+    /// Barriers at which somebody waits for a short time only.
+    impatient: BTreeSet<String>,
+    /// Whether somebody may be cut off for longer than its patience.
+    cut_off: bool,
     workers: u32,
 }
 
@@ -108,6 +112,8 @@ impl Witness {
             members: BTreeMap::new(),
             nodes: everybody.map(|who| (who.node(), who)).collect(),
             barriers: BTreeMap::new(),
+            impatient: BTreeSet::new(),
+            cut_off: plan.classes.long_partitions || plan.classes.long_pauses,
             workers: plan.workers,
         };
         if plan.mismatch.is_some() {
@@ -241,12 +247,15 @@ impl Witness {
     }
 
     /// A worker comes to a barrier.
-    pub fn arrives(&mut self, who: Who, barrier: &str) {
+    pub fn arrives(&mut self, who: Who, barrier: &str, patient: bool) {
+        if !patient {
+            self.impatient.insert(barrier.to_owned());
+        }
         self.barriers.entry(barrier.to_owned()).or_default().insert(who);
     }
 
     /// A worker's wait at a barrier ended.
-    pub fn passes(&mut self, now: Time, who: Who, barrier: &str, patient: bool, outcome: &Result<()>) {
+    pub fn passes(&mut self, now: Time, who: Who, barrier: &str, outcome: &Result<()>) {
         let arrived = self.barriers[barrier].len();
         match outcome {
             Ok(()) if arrived < self.workers as usize => {
@@ -254,7 +263,7 @@ impl Witness {
                 self.fail(now, Checker::Barrier, text);
             }
             Ok(()) => {}
-            Err(_) if self.fatal.is_some() || !patient || !self.excused.is_empty() => {}
+            Err(_) if self.fatal.is_some() || self.impatient.contains(barrier) || !self.excused.is_empty() => {}
             Err(error) => self.fail(now, Checker::Barrier, format!("{who} at barrier {barrier:?}: {error}")),
         }
     }
@@ -269,7 +278,7 @@ impl Witness {
             (Err(_), _) if me.life > 0 => true,
             (Err(Error::Fenced { .. }), _) => self.shut_out.contains(&me),
             (Err(error), Some(Err(cause))) => error == cause || is_coordinator_lost(error),
-            (Err(error), Some(Ok(()))) => is_coordinator_lost(error) && self.fatal.is_some(),
+            (Err(error), Some(Ok(()))) => is_coordinator_lost(error) && self.cut_off,
             (Err(error), None) => is_coordinator_lost(error) || self.fatal.is_some(),
         };
         if !fits {
@@ -278,10 +287,10 @@ impl Witness {
         }
     }
 
-    /// At the end: a submission failed with `error`, on a worker whose membership ended with `ended`.
-    pub fn submission_failed(&mut self, now: Time, tensor: usize, what: &str, error: &Error, ended: &Result<()>) {
+    /// At the end: a submission failed with `error`, on a worker whose membership ended, in a job that ended, this way.
+    pub fn submission_failed(&mut self, now: Time, tensor: usize, what: &str, error: &Error, ends: [Option<&Result<()>>; 2]) {
         let internal = matches!(error, Error::Internal { .. });
-        let of_the_end = ended.as_ref().is_err_and(|ended| ended == error);
+        let of_the_end = ends.into_iter().flatten().any(|end| end.as_ref().is_err_and(|end| end == error));
         if internal || !(self.is_excused(tensor) || of_the_end) {
             self.fail(now, Checker::Failure, format!("{what}: {error}"));
         }

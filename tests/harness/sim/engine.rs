@@ -27,7 +27,7 @@ pub struct Engine {
     /// By number: submissions that are not resolved.
     pub tickets: BTreeMap<u64, Ticket>,
     /// By tensor: submissions that wait for the answer to their declaration, oldest first.
-    pub parked: BTreeMap<TensorKey, Vec<u64>>,
+    pub parked: BTreeMap<TensorKey, Vec<Parked>>,
     pub payloads: BTreeMap<TaskId, Payload>,
     groups: BTreeMap<GroupId, u64>,
     last: Option<(TensorKey, Round)>,
@@ -51,6 +51,14 @@ pub struct Ticket {
     pub submitted: Time,
     pub deadline: Option<Time>,
     pub group: Option<GroupId>,
+}
+
+/// A submission that waits for a declaration; it keeps its place if it is given up meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct Parked {
+    ticket: u64,
+    op: Op,
+    weight: f64,
 }
 
 /// A run of bytes of a buffer.
@@ -157,7 +165,7 @@ impl Engine {
             LinkState::Waiting { until } => Some(until),
             LinkState::Dialling(_) | LinkState::Up(_) => None,
         });
-        let parked = self.parked.values().flatten().filter_map(|ticket| self.tickets.get(ticket)?.deadline);
+        let parked = self.parked.values().flatten().filter_map(|parked| self.tickets.get(&parked.ticket)?.deadline);
         waiting.chain(parked).chain(self.scheduler.poll_timeout()).min()
     }
 
@@ -191,6 +199,7 @@ impl Engine {
     pub fn accept(&mut self, now: Time, ticket: Ticket, spec: &TensorSpec) -> (u64, Option<u64>) {
         self.numbers += 1;
         let (id, key) = (self.numbers, ticket.key);
+        let parked = Parked { ticket: id, op: ticket.op, weight: ticket.weight };
         self.tickets.insert(id, ticket);
         if let Some(error) = self.ended.clone() {
             self.resolve(id, Err(error));
@@ -199,11 +208,11 @@ impl Engine {
         match self.registry.lookup(spec) {
             Err(error) => self.resolve(id, Err(error)),
             Ok(Lookup::Ready) => self.begin(now, id),
-            Ok(Lookup::Declaring) => self.parked.entry(key).or_default().push(id),
+            Ok(Lookup::Declaring) => self.parked.entry(key).or_default().push(parked),
             Ok(Lookup::Unknown) => {
                 self.requests += 1;
                 self.registry.declaring(self.requests, std::slice::from_ref(spec));
-                self.parked.entry(key).or_default().push(id);
+                self.parked.entry(key).or_default().push(parked);
                 return (id, Some(self.requests));
             }
         }
@@ -213,9 +222,13 @@ impl Engine {
     /// Takes the coordinator's answer to a declaration.
     pub fn handle_declared(&mut self, now: Time, request: u64, outcome: Result<Vec<gradlane_core::types::PartLayout>>) {
         for key in self.registry.handle_declared(request, outcome) {
-            for ticket in self.parked.remove(&key).unwrap_or_default() {
+            for Parked { ticket, op, weight } in self.parked.remove(&key).unwrap_or_default() {
                 if self.tickets.contains_key(&ticket) {
                     self.begin(now, ticket);
+                } else if let Ok(given_up) = self.registry.submit(key, op, weight, ticket) {
+                    for part in given_up.ready {
+                        self.give_up_part(&part);
+                    }
                 }
             }
         }
@@ -329,7 +342,7 @@ impl Engine {
         }
         self.ended = Some(error.clone());
         self.scheduler.fail_all(now, error.clone());
-        for ticket in std::mem::take(&mut self.parked).into_values().flatten() {
+        for Parked { ticket, .. } in std::mem::take(&mut self.parked).into_values().flatten() {
             self.resolve(ticket, Err(error.clone()));
         }
     }
@@ -346,7 +359,7 @@ impl Engine {
     /// What is due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         self.scheduler.handle_timeout(now);
-        let parked = self.parked.values().flatten().copied();
+        let parked = self.parked.values().flatten().map(|parked| parked.ticket);
         let late: Vec<u64> = parked
             .filter(|id| self.tickets.get(id).is_some_and(|ticket| ticket.deadline.is_some_and(|due| due <= now)))
             .collect();

@@ -105,6 +105,10 @@ impl ServerProcess {
                 self.view = Some(view);
             }
             MemberEvent::Forget { key, error } => self.aggregator.handle_forget(now, key, error),
+            MemberEvent::Failed(error @ Error::Fenced { .. }) => {
+                let (what, cause) = ("the server".to_owned(), "it was given up for dead".to_owned());
+                self.end(now, Phase::Aborted(Error::Unavailable { what, cause }), Err(error));
+            }
             MemberEvent::Failed(error) => self.end(now, Phase::Aborted(error.clone()), Err(error)),
             MemberEvent::Left => self.end(now, Phase::Ended, Ok(())),
             MemberEvent::StallNotice { .. } | MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {}
@@ -293,9 +297,4 @@ impl Process for ServerProcess {
         let phase = self.view.as_ref().map(|view| &view.phase);
         format!("phase {phase:?}, {:?}", self.aggregator.progress())
     }
-}
-
-/// Whether this outcome says that a member was shut out.
-pub fn is_fenced(outcome: &Result<()>) -> bool {
-    matches!(outcome, Err(Error::Fenced { .. }))
 }

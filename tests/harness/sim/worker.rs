@@ -29,7 +29,7 @@ pub struct WorkerProcess {
     script: Script,
     /// Requests of the membership, and what they mean to the engine.
     declarations: BTreeMap<u64, u64>,
-    barriers: BTreeMap<u64, (String, bool)>,
+    barriers: BTreeMap<u64, String>,
     ended: Option<Result<()>>,
 }
 
@@ -90,7 +90,9 @@ impl WorkerProcess {
             let what = format!("{}: tensor {tensor}, round {round}", self.me.who);
             match outcome {
                 Some(Ok(())) => {}
-                Some(Err(error)) => context.witness.submission_failed(now, *tensor, &what, error, ended),
+                Some(Err(error)) => {
+                    context.witness.submission_failed(now, *tensor, &what, error, [Some(ended), cause]);
+                }
                 None => context.witness.fail(now, Checker::Handle, format!("{what} never resolved")),
             }
         }
@@ -147,8 +149,8 @@ impl WorkerProcess {
                 self.wake_if_waiting(context, request);
             }
             MemberEvent::BarrierDone { request, outcome } => {
-                let (name, patient) = self.barriers.remove(&request).expect("asked once");
-                context.witness.passes(now, self.me.who, &name, patient, &outcome);
+                let name = self.barriers.remove(&request).expect("asked once");
+                context.witness.passes(now, self.me.who, &name, &outcome);
                 self.wake_if_waiting(context, request);
             }
             MemberEvent::Forget { key, error } => self.engine.forget(key, &error),
@@ -412,9 +414,9 @@ impl WorkerProcess {
                     self.engine.cancel(context.now, ticket.expect("submitted before"));
                 }
                 Action::Barrier { name, timeout } => {
-                    context.witness.arrives(self.me.who, &name);
+                    context.witness.arrives(self.me.who, &name, timeout == timing::BARRIER);
                     let request = self.member.member.barrier(context.now, name.clone(), timeout);
-                    self.barriers.insert(request, (name, timeout == timing::BARRIER));
+                    self.barriers.insert(request, name);
                     self.script.waits_for = Some(request);
                 }
             }
