@@ -105,7 +105,8 @@ impl Aggregator {
         let part = self.parts.get_mut(&next.part).expect("it has a latest round");
         part.ahead.insert(worker, next.round);
         for id in self.alive(next.part) {
-            let slot = self.slot(id).expect("alive");
+            // That all came to one round may end the one before.
+            let Some(slot) = self.slot(id) else { continue };
             if let RoundState::Open(open) = &slot.state
                 && slot.spec.op.sends_body(worker)
                 && !slot.arrived.contains(worker)
