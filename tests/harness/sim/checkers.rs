@@ -247,7 +247,7 @@ impl Witness {
             let text = format!("{} went back from {known} to {}", me.who, view.epoch);
             self.fail(now, Checker::Fencing, text);
         }
-        if view.phase == Phase::Ended && self.fatal.is_some() {
+        if view.phase == Phase::Ended && self.cause.is_some() {
             self.fail(now, Checker::Cause, format!("{} hears of a good end of a failed job", me.who));
         }
     }

@@ -114,20 +114,24 @@ fn value(plan: &Plan, tensor: usize, round: u64, element: u64) -> f64 {
 
 fn elements(plan: &Plan, tensor: usize, at: impl Fn(u64) -> f64) -> Vec<u8> {
     let spec = &plan.tensors[tensor].spec;
-    let count = spec.bytes().expect("small") / spec.dtype.bytes();
-    (0..count).flat_map(|element| encode(spec.dtype, at(element))).collect()
+    let bytes = spec.bytes().expect("small");
+    let mut encoded = Vec::with_capacity(bytes as usize);
+    for element in 0..bytes / spec.dtype.bytes() {
+        encode(spec.dtype, at(element), &mut encoded);
+    }
+    encoded
 }
 
-fn encode(dtype: DType, value: f64) -> Vec<u8> {
+fn encode(dtype: DType, value: f64, to: &mut Vec<u8>) {
     match dtype {
-        DType::F32 => (value as f32).to_le_bytes().to_vec(),
-        DType::F64 => value.to_le_bytes().to_vec(),
-        DType::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
-        DType::BF16 => bf16::from_f64(value).to_le_bytes().to_vec(),
-        DType::I32 => (value as i32).to_le_bytes().to_vec(),
-        DType::I64 => (value as i64).to_le_bytes().to_vec(),
-        DType::I8 => (value as i8).to_le_bytes().to_vec(),
-        DType::U8 => (value as u8).to_le_bytes().to_vec(),
+        DType::F32 => to.extend((value as f32).to_le_bytes()),
+        DType::F64 => to.extend(value.to_le_bytes()),
+        DType::F16 => to.extend(f16::from_f64(value).to_le_bytes()),
+        DType::BF16 => to.extend(bf16::from_f64(value).to_le_bytes()),
+        DType::I32 => to.extend((value as i32).to_le_bytes()),
+        DType::I64 => to.extend((value as i64).to_le_bytes()),
+        DType::I8 => to.extend((value as i8).to_le_bytes()),
+        DType::U8 => to.extend((value as u8).to_le_bytes()),
     }
 }
 

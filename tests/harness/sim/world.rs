@@ -100,7 +100,7 @@ pub struct Context {
     /// The coordinator's only life.
     pub coordinator: Address,
     lives: BTreeMap<Who, u32>,
-    queue: BTreeMap<(Time, u64), Event>,
+    queue: BTreeMap<(Time, u64), Box<Event>>,
     posted: u64,
 }
 
@@ -193,7 +193,7 @@ impl World {
             if at > until {
                 self.context.witness.hang(at, self.unfinished());
             } else {
-                self.happen(event);
+                self.happen(*event);
             }
             if let Some(violation) = self.context.witness.violation() {
                 return Err(Box::new(violation));
@@ -350,7 +350,7 @@ impl Context {
 
     fn schedule(&mut self, at: Time, event: Event) {
         self.posted += 1;
-        self.queue.insert((at, self.posted), event);
+        self.queue.insert((at, self.posted), Box::new(event));
     }
 }
 
