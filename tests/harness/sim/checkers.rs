@@ -92,6 +92,8 @@ pub struct Witness {
     barriers: BTreeMap<String, BTreeSet<Who>>,
     /// Barriers at which somebody waits for a short time only.
     impatient: BTreeSet<String>,
+    /// Whether a caller gave something up, so that workers may wait for each other in different places until their patience ends.
+    out_of_step: bool,
     /// Whether somebody may be cut off for longer than its patience.
     cut_off: bool,
     workers: u32,
@@ -116,6 +118,7 @@ impl Witness {
             nodes: everybody.map(|who| (who.node(), who)).collect(),
             barriers: BTreeMap::new(),
             impatient: BTreeSet::new(),
+            out_of_step: plan.mismatch.is_some(),
             cut_off: plan.classes.long_partitions || plan.classes.long_pauses,
             workers: plan.workers,
         };
@@ -161,6 +164,7 @@ impl Witness {
     /// A caller gave up a submission of these tensors: the others may miss it.
     pub fn excuse(&mut self, tensors: impl IntoIterator<Item = usize>) {
         self.excused.extend(tensors);
+        self.out_of_step = true;
     }
 
     /// Whether submissions of this tensor may fail.
@@ -269,7 +273,8 @@ impl Witness {
                 self.fail(now, Checker::Barrier, text);
             }
             Ok(()) => {}
-            Err(_) if self.fatal.is_some() || self.impatient.contains(barrier) || !self.excused.is_empty() => {}
+            Err(_) if self.impatient.contains(barrier) => self.out_of_step = true,
+            Err(_) if self.fatal.is_some() || self.out_of_step => {}
             Err(error) => self.fail(now, Checker::Barrier, format!("{who} at barrier {barrier:?}: {error}")),
         }
     }
@@ -298,9 +303,10 @@ impl Witness {
         let internal = matches!(error, Error::Internal { .. });
         let ends = ends.into_iter().flatten().filter_map(|end| end.as_ref().err()).chain(&self.cause);
         let of_the_end = ends.into_iter().any(|end| end == error);
-        // Who waits for a round that somebody gave up is late with its other tensors, too.
-        let of_another = matches!(error, Error::Stalled { .. }) && !self.excused.is_empty();
-        if internal || !(self.is_excused(tensor) || of_the_end || of_another) {
+        // Who waits for what somebody gave up is late with its other tensors, too; and while the news of the end of the job spreads, some
+        // have given up what others still wait for.
+        let stalled = matches!(error, Error::Stalled { .. }) && (self.out_of_step || self.fatal.is_some());
+        if internal || !(self.is_excused(tensor) || of_the_end || stalled) {
             self.fail(now, Checker::Failure, format!("{what}: {error}"));
         }
     }
