@@ -1,0 +1,100 @@
+//! A process that a test directs: a worker of a job, or the `gradlane-server` command.
+//!
+//! - `puppet` joins as a worker, says `joined <rank>`, then does what standard input says, one order a line, and answers each with
+//!   `ok` or `failed <code> <error>`:
+//!   `sum <name> <round>`, `barrier <name> <milliseconds>`, `shutdown <milliseconds>`.
+//! - `train <rounds> [<rank> <code>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and leaves;
+//!   the worker of `rank` exits with `code` after its first round instead. The exit code is 1 after an error, which standard error
+//!   tells.
+//! - anything else is the command line of `gradlane-server`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::Write;
+use std::time::Duration;
+
+use gradlane_core::config::Config;
+use gradlane_core::engine::Engine;
+use gradlane_core::{Error, Result};
+use gradlane_tests::{cluster, rounds};
+
+fn main() {
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    let words: Vec<&str> = argv.iter().skip(1).filter_map(|word| word.to_str()).collect();
+    let code = match words[..] {
+        ["puppet"] => outcome(join().and_then(|engine| obey(&engine))),
+        ["train", rounds, ref mishap @ ..] => outcome(join().and_then(|engine| train(&engine, number(rounds), mishap))),
+        _ => {
+            let this = std::env::current_exe().expect("the system tells").into_os_string();
+            gradlane_server::cli::main(argv.into_iter(), &[this])
+        }
+    };
+    std::process::exit(code);
+}
+
+fn outcome(outcome: Result<i32>) -> i32 {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("{error}");
+        1
+    })
+}
+
+fn join() -> Result<Engine> {
+    let (config, _) = Config::from_process(&BTreeMap::from([("role".to_owned(), "worker".to_owned())]))?;
+    let missing = |knob: &str| Error::Config {
+        knob: knob.to_owned(),
+        problem: "is not given".to_owned(),
+        hint: "the test gives it".to_owned(),
+    };
+    let join = config.join.clone().ok_or_else(|| missing("join"))?;
+    cluster::worker(&config, &join, config.rank, config.size.ok_or_else(|| missing("size"))?)
+}
+
+fn obey(engine: &Engine) -> Result<i32> {
+    say(&format!("joined {}", engine.rank().0));
+    for line in std::io::stdin().lines() {
+        let line = line.expect("the test writes text");
+        let done = match line.split(' ').collect::<Vec<_>>()[..] {
+            ["sum", name, round] => rounds::begin(engine, name, number(round), ELEMENTS).and_then(|sum| sum.check()),
+            ["barrier", name, timeout] => engine.arrive(name, Some(milliseconds(timeout))).wait(None),
+            ["shutdown", grace] => engine.shutdown(milliseconds(grace)),
+            _ => panic!("{line:?} is no order"),
+        };
+        say(&match done {
+            Ok(()) => "ok".to_owned(),
+            Err(error) => format!("failed {:?} {error}", error.code()),
+        });
+    }
+    Ok(0)
+}
+
+fn train(engine: &Engine, count: u32, mishap: &[&str]) -> Result<i32> {
+    let rank = engine.rank().0;
+    say(&format!("joined {rank} {}", std::process::id()));
+    for round in (0..).take_while(|round| count == 0 || *round < count) {
+        rounds::begin(engine, "weight", round, ELEMENTS)?.check()?;
+        if let [unlucky, code] = mishap
+            && number::<u32>(unlucky) == rank
+        {
+            std::process::exit(number(code));
+        }
+    }
+    engine.shutdown(cluster::PATIENCE)?;
+    Ok(0)
+}
+
+fn say(line: &str) {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{line}").and_then(|()| stdout.flush()).expect("the test reads it");
+}
+
+fn milliseconds(word: &str) -> Duration {
+    Duration::from_millis(number(word))
+}
+
+fn number<T: std::str::FromStr>(word: &str) -> T {
+    word.parse().unwrap_or_else(|_| panic!("{word:?} is no number"))
+}
+
+/// Of each tensor: parts of 1 MiB and more than one of them are other tests' concern.
+const ELEMENTS: usize = 50_000;
