@@ -134,7 +134,8 @@ impl Engine {
         *shared.timer.lock().expect(LOCK) = Some(timer);
         let mut threads = Vec::new();
         for (stage, bell) in rung {
-            let execute = executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
+            let execute =
+                executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
             threads.push(stage_loop::spawn(stage, bell, Arc::clone(&shared), execute)?);
         }
 

@@ -10,7 +10,7 @@ use gradlane_core::config::Config;
 use gradlane_core::engine::{Clock, process};
 use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener};
 use gradlane_core::transport::quic::{Authority, Credentials, Settings};
-use gradlane_core::types::{JoinString, Role};
+use gradlane_core::types::{JoinString, Phase, Role};
 use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 
@@ -191,7 +191,11 @@ impl Driver {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        self.end.set(Ok(()));
+        // Of use only if the owner stopped a job that had not ended by itself.
+        self.end.set(match self.machine.view().phase {
+            Phase::Aborted(cause) => Err(cause),
+            Phase::Forming | Phase::Running | Phase::Ended => Ok(()),
+        });
         self.listener.stop(Duration::from_millis(500));
     }
 
@@ -241,7 +245,9 @@ fn log(event: &Event) {
     match event {
         Event::Formed => tracing::info!("the job is complete"),
         Event::Refused { who, error } => tracing::warn!(who, %error, "refused"),
-        Event::Suspect { member, place, silent } => tracing::warn!(member, place, silent_s = silent.as_secs_f64(), "silent"),
+        Event::Suspect { member, place, silent } => {
+            tracing::warn!(member, place, silent_s = silent.as_secs_f64(), "silent")
+        }
         Event::Dead { member, place, cause } => tracing::error!(member, place, cause, "lost"),
         Event::Stall { tensor, stall, detail } => tracing::warn!(
             tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,
