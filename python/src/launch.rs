@@ -23,7 +23,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// What the arguments and the environment say of this process's place in a job.
 #[pyfunction]
 fn detect_launch(py: Python<'_>, arguments: Settings) -> PyResult<Bound<'_, PyDict>> {
-    let detected = Config::from_process(&arguments).and_then(|(config, _)| Ok((Launch::from_process(&config)?, config)));
+    let detected =
+        Config::from_process(&arguments).and_then(|(config, _)| Ok((Launch::from_process(&config)?, config)));
     let (launch, config) = detected.map_err(|error| errors::raise(py, &error))?;
     let found = PyDict::new(py);
     found.set_item("source", launch.source.name())?;

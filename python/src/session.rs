@@ -29,7 +29,10 @@ pub(crate) struct Session {
 enum Place {
     Joined(Engine),
     /// The only worker of its job: every reduction is a copy.
-    Alone { handles: AtomicU64, closed: AtomicBool },
+    Alone {
+        handles: AtomicU64,
+        closed: AtomicBool,
+    },
 }
 
 /// Keeps the objects whose memory is lent to the engine. Engine threads only note what has ended; a Python thread drops it.

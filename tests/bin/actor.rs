@@ -13,9 +13,10 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::time::Duration;
 
-use gradlane_core::config::Config;
+use gradlane_core::Result;
+use gradlane_core::config::launch::Launcher;
+use gradlane_core::config::{Config, Origin};
 use gradlane_core::engine::Engine;
-use gradlane_core::{Error, Result};
 use gradlane_tests::{cluster, rounds};
 
 fn main() {
@@ -41,13 +42,11 @@ fn outcome(outcome: Result<i32>) -> i32 {
 
 fn join() -> Result<Engine> {
     let (config, _) = Config::from_process(&BTreeMap::from([("role".to_owned(), "worker".to_owned())]))?;
-    let missing = |knob: &str| Error::Config {
-        knob: knob.to_owned(),
-        problem: "is not given".to_owned(),
-        hint: "the test gives it".to_owned(),
-    };
-    let join = config.join.clone().ok_or_else(|| missing("join"))?;
-    cluster::worker(&config, &join, config.rank, config.size.ok_or_else(|| missing("size"))?)
+    let join = config.join.clone().expect("the test gives it");
+    // A worker that nobody gave a rank asks for one, and does not know the size of the job either.
+    let unplaced = *config.origin("rank") == Origin::Launcher(Launcher::Single);
+    let (rank, size) = if unplaced { (None, None) } else { (config.rank, config.size) };
+    cluster::worker(&config, &join, rank, size.unwrap_or(0))
 }
 
 fn obey(engine: &Engine) -> Result<i32> {

@@ -138,16 +138,15 @@ pub fn lives(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// The variables of a worker process of the job.
+/// The variables of a worker process of the job. One that is to be given a rank does not know how many there are.
 pub fn worker_variables(
     join: &JoinString,
     rank: Option<u32>,
     workers: u32,
     settings: &[(&str, &str)],
 ) -> Vec<(String, String)> {
-    let place = [("join", join.to_string()), ("size", workers.to_string())];
-    let rank = rank.map(|rank| ("rank", rank.to_string()));
+    let place = rank.map(|rank| [("rank", rank.to_string()), ("size", workers.to_string())]);
     let settings = settings.iter().map(|(name, value)| (*name, (*value).to_owned()));
-    let all = place.into_iter().chain(rank).chain(settings);
+    let all = std::iter::once(("join", join.to_string())).chain(place.into_iter().flatten()).chain(settings);
     all.map(|(name, value)| (format!("GRADLANE_{}", name.to_ascii_uppercase()), value)).collect()
 }

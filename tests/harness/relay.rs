@@ -33,7 +33,8 @@ impl Relay {
             of_door.pump(&door, |datagram, client| {
                 let socket = upstream.entry(client).or_insert_with(|| {
                     let socket = open(SocketAddr::new(target.ip(), 0));
-                    let (there, back) = (socket.try_clone().expect("a descriptor"), door.try_clone().expect("a descriptor"));
+                    let (there, back) =
+                        (socket.try_clone().expect("a descriptor"), door.try_clone().expect("a descriptor"));
                     let shared = Arc::clone(&of_door);
                     let thread = std::thread::spawn(move || {
                         shared.pump(&there, |datagram, _| drop(back.send_to(datagram, client)));

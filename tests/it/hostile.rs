@@ -6,10 +6,10 @@ use std::time::Duration;
 use crossbeam_channel::unbounded;
 use gradlane_core::Error;
 use gradlane_core::transport::quic::{ControlEvent, ControlLink, Credentials, vandal};
+use gradlane_core::types::{DType, Incarnation, Op, PartId, Round, TensorKey, Time, WorkerId};
 use gradlane_core::types::{Epoch, Phase, Role, View};
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_core::wire::{Flags, Frame, Header, HeaderKind, VERSION};
-use gradlane_core::types::{DType, Incarnation, Op, PartId, Round, TensorKey, Time, WorkerId};
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, all, config};
 use gradlane_tests::rounds;
@@ -118,7 +118,8 @@ fn frames_that_nobody_may_send_end_their_link_and_nothing_else() {
         workers: 0,
         servers: 0,
     };
-    let view = View { job: "mine".to_owned(), epoch: Epoch { term: 9, number: 9 }, phase: Phase::Ended, members: vec![] };
+    let view =
+        View { job: "mine".to_owned(), epoch: Epoch { term: 9, number: 9 }, phase: Phase::Ended, members: vec![] };
     let stall = Stall {
         part: PartId { key: TensorKey(1), index: 0 },
         round: Round(0),
@@ -160,7 +161,9 @@ fn beside(cluster: &Cluster, harm: impl FnOnce() + Send) {
             let mut rounds_due = 0..;
             let mut until = None;
             while let Some(round) = rounds_due.next().filter(|round| until.is_none_or(|last| *round <= last)) {
-                if engine.rank().0 == 0 && until.is_none() && over.try_recv().is_err_and(|error| error.is_disconnected())
+                if engine.rank().0 == 0
+                    && until.is_none()
+                    && over.try_recv().is_err_and(|error| error.is_disconnected())
                 {
                     until = Some(round + 1);
                     last.send(round + 1).unwrap();

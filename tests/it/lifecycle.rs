@@ -28,7 +28,8 @@ fn a_server_can_be_stopped_in_every_state_and_as_often_as_one_likes() {
     let credentials = Arc::new(Credentials::enroll(join, Role::Server, PATIENCE).unwrap());
     let nowhere = || {
         let (config, coordinator) = (config(&[]), "127.0.0.1:9".to_owned());
-        Server::start(ServerOptions { config, coordinator, credentials: Arc::clone(&credentials), index: None }).unwrap()
+        Server::start(ServerOptions { config, coordinator, credentials: Arc::clone(&credentials), index: None })
+            .unwrap()
     };
     let lonely = nowhere();
     lonely.stop(PATIENCE);
