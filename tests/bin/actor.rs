@@ -3,9 +3,9 @@
 //! - `puppet` joins as a worker, says `joined <rank>`, then does what standard input says, one order a line, and answers each with
 //!   `ok` or `failed <code> <error>`:
 //!   `sum <name> <round>`, `barrier <name> <milliseconds>`, `shutdown <milliseconds>`.
-//! - `train <rounds> [<rank> <code>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and leaves;
-//!   the worker of `rank` exits with `code` after its first round instead. The exit code is 1 after an error, which standard error
-//!   tells.
+//! - `train <rounds> [<rank> <mishap>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and
+//!   leaves. After its first round the worker of `rank` exits with the code `mishap` instead, or with `stuck` does nothing any more, for
+//!   which the others wait a second. The exit code is 1 after an error, which standard error tells.
 //! - anything else is the command line of `gradlane-server`.
 
 use std::collections::BTreeMap;
@@ -72,13 +72,15 @@ fn train(engine: &Engine, count: u32, mishap: &[&str]) -> Result<i32> {
     say(&format!("joined {rank} {}", std::process::id()));
     for round in (0..).take_while(|round| count == 0 || *round < count) {
         rounds::begin(engine, "weight", round, ELEMENTS)?.check()?;
-        if let [unlucky, code] = mishap
-            && number::<u32>(unlucky) == rank
-        {
-            std::process::exit(number(code));
+        match mishap {
+            [unlucky, _] if number::<u32>(unlucky) != rank => {}
+            [_, "stuck"] => drop(crossbeam_channel::never::<()>().recv()),
+            [_, code] => std::process::exit(number(code)),
+            _ => {}
         }
     }
-    engine.shutdown(cluster::PATIENCE)?;
+    let grace = if mishap.ends_with(&["stuck"]) { Duration::from_secs(1) } else { cluster::PATIENCE };
+    engine.shutdown(grace)?;
     Ok(0)
 }
 

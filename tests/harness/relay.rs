@@ -49,9 +49,9 @@ impl Relay {
         Self { shared, threads }
     }
 
-    /// How many bytes passed, in both directions.
-    pub fn bytes(&self) -> usize {
-        self.shared.seen.lock().expect(LOCK).iter().map(Vec::len).sum()
+    /// Everything that passed in both directions, datagram by datagram.
+    pub fn recording(&self) -> Vec<Vec<u8>> {
+        self.shared.seen.lock().expect(LOCK).clone()
     }
 
     /// Whether `pattern` was in a datagram that passed.

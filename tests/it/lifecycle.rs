@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::transport::quic::Credentials;
-use gradlane_core::types::{Op, Role};
+use gradlane_core::types::Role;
 use gradlane_core::{Code, Error};
 use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions};
-use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config};
+use gradlane_tests::cluster::{Cluster, PATIENCE, all, config};
 use gradlane_tests::patience::eventually;
 use gradlane_tests::rounds;
 
@@ -45,13 +45,8 @@ fn a_job_can_be_stopped_twice_and_says_so_to_who_asks_later() {
     let again = cluster.embedded.stop(Duration::ZERO);
     assert_eq!(again.map_err(|error| error.code()), Err(Code::FailedPrecondition));
     assert_eq!(cluster.embedded.status().map_err(|error| error.code()), Err(Code::FailedPrecondition));
-    let mut tensor = Tensor::new("late", vec![1.0]);
-    let handle = eventually("the worker hears of it", || {
-        let outcome = tensor_outcome(&cluster, &mut Tensor::new("late", vec![1.0]));
-        outcome.is_err().then_some(outcome)
-    });
-    assert_eq!(handle.map_err(|error| error.code()), Err(Code::FailedPrecondition));
-    assert!(tensor.push_pull(&cluster.workers[0], Op::Sum).and_then(|handle| handle.wait(Some(PATIENCE))).is_err());
+    let told = rounds::begin(&cluster.workers[0], "late", 0, 1000).and_then(rounds::Reduction::check);
+    assert_eq!(told.map_err(|error| error.code()), Err(Code::FailedPrecondition));
 }
 
 #[test]
@@ -133,10 +128,6 @@ fn jobs_that_are_just_dropped_leave_no_thread_and_no_descriptor() {
         drop(workers);
         before.are_back();
     });
-}
-
-fn tensor_outcome(cluster: &Cluster, tensor: &mut Tensor) -> gradlane_core::Result<()> {
-    tensor.push_pull(&cluster.workers[0], Op::Sum)?.wait(Some(PATIENCE))
 }
 
 /// What a process has of the system.

@@ -2,6 +2,7 @@
 
 mod actors;
 mod barrier;
+mod errors;
 mod hostile;
 mod lifecycle;
 mod membership;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use gradlane_core::engine::Clock;
+use gradlane_core::engine::{Clock, process};
 use gradlane_tests::patience::{elapsed, eventually};
 use gradlane_tests::processes::{Process, lives, signal};
 
@@ -87,6 +87,17 @@ fn a_worker_that_does_not_leave_is_named_in_the_others_end() {
     }
     job.puppets[2].order("shutdown 60000");
     assert_eq!(job.puppets[2].line(), "ok");
+}
+
+#[test]
+fn a_worker_that_hangs_at_the_end_does_not_outlive_the_others() {
+    let mut launcher = launch(&["-n", "3", "-s", "1", "--grace", "0"], &["train", "1", "2", "stuck"]);
+    let workers = joined(&mut launcher, 3);
+    let ended = launcher.end();
+    assert_eq!(ended.code, Some(1), "the code of those who gave up waiting: {ended:?}");
+    let named = format!("waiting for worker 2 on {} (pid {}) to leave", process::host(), workers[2]);
+    assert!(ended.complaints.contains(&named), "{ended:?}");
+    assert_gone(&workers);
 }
 
 fn launch(arguments: &[&str], worker: &[&str]) -> Process {

@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use gradlane_core::Error;
+use gradlane_core::config::Config;
 use gradlane_core::engine::{Engine, EngineOptions, process};
 use gradlane_core::transport::quic::{Authority, Credentials, QuicTransport, Settings};
 use gradlane_core::types::{JoinString, Op, Role};
 use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_server::{Embedded, EmbeddedOptions};
-use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, config, worker};
+use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config, worker};
 use gradlane_tests::patience::eventually;
 use gradlane_tests::relay::Relay;
 use gradlane_tests::rounds;
@@ -82,15 +83,8 @@ fn an_expired_certificate_is_refused_with_both_times() {
 
 #[test]
 fn somebody_on_the_wire_sees_nothing_of_a_tensor_or_of_the_secret() {
-    // The job announces addresses at which the relay listens.
-    let config = config(&[("advertise", "127.0.0.2"), ("form_timeout", "60s"), ("join_timeout", "60s")]);
-    let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 2, servers: 1 }).unwrap();
+    let Relayed { config, embedded, relays } = Relayed::start();
     let join = embedded.join_string();
-    let relays = [&join.address, embedded.servers()[0].address()].map(|announced| {
-        let relay: SocketAddr = announced.parse().unwrap();
-        Relay::start(relay, SocketAddr::new("127.0.0.1".parse().unwrap(), relay.port()))
-    });
-
     let marker = [0x4b32_1d0a_u32, 0x4a77_0ff1, 0x4913_3779].map(f32::from_bits);
     let data: Vec<f32> = marker.iter().copied().cycle().take(300_000).collect();
     let bytes: Vec<u8> = marker.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -109,9 +103,10 @@ fn somebody_on_the_wire_sees_nothing_of_a_tensor_or_of_the_secret() {
     });
 
     let [control, bulk] = &relays;
-    // There and back, twice.
-    assert!(bulk.bytes() > 4 * data.len() * size_of::<f32>(), "all of it went by the relay");
-    assert!(control.bytes() > 0);
+    // There and back, for both workers.
+    let passed: usize = bulk.recording().iter().map(Vec::len).sum();
+    assert!(passed > 4 * data.len() * size_of::<f32>(), "all of it went by the relay");
+    assert!(!control.recording().is_empty());
     for relay in &relays {
         for turned in 0..bytes.len() {
             let mut pattern = bytes.clone();
@@ -125,6 +120,59 @@ fn somebody_on_the_wire_sees_nothing_of_a_tensor_or_of_the_secret() {
     // That it would have seen it.
     std::net::UdpSocket::bind("127.0.0.1:0").unwrap().send_to(&bytes, embedded.servers()[0].address()).unwrap();
     eventually("the relay sees what is not encrypted", || bulk.saw(&bytes).then_some(()));
+}
+
+#[test]
+fn what_passed_once_counts_for_nothing_when_it_comes_again() {
+    let Relayed { config, embedded, relays } = Relayed::start();
+    let join = embedded.join_string();
+    let workers: Vec<Engine> = std::thread::scope(|scope| {
+        let joining: Vec<_> = [0, 1]
+            .map(|rank| {
+                scope.spawn({
+                    let config = &config;
+                    move || worker(config, join, Some(rank), 2)
+                })
+            })
+            .into();
+        joining.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
+    });
+    let reduce = |round| {
+        for outcome in all(&workers, |engine| rounds::begin(engine, "weight", round, 20_000)?.check()) {
+            outcome.unwrap();
+        }
+    };
+    reduce(0);
+    let counted = embedded.servers()[0].stats().received_bytes();
+    let targets = [&join.address, embedded.servers()[0].address()];
+    for (relay, target) in relays.iter().zip(targets) {
+        let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        for datagram in relay.recording() {
+            stranger.send_to(&datagram, target).unwrap();
+        }
+    }
+    reduce(1);
+    assert_eq!(embedded.servers()[0].stats().received_bytes(), 2 * counted, "two rounds, and nothing else");
+}
+
+/// A job of two workers and a server whose announced addresses are those of relays.
+struct Relayed {
+    config: Config,
+    embedded: Embedded,
+    /// To the coordinator and to the server.
+    relays: [Relay; 2],
+}
+
+impl Relayed {
+    fn start() -> Self {
+        let config = config(&[("advertise", "127.0.0.2"), ("form_timeout", "60s"), ("join_timeout", "60s")]);
+        let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 2, servers: 1 }).unwrap();
+        let relays = [&embedded.join_string().address, embedded.servers()[0].address()].map(|announced| {
+            let relay: SocketAddr = announced.parse().unwrap();
+            Relay::start(relay, SocketAddr::new("127.0.0.1".parse().unwrap(), relay.port()))
+        });
+        Self { config, embedded, relays }
+    }
 }
 
 fn join(coordinator: &str, credentials: &Arc<Credentials>) -> gradlane_core::Result<Engine> {
