@@ -69,7 +69,10 @@ impl DataPlane {
         })?;
         let timed = Arc::downgrade(&plane);
         let timer = Timer::start("gl-aggregate", clock, move |_| {
-            timed.upgrade().map(|plane| plane.with(|state, now| state.aggregator.handle_timeout(now)));
+            // The next deadline is armed by `with` itself.
+            if let Some(plane) = timed.upgrade() {
+                plane.with(|state, now| state.aggregator.handle_timeout(now));
+            }
             None
         })?;
         assert!(plane.lanes.set(lanes).is_ok() && plane.timer.set(timer).is_ok(), "set once, here");

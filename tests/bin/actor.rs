@@ -70,7 +70,7 @@ fn obey(engine: &Engine) -> Result<i32> {
 fn train(engine: &Engine, count: u32, mishap: &[&str]) -> Result<i32> {
     let rank = engine.rank().0;
     say(&format!("joined {rank} {}", std::process::id()));
-    for round in (0..).take_while(|round| count == 0 || *round < count) {
+    for round in (0..).take_while(|round| count == 0 || *round < count.into()) {
         rounds::begin(engine, "weight", round, ELEMENTS)?.check()?;
         match mishap {
             [unlucky, _] if number::<u32>(unlucky) != rank => {}

@@ -9,12 +9,18 @@ use gradlane_core::cluster::MemberConfig;
 use gradlane_core::config::Config;
 use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
 use gradlane_core::mem::Region;
+use gradlane_core::transport::Transport;
 use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
-use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
+use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec};
 use gradlane_server::{Embedded, EmbeddedOptions};
+
+use crate::element::Element;
 
 /// How long a test waits for what must happen; far above what it takes.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Settings under which a tensor of a few hundred kilobytes has many parts.
+pub const SMALL_PARTS: [(&str, &str); 2] = [("partition_bytes", "64 KiB"), ("fuse_bytes", "16 KiB")];
 
 /// A job under test. Dropping it ends it.
 pub struct Cluster {
@@ -71,31 +77,46 @@ pub fn config(settings: &[(&str, &str)]) -> Config {
 /// # Errors
 /// Why it could not.
 pub fn worker(config: &Config, join: &JoinString, rank: Option<u32>, workers: u32) -> Result<Engine> {
+    worker_over(config, join, rank, workers, &Settings::from_config(config), |transport| Arc::new(transport))
+}
+
+/// Joins a job as a worker whose transport has these settings and is what `wrap` makes of it.
+///
+/// # Errors
+/// Why it could not.
+pub fn worker_over(
+    config: &Config,
+    join: &JoinString,
+    rank: Option<u32>,
+    workers: u32,
+    settings: &Settings,
+    wrap: impl FnOnce(QuicTransport) -> Arc<dyn Transport>,
+) -> Result<Engine> {
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
-    let transport = QuicTransport::new(&credentials, &Settings::from_config(config))?;
+    let transport = wrap(QuicTransport::new(&credentials, settings)?);
     let member = MemberConfig { requested: rank, workers, ..process::member(Role::Worker, config) };
-    Engine::start(EngineOptions {
-        config: config.clone(),
-        member,
-        coordinator: join.address.clone(),
-        credentials,
-        transport: Arc::new(transport),
-    })
+    let coordinator = join.address.clone();
+    Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport })
 }
 
 /// A tensor of a test, reduced in place. It must outlive its handles.
-pub struct Tensor {
+pub struct Tensor<T = f32> {
     /// Name, type and shape.
     pub spec: TensorSpec,
     /// The elements.
-    pub data: Vec<f32>,
+    pub data: Vec<T>,
 }
 
-impl Tensor {
-    /// A vector of f32.
-    pub fn new(name: &str, data: Vec<f32>) -> Self {
-        let spec = TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![data.len() as u64] };
-        Self { spec, data }
+impl<T: Element> Tensor<T> {
+    /// A vector.
+    pub fn new(name: &str, data: Vec<T>) -> Self {
+        let shape = vec![data.len() as u64];
+        Self::shaped(name, shape, data)
+    }
+
+    /// A tensor of any shape; nobody checks that it fits the elements.
+    pub fn shaped(name: &str, shape: Vec<u64>, data: Vec<T>) -> Self {
+        Self { spec: TensorSpec { name: name.to_owned(), dtype: T::DTYPE, shape }, data }
     }
 
     /// Reduces it in place.
@@ -103,7 +124,15 @@ impl Tensor {
     /// # Errors
     /// As [`Engine::push_pull`].
     pub fn push_pull(&mut self, engine: &Engine, op: Op) -> Result<Handle> {
-        self.submit(engine, op, 1.0, Priority::default())
+        engine.push_pull(self.submission(op), |_| {})
+    }
+
+    /// Reduces it in place and waits for the result.
+    ///
+    /// # Errors
+    /// As [`Engine::push_pull`] and as its handle.
+    pub fn reduce(&mut self, engine: &Engine, op: Op) -> Result<()> {
+        self.push_pull(engine, op)?.wait(Some(PATIENCE))
     }
 
     /// Reduces it in place, with a weight and a priority.
@@ -111,18 +140,22 @@ impl Tensor {
     /// # Errors
     /// As [`Engine::push_pull`].
     pub fn submit(&mut self, engine: &Engine, op: Op, weight: f64, priority: Priority) -> Result<Handle> {
-        let bytes = self.data.len() * size_of::<f32>();
+        engine.push_pull(Submission { weight, priority, ..self.submission(op) }, |_| {})
+    }
+
+    /// What reduces it in place, for tests that want something special of it.
+    pub fn submission(&mut self, op: Op) -> Submission {
+        let bytes = self.data.len() * size_of::<T>();
         let address = self.data.as_mut_ptr().cast();
-        let submission = Submission {
+        Submission {
             tensor: self.spec.clone(),
             source: region(address, bytes),
             destination: region(address, bytes),
             op,
-            weight,
-            priority,
+            weight: 1.0,
+            priority: Priority::default(),
             timeout: None,
-        };
-        engine.push_pull(submission, |_| {})
+        }
     }
 }
 

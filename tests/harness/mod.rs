@@ -1,7 +1,10 @@
 //! What the tests share.
 
 pub mod cluster;
+pub mod digits;
+pub mod element;
 pub mod patience;
 pub mod processes;
+pub mod random;
 pub mod relay;
 pub mod rounds;

@@ -156,7 +156,7 @@ fn beside(cluster: &Cluster, harm: impl FnOnce() + Send) {
             harm();
         });
         // Worker 0 decides when it is enough, so that all do the same rounds.
-        let (last, lasts) = unbounded::<u32>();
+        let (last, lasts) = unbounded::<u64>();
         all(&cluster.workers, |engine| {
             let mut rounds_due = 0..;
             let mut until = None;

@@ -274,6 +274,9 @@ impl Engine {
     ///
     /// The handle's error is an [`Error::Timeout`] that names the ranks that did not come, or the cause if the job ended.
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
+        if let Some(error) = self.shared.with(|state, _| state.ended.clone()) {
+            return Handle::resolved(0, Err(error));
+        }
         let timeout = timeout.unwrap_or(self.config.step_timeout);
         let (handle, done) = Handle::new(0, || {}, |_| {});
         self.membership.lock().expect(LOCK).barrier(name.to_owned(), timeout, done);
@@ -326,9 +329,9 @@ impl Engine {
         for thread in self.threads.lock().expect(LOCK).drain(..) {
             let _ = thread.join();
         }
-        if let Some(mut timer) = self.shared.timer.lock().expect(LOCK).take() {
-            timer.stop();
-        }
+        // Out of the lock first: a callback under way may want to arm it.
+        let timer = self.shared.timer.lock().expect(LOCK).take();
+        drop(timer);
         left
     }
 

@@ -1,0 +1,52 @@
+//! Contributions whose sum tells how often each worker was counted.
+//!
+//! The worker of rank r contributes 4^r · v, where v is 1, 2 or 4 by tensor, round and element. In base 4, the digits of sum / v are the
+//! counts: 0 is lost, 1 is right, 2 and 3 are counted too often. A v of another round shows stale bytes. Up to 11 workers every sum is
+//! exact in f32 in any order.
+
+use gradlane_core::types::TensorKey;
+
+use crate::random::Random;
+
+/// What `rank` contributes to `name` in `round`.
+pub fn contribution(rank: u32, name: &str, round: u64, len: usize) -> Vec<f32> {
+    let weight = 4_f32.powi(i32::try_from(rank).expect("few ranks"));
+    factors(name, round).take(len).map(|factor| factor * weight).collect()
+}
+
+/// Whether `sum` counts each of the workers once, in this round of this tensor.
+///
+/// # Errors
+/// The first wrong element and the counts it shows.
+pub fn check(sum: &[f32], workers: u32, name: &str, round: u64) -> Result<(), String> {
+    let right = (0..workers).map(|rank| 4_u64.pow(rank)).sum::<u64>() as f32;
+    for (index, (sum, factor)) in sum.iter().zip(factors(name, round)).enumerate() {
+        if *sum != right * factor {
+            let counts: Vec<u64> = (0..workers).map(|rank| (sum / factor) as u64 / 4_u64.pow(rank) % 4).collect();
+            return Err(format!(
+                "{name}, round {round}, element {index}: {sum} of {factor}: counts by rank {counts:?}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn factors(name: &str, round: u64) -> impl Iterator<Item = f32> + use<> {
+    let mut random = Random::new(TensorKey::of(name).0 ^ round.wrapping_mul(0xD6E8_FEB8_6659_FD93));
+    std::iter::repeat_with(move || [1.0, 2.0, 4.0][random.below(3) as usize])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_contribution_that_is_lost_doubled_or_stale_is_seen() {
+        let of = |rank, round| contribution(rank, "a", round, 100);
+        let sum = |parts: &[Vec<f32>]| (0..100).map(|i| parts.iter().map(|part| part[i]).sum()).collect::<Vec<f32>>();
+        assert_eq!(check(&sum(&[of(0, 5), of(1, 5)]), 2, "a", 5), Ok(()));
+        assert!(check(&sum(&[of(0, 5)]), 2, "a", 5).unwrap_err().contains("[1, 0]"));
+        assert!(check(&sum(&[of(0, 5), of(1, 5), of(1, 5)]), 2, "a", 5).unwrap_err().contains("[1, 2]"));
+        assert!(check(&sum(&[of(0, 5), of(1, 4)]), 2, "a", 5).is_err());
+    }
+}

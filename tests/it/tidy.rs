@@ -1,0 +1,247 @@
+//! The invariants of ARCHITECTURE.md that can be read off the sources: what may name what. Each test says what is wrong, and where.
+
+mod source;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gradlane_core::config::KNOBS;
+use source::{Source, files, read, root};
+
+/// The floors of `core`, lowest first.
+const FLOORS: [&[&str]; 4] = [
+    &["types", "error", "config"],
+    &["wire", "reduce", "mem", "pipeline", "sched", "cluster"],
+    &["device", "transport"],
+    &["engine"],
+];
+/// What the crate's root gives out of floor 0.
+const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
+
+/// Where `unsafe` may stand.
+const UNSAFE: [&str; 5] = [
+    "core/src/mem/borrow.rs",
+    "core/src/mem/pool.rs",
+    "core/src/reduce/kernels.rs",
+    "python/src/session.rs",
+    "server/src/os.rs",
+];
+
+/// What a pure module does not name: there are neither threads nor sockets, neither clock nor environment nor chance.
+const WORLD: [&str; 12] = [
+    "std::thread",
+    "std::net",
+    "std::env",
+    "std::fs",
+    "std::process",
+    "Instant::now",
+    "SystemTime::now",
+    "HashMap",
+    "HashSet",
+    "crossbeam_channel",
+    "getrandom",
+    "tracing",
+];
+/// Reading the environment and the file of settings once is what this file is for.
+const WORLD_READERS: [&str; 1] = ["core/src/config/load.rs"];
+
+const LINES_MAX: usize = 600;
+/// A specification is a list; it may be longer than what it specifies.
+const TEST_LINES_MAX: usize = 900;
+
+#[test]
+fn references_between_floors_point_down() {
+    let mut wrong = Vec::new();
+    for Crossing { from, to, place } in crossings_of_core() {
+        let (above, below) = (floor(&from), floor(&to));
+        if below > above || (above == 2 && below == 2 && from != to) {
+            wrong.push(format!("{place}: {from} (floor {above}) names {to} (floor {below})"));
+        }
+    }
+    report("references that do not point down", wrong);
+}
+
+#[test]
+fn siblings_of_a_floor_do_not_go_in_circles() {
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for Crossing { from, to, .. } in crossings_of_core() {
+        if from != to && floor(&from) == 1 && floor(&to) == 1 {
+            uses.entry(from).or_default().insert(to);
+        }
+    }
+    // Take away whoever uses nobody that is left; what cannot be taken away is in a circle or leads into one.
+    let mut left: BTreeSet<&str> = FLOORS[1].iter().copied().collect();
+    loop {
+        let free =
+            |name: &&str| uses.get(*name).is_none_or(|used| used.iter().all(|used| !left.contains(used.as_str())));
+        let Some(taken) = left.iter().copied().find(free) else { break };
+        left.remove(taken);
+    }
+    let describe = |name: &str| format!("{name} uses {:?}", uses[name]);
+    report("folders of floor 1 in a circle", left.into_iter().map(describe).collect());
+}
+
+#[test]
+fn the_machines_of_the_server_use_words_and_pure_modules_only() {
+    let mut wrong = Vec::new();
+    for source in server_machines() {
+        for reference in source.references("gradlane_core") {
+            let to = &reference.path[0];
+            if !ROOT_WORDS.contains(&to.as_str()) && floor(to) > 1 {
+                wrong.push(format!(
+                    "{}:{}: names gradlane_core::{}",
+                    source.path,
+                    reference.line,
+                    reference.path.join("::")
+                ));
+            }
+        }
+        for reference in source.references("crate") {
+            if !is_machine(&reference.path) || reference.path[0] != source.module[0] {
+                wrong.push(format!("{}:{}: names {}", source.path, reference.line, reference.path.join("::")));
+            }
+        }
+    }
+    report("machines that know more than they should", wrong);
+}
+
+#[test]
+fn pure_modules_know_neither_threads_nor_sockets_nor_clocks() {
+    let core = read("core/src").into_iter().filter(|source| source.module.first().is_some_and(|top| floor(top) <= 1));
+    let mut wrong = Vec::new();
+    for source in core.chain(server_machines()).filter(|source| !source.is_test) {
+        if WORLD_READERS.contains(&source.path.as_str()) {
+            continue;
+        }
+        for word in WORLD {
+            wrong.extend(source.lines_with(word).map(|line| format!("{}:{line}: {word}", source.path)));
+        }
+    }
+    report("pure modules that reach into the world", wrong);
+}
+
+#[test]
+fn tokio_is_named_only_where_quic_is_spoken() {
+    let elsewhere = everything().into_iter().filter(|source| !source.path.starts_with("core/src/transport/quic/"));
+    let lines = elsewhere.flat_map(|source| {
+        let line =
+            |word: &str| source.lines_with(word).map(|line| format!("{}:{line}", source.path)).collect::<Vec<_>>();
+        ["tokio::", "quinn::"].into_iter().flat_map(line).collect::<Vec<_>>()
+    });
+    report("tokio or quinn elsewhere", lines.collect());
+}
+
+#[test]
+fn core_and_server_know_no_python() {
+    let sources = read("core/src").into_iter().chain(read("server/src"));
+    let lines = sources
+        .flat_map(|source| source.lines_with("pyo3").map(|line| format!("{}:{line}", source.path)).collect::<Vec<_>>());
+    let manifests = ["core/Cargo.toml", "server/Cargo.toml"];
+    let manifests = manifests.into_iter().filter(|path| text(path).contains("pyo3")).map(str::to_owned);
+    report("pyo3 below the wheel", lines.chain(manifests).collect());
+}
+
+#[test]
+fn unsafe_stands_only_where_it_is_agreed() {
+    let is_unsafe =
+        |source: &Source| ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|word| source.code.contains(word));
+    let found: BTreeSet<String> = everything()
+        .into_iter()
+        .filter(|source| !source.is_test && is_unsafe(source))
+        .map(|source| source.path)
+        .collect();
+    let agreed = UNSAFE.map(str::to_owned).into_iter().collect();
+    report("unsafe elsewhere", found.difference(&agreed).cloned().collect());
+    report("files agreed on without unsafe", agreed.difference(&found).cloned().collect());
+}
+
+#[test]
+fn files_can_be_read_in_one_sitting() {
+    let long = |source: &Source| source.lines > if source.is_test { TEST_LINES_MAX } else { LINES_MAX };
+    let harness = read("tests").into_iter().chain(read("bench/src")).chain(everything());
+    let found = harness.filter(long).map(|source| format!("{}: {} lines", source.path, source.lines));
+    report("files that are too long", found.collect());
+}
+
+#[test]
+fn a_knob_that_is_spoken_of_exists() {
+    const PREFIX: &str = "GRADLANE_";
+    // Where the file of settings is, and how long the fuzz test runs; neither is a setting.
+    let mut known: BTreeSet<String> = ["GRADLANE_CONFIG", "GRADLANE_FUZZ_ITERATIONS"].map(str::to_owned).into();
+    known.extend(KNOBS.iter().map(|knob| knob.env()));
+    let mut wrong = Vec::new();
+    let places = [("docs", "md"), ("core/src", "rs"), ("server/src", "rs"), ("python", "rs"), ("plugins", "py")];
+    let below = places.into_iter().flat_map(|(folder, extension)| files(&root().join(folder), extension));
+    for path in below.chain([root().join("README.md")]) {
+        // Tests write settings wrongly on purpose.
+        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        let text = text.split("#[cfg(test)]").next().expect("there is a first piece");
+        if path.components().any(|part| part.as_os_str().to_string_lossy().starts_with("tests")) {
+            continue;
+        }
+        for (at, _) in text.match_indices(PREFIX) {
+            let tail = &text[at + PREFIX.len()..];
+            let end = tail.find(|letter: char| !letter.is_ascii_uppercase() && letter != '_').unwrap_or(tail.len());
+            let name = format!("{PREFIX}{}", &tail[..end]);
+            if end > 0 && !known.contains(&name) {
+                wrong.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    report("settings that do not exist", wrong);
+}
+
+/// One folder of `core` names another, or itself.
+struct Crossing {
+    from: String,
+    to: String,
+    place: String,
+}
+
+fn crossings_of_core() -> Vec<Crossing> {
+    let mut found = Vec::new();
+    for source in read("core/src").iter().filter(|source| !source.is_test) {
+        let Some(from) = source.module.first() else { continue };
+        for reference in source.references("crate") {
+            let to = &reference.path[0];
+            let to = if ROOT_WORDS.contains(&to.as_str()) { "error" } else { to };
+            let place = format!("{}:{}", source.path, reference.line);
+            found.push(Crossing { from: from.clone(), to: to.to_owned(), place });
+        }
+    }
+    assert!(found.len() > 100, "the sources were read");
+    found
+}
+
+fn floor(module: &str) -> usize {
+    let floor = FLOORS.iter().position(|floor| floor.contains(&module));
+    floor.unwrap_or_else(|| panic!("core::{module} stands on no floor: say in ARCHITECTURE.md and here on which"))
+}
+
+/// The pure half of the server.
+fn server_machines() -> Vec<Source> {
+    let machines = |source: &Source| is_machine(&source.module) && !source.is_test;
+    let found: Vec<Source> = read("server/src").into_iter().filter(machines).collect();
+    assert!(found.len() > 10, "the sources were read");
+    found
+}
+
+fn is_machine(module: &[String]) -> bool {
+    let of = |index: usize| module.get(index).map(String::as_str);
+    match of(0) {
+        Some("aggregate") => true,
+        Some("coordinator") => of(1) != Some("driver"),
+        Some(_) | None => false,
+    }
+}
+
+fn everything() -> Vec<Source> {
+    ["core/src", "server/src", "python/src"].into_iter().flat_map(read).collect()
+}
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn report(what: &str, wrong: Vec<String>) {
+    assert!(wrong.is_empty(), "{what}:\n  {}", wrong.join("\n  "));
+}
