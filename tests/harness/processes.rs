@@ -138,15 +138,9 @@ pub fn lives(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// The variables of a worker process of the job. One that is to be given a rank does not know how many there are.
-pub fn worker_variables(
-    join: &JoinString,
-    rank: Option<u32>,
-    workers: u32,
-    settings: &[(&str, &str)],
-) -> Vec<(String, String)> {
-    let place = rank.map(|rank| [("rank", rank.to_string()), ("size", workers.to_string())]);
+/// The environment variables that tell a process of the job these settings.
+pub fn variables(join: &JoinString, settings: &[(&str, &str)]) -> Vec<(String, String)> {
     let settings = settings.iter().map(|(name, value)| (*name, (*value).to_owned()));
-    let all = std::iter::once(("join", join.to_string())).chain(place.into_iter().flatten()).chain(settings);
+    let all = std::iter::once(("join", join.to_string())).chain(settings);
     all.map(|(name, value)| (format!("GRADLANE_{}", name.to_ascii_uppercase()), value)).collect()
 }

@@ -7,7 +7,7 @@ use gradlane_core::wire::frame::{Health, Status};
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::config;
 use gradlane_tests::patience::eventually;
-use gradlane_tests::processes::{Process, worker_variables};
+use gradlane_tests::processes::{Process, variables};
 
 /// The program that plays all parts: `tests/bin/actor.rs`.
 pub(crate) const ACTOR: &str = env!("CARGO_BIN_EXE_gradlane-actor");
@@ -58,6 +58,17 @@ pub(crate) fn worker(
     workers: u32,
     settings: &[(&str, &str)],
 ) -> Process {
+    let place = rank.map(|rank| [rank, workers].map(|number| number.to_string()));
+    // One that is to be given a rank does not know how many there are.
+    let place = place.iter().flat_map(|[rank, size]| [("rank", &**rank), ("size", &**size)]);
+    let settings: Vec<_> = settings.iter().copied().chain(place).collect();
     // It has no file to keep, so any directory is a home.
-    Process::start(Path::new(ACTOR), part, Path::new("/tmp"), &worker_variables(join, rank, workers, settings))
+    Process::start(Path::new(ACTOR), part, Path::new("/tmp"), &variables(join, &settings))
+}
+
+/// Starts a summation server of the job.
+pub(crate) fn server(join: &JoinString, index: u32, settings: &[(&str, &str)]) -> Process {
+    let index = index.to_string();
+    let settings = [settings, &[("server_index", &index), ("bind", "127.0.0.1:0")]].concat();
+    Process::start(Path::new(ACTOR), &["server"], Path::new("/tmp"), &variables(join, &settings))
 }

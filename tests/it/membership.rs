@@ -10,11 +10,13 @@ use gradlane_core::transport::quic::Credentials;
 use gradlane_core::types::{Incarnation, JoinString, Phase, Role};
 use gradlane_core::wire::frame::{Health, Progress};
 use gradlane_core::{Code, Error};
+use gradlane_server::coordinator::CoordinatorConfig;
+use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{PATIENCE, config, worker as join_as};
 use gradlane_tests::patience::{elapsed, eventually};
 
-use crate::actors::{Job, worker};
+use crate::actors::{Job, server, worker};
 
 #[test]
 fn who_never_comes_is_named_to_everybody_who_did() {
@@ -208,6 +210,35 @@ fn everybody_hears_at_once_of_a_death_that_somebody_saw() {
         assert!(answer.ends_with(": worker 2 was killed by signal 9"), "{answer}");
     }
     report("a death that was reported was heard of", elapsed(clock));
+}
+
+#[test]
+fn everybody_hears_of_a_server_that_is_killed_and_the_other_servers_end() {
+    let config = config(SWIFT);
+    let machine = CoordinatorConfig::from_config(&config, 2, 2);
+    let coordinator = CoordinatorNode::start(machine, &config, None).unwrap();
+    let join = coordinator.join_string();
+    let mut servers = [0, 1].map(|index| server(join, index, SWIFT));
+    let mut workers = [0, 1].map(|rank| worker(&["puppet"], join, Some(rank), 2, SWIFT));
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        assert_eq!(worker.line(), format!("joined {rank}"));
+        // More tensors than one server has.
+        (0..4).for_each(|tensor| worker.order(&format!("sum weight{tensor} 0")));
+    }
+    for worker in &mut workers {
+        (0..4).for_each(|_| assert_eq!(worker.line(), "ok"));
+    }
+    servers[1].signal("KILL");
+    let lost = format!("lost server 1 on {} (pid {}): silent for ", process::host(), servers[1].pid());
+    for worker in &mut workers {
+        (0..4).for_each(|tensor| worker.order(&format!("sum weight{tensor} 1")));
+        let failures = [0; 4].map(|_| worker.line());
+        let told = failures.iter().filter(|answer| **answer != "ok");
+        assert!(told.clone().count() > 0 && told.clone().all(|answer| answer.contains(&lost)), "{failures:?}");
+    }
+    let ended = servers[0].end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.complaints.contains(&lost), "{ended:?}");
 }
 
 #[test]

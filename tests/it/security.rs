@@ -86,7 +86,7 @@ fn somebody_on_the_wire_sees_nothing_of_a_tensor_or_of_the_secret() {
     let Relayed { config, embedded, relays } = Relayed::start();
     let join = embedded.join_string();
     let marker = [0x4b32_1d0a_u32, 0x4a77_0ff1, 0x4913_3779].map(f32::from_bits);
-    let data: Vec<f32> = marker.iter().copied().cycle().take(300_000).collect();
+    let data: Vec<f32> = marker.iter().copied().cycle().take(200_000).collect();
     let bytes: Vec<u8> = marker.iter().flat_map(|word| word.to_le_bytes()).collect();
     let zeros = vec![0.0; data.len()];
     std::thread::scope(|scope| {
@@ -108,11 +108,8 @@ fn somebody_on_the_wire_sees_nothing_of_a_tensor_or_of_the_secret() {
     assert!(passed > 4 * data.len() * size_of::<f32>(), "all of it went by the relay");
     assert!(!control.recording().is_empty());
     for relay in &relays {
-        for turned in 0..bytes.len() {
-            let mut pattern = bytes.clone();
-            pattern.rotate_left(turned);
-            assert!(!relay.saw(&pattern), "the marker is on the wire");
-        }
+        // Wherever a datagram began: twenty-three bytes of the tensor hold it whole.
+        assert!(!relay.saw(&bytes), "the marker is on the wire");
         for secret in [&join.secret[..], b"marked"] {
             assert!(!relay.saw(secret));
         }
