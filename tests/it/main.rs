@@ -1,6 +1,11 @@
 //! The integration tests, one binary.
 
+mod flow;
+mod handles;
 mod mismatch;
 mod ops;
+mod parts;
 mod push_pull;
+mod rounds;
+mod shapes;
 mod tidy;
