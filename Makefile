@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 2000
 
+.DELETE_ON_ERROR:
 .PHONY: help demo test test-rust test-sim test-python lint bench soak fuzz wheel clean
 
 help: ## this list

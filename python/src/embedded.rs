@@ -3,18 +3,23 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use gradlane_core::config::Config;
+use gradlane_core::types::JoinString;
 use gradlane_server::EmbeddedOptions;
+use gradlane_server::rendezvous::{self, Published};
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::fork::OwnProcess;
 use crate::handle::duration;
+use crate::launch::config;
 
 /// A job's coordinator and servers. Stops when it is dropped.
 #[pyclass(frozen, module = "gradlane._core")]
 pub(crate) struct Embedded {
-    inner: Mutex<Option<gradlane_server::Embedded>>,
-    join: String,
+    inner: Mutex<Option<OwnProcess<gradlane_server::Embedded>>>,
+    join: JoinString,
+    /// The file that leads to this job, while it lives.
+    published: Mutex<Option<Published>>,
 }
 
 #[pymethods]
@@ -32,25 +37,38 @@ impl Embedded {
         settings.insert("bind".to_owned(), bind);
         settings.insert("job".to_owned(), job);
         let started = py.detach(|| {
-            let (config, _) = Config::from_process(&settings)?;
+            let config = config(&settings)?;
             gradlane_server::Embedded::start(EmbeddedOptions { config, workers, servers })
         });
         let embedded = started.map_err(|error| errors::raise(py, &error))?;
-        let join = embedded.join_string().to_string();
-        Ok(Self { inner: Mutex::new(Some(embedded)), join })
+        let join = embedded.join_string().clone();
+        Ok(Self { inner: Mutex::new(Some(OwnProcess::new(embedded))), join, published: Mutex::default() })
     }
 
     /// What the workers need to join. It is a secret.
     #[getter]
-    fn join(&self) -> &str {
-        &self.join
+    fn join(&self) -> String {
+        self.join.to_string()
+    }
+
+    /// Leaves the join string in this user's state directory, for processes that look for `job`, until [`Embedded::stop`].
+    fn publish(&self, py: Python<'_>, job: &str) -> PyResult<()> {
+        let state_dir = config(&BTreeMap::new());
+        let published =
+            state_dir.and_then(|config| rendezvous::publish(rendezvous::state_dir(&config)?, job, &self.join));
+        let published = published.map_err(|error| errors::raise(py, &error))?;
+        *self.published.lock().expect(LOCK) = Some(published);
+        Ok(())
     }
 
     /// Waits until all workers have left, at most `timeout` seconds, then stops everything. Idempotent.
     fn stop(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        let embedded = self.inner.lock().expect("nobody panics while holding it").take();
+        self.published.lock().expect(LOCK).take();
+        let embedded = self.inner.lock().expect(LOCK).take();
         let Some(embedded) = embedded else { return Ok(()) };
         let outcome = py.detach(|| embedded.stop(duration(timeout)));
         outcome.map_err(|error| errors::raise(py, &error))
     }
 }
+
+const LOCK: &str = "nobody panics while holding it";

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use gradlane_core::config::{Config, Launch};
+use gradlane_core::Result;
+use gradlane_core::config::{Config, Launcher, Origin};
 use gradlane_server::rendezvous;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -20,31 +21,54 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cli_main, module)?)
 }
 
-/// What the arguments and the environment say of this process's place in a job.
+/// What the arguments and the environment say of this process's place in a job. `coordinator` among them is a `host:port` or a join
+/// string.
 #[pyfunction]
-fn detect_launch(py: Python<'_>, arguments: Settings) -> PyResult<Bound<'_, PyDict>> {
-    let detected = Config::from_process(&arguments).and_then(|(config, _)| Ok((Launch::from_process(&config)?, config)));
-    let (launch, config) = detected.map_err(|error| errors::raise(py, &error))?;
+fn detect_launch(py: Python<'_>, mut arguments: Settings) -> PyResult<Bound<'_, PyDict>> {
+    if let Some(address) = arguments.remove("coordinator") {
+        if address.starts_with("gradlane") {
+            arguments.insert("join".to_owned(), address);
+            return detect_launch(py, arguments);
+        }
+        let (host, port) = address.rsplit_once(':').unwrap_or((&address, ""));
+        arguments.insert("coordinator_host".to_owned(), host.to_owned());
+        arguments.insert("coordinator_port".to_owned(), port.to_owned());
+    }
+    let config = config(&arguments).map_err(|error| errors::raise(py, &error))?;
+    let unknown_size = if config.join.is_some() { 0 } else { 1 };
     let found = PyDict::new(py);
-    found.set_item("source", launch.source.name())?;
-    found.set_item("rank", launch.rank)?;
-    found.set_item("size", launch.size)?;
-    found.set_item("local_rank", launch.local_rank)?;
-    found.set_item("local_size", launch.local_size)?;
-    found.set_item("node_rank", launch.node_rank)?;
-    found.set_item("num_nodes", launch.num_nodes)?;
+    found.set_item("source", source(&config))?;
+    found.set_item("rank", config.rank)?;
+    found.set_item("size", config.size.unwrap_or(unknown_size))?;
+    found.set_item("local_rank", config.local_rank.unwrap_or(0))?;
+    found.set_item("local_size", config.local_size.unwrap_or(1))?;
+    found.set_item("node_rank", config.node_rank.unwrap_or(0))?;
+    found.set_item("num_nodes", config.num_nodes.unwrap_or(1))?;
     found.set_item("join", config.join.as_ref().map(ToString::to_string))?;
     found.set_item("servers", config.servers)?;
     found.set_item("job", rendezvous::job(&config))?;
     Ok(found)
 }
 
-/// Waits up to `timeout` seconds for the join string that a coordinator of this user left in the state directory.
+/// Who placed this process.
+fn source(config: &Config) -> &'static str {
+    match config.origin("size") {
+        Origin::Launcher(Launcher::Dmlc) => "dmlc",
+        Origin::Launcher(Launcher::Torchrun) => "torchrun",
+        Origin::Launcher(Launcher::Mpi) => "mpi",
+        Origin::Launcher(Launcher::Slurm) => "slurm",
+        Origin::Launcher(Launcher::Gradlane) | Origin::Environment(_) | Origin::File(_) => "gradlane",
+        Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default if config.join.is_some() => "gradlane",
+        Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default => "single",
+    }
+}
+
+/// Waits up to `timeout` seconds for the join string that the job's coordinator left in this user's state directory.
 #[pyfunction]
-fn find_join(py: Python<'_>, arguments: Settings, timeout: f64) -> PyResult<String> {
+fn find_join(py: Python<'_>, job: &str, timeout: f64) -> PyResult<String> {
     let found = py.detach(|| {
-        let (config, _) = Config::from_process(&arguments)?;
-        rendezvous::find(&config.state_dir, &rendezvous::job(&config), duration(timeout))
+        let config = config(&Settings::new())?;
+        rendezvous::find(rendezvous::state_dir(&config)?, job, duration(timeout))
     });
     found.map(|join| join.to_string()).map_err(|error| errors::raise(py, &error))
 }
@@ -52,12 +76,22 @@ fn find_join(py: Python<'_>, arguments: Settings, timeout: f64) -> PyResult<Stri
 /// Every setting, its value and where it came from.
 #[pyfunction]
 fn config_report(py: Python<'_>, arguments: Settings) -> PyResult<String> {
-    let config = Config::from_process(&arguments);
-    config.map(|(config, _)| config.report()).map_err(|error| errors::raise(py, &error))
+    config(&arguments).map(|config| config.report()).map_err(|error| errors::raise(py, &error))
 }
 
-/// The `gradlane` command; returns its exit code. `program` is the command line that starts it again.
+/// The `gradlane` command with these words, the first its own name; returns its exit code.
 #[pyfunction]
-fn cli_main(py: Python<'_>, argv: Vec<OsString>, program: Vec<OsString>) -> i32 {
-    py.detach(|| gradlane_server::cli::main(argv.into_iter(), &program))
+fn cli_main(py: Python<'_>, argv: Vec<OsString>) -> PyResult<i32> {
+    let python: OsString = py.import("sys")?.getattr("executable")?.extract()?;
+    let program = [python, "-m".into(), "gradlane".into()];
+    Ok(py.detach(|| gradlane_server::cli::main(argv.into_iter(), &program)))
+}
+
+/// The settings of this process; what looks like a mistake goes to standard error.
+pub(crate) fn config(arguments: &Settings) -> Result<Config> {
+    let (config, warnings) = Config::from_process(arguments)?;
+    for warning in warnings {
+        eprintln!("gradlane: {warning}");
+    }
+    Ok(config)
 }

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 mod embedded;
 mod errors;
+mod fork;
 mod handle;
 mod launch;
 mod session;

@@ -5,23 +5,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gradlane_core::config::Config;
 use gradlane_core::engine::{self, Engine, EngineOptions, Submission, process};
 use gradlane_core::mem::Region;
-use gradlane_core::transport::quic::{QuicTransport, identity::Credentials, settings::QuicSettings};
-use gradlane_core::types::join::JoinString;
-use gradlane_core::types::{DType, Op, Priority, Role, TensorSpec, WorkerId};
+use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
+use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec, WorkerId};
 use gradlane_core::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors;
+use crate::fork::OwnProcess;
 use crate::handle::{Handle, duration, wait_interruptibly};
+use crate::launch::config;
 
 /// A process's place in a job. All blocking calls release the interpreter lock.
 #[pyclass(frozen, module = "gradlane._core")]
 pub(crate) struct Session {
-    place: Place,
+    place: OwnProcess<Place>,
     owners: Arc<Owners>,
     finished: Finished,
 }
@@ -29,7 +29,10 @@ pub(crate) struct Session {
 enum Place {
     Joined(Engine),
     /// The only worker of its job: every reduction is a copy.
-    Alone { handles: AtomicU64, closed: AtomicBool },
+    Alone {
+        handles: AtomicU64,
+        closed: AtomicBool,
+    },
 }
 
 /// Keeps the objects whose memory is lent to the engine. Engine threads only note what has ended; a Python thread drops it.
@@ -101,13 +104,13 @@ impl Session {
     #[staticmethod]
     fn local(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<Self> {
         // The settings mean nothing here, but a typing error in one should show in a trial run on a laptop.
-        config(settings).map_err(|error| errors::raise(py, &error))?;
+        config(&settings).map_err(|error| errors::raise(py, &error))?;
         Ok(Self::new(Place::Alone { handles: AtomicU64::new(1), closed: AtomicBool::new(false) }))
     }
 
     #[getter]
     fn rank(&self) -> u32 {
-        match &self.place {
+        match &*self.place {
             Place::Joined(engine) => engine.rank().0,
             Place::Alone { .. } => 0,
         }
@@ -115,7 +118,7 @@ impl Session {
 
     #[getter]
     fn size(&self) -> u32 {
-        match &self.place {
+        match &*self.place {
             Place::Joined(engine) => engine.size(),
             Place::Alone { .. } => 1,
         }
@@ -133,7 +136,7 @@ impl Session {
             .into_iter()
             .map(|(name, dtype, shape)| Ok(TensorSpec { name, dtype: dtype.parse()?, shape }))
             .collect::<Result<Vec<_>>>();
-        let outcome = specs.and_then(|specs| match &self.place {
+        let outcome = specs.and_then(|specs| match &*self.place {
             Place::Joined(engine) => py.detach(|| engine.declare(specs, fuse, timeout.map(duration))),
             Place::Alone { .. } => Ok(()),
         });
@@ -161,7 +164,7 @@ impl Session {
         self.owners.release(py);
         let submission = submission(name, dtype, shape, source, destination, op, root, weight, priority, timeout);
         let submission = submission.map_err(|error| errors::raise(py, &error))?;
-        let inner = match &self.place {
+        let inner = match &*self.place {
             Place::Joined(engine) => self.submit_to(py, engine, submission, owner),
             Place::Alone { handles, closed } => alone(handles, closed, submission),
         };
@@ -171,7 +174,7 @@ impl Session {
 
     /// Waits until all workers arrived.
     fn barrier(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
-        let outcome = match &self.place {
+        let outcome = match &*self.place {
             Place::Joined(engine) => {
                 let handle = engine.arrive(name, timeout.map(duration));
                 wait_interruptibly(py, None, |slice| handle.wait(Some(slice)))?
@@ -184,17 +187,20 @@ impl Session {
     /// Counters since the start.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counters = PyDict::new(py);
-        if let Place::Joined(engine) = &self.place {
-            for (name, value) in engine.metrics().snapshot() {
-                counters.set_item(name, value)?;
-            }
+        let snapshot = match &*self.place {
+            Place::Joined(engine) => engine.metrics().snapshot(),
+            // Nothing travels; the names are there all the same.
+            Place::Alone { .. } => engine::Metrics::default().snapshot(),
+        };
+        for (name, value) in snapshot {
+            counters.set_item(name, value)?;
         }
         Ok(counters)
     }
 
     /// The parts of every declared tensor, one a line.
     fn layout(&self) -> String {
-        match &self.place {
+        match &*self.place {
             Place::Joined(engine) => engine.layout(),
             Place::Alone { .. } => String::new(),
         }
@@ -213,7 +219,7 @@ impl Session {
 
     /// Leaves the job: pending operations fail, and the other workers are waited for at most `timeout` seconds. Idempotent.
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        let outcome = match &self.place {
+        let outcome = match &*self.place {
             Place::Joined(engine) => py.detach(|| engine.shutdown(duration(timeout))),
             Place::Alone { closed, .. } => {
                 closed.store(true, Ordering::Relaxed);
@@ -229,7 +235,7 @@ impl Session {
     fn new(place: Place) -> Self {
         let (sender, receiver) = crossbeam_channel::unbounded();
         let finished = Finished { wanted: Arc::default(), sender, receiver };
-        Self { place, owners: Arc::default(), finished }
+        Self { place: OwnProcess::new(place), owners: Arc::default(), finished }
     }
 
     fn submit_to(
@@ -247,19 +253,10 @@ impl Session {
                 let _ = sender.send(id);
             }
         };
-        // Held before the engine sees the memory: an error leaves through `?` after the owner was taken back.
         let handle = py.detach(|| engine.push_pull(submission, ended))?;
         self.owners.held.lock().expect(LOCK).insert(handle.id(), owner);
         Ok(handle)
     }
-}
-
-fn config(settings: BTreeMap<String, String>) -> Result<Config> {
-    let (config, warnings) = Config::from_process(&settings)?;
-    for warning in warnings {
-        tracing::warn!("{warning}");
-    }
-    Ok(config)
 }
 
 fn join_job(
@@ -270,10 +267,10 @@ fn join_job(
     settings: BTreeMap<String, String>,
     patience: Duration,
 ) -> Result<Engine> {
-    let config = config(settings)?;
+    let config = config(&settings)?;
     let join: JoinString = join.parse()?;
     let credentials = Arc::new(Credentials::enroll(&join, Role::Worker, patience)?);
-    let transport = QuicTransport::new(&credentials, &QuicSettings::from_config(&config))?;
+    let transport = QuicTransport::new(&credentials, &Settings::from_config(&config))?;
     let member = gradlane_core::cluster::MemberConfig {
         requested: rank,
         workers: size,

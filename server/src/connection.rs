@@ -6,15 +6,15 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use gradlane_core::Error;
 use gradlane_core::engine::{Clock, Membership, Timer};
 use gradlane_core::error::Result;
 use gradlane_core::mem::{Lease, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
 use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, TensorKey, Time, View};
-use gradlane_core::wire::frame::{Progress, Stall};
 use gradlane_core::wire::Header;
-use gradlane_core::Error;
+use gradlane_core::wire::frame::{Progress, Stall};
 
 use crate::aggregate::{Aggregator, AggregatorConfig, Command};
 use crate::stats::Stats;
@@ -69,7 +69,10 @@ impl DataPlane {
         })?;
         let timed = Arc::downgrade(&plane);
         let timer = Timer::start("gl-aggregate", clock, move |_| {
-            timed.upgrade().map(|plane| plane.with(|state, now| state.aggregator.handle_timeout(now)));
+            // The next deadline is armed by `with` itself.
+            if let Some(plane) = timed.upgrade() {
+                plane.with(|state, now| state.aggregator.handle_timeout(now));
+            }
             None
         })?;
         assert!(plane.lanes.set(lanes).is_ok() && plane.timer.set(timer).is_ok(), "set once, here");

@@ -63,11 +63,8 @@ impl Server {
         let settings = Settings::from_config(&config);
         let listener = listener::bind(&config.bind, &credentials, &settings, plane.inbox())?;
         let address = process::announced(&listener.address, config.advertise.as_deref(), &coordinator);
-        let member = MemberConfig {
-            requested: index,
-            address: address.clone(),
-            ..process::member(Role::Server, &config)
-        };
+        let member =
+            MemberConfig { requested: index, address: address.clone(), ..process::member(Role::Server, &config) };
 
         let end = Arc::new(End::default());
         let (reporter, followed, finished) = (Arc::clone(&plane), Arc::clone(&plane), Arc::clone(&end));

@@ -1,6 +1,7 @@
 //! The `gradlane-server` binary as a user starts it: whole jobs of processes, their exit codes, and that nothing is left behind.
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::UdpSocket;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -53,6 +54,20 @@ fn a_signal_ends_the_whole_job_within_two_seconds() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn a_launcher_that_is_killed_leaves_nobody_behind() {
+    let home = tempfile::tempdir().unwrap();
+    let mut launcher =
+        command(home.path(), &["run", "-n", "1", "-s", "1", "--", "sh", "-c", "echo $$; exec sleep 300"]);
+    let mut launcher = launcher.stdout(Stdio::piped()).spawn().unwrap();
+    let mut worker = String::new();
+    BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut worker).unwrap();
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    eventually(|| !lives(worker.trim()));
+}
+
+#[test]
 fn a_job_that_does_not_form_names_who_is_missing() {
     let home = tempfile::tempdir().unwrap();
     let limits = ["-o", "join_timeout=2s", "-o", "form_timeout=500ms"];
@@ -91,9 +106,11 @@ fn a_role_ends_within_two_seconds_of_a_signal_even_if_nobody_answers() {
 #[test]
 fn a_coordinator_of_dmlc_variables_needs_no_argument() {
     let home = tempfile::tempdir().unwrap();
+    // Free a moment ago, which is the best that a port given by number can be.
+    let port = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap().port().to_string();
     let dmlc = [
         ("DMLC_PS_ROOT_URI", "127.0.0.1"),
-        ("DMLC_PS_ROOT_PORT", "19473"),
+        ("DMLC_PS_ROOT_PORT", port.as_str()),
         ("DMLC_NUM_WORKER", "1"),
         ("DMLC_NUM_SERVER", "1"),
     ];

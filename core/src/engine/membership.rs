@@ -10,8 +10,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use super::Clock;
 use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use crate::error::{Error, Result};
-use crate::transport::quic::control::{ControlEvent, ControlLink};
 use crate::transport::quic::Credentials;
+use crate::transport::quic::control::{ControlEvent, ControlLink};
 use crate::types::{Done, PartLayout, TensorSpec};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
@@ -53,7 +53,10 @@ impl Membership {
     ) -> Result<Self> {
         let (inputs, received) = unbounded();
         let mut driver = Driver {
-            member: Member::new(MemberConfig { coordinator: options.coordinator.clone(), ..options.member }, clock.now()),
+            member: Member::new(
+                MemberConfig { coordinator: options.coordinator.clone(), ..options.member },
+                clock.now(),
+            ),
             clock,
             coordinator: options.coordinator,
             credentials: options.credentials,
@@ -246,7 +249,9 @@ pub fn status(address: &str, credentials: &Credentials, patience: Duration) -> R
             Ok(ControlEvent::Frame(Frame::Status(status))) => return Ok(status),
             Ok(ControlEvent::Frame(Frame::Refused(error)) | ControlEvent::Closed(error)) => return Err(error),
             Ok(ControlEvent::Frame(_)) => {}
-            Err(_) => return Err(Error::Timeout { what: format!("asking {address} for its status"), waited: patience }),
+            Err(_) => {
+                return Err(Error::Timeout { what: format!("asking {address} for its status"), waited: patience });
+            }
         }
     }
 }

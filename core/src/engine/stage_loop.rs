@@ -14,7 +14,12 @@ use crate::sched::Task;
 pub(super) type Executor = fn(&Arc<Shared>, Task);
 
 /// Starts the thread of `stage`. It ends when the bell's last sender is dropped.
-pub(super) fn spawn(stage: Stage, bell: Receiver<()>, shared: Arc<Shared>, execute: Executor) -> Result<JoinHandle<()>> {
+pub(super) fn spawn(
+    stage: Stage,
+    bell: Receiver<()>,
+    shared: Arc<Shared>,
+    execute: Executor,
+) -> Result<JoinHandle<()>> {
     let run = move || {
         while bell.recv().is_ok() {
             while let Some(task) = shared.with(|state, now| state.scheduler.take(now, stage)) {

@@ -131,7 +131,8 @@ impl Engine {
         *shared.timer.lock().expect(LOCK) = Some(timer);
         let mut threads = Vec::new();
         for (stage, bell) in rung {
-            let execute = executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
+            let execute =
+                executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
             threads.push(stage_loop::spawn(stage, bell, Arc::clone(&shared), execute)?);
         }
 
@@ -300,9 +301,9 @@ impl Engine {
         for thread in self.threads.lock().expect(LOCK).drain(..) {
             let _ = thread.join();
         }
-        if let Some(mut timer) = self.shared.timer.lock().expect(LOCK).take() {
-            timer.stop();
-        }
+        // Out of the lock first: a callback under way may want to arm it.
+        let timer = self.shared.timer.lock().expect(LOCK).take();
+        drop(timer);
         left
     }
 

@@ -161,7 +161,9 @@ impl AsRef<[u8]> for Piece {
 }
 
 /// Shared by the pieces of a loan; dropped with the last of them.
-struct Ticket(Mutex<Option<Box<dyn FnOnce(Returned) + Send>>>);
+struct Ticket(Mutex<Option<OnReturn>>);
+
+type OnReturn = Box<dyn FnOnce(Returned) + Send>;
 
 impl Drop for Ticket {
     fn drop(&mut self) {

@@ -41,6 +41,7 @@ macro_rules! promises {
             a_reject_carries_the_error
             an_early_answer_refuses_the_rest_of_the_body
             an_abandoned_exchange_is_cancelled_on_both_sides
+            an_exchange_may_be_abandoned_at_any_moment
             a_push_may_be_abandoned_while_its_body_is_under_way
             a_server_that_stops_tears_what_is_under_way
             a_worker_that_disconnects_tears_its_exchanges_then_its_link
@@ -158,6 +159,18 @@ pub(super) fn an_abandoned_exchange_is_cancelled_on_both_sides(world: &dyn World
     server.send(Outgoing::Answer { exchange, header: header(100_000), body: body.freeze() });
     worker.transport.abandon(id);
     server.still_serves(&worker);
+}
+
+pub(super) fn an_exchange_may_be_abandoned_at_any_moment(world: &dyn World) {
+    let (_server, worker) = connected(world);
+    for id in 0..100 {
+        let (mut pushed, mut pulled) = (pattern(4000, 1), pattern(4000, 2));
+        let sent = worker.push(ExchangeId(id), &mut pushed);
+        let sum = worker.pull(ExchangeId(id), &mut pulled);
+        worker.transport.abandon(ExchangeId(id));
+        assert_torn(sum.soon(), &Error::Cancelled);
+        assert!(matches!(sent.soon(), Ok(()) | Err(Error::Cancelled)));
+    }
 }
 
 pub(super) fn a_push_may_be_abandoned_while_its_body_is_under_way(world: &dyn World) {

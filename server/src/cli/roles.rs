@@ -134,11 +134,13 @@ impl Live for Coordinating {
     }
 
     fn stop(&self) {
-        self.node.stop(Error::Unavailable {
-            what: "the coordinator".to_owned(),
-            cause: "it was stopped by a signal".to_owned(),
-        });
+        self.node.stop(stopped());
     }
+}
+
+/// What the members of a job that still runs are told; one that has ended tells nobody.
+fn stopped() -> Error {
+    Error::Unavailable { what: "the coordinator".to_owned(), cause: "it was stopped by a signal".to_owned() }
 }
 
 /// A coordinator with its servers in one process.
@@ -161,6 +163,7 @@ impl Live for Joint {
     }
 
     fn stop(&self) {
+        self.embedded.coordinator().stop(stopped());
         // How the job ended was learnt by waiting.
         let _ = self.embedded.stop(Duration::ZERO);
     }

@@ -241,7 +241,9 @@ fn log(event: &Event) {
     match event {
         Event::Formed => tracing::info!("the job is complete"),
         Event::Refused { who, error } => tracing::warn!(who, %error, "refused"),
-        Event::Suspect { member, place, silent } => tracing::warn!(member, place, silent_s = silent.as_secs_f64(), "silent"),
+        Event::Suspect { member, place, silent } => {
+            tracing::warn!(member, place, silent_s = silent.as_secs_f64(), "silent")
+        }
         Event::Dead { member, place, cause } => tracing::error!(member, place, cause, "lost"),
         Event::Stall { tensor, stall, detail } => tracing::warn!(
             tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,

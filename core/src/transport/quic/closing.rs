@@ -25,8 +25,7 @@ pub(super) fn encode_reason(reason: &Error) -> Vec<u8> {
     if body.len() <= REASON_BYTES_MAX {
         return body;
     }
-    let mut cause = reason.to_string();
-    cause.truncate(cause.floor_char_boundary(REASON_BYTES_MAX / 2));
+    let cause = reason.to_string().chars().take(REASON_BYTES_MAX / 5).collect();
     reject::to_body(&Error::Unavailable { what: "the peer".to_owned(), cause })
 }
 

@@ -131,7 +131,7 @@ async fn run(endpoint: Endpoint, door: Door, hall: Hall, mut commands: Unbounded
                 Some(Command::Opened { exchange, commands }) => drop(exchanges.insert(exchange, commands)),
                 Some(Command::Ended { exchange }) => drop(exchanges.remove(&exchange)),
                 Some(Command::Stop(patience)) => break patience,
-                None => break Duration::ZERO,
+                None => break GOODBYE,
             },
             Some(arrival) = arrivals.recv() => match arrival {
                 Arrival::Member(connection, identity) => {
@@ -348,3 +348,6 @@ fn gave_up(stopped: std::result::Result<Option<VarInt>, quinn::StoppedError>, pe
         }
     }
 }
+
+/// How long the thread of a listener that was dropped waits for its peers to hear of it; nobody waits for the thread.
+const GOODBYE: Duration = Duration::from_millis(500);

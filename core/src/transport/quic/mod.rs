@@ -19,6 +19,7 @@ mod closing;
 mod dial;
 mod door;
 mod endpoint;
+mod exchange;
 mod socket;
 mod tls;
 

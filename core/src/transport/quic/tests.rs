@@ -12,8 +12,8 @@ use super::endpoint::EndpointThread;
 use super::identity::wall_clock;
 use super::*;
 use crate::error::{Error, Result};
-use crate::transport::contract::{self, Due, SOON, Server, World, connect, connected};
-use crate::transport::{Inbox, Incoming, Listener, Transport};
+use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected};
+use crate::transport::{Inbox, Incoming, Listener, Peer, Transport};
 use crate::types::{ExchangeId, LinkId, NodeId, Role, Time};
 use crate::wire::Frame;
 use crate::wire::frame::Progress;
@@ -142,6 +142,37 @@ fn garbage_on_a_stream_costs_only_its_own_link() {
 }
 
 #[test]
+fn a_server_that_falls_silent_tears_what_is_under_way() {
+    let world = Loopback::new();
+    let credentials = world.credentials(Role::Server);
+    // Its thread stops where it is, as that of a process that was killed or suspended.
+    let (release, stuck) = channel::<()>();
+    let stuck = std::sync::Mutex::new(stuck);
+    let stop = Box::new(move |event| {
+        if matches!(event, Incoming::Opened { .. }) {
+            let _ = stuck.lock().unwrap().recv();
+        }
+    });
+    let listener = listener::bind("127.0.0.1:0", &credentials, &Settings::default(), stop).unwrap();
+    let idle_timeout = Duration::from_millis(500);
+    let settings = Settings { idle_timeout, keep_alive: idle_timeout / 4, ..Settings::default() };
+    let transport: Arc<dyn Transport> =
+        Arc::new(QuicTransport::new(&world.credentials(Role::Worker), &settings).unwrap());
+    let peer = Peer { address: listener.address.clone(), node: credentials.node(), name: "server 0".to_owned() };
+    let (linked, lost) = connect(&*transport, peer);
+    let worker = Worker { link: linked.soon().unwrap(), transport, lost };
+    let mut memory = contract::pattern(1 << 20, 1);
+    let sent = worker.push(ExchangeId(1), &mut memory);
+    let sum = worker.pull(ExchangeId(1), &mut memory);
+    assert_eq!(sent.soon(), Ok(()));
+    let torn = sum.soon().unwrap_err();
+    assert!(torn.error.retryable() && torn.error.to_string().contains("stopped answering"), "{torn:?}");
+    assert!(!torn.landing_begun);
+    assert!(worker.lost.soon().1.retryable());
+    drop(release);
+}
+
+#[test]
 fn an_unused_port_is_given_up_when_patience_ends() {
     let world = Loopback::new();
     let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
@@ -247,19 +278,6 @@ fn a_worker_is_no_coordinator() {
     assert!(
         matches!(events.soon(), ControlEvent::Closed(Error::Auth { problem, .. }) if problem.contains("is a server"))
     );
-}
-
-#[test]
-fn large_datagrams_are_found_on_this_host() {
-    // 64 MiB in datagrams of 1,200 bytes would be 50,000 system calls; that it is fast is measured elsewhere.
-    let (server, worker) = connected(&Loopback::new());
-    let _echo = server.echo();
-    let (mut pushed, mut pulled) = (contract::pattern(32 << 20, 1), vec![0; 32 << 20]);
-    for round in 0..2 {
-        worker.push(ExchangeId(round), &mut pushed);
-        contract::sum_of(worker.pull(ExchangeId(round), &mut pulled).soon());
-    }
-    assert!(pushed == pulled);
 }
 
 /// A job on this host.

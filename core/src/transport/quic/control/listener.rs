@@ -139,7 +139,7 @@ async fn run(
                 }
                 Some(Command::Down { link }) => drop(hall.outboxes.remove(&link)),
                 Some(Command::Stop(patience)) => break patience,
-                None => break Duration::ZERO,
+                None => break GOODBYE,
             },
             Some(arrival) = arrivals.recv() => match arrival {
                 Arrival::Member(connection, identity) => hall.member(connection, identity, own_commands.clone()),
@@ -237,5 +237,7 @@ async fn greeted(connection: &Connection, peer: &str) -> Result<(SendStream, Rec
 const FIRST_FRAME_BYTES_MAX: usize = 16 << 10;
 /// For a member to open its stream.
 const FIRST_WORD: Duration = Duration::from_secs(3);
+/// How long a thread that nobody waits for lets its peers hear of the end.
+const GOODBYE: Duration = Duration::from_millis(500);
 /// How long dropping the listener waits for its thread.
 const DROP_PATIENCE: Duration = Duration::from_secs(2);

@@ -1,0 +1,142 @@
+"""Trains a small convolutional net on scikit-learn's handwritten digits, on any number of workers.
+
+python digits.py --steps 100
+gradlane run -n 2 -s 2 -- python digits.py --steps 100 --check
+
+All workers draw the same global batch and take their share of it, so any number of workers does the same training. `--check` makes
+the accuracy a condition of success.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import gradlane.torch as gl
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+ACCURACY_MIN = 0.95
+TEST_SAMPLES = 360
+LINES = 10
+"""How many progress lines are printed where there is no terminal."""
+
+
+def main() -> int:
+    options = arguments()
+    gl.init()
+    torch.set_num_threads(1)  # the workers share the cores of this host
+    torch.manual_seed(gl.rank())  # different on purpose: the wrapper broadcasts rank 0
+    (inputs, labels), test = digits()
+    model = gl.DistributedDataParallel(network(options.seed))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    draw = torch.Generator().manual_seed(options.seed)
+    before, started = gl.metrics(), time.perf_counter()
+    with Progress(options.steps, is_shown=gl.rank() == 0) as progress:
+        for step in range(options.steps):
+            batch = torch.randint(len(inputs), (options.batch,), generator=draw)[gl.rank() :: gl.size()]
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs[batch]), labels[batch])
+            loss.backward()
+            optimizer.step()
+            progress.advance(step, loss.item())
+    seconds = time.perf_counter() - started
+
+    reached = accuracy(model, *test)
+    if options.save:
+        options.save.mkdir(parents=True, exist_ok=True)
+        torch.save(model.module.state_dict(), options.save / f"rank{gl.rank()}.pt")
+    if gl.rank() == 0:
+        report(options.steps, seconds, reached, before, gl.metrics())
+    gl.shutdown()
+    return 1 if options.check and reached < ACCURACY_MIN else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps (default 100)")
+    parser.add_argument("--batch", type=int, default=64, help="samples a step over all workers (default 64)")
+    parser.add_argument("--seed", type=int, default=1, help="of initial weights and batches (default 1)")
+    parser.add_argument("--save", type=Path, help="folder for the final weights of each rank")
+    parser.add_argument("--check", action="store_true", help=f"fail if the test accuracy is below {ACCURACY_MIN:.0%}")
+    return parser.parse_args()
+
+
+def digits() -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Training and test set: images of 1x8x8 between 0 and 1, and their labels. The split is fixed."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(data.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train, test = order[TEST_SAMPLES:], order[:TEST_SAMPLES]
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def network(seed: int) -> nn.Module:
+    """The net; rank 0's weights follow from `seed`, those of the others do not matter."""
+    if gl.rank() == 0:
+        torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 10),
+    )
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+    """The share of samples that the model classifies rightly."""
+    model.eval()
+    return (model(inputs).argmax(1) == labels).float().mean().item()
+
+
+def report(steps: int, seconds: float, reached: float, before: dict, after: dict) -> None:
+    """Prints what the training came to; bytes are those of this worker, counted from after construction."""
+    moved = {name: after[name] - before[name] for name in ("push_bytes", "pull_bytes")}
+    print(f"workers         {gl.size()}")
+    print(f"test accuracy   {reached:.1%}")
+    print(f"time            {1000 * seconds / steps:.2f} ms a step")
+    print(
+        f"moved           {moved['push_bytes'] / 1e6:.2f} MB pushed, {moved['pull_bytes'] / 1e6:.2f} MB pulled by rank 0"
+    )
+
+
+class Progress:
+    """A bar on a terminal, else a few plain lines."""
+
+    def __init__(self, steps: int, *, is_shown: bool) -> None:
+        self._steps, self._bar = steps, None
+        self._every = max(1, steps // LINES) if is_shown else None
+        if is_shown and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar, self._every = tqdm(total=steps, unit="step"), None
+
+    def advance(self, step: int, loss: float) -> None:
+        """Notes that step number `step` is done."""
+        if self._bar is not None:
+            self._bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+            self._bar.update()
+        elif self._every and (step % self._every == 0 or step == self._steps - 1):
+            print(f"step {step + 1:4} of {self._steps}   loss {loss:.4f}", flush=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Gradlane sums gradients over the workers of a training job.
+
+This module works with any buffer and imports no framework; `gradlane.torch` offers the same and more for PyTorch.
+
+    import gradlane
+    import numpy as np
+
+    gradlane.init()
+    gradients = np.ones(1000, np.float32)
+    gradlane.push_pull(gradients, "gradients")    # their average over all workers, in place
+"""
+
+from __future__ import annotations
+
+from gradlane._core import __version__
+from gradlane._handle import Handle
+from gradlane._objects import allgather, broadcast_object
+from gradlane._operations import barrier, broadcast, declare, push_pull, push_pull_async
+from gradlane._reduction import Average, Max, Min, ReduceOp, Sum, WeightedAverage
+from gradlane._server import Server
+from gradlane._session import (
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    node_rank,
+    num_nodes,
+    rank,
+    shutdown,
+    size,
+)
+from gradlane._status import layout, metrics, print_config
+from gradlane.errors import (
+    AbortedError,
+    AuthError,
+    ConfigError,
+    Error,
+    FencedError,
+    ForkedProcessError,
+    InvalidArgumentError,
+    MismatchError,
+    NotFormedError,
+    NotInitializedError,
+    PeerLostError,
+    ResourceExhaustedError,
+    StallError,
+    TimeoutError,
+    UnsupportedError,
+)
+
+__all__ = [
+    "AbortedError",
+    "AuthError",
+    "Average",
+    "ConfigError",
+    "Error",
+    "FencedError",
+    "ForkedProcessError",
+    "Handle",
+    "InvalidArgumentError",
+    "Max",
+    "Min",
+    "MismatchError",
+    "NotFormedError",
+    "NotInitializedError",
+    "PeerLostError",
+    "ReduceOp",
+    "ResourceExhaustedError",
+    "Server",
+    "StallError",
+    "Sum",
+    "TimeoutError",
+    "UnsupportedError",
+    "WeightedAverage",
+    "__version__",
+    "allgather",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "declare",
+    "init",
+    "is_initialized",
+    "layout",
+    "local_rank",
+    "local_size",
+    "metrics",
+    "node_rank",
+    "num_nodes",
+    "print_config",
+    "push_pull",
+    "push_pull_async",
+    "rank",
+    "shutdown",
+    "size",
+]

@@ -1,0 +1,146 @@
+"""How a process finds its job.
+
+In this order: explicit arguments, `GRADLANE_*`, `DMLC_*` (BytePS and ps-lite launch scripts), torchrun, MPI, Slurm, and
+else a single process. Which variables mean what is decided by the native `detect_launch`; this file only acts on its
+answer: it embeds a coordinator and servers into rank 0 where the launcher brings none, and carries the join string to
+the other ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from gradlane import _core
+from gradlane.errors import ConfigError, TimeoutError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_STORE_KEY = "join"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Who this process is in its job, before it has joined. `rank` is None where the coordinator assigns it."""
+
+    source: str
+    rank: int | None
+    size: int
+    local_rank: int
+    local_size: int
+    node_rank: int
+    num_nodes: int
+    join: str | None
+    servers: int
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """This process in its job: the session, where it stands, and the servers it embeds, if any."""
+
+    session: _core.Session
+    launch: Launch
+    embedded: _core.Embedded | None
+
+    def leave(self, timeout: float) -> None:
+        """Ends the session, then the embedded servers, which first let the other members leave."""
+        try:
+            self.session.shutdown(timeout)
+        except TimeoutError:
+            # The others still work. They can without this worker, but not without the servers it embeds: `stop` says so.
+            pass
+        if self.embedded is not None:
+            self.embedded.stop(timeout)
+
+
+def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: float, generation: int) -> Job:
+    """Finds the job and joins it.
+
+    Args:
+        arguments: what the caller said: `rank`, `size`, `local_rank`, `servers`, `coordinator`; the rest is detected.
+        settings: knobs by name, as text.
+        timeout: seconds for the whole job to form.
+        generation: how many jobs this process has been in; keeps the join string of a past one from being found again.
+    Raises:
+        ConfigError: the arguments or the environment contradict themselves, or lead nowhere.
+        NotFormedError: somebody did not come; the message names who.
+    """
+    launch = Launch(**_core.detect_launch(dict(arguments)))
+    if launch.join is None and launch.size == 1 and launch.source not in ("gradlane", "dmlc"):
+        return Job(_core.Session.local(dict(settings)), launch, None)
+    embedded, join = None, launch.join
+    if join is None:
+        embedded, join = _meet(launch, dict(settings), timeout, generation)
+    try:
+        session = _core.Session.join(
+            join,
+            rank=launch.rank,
+            size=launch.size,
+            servers=launch.servers,
+            local_rank=launch.local_rank,
+            local_size=launch.local_size,
+            node_rank=launch.node_rank,
+            num_nodes=launch.num_nodes,
+            settings=dict(settings),
+            timeout=timeout,
+        )
+    except BaseException:
+        if embedded is not None:
+            embedded.stop(0.0)
+        raise
+    return Job(session, launch, embedded)
+
+
+def _meet(
+    launch: Launch, settings: dict[str, str], timeout: float, generation: int
+) -> tuple[_core.Embedded | None, str]:
+    """Obtains the join string where the environment does not hold it; rank 0 may have to start what it leads to."""
+    if launch.source in ("gradlane", "dmlc"):  # somebody else runs the coordinator, and left its join string here
+        return None, _core.find_join(launch.job, timeout)
+    if launch.source == "single":
+        raise ConfigError(
+            f"size={launch.size} but no coordinator is known; start the script with `gradlane run -n {launch.size}` or "
+            "torchrun, or set GRADLANE_JOIN",
+            knob="size",
+        )
+    job = launch.job if generation == 0 else f"{launch.job}.{generation}"
+    store = _agent_store(timeout, generation) if launch.source == "torchrun" else None
+    if launch.rank != 0:
+        return None, _core.find_join(job, timeout) if store is None else store.get(_STORE_KEY).decode()
+    embedded = _core.Embedded(
+        # Only a job on several hosts needs to be reachable from others.
+        bind="127.0.0.1:0" if launch.num_nodes == 1 else "0.0.0.0:0",
+        workers=launch.size,
+        servers=max(1, launch.servers),
+        job=job,
+        settings=settings,
+    )
+    if store is None:
+        embedded.publish(job)
+    else:
+        store.set(_STORE_KEY, embedded.join)
+    return embedded, embedded.join
+
+
+def _agent_store(timeout: float, generation: int) -> Store | None:
+    """The key-value store of torchrun's agent; None where the workers were started without an agent.
+
+    The agent owns MASTER_PORT. Without an agent nobody does, and binding it here would take it from
+    `init_process_group`.
+    """
+    from torch import distributed
+
+    if distributed.is_initialized():
+        store: Store = distributed.distributed_c10d._get_default_store()
+    elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The rendezvous adds the attempt number, so that a restarted job does not find the join string of the failed
+        # one.
+        store, _, _ = next(distributed.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    else:
+        return None
+    return distributed.PrefixStore(f"gradlane/{generation}", store)

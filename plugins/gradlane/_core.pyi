@@ -1,0 +1,106 @@
+"""The native half: sessions, handles, embedded servers, launch detection.
+
+Nothing here is public: `gradlane` and its framework modules are the interface. Blocking calls release the GIL. Failures
+arrive as the classes of `gradlane.errors`. Times are in seconds; a timeout of None means the job's setting.
+"""
+
+from typing import Literal, TypedDict, final
+
+__version__: str
+
+_Op = Literal["sum", "mean", "min", "max", "weighted_mean", "broadcast"]
+
+class _Launch(TypedDict):
+    source: Literal["gradlane", "dmlc", "torchrun", "mpi", "slurm", "single"]
+    rank: int | None
+    size: int
+    local_rank: int
+    local_size: int
+    node_rank: int
+    num_nodes: int
+    join: str | None
+    servers: int
+    job: str
+
+@final
+class Session:
+    """This process' membership in a job."""
+
+    @staticmethod
+    def join(
+        join: str,
+        *,
+        rank: int | None,
+        size: int,
+        servers: int,
+        local_rank: int,
+        local_size: int,
+        node_rank: int,
+        num_nodes: int,
+        settings: dict[str, str],
+        timeout: float,
+    ) -> Session:
+        """Joins the job that `join` names and waits until it has formed."""
+    @staticmethod
+    def local(settings: dict[str, str]) -> Session:
+        """A job of one: no server, and every reduction is a copy."""
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def declare(self, tensors: list[tuple[str, str, tuple[int, ...]]], fuse: bool, timeout: float | None) -> None:
+        """Fixes dtype and shape of names ahead of their first use; with `fuse`, small ones may share a part."""
+    def submit(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        source: int,
+        destination: int,
+        op: _Op,
+        root: int,
+        weight: float,
+        priority: int,
+        timeout: float | None,
+        owner: object,
+    ) -> Handle:
+        """Starts a reduction from the host memory at `source` into that at `destination`; the two may be equal.
+
+        `owner` is kept alive until the memory is no longer touched.
+        """
+    def barrier(self, name: str, timeout: float | None) -> None: ...
+    def metrics(self) -> dict[str, int | float]: ...
+    def layout(self) -> str: ...
+    def next_done(self, timeout: float) -> list[int]:
+        """Ids of handles that resolved since the last call; waits for the first one, and is empty after `timeout`."""
+    def shutdown(self, timeout: float) -> None:
+        """Leaves the job; pending handles fail. Repeating it does nothing."""
+
+@final
+class Handle:
+    """One operation on its way."""
+
+    @property
+    def id(self) -> int: ...
+    def wait(self, timeout: float | None) -> None:
+        """Returns when the result has landed. When `timeout` passes first, the operation goes on."""
+    def poll(self) -> bool: ...
+    def cancel(self) -> None: ...
+    def error(self) -> BaseException | None: ...
+
+@final
+class Embedded:
+    """A coordinator and servers in this process."""
+
+    def __init__(self, *, bind: str, workers: int, servers: int, job: str, settings: dict[str, str]) -> None: ...
+    @property
+    def join(self) -> str: ...
+    def publish(self, job: str) -> None:
+        """Leaves the join string in this user's state directory for processes that look for `job`, until `stop`."""
+    def stop(self, timeout: float) -> None:
+        """Waits up to `timeout` for the members to leave, then stops."""
+
+def detect_launch(arguments: dict[str, str]) -> _Launch: ...
+def find_join(job: str, timeout: float) -> str: ...
+def config_report(arguments: dict[str, str]) -> str: ...
+def cli_main(argv: list[str]) -> int: ...

@@ -1,0 +1,100 @@
+"""Gathers and broadcasts of what varies in length: bytes and Python objects.
+
+A name fixes a shape, so bytes travel padded to a power of two that is part of the name: `NAME.lengths` carries one
+int64 a rank (a sum of vectors that are zero but at the own rank), then `NAME.RANK.PADDED` broadcasts each rank's bytes.
+Padding keeps the number of names per user's name under 40 a rank, at the price of at most twice the bytes; exact
+lengths would leave one name behind for every length ever seen.
+
+Objects are pickled. Unpickling runs code that the sender chose; members of a job have proven their identity and run the
+same program, so this trusts nobody new. Never feed it bytes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from typing import Any
+
+from gradlane import _buffers, _session
+from gradlane._handle import Handle
+from gradlane._operations import check_root, submit
+
+_PADDED_BYTES_MIN = 64
+
+
+class Gathering:
+    """One contribution of bytes a rank, on its way to all: lengths first, then the bytes.
+
+    Many may be started before any is finished; what it costs is then one round trip for all lengths and one for all
+    bytes.
+    """
+
+    def __init__(self, payload: bytes | bytearray | memoryview, name: str, *, timeout: float | None = None) -> None:
+        """Announces the length of `payload`."""
+        job = _session.session()
+        self._payload, self._name, self._timeout, self._rank = payload, name, timeout, job.rank
+        self._lengths = array("q", bytes(8 * job.size))
+        self._lengths[job.rank] = len(payload)
+        place = _buffers.locate(self._lengths, writable=True)
+        self._announced = submit(f"{name}.lengths", place, place, "sum", result=None, timeout=timeout)
+
+    def exchange(self) -> list[Handle[memoryview]]:
+        """Waits for the lengths and starts the transfers; the handles, in rank order, yield the bytes."""
+        self._announced.wait()
+        return [self._transfer(root, length) for root, length in enumerate(self._lengths)]
+
+    def finish(self) -> list[memoryview]:
+        """Waits for everybody's bytes, in rank order; the memory is the caller's."""
+        return [handle.wait() for handle in self.exchange()]
+
+    def _transfer(self, root: int, length: int) -> Handle[memoryview]:
+        if length == 0:
+            return Handle(None, lambda: memoryview(bytearray()))
+        return _transfer(
+            self._payload if root == self._rank else None, length, root, f"{self._name}.{root}", self._timeout
+        )
+
+
+def allgather(value: Any, name: str = "allgather", *, timeout: float | None = None) -> list[Any]:
+    """Give every worker the values of all, in rank order.
+
+    Args:
+        value: bytes, NumPy array or any object that pickles; kinds and sizes may differ between workers.
+        name: equal on all workers.
+        timeout: seconds; None takes the job's step timeout.
+    """
+    payload = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return [pickle.loads(blob) for blob in Gathering(payload, name, timeout=timeout).finish()]
+
+
+def broadcast_object(value: Any, root_rank: int = 0, name: str = "object", *, timeout: float | None = None) -> Any:
+    """Give every worker the object of `root_rank`.
+
+    Args:
+        value: any object that pickles; looked at on `root_rank` only.
+        root_rank: whose object.
+        name: equal on all workers.
+        timeout: seconds; None takes the job's step timeout.
+    Returns:
+        On `root_rank` `value` itself, elsewhere a copy.
+    """
+    is_root = _session.rank() == check_root(root_rank)
+    payload = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL) if is_root else None
+    length = array("q", [0 if payload is None else len(payload)])
+    place = _buffers.locate(length, writable=True)
+    submit(f"{name}.length", place, place, "broadcast", result=None, root=root_rank, timeout=timeout).wait()
+    received = _transfer(payload, length[0], root_rank, f"{name}.{root_rank}", timeout).wait()
+    return value if is_root else pickle.loads(received)
+
+
+def _transfer(
+    payload: bytes | bytearray | memoryview | None, length: int, root: int, name: str, timeout: float | None
+) -> Handle[memoryview]:
+    """Broadcasts `length` bytes; `payload` is given on `root` alone."""
+    padded = max(_PADDED_BYTES_MIN, 1 << (length - 1).bit_length())
+    room = bytearray(padded)
+    if payload is not None:
+        room[:length] = payload
+    place = _buffers.locate(room, writable=True)
+    received = memoryview(room)[:length]
+    return submit(f"{name}.{padded}", place, place, "broadcast", result=received, root=root, timeout=timeout)

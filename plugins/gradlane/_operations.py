@@ -1,0 +1,189 @@
+"""Reductions, broadcasts and barriers over buffers of any origin.
+
+A name fixes dtype and shape at its first use, on all workers. The calls of one worker for different names may come in
+any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from gradlane import _buffers, _session
+from gradlane._buffers import HostBuffer
+from gradlane._handle import Handle
+from gradlane._reduction import NativeOp, ReduceOp, resolve
+from gradlane.errors import InvalidArgumentError
+
+T = TypeVar("T")
+
+
+def push_pull(
+    buffer: T,
+    name: str,
+    *,
+    op: ReduceOp | None = None,
+    average: bool | None = None,
+    weight: float | None = None,
+    priority: int | None = None,
+    out: T | None = None,
+    timeout: float | None = None,
+) -> T:
+    """Average `buffer` over all workers, in place unless `out` is given.
+
+    Args:
+        buffer: NumPy array, writable buffer or DLPack tensor on the CPU; contiguous, any shape; float16, bfloat16,
+            float32, float64, int32, int64, int8 or uint8.
+        name: equal on all workers; its first use fixes dtype and shape.
+        op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
+        average: older spelling: True for `Average`, False for `Sum`.
+        weight: this worker's weight in a `WeightedAverage`, such as its number of samples.
+        priority: higher goes first; only the order matters.
+        out: where the result goes; of the same dtype and shape.
+        timeout: seconds for the whole operation; None takes the job's step timeout.
+    Returns:
+        `buffer`, or `out`.
+    Raises:
+        MismatchError: a worker used `name` with another dtype, shape or op (both are named).
+        StallError: some workers did not contribute in time (they are named).
+        InvalidArgumentError: the buffer cannot be reduced.
+    """
+    return push_pull_async(
+        buffer, name, op=op, average=average, weight=weight, priority=priority, out=out, timeout=timeout
+    ).wait()
+
+
+def push_pull_async(
+    buffer: T,
+    name: str,
+    *,
+    op: ReduceOp | None = None,
+    average: bool | None = None,
+    weight: float | None = None,
+    priority: int | None = None,
+    out: T | None = None,
+    timeout: float | None = None,
+) -> Handle[T]:
+    """Starts what `push_pull` does and returns at once; neither buffer may be touched until the handle is done."""
+    reduction = resolve(op, average, weight)
+    source = _buffers.locate(buffer, writable=out is None)
+    target = source if out is None else _buffers.locate(out, writable=True)
+    if (target.dtype, target.shape) != (source.dtype, source.shape):
+        raise InvalidArgumentError(
+            f"out is {target.dtype} {list(target.shape)}, buffer {source.dtype} {list(source.shape)}; make them equal"
+        )
+    return submit(
+        name,
+        source,
+        target,
+        reduction.native,
+        result=buffer if out is None else out,
+        weight=1.0 if weight is None else weight,
+        priority=priority or 0,
+        timeout=timeout,
+    )
+
+
+def broadcast(buffer: T, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None) -> T:
+    """Give every worker the bytes of `buffer` on `root_rank`, in place.
+
+    Args:
+        buffer: as for `push_pull`; bits are kept, NaN and -0.0 included.
+        root_rank: whose bytes.
+        name: equal on all workers; its first use fixes dtype and shape.
+        timeout: seconds; None takes the job's step timeout.
+    """
+    place = _buffers.locate(buffer, writable=True)
+    return submit(name, place, place, "broadcast", result=buffer, root=check_root(root_rank), timeout=timeout).wait()
+
+
+def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: float | None = None) -> None:
+    """Fix dtype and shape of several names ahead of their first use, the same on all workers.
+
+    Many small tensors declared in one call share messages; each is then sent when the last of those it travels with is
+    submitted, so declare together what is always reduced together.
+
+    Args:
+        tensors: name to buffer; only dtype and shape are looked at. A bare name is accepted for BytePS scripts and does
+            nothing, as the first use declares.
+        fuse: whether small tensors may share messages.
+        timeout: seconds; None takes the job's setting.
+    Raises:
+        MismatchError: a worker declared one of the names otherwise (both are named).
+    """
+    session = _session.session()
+    if isinstance(tensors, str):
+        return
+    places = ((name, _buffers.locate(tensor, writable=False)) for name, tensor in tensors.items())
+    declare_places(session, ((name, place.dtype, place.shape) for name, place in places), fuse=fuse, timeout=timeout)
+
+
+def barrier(name: str = "barrier", *, timeout: float | None = None) -> None:
+    """Wait until every worker has called `barrier` with this name.
+
+    Raises:
+        StallError: not all came in time; who is missing is named.
+    """
+    _session.session().barrier(name, timeout)
+
+
+def submit(
+    name: str,
+    source: HostBuffer,
+    target: HostBuffer,
+    op: NativeOp,
+    *,
+    result: T,
+    root: int = 0,
+    weight: float = 1.0,
+    priority: int = 0,
+    timeout: float | None = None,
+) -> Handle[T]:
+    """Starts one operation on located memory; the handle yields `result`."""
+    session = _session.session()
+    check_name(name)
+    if source.len == 0:  # nothing to add, on any worker: the name fixes the shape
+        return Handle(None, lambda: result)
+    native = session.submit(
+        name,
+        source.dtype,
+        source.shape,
+        source.address,
+        target.address,
+        op,
+        root,
+        weight,
+        priority,
+        timeout,
+        (source.owner, target.owner),
+    )
+    return Handle(native, lambda: result)
+
+
+def declare_places(
+    session: Any, tensors: Iterable[tuple[str, str, tuple[int, ...]]], *, fuse: bool, timeout: float | None
+) -> None:
+    """Declares (name, dtype, shape) triples; empty tensors have nothing to lay out and are left out."""
+    listed = [(check_name(name), dtype, shape) for name, dtype, shape in tensors if 0 not in shape]
+    if listed:
+        session.declare(listed, fuse, timeout)
+
+
+def check_name(name: object) -> str:
+    """Returns `name` if it can name a tensor.
+
+    Raises:
+        InvalidArgumentError: it is no text, or empty. A name is always needed: a number made up from the order of calls
+            would pair different tensors of two workers as soon as their orders differ.
+    """
+    if isinstance(name, str) and name:
+        return name
+    raise InvalidArgumentError(f"name={name!r} cannot name a tensor; give a text that is equal on all workers")
+
+
+def check_root(root_rank: int) -> int:
+    """Returns `root_rank` if the job has such a worker."""
+    size = _session.size()
+    if 0 <= root_rank < size:
+        return root_rank
+    raise InvalidArgumentError(f"root_rank={root_rank} is not in the job; ranks are 0 to {size - 1}")

@@ -1,0 +1,54 @@
+"""How contributions become one result, as the words users write."""
+
+from __future__ import annotations
+
+import enum
+from typing import Literal
+
+from gradlane.errors import InvalidArgumentError
+
+NativeOp = Literal["sum", "mean", "min", "max", "weighted_mean", "broadcast"]
+
+
+class ReduceOp(enum.Enum):
+    """A reduction over the workers; it must be the same on all of them."""
+
+    AVERAGE = "mean"
+    """Sum divided by the number of workers; integers round down."""
+    SUM = "sum"
+    """Integers wrap."""
+    MIN = "min"
+    """NaN wins."""
+    MAX = "max"
+    """NaN wins."""
+    WEIGHTED_AVERAGE = "weighted_mean"
+    """Σ wᵢ·xᵢ / Σ wᵢ with one weight a worker, such as its number of samples; floating point only."""
+
+    @property
+    def native(self) -> NativeOp:
+        """The name on the native side."""
+        return self.value
+
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+WeightedAverage = ReduceOp.WEIGHTED_AVERAGE
+
+
+def resolve(op: ReduceOp | None, average: bool | None, weight: float | None) -> ReduceOp:
+    """The reduction that `op` and the older spelling `average` ask for; `Average` if neither does.
+
+    Raises:
+        InvalidArgumentError: they disagree, or `weight` is given to a reduction that has none.
+    """
+    if average is not None:
+        spelled = Average if average else Sum
+        if op is not None and op is not spelled:
+            raise InvalidArgumentError(f"average={average} contradicts op={op.name}; give one of the two")
+        op = spelled
+    op = Average if op is None else op
+    if weight is not None and op is not WeightedAverage:
+        raise InvalidArgumentError(f"op={op.name} takes no weight; use op=gradlane.WeightedAverage")
+    return op

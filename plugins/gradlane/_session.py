@@ -1,0 +1,178 @@
+"""The process-wide default session: from `init()` to `shutdown()`, the interpreter's exit or a fork.
+
+The native side has no statics and can hold many sessions; one default a process is a convenience of Python, and lives
+here alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Mapping
+
+from gradlane import _bootstrap, _core
+from gradlane.errors import ForkedProcessError, InvalidArgumentError, NotInitializedError
+
+_LEAVE_TIMEOUT = 10.0
+
+_lock = threading.RLock()
+_job: _bootstrap.Job | None = None
+_generation = 0
+_followers: list[Callable[[], None]] = []
+# A forked child keeps the parent's session without using or freeing it: its threads are not here, and freeing waits for
+# them.
+_inherited: _bootstrap.Job | None = None
+
+
+def init(
+    lazy: bool = True,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    local_rank: int | None = None,
+    servers: int | None = None,
+    coordinator: str | None = None,
+    config: Mapping[str, object] | None = None,
+    timeout: float = 300.0,
+) -> None:
+    """Joins the job that this process was started for; a second call does nothing.
+
+    Without arguments the job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, MPI, Slurm; and else this
+    is a job of one, in which every operation works and needs no server. Where the launcher brings no servers, rank 0
+    embeds them.
+
+    Args:
+        lazy: accepted for BytePS scripts; has no effect.
+        rank: this worker's rank; None takes it from the environment or lets the coordinator assign one.
+        size: number of workers.
+        local_rank: rank among the workers on this host.
+        servers: number of servers.
+        coordinator: its address, or a join string.
+        config: settings by name, such as `{"step_timeout": "60s"}`; they go before environment and file.
+        timeout: seconds for the whole job to form.
+    Raises:
+        ConfigError: the environment or the arguments contradict themselves, or a setting is unknown.
+        NotFormedError: somebody did not come in time; the message names who.
+        ForkedProcessError: the parent of this forked process takes part in a job.
+    """
+    del lazy
+    global _job, _generation
+    given = {"rank": rank, "size": size, "local_rank": local_rank, "servers": servers, "coordinator": coordinator}
+    arguments = {name: str(value) for name, value in given.items() if value is not None}
+    settings = {name: str(value) for name, value in (config or {}).items()}
+    with _lock:
+        _refuse_in_fork()
+        if _job is not None:
+            _refuse_another(_job, rank, size)
+            return
+        _job = _bootstrap.enter(arguments, settings, timeout, _generation)
+        _generation += 1
+
+
+def shutdown(timeout: float = _LEAVE_TIMEOUT) -> None:
+    """Leaves the job; pending operations fail. Repeating it does nothing, and the interpreter's exit does it too.
+
+    Args:
+        timeout: seconds to let the other members leave before servers embedded in this process stop.
+    """
+    global _job
+    with _lock:
+        if _job is None:
+            return
+        job, _job = _job, None
+        followers, _followers[:] = _followers[:], []
+    job.leave(timeout)
+    for follow in followers:
+        follow()
+
+
+def is_initialized() -> bool:
+    """Whether this process takes part in a job."""
+    return _job is not None
+
+
+def current() -> _bootstrap.Job:
+    """The job of this process.
+
+    Raises:
+        NotInitializedError: before `init()` or after `shutdown()`.
+        ForkedProcessError: in a process forked from a member of a job.
+    """
+    job = _job
+    if job is None:
+        _refuse_in_fork()
+        raise NotInitializedError("this process takes part in no job; call gradlane.init() first")
+    return job
+
+
+def session() -> _core.Session:
+    """The session of this process; fails as `current` does."""
+    return current().session
+
+
+def after_leaving(follow: Callable[[], None]) -> None:
+    """Has `follow` called once, when this process has left its present job and nothing is in flight any more."""
+    _followers.append(follow)
+
+
+def rank() -> int:
+    """This worker's number in the job, from 0."""
+    return session().rank
+
+
+def size() -> int:
+    """The number of workers in the job."""
+    return session().size
+
+
+def local_rank() -> int:
+    """This worker's number on its host, from 0."""
+    return current().launch.local_rank
+
+
+def local_size() -> int:
+    """The number of workers on this host."""
+    return current().launch.local_size
+
+
+def node_rank() -> int:
+    """This host's number in the job, from 0."""
+    return current().launch.node_rank
+
+
+def num_nodes() -> int:
+    """The number of hosts with workers."""
+    return current().launch.num_nodes
+
+
+def generation() -> int:
+    """How many jobs this process has joined; what belongs to a past one is stale."""
+    return _generation
+
+
+def _refuse_in_fork() -> None:
+    if _inherited is not None:
+        raise ForkedProcessError(
+            f"process {os.getpid()} was forked from worker {_inherited.launch.rank}, which takes part in a job; the "
+            "engine does not live on in a child. Start processes by multiprocessing's spawn or forkserver method"
+        )
+
+
+def _refuse_another(job: _bootstrap.Job, rank: int | None, size: int | None) -> None:
+    for word, wanted, present in (("rank", rank, job.session.rank), ("size", size, job.session.size)):
+        if wanted is not None and wanted != present:
+            raise InvalidArgumentError(
+                f"this process is in a job already, with {word} {present}, not {wanted}; call gradlane.shutdown() first"
+            )
+
+
+def _after_fork_in_child() -> None:
+    global _job, _inherited, _lock
+    _lock = threading.RLock()  # a thread of the parent may have held it
+    if _job is not None:
+        _job, _inherited = None, _job
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(shutdown)

@@ -1,0 +1,303 @@
+"""What can go wrong, as exception classes.
+
+Every class carries `code`, one of the failure classes shared with the Rust side, and `retryable`. What a message says
+in words is also there as attributes, so that programs need not parse it. The native module raises through `_build`, the
+only place that knows which class stands for which native failure.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = [
+    "AbortedError",
+    "AuthError",
+    "CancelledError",
+    "ChecksumError",
+    "ConfigError",
+    "DuplicateRankError",
+    "Error",
+    "FailedPreconditionError",
+    "FencedError",
+    "ForkedProcessError",
+    "IncompatibleError",
+    "InternalError",
+    "InvalidArgumentError",
+    "MismatchError",
+    "NotFormedError",
+    "NotFoundError",
+    "NotInitializedError",
+    "PeerLostError",
+    "ProtocolError",
+    "ResourceExhaustedError",
+    "StallError",
+    "TimeoutError",
+    "UnavailableError",
+    "UnsupportedError",
+    "UnusedParametersError",
+]
+
+
+class Error(RuntimeError):
+    """Base of everything that Gradlane raises.
+
+    Attributes:
+        code: the class of failure: `InvalidArgument`, `NotFound`, `AlreadyExists`, `FailedPrecondition`, `Aborted`,
+            `DeadlineExceeded`, `Unavailable`, `ResourceExhausted`, `Cancelled`, `Fenced`, `Unauthenticated`,
+            `DataLoss`, `Unimplemented` or `Internal`.
+        retryable: whether the same call may succeed later without anything else being changed.
+        fields: what the message says, as data.
+    """
+
+    code: str = "Internal"
+    retryable: bool = False
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.fields: dict[str, Any] = fields
+        self.code = fields.get("code", type(self).code)
+        self.retryable = fields.get("retryable", type(self).retryable)
+
+    # Exceptions pickle their positional arguments only; DataLoader workers and process pools send errors to their
+    # parent.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), str(self.args[0]), self.fields)
+
+
+class InvalidArgumentError(Error, ValueError):
+    """An argument has no meaning here; the message says what to give instead."""
+
+    code = "InvalidArgument"
+
+
+class ConfigError(InvalidArgumentError):
+    """A setting is unknown, malformed, out of range or in conflict with another. `knob` is how it was written."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.knob: str | None = fields.get("knob")
+
+
+class MismatchError(InvalidArgumentError):
+    """Workers disagree about a tensor. Every worker gets this same error.
+
+    Attributes:
+        tensor: its name.
+        field: what differs: `dtype`, `shape`, `op`, `length` or `name`.
+        ranks: who spoke first, and who disagreed.
+        expected: what the first said.
+        got: what the other said.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        first, second = fields.get("first", (None, None)), fields.get("second", (None, None))
+        self.tensor: str | None = fields.get("tensor")
+        self.field: str | None = fields.get("field")
+        self.ranks: tuple[int | None, int | None] = (first[0], second[0])
+        self.expected: str | None = first[1]
+        self.got: str | None = second[1]
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """This version cannot do that; the message says what it can do."""
+
+    code = "Unimplemented"
+
+
+class FailedPreconditionError(Error):
+    """The call does not fit the state; the message says what to call first."""
+
+    code = "FailedPrecondition"
+
+
+class NotInitializedError(FailedPreconditionError):
+    """`gradlane.init()` has not been called, or `gradlane.shutdown()` was."""
+
+
+class ForkedProcessError(FailedPreconditionError):
+    """This process was forked from one that takes part in a job; the engine's threads did not come along."""
+
+
+class UnusedParametersError(FailedPreconditionError):
+    """Some parameters got no gradient in a backward pass. Every rank gets this same error.
+
+    `parameters` maps the name of each to the ranks on which it got none.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.parameters: dict[str, list[int]] = fields.get("parameters", {})
+
+
+class IncompatibleError(FailedPreconditionError):
+    """A process of another job size, version or configuration tried to join. `field` is what differs."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.field: str | None = fields.get("field")
+
+
+class DuplicateRankError(Error):
+    """Two processes want one rank."""
+
+    code = "AlreadyExists"
+
+
+class NotFoundError(Error):
+    """Something with this name does not exist."""
+
+    code = "NotFound"
+
+
+class TimeoutError(Error, builtins.TimeoutError):  # the builtin's name on purpose: `except TimeoutError` catches both
+    """A deadline of the caller passed.
+
+    Attributes:
+        tensor: the tensor that was waited for, where it was one.
+        missing_ranks: who did not contribute, as far as it is known.
+        waited: seconds.
+    """
+
+    code = "DeadlineExceeded"
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.tensor: str | None = fields.get("tensor")
+        self.missing_ranks: list[int] = [rank for rank in fields.get("missing") or [] if isinstance(rank, int)]
+        self.waited: float | None = fields.get("waited")
+
+
+class StallError(TimeoutError):
+    """Some workers did not contribute to a sum within the step timeout. `round` counts the sums of that tensor."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.round: int | None = fields.get("round")
+
+
+class NotFormedError(TimeoutError):
+    """The job did not form in time. `missing` names who did not come, such as `worker 2` and `server 0`."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.missing: list[str] = [str(member) for member in fields.get("missing") or []]
+
+
+class AbortedError(Error):
+    """The job, or this process' part in it, ended."""
+
+    code = "Aborted"
+
+
+class PeerLostError(AbortedError):
+    """A member of the job died or cannot be reached.
+
+    Attributes:
+        member: `worker 2`, `server 0` or `coordinator`.
+        rank: the worker's rank, if it was a worker.
+        server: the server's index, if it was a server.
+        host: its host and process.
+        cause: the first evidence of the loss.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.member: str | None = fields.get("member")
+        self.host: str | None = fields.get("host")
+        self.cause: str | None = fields.get("cause")
+        role, _, index = (self.member or "").partition(" ")
+        self.rank = int(index) if role == "worker" and index.isdecimal() else None
+        self.server = int(index) if role == "server" and index.isdecimal() else None
+
+
+class FencedError(AbortedError):
+    """This process belongs to a membership that has passed: the others declared it dead and went on."""
+
+    code = "Fenced"
+
+
+class ProtocolError(AbortedError):
+    """A peer broke the protocol; its connection is closed."""
+
+
+class AuthError(Error):
+    """Who the peer is could not be proven, or it may not do this."""
+
+    code = "Unauthenticated"
+
+
+class ChecksumError(Error):
+    """Bytes changed on their way."""
+
+    code = "DataLoss"
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.tensor: str | None = fields.get("tensor")
+        self.round: int | None = fields.get("round")
+
+
+class ResourceExhaustedError(Error):
+    """A limit would be exceeded; nothing was changed."""
+
+    code = "ResourceExhausted"
+    retryable = True
+
+
+class UnavailableError(Error):
+    """The peer, or the operating system, cannot answer now; the same call may succeed later."""
+
+    code = "Unavailable"
+    retryable = True
+
+
+class CancelledError(Error):
+    """The caller cancelled the operation."""
+
+    code = "Cancelled"
+
+
+class InternalError(Error):
+    """A defect of Gradlane itself; please report it."""
+
+
+_OF_VARIANT: Mapping[str, type[Error]] = {
+    "InvalidArgument": InvalidArgumentError,
+    "Config": ConfigError,
+    "Mismatch": MismatchError,
+    "Stalled": StallError,
+    "Timeout": TimeoutError,
+    "PeerLost": PeerLostError,
+    "NotFormed": NotFormedError,
+    "DuplicateRank": DuplicateRankError,
+    "Incompatible": IncompatibleError,
+    "Fenced": FencedError,
+    "Auth": AuthError,
+    "Protocol": ProtocolError,
+    "Checksum": ChecksumError,
+    "Exhausted": ResourceExhaustedError,
+    "Unavailable": UnavailableError,
+    "NotFound": NotFoundError,
+    "FailedPrecondition": FailedPreconditionError,
+    "Cancelled": CancelledError,
+    "Io": UnavailableError,
+    "Internal": InternalError,
+}
+
+
+def _build(variant: str, message: str, fields: Mapping[str, Any]) -> Error:
+    """Makes the exception for a native failure.
+
+    Args:
+        variant: the name of the variant of the native error type.
+        message: its text.
+        fields: its fields by their native names, with `code` and `retryable` added.
+    """
+    return _OF_VARIANT.get(variant, InternalError)(message, **fields)
+
+
+def _restore(kind: type[Error], message: str, fields: Mapping[str, Any]) -> Error:
+    return kind(message, **fields)

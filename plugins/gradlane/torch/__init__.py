@@ -1,0 +1,117 @@
+"""Gradlane for PyTorch: tensors in and out, on the CPU.
+
+    import gradlane.torch as gl
+
+    gl.init()
+    model = gl.DistributedDataParallel(model)    # the rest of the training script stays as it is
+
+Three ways to average gradients, all over one engine: `DistributedDataParallel` wraps the model, `DistributedOptimizer`
+the optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper.
+"""
+
+from __future__ import annotations
+
+from gradlane import (
+    Average,
+    Error,
+    Handle,
+    Max,
+    Min,
+    MismatchError,
+    NotInitializedError,
+    PeerLostError,
+    ReduceOp,
+    StallError,
+    Sum,
+    TimeoutError,
+    UnsupportedError,
+    WeightedAverage,
+    barrier,
+    init,
+    is_initialized,
+    layout,
+    local_rank,
+    local_size,
+    metrics,
+    node_rank,
+    num_nodes,
+    print_config,
+    rank,
+    shutdown,
+    size,
+)
+from gradlane.errors import UnusedParametersError
+from gradlane.torch.broadcast import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from gradlane.torch.compression import Compression
+from gradlane.torch.ddp import DistributedDataParallel
+from gradlane.torch.hook import State, ddp_comm_hook
+from gradlane.torch.ops import (
+    broadcast_,
+    declare,
+    grouped_push_pull,
+    poll,
+    push_pull,
+    push_pull_,
+    push_pull_async,
+    push_pull_async_,
+    push_pull_async_inplace,
+    push_pull_inplace,
+    synchronize,
+)
+from gradlane.torch.optimizer import DistributedOptimizer
+
+__all__ = [
+    "Average",
+    "Compression",
+    "DistributedDataParallel",
+    "DistributedOptimizer",
+    "Error",
+    "Handle",
+    "Max",
+    "Min",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerLostError",
+    "ReduceOp",
+    "StallError",
+    "State",
+    "Sum",
+    "TimeoutError",
+    "UnsupportedError",
+    "UnusedParametersError",
+    "WeightedAverage",
+    "allgather_object",
+    "barrier",
+    "broadcast_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ddp_comm_hook",
+    "declare",
+    "grouped_push_pull",
+    "init",
+    "is_initialized",
+    "layout",
+    "local_rank",
+    "local_size",
+    "metrics",
+    "node_rank",
+    "num_nodes",
+    "poll",
+    "print_config",
+    "push_pull",
+    "push_pull_",
+    "push_pull_async",
+    "push_pull_async_",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "rank",
+    "shutdown",
+    "size",
+    "synchronize",
+]

@@ -1,0 +1,22 @@
+"""Names for the tensors of wrappers, equal on all workers without the user's help."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gradlane import _session
+
+_made: Counter[tuple[int, str]] = Counter()
+
+
+def namespace(kind: str, name: str | None) -> str:
+    """A prefix for one wrapper's tensors: `name`, or a number per `kind`.
+
+    The numbers agree between workers as long as each makes its wrappers of a kind in the same order, which making them
+    demands anyway, because it broadcasts.
+    """
+    if name is not None:
+        return name
+    key = (_session.generation(), kind)
+    _made[key] += 1
+    return f"{kind}{_made[key] - 1}"

@@ -1,0 +1,68 @@
+"""Sums sparse gradients by gathering everybody's indices and values.
+
+What travels is proportional to the rows that were touched. With many workers or dense access a dense sum is cheaper;
+the wrappers' `sparse="dense"` does that instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+
+from gradlane import _session
+from gradlane._handle import Handle
+from gradlane._objects import Gathering
+from gradlane._reduction import Average, ReduceOp, Sum
+from gradlane.errors import InvalidArgumentError
+
+_INDEX_BYTES = 8
+
+
+class SparseTransfer:
+    """One sparse gradient on its way: lengths at construction, contents at `exchange`, the sum at `wait`."""
+
+    def __init__(self, gradient: torch.Tensor, name: str, op: ReduceOp) -> None:
+        """Starts to gather `gradient`, of layout sparse_coo.
+
+        Raises:
+            InvalidArgumentError: `op` is neither Average nor Sum.
+        """
+        if op not in (Average, Sum):
+            raise InvalidArgumentError(f"sparse gradients have no {op.name}; use Average or Sum, or dense gradients")
+        gradient = gradient.detach().coalesce()
+        self._shape, self._dtype = gradient.shape, gradient.dtype
+        self._sparse_dim = gradient.sparse_dim()
+        self._divisor = _session.size() if op is Average else 1
+        self._gathering = Gathering(_bytes(gradient.indices()) + _bytes(gradient.values()), name)
+        self._handles: list[Handle[memoryview]] = []
+
+    def exchange(self) -> None:
+        """Waits for the lengths and starts the transfer of the contents."""
+        self._handles = self._gathering.exchange()
+
+    def wait(self) -> torch.Tensor:
+        """The sum or average, coalesced; equal bit for bit on all workers, as all add the same rows in rank order."""
+        parts = [self._parse(handle.wait()) for handle in self._handles]
+        indices = torch.cat([indices for indices, _ in parts], dim=1)
+        values = torch.cat([values for _, values in parts])
+        return torch.sparse_coo_tensor(indices, values / self._divisor, self._shape, dtype=self._dtype).coalesce()
+
+    def _parse(self, content: memoryview) -> tuple[torch.Tensor, torch.Tensor]:
+        row_shape = self._shape[self._sparse_dim :]
+        row_bytes = math.prod(row_shape) * self._dtype.itemsize
+        rows = len(content) // (_INDEX_BYTES * self._sparse_dim + row_bytes)
+        if rows == 0:  # torch.frombuffer refuses empty buffers
+            return torch.empty((self._sparse_dim, 0), dtype=torch.int64), torch.empty(
+                (0, *row_shape), dtype=self._dtype
+            )
+        index_count = rows * self._sparse_dim
+        indices = torch.frombuffer(content, dtype=torch.int64, count=index_count)
+        values = torch.frombuffer(content, dtype=self._dtype, offset=index_count * _INDEX_BYTES)
+        return indices.view(self._sparse_dim, rows), values.view(rows, *row_shape)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    tensor = tensor.contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()) if tensor.numel() else b""

@@ -1,0 +1,138 @@
+"""Brings workers to the same state before they train: parameters, optimizer state, objects."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradlane import _session
+from gradlane._objects import allgather, broadcast_object
+from gradlane._operations import check_root, declare_places
+from gradlane.errors import InvalidArgumentError
+from gradlane.torch import _tensors
+from gradlane.torch.ops import wait_all
+
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "broadcast_tensors",
+]
+
+
+def broadcast_parameters(
+    params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    root_rank: int = 0,
+    prefix: str = "parameter.",
+) -> None:
+    """Give every worker the tensors of `root_rank`, in place, bit for bit.
+
+    Args:
+        params: `model.state_dict()`, `model.named_parameters()` or alike; any element type; the same names on all
+            workers.
+        root_rank: whose tensors.
+        prefix: goes before each name; it keeps them apart from other uses of the same names.
+    Raises:
+        MismatchError: a worker has one of them in another dtype or shape (both are named).
+        InvalidArgumentError: something in `params` is no tensor, or a name comes twice.
+    """
+    pairs = list(params.items() if isinstance(params, Mapping) else params)
+    named = {prefix + name: tensor for name, tensor in pairs}
+    if len(named) < len(pairs):
+        raise InvalidArgumentError("a name comes twice in params; give each tensor its own")
+    for name, tensor in pairs:
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgumentError(
+                f"params[{name!r}] is {type(tensor).__name__}, no tensor; leave it out, or send it by broadcast_object"
+            )
+    broadcast_tensors(named, check_root(root_rank))
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0, prefix: str = "optimizer.") -> None:
+    """Give every worker the optimizer state of `root_rank`: hyper-parameters, step counts, moments.
+
+    The other workers need not have taken a step before; their state takes on the root's structure.
+
+    Args:
+        optimizer: any torch optimizer or `DistributedOptimizer`, over the same parameters on all workers.
+        root_rank: whose state.
+        prefix: goes before the names that are used on the way.
+    """
+    is_root = _session.rank() == check_root(root_rank)
+    tensors: list[torch.Tensor] = []
+    outline = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
+    outline, slots = broadcast_object((outline, [_Slot.of(t) for t in tensors]), root_rank, f"{prefix}outline")
+    if not is_root:
+        tensors = [slot.empty() for slot in slots]
+    # The structure is part of the names: an optimizer that has stepped meanwhile holds other tensors at the same
+    # position.
+    digest = hashlib.sha256(repr(slots).encode()).hexdigest()[:12]
+    broadcast_tensors({f"{prefix}{digest}.{i}": tensor for i, tensor in enumerate(tensors)}, root_rank)
+    if not is_root:
+        optimizer.load_state_dict(_put_tensors(outline, tensors))
+
+
+def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
+    """Give every worker the objects of all, in rank order; see `gradlane.allgather`."""
+    return allgather(value, name)
+
+
+def broadcast_tensors(named: Mapping[str, torch.Tensor], root_rank: int) -> None:
+    """Declares the tensors together, so that small ones share messages, and broadcasts all of them at once."""
+    places = ((name, *_tensors.wire_shape(tensor)) for name, tensor in named.items())
+    declare_places(_session.session(), places, fuse=True, timeout=None)
+    wait_all([_tensors.submit_bits(tensor, name, root_rank) for name, tensor in named.items()])
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The place of a tensor in an outline."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> _Slot:
+        return _Slot(tuple(tensor.shape), tensor.dtype)
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Stands in an outline for tensor number `index`."""
+
+    index: int
+
+
+def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """A copy of nested dicts, lists and tuples with positions instead of tensors, which go to `tensors` in order."""
+    match value:
+        case torch.Tensor():
+            tensors.append(value)
+            return _Position(len(tensors) - 1)
+        case dict():
+            return {key: _take_tensors(item, tensors) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)([_take_tensors(item, tensors) for item in value])
+        case _:
+            return value
+
+
+def _put_tensors(outline: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of `_take_tensors`."""
+    match outline:
+        case _Position():
+            return tensors[outline.index]
+        case dict():
+            return {key: _put_tensors(item, tensors) for key, item in outline.items()}
+        case list() | tuple():
+            return type(outline)([_put_tensors(item, tensors) for item in outline])
+        case _:
+            return outline

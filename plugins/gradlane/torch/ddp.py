@@ -1,0 +1,189 @@
+"""A module whose gradients are averaged over all workers when `backward()` returns."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from gradlane._reduction import Average
+from gradlane.errors import InvalidArgumentError, UnsupportedError
+from gradlane.torch import _names, _tensors
+from gradlane.torch._gradients import Gradients, Priority, SparsePolicy, forward_order
+from gradlane.torch.broadcast import broadcast_tensors
+from gradlane.torch.compression import Compression, Compressor
+from gradlane.torch.ops import wait_all
+
+
+class DistributedDataParallel(nn.Module):
+    """Wraps a module: all workers start from the parameters of rank 0, and every backward pass averages the gradients.
+
+    A gradient starts on its way as soon as autograd has made it, while the rest of the backward pass goes on. All are
+    complete when `backward()` returns, so gradient clipping, `GradScaler` and any optimizer work as in a single
+    process.
+
+        model = gl.DistributedDataParallel(model)
+        loss(model(x), y).backward()
+        optimizer.step()
+
+    Every worker makes its wrappers in the same order, and runs the same number of backward passes. A backward pass
+    through no parameter of the module (`torch.autograd.grad`) is the worker's own business. To compile, wrap the
+    compiled module.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[object] | None = None,
+        *,
+        broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
+        bucket_cap_mb: float | None = None,
+        compression: Compressor = Compression.none,
+        sparse: SparsePolicy = "allgather",
+        priority: Literal["backward"] | Priority = "backward",
+        name: str | None = None,
+    ) -> None:
+        """Broadcasts parameters and buffers of rank 0 and declares the gradients.
+
+        Args:
+            module: on the CPU. Parameters with `requires_grad=False` are left alone.
+            device_ids: accepted for scripts written for PyTorch's class; must be None or empty.
+            broadcast_buffers: whether buffers of rank 0 replace those of the others before each training forward pass.
+            find_unused_parameters: whether a parameter may get no gradient. If so, workers that have none contribute
+                zeros where another has one; else all raise UnusedParametersError, which names parameters and ranks.
+            bucket_cap_mb: accepted and not used: the engine cuts and joins tensors by its own measure.
+            compression: the element type on the wire.
+            sparse: "allgather" sends the rows of sparse gradients, "dense" makes them dense.
+            priority: "backward" sends first what the next forward pass needs first; or a function of position and name.
+            name: goes before the names of the tensors; needed only where workers make wrappers in different orders.
+        Raises:
+            MismatchError: a worker's module has a parameter of another dtype or shape (both are named).
+            UnsupportedError: the module is not on the CPU.
+        """
+        super().__init__()
+        del bucket_cap_mb
+        if device_ids:
+            raise UnsupportedError(
+                f"device_ids={list(device_ids)}: this version averages on the CPU; leave device_ids out"
+            )
+        self.module = module
+        self._namespace = _names.namespace("ddp", name)
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise InvalidArgumentError(
+                f"{type(module).__name__} has no parameter that requires a gradient; nothing to average"
+            )
+        self._known = {id(parameter) for _, parameter in named}
+        state = dict(module.named_parameters()) | dict(module.named_buffers())
+        broadcast_tensors({f"{self._namespace}/state/{n}": tensor for n, tensor in state.items()}, root_rank=0)
+        self._buffer_names = [
+            n for n, b in module.named_buffers() if broadcast_buffers and _tensors.is_reducible(b.dtype)
+        ]
+        self._gradients = Gradients(
+            self._namespace,
+            named,
+            op=Average,
+            compression=compression,
+            sparse=sparse,
+            sparse_parameters=_sparse_positions(module, named),
+            priority=forward_order if priority == "backward" else priority,
+            refuse_unused=not find_unused_parameters,
+        )
+        self._synchronizes = True
+        self._backward_runs = False
+        self._any_gradient = False
+        for position, (_, parameter) in enumerate(named):
+            parameter.register_post_accumulate_grad_hook(self._hook(position))
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Runs the module."""
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **keywords)
+        self._backward_runs = False  # the end of a backward pass that raised was never announced
+        if self._synchronizes:
+            self._refuse_unknown_parameters()
+            if self.training:
+                self._copy_buffers()
+        output = self.module(*inputs, **keywords)
+        # The hook runs in the outermost backward pass. A parameter's hook may run in an inner one, of reentrant
+        # checkpointing, whose end is not the end: hence the outputs.
+        for tensor in _tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: self._enter_backward())
+        return output
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only accumulate; the first one after it averages what has accumulated."""
+        before, self._synchronizes = self._synchronizes, False
+        try:
+            yield
+        finally:
+            self._synchronizes = before
+
+    def _hook(self, position: int) -> Callable[[torch.Tensor], None]:
+        def gradient_is_ready(parameter: torch.Tensor) -> None:
+            del parameter
+            self._enter_backward()
+            self._any_gradient = True
+            if self._synchronizes:
+                self._gradients.submit(position)
+            else:
+                self._gradients.mark_used(position)
+
+        return gradient_is_ready
+
+    def _enter_backward(self) -> None:
+        if not self._backward_runs:
+            self._backward_runs = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._leave_backward)
+
+    def _leave_backward(self) -> None:
+        self._backward_runs = False
+        had_gradient, self._any_gradient = self._any_gradient, False
+        if self._synchronizes and had_gradient:
+            self._gradients.finish()
+
+    def _copy_buffers(self) -> None:
+        if not self._buffer_names:
+            return
+        buffers = dict(self.module.named_buffers())
+        wait_all(
+            [_tensors.submit_bits(buffers[n], f"{self._namespace}/buffer/{n}", root=0) for n in self._buffer_names]
+        )
+
+    def _refuse_unknown_parameters(self) -> None:
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in self._known:
+                raise InvalidArgumentError(
+                    f"parameter {name} was added, replaced or unfrozen after the module was wrapped, and would not be "
+                    "averaged; wrap the module again after changing it"
+                )
+
+
+def _sparse_positions(module: nn.Module, named: Sequence[tuple[str, nn.Parameter]]) -> frozenset[int]:
+    """Positions of the weights that get sparse gradients; a worker that happens to use none must know them too."""
+    weights = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
+    return frozenset(i for i, (_, parameter) in enumerate(named) if id(parameter) in weights)
+
+
+def _tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    match output:
+        case torch.Tensor():
+            yield output
+        case dict():
+            for item in output.values():
+                yield from _tensors_in(item)
+        case list() | tuple():
+            for item in output:
+                yield from _tensors_in(item)
+        case _ if dataclasses.is_dataclass(output):
+            for field in dataclasses.fields(output):
+                yield from _tensors_in(getattr(output, field.name))
+        case _:
+            return

@@ -1,0 +1,158 @@
+"""Gradlane under PyTorch's own `DistributedDataParallel`: its buckets are averaged by our servers.
+
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    ddp.register_comm_hook(gl.State(model), gl.ddp_comm_hook)
+
+PyTorch still wants a process group for its own control traffic; gloo will do. It checks the annotations of a hook as
+objects, so this file may not turn them into texts by `from __future__ import annotations`.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import distributed
+
+from gradlane import _core, _session
+from gradlane._handle import Handle
+from gradlane._reduction import Average
+from gradlane.errors import Error, InvalidArgumentError, UnsupportedError
+from gradlane.torch import _names
+from gradlane.torch._sparse import SparseTransfer
+from gradlane.torch.compression import Compression, Compressor
+from gradlane.torch.ops import reduce_in_place
+
+
+class State:
+    """What the hook must know of a model: how its parameters are called.
+
+    Buckets are named after the parameters in them. Their index would not do: PyTorch rebuilds its buckets after the
+    first iteration and uses the indices again.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        *,
+        group: distributed.ProcessGroup | None = None,
+        compression: Compressor = Compression.none,
+        names: Mapping[torch.Tensor, str] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Takes the names of a model.
+
+        Args:
+            model: the module, wrapped or not.
+            group: accepted if it spans all workers; averages over part of them are not supported.
+            compression: the element type on the wire.
+            names: parameter to name, instead of `model`.
+            name: goes before the names of the tensors; needed only where workers make states in different orders.
+        """
+        if (model is None) == (names is None):
+            raise InvalidArgumentError(
+                "State needs either model= or names=, to name the parameters in errors and buckets"
+            )
+        if group is not None and group.size() != _session.size():
+            raise UnsupportedError(
+                f"group has {group.size()} of {_session.size()} workers; this version averages over all of them"
+            )
+        pairs = ((p, n) for n, p in model.named_parameters()) if model is not None else (names or {}).items()
+        self.compression = compression
+        self._namespace = _names.namespace("hook", name)
+        self._names = {id(parameter): (position, n) for position, (parameter, n) in enumerate(pairs)}
+
+    def bucket_name(self, bucket: distributed.GradBucket) -> tuple[str, int]:
+        """A name for the bucket that depends on its parameters alone, and the priority of the one needed first."""
+        known = [self._names.get(id(parameter)) for parameter in bucket.parameters()]
+        members = [member for member in known if member is not None]
+        if len(members) < len(known):
+            raise InvalidArgumentError(
+                "a bucket holds a parameter that State does not know; make State from the same model"
+            )
+        digest = hashlib.sha256("\0".join(name for _, name in members).encode()).hexdigest()[:12]
+        name = f"{self._namespace}/{members[0][1]}+{len(members) - 1}.{digest}"
+        return name, -min(position for position, _ in members)
+
+
+def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages a bucket over all workers; give it to `register_comm_hook`.
+
+    Errors of the engine surface from `backward()` as RuntimeError; their text begins with the type of ours.
+    """
+    buffer = bucket.buffer()
+    name, priority = state.bucket_name(bucket)
+    if buffer.is_sparse:
+        # Rows are gathered at once: how many there are is known only when all have said it.
+        transfer = SparseTransfer(buffer, name, Average)
+        transfer.exchange()
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(transfer.wait())
+        return done
+    return _Completions.of_this_job().future(
+        lambda: reduce_in_place(buffer, name, Average, priority=priority, compression=state.compression)
+    )
+
+
+class _Completions:
+    """One thread that completes futures when the engine reports their operations done, in whatever order that is."""
+
+    _present: "_Completions | None" = None
+    _making = threading.Lock()
+
+    @classmethod
+    def of_this_job(cls) -> "_Completions":
+        """The completions of the present session."""
+        session = _session.session()
+        with cls._making:
+            if cls._present is None or cls._present._session is not session:
+                cls._present = cls(session)
+                _session.after_leaving(cls._present._stop)
+            return cls._present
+
+    def __init__(self, session: _core.Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Callable[[], None]] = {}
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="gradlane-completions", daemon=True)
+        self._thread.start()
+
+    def future(self, start: Callable[[], Handle[torch.Tensor]]) -> torch.futures.Future[torch.Tensor]:
+        """A future of the operation that `start` begins."""
+        arrived: torch.futures.Future[Any] = torch.futures.Future()
+        # Under the lock the operation may end, but not be looked up before it is entered.
+        with self._lock:
+            handle = start()
+            key = handle.id
+            if key is not None:
+                self._waiting[key] = lambda: arrived.set_result(None)
+
+        def land(_: torch.futures.Future[Any]) -> torch.Tensor:
+            try:
+                return handle.wait()
+            except Error as error:
+                # PyTorch cannot carry an exception of another type through a future of its reducer.
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+        result: torch.futures.Future[torch.Tensor] = arrived.then(land)
+        if key is None:
+            arrived.set_result(None)
+        return result
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            try:
+                ended = self._session.next_done(1.0)
+            except Error:
+                return
+            for key in ended:
+                with self._lock:
+                    complete = self._waiting.pop(key, None)
+                if complete is not None:  # else somebody waits for the handle itself
+                    complete()
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self._thread.join(5.0)

@@ -1,0 +1,268 @@
+"""Reductions of tensors: `push_pull` and its variants, with BytePS's names beside ours.
+
+A trailing underscore (BytePS: `_inplace`) puts the result where the input was. Non-contiguous tensors are copied and
+copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from gradlane import _session
+from gradlane._handle import Handle
+from gradlane._operations import check_name, check_root, declare_places
+from gradlane._reduction import Average, ReduceOp, Sum, resolve
+from gradlane.errors import InvalidArgumentError
+from gradlane.torch import _tensors
+from gradlane.torch.compression import Compression, Compressor
+
+T = TypeVar("T")
+
+
+def push_pull(
+    tensor: torch.Tensor,
+    name: str,
+    *,
+    op: ReduceOp | None = None,
+    average: bool | None = None,
+    weight: float | None = None,
+    priority: int | None = None,
+    compression: Compressor = Compression.none,
+    timeout: float | None = None,
+    version: int = 0,
+) -> torch.Tensor:
+    """Average `tensor` over all workers into a new tensor. Differentiable: the gradient is reduced the same way.
+
+    Args:
+        tensor: any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8; on the CPU.
+        name: equal on all workers; its first use fixes dtype and shape.
+        op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
+        average: BytePS's spelling: True for `Average`, False for `Sum`.
+        weight: this worker's weight in a `WeightedAverage`.
+        priority: higher goes first; only the order matters.
+        compression: the element type on the wire.
+        timeout: seconds for the whole operation; None takes the job's step timeout.
+        version: accepted for BytePS scripts; the engine counts rounds itself.
+    Raises:
+        MismatchError: a worker used `name` with another dtype, shape or op (both are named).
+        StallError: some workers did not contribute in time (they are named).
+        UnsupportedError: the tensor is not on the CPU.
+    """
+    reduction = resolve(op, average, weight)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        if reduction not in (Average, Sum):
+            raise InvalidArgumentError(f"op={reduction.name} has no gradient; use tensor.detach(), or Average or Sum")
+        result: torch.Tensor = _PushPull.apply(  # type: ignore[no-untyped-call]
+            tensor, name, reduction, priority, compression, timeout
+        )
+        return result
+    return push_pull_async(
+        tensor,
+        name,
+        op=reduction,
+        weight=weight,
+        priority=priority,
+        compression=compression,
+        timeout=timeout,
+        version=version,
+    ).wait()
+
+
+def push_pull_async(
+    tensor: torch.Tensor,
+    name: str,
+    *,
+    op: ReduceOp | None = None,
+    average: bool | None = None,
+    weight: float | None = None,
+    priority: int | None = None,
+    compression: Compressor = Compression.none,
+    timeout: float | None = None,
+    version: int = 0,
+) -> Handle[torch.Tensor]:
+    """Starts what `push_pull` does, without its gradient; `synchronize(handle)` yields the new tensor."""
+    _tensors.check_host(tensor)
+    fresh = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return push_pull_async_(
+        fresh,
+        name,
+        op=op,
+        average=average,
+        weight=weight,
+        priority=priority,
+        compression=compression,
+        timeout=timeout,
+        version=version,
+    )
+
+
+def push_pull_(
+    tensor: torch.Tensor,
+    name: str,
+    *,
+    op: ReduceOp | None = None,
+    average: bool | None = None,
+    weight: float | None = None,
+    priority: int | None = None,
+    compression: Compressor = Compression.none,
+    timeout: float | None = None,
+    version: int = 0,
+) -> torch.Tensor:
+    """Average `tensor` over all workers, in place. Arguments and errors are those of `push_pull`."""
+    return push_pull_async_(
+        tensor,
+        name,
+        op=op,
+        average=average,
+        weight=weight,
+        priority=priority,
+        compression=compression,
+        timeout=timeout,
+        version=version,
+    ).wait()
+
+
+def push_pull_async_(
+    tensor: torch.Tensor,
+    name: str,
+    *,
+    op: ReduceOp | None = None,
+    average: bool | None = None,
+    weight: float | None = None,
+    priority: int | None = None,
+    compression: Compressor = Compression.none,
+    timeout: float | None = None,
+    version: int = 0,
+) -> Handle[torch.Tensor]:
+    """Starts what `push_pull_` does; `tensor` may not be touched until the handle is done."""
+    del version
+    reduction = resolve(op, average, weight)
+    return reduce_in_place(
+        tensor,
+        check_name(name),
+        reduction,
+        weight=1.0 if weight is None else weight,
+        priority=priority or 0,
+        compression=compression,
+        timeout=timeout,
+    )
+
+
+push_pull_inplace = push_pull_
+push_pull_async_inplace = push_pull_async_
+
+
+def grouped_push_pull(
+    tensors: Sequence[torch.Tensor],
+    name: str,
+    *,
+    op: ReduceOp | None = None,
+    average: bool | None = None,
+    compression: Compressor = Compression.none,
+    timeout: float | None = None,
+) -> list[torch.Tensor]:
+    """Average several tensors at once into new ones; they travel together, the first being the most urgent.
+
+    Args:
+        tensors: as for `push_pull`, the same number on all workers.
+        name: of the group; tensor number i is called `name.i`.
+    """
+    check_name(name)
+    handles = [
+        push_pull_async(
+            tensor, f"{name}.{i}", op=op, average=average, priority=-i, compression=compression, timeout=timeout
+        )
+        for i, tensor in enumerate(tensors)
+    ]
+    return wait_all(handles)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None
+) -> torch.Tensor:
+    """Give every worker the bits of `tensor` on `root_rank`, in place; any element type."""
+    return _tensors.submit_bits(tensor, check_name(name), check_root(root_rank), timeout=timeout).wait()
+
+
+def poll(handle: Handle[Any]) -> bool:
+    """Whether the operation has ended; `synchronize` then returns at once."""
+    return handle.poll()
+
+
+def synchronize(handle: Handle[T]) -> T:
+    """Waits for an operation and returns its result."""
+    return handle.wait()
+
+
+def declare(tensors: str | Mapping[str, torch.Tensor], *, fuse: bool = True, timeout: float | None = None) -> None:
+    """Fix dtype and shape of several names ahead of their first use; see `gradlane.declare`."""
+    session = _session.session()
+    if not isinstance(tensors, str):
+        places = ((name, _tensors.dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items())
+        declare_places(session, places, fuse=fuse, timeout=timeout)
+
+
+def reduce_in_place(
+    tensor: torch.Tensor,
+    name: str,
+    op: ReduceOp,
+    *,
+    weight: float = 1.0,
+    priority: int = 0,
+    compression: Compressor = Compression.none,
+    timeout: float | None = None,
+) -> Handle[torch.Tensor]:
+    """Starts a reduction whose result replaces `tensor`, from where it lies if it is contiguous and sent as it is."""
+    _tensors.check_host(tensor)
+    plain = tensor.detach()
+    wire = compression.compress(plain).contiguous()
+    handle = _tensors.submit_in_place(wire, name, op.native, weight=weight, priority=priority, timeout=timeout)
+
+    def land(reduced: torch.Tensor) -> torch.Tensor:
+        if reduced is not plain:
+            plain.copy_(reduced)
+        return tensor
+
+    return handle.then(land)
+
+
+def wait_all(handles: Sequence[Handle[T]]) -> list[T]:
+    """Waits for every handle and only then raises the first error: no memory is in use any more when this is over."""
+    results: list[T] = []
+    first: BaseException | None = None
+    for handle in handles:
+        try:
+            results.append(handle.wait())
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first
+    return results
+
+
+class _PushPull(torch.autograd.Function):
+    """The mean (or sum) over workers of the losses has as gradient the mean (or sum) of their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str,
+        op: ReduceOp,
+        priority: int | None,
+        compression: Compressor,
+        timeout: float | None,
+    ) -> torch.Tensor:
+        ctx.arguments = (f"{name}.backward", op, priority, compression, timeout)
+        return push_pull_async(tensor, name, op=op, priority=priority, compression=compression, timeout=timeout).wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        name, op, priority, compression, timeout = ctx.arguments
+        reduced = push_pull_async(
+            gradient, name, op=op, priority=priority, compression=compression, timeout=timeout
+        ).wait()
+        return reduced, None, None, None, None, None

@@ -1,0 +1,231 @@
+"""An optimizer that steps on gradients averaged over all workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from gradlane._reduction import Average, ReduceOp
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError
+from gradlane.torch import _names
+from gradlane.torch._gradients import Gradients, forward_order
+from gradlane.torch.compression import Compression, Compressor
+
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+
+
+def DistributedOptimizer(
+    optimizer: Kind,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Compressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    *,
+    sparse_as_dense: bool = False,
+    name: str | None = None,
+) -> Kind:
+    """Makes `optimizer` average its gradients over all workers; returns the same object, of a subclass of its class.
+
+    Gradients start on their way during the backward pass. If every parameter got one, all are complete when
+    `backward()` returns; else when `step()` or `synchronize()` is called: call the latter before you clip or unscale
+    gradients of a model that leaves parameters out. A parameter that only some workers used gets the average with zeros
+    from the others.
+
+    Nothing is broadcast: call `broadcast_parameters` and `broadcast_optimizer_state` first.
+
+    Args:
+        optimizer: any torch optimizer over parameters on the CPU.
+        named_parameters: `model.named_parameters()`; names parameters in errors and orders them. None names by
+            position.
+        compression: the element type on the wire.
+        backward_passes_per_step: how many backward passes accumulate before they are averaged. Their sum is averaged:
+            divide the loss by this number if you want their mean.
+        op: `Average` or `Sum`.
+        sparse_as_dense: whether sparse gradients are made dense instead of gathered.
+        name: goes before the names of the tensors; needed only where workers make optimizers in different orders.
+    Raises:
+        InvalidArgumentError: two parameters have one name, or one of the optimizer's has none.
+        MismatchError: a worker's parameter has another dtype or shape (both are named).
+    """
+    if isinstance(optimizer, _Distributed):
+        raise InvalidArgumentError("the optimizer is distributed already; wrap it once")
+    kind = type(optimizer)
+    synchronizer = _Synchronizer(
+        _names.namespace("optimizer", name),
+        _name(optimizer, None if named_parameters is None else list(named_parameters)),
+        compression,
+        backward_passes_per_step,
+        op,
+        sparse_as_dense,
+    )
+    # The object changes its class instead of being made anew: constructors differ, and a learning rate scheduler made
+    # before refers to this object.
+    optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
+    optimizer._synchronizer = synchronizer  # type: ignore[attr-defined]
+    # A hook and not an override of step(): schedulers replace step() on the object.
+    optimizer.register_step_pre_hook(synchronizer.before_step)
+    return optimizer
+
+
+class _Distributed(torch.optim.Optimizer):
+    """What a distributed optimizer offers beside its own class."""
+
+    _synchronizer: _Synchronizer
+
+    def synchronize(self) -> None:
+        """Completes the averages of this step; does nothing if they are complete. `step()` calls it."""
+        self._synchronizer.synchronize()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Inside, `step()` takes the gradients as they are."""
+        with self._synchronizer.skipped():
+            yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes accumulate, from the next step on."""
+        self._synchronizer.passes = _check_passes(passes)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients.
+
+        Raises:
+            FailedPreconditionError: some are on their way, as after a backward pass that left parameters out.
+        """
+        self._synchronizer.refuse_in_flight("zero_grad()")
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not possible any more: the parameters are fixed on all workers."""
+        raise FailedPreconditionError(
+            "the optimizer is distributed, and its parameters are fixed; add the group before DistributedOptimizer"
+        )
+
+
+class _Synchronizer:
+    """Decides when gradients start on their way and when they must have arrived."""
+
+    def __init__(
+        self,
+        namespace: str,
+        named: list[tuple[str, torch.nn.Parameter]],
+        compression: Compressor,
+        passes: int,
+        op: ReduceOp,
+        sparse_as_dense: bool,
+    ) -> None:
+        self.passes = _check_passes(passes)
+        self._passed: Counter[int] = Counter()
+        self._is_complete = False
+        self._is_skipped = False
+        self._gradients = Gradients(
+            namespace,
+            named,
+            op=op,
+            compression=compression,
+            sparse="dense" if sparse_as_dense else "allgather",
+            sparse_parameters=frozenset(),
+            priority=forward_order,
+            refuse_unused=False,
+        )
+        for position, (_, parameter) in enumerate(named):
+            parameter.register_post_accumulate_grad_hook(self._hook(position))
+
+    def synchronize(self) -> None:
+        if not self._is_complete:
+            self._passed.clear()
+            self._gradients.finish()
+            self._is_complete = True
+
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, positional: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Completes the averages, or has the closure do so if there is one: it makes the gradients during the step."""
+        del optimizer
+        closure = keywords.get("closure") or next(iter(positional[1:]), None)
+        if closure is not None:
+            return (positional[0], self._synchronized(closure)), {k: v for k, v in keywords.items() if k != "closure"}
+        if not self._is_skipped:
+            self.synchronize()
+        self._is_complete = False
+        return None
+
+    @contextlib.contextmanager
+    def skipped(self) -> Iterator[None]:
+        self._is_skipped = True
+        try:
+            yield
+        finally:
+            self._is_skipped = False
+
+    def refuse_in_flight(self, call: str) -> None:
+        if self._gradients.any_submitted:
+            raise FailedPreconditionError(
+                f"{call} while gradients are on their way; call step() or synchronize() between backward() and {call}"
+            )
+
+    def _synchronized(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def evaluate() -> Any:
+            loss = closure()
+            if not self._is_skipped:
+                self.synchronize()
+            self._is_complete = False
+            return loss
+
+        return evaluate
+
+    def _hook(self, position: int) -> Callable[[torch.Tensor], None]:
+        def gradient_is_ready(parameter: torch.Tensor) -> None:
+            del parameter
+            self._is_complete = False
+            self._passed[position] += 1
+            if self._passed[position] < self.passes:
+                self._gradients.mark_used(position)
+                return
+            self._gradients.submit(position)
+            # Waiting for less than all could deadlock: what this worker lacks may be what another one, waiting as well,
+            # has.
+            if self._gradients.all_submitted:
+                torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
+
+        return gradient_is_ready
+
+
+def _name(
+    optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.nn.Parameter]] | None
+) -> list[tuple[str, torch.nn.Parameter]]:
+    """The optimizer's parameters that require gradients, named and in the order of `named`."""
+    groups = optimizer.param_groups
+    own = {
+        id(p): (f"{g}.{i}", p)
+        for g, group in enumerate(groups)
+        for i, p in enumerate(group["params"])
+        if p.requires_grad
+    }
+    if named is None:
+        return list(own.values())
+    for pair in named:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise InvalidArgumentError(
+                "named_parameters holds no (name, parameter) pairs; give model.named_parameters()"
+            )
+    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if twice:
+        raise InvalidArgumentError(f"named_parameters gives several parameters one name: {', '.join(sorted(twice))}")
+    unnamed = own.keys() - {id(parameter) for _, parameter in named}
+    if unnamed:
+        places = ", ".join(own[key][0] for key in own if key in unnamed)
+        raise InvalidArgumentError(
+            f"named_parameters names not all parameters of the optimizer; without a name (group.position): {places}"
+        )
+    return [(name, parameter) for name, parameter in named if id(parameter) in own]
+
+
+def _check_passes(passes: int) -> int:
+    if passes < 1:
+        raise InvalidArgumentError(f"backward_passes_per_step={passes}; give at least 1")
+    return passes

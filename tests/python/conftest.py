@@ -1,0 +1,153 @@
+"""Runs tests on real workers.
+
+A test marked `workers(n)` is a sentence about a job: its body runs in each of n worker processes, started by `gradlane run` with
+real servers, and passes if it passes in all of them. The workers run pytest on the same files, so parameters and assertions are
+those of any test. Tests of one module that need the same job share one launch; `alone=True` asks for an own one, for tests that
+break their job.
+
+A test marked `workers(2, 4)` runs with 2 and with 4. `servers=`, `settings=` (knobs by name) and `env=` shape the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from processes import run_all
+
+RESULTS = "WORKER_TEST_RESULTS"
+"""In a worker: the folder for its results. Not named GRADLANE_*, where unknown names are warned of."""
+
+LAUNCH_TIMEOUT = 150.0
+IN_WORKER = RESULTS in os.environ
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a test asks of its job; tests of one shape in one module share a launch."""
+
+    module: Path
+    workers: int
+    servers: int
+    env: tuple[tuple[str, str], ...]
+    alone: str | None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "workers(n, ..., servers, settings, env, alone): runs on n real workers")
+    config.stash[outcomes_key] = {}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name.startswith("test_torch"):
+            item.add_marker(pytest.mark.torch)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Outside of workers, replaces the call of a test by the outcome it had in each worker."""
+    if IN_WORKER or pyfuncitem.get_closest_marker("workers") is None:
+        return None
+    outcomes = pyfuncitem.config.stash[outcomes_key]
+    for shape in shapes(pyfuncitem):
+        if shape not in outcomes:
+            items = [item for item in pyfuncitem.session.items if shape in shapes(item)]
+            outcomes[shape] = launch(shape, [item.nodeid for item in items])
+        failures = outcomes[shape].failures(pyfuncitem.nodeid)
+        if failures:
+            pytest.fail(failures, pytrace=False)
+    return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def job():
+    """In a worker: the job, joined before the first test and left after the last."""
+    if not IN_WORKER:
+        yield
+        return
+    import gradlane
+
+    gradlane.init()
+    yield
+    gradlane.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def in_step(request: pytest.FixtureRequest):
+    """In a worker: begins each test together with the others, so that one failure is not blamed on the tests after it."""
+    marker = request.node.get_closest_marker("workers")
+    if IN_WORKER and not marker.kwargs.get("alone"):
+        import gradlane
+
+        gradlane.barrier(request.node.nodeid)
+    yield
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if IN_WORKER and (report.when == "call" or report.failed):
+        import gradlane
+
+        rank = os.environ["GRADLANE_RANK"] if not gradlane.is_initialized() else str(gradlane.rank())
+        line = {"test": report.nodeid, "outcome": report.outcome, "text": report.longreprtext}
+        with open(Path(os.environ[RESULTS], f"{rank}.jsonl"), "a") as results:
+            results.write(json.dumps(line) + "\n")
+
+
+@dataclass
+class Outcomes:
+    """What the tests of one launch came to, by worker."""
+
+    workers: int
+    by_rank: list[dict[str, tuple[str, str]]]
+    log: str
+
+    def failures(self, test: str) -> str:
+        """Why a test failed, per worker; empty if it passed in all."""
+        texts = []
+        for rank, outcomes in enumerate(self.by_rank):
+            outcome, text = outcomes.get(test, ("missing", f"no outcome; the launch said:\n{self.log}"))
+            if outcome != "passed":
+                texts.append(f"worker {rank} of {self.workers}: {outcome}\n{text}")
+        return "\n".join(texts)
+
+
+outcomes_key = pytest.StashKey[dict[Shape, Outcomes]]()
+
+
+def shapes(item: pytest.Item) -> list[Shape]:
+    """The jobs that a test wants to run in."""
+    marker = item.get_closest_marker("workers")
+    if marker is None:
+        return []
+    wanted = marker.kwargs
+    settings = {"step_timeout": "20s"} | wanted.get("settings", {})
+    env = {f"GRADLANE_{name.upper()}": value for name, value in settings.items()} | wanted.get("env", {})
+    alone = item.nodeid if wanted.get("alone") else None
+    return [
+        Shape(item.path, workers, wanted.get("servers", 1), tuple(sorted(env.items())), alone)
+        for workers in marker.args
+    ]
+
+
+def launch(shape: Shape, tests: list[str]) -> Outcomes:
+    """Runs the tests in every worker of a new job."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="gradlane-tests-") as results:
+        run = ["run", "-n", str(shape.workers), "-s", str(shape.servers), "--"]
+        command = [sys.executable, "-m", "gradlane", *run, sys.executable, "-m", "pytest", "-q", *tests]
+        env = {RESULTS: results, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "-p no:cacheprovider", **dict(shape.env)}
+        [ended] = run_all([(command, env)], timeout=LAUNCH_TIMEOUT, cwd=shape.module.parents[2])
+        return Outcomes(shape.workers, [read(Path(results, f"{r}.jsonl")) for r in range(shape.workers)], ended.output)
+
+
+def read(path: Path) -> dict[str, tuple[str, str]]:
+    if not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {line["test"]: (line["outcome"], line["text"]) for line in lines}

@@ -1,0 +1,185 @@
+"""How a process finds its job: which variables count, in which order, and that each launcher's way leads to a sum."""
+
+import os
+import re
+import socket
+import sys
+
+import gradlane
+import pytest
+from gradlane import _core
+from processes import LAUNCH_NAMES, LAUNCH_VARIABLES, run_all
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+DMLC = {
+    "DMLC_ROLE": "worker",
+    "DMLC_PS_ROOT_URI": "127.0.0.1",
+    "DMLC_PS_ROOT_PORT": "9000",
+    "DMLC_WORKER_ID": "1",
+    "DMLC_NUM_WORKER": "2",
+    "DMLC_NUM_SERVER": "2",
+}
+MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_JOB_ID": "77"}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(LAUNCH_VARIABLES) or name in LAUNCH_NAMES:
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("env", "source", "rank", "size", "local_rank"),
+    [
+        ({}, "single", 0, 1, 0),
+        (TORCHRUN, "torchrun", 3, 4, 1),
+        (DMLC, "dmlc", 1, 2, 0),
+        (DMLC | {"BYTEPS_LOCAL_RANK": "1", "BYTEPS_LOCAL_SIZE": "2"}, "dmlc", 3, 4, 1),
+        (MPI, "mpi", 2, 4, 0),
+        (SLURM, "slurm", 5, 8, 1),
+        (DMLC | TORCHRUN | MPI | SLURM, "dmlc", 1, 2, 0),
+        (TORCHRUN | MPI | SLURM, "torchrun", 3, 4, 1),
+        (MPI | SLURM, "mpi", 2, 4, 0),
+        (SLURM | {"GRADLANE_RANK": "1", "GRADLANE_SIZE": "2"}, "gradlane", 1, 2, 0),
+    ],
+)
+def test_the_environment_says_who_a_worker_is(monkeypatch, env, source, rank, size, local_rank):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    launch = _core.detect_launch({})
+    assert (launch["source"], launch["rank"], launch["size"], launch["local_rank"]) == (source, rank, size, local_rank)
+
+
+def test_arguments_go_before_the_environment(monkeypatch):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    launch = _core.detect_launch({"rank": "0", "size": "8"})
+    assert (launch["rank"], launch["size"]) == (0, 8)
+
+
+@pytest.mark.parametrize("missing", ["DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_WORKER_ID"])
+def test_a_half_set_launch_names_the_missing_variable(monkeypatch, missing):
+    for name, value in DMLC.items():
+        if name != missing:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(gradlane.ConfigError, match=missing):
+        _core.detect_launch({})
+
+
+def test_a_rank_beyond_the_size_is_refused():
+    with pytest.raises(gradlane.ConfigError):
+        _core.detect_launch({"rank": "2", "size": "2"})
+
+
+def test_gradlane_run_starts_workers_and_servers():
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "3", "-s", "2", "--", sys.executable, "-c", SUM_OF_RANKS]
+    check_sums(run_all([(command, {})], timeout=60), workers=3)
+
+
+def test_gradlane_run_returns_the_code_of_the_worker_that_failed():
+    failing = "import os, sys; sys.exit(5 if os.environ['GRADLANE_RANK'] == '1' else 0)"
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "--", sys.executable, "-c", failing]
+    assert run_all([(command, {})], timeout=60)[0].code == 5
+
+
+def test_torchrun_needs_no_server(tmp_path):
+    pytest.importorskip("torch")
+    script = tmp_path / "worker.py"
+    script.write_text(SUM_OF_RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    check_sums(run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=90), workers=2)
+
+
+def test_a_byteps_launch_script_needs_no_change(tmp_path):
+    common = {name: value for name, value in DMLC.items() if name not in ("DMLC_ROLE", "DMLC_WORKER_ID")}
+    common |= {"DMLC_PS_ROOT_PORT": str(free_port()), "DMLC_NUM_SERVER": "1", "GRADLANE_STATE_DIR": str(tmp_path)}
+    gradlane_command = [sys.executable, "-m", "gradlane"]
+    commands = [
+        ([*gradlane_command, "scheduler"], common | {"DMLC_ROLE": "scheduler"}),
+        ([*gradlane_command, "server"], common | {"DMLC_ROLE": "server"}),
+        *(
+            ([sys.executable, "-c", SUM_OF_RANKS], common | {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(i)})
+            for i in range(2)
+        ),
+    ]
+    check_sums(run_all(commands, timeout=60), workers=2)
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "slurm"])
+def test_under_mpi_and_slurm_rank_0_brings_the_servers(tmp_path, launcher):
+    def environment(rank):
+        if launcher == "mpi":
+            ranks = dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), rank)
+            sizes = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), "2")
+            return ranks | sizes | {"OMPI_MCA_ess_base_jobid": "77"}
+        return SLURM | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NTASKS": "2", "SLURM_NODEID": "0"}
+
+    state = {"GRADLANE_STATE_DIR": str(tmp_path)}
+    commands = [([sys.executable, "-c", SUM_OF_RANKS], state | environment(str(rank))) for rank in range(2)]
+    check_sums(run_all(commands, timeout=60), workers=2)
+
+
+def test_a_server_in_a_python_process_is_joined_by_its_join_string():
+    script = "import gradlane, sys; gradlane.init(rank=int(sys.argv[1]), size=2, coordinator=sys.argv[2]); " + REPORT
+    with gradlane.Server(workers=2, servers=2) as server:
+        commands = [([sys.executable, "-c", script, str(rank), server.join], {}) for rank in range(2)]
+        check_sums(run_all(commands, timeout=60), workers=2)
+
+
+def test_a_stopped_server_does_not_start_again():
+    server = gradlane.Server()
+    with pytest.raises(gradlane.Error, match=r"start\(\)"):
+        _ = server.join
+    server.start().start()
+    server.stop()
+    server.stop()
+    with pytest.raises(gradlane.Error, match="make a new one"):
+        server.start()
+
+
+def test_the_worker_finds_no_job_without_a_coordinator(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADLANE_STATE_DIR", str(tmp_path))
+    for name, value in DMLC.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(gradlane.NotFormedError):
+        gradlane.init(timeout=0.2)
+    assert not gradlane.is_initialized()
+
+
+REPORT = """
+import array
+values = array.array("d", [gradlane.rank() + 1.0])
+gradlane.push_pull(values, "ranks", op=gradlane.Sum)
+print(f"rank {gradlane.rank()} of {gradlane.size()} got {values[0]:.0f}.", flush=True)
+"""
+SUM_OF_RANKS = "import gradlane; gradlane.init()\n" + REPORT
+
+
+def check_sums(ended, workers):
+    """All processes ended well, and each worker got the sum of all ranks, counted from 1."""
+    output = "".join(process.output for process in ended)
+    assert [process.code for process in ended] == [0] * len(ended), output
+    total = workers * (workers + 1) // 2
+    got = sorted(re.findall(r"rank \d+ of \d+ got \d+\.", output))
+    assert got == [f"rank {rank} of {workers} got {total}." for rank in range(workers)], output
+
+
+def free_port():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

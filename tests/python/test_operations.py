@@ -1,0 +1,185 @@
+"""What two workers get from the operations on buffers."""
+
+import asyncio
+import threading
+
+import gradlane
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.workers(2, servers=2)
+
+
+def test_the_average_is_the_default():
+    values = np.array([1.0, 2.0], np.float32) * (gradlane.rank() + 1)
+    assert gradlane.push_pull(values, "average").tolist() == [1.5, 3.0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int32", "int64", "uint8"])
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [(gradlane.Sum, [3, 30]), (gradlane.Average, [1, 15]), (gradlane.Min, [1, 10]), (gradlane.Max, [2, 20])],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_every_reduction_works_for_every_element_type(op, expected, dtype):
+    values = (np.array([1, 10]) * (gradlane.rank() + 1)).astype(dtype)
+    if op is gradlane.Average and values.dtype.kind == "f":
+        expected = [1.5, 15.0]
+    assert gradlane.push_pull(values, f"{op.name} {dtype}", op=op).tolist() == expected
+
+
+def test_the_weighted_average_counts_samples():
+    rank = gradlane.rank()
+    values = np.array([10.0 * (rank + 1)])
+    gradlane.push_pull(values, "weighted", op=gradlane.WeightedAverage, weight=[3.0, 1.0][rank])
+    assert values.tolist() == [12.5]
+
+
+def test_average_false_is_the_sum():
+    assert gradlane.push_pull(np.ones(2), "old sum", average=False).tolist() == [2.0, 2.0]
+
+
+def test_contradicting_arguments_are_refused():
+    with pytest.raises(gradlane.InvalidArgumentError, match="contradicts"):
+        gradlane.push_pull(np.ones(2), "contradiction", op=gradlane.Max, average=True)
+    with pytest.raises(gradlane.InvalidArgumentError, match="takes no weight"):
+        gradlane.push_pull(np.ones(2), "weight", weight=2.0)
+    with pytest.raises(gradlane.InvalidArgumentError, match="make them equal"):
+        gradlane.push_pull(np.ones(2), "other place", out=np.ones(3))
+    with pytest.raises(gradlane.InvalidArgumentError, match="cannot name"):
+        gradlane.push_pull(np.ones(2), "")
+
+
+def test_out_receives_the_result_and_the_input_stays():
+    source, target = np.full(3, float(gradlane.rank())), np.zeros(3)
+    gradlane.push_pull(source, "into", op=gradlane.Sum, out=target)
+    assert (source.tolist(), target.tolist()) == ([float(gradlane.rank())] * 3, [1.0] * 3)
+
+
+def test_a_name_is_reduced_again_and_again():
+    for step in range(20):
+        values = np.array([step + gradlane.rank()], np.int64)
+        assert gradlane.push_pull(values, "again", op=gradlane.Sum).tolist() == [2 * step + 1]
+
+
+def test_workers_may_submit_in_different_orders():
+    names = [f"order {i}" for i in range(10)]
+    mine = names if gradlane.rank() == 0 else list(reversed(names))
+    values = {name: np.array([float(name[6:])]) for name in names}
+    handles = [
+        gradlane.push_pull_async(values[name], name, op=gradlane.Sum, priority=-i) for i, name in enumerate(mine)
+    ]
+    for handle in handles:
+        handle.wait()
+    assert [values[name][0] for name in names] == [2.0 * i for i in range(10)]
+
+
+def test_a_tensor_of_many_parts_arrives_whole():
+    values = np.arange(5_000_000, dtype=np.float32) * (gradlane.rank() + 1)
+    gradlane.push_pull(values, "large", op=gradlane.Sum)
+    assert np.array_equal(values, np.arange(5_000_000, dtype=np.float32) * 3)
+
+
+def test_nan_and_infinity_pass_through_a_sum():
+    values = np.array([[np.nan, np.inf, -np.inf, 1.0], [1.0, 1.0, 1.0, 1.0]][gradlane.rank()])
+    gradlane.push_pull(values, "special", op=gradlane.Sum)
+    assert np.isnan(values[0]) and values[1:].tolist() == [np.inf, -np.inf, 2.0]
+
+
+def test_an_empty_buffer_needs_no_server():
+    assert gradlane.push_pull(np.zeros((0, 4)), "empty").shape == (0, 4)
+
+
+def test_a_broadcast_keeps_every_bit():
+    for root in range(2):
+        values = np.array([np.nan, -0.0, 5e-324]) if gradlane.rank() == root else np.zeros(3)
+        gradlane.broadcast(values, root, f"bits of {root}")
+        assert values.tobytes() == np.array([np.nan, -0.0, 5e-324]).tobytes()
+
+
+def test_a_root_outside_of_the_job_is_refused():
+    with pytest.raises(gradlane.InvalidArgumentError, match="0 to 1"):
+        gradlane.broadcast(np.zeros(3), 2)
+
+
+def test_values_of_any_kind_and_size_are_gathered_in_rank_order():
+    mine = [b"", np.arange(1000)][gradlane.rank()]
+    empty, numbers = gradlane.allgather(mine, "mixed")
+    assert empty == b"" and numbers.tolist() == list(range(1000))
+    for length in (0, 1, 63, 64, 65, 5000):
+        blob = b"x" * (length * (gradlane.rank() + 1))
+        assert gradlane.allgather(blob, "blobs") == [b"x" * length, b"x" * (2 * length)]
+
+
+def test_an_object_of_the_root_reaches_all():
+    mine = {"step": 12, "note": "x" * 300} if gradlane.rank() == 1 else None
+    assert gradlane.broadcast_object(mine, 1) == {"step": 12, "note": "x" * 300}
+
+
+def test_declaring_ahead_of_use_changes_nothing_of_the_result():
+    small = {f"small {i}": np.full(i + 1, gradlane.rank(), np.float32) for i in range(50)}
+    gradlane.declare(small)
+    handles = [gradlane.push_pull_async(values, name, op=gradlane.Sum) for name, values in small.items()]
+    for handle in handles:
+        handle.wait()
+    assert all((values == 1.0).all() for values in small.values())
+
+
+def test_a_handle_can_be_polled_and_waited_for_again():
+    handle = gradlane.push_pull_async(np.ones(3), "handle", op=gradlane.Sum)
+    first = handle.wait(10.0)
+    assert handle.poll() and handle.done() and handle.exception() is None
+    assert handle.wait() is first and first.tolist() == [2.0] * 3
+
+
+def test_a_handle_can_be_awaited():
+    async def both():
+        handles = [gradlane.push_pull_async(np.ones(2), f"awaited {i}", op=gradlane.Sum) for i in range(2)]
+        return [await handle for handle in handles]
+
+    assert [values.tolist() for values in asyncio.run(both())] == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_waiting_lets_other_threads_run():
+    # Worker 1 contributes to "held" only after worker 0's thread has counted; were the GIL held while waiting, nobody could.
+    def count():
+        for _ in range(100_000):
+            pass
+        gradlane.push_pull(np.zeros(1), "go")
+
+    if gradlane.rank() == 0:
+        counter = threading.Thread(target=count)
+        held = gradlane.push_pull_async(np.ones(1), "held", op=gradlane.Sum)
+        counter.start()
+        assert held.wait().tolist() == [2.0]
+        counter.join()
+    else:
+        gradlane.push_pull(np.zeros(1), "go")
+        gradlane.push_pull(np.ones(1), "held", op=gradlane.Sum)
+
+
+def test_a_wait_that_times_out_leaves_the_operation_running():
+    if gradlane.rank() == 0:
+        late = gradlane.push_pull_async(np.ones(1), "late", op=gradlane.Sum)
+        with pytest.raises(gradlane.TimeoutError):
+            late.wait(0.01)
+        gradlane.push_pull(np.zeros(1), "now")
+        assert late.wait().tolist() == [2.0]
+    else:
+        gradlane.push_pull(np.zeros(1), "now")
+        gradlane.push_pull(np.ones(1), "late", op=gradlane.Sum)
+
+
+def test_host_memory_is_sent_from_where_it_lies():
+    before = gradlane.metrics()
+    values = np.ones(250_000, np.float32)
+    gradlane.push_pull(values, "in place")
+    after = gradlane.metrics()
+    assert after["push_bytes"] - before["push_bytes"] == values.nbytes
+    assert after["pull_bytes"] - before["pull_bytes"] == values.nbytes
+    assert after["bytes_copied"] == before["bytes_copied"]
+
+
+def test_no_operation_is_left_over():
+    gradlane.push_pull(np.ones(3), "last")
+    assert gradlane.metrics()["handles_live"] == 0

@@ -1,0 +1,85 @@
+"""The package as installed: what it imports, how long that takes, whether its stubs tell the truth."""
+
+import ast
+import importlib.resources
+import inspect
+
+import pytest
+from gradlane import _core
+from processes import run_python
+
+FRAMEWORKS = ("torch", "numpy", "tensorflow", "jax")
+IMPORT_SECONDS_MAX = 0.1
+
+
+def test_importing_gradlane_imports_no_framework():
+    ended = run_python(f"import sys, gradlane; print([f for f in {FRAMEWORKS} if f in sys.modules])")
+    assert ended.output.strip() == "[]"
+
+
+def test_importing_gradlane_takes_less_than_a_tenth_of_a_second():
+    script = "import time; t = time.perf_counter(); import gradlane; print(time.perf_counter() - t)"
+    # The best of several, as the file cache is cold at first and other processes share the cores.
+    assert min(float(run_python(script).output) for _ in range(5)) < IMPORT_SECONDS_MAX
+
+
+def test_the_command_line_runs_as_a_module():
+    ended = run_python("import runpy, sys; sys.argv = ['gradlane', '--version']; runpy.run_module('gradlane')")
+    assert ended.code == 0 and _core.__version__ in ended.output
+
+
+def test_the_package_is_marked_as_typed():
+    assert importlib.resources.files("gradlane").joinpath("py.typed").is_file()
+
+
+def test_every_name_in_the_stubs_exists_in_the_native_module():
+    for path, _ in stub_names():
+        found = _core
+        for name in path:
+            assert hasattr(found, name), f"_core.pyi promises {'.'.join(path)}"
+            found = getattr(found, name)
+
+
+def test_every_public_name_of_the_native_module_is_in_the_stubs():
+    stubs = {path for path, _ in stub_names()}
+    public = {name for name in vars(_core) if not name.startswith("_") and not inspect.ismodule(getattr(_core, name))}
+    assert public <= {path[0] for path in stubs if len(path) == 1}
+    for kind in ("Session", "Handle", "Embedded"):
+        methods = {name for name in vars(getattr(_core, kind)) if not name.startswith("_")}
+        assert methods <= {path[1] for path in stubs if path[0] == kind and len(path) == 2}
+
+
+def test_native_functions_take_the_arguments_that_the_stubs_say():
+    for path, arguments in stub_names():
+        native = _core
+        for name in path:
+            native = getattr(native, name)
+        if arguments is None or not callable(native):
+            continue
+        try:
+            signature = inspect.signature(native)
+        except ValueError:
+            pytest.fail(f"{'.'.join(path)} tells no signature")
+        assert [name for name in signature.parameters if name != "self"] == arguments, ".".join(path)
+
+
+def stub_names():
+    """Yields (path, argument names or None) of the public names in the stubs."""
+    tree = ast.parse(importlib.resources.files("gradlane").joinpath("_core.pyi").read_text())
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef():
+                yield (node.name,), argument_names(node)
+            case ast.ClassDef() if not node.name.startswith("_"):
+                yield (node.name,), None
+                for member in node.body:
+                    if isinstance(member, ast.FunctionDef) and not member.name.startswith("__"):
+                        is_property = any(isinstance(d, ast.Name) and d.id == "property" for d in member.decorator_list)
+                        yield (node.name, member.name), None if is_property else argument_names(member)
+            case ast.AnnAssign() if node.target.id == "__version__":
+                yield ("__version__",), None
+
+
+def argument_names(function):
+    arguments = function.args
+    return [a.arg for a in arguments.posonlyargs + arguments.args + arguments.kwonlyargs if a.arg != "self"]

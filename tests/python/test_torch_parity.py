@@ -1,0 +1,111 @@
+"""Training on several workers is training on one: whatever the model, the optimizer and the way in."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradlane.torch as gl  # noqa: E402
+from torch import distributed  # noqa: E402
+from training import (  # noqa: E402
+    adamw,
+    assert_close,
+    assert_equal_everywhere,
+    batches,
+    cnn,
+    made,
+    mine,
+    mlp,
+    sgd,
+    step,
+    trained_alone,
+)
+
+STEPS = 8
+
+
+def by_wrapper(model, optimizer):
+    wrapped = gl.DistributedDataParallel(model)
+    return wrapped, optimizer(wrapped.parameters())
+
+
+def by_optimizer(model, optimizer):
+    gl.broadcast_parameters(model.state_dict())
+    return model, gl.DistributedOptimizer(optimizer(model.parameters()), model.named_parameters())
+
+
+def by_comm_hook(model, optimizer):
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=gloo())
+    wrapped.register_comm_hook(gl.State(model), gl.ddp_comm_hook)
+    return wrapped, optimizer(wrapped.parameters())
+
+
+@pytest.mark.workers(2, 4, servers=2)
+@pytest.mark.parametrize("optimizer", [sgd, adamw])
+@pytest.mark.parametrize("model", [mlp, cnn])
+@pytest.mark.parametrize("way_in", [by_wrapper, by_optimizer, by_comm_hook])
+def test_training_equals_that_of_a_single_process(way_in, model, optimizer, request):
+    local = made(model, seed=7 + gl.rank())  # different on purpose: rank 0 is broadcast
+    trained, stepping = way_in(local, optimizer)
+    losses = [step(trained, stepping, mine(batch)) for batch in batches(STEPS)]
+    reference, _ = trained_alone(model, optimizer, STEPS)
+    assert_close(local, reference)
+    assert_equal_everywhere(local, request.node.name)
+    assert sum(losses[-2:]) < sum(losses[:2])
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str)
+def test_the_hook_gives_what_gloo_gives_through_a_rebuild_of_the_buckets(options):
+    def gradients(hooked):
+        model = made(lambda: torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)]))
+        # Buckets of about two layers each.
+        ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=gloo(), bucket_cap_mb=0.03, **options)
+        if hooked:
+            ddp.register_comm_hook(gl.State(model), gl.ddp_comm_hook)
+        for inputs, _ in batches(5):
+            ddp.zero_grad()
+            ddp(mine((inputs.flatten(1),))[0]).square().mean().backward()
+            yield torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    for ours, theirs in zip(gradients(True), gradients(False), strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-7)
+
+
+@pytest.mark.workers(2)
+def test_a_sparse_bucket_is_gathered_by_the_hook():
+    model = made(lambda: torch.nn.Embedding(10, 4, sparse=True))
+    ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=gloo())
+    ddp.register_comm_hook(gl.State(model), gl.ddp_comm_hook)
+    rows = torch.tensor([[1, 2], [2, 3]])[gl.rank()]
+    ddp(rows).sum().backward()
+    assert model.weight.grad.is_sparse
+    assert model.weight.grad.to_dense().sum(1).tolist() == [0, 2, 4, 2, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.workers(2)
+def test_a_state_needs_to_know_the_parameters():
+    with pytest.raises(gl.Error, match="model= or names="):
+        gl.State()
+
+
+@pytest.mark.workers(2, alone=True)
+def test_an_error_under_the_hook_surfaces_from_backward_with_its_type_and_text():
+    model = made(mlp)
+    ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=gloo())
+    # Worker 1 sends another element type under the same name.
+    compression = [gl.Compression.none, gl.Compression.fp16][gl.rank()]
+    ddp.register_comm_hook(gl.State(model, compression=compression), gl.ddp_comm_hook)
+    with pytest.raises(RuntimeError, match=r"MismatchError: tensor hook0/"):
+        ddp(torch.zeros(2, 64)).sum().backward()
+
+
+def gloo():
+    """The group that PyTorch's wrapper wants for its control traffic."""
+    if not distributed.is_initialized():
+        import tempfile
+        from pathlib import Path
+
+        folder = gl.broadcast_object(tempfile.mkdtemp() if gl.rank() == 0 else None, 0, "gloo folder")
+        store = distributed.FileStore(str(Path(folder, "store")), gl.size())
+        distributed.init_process_group("gloo", store=store, rank=gl.rank(), world_size=gl.size())
+    return distributed.group.WORLD

@@ -1,0 +1,170 @@
+"""Operations on tensors, and what brings workers to the same state before they train."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradlane.torch as gl  # noqa: E402
+from torch import nn  # noqa: E402
+from training import adamw, assert_close, assert_equal_everywhere, batches, made, mine, mlp, step  # noqa: E402
+
+pytestmark = pytest.mark.workers(2)
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_element_type_is_averaged_into_a_new_tensor(dtype):
+    tensor = torch.full((2, 3), 2 * gl.rank() + 1).to(dtype)
+    average = gl.push_pull(tensor, f"average {dtype}")
+    assert average.dtype == dtype and average.tolist() == [[2] * 3] * 2
+    assert tensor.tolist() == [[2 * gl.rank() + 1] * 3] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_nan_and_infinity_propagate(dtype):
+    tensor = torch.tensor([[float("nan"), float("inf"), 1.0], [1.0, 1.0, 1.0]][gl.rank()], dtype=dtype)
+    total = gl.push_pull(tensor, f"special {dtype}", op=gl.Sum)
+    assert total[0].isnan() and total[1].isinf() and total[2] == 2
+
+
+def test_the_underscore_means_in_place():
+    tensor = torch.full((3,), float(gl.rank()))
+    assert gl.push_pull_(tensor, "in place", op=gl.Sum) is tensor
+    assert tensor.tolist() == [1.0] * 3
+    parameter = nn.Parameter(torch.full((3,), float(gl.rank())))
+    gl.push_pull_(parameter, "parameter")
+    assert parameter.tolist() == [0.5] * 3
+
+
+def test_the_names_and_arguments_of_byteps_work():
+    tensor = torch.ones(3)
+    assert gl.push_pull(tensor, average=False, name="old", version=0, priority=0).tolist() == [2.0] * 3
+    assert gl.push_pull_inplace(tensor, average=True, name="old in place").tolist() == [1.0] * 3
+    handle = gl.push_pull_async_inplace(tensor, average=False, name="old async")
+    assert gl.synchronize(handle) is tensor and gl.poll(handle)
+    gl.declare("just a name")
+
+
+def test_strided_tensors_are_copied_and_copied_back():
+    matrix = torch.arange(6.0).view(2, 3) * (gl.rank() + 1)
+    assert gl.push_pull(matrix.t(), "transposed").tolist() == (torch.arange(6.0).view(2, 3).t() * 1.5).tolist()
+    gl.push_pull_(matrix[:, 1], "column", op=gl.Sum)
+    assert matrix[:, 1].tolist() == [3.0, 12.0] and matrix[0, 0] == 0
+
+
+def test_a_group_is_averaged_at_once():
+    tensors = [torch.full((n,), float(gl.rank())) for n in (1, 5, 0, 3)]
+    averages = gl.grouped_push_pull(tensors, "group")
+    assert [average.tolist() for average in averages] == [[0.5], [0.5] * 5, [], [0.5] * 3]
+
+
+@pytest.mark.parametrize(("compression", "error"), [(gl.Compression.fp16, 2**-11), (gl.Compression.bf16, 2**-8)])
+def test_compression_costs_its_rounding_only(compression, error):
+    tensor = torch.tensor([1.0 + 2**-20, 3.14159])
+    average = gl.push_pull(tensor, f"compressed {error}", compression=compression)
+    assert average.dtype == torch.float32 and torch.allclose(average, tensor, rtol=error, atol=0)
+    assert gl.push_pull(torch.tensor([7]), f"integer {error}", compression=compression).tolist() == [7]
+
+
+def test_push_pull_is_differentiable():
+    tensor = torch.ones(3, requires_grad=True)
+    (gl.push_pull(tensor, "differentiable") * (gl.rank() + 1)).sum().backward()
+    assert tensor.grad.tolist() == [1.5] * 3
+    with pytest.raises(gl.Error, match="has no gradient"):
+        gl.push_pull(tensor, "not differentiable", op=gl.Max)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "complaint"),
+    [
+        (torch.ones(3, dtype=torch.bool), "view it as uint8"),
+        (torch.ones(3, dtype=torch.complex64), "supported"),
+        (torch.ones(3).to_sparse(), "to_dense"),
+        (torch.ones(3, device="meta"), "meta"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_reduced_is_refused_with_advice(tensor, complaint):
+    with pytest.raises(gl.Error, match=complaint):
+        gl.push_pull(tensor, "refused")
+
+
+def test_parameters_of_any_kind_are_broadcast_bit_for_bit():
+    def state(rank):
+        return {
+            "weights": torch.full((2, 3), float(rank)),
+            "special": torch.tensor([float("nan"), -0.0]) if rank else torch.zeros(2),
+            "mask": torch.tensor([True, False]) if rank else torch.zeros(2, dtype=torch.bool),
+            "complex": torch.full((2,), complex(rank, 1)),
+            "short": torch.tensor(rank, dtype=torch.int16),
+            "count": torch.tensor(rank),
+            "strided": torch.arange(6.0).view(2, 3).t() * rank,
+            "empty": torch.zeros(0),
+        }
+
+    mine = state(gl.rank())
+    gl.broadcast_parameters(mine, root_rank=1)
+    for name, expected in state(1).items():
+        assert torch.equal(bits(mine[name]), bits(expected)), name
+
+
+def bits(tensor):
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def test_what_is_no_tensor_cannot_be_broadcast_as_a_parameter():
+    with pytest.raises(gl.Error, match=r"params\['extra'\] is int"):
+        gl.broadcast_parameters({"extra": 5})
+    with pytest.raises(gl.Error, match="twice"):
+        gl.broadcast_parameters([("a", torch.zeros(1)), ("a", torch.zeros(1))])
+
+
+@pytest.mark.parametrize("optimizer", [adamw, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.LBFGS])
+def test_optimizer_state_of_the_root_reaches_workers_that_never_stepped(optimizer):
+    model = made(mlp)
+    stepping = optimizer(model.parameters())
+    if gl.rank() == 0:
+        stepping.param_groups[0]["lr"] = 0.03
+        for inputs, _ in batches(2):
+
+            def closure(inputs=inputs):
+                stepping.zero_grad()
+                loss = model(inputs).square().mean()
+                loss.backward()
+                return loss
+
+            stepping.step(closure)
+    gl.broadcast_optimizer_state(stepping)
+    assert stepping.param_groups[0]["lr"] == 0.03
+    ours = gl.allgather_object(stepping.state_dict(), "optimizer state")
+    assert str(ours[0]) == str(ours[1])
+
+
+def test_a_training_that_is_saved_and_resumed_goes_on_the_same(tmp_path_factory):
+    def start(seed):
+        model = made(mlp, seed)
+        wrapped = gl.DistributedDataParallel(model)
+        return wrapped, adamw(wrapped.parameters())
+
+    model, optimizer = start(1)
+    work = [mine(batch) for batch in batches(6)]
+    for batch in work[:3]:
+        step(model, optimizer, batch)
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()} if gl.rank() == 0 else None
+    path = tmp_path_factory.mktemp("checkpoint") / "checkpoint.pt"
+    torch.save(saved, path)
+    for batch in work[3:]:
+        step(model, optimizer, batch)
+
+    resumed, stepping = start(2)
+    if gl.rank() == 0:
+        checkpoint = torch.load(path)
+        resumed.load_state_dict(checkpoint["model"])
+        stepping.load_state_dict(checkpoint["optimizer"])
+    gl.broadcast_parameters(resumed.state_dict())
+    gl.broadcast_optimizer_state(stepping)
+    for batch in work[3:]:
+        step(resumed, stepping, batch)
+    assert_close(resumed, model, tolerance=0.0)
+    assert_equal_everywhere(resumed, "resumed")
