@@ -1,7 +1,7 @@
 //! What goes first, how much may be under way, and that the job stays alive meanwhile.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use gradlane_core::engine::Submission;
@@ -9,6 +9,7 @@ use gradlane_core::types::{Op, Priority};
 use gradlane_core::wire::frame::Health;
 use gradlane_core::{Code, Error};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all};
+use gradlane_tests::tap::{Fate, Tap};
 
 const MIB: usize = 1 << 20;
 
@@ -17,42 +18,38 @@ fn an_urgent_tensor_overtakes_a_large_one() {
     const BULK: usize = 64 * MIB;
     const URGENT: usize = MIB / 16;
     let settings = [("partition_bytes", "1 MiB"), ("fuse_bytes", "0"), ("credit_bytes", "2 MiB")];
-    let cluster = Cluster::with(2, 1, &settings);
-    let [ours, theirs] = &cluster.workers[..] else { panic!("two workers") };
-    let tensors = || [Tensor::new("bulk", vec![1_f32; BULK / 4]), Tensor::new("urgent", vec![1_f32; URGENT / 4])];
+    // Nothing leaves before both are submitted.
+    let (open, gate) = mpsc::channel::<()>();
+    let gate = Arc::new(Mutex::new(gate));
+    let hold = move |push| {
+        if push == 1 {
+            gate.lock().unwrap().recv_timeout(PATIENCE).unwrap();
+        }
+        Fate::Stay
+    };
+    let Cluster { mut workers, embedded: _embedded } =
+        Cluster::over(1, 1, &settings, |_, transport| Arc::new(Tap::new(transport, hold.clone())));
+    let engine = Arc::new(workers.remove(0));
+    let mut bulk = Tensor::new("bulk", vec![1_f32; BULK / 4]);
+    let mut urgent = Tensor::new("urgent", vec![1_f32; URGENT / 4]);
+    engine.declare(vec![bulk.spec.clone(), urgent.spec.clone()], false, Some(PATIENCE)).unwrap();
 
-    // The urgent tensor comes last, while the first parts of the large one wait for the other worker.
-    let [mut bulk, mut urgent] = tensors();
-    let slow = bulk.submit(ours, Op::Sum, 1.0, Priority(-10)).unwrap();
-    let (sender, arrived) = mpsc::channel();
+    let (sender, came) = mpsc::channel();
+    let observer = Arc::clone(&engine);
+    let slow = bulk.submit(&engine, Op::Sum, 1.0, Priority(-10)).unwrap();
     let now = Submission { priority: Priority(0), ..urgent.submission(Op::Sum) };
-    let metrics = std::sync::Arc::new(std::sync::OnceLock::new());
-    let fast = std::thread::scope(|scope| {
-        let pulled = || ours.metrics().pull_bytes.load(Relaxed);
-        let fast = ours.push_pull(now, move |_| sender.send(()).unwrap()).unwrap();
-        let watch = scope.spawn(move || {
-            arrived.recv_timeout(PATIENCE).unwrap();
-            pulled()
-        });
-        let [mut their_bulk, mut their_urgent] = tensors();
-        let theirs = [
-            their_urgent.submit(theirs, Op::Sum, 1.0, Priority(0)).unwrap(),
-            their_bulk.submit(theirs, Op::Sum, 1.0, Priority(-10)).unwrap(),
-        ];
-        metrics.set(watch.join().unwrap()).unwrap();
-        theirs.into_iter().for_each(|handle| handle.wait(Some(PATIENCE)).unwrap());
-        fast
-    });
-    fast.wait(Some(PATIENCE)).unwrap();
-    slow.wait(Some(PATIENCE)).unwrap();
-    let before = *metrics.get().unwrap();
-    assert!(before <= (BULK / 10 + URGENT) as u64, "{before} bytes of {BULK} came before the urgent tensor");
-    assert!(bulk.data.iter().chain(&urgent.data).all(|sum| *sum == 2.0), "and the large one still ends");
+    let then = move |_| sender.send(observer.metrics().pull_bytes.load(Relaxed)).unwrap();
+    let fast = engine.push_pull(now, then).unwrap();
+    open.send(()).unwrap();
+    let before = came.recv_timeout(PATIENCE).unwrap();
+    assert!(before <= (BULK / 10 + URGENT) as u64, "{before} of {BULK} bytes came before the urgent tensor");
+    assert_eq!(fast.wait(None), Ok(()));
+    assert_eq!(slow.wait(Some(PATIENCE)), Ok(()), "and the large one still ends");
 }
 
 #[test]
 fn a_producer_that_runs_ahead_is_held_back() {
-    let cluster = Cluster::with(2, 1, &[("submit_bytes_max", "1 MiB")]);
+    let cluster = Cluster::with(2, 1, &[("submit_bytes_max", "1 MiB"), ("credit_bytes", "1 MiB")]);
     let [ours, theirs] = &cluster.workers[..] else { panic!("two workers") };
     let mut first = Tensor::new("first", vec![1_f32; MIB / 4]);
     let mut second = Tensor::new("second", vec![1_f32; 10]);
@@ -84,8 +81,23 @@ fn a_tensor_larger_than_every_limit_still_passes() {
 }
 
 #[test]
+fn workers_that_submit_in_different_orders_do_not_wait_for_each_other() {
+    let settings = [("partition_bytes", "1 MiB"), ("fuse_bytes", "0"), ("credit_bytes", "1 MiB")];
+    let cluster = Cluster::with(2, 1, &settings);
+    all(&cluster.workers, |engine| {
+        let mut tensors = ["a", "b"].map(|name| Tensor::new(name, vec![1_f32; MIB]));
+        if engine.rank().0 == 1 {
+            tensors.reverse();
+        }
+        let handles = tensors.each_mut().map(|tensor| tensor.push_pull(engine, Op::Sum).unwrap());
+        handles.into_iter().for_each(|handle| handle.wait(Some(PATIENCE)).unwrap());
+        assert!(tensors.iter().flat_map(|tensor| &tensor.data).all(|sum| *sum == 2.0));
+    });
+}
+
+#[test]
 fn a_server_short_of_memory_makes_workers_wait_and_nothing_else() {
-    // A part of 1 MiB needs its accumulator and a body; with 4 MiB not all parts under way fit.
+    // The sums of 16 parts and, for each that is under way, two bodies.
     let settings = [("server_bytes_max", "20 MiB"), ("partition_bytes", "1 MiB"), ("fuse_bytes", "0")];
     let cluster = Cluster::with(2, 1, &settings);
     let sums = all(&cluster.workers, |engine| {

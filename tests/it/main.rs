@@ -1,5 +1,6 @@
 //! The integration tests, one binary.
 
+mod breaks;
 mod flow;
 mod handles;
 mod mismatch;

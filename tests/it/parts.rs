@@ -74,7 +74,7 @@ fn a_large_tensor_loads_all_servers_alike_and_is_never_copied() {
 fn a_round_costs_two_headers_a_part_and_names_nothing() {
     let cluster = Cluster::start(1, 1);
     let engine = &cluster.workers[0];
-    let mut tensor = Tensor::new(&"a long name ".repeat(50), vec![1_f32; 100]);
+    let mut tensor = Tensor::new(&"a long name ".repeat(20), vec![1_f32; 100]);
     for round in 1..=3 {
         tensor.reduce(engine, Op::Sum).unwrap();
         assert_eq!(engine.metrics().header_bytes.load(Relaxed), round * 2 * HEADER_BYTES as u64);
