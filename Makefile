@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 SEEDS ?= 2000
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-python lint bench soak fuzz wheel clean
+.PHONY: help demo test test-rust test-sim test-python lint bench fuzz clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -29,6 +29,14 @@ test-sim: ## the deterministic simulation: SEEDS=n, or SEED=n to replay one
 
 test-python: $(VENV)/installed
 	$(BIN)/python -m pytest -q tests/python
+
+bench: ## the microbenchmarks, release build; every result is verified
+	cargo build --release -p gradlane-bench
+	target/release/gradlane-bench reduce
+	target/release/gradlane-bench sched
+
+fuzz: ## the decoders against mutated frames, for minutes instead of seconds
+	GRADLANE_FUZZ_ITERATIONS=$(or $(ITERATIONS),200000000) cargo test --release -p gradlane-core fuzz -- --nocapture
 
 # uv installs in seconds what takes pip minutes; it comes from the registry like everything else.
 $(VENV)/bin/uv:
