@@ -20,7 +20,9 @@
 //! waits for PULL goes there even if unwanted, is abandoned on arrival, and is gone when the executor says that the memory is free.
 //!
 //! # Rules
-//! - Credit is drawn when a task is taken for PUSH and given back when its PULL ends or either of them fails.
+//! - Credit is drawn when a task is taken for PUSH and given back when its PUSH ends, because the server has the contribution or because
+//!   the attempt failed. It does not wait for the sum, which waits for the other workers: two that had filled their credit with parts
+//!   which the other one has not begun would wait for each other for ever.
 //! - A task is not pushed before the sum of the round before of the same part arrived: a server keeps two rounds of a part alive.
 //! - Nothing is pushed to a server that is not connected. Servers count as connected until
 //!   [`handle_link_down`](Scheduler::handle_link_down).
@@ -218,10 +220,12 @@ impl Scheduler {
         let (stage, doomed) = (work.stage, work.doomed);
         let exchanging = matches!(stage, Stage::Push | Stage::Pull);
         match outcome {
-            Outcome::Done if stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
+            Outcome::Done if stage == Stage::Push => {
+                self.give_credit_back(id);
+                self.enter(now, id, Stage::Pull, None);
+            }
             Outcome::Done => {
                 if stage == Stage::Pull {
-                    self.give_credit_back(id);
                     self.leave_rounds(id);
                 }
                 match self.pipeline.after(stage).filter(|_| !doomed) {
@@ -230,7 +234,7 @@ impl Scheduler {
                 }
             }
             Outcome::Retry { error, landing_begun } if exchanging => {
-                if !planted(self.config.defect, Defect::CreditLeaked) {
+                if stage == Stage::Push && !planted(self.config.defect, Defect::CreditLeaked) {
                     self.give_credit_back(id);
                 }
                 if doomed {
@@ -240,7 +244,7 @@ impl Scheduler {
                 }
             }
             Outcome::Retry { error, .. } | Outcome::Failed(error) => {
-                if exchanging {
+                if stage == Stage::Push {
                     self.give_credit_back(id);
                 }
                 for group in self.vanish(id, false) {

@@ -49,20 +49,30 @@ fn a_submission_without_parts_succeeds_at_once() {
 }
 
 #[test]
-fn credit_is_drawn_at_push_and_returned_when_the_sum_has_arrived() {
+fn credit_is_drawn_at_push_and_returned_when_the_server_has_the_contribution() {
     let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, host());
     let group = world.open("w", 3);
     let [first, second, third] = [0, 1, 2].map(|index| world.submit(part(index), 50, 0, &[group]));
     assert_eq!(world.take(Stage::Push).unwrap().id, first);
     assert_eq!(world.take(Stage::Push).unwrap().id, second);
-    world.finish(first, Outcome::Done);
-    assert_eq!(world.take(Stage::Push), None, "it is still in flight");
+    assert_eq!(world.take(Stage::Push), None, "two are in flight");
     assert_eq!(world.scheduler.credit_in_flight(), 100);
-    world.take(Stage::Pull).unwrap();
     world.commands();
     world.finish(first, Outcome::Done);
     assert!(world.commands().contains(&Command::Wake(Stage::Push)));
     assert_eq!(world.take(Stage::Push).unwrap().id, third);
+}
+
+#[test]
+fn sums_that_wait_for_other_workers_hold_no_credit() {
+    let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, host());
+    let group = world.open("w", 4);
+    let tasks = [0, 1, 2, 3].map(|index| world.submit(part(index), 100, 0, &[group]));
+    for task in tasks {
+        assert_eq!(world.take(Stage::Push).unwrap().id, task);
+        world.finish(task, Outcome::Done);
+    }
+    assert_eq!(world.scheduler.waiting(Stage::Pull), 4);
 }
 
 #[test]

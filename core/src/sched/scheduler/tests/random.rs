@@ -177,7 +177,7 @@ impl Model {
             _ => Outcome::Done,
         };
         let known = self.tasks.get_mut(&id).expect("a running task is not released");
-        known.in_flight &= stage == Stage::Push && outcome == Outcome::Done;
+        known.in_flight &= stage != Stage::Push;
         known.landing_begun |= matches!(outcome, Outcome::Retry { landing_begun: true, .. });
         if stage == Stage::Pull && outcome == Outcome::Done {
             self.rounds.get_mut(&known.part).expect("submitted").open.remove(&known.round);
