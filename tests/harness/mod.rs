@@ -10,3 +10,4 @@ pub mod random;
 pub mod relay;
 pub mod rounds;
 pub mod tap;
+pub mod sim;

@@ -18,3 +18,4 @@ mod rounds;
 mod security;
 mod shapes;
 mod tidy;
+mod sim;
