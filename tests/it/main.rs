@@ -2,13 +2,20 @@
 
 mod actors;
 mod barrier;
+mod breaks;
 mod errors;
+mod flow;
+mod handles;
 mod hostile;
 mod lifecycle;
 mod membership;
 mod mismatch;
 mod ops;
+mod parts;
 mod process;
 mod push_pull;
+mod rounds;
 mod security;
+mod shapes;
 mod tidy;
+mod sim;

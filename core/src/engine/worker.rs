@@ -9,7 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 
 use super::executors::executor;
-use super::shared::{Settings, Shared, State, Ticket};
+use super::shared::{Parked, Settings, Shared, State, Ticket};
 use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timer, stage_loop, status};
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
@@ -440,6 +440,7 @@ fn check(tensor: &TensorSpec, source: &Region, destination: &Region, op: Op, wei
 /// Takes a submission in; whether its tensor must be declared first.
 fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, tensor: &TensorSpec, request: u64) -> bool {
     let key = ticket.key;
+    let parked = Parked { ticket: id, op: ticket.op, weight: ticket.weight };
     state.bytes_pending += ticket.bytes;
     state.tickets.insert(id, ticket);
     if let Some(error) = state.ended.clone() {
@@ -449,10 +450,10 @@ fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, tensor: &Tensor
     match state.registry.lookup(tensor) {
         Err(error) => state.resolve(id, Err(error)),
         Ok(Lookup::Ready) => state.begin(now, id),
-        Ok(Lookup::Declaring) => state.parked.entry(key).or_default().push(id),
+        Ok(Lookup::Declaring) => state.parked.entry(key).or_default().push(parked),
         Ok(Lookup::Unknown) => {
             state.registry.declaring(request, std::slice::from_ref(tensor));
-            state.parked.entry(key).or_default().push(id);
+            state.parked.entry(key).or_default().push(parked);
             return true;
         }
     }

@@ -212,8 +212,11 @@ impl Model {
         let in_flight: Vec<u64> =
             self.tasks.values().filter(|known| known.in_flight).map(|known| known.bytes).collect();
         let total: u64 = in_flight.iter().sum();
-        ensure(self.world.scheduler.credit_in_flight() == total, "credit is not what is in flight")?;
-        ensure(total <= CREDIT || in_flight.len() == 1, "more in flight than the credit")
+        let counted = self.world.scheduler.credit_in_flight();
+        let largest = in_flight.iter().max().copied().unwrap_or(0);
+        // Not all of it counts where sums did not come for a while.
+        ensure(counted <= total, "credit is drawn by what is not in flight")?;
+        ensure(counted <= CREDIT.max(largest), "more in flight than the credit")
     }
 
     /// Everything ends, by wake-ups and timeouts alone; what was forgotten stays, since half of the groups have no deadline.
