@@ -9,5 +9,5 @@ pub mod processes;
 pub mod random;
 pub mod relay;
 pub mod rounds;
-pub mod tap;
 pub mod sim;
+pub mod tap;

@@ -17,5 +17,5 @@ mod push_pull;
 mod rounds;
 mod security;
 mod shapes;
-mod tidy;
 mod sim;
+mod tidy;
