@@ -24,12 +24,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// What the arguments and the environment say of this process's place in a job. `coordinator` among them is a `host:port` or a join
 /// string.
 #[pyfunction]
-<<<<<<< HEAD
-fn detect_launch(py: Python<'_>, arguments: Settings) -> PyResult<Bound<'_, PyDict>> {
-    let detected =
-        Config::from_process(&arguments).and_then(|(config, _)| Ok((Launch::from_process(&config)?, config)));
-    let (launch, config) = detected.map_err(|error| errors::raise(py, &error))?;
-=======
 fn detect_launch(py: Python<'_>, mut arguments: Settings) -> PyResult<Bound<'_, PyDict>> {
     if let Some(address) = arguments.remove("coordinator") {
         if address.starts_with("gradlane") {
@@ -42,7 +36,6 @@ fn detect_launch(py: Python<'_>, mut arguments: Settings) -> PyResult<Bound<'_, 
     }
     let config = config(&arguments).map_err(|error| errors::raise(py, &error))?;
     let unknown_size = if config.join.is_some() { 0 } else { 1 };
->>>>>>> main
     let found = PyDict::new(py);
     found.set_item("source", source(&config))?;
     found.set_item("rank", config.rank)?;

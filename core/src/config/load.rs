@@ -210,7 +210,6 @@ impl Config {
         }
     }
 
-    /// Refuses settings that contradict each other.
     /// A default that would contradict a shorter time that the user chose gives way: who says "fail after 2 s" need not say when to warn.
     fn follow(&mut self) {
         let chosen = |config: &Self, name| *config.origin(name) != Origin::Default;
@@ -225,6 +224,7 @@ impl Config {
         }
     }
 
+    /// Refuses settings that contradict each other.
     fn check(&self) -> Result<()> {
         for conflict in CONFLICTS {
             if (conflict.found)(self) {
