@@ -1,5 +1,6 @@
 //! Who is a member, and what everybody hears when one is lost.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +16,9 @@ use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{PATIENCE, config, worker as join_as};
 use gradlane_tests::patience::{elapsed, eventually};
+use gradlane_tests::processes::Process;
 
-use crate::actors::{Job, server, worker};
+use crate::actors::{ACTOR, Job, server, worker};
 
 #[test]
 fn who_never_comes_is_named_to_everybody_who_did() {
@@ -239,6 +241,33 @@ fn everybody_hears_of_a_server_that_is_killed_and_the_other_servers_end() {
     let ended = servers[0].end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.complaints.contains(&lost), "{ended:?}");
+}
+
+#[test]
+fn a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_lost() {
+    let home = tempfile::tempdir().unwrap();
+    let settings = &[("control_lost_timeout", "4s")];
+    let line = ["coordinator", "-n", "2", "-s", "1", "--bind", "127.0.0.1:0"];
+    let mut coordinator = Process::start(Path::new(ACTOR), &line, home.path(), &[]);
+    let join =
+        coordinator.line().strip_prefix("GRADLANE_JOIN=").expect("its first word").parse::<JoinString>().unwrap();
+    let mut server = server(&join, 0, settings);
+    let mut workers = [0, 1].map(|rank| worker(&["puppet"], &join, Some(rank), 2, settings));
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        assert_eq!(worker.line(), format!("joined {rank}"));
+    }
+    let mut both = |order: &str| {
+        workers.iter_mut().for_each(|worker| worker.order(order));
+        workers.each_mut().map(Process::line)
+    };
+    assert_eq!(both("sum weight 0"), ["ok", "ok"]);
+    coordinator.signal("KILL");
+    assert_eq!(both("sum weight 1"), ["ok", "ok"], "no sum needs it");
+    let lost = format!("failed Aborted lost coordinator on {}: silent for ", join.address);
+    for answer in both("barrier epoch 60000") {
+        assert!(answer.starts_with(&lost), "{answer}");
+    }
+    assert_eq!(server.end().code, Some(1));
 }
 
 #[test]
