@@ -144,10 +144,21 @@ fn on_event(plane: &Arc<DataPlane>, end: &End, event: MemberEvent) {
         MemberEvent::Forget { key, error } => plane.handle_forget(key, error),
         MemberEvent::Failed(error) => {
             tracing::error!(%error, "the job failed");
-            plane.handle_failure(&error);
+            plane.handle_failure(&told(&error));
             end.set(Err(error));
         }
         MemberEvent::Left => end.set(Ok(())),
         MemberEvent::StallNotice { .. } | MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {}
+    }
+}
+
+/// What workers hear of the end of a server. That it was shut out is its own affair, and no reason for them to restart: they will hear
+/// from the coordinator why the job ended.
+fn told(error: &Error) -> Error {
+    match error {
+        Error::Fenced { .. } => {
+            Error::Unavailable { what: "the server".to_owned(), cause: "it was given up for dead".to_owned() }
+        }
+        other => other.clone(),
     }
 }

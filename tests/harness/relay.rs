@@ -1,84 +1,93 @@
-//! A network path that can fall silent: a relay of datagrams between a server and whoever dials it.
+//! A UDP relay that remembers what passes: the view of somebody on the wire.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-/// Stands before a server, at the server's port of another loopback address. Clones are the same relay; it runs until the process ends.
-#[derive(Clone)]
-pub struct Relay(Arc<Path>);
+/// Forwards datagrams between its clients and one address. Dropping it ends it.
+pub struct Relay {
+    shared: Arc<Shared>,
+    threads: Arc<Mutex<Vec<JoinHandle<()>>>>,
+}
 
-struct Path {
-    front: UdpSocket,
-    server: SocketAddr,
-    silent: AtomicBool,
-    dropped: AtomicU64,
+struct Shared {
+    ended: AtomicBool,
+    seen: Mutex<Vec<Vec<u8>>>,
 }
 
 impl Relay {
-    /// Where relays stand: Linux answers on all of 127.0.0.0/8.
-    pub const HOST: &str = "127.0.0.2";
-
-    /// A relay to the server that listens on 127.0.0.1 and announces `address`, which is at [`Self::HOST`].
+    /// Receives at `address` what is meant for `target`.
     ///
     /// # Panics
-    /// If the port is taken there.
-    pub fn before(address: &str) -> Self {
-        let front = UdpSocket::bind(address).expect("nobody else listens at this address of the host");
-        let mut server = front.local_addr().expect("a bound socket has an address");
-        server.set_ip([127, 0, 0, 1].into());
-        let path = Path { front, server, silent: AtomicBool::new(false), dropped: AtomicU64::new(0) };
-        let relay = Self(Arc::new(path));
-        let there = Arc::clone(&relay.0);
-        std::thread::spawn(move || there.carry_to_server());
-        relay
-    }
-
-    /// Drops everything in both directions until somebody dials anew, having given up the link before.
-    pub fn fall_silent_until_dialled(&self) {
-        self.0.silent.store(true, Ordering::SeqCst);
-    }
-
-    /// How many datagrams were dropped.
-    pub fn dropped(&self) -> u64 {
-        self.0.dropped.load(Ordering::SeqCst)
-    }
-}
-
-impl Path {
-    fn carry_to_server(self: Arc<Self>) {
-        let mut backs: BTreeMap<SocketAddr, Arc<UdpSocket>> = BTreeMap::new();
-        let mut datagram = vec![0; 1 << 16];
-        while let Ok((bytes, client)) = self.front.recv_from(&mut datagram) {
-            // The first byte of a QUIC Initial packet (RFC 9000, section 17.2.2): a handshake begins.
-            if datagram[0] & 0xF0 == 0xC0 {
-                self.silent.store(false, Ordering::SeqCst);
-            }
-            let back = backs.entry(client).or_insert_with(|| {
-                let back = Arc::new(UdpSocket::bind("127.0.0.1:0").expect("there is a port"));
-                let (path, socket) = (Arc::clone(&self), Arc::clone(&back));
-                std::thread::spawn(move || path.carry_to_client(&socket, client));
-                back
+    /// If the address cannot be bound.
+    pub fn start(address: SocketAddr, target: SocketAddr) -> Self {
+        let shared = Arc::new(Shared { ended: AtomicBool::new(false), seen: Mutex::new(Vec::new()) });
+        let threads = Arc::new(Mutex::new(Vec::new()));
+        let door = open(address);
+        let (of_door, returning) = (Arc::clone(&shared), Arc::clone(&threads));
+        let thread = std::thread::spawn(move || {
+            let mut upstream: BTreeMap<SocketAddr, UdpSocket> = BTreeMap::new();
+            of_door.pump(&door, |datagram, client| {
+                let socket = upstream.entry(client).or_insert_with(|| {
+                    let socket = open(SocketAddr::new(target.ip(), 0));
+                    let (there, back) =
+                        (socket.try_clone().expect("a descriptor"), door.try_clone().expect("a descriptor"));
+                    let shared = Arc::clone(&of_door);
+                    let thread = std::thread::spawn(move || {
+                        shared.pump(&there, |datagram, _| drop(back.send_to(datagram, client)));
+                    });
+                    returning.lock().expect(LOCK).push(thread);
+                    socket
+                });
+                let _ = socket.send_to(datagram, target);
             });
-            if self.passes() {
-                let _ = back.send_to(&datagram[..bytes], self.server);
-            }
-        }
+        });
+        threads.lock().expect(LOCK).push(thread);
+        Self { shared, threads }
     }
 
-    fn carry_to_client(&self, back: &UdpSocket, client: SocketAddr) {
-        let mut datagram = vec![0; 1 << 16];
-        while let Ok((bytes, _)) = back.recv_from(&mut datagram) {
-            if self.passes() {
-                let _ = self.front.send_to(&datagram[..bytes], client);
-            }
-        }
+    /// Everything that passed in both directions, datagram by datagram.
+    pub fn recording(&self) -> Vec<Vec<u8>> {
+        self.shared.seen.lock().expect(LOCK).clone()
     }
 
-    fn passes(&self) -> bool {
-        let silent = self.silent.load(Ordering::SeqCst);
-        self.dropped.fetch_add(u64::from(silent), Ordering::SeqCst);
-        !silent
+    /// Whether `pattern` was in a datagram that passed.
+    pub fn saw(&self, pattern: &[u8]) -> bool {
+        let seen = self.shared.seen.lock().expect(LOCK);
+        seen.iter().any(|datagram| datagram.windows(pattern.len()).any(|window| window == pattern))
     }
 }
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Relaxed);
+        loop {
+            // Not locked while a thread is waited for: the door's thread adds to them.
+            let Some(thread) = self.threads.lock().expect(LOCK).pop() else { return };
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn pump(&self, socket: &UdpSocket, mut pass: impl FnMut(&[u8], SocketAddr)) {
+        let mut buffer = vec![0; 65_536];
+        while !self.ended.load(Ordering::Relaxed) {
+            // An error is the end of the time-out, or a datagram that nobody took.
+            let Ok((length, sender)) = socket.recv_from(&mut buffer) else { continue };
+            self.seen.lock().expect(LOCK).push(buffer[..length].to_vec());
+            pass(&buffer[..length], sender);
+        }
+    }
+}
+
+fn open(address: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind(address).expect("a free address");
+    socket.set_read_timeout(Some(Duration::from_millis(50))).expect("not zero");
+    socket
+}
+
+const LOCK: &str = "nobody panics while holding it";

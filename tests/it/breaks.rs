@@ -14,7 +14,7 @@ use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_server::{Server, ServerOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all, config, worker_over};
 use gradlane_tests::digits;
-use gradlane_tests::relay::Relay;
+use gradlane_tests::outage::Outage;
 use gradlane_tests::tap::{Fate, Tap};
 
 #[test]
@@ -57,13 +57,13 @@ fn sums_stay_exact_when_the_network_goes_silent_for_a_while() {
     let join = coordinator.join_string();
     let server = Server::start(ServerOptions {
         // The relay takes the server's port at another address of this host.
-        config: Config { advertise: Some(Relay::HOST.to_owned()), ..config.clone() },
+        config: Config { advertise: Some(Outage::HOST.to_owned()), ..config.clone() },
         coordinator: join.address.clone(),
         credentials: Arc::new(coordinator.credentials(Role::Server).unwrap()),
         index: None,
     })
     .unwrap();
-    let relay = Relay::before(server.address());
+    let relay = Outage::before(server.address());
     // What goes silent is given up soon.
     let settings = Settings {
         idle_timeout: Duration::from_millis(600),

@@ -177,7 +177,7 @@ def test_host_memory_is_sent_from_where_it_lies():
     after = gradlane.metrics()
     assert after["push_bytes"] - before["push_bytes"] == values.nbytes
     assert after["pull_bytes"] - before["pull_bytes"] == values.nbytes
-    assert after["bytes_copied"] == before["bytes_copied"]
+    assert after["copied_bytes"] == before["copied_bytes"]
 
 
 def test_no_operation_is_left_over():

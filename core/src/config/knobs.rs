@@ -160,7 +160,7 @@ knobs! {
         partition_bytes: Bytes = "4 MiB" in "64 KiB" to "64 MiB", alias "BYTEPS_PARTITION_BYTES";
         /// Tensors up to this length share parts; 0 fuses none.
         fuse_bytes: Bytes = "256 KiB" in "0" to "64 MiB";
-        /// Bytes in flight per worker, from the start of a push until the server has it; a larger part runs alone.
+        /// Bytes in flight per worker, from the start of a push until its sum is there; a larger part runs alone.
         credit_bytes: Bytes = "64 MiB" in "1" to "1 TiB";
         /// Bytes submitted and not yet resolved; a submission beyond waits.
         submit_bytes_max: Bytes = "4 GiB" in "1 MiB" to "16 TiB";

@@ -125,6 +125,7 @@ impl Config {
         }
         config.place(&environment)?;
         config.expand_home(environment.get("HOME"))?;
+        config.follow();
         config.check()?;
         Ok((config, warnings(&environment)))
     }
@@ -206,6 +207,20 @@ impl Config {
                 problem: "begins with ~ and HOME is not set".to_owned(),
                 hint: "give a path from the root".to_owned(),
             }),
+        }
+    }
+
+    /// A default that would contradict a shorter time that the user chose gives way: who says "fail after 2 s" need not say when to warn.
+    fn follow(&mut self) {
+        let chosen = |config: &Self, name| *config.origin(name) != Origin::Default;
+        if !chosen(self, "stall_warn") && self.stall_warn >= self.step_timeout {
+            self.stall_warn = self.step_timeout / 2;
+        }
+        if !chosen(self, "suspect_timeout") && self.suspect_timeout >= self.dead_timeout {
+            self.suspect_timeout = self.dead_timeout / 2;
+        }
+        if !chosen(self, "heartbeat_interval") && self.heartbeat_interval >= self.suspect_timeout {
+            self.heartbeat_interval = self.suspect_timeout / 4;
         }
     }
 

@@ -56,7 +56,7 @@ pub(super) struct State {
     /// By ticket: submissions whose tensor is declared.
     pub(super) tickets: BTreeMap<u64, Ticket>,
     /// By tensor: submissions that wait for the answer to their declaration, oldest first.
-    pub(super) parked: BTreeMap<TensorKey, Vec<u64>>,
+    pub(super) parked: BTreeMap<TensorKey, Vec<Parked>>,
     pub(super) payloads: BTreeMap<TaskId, Payload>,
     pub(super) groups: BTreeMap<GroupId, u64>,
     pub(super) last: Option<(TensorKey, Round)>,
@@ -83,6 +83,14 @@ pub(super) struct Ticket {
     /// Absent while parked.
     pub(super) group: Option<GroupId>,
     pub(super) done: Done<()>,
+}
+
+/// A submission that waits for the answer to its tensor's declaration. It keeps its place if it is given up meanwhile: its round counts,
+/// because the other workers count it.
+pub(super) struct Parked {
+    pub(super) ticket: u64,
+    pub(super) op: Op,
+    pub(super) weight: f64,
 }
 
 /// What a task moves.
@@ -310,9 +318,13 @@ impl State {
 
     /// Submissions whose declaration was answered go on.
     pub(super) fn unpark(&mut self, now: Time, key: TensorKey) {
-        for ticket in self.parked.remove(&key).unwrap_or_default() {
+        for Parked { ticket, op, weight } in self.parked.remove(&key).unwrap_or_default() {
             if self.tickets.contains_key(&ticket) {
                 self.begin(now, ticket);
+            } else if let Ok(given_up) = self.registry.submit(key, op, weight, ticket) {
+                for part in given_up.ready {
+                    self.give_up_part(&part);
+                }
             }
         }
     }
@@ -338,7 +350,7 @@ impl State {
         }
         self.ended = Some(error.clone());
         self.scheduler.fail_all(now, error.clone());
-        for ticket in std::mem::take(&mut self.parked).into_values().flatten() {
+        for Parked { ticket, .. } in std::mem::take(&mut self.parked).into_values().flatten() {
             self.resolve(ticket, Err(error.clone()));
         }
     }
@@ -365,7 +377,7 @@ impl State {
             .parked
             .values()
             .flatten()
-            .copied()
+            .map(|parked| parked.ticket)
             .filter(|ticket| {
                 self.tickets.get(ticket).is_some_and(|submission| submission.deadline.is_some_and(|due| due <= now))
             })
@@ -393,7 +405,8 @@ impl State {
     }
 
     fn next_due(&self) -> Option<Time> {
-        let parked = self.parked.values().flatten().filter_map(|ticket| self.tickets.get(ticket)?.deadline).min();
+        let parked =
+            self.parked.values().flatten().filter_map(|parked| self.tickets.get(&parked.ticket)?.deadline).min();
         // Nothing can stall while nothing is under way: an idle engine does not wake to look.
         let stalls = self.stalls.poll_timeout().filter(|_| !self.scheduler.is_idle());
         [self.scheduler.poll_timeout(), self.links.next_due(), parked, stalls].into_iter().flatten().min()

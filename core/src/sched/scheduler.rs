@@ -20,9 +20,9 @@
 //! waits for PULL goes there even if unwanted, is abandoned on arrival, and is gone when the executor says that the memory is free.
 //!
 //! # Rules
-//! - Credit is drawn when a task is taken for PUSH and given back when its PUSH ends, because the server has the contribution or because
-//!   the attempt failed. It does not wait for the sum, which waits for the other workers: two that had filled their credit with parts
-//!   which the other one has not begun would wait for each other for ever.
+//! - Credit is drawn when a task is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come
+//!   may wait for another worker, whose credit waits for this one: when no credit came back for `credit_patience` while a task needs
+//!   some, that of the tasks which wait for their sums for so long is lent on. So workers may submit in different orders.
 //! - A task is not pushed before the sum of the round before of the same part arrived: a server keeps two rounds of a part alive.
 //! - Nothing is pushed to a server that is not connected. Servers count as connected until
 //!   [`handle_link_down`](Scheduler::handle_link_down).
@@ -51,6 +51,8 @@ pub struct SchedulerConfig {
     pub retry_min: Duration,
     /// The longest pause.
     pub retry_max: Duration,
+    /// After so long without any credit coming back, what waits for its sum no longer counts.
+    pub credit_patience: Duration,
     /// A mistake to make, for the simulation.
     pub defect: Option<Defect>,
 }
@@ -62,6 +64,8 @@ impl Default for SchedulerConfig {
             oldest_every: 16,
             retry_min: Duration::from_millis(20),
             retry_max: Duration::from_secs(2),
+            // Longer than the sum of a part takes on a slow link, shorter than anybody notices.
+            credit_patience: Duration::from_millis(100),
             defect: None,
         }
     }
@@ -92,6 +96,8 @@ pub struct Scheduler {
     pipeline: Pipeline,
     queues: [StageQueue; Stage::COUNT],
     credit: Credit,
+    /// When credit is lent on, if a task waits for some.
+    credit_due: Option<Time>,
     tasks: Arena<Work>,
     groups: Arena<Group>,
     /// The tasks of a part whose sums have not arrived, by round; only the first may push.
@@ -109,6 +115,7 @@ pub struct Scheduler {
 enum Timer {
     Repeat(TaskId),
     Deadline(GroupId),
+    Credit,
 }
 
 impl Scheduler {
@@ -119,6 +126,7 @@ impl Scheduler {
             pipeline,
             queues: [const { StageQueue::new(0) }; Stage::COUNT].map(|_| StageQueue::new(config.oldest_every)),
             credit: Credit::new(config.credit_bytes),
+            credit_due: None,
             tasks: Arena::new(),
             groups: Arena::new(),
             rounds: BTreeMap::new(),
@@ -173,6 +181,7 @@ impl Scheduler {
             landing_begun: false,
             doomed: false,
             holds_round: false,
+            holds_credit: false,
         }));
         self.submitted += 1;
         if !wanted {
@@ -195,14 +204,18 @@ impl Scheduler {
     }
 
     /// The next task for `stage`, which the caller must execute and [`finish`](Self::finish); `None` if there is none now.
-    pub fn take(&mut self, _now: Time, stage: Stage) -> Option<Task> {
+    pub fn take(&mut self, now: Time, stage: Stage) -> Option<Task> {
         let credit = self.credit;
-        let entry = self.queues[stage.index()].take(|bytes| stage != Stage::Push || credit.fits(bytes))?;
-        if stage == Stage::Push {
-            self.credit.draw(entry.bytes);
-        }
+        let Some(entry) = self.queues[stage.index()].take(|bytes| stage != Stage::Push || credit.fits(bytes)) else {
+            self.expect_credit(now, stage);
+            return None;
+        };
         let work = self.tasks.get_mut(entry.task.0).expect("queued tasks exist");
         work.place = Place::Running;
+        if stage == Stage::Push {
+            self.credit.draw(entry.bytes);
+            work.holds_credit = true;
+        }
         if work.doomed {
             self.commands.push_back(Command::Abandon(entry.task));
         }
@@ -220,12 +233,10 @@ impl Scheduler {
         let (stage, doomed) = (work.stage, work.doomed);
         let exchanging = matches!(stage, Stage::Push | Stage::Pull);
         match outcome {
-            Outcome::Done if stage == Stage::Push => {
-                self.give_credit_back(id);
-                self.enter(now, id, Stage::Pull, None);
-            }
+            Outcome::Done if stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
             Outcome::Done => {
                 if stage == Stage::Pull {
+                    self.give_credit_back(id);
                     self.leave_rounds(id);
                 }
                 match self.pipeline.after(stage).filter(|_| !doomed) {
@@ -234,7 +245,7 @@ impl Scheduler {
                 }
             }
             Outcome::Retry { error, landing_begun } if exchanging => {
-                if stage == Stage::Push && !planted(self.config.defect, Defect::CreditLeaked) {
+                if !planted(self.config.defect, Defect::CreditLeaked) {
                     self.give_credit_back(id);
                 }
                 if doomed {
@@ -244,7 +255,7 @@ impl Scheduler {
                 }
             }
             Outcome::Retry { error, .. } | Outcome::Failed(error) => {
-                if stage == Stage::Push {
+                if exchanging {
                     self.give_credit_back(id);
                 }
                 for group in self.vanish(id, false) {
@@ -302,6 +313,7 @@ impl Scheduler {
             self.timers.remove(&(at, timer));
             match timer {
                 Timer::Repeat(id) => self.gate(id, |gates| gates.pause = None),
+                Timer::Credit => self.lend_credit_on(now),
                 Timer::Deadline(id) => {
                     let group = self.groups.get(id.0).expect("a resolved group has no timer");
                     let what = format!("tensor {}, {}: {}", group.name, group.round, self.stand(group));
@@ -423,8 +435,37 @@ impl Scheduler {
     }
 
     fn give_credit_back(&mut self, id: TaskId) {
-        let work = self.tasks.get(id.0).expect("a task that drew credit exists");
+        let work = self.tasks.get_mut(id.0).expect("a task that drew credit exists");
+        if !std::mem::take(&mut work.holds_credit) {
+            return;
+        }
         self.credit.give_back(work.spec.bytes);
+        if let Some(at) = self.credit_due.take() {
+            self.timers.remove(&(at, Timer::Credit));
+        }
+        self.wake_if_ready(Stage::Push);
+    }
+
+    /// Nothing could be taken. If that is for want of credit, it must come back in time.
+    fn expect_credit(&mut self, now: Time, stage: Stage) {
+        if stage == Stage::Push && self.credit_due.is_none() && self.queues[stage.index()].has_ready() {
+            let at = now + self.config.credit_patience;
+            self.credit_due = Some(at);
+            self.timers.insert((at, Timer::Credit));
+        }
+    }
+
+    /// No credit came back for a while. Who waits for its sum for so long waits for other workers and not for the network: its credit
+    /// would keep back nothing but the part that those workers may be waiting for.
+    fn lend_credit_on(&mut self, now: Time) {
+        self.credit_due = None;
+        let waits = |work: &Work| work.stage == Stage::Pull && work.since + self.config.credit_patience <= now;
+        let waiting: Vec<TaskId> =
+            self.tasks.iter().filter(|(_, work)| work.holds_credit && waits(work)).map(|(id, _)| TaskId(id)).collect();
+        for id in waiting {
+            self.give_credit_back(id);
+        }
+        // If there was none to lend, the next attempt to take begins a new wait.
         self.wake_if_ready(Stage::Push);
     }
 

@@ -98,6 +98,8 @@ pub(super) struct Work {
     pub(super) doomed: bool,
     /// Whether later rounds of its part must wait for it.
     pub(super) holds_round: bool,
+    /// Whether its bytes count as in flight.
+    pub(super) holds_credit: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -276,7 +276,7 @@ impl Switch {
         self.by_key.insert(key, id);
         self.tell(&address, Incoming::Opened { link, exchange: id, header: push.header });
         if push.header.body_bytes() == 0 {
-            self.delivered(id);
+            self.handed_over(id);
         }
     }
 
@@ -295,7 +295,7 @@ impl Switch {
                     now.copy_from_slice(&piece);
                     rest = later;
                 }
-                self.delivered(id);
+                self.handed_over(id);
                 self.tell(from, Incoming::Landed { exchange: id, body: into });
             }
             Outgoing::Answer { exchange: id, mut header, body } => {
@@ -317,11 +317,11 @@ impl Switch {
         exchange.outcome = Some(outcome);
         exchange.body.clear();
         self.tell(from, Incoming::Answered { exchange: id });
-        self.delivered(id);
+        self.handed_over(id);
         self.settle(id);
     }
 
-    fn delivered(&mut self, id: ExchangeId) {
+    fn handed_over(&mut self, id: ExchangeId) {
         if let Some(done) = self.exchanges.get_mut(&id).and_then(|exchange| exchange.pushing.take()) {
             done.ok(());
         }

@@ -68,8 +68,7 @@ pub trait Transport: Send + Sync {
     /// Connects to `peer` until `patience` ends. `lost` is called once when an established link ends, whoever ended it.
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>);
 
-    /// Sends a contribution; `done` reports once the server has all of it, or has said that it needs no more. A failed push ends the
-    /// exchange.
+    /// Sends a contribution; `done` reports once its last byte was handed over. A failed push ends the exchange.
     fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>);
 
     /// Waits for the sum of a pushed exchange and lands it in `into`, run after run. Ends the exchange.

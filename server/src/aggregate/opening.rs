@@ -19,7 +19,7 @@ impl Aggregator {
         if let Some(error) = self.forgotten.get(&header.part.key) {
             return Err(error.clone());
         }
-        let id = self.locate(worker, header)?;
+        let id = self.locate(now, worker, header)?;
         let claim = Spec::of(worker, header);
         let disagreement = self.slot(id).and_then(|slot| slot.spec.disagreement(&claim, id.part));
         self.exchanges.insert(exchange, Exchange { worker, slot: id, header: *header, state: ExchangeState::Landing });
@@ -31,7 +31,7 @@ impl Aggregator {
     }
 
     /// The slot that a push belongs to, begun if this push may begin it.
-    fn locate(&mut self, worker: WorkerId, header: &Header) -> Result<SlotId> {
+    fn locate(&mut self, now: Time, worker: WorkerId, header: &Header) -> Result<SlotId> {
         let one_slot = planted(self.config.defect, Defect::OneSlot);
         let latest = self.parts.get(&header.part).map(|part| part.latest);
         let round =
@@ -41,7 +41,7 @@ impl Aggregator {
             return Ok(id);
         }
         match latest {
-            Some(latest) => self.check_window(id, latest, worker)?,
+            Some(latest) => self.check_window(now, id, latest, worker)?,
             None if self.parts.len() < PARTS_SEEN_MAX => {}
             None => {
                 return Err(Error::Exhausted {
@@ -63,30 +63,50 @@ impl Aggregator {
     }
 
     /// Whether `worker` may begin the round `id` of a part that is at `latest`.
-    fn check_window(&self, id: SlotId, latest: Round, worker: WorkerId) -> Result<()> {
+    fn check_window(&mut self, now: Time, id: SlotId, latest: Round, worker: WorkerId) -> Result<()> {
         if id.round <= latest {
             return Err(over(id));
         }
-        let beyond = |problem: String| Error::Protocol { peer: worker.to_string(), field: "round".to_owned(), problem };
         if latest.0.checked_add(1) != Some(id.round.0) {
-            return Err(beyond(format!("is {}, beyond the window at {latest}", id.round.0)));
+            let problem = format!("is {}, beyond the window at {latest}", id.round.0);
+            return Err(Error::Protocol { peer: worker.to_string(), field: "round".to_owned(), problem });
         }
-        // The slot still holds the sum of two rounds ago. It is free once all have gone on to the latest round or, as this worker
-        // does now, beyond it.
+        self.pass(now, SlotId { round: latest, ..id }, worker);
+        // The slot still holds the sum of two rounds ago. It is free once all have come to the latest round, or gone beyond it.
         let before_latest = id.round.0.checked_sub(2).map(|round| SlotId { round: Round(round), ..id });
         if before_latest.is_none_or(|id| self.slot(id).is_none()) {
             return Ok(());
         }
         let current = self.slot(SlotId { round: latest, ..id }).expect("the latest round of a part is alive");
-        let behind = |other: &&WorkerId| **other != worker && !current.arrived.contains(**other);
-        let Some(slowest) = self.workers().iter().find(behind) else { return Ok(()) };
-        match current.state {
-            RoundState::Open(_) => Err(beyond(format!("is {} while {latest} has no sum", id.round.0))),
-            RoundState::Published(_) | RoundState::Failed(_) => Err(Error::Unavailable {
-                what: format!("{} of tensor {}", id.round, id.part.key),
-                cause: format!("{slowest} is still two rounds behind"),
-            }),
+        let Some(slowest) = self.workers().iter().find(|other| !current.arrived.contains(**other)).copied() else {
+            return Ok(());
+        };
+        // Somebody who never comes, because it gave up the tensor or left the job, must not stop the others for ever.
+        let patience = self.config.step_timeout;
+        let part = self.parts.get_mut(&id.part).expect("it has a latest round");
+        if *part.blocked.get_or_insert(now) + patience <= now {
+            return Ok(());
         }
+        Err(Error::Unavailable {
+            what: format!("{} of tensor {}", id.round, id.part.key),
+            cause: format!("{slowest} is still two rounds behind"),
+        })
+    }
+
+    /// `worker` asks for the round after this one, so it is done with this one, whatever became of it: a sum that still needs its
+    /// contribution will never be.
+    fn pass(&mut self, now: Time, id: SlotId, worker: WorkerId) {
+        let slot = self.slot(id).expect("the latest round of a part is alive");
+        if let RoundState::Open(open) = &slot.state
+            && slot.spec.op.sends_body(worker)
+            && !slot.arrived.contains(worker)
+        {
+            let waited = open.since.map(|since| now.since(since)).unwrap_or_default();
+            let detail = format!("{worker} gave this round up and went on to the next");
+            let (tensor, round) = (id.part.key.to_string(), id.round);
+            self.fail(id, Error::Stalled { tensor, round, missing: vec![worker], waited, detail });
+        }
+        self.reach(id, worker);
     }
 
     /// Puts a new round into its slot.
@@ -103,8 +123,9 @@ impl Aggregator {
         slot.booked = slot.needs(self.workers(), &self.config);
         self.check_memory(slot.booked)?;
         self.booked += slot.booked;
-        let part = self.parts.entry(id.part).or_insert(Part { latest: id.round, slots: [None, None] });
+        let part = self.parts.entry(id.part).or_insert(Part { latest: id.round, blocked: None, slots: [None, None] });
         part.latest = id.round;
+        part.blocked = None;
         part.slots[parity(id.round)] = Some(slot);
         Ok(())
     }

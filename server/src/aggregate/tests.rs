@@ -317,8 +317,51 @@ mod window {
         world.push(0, header(1));
         world.commands();
         world.open(0, header(2));
+        assert_eq!(rejected(&world.commands()), [Code::Unavailable], "it may have given up waiting for round 1");
         world.open(0, header(u64::MAX));
-        assert_eq!(rejected(&world.commands()), [Code::Aborted; 2], "a protocol error");
+        assert_eq!(rejected(&world.commands()), [Code::Aborted], "a protocol error");
+    }
+
+    #[test]
+    fn a_round_that_a_worker_gave_up_fails_at_once_for_those_who_wait() {
+        let mut world = World::of(2);
+        world.everybody(header(0));
+        world.push(0, header(1));
+        world.commands();
+        world.open(1, header(2));
+        let commands = world.commands();
+        assert!(errors(&commands).any(
+            |error| matches!(error, Error::Stalled { round: Round(1), missing, .. } if *missing == [WorkerId(1)])
+        ));
+        assert_eq!(world.aggregator.poll_timeout(), None, "nobody waits for it");
+    }
+
+    #[test]
+    fn when_all_gave_a_round_up_the_next_can_be_summed() {
+        let mut world = World::of(2);
+        world.everybody(header(0));
+        let given_up = world.open(0, header(1));
+        world.aggregator.handle_torn(world.now, given_up);
+        world.open(0, header(2));
+        world.open(1, header(2));
+        world.commands();
+        let answers = world.everybody(header(2));
+        assert_eq!(answered(&world.commands()), answers);
+    }
+
+    #[test]
+    fn a_worker_that_never_comes_holds_the_others_up_for_one_step_timeout() {
+        let mut world = World::of(2);
+        world.everybody(header(0));
+        let given_up = world.push(0, header(1));
+        world.pass(Duration::from_secs(60));
+        world.aggregator.handle_torn(world.now, given_up);
+        world.commands();
+        world.open(0, header(2));
+        assert_eq!(rejected(&world.commands()), [Code::Unavailable], "worker 1 may ask for the sum of round 0");
+        world.pass(Duration::from_secs(60));
+        let exchange = world.open(0, header(2));
+        assert!(world.commands().contains(&Command::Land { exchange, bytes: 16 }));
     }
 
     #[test]

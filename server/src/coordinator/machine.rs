@@ -20,7 +20,7 @@ use super::{Command, CoordinatorConfig, Event};
 /// The job's single decider.
 ///
 /// Feed it what happens through the `handle_*` methods, then drain [`Coordinator::next_command`] completely and wait no longer than
-/// [`Coordinator::poll_timeout`]. The last command is [`Event::Finished`].
+/// [`Coordinator::poll_timeout`]. The last command is [`Event::Finished`], unless somebody asks later how it ended.
 ///
 /// - A connection says who it speaks for with [`Frame::Join`]; before that it may only ask for the status. A newer connection of the
 ///   same process takes the place of the older.
@@ -154,9 +154,10 @@ impl Coordinator {
         }
     }
 
-    /// A node sent something. Frames of a connection that was closed, and all frames once the job is finished, are ignored.
+    /// A node sent something. Frames of a connection that was closed are ignored, and once the job is finished all but the questions of
+    /// who comes late: a join and the status.
     pub fn handle_frame(&mut self, now: Time, link: LinkId, frame: Frame) {
-        if matches!(self.stage, Stage::Finished { .. }) {
+        if matches!(self.stage, Stage::Finished { .. }) && !matches!(frame, Frame::Join(_) | Frame::StatusRequest) {
             return;
         }
         let Some(Link { node, speaks_for }) = self.links.get(&link) else { return };

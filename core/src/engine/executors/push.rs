@@ -1,4 +1,4 @@
-//! PUSH: a contribution leaves from where it lies. Ends when the server has it.
+//! PUSH: a contribution leaves from where it lies. Ends when its last byte was handed over.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -49,14 +49,16 @@ fn a_submission_without_parts_succeeds_at_once() {
 }
 
 #[test]
-fn credit_is_drawn_at_push_and_returned_when_the_server_has_the_contribution() {
+fn credit_is_drawn_at_push_and_returned_when_the_sum_has_arrived() {
     let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, host());
     let group = world.open("w", 3);
     let [first, second, third] = [0, 1, 2].map(|index| world.submit(part(index), 50, 0, &[group]));
     assert_eq!(world.take(Stage::Push).unwrap().id, first);
     assert_eq!(world.take(Stage::Push).unwrap().id, second);
-    assert_eq!(world.take(Stage::Push), None, "two are in flight");
+    world.finish(first, Outcome::Done);
+    assert_eq!(world.take(Stage::Push), None, "it is still in flight");
     assert_eq!(world.scheduler.credit_in_flight(), 100);
+    world.take(Stage::Pull).unwrap();
     world.commands();
     world.finish(first, Outcome::Done);
     assert!(world.commands().contains(&Command::Wake(Stage::Push)));
@@ -64,15 +66,40 @@ fn credit_is_drawn_at_push_and_returned_when_the_server_has_the_contribution() {
 }
 
 #[test]
-fn sums_that_wait_for_other_workers_hold_no_credit() {
+fn credit_that_waits_for_other_workers_is_lent_on() {
+    // Two workers submit two tensors in different orders, and each has credit for one: neither sum can come before both are pushed.
     let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, host());
-    let group = world.open("w", 4);
-    let tasks = [0, 1, 2, 3].map(|index| world.submit(part(index), 100, 0, &[group]));
-    for task in tasks {
-        assert_eq!(world.take(Stage::Push).unwrap().id, task);
-        world.finish(task, Outcome::Done);
+    let group = world.open("w", 2);
+    let first = world.submit(part(0), 100, 0, &[group]);
+    let second = world.submit(part(1), 100, 0, &[group]);
+    assert_eq!(world.take(Stage::Push).unwrap().id, first);
+    assert_eq!(world.take(Stage::Push), None);
+    world.finish(first, Outcome::Done);
+    world.take(Stage::Pull).unwrap();
+    world.commands();
+    world.wait(config().credit_patience);
+    assert!(world.commands().contains(&Command::Wake(Stage::Push)));
+    assert_eq!(world.take(Stage::Push).unwrap().id, second);
+    assert_eq!(world.scheduler.credit_in_flight(), 100, "of the second alone");
+    world.finish(first, Outcome::Done);
+    assert_eq!(world.scheduler.credit_in_flight(), 100, "the first had given its own back");
+}
+
+#[test]
+fn credit_of_a_contribution_that_is_not_handed_over_is_not_lent_on() {
+    let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, host());
+    let group = world.open("w", 2);
+    let slow = world.submit(part(0), 100, 0, &[group]);
+    world.submit(part(1), 100, 0, &[group]);
+    world.take(Stage::Push).unwrap();
+    for _ in 0..3 {
+        assert_eq!(world.take(Stage::Push), None);
+        world.wait(config().credit_patience);
     }
-    assert_eq!(world.scheduler.waiting(Stage::Pull), 4);
+    world.finish(slow, Outcome::Done);
+    assert_eq!(world.take(Stage::Push), None);
+    world.wait(config().credit_patience);
+    assert!(world.take(Stage::Push).is_some());
 }
 
 #[test]

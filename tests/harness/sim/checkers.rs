@@ -1,0 +1,305 @@
+//! What must hold, whatever goes wrong, and what may happen only if something did go wrong.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{Epoch, NodeId, Phase, Time, View};
+use gradlane_core::wire::Frame;
+
+use super::coordinator::is_coordinator_lost;
+use super::workload::{Plan, timing};
+use super::world::{Address, Who};
+
+/// A property that a run must have.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Checker {
+    /// Every result is the exact result of its own round, each rank counted once.
+    Sum,
+    /// A result says how many contributed.
+    Contributors,
+    /// A contribution that is sent is the caller's, not overwritten by anything.
+    Contribution,
+    /// Nobody touches memory that was not lent, or keeps what is over.
+    Memory,
+    /// Every submission resolves once.
+    Handle,
+    /// Once the faults are over, everything ends.
+    Liveness,
+    /// Without a reason nothing fails.
+    Failure,
+    /// Everybody hears the one cause of the end.
+    Cause,
+    /// Only who was silent is given up.
+    Death,
+    /// Nothing of an earlier membership or life has an effect.
+    Fencing,
+    /// Credit that was drawn comes back.
+    Credit,
+    /// A part's rounds are pushed one after the other; two of them live on a server.
+    Rounds,
+    /// A barrier opens when all have come, for all.
+    Barrier,
+    /// Nothing grows without a bound.
+    Growth,
+    /// No machine panics.
+    Panic,
+}
+
+impl fmt::Display for Checker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{self:?}").to_lowercase())
+    }
+}
+
+/// What went wrong, first.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// Who noticed.
+    pub checker: Checker,
+    /// When.
+    pub at: Time,
+    /// What.
+    pub text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {:.3} s: {}", self.checker, self.at.0 as f64 / 1e9, self.text)
+    }
+}
+
+/// Sees everything and remembers what excuses a failure.
+#[derive(Debug)]
+pub struct Witness {
+    violation: Option<Violation>,
+    /// From, until, who could not act or be heard.
+    disturbances: Vec<(Time, Time, Who)>,
+    killed: BTreeSet<Who>,
+    /// Why the job may fail.
+    fatal: Option<String>,
+    /// Tensors whose submissions may fail: a caller gave one up, or workers disagree.
+    excused: BTreeSet<usize>,
+    /// Who speaks on a control connection.
+    speakers: BTreeMap<u64, Address>,
+    heard: BTreeMap<Address, Time>,
+    shut_out: BTreeSet<Address>,
+    epochs: BTreeMap<Address, Epoch>,
+    members: BTreeMap<String, Address>,
+    nodes: BTreeMap<NodeId, Who>,
+    barriers: BTreeMap<String, BTreeSet<Who>>,
+    /// Barriers at which somebody waits for a short time only.
+    impatient: BTreeSet<String>,
+    /// Whether somebody may be cut off for longer than its patience.
+    cut_off: bool,
+    workers: u32,
+}
+
+impl Witness {
+    /// Nothing seen yet.
+    pub fn new(plan: &Plan) -> Self {
+        let everybody = (0..plan.workers).map(Who::Worker).chain((0..plan.servers).map(Who::Server));
+        let mut this = Self {
+            violation: None,
+            disturbances: Vec::new(),
+            killed: BTreeSet::new(),
+            fatal: None,
+            excused: BTreeSet::new(),
+            speakers: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            shut_out: BTreeSet::new(),
+            epochs: BTreeMap::new(),
+            members: BTreeMap::new(),
+            nodes: everybody.map(|who| (who.node(), who)).collect(),
+            barriers: BTreeMap::new(),
+            impatient: BTreeSet::new(),
+            cut_off: plan.classes.long_partitions || plan.classes.long_pauses,
+            workers: plan.workers,
+        };
+        if plan.mismatch.is_some() {
+            // Who is refused one tensor of a declaration has none of the others either.
+            this.excused.extend(0..plan.tensors.len());
+        }
+        this
+    }
+
+    /// The first violation.
+    pub fn violation(&self) -> Option<Violation> {
+        self.violation.clone()
+    }
+
+    /// `text` must not have happened.
+    pub fn fail(&mut self, at: Time, checker: Checker, text: String) {
+        self.violation.get_or_insert(Violation { checker, at, text });
+    }
+
+    /// Time is over.
+    pub fn hang(&mut self, now: Time, unfinished: Vec<(Who, String)>) {
+        let waits: Vec<String> = unfinished.into_iter().map(|(who, what)| format!("{who}: {what}")).collect();
+        self.fail(now, Checker::Liveness, format!("not ended: {}", waits.join("; ")));
+    }
+
+    // What excuses.
+
+    /// These processes could not act or be heard for a while.
+    pub fn disturbed(&mut self, from: Time, until: Time, whose: &[Who]) {
+        self.disturbances.extend(whose.iter().map(|who| (from, until, *who)));
+    }
+
+    /// A process was killed.
+    pub fn killed(&mut self, now: Time, who: Who) {
+        self.killed.insert(who);
+        self.disturbed(now, Time(u64::MAX), &[who]);
+        if who == Who::Coordinator {
+            self.fatal.get_or_insert("the coordinator was killed".to_owned());
+        }
+    }
+
+    /// A caller gave up a submission of these tensors: the others may miss it.
+    pub fn excuse(&mut self, tensors: impl IntoIterator<Item = usize>) {
+        self.excused.extend(tensors);
+    }
+
+    /// Whether submissions of this tensor may fail.
+    pub fn is_excused(&self, tensor: usize) -> bool {
+        self.excused.contains(&tensor)
+    }
+
+    // What the coordinator hears, says and decides.
+
+    /// A process connected to the coordinator.
+    pub fn connected(&mut self, control: u64, from: Address) {
+        self.speakers.insert(control, from);
+    }
+
+    /// The coordinator got a frame.
+    pub fn told(&mut self, now: Time, control: u64, _frame: &Frame) {
+        if let Some(speaker) = self.speakers.get(&control) {
+            self.heard.insert(*speaker, now);
+        }
+    }
+
+    /// The coordinator sends a frame.
+    pub fn said(&mut self, now: Time, control: u64, frame: &Frame) {
+        let Some(to) = self.speakers.get(&control).copied() else { return };
+        match frame {
+            Frame::Refused(Error::Fenced { .. }) => drop(self.shut_out.insert(to)),
+            Frame::Refused(_) => {}
+            _ if self.shut_out.contains(&to) => {
+                let text = format!("{} was shut out, and is sent {frame:?}", to.who);
+                self.fail(now, Checker::Fencing, text);
+            }
+            _ => {}
+        }
+    }
+
+    /// The job formed.
+    pub fn formed(&mut self, view: &View) {
+        for member in &view.members {
+            let who = self.nodes[&member.node];
+            let life = (member.incarnation.0 & u128::from(u32::MAX)) as u32;
+            self.members.insert(member.name(), Address { who, life });
+        }
+    }
+
+    /// The coordinator gave a member up.
+    pub fn declared_dead(&mut self, now: Time, member: &str, place: &str, cause: &str) {
+        let address = self.members[member];
+        let silent = now.since(self.heard.get(&address).copied().unwrap_or_default());
+        let since = now - (timing::DEAD + timing::DIAL);
+        let overlaps = |(from, until, who): &(Time, Time, Who)| {
+            (*who == address.who || *who == Who::Coordinator) && *from <= now && *until >= since
+        };
+        let excused = self.disturbances.iter().any(overlaps);
+        let seen = cause.starts_with("killed") && self.killed.contains(&address.who);
+        if !seen && (!excused || silent < timing::DEAD) {
+            let text = format!("{member} on {place} was given up ({cause}), heard {:.1} s ago", silent.as_secs_f64());
+            self.fail(now, Checker::Death, text);
+        }
+        self.shut_out.insert(address);
+        self.fatal.get_or_insert(format!("{member} was lost"));
+    }
+
+    /// The coordinator ended the job.
+    pub fn ended(&mut self, now: Time, outcome: &Result<()>) {
+        let Err(error) = outcome else { return };
+        if matches!(error, Error::NotFormed { .. }) && !self.disturbances.is_empty() {
+            self.fatal.get_or_insert("the job did not form".to_owned());
+        }
+        if self.fatal.is_none() {
+            self.fail(now, Checker::Failure, format!("the job ended without a reason: {error}"));
+        }
+    }
+
+    // What members learn.
+
+    /// A member got a frame.
+    pub fn heard(&mut self, now: Time, me: Address, frame: &Frame) {
+        let Frame::View(view) = frame else { return };
+        let known = self.epochs.insert(me, view.epoch).unwrap_or_default();
+        if view.epoch < known {
+            let text = format!("{} went back from {known} to {}", me.who, view.epoch);
+            self.fail(now, Checker::Fencing, text);
+        }
+        if view.phase == Phase::Ended && self.fatal.is_some() {
+            self.fail(now, Checker::Cause, format!("{} hears of a good end of a failed job", me.who));
+        }
+    }
+
+    /// A worker comes to a barrier.
+    pub fn arrives(&mut self, who: Who, barrier: &str, patient: bool) {
+        if !patient {
+            self.impatient.insert(barrier.to_owned());
+        }
+        self.barriers.entry(barrier.to_owned()).or_default().insert(who);
+    }
+
+    /// A worker's wait at a barrier ended.
+    pub fn passes(&mut self, now: Time, who: Who, barrier: &str, outcome: &Result<()>) {
+        let arrived = self.barriers[barrier].len();
+        match outcome {
+            Ok(()) if arrived < self.workers as usize => {
+                let text = format!("{who} passes barrier {barrier:?} when {arrived} of {} came", self.workers);
+                self.fail(now, Checker::Barrier, text);
+            }
+            Ok(()) => {}
+            Err(_) if self.fatal.is_some() || self.impatient.contains(barrier) || !self.excused.is_empty() => {}
+            Err(error) => self.fail(now, Checker::Barrier, format!("{who} at barrier {barrier:?}: {error}")),
+        }
+    }
+
+    /// At the end: how the membership of a process ended, and how the coordinator says that the job did.
+    pub fn process_ended(&mut self, now: Time, me: Address, ended: Option<&Result<()>>, cause: Option<&Result<()>>) {
+        let Some(ended) = ended else { return };
+        let fits = match (ended, cause) {
+            (Ok(()), Some(Ok(())) | None) => true,
+            // It left, and saw no more of the job, or was never let in.
+            (Ok(()), Some(Err(_))) => false,
+            (Err(_), _) if me.life > 0 => true,
+            (Err(Error::Fenced { .. }), _) => self.shut_out.contains(&me),
+            (Err(error), Some(Err(cause))) => error == cause || is_coordinator_lost(error),
+            (Err(error), Some(Ok(()))) => is_coordinator_lost(error) && self.cut_off,
+            (Err(error), None) => is_coordinator_lost(error) || self.fatal.is_some(),
+        };
+        if !fits {
+            let text = format!("{} ended with {ended:?}, the job with {cause:?}", me.who);
+            self.fail(now, Checker::Cause, text);
+        }
+    }
+
+    /// At the end: a submission failed with `error`, on a worker whose membership ended, in a job that ended, this way.
+    pub fn submission_failed(
+        &mut self,
+        now: Time,
+        tensor: usize,
+        what: &str,
+        error: &Error,
+        ends: [Option<&Result<()>>; 2],
+    ) {
+        let internal = matches!(error, Error::Internal { .. });
+        let of_the_end = ends.into_iter().flatten().any(|end| end.as_ref().is_err_and(|end| end == error));
+        if internal || !(self.is_excused(tensor) || of_the_end) {
+            self.fail(now, Checker::Failure, format!("{what}: {error}"));
+        }
+    }
+}

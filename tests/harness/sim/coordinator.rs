@@ -1,0 +1,132 @@
+//! The coordinator process: the machine behind its control connections, as `coordinator::driver` drives it.
+
+use std::collections::BTreeSet;
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{LinkId, Time};
+use gradlane_core::wire::Frame;
+use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event};
+
+use super::member::{host, pid};
+use super::workload::timing;
+use super::world::{Address, Context, Input, Process, Who};
+
+/// A running coordinator.
+pub struct CoordinatorProcess {
+    me: Address,
+    machine: Coordinator,
+    /// Connections that are up, by number.
+    controls: BTreeSet<u64>,
+    outcome: Option<Result<()>>,
+}
+
+/// Of the only coordinator that the job has; not the first, so that there are earlier memberships.
+pub const TERM: u32 = 2;
+
+impl CoordinatorProcess {
+    /// A coordinator that waits for its members.
+    pub fn new(context: &mut Context, me: Address) -> Self {
+        let config = CoordinatorConfig {
+            job: "sim".to_owned(),
+            term: TERM,
+            workers: context.plan.workers,
+            servers: context.plan.servers,
+            form_timeout: timing::FORM,
+            suspect_timeout: timing::SUSPECT,
+            dead_timeout: timing::DEAD,
+            leave_grace: timing::DEAD,
+            stall_interval: timing::STALL_WARN,
+            layout: context.plan.settings.layout,
+            defect: context.plan.defect,
+        };
+        Self { me, machine: Coordinator::new(config, context.now), controls: BTreeSet::new(), outcome: None }
+    }
+
+    /// A launcher saw a process end.
+    pub fn report_death(&mut self, context: &mut Context, who: Who) {
+        let gone = context.address(who);
+        self.machine.handle_death(context.now, pid(gone), &host(who), "killed by signal 9".to_owned());
+        self.drain(context);
+    }
+
+    /// How the job ended, if it has.
+    pub fn outcome(&self) -> Option<&Result<()>> {
+        self.outcome.as_ref()
+    }
+
+    fn drain(&mut self, context: &mut Context) {
+        while let Some(command) = self.machine.next_command() {
+            match command {
+                Command::Send { link, frame } => {
+                    context.witness.said(context.now, link.0, &frame);
+                    let bytes = frame.encode();
+                    context.send_control(self.me, link.0, Input::Frame { control: link.0, bytes });
+                }
+                Command::Close { link, error } => {
+                    self.controls.remove(&link.0);
+                    context.send_control(self.me, link.0, Input::ControlClosed { control: link.0, error });
+                }
+                Command::Event(event) => self.note(context, event),
+            }
+        }
+    }
+
+    fn note(&mut self, context: &mut Context, event: Event) {
+        context.log.note(context.now, self.me.who, "event", &[], || format!("{event:?}"));
+        match event {
+            Event::Dead { member, place, cause } => context.witness.declared_dead(context.now, &member, &place, &cause),
+            Event::Finished(outcome) => {
+                context.witness.ended(context.now, &outcome);
+                self.outcome = Some(outcome);
+            }
+            Event::Formed => context.witness.formed(&self.machine.view()),
+            Event::Refused { .. } | Event::Suspect { .. } | Event::Stall { .. } => {}
+        }
+    }
+}
+
+impl Process for CoordinatorProcess {
+    fn handle(&mut self, context: &mut Context, input: Input) {
+        let now = context.now;
+        match input {
+            Input::Timer => self.machine.handle_timeout(now),
+            Input::ControlDialled { control, from } => {
+                self.controls.insert(control);
+                context.witness.connected(control, from);
+                self.machine.handle_connected(LinkId(control), from.who.node());
+                context.send_control(self.me, control, Input::ControlUp { control });
+            }
+            Input::Frame { control, bytes } if self.controls.contains(&control) => {
+                let frame = Frame::decode(&bytes, "a member").expect("a member sends what the coordinator reads");
+                context.witness.told(now, control, &frame);
+                self.machine.handle_frame(now, LinkId(control), frame);
+            }
+            Input::ControlClosed { control, error } if self.controls.remove(&control) => {
+                self.machine.handle_disconnected(LinkId(control), error);
+            }
+            _ => {}
+        }
+        self.drain(context);
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        self.machine.poll_timeout()
+    }
+
+    fn is_finished(&self) -> bool {
+        self.outcome.is_some()
+    }
+
+    fn describe(&self) -> String {
+        format!("the job is {:?}", self.machine.view().phase)
+    }
+}
+
+/// Whether `error` may stand for the loss of the coordinator itself.
+pub fn is_coordinator_lost(error: &Error) -> bool {
+    match error {
+        Error::PeerLost { member, .. } => member == "coordinator",
+        Error::Timeout { what, .. } => what.starts_with("joining the job"),
+        _ => false,
+    }
+}

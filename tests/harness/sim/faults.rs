@@ -1,0 +1,173 @@
+//! What goes wrong, and when: a seed switches whole classes of faults on or off, then draws a schedule from those that are on.
+
+use std::fmt;
+use std::time::Duration;
+
+use gradlane_core::types::Time;
+
+use super::workload::timing;
+use super::world::Who;
+use crate::random::Random;
+
+/// The classes of faults of one seed. Those from `long_pauses` on may end the job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FaultClasses {
+    /// Single exchanges break off.
+    pub resets: bool,
+    /// Bodies and sums change on their way.
+    pub corruption: bool,
+    /// Connections between workers and servers are lost.
+    pub link_losses: bool,
+    /// Connections to the coordinator are lost.
+    pub control_losses: bool,
+    /// Two processes cannot reach each other for a moment, in one or both directions.
+    pub partitions: bool,
+    /// Processes stop for a moment.
+    pub pauses: bool,
+    /// Exchanges of an earlier membership arrive.
+    pub replays: bool,
+    /// Callers give submissions up.
+    pub cancels: bool,
+    /// Callers set deadlines that may pass.
+    pub deadlines: bool,
+    /// One worker declares a tensor differently.
+    pub mismatch: bool,
+    /// Processes stop for longer than the coordinator waits.
+    pub long_pauses: bool,
+    /// Partitions last longer than connections live.
+    pub long_partitions: bool,
+    /// Processes die.
+    pub kills: bool,
+    /// Processes that died are started again.
+    pub restarts: bool,
+}
+
+impl FaultClasses {
+    /// Draws which classes are on.
+    pub fn draw(random: &mut Random) -> Self {
+        let calm = random.chance(10);
+        let fatal = !calm && random.chance(40);
+        let mut on = |percent: u64| !calm && random.chance(percent);
+        let classes = Self {
+            resets: on(50),
+            corruption: on(30),
+            link_losses: on(40),
+            control_losses: on(40),
+            partitions: on(35),
+            pauses: on(35),
+            replays: on(20),
+            cancels: on(15),
+            deadlines: on(15),
+            mismatch: on(8),
+            ..Self::default()
+        };
+        Self {
+            long_pauses: fatal && on(40),
+            long_partitions: fatal && on(40),
+            kills: fatal && on(60),
+            restarts: fatal && on(50),
+            ..classes
+        }
+    }
+}
+
+impl fmt::Display for FaultClasses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = [
+            (self.resets, "resets"),
+            (self.corruption, "corruption"),
+            (self.link_losses, "link-losses"),
+            (self.control_losses, "control-losses"),
+            (self.partitions, "partitions"),
+            (self.pauses, "pauses"),
+            (self.replays, "replays"),
+            (self.cancels, "cancels"),
+            (self.deadlines, "deadlines"),
+            (self.mismatch, "mismatch"),
+            (self.long_pauses, "long-pauses"),
+            (self.long_partitions, "long-partitions"),
+            (self.kills, "kills"),
+            (self.restarts, "restarts"),
+        ];
+        let on: Vec<&str> = named.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+        f.write_str(if on.is_empty() { "none".to_owned() } else { on.join(" ") }.as_str())
+    }
+}
+
+/// One fault.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Fault {
+    /// The connections between two processes are lost; each side finds out by itself.
+    Lose { one: Who, other: Who },
+    /// Nothing passes from one process to the other for a while.
+    Block { from: Who, to: Who, length: Duration },
+    /// A process stops for a while.
+    Pause { who: Who, length: Duration },
+    /// A process ends. A launcher may see it.
+    Kill { who: Who, seen: bool, restart_after: Option<Duration> },
+}
+
+/// When the faults are over.
+pub const HEALED: Time = Time(8_000_000_000);
+
+/// The faults of a job with this many workers and servers, by time.
+pub fn schedule(classes: FaultClasses, workers: u32, servers: u32, random: &mut Random) -> Vec<(Time, Fault)> {
+    let members: Vec<Who> = (0..workers).map(Who::Worker).chain((0..servers).map(Who::Server)).collect();
+    let mut faults = Vec::new();
+    // Half of the time everything happens early, while the job forms and declares.
+    let horizon = if random.chance(50) { 2_000 } else { HEALED.0 / 1_000_000 };
+    let when = |random: &mut Random| Time::ZERO + random.millis(0, horizon);
+    let pair = |random: &mut Random| {
+        let data = random.chance(60);
+        let worker = Who::Worker(random.below(u64::from(workers)) as u32);
+        let member = random.pick(&members);
+        let server = Who::Server(random.below(u64::from(servers)) as u32);
+        if data { (worker, server) } else { (member, Who::Coordinator) }
+    };
+    if classes.link_losses {
+        for _ in 0..random.between(1, 8) {
+            let one = Who::Worker(random.below(u64::from(workers)) as u32);
+            let other = Who::Server(random.below(u64::from(servers)) as u32);
+            faults.push((when(random), Fault::Lose { one, other }));
+        }
+    }
+    if classes.control_losses {
+        for _ in 0..random.between(1, 6) {
+            faults.push((when(random), Fault::Lose { one: random.pick(&members), other: Who::Coordinator }));
+        }
+    }
+    let mut block = |random: &mut Random, at: Time, length: Duration| {
+        let (one, other) = pair(random);
+        let directions = random.pick(&[[true, true], [true, true], [true, false], [false, true]]);
+        for (on, from, to) in [(directions[0], one, other), (directions[1], other, one)] {
+            if on {
+                faults.push((at, Fault::Block { from, to, length }));
+            }
+        }
+    };
+    if classes.partitions {
+        for _ in 0..random.between(1, 4) {
+            let (at, length) = (when(random), random.millis(50, 2500));
+            block(random, at, length);
+        }
+    }
+    if classes.long_partitions {
+        let (at, length) = (when(random), random.millis(3000, 25_000));
+        block(random, at, length);
+    }
+    let anybody = |random: &mut Random| if random.chance(15) { Who::Coordinator } else { random.pick(&members) };
+    if classes.pauses {
+        for _ in 0..random.between(1, 3) {
+            faults.push((when(random), Fault::Pause { who: anybody(random), length: random.millis(20, 2500) }));
+        }
+    }
+    if classes.long_pauses {
+        let length = timing::DEAD + random.millis(0, 6000);
+        faults.push((when(random), Fault::Pause { who: anybody(random), length }));
+    }
+    if classes.kills {
+        let restart_after = classes.restarts.then(|| random.millis(10, 3000));
+        faults.push((when(random), Fault::Kill { who: anybody(random), seen: random.chance(30), restart_after }));
+    }
+    faults
+}

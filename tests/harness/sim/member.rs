@@ -1,0 +1,135 @@
+//! A member's side of the control connection, as `engine::membership` drives it.
+
+use gradlane_core::Error;
+use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
+use gradlane_core::types::{Incarnation, Role, Time};
+use gradlane_core::wire::Frame;
+use gradlane_core::wire::frame::Progress;
+
+use super::workload::timing;
+use super::world::{Address, Context, Input, Who};
+
+/// A [`Member`] and its connection.
+#[derive(Debug)]
+pub struct MemberDriver {
+    me: Address,
+    /// The machine.
+    pub member: Member,
+    control: Option<u64>,
+    /// Whether that connection came up.
+    up: bool,
+}
+
+impl MemberDriver {
+    /// The membership of a process that starts.
+    pub fn new(context: &Context, me: Address) -> Self {
+        let (role, number) = match me.who {
+            Who::Worker(number) => (Role::Worker, number),
+            Who::Server(number) => (Role::Server, number),
+            Who::Coordinator => unreachable!("the coordinator is no member"),
+        };
+        let config = MemberConfig {
+            role,
+            incarnation: incarnation(me),
+            requested: context.plan.settings.fixed_ranks.then_some(number),
+            host: host(me.who),
+            pid: pid(me),
+            address: if role == Role::Server { number.to_string() } else { String::new() },
+            workers: context.plan.workers,
+            servers: context.plan.servers,
+            coordinator: "coordinator:1".to_owned(),
+            heartbeat_interval: timing::HEARTBEAT,
+            join_timeout: timing::FORM * 2,
+            control_lost_timeout: timing::CONTROL_LOST,
+            redial_min: std::time::Duration::from_millis(50),
+            redial_max: std::time::Duration::from_secs(2),
+        };
+        Self { me, member: Member::new(config, context.now), control: None, up: false }
+    }
+
+    /// Takes what concerns the control connection.
+    pub fn handle(&mut self, context: &mut Context, input: Input, progress: Progress) {
+        let now = context.now;
+        match input {
+            Input::Timer => {
+                self.member.set_progress(progress);
+                self.member.handle_timeout(now);
+            }
+            Input::ControlUp { control } if self.control == Some(control) => {
+                // The attempt succeeded; its own timeout finds nothing to do.
+                self.up = true;
+                self.member.handle_connected(now);
+            }
+            Input::ControlFailed { control } if self.control == Some(control) && !self.up => {
+                self.hang_up(context);
+                let error = Error::Timeout { what: "dialling the coordinator".to_owned(), waited: timing::DIAL };
+                self.member.handle_disconnected(now, error);
+            }
+            Input::ControlClosed { control, error } if self.control == Some(control) => {
+                self.control = None;
+                self.up = false;
+                self.member.handle_disconnected(now, error);
+            }
+            Input::Frame { control, bytes } if self.control == Some(control) => {
+                let frame =
+                    Frame::decode(&bytes, "the coordinator").expect("the coordinator sends what a member reads");
+                context.witness.heard(context.now, self.me, &frame);
+                self.member.handle_frame(now, frame);
+            }
+            _ => {}
+        }
+    }
+
+    /// Carries out what the machine wants; what it tells is for the process.
+    pub fn drain(&mut self, context: &mut Context) -> Vec<MemberEvent> {
+        let mut events = Vec::new();
+        while let Some(command) = self.member.next_command() {
+            match command {
+                MemberCommand::Dial => {
+                    self.hang_up(context);
+                    self.control = Some(context.dial_control(self.me));
+                    self.up = false;
+                }
+                MemberCommand::Send(frame) => {
+                    if let Some(control) = self.control {
+                        let bytes = frame.encode();
+                        context.send_control(self.me, control, Input::Frame { control, bytes });
+                    }
+                }
+                MemberCommand::Hangup => self.hang_up(context),
+                MemberCommand::Event(event) => events.push(event),
+            }
+        }
+        events
+    }
+
+    /// When the machine wants to be told the time.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.member.poll_timeout()
+    }
+
+    fn hang_up(&mut self, context: &mut Context) {
+        if let Some(control) = self.control.take() {
+            let error = Error::Unavailable { what: "the member".to_owned(), cause: "it hung up".to_owned() };
+            context.send_control(self.me, control, Input::ControlClosed { control, error });
+        }
+    }
+}
+
+/// A number for each life of each process.
+pub fn incarnation(address: Address) -> Incarnation {
+    Incarnation(u128::from(address.who.number()) << 32 | u128::from(address.life))
+}
+
+/// Its process id.
+pub fn pid(address: Address) -> u32 {
+    u32::try_from(address.who.number()).expect("small") * 100 + address.life
+}
+
+/// The host it runs on.
+pub fn host(who: Who) -> String {
+    match who {
+        Who::Coordinator => "host0".to_owned(),
+        Who::Worker(number) | Who::Server(number) => format!("host{}", number % 3),
+    }
+}

@@ -1,0 +1,101 @@
+//! A whole cluster in one thread and virtual time, from one seed: the production machines of all processes, a network that does its worst,
+//! and checkers that know what must come out.
+//!
+//! | file | decides |
+//! |---|---|
+//! | `workload` | seed → size of the job, settings, what every worker does |
+//! | `faults` | seed → what goes wrong and when |
+//! | `world` | time, processes, who gets which event |
+//! | `network` | what becomes of bytes on their way |
+//! | `engine`, `transport`, `worker` | a worker: machines, exchanges, training loop |
+//! | `member`, `server`, `coordinator` | the other drivers |
+//! | `oracle` | what contributions are and results must be |
+//! | `checkers` | what must hold |
+//! | `log` | what happened, as a hash |
+//!
+//! A run has two phases. In the first faults happen; in the second nothing goes wrong any more and everything must end, well unless
+//! there was a reason.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use gradlane_core::types::{Defect, Time};
+
+use self::checkers::Violation;
+use self::workload::Plan;
+use self::world::World;
+
+pub mod checkers;
+pub mod coordinator;
+pub mod engine;
+pub mod faults;
+pub mod log;
+pub mod member;
+pub mod network;
+pub mod oracle;
+pub mod server;
+pub mod transport;
+pub mod worker;
+pub mod workload;
+pub mod world;
+
+pub use self::checkers::Checker;
+
+/// A seed that broke a rule.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// The rule.
+    pub violation: Violation,
+}
+
+/// Runs the world of `seed`, with machines that make the mistake `defect`. Returns the hash of all that happened.
+///
+/// # Errors
+/// The first rule that was broken.
+pub fn run(seed: u64, defect: Option<Defect>, verbose: bool) -> Result<u64, Failure> {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let plan = Plan::new(seed, defect);
+        if verbose {
+            println!("{}", describe(&plan));
+        }
+        World::new(plan, verbose).run()
+    }));
+    let violation = match outcome {
+        Ok(Ok(log)) => return Ok(log.hash()),
+        Ok(Err(violation)) => *violation,
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<String>()
+                .cloned()
+                .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+                .unwrap_or_default();
+            Violation { checker: Checker::Panic, at: Time::ZERO, text }
+        }
+    };
+    Err(Failure { seed, violation })
+}
+
+/// The options of a seed, in a line.
+pub fn describe(plan: &Plan) -> String {
+    format!(
+        "seed {}: {} workers, {} servers, {} tensors, {} steps, depth {}; faults: {}; {}; {:?}",
+        plan.seed,
+        plan.workers,
+        plan.servers,
+        plan.tensors.len(),
+        plan.steps,
+        plan.depth,
+        plan.classes,
+        network::describe(plan),
+        plan.settings,
+    )
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { seed, violation } = self;
+        let replay = "cargo test -p gradlane-tests --test it sim::replay -- --nocapture";
+        write!(f, "{violation}\n  replay: SEED={seed} {replay}")
+    }
+}

@@ -1,0 +1,350 @@
+//! What lies between the processes: control connections, links and exchanges, and what becomes of bytes on their way.
+//!
+//! The network knows frames and headers as bytes only. A connection that is lost is noticed by each side in its own time; what was sent
+//! before may arrive meanwhile, or never. An exchange may break off before its header, within its body, after its body, or within its
+//! answer.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use gradlane_core::Error;
+use gradlane_core::types::{ExchangeId, LinkId, Time};
+use gradlane_core::wire::HeaderKind;
+use gradlane_core::wire::header::HEADER_BYTES;
+
+use super::workload::{Plan, timing};
+use super::world::{Address, Context, Input, Who};
+
+/// All connections of the world.
+#[derive(Debug, Default)]
+pub struct Network {
+    controls: BTreeMap<u64, Control>,
+    links: BTreeMap<LinkId, Link>,
+    exchanges: BTreeMap<ExchangeId, Exchange>,
+    /// Until when nothing passes from one process to another.
+    blocked: BTreeMap<(Who, Who), Time>,
+    numbers: u64,
+}
+
+/// A connection of a member to the coordinator. What is sent one way arrives in its order.
+#[derive(Debug)]
+struct Control {
+    ends: [Address; 2],
+    /// The latest arrival, by receiving end.
+    arrivals: [Time; 2],
+    severed: bool,
+}
+
+/// A connection of a worker to a server.
+#[derive(Debug)]
+struct Link {
+    worker: Address,
+    server: Address,
+    severed: bool,
+}
+
+/// One stream.
+#[derive(Debug)]
+pub struct Exchange {
+    /// Its connection.
+    pub link: LinkId,
+    /// Who pushes.
+    pub worker: Address,
+    /// Who sums.
+    pub server: Address,
+    /// As it was sent.
+    pub header: [u8; HEADER_BYTES],
+    /// As it was sent.
+    pub body: Vec<u8>,
+    /// The server's header and what follows.
+    pub answer: Option<([u8; HEADER_BYTES], Vec<u8>)>,
+    /// Where it will break off, if it will.
+    pub doom: Option<Doom>,
+    /// Sent by nobody's task: see [`FaultClasses::replays`](super::faults::FaultClasses).
+    pub replay: bool,
+    corrupt: bool,
+}
+
+/// Where an exchange breaks off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Doom {
+    /// The server never hears of it.
+    BeforeHeader,
+    /// The server waits for the body.
+    WithinBody,
+    /// The body arrived, the worker does not know.
+    AfterBody,
+    /// Some of the sum landed.
+    WithinAnswer,
+    /// The server handed everything over, nothing arrived.
+    AnswerLost,
+}
+
+impl Context {
+    /// Lets nothing pass from one process to another until then. Connections that cannot survive that die.
+    pub fn block(&mut self, from: Who, to: Who, length: Duration) {
+        let until = self.now + length;
+        self.network.blocked.insert((from, to), until);
+        let idle = self.plan.settings.idle_timeout;
+        self.witness.disturbed(self.now, until.max(self.now + idle) + timing::DIAL, &[from, to]);
+        if length > idle {
+            self.lose(from, to, true);
+        }
+    }
+
+    /// Loses the connections between two processes; `silent` if each side learns of it by the other's silence only.
+    pub fn lose(&mut self, one: Who, other: Who, silent: bool) {
+        let idle = self.plan.settings.idle_timeout;
+        self.witness.disturbed(self.now, self.now + idle, &[one, other]);
+        let joins = |a: Address, b: Address| (a.who, b.who) == (one, other) || (b.who, a.who) == (one, other);
+        let controls: Vec<u64> =
+            self.network.controls.iter().filter(|(_, c)| joins(c.ends[0], c.ends[1])).map(|(id, _)| *id).collect();
+        for control in controls {
+            self.sever_control(control, silent);
+        }
+        let links: Vec<LinkId> =
+            self.network.links.iter().filter(|(_, link)| joins(link.worker, link.server)).map(|(id, _)| *id).collect();
+        for link in links {
+            self.sever_link(link, silent);
+        }
+    }
+
+    /// A process is gone: whoever is connected to it finds out by silence.
+    pub fn lose_all(&mut self, gone: Address) {
+        let controls: Vec<u64> =
+            self.network.controls.iter().filter(|(_, c)| c.ends.contains(&gone)).map(|(id, _)| *id).collect();
+        for control in controls {
+            self.sever_control(control, true);
+        }
+        let of = |link: &Link| link.worker == gone || link.server == gone;
+        let links: Vec<LinkId> = self.network.links.iter().filter(|(_, link)| of(link)).map(|(id, _)| *id).collect();
+        for link in links {
+            self.sever_link(link, true);
+        }
+    }
+
+    fn patience(&mut self, silent: bool) -> Duration {
+        let idle = self.plan.settings.idle_timeout;
+        if silent { idle + self.random.millis(0, 200) } else { self.random.millis(0, idle.as_millis() as u64) }
+    }
+
+    fn sever_control(&mut self, control: u64, silent: bool) {
+        let Some(Control { ends, severed, .. }) = self.network.controls.get_mut(&control) else { return };
+        if silent {
+            *severed = true;
+        }
+        let ends = *ends;
+        for end in ends {
+            let after = self.patience(silent);
+            self.post(end, after, Input::ControlClosed { control, error: lost() });
+        }
+    }
+
+    fn sever_link(&mut self, link: LinkId, silent: bool) {
+        let Some(Link { worker, server, severed }) = self.network.links.get_mut(&link) else { return };
+        if silent {
+            *severed = true;
+        }
+        let (worker, server) = (*worker, *server);
+        for end in [worker, server] {
+            let after = self.patience(silent);
+            self.post(end, after, Input::LinkLost { link, error: lost() });
+        }
+    }
+
+    // Control connections.
+
+    /// A member dials the coordinator.
+    pub fn dial_control(&mut self, member: Address) -> u64 {
+        let control = self.number();
+        let coordinator = self.coordinator;
+        let ends = [member, coordinator];
+        self.network.controls.insert(control, Control { ends, arrivals: [Time::ZERO; 2], severed: false });
+        self.post(member, timing::DIAL, Input::ControlFailed { control });
+        self.send_control(member, control, Input::ControlDialled { control, from: member });
+        control
+    }
+
+    /// Sends on a control connection, in order.
+    pub fn send_control(&mut self, from: Address, control: u64, input: Input) {
+        let Some(Control { ends, severed: false, .. }) = self.network.controls.get(&control) else { return };
+        let side = usize::from(ends[0] == from);
+        let to = ends[side];
+        let arrival = self.arrival(from.who, to.who);
+        let entry = self.network.controls.get_mut(&control).expect("found above");
+        let arrival = arrival.max(entry.arrivals[side]);
+        entry.arrivals[side] = arrival;
+        self.post_at(to, arrival, input);
+    }
+
+    // Links and exchanges.
+
+    /// A worker dials a server process.
+    pub fn dial_link(&mut self, worker: Address, server: Who) -> LinkId {
+        let link = LinkId(self.number());
+        let server = self.address(server);
+        self.network.links.insert(link, Link { worker, server, severed: false });
+        self.post(worker, timing::DIAL, Input::LinkFailed { link });
+        self.carry(link, worker, server, Input::LinkDialled { link, from: worker });
+        link
+    }
+
+    /// Sends to the other end of a link; what concerns different exchanges may arrive in any order.
+    pub fn send_link(&mut self, from: Address, link: LinkId, input: Input) {
+        let Some(Link { worker, server, .. }) = self.network.links.get(&link) else { return };
+        let to = if *worker == from { *server } else { *worker };
+        self.carry(link, from, to, input);
+    }
+
+    /// Opens an exchange.
+    pub fn open_exchange(
+        &mut self,
+        worker: Address,
+        link: LinkId,
+        header: [u8; HEADER_BYTES],
+        body: Vec<u8>,
+        replay: bool,
+    ) -> ExchangeId {
+        let id = ExchangeId(self.number());
+        let server = self.network.links[&link].server;
+        let classes = self.plan.classes;
+        let healthy = self.healed() || replay;
+        let dooms = [Doom::BeforeHeader, Doom::WithinBody, Doom::AfterBody, Doom::WithinAnswer, Doom::AnswerLost];
+        let doom = (!healthy && classes.resets && self.random.chance(15)).then(|| self.random.pick(&dooms));
+        let corrupt = !healthy && classes.corruption && self.plan.settings.checksum && self.random.chance(10);
+        let exchange = Exchange { link, worker, server, header, body, answer: None, doom, replay, corrupt };
+        self.network.exchanges.insert(id, exchange);
+        // Handed over at once, or only when the server takes the body in.
+        if !replay && self.random.chance(50) {
+            let after = self.random.millis(0, 3);
+            self.post(worker, after, Input::Pushed { exchange: id });
+        }
+        if doom == Some(Doom::BeforeHeader) {
+            let after = self.patience(false).min(Duration::from_millis(500));
+            self.post(worker, after, Input::ExchangeTorn { exchange: id, error: reset() });
+        } else {
+            self.carry(link, worker, server, Input::Opened { exchange: id });
+        }
+        id
+    }
+
+    /// The server takes the body in.
+    pub fn land(&mut self, id: ExchangeId) {
+        let Some(exchange) = self.network.exchanges.get(&id) else { return };
+        let (link, worker, server) = (exchange.link, exchange.worker, exchange.server);
+        match exchange.doom {
+            Some(Doom::WithinBody) => self.tear_both(id),
+            Some(Doom::BeforeHeader | Doom::AfterBody | Doom::WithinAnswer | Doom::AnswerLost) | None => {
+                self.carry(link, worker, server, Input::Body { exchange: id });
+            }
+        }
+    }
+
+    /// The body has arrived: its bytes, perhaps not as they were sent.
+    pub fn body_of(&mut self, id: ExchangeId) -> Vec<u8> {
+        let exchange = &self.network.exchanges[&id];
+        let (link, worker, server, doom) = (exchange.link, exchange.worker, exchange.server, exchange.doom);
+        let mut body = exchange.body.clone();
+        if exchange.corrupt {
+            let at = self.random.below(body.len() as u64) as usize;
+            body[at] ^= 1 << self.random.below(8);
+        }
+        self.carry(link, server, worker, Input::Pushed { exchange: id });
+        if doom == Some(Doom::AfterBody) {
+            self.tear_both(id);
+        }
+        body
+    }
+
+    /// The server sends its answer.
+    pub fn answer(&mut self, id: ExchangeId, header: [u8; HEADER_BYTES], mut body: Vec<u8>) {
+        let Some(exchange) = self.network.exchanges.get(&id) else { return };
+        let (link, worker, server) = (exchange.link, exchange.worker, exchange.server);
+        let doom = exchange.doom;
+        // An error is not checked end to end: what protects it is the connection.
+        let is_sum = header[5] == HeaderKind::Sum as u8;
+        if is_sum && !body.is_empty() && self.corrupts_answers() {
+            let at = self.random.below(body.len() as u64) as usize;
+            body[at] ^= 1 << self.random.below(8);
+        }
+        self.network.exchanges.get_mut(&id).expect("found above").answer = Some((header, body));
+        if doom == Some(Doom::AnswerLost) {
+            let after = self.random.millis(0, 300);
+            self.post(worker, after, Input::ExchangeTorn { exchange: id, error: reset() });
+        } else {
+            self.carry(link, server, worker, Input::Answer { exchange: id });
+        }
+        let after = self.random.millis(0, 30);
+        self.post(server, after, Input::Answered { exchange: id });
+    }
+
+    /// One side gives an exchange up: the other hears of it.
+    pub fn reset_exchange(&mut self, from: Address, id: ExchangeId) {
+        let Some(exchange) = self.network.exchanges.get(&id) else { return };
+        let (link, worker, server) = (exchange.link, exchange.worker, exchange.server);
+        let to = if from == worker { server } else { worker };
+        self.carry(link, from, to, Input::ExchangeTorn { exchange: id, error: reset() });
+    }
+
+    /// An exchange, as long as the world remembers it.
+    pub fn exchange(&self, id: ExchangeId) -> Option<&Exchange> {
+        self.network.exchanges.get(&id)
+    }
+
+    /// After how many of its bytes the answer breaks off, if it does.
+    pub fn landing_cut(&mut self, id: ExchangeId) -> Option<usize> {
+        let exchange = self.network.exchanges.get(&id)?;
+        let bytes = exchange.answer.as_ref().map_or(0, |(_, body)| body.len() as u64);
+        (exchange.doom == Some(Doom::WithinAnswer) && bytes > 0).then(|| self.random.below(bytes) as usize)
+    }
+
+    fn corrupts_answers(&mut self) -> bool {
+        !self.healed() && self.plan.classes.corruption && self.plan.settings.checksum && self.random.chance(5)
+    }
+
+    fn tear_both(&mut self, id: ExchangeId) {
+        let exchange = &self.network.exchanges[&id];
+        for end in [exchange.worker, exchange.server] {
+            let after = self.random.millis(0, 300);
+            self.post(end, after, Input::ExchangeTorn { exchange: id, error: reset() });
+        }
+    }
+
+    fn carry(&mut self, link: LinkId, from: Address, to: Address, input: Input) {
+        if !self.network.links[&link].severed {
+            let arrival = self.arrival(from.who, to.who);
+            self.post_at(to, arrival, input);
+        }
+    }
+
+    fn arrival(&mut self, from: Who, to: Who) -> Time {
+        let (least, most) = self.plan.settings.latency_ms;
+        // Most messages are quick; a few take long, so that what was sent later overtakes them.
+        let latency = if self.random.chance(80) {
+            self.random.millis(least, least + (most - least) / 8 + 1)
+        } else {
+            self.random.millis(least, most)
+        };
+        let opened = self.network.blocked.get(&(from, to)).copied().unwrap_or_default();
+        self.now.max(opened) + latency
+    }
+
+    fn number(&mut self) -> u64 {
+        self.network.numbers += 1;
+        self.network.numbers
+    }
+}
+
+/// The settings of the network, in a line.
+pub fn describe(plan: &Plan) -> String {
+    let (least, most) = plan.settings.latency_ms;
+    format!("latency {least}-{most} ms, idle {:.1} s", plan.settings.idle_timeout.as_secs_f64())
+}
+
+fn lost() -> Error {
+    Error::Unavailable { what: "the peer".to_owned(), cause: "connection lost".to_owned() }
+}
+
+fn reset() -> Error {
+    Error::Unavailable { what: "the exchange".to_owned(), cause: "stream reset".to_owned() }
+}

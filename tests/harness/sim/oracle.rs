@@ -1,0 +1,144 @@
+//! What every contribution is and what every result must be, computed without the code under test.
+//!
+//! Rank r contributes `4^r * v(round, tensor, element)` with v in {1, 2, 4}. Every sum is exact in any order, and the base-4 digits of
+//! `sum / v` say how often each rank was counted: 0 lost, 1 right, 2 or 3 counted twice or thrice. v tells one round and one tensor from
+//! another. Where a type has too few bits for all ranks, other ranks carry digits in each element and the rest contribute 0.
+
+use gradlane_core::types::{DType, Op};
+use half::{bf16, f16};
+
+use super::workload::Plan;
+use crate::random::mix;
+
+/// A value in every element of a buffer whose content must not matter.
+pub const JUNK: u8 = 0xa5;
+
+/// The contribution of `rank` to a round of a tensor.
+pub fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
+    let op = plan.op(tensor, round);
+    // A mean is made of contributions that are larger by what it will be divided by, so that it is exact.
+    let factor = match op {
+        Op::Mean => f64::from(plan.workers),
+        Op::WeightedMean => total_weight(plan, tensor, round),
+        Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. } => 1.0,
+    };
+    if !op.sends_body(gradlane_core::types::WorkerId(rank)) {
+        return vec![JUNK; plan.tensors[tensor].spec.bytes().expect("small") as usize];
+    }
+    elements(plan, tensor, |element| match op {
+        Op::Sum | Op::Mean | Op::WeightedMean => {
+            factor * digit(plan, tensor, round, rank, element) * value(plan, tensor, round, element)
+        }
+        Op::Min | Op::Max => {
+            let place = (u64::from(rank) + element + round) % u64::from(plan.workers);
+            10.0 + 4.0 * place as f64 + value(plan, tensor, round, element)
+        }
+        Op::Broadcast { .. } => 8.0 * f64::from(rank) + value(plan, tensor, round, element),
+    })
+}
+
+/// The result of a round of a tensor.
+pub fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
+    let value = |element| value(plan, tensor, round, element);
+    elements(plan, tensor, |element| match plan.op(tensor, round) {
+        Op::Sum | Op::Mean | Op::WeightedMean => {
+            let counted = |rank| plan.weight(tensor, round, rank) as f64 * digit(plan, tensor, round, rank, element);
+            (0..plan.workers).map(counted).sum::<f64>() * value(element)
+        }
+        Op::Min => 10.0 + value(element),
+        Op::Max => 10.0 + 4.0 * f64::from(plan.workers - 1) + value(element),
+        Op::Broadcast { root } => 8.0 * f64::from(root.0) + value(element),
+    })
+}
+
+/// How many contributions a round has.
+pub fn contributors(plan: &Plan, tensor: usize, round: u64) -> u32 {
+    match plan.op(tensor, round) {
+        Op::Broadcast { .. } => 1,
+        Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => plan.workers,
+    }
+}
+
+/// What is wrong with `got`, for people: the first element that differs and, of a sum, how often each rank was counted in it.
+pub fn explain(plan: &Plan, tensor: usize, round: u64, got: &[u8]) -> String {
+    let due = result(plan, tensor, round);
+    let dtype = plan.tensors[tensor].spec.dtype;
+    let size = dtype.bytes() as usize;
+    let Some(at) = (0..due.len() / size).find(|at| due[at * size..][..size] != got[at * size..][..size]) else {
+        return "nothing differs".to_owned();
+    };
+    let (due, got) = (decode(dtype, &due[at * size..][..size]), decode(dtype, &got[at * size..][..size]));
+    let element = at as u64;
+    let mut text = format!("element {at} is {got} instead of {due}");
+    if matches!(plan.op(tensor, round), Op::Sum | Op::Mean | Op::WeightedMean) && got >= 0.0 {
+        let counts = (got / value(plan, tensor, round, element)) as u64;
+        let of = |rank: u32| match digit(plan, tensor, round, rank, element) as u64 {
+            0 => "-".to_owned(),
+            unit => (counts / unit % 4).to_string(),
+        };
+        let counts: Vec<String> = (0..plan.workers).map(of).collect();
+        text += &format!("; counted per rank: {}", counts.join(" "));
+    }
+    text
+}
+
+/// `4^d`, where d is the digit that `rank` has in this element; 0 if it has none.
+fn digit(plan: &Plan, tensor: usize, round: u64, rank: u32, element: u64) -> f64 {
+    let place = (u64::from(rank) + element + round) % u64::from(plan.workers);
+    let digits = digits(plan.tensors[tensor].spec.dtype);
+    if place < digits { (1u64 << (2 * place)) as f64 } else { 0.0 }
+}
+
+/// Base-4 digits that are exact in every intermediate value. With 8 workers and weights up to 3 a contribution of a mean needs 5 bits
+/// more than its digits.
+fn digits(dtype: DType) -> u64 {
+    match dtype {
+        DType::F32 | DType::I32 => 8,
+        DType::F64 | DType::I64 => 12,
+        DType::F16 => 5,
+        DType::BF16 => 4,
+        DType::I8 | DType::U8 => 3,
+    }
+}
+
+fn total_weight(plan: &Plan, tensor: usize, round: u64) -> f64 {
+    (0..plan.workers).map(|rank| plan.weight(tensor, round, rank) as f64).sum()
+}
+
+fn value(plan: &Plan, tensor: usize, round: u64, element: u64) -> f64 {
+    let draw = mix(plan.seed ^ ((tensor as u64) << 48) ^ (round << 24) ^ element);
+    [1.0, 2.0, 4.0][(draw % 3) as usize]
+}
+
+fn elements(plan: &Plan, tensor: usize, at: impl Fn(u64) -> f64) -> Vec<u8> {
+    let spec = &plan.tensors[tensor].spec;
+    let count = spec.bytes().expect("small") / spec.dtype.bytes();
+    (0..count).flat_map(|element| encode(spec.dtype, at(element))).collect()
+}
+
+fn encode(dtype: DType, value: f64) -> Vec<u8> {
+    match dtype {
+        DType::F32 => (value as f32).to_le_bytes().to_vec(),
+        DType::F64 => value.to_le_bytes().to_vec(),
+        DType::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
+        DType::BF16 => bf16::from_f64(value).to_le_bytes().to_vec(),
+        DType::I32 => (value as i32).to_le_bytes().to_vec(),
+        DType::I64 => (value as i64).to_le_bytes().to_vec(),
+        DType::I8 => (value as i8).to_le_bytes().to_vec(),
+        DType::U8 => (value as u8).to_le_bytes().to_vec(),
+    }
+}
+
+fn decode(dtype: DType, bytes: &[u8]) -> f64 {
+    const WIDTH: &str = "the caller cut one element";
+    match dtype {
+        DType::F32 => f64::from(f32::from_le_bytes(bytes.try_into().expect(WIDTH))),
+        DType::F64 => f64::from_le_bytes(bytes.try_into().expect(WIDTH)),
+        DType::F16 => f16::from_le_bytes(bytes.try_into().expect(WIDTH)).to_f64(),
+        DType::BF16 => bf16::from_le_bytes(bytes.try_into().expect(WIDTH)).to_f64(),
+        DType::I32 => f64::from(i32::from_le_bytes(bytes.try_into().expect(WIDTH))),
+        DType::I64 => i64::from_le_bytes(bytes.try_into().expect(WIDTH)) as f64,
+        DType::I8 => f64::from(i8::from_le_bytes(bytes.try_into().expect(WIDTH))),
+        DType::U8 => f64::from(bytes[0]),
+    }
+}

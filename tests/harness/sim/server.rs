@@ -1,0 +1,300 @@
+//! A server process: the aggregator behind its links, with real bodies and the real arithmetic, as `connection` and `sum` drive it.
+
+use std::collections::BTreeMap;
+
+use gradlane_core::cluster::MemberEvent;
+use gradlane_core::error::{Error, Result};
+use gradlane_core::reduce::{Kernels, accumulator_bytes};
+use gradlane_core::types::{DType, ExchangeId, LinkId, NodeId, Op, PartId, Phase, Time, View};
+use gradlane_core::wire::{Flags, Header, reject};
+use gradlane_server::aggregate::{Aggregator, AggregatorConfig, Command, SlotId};
+
+use super::checkers::Checker;
+use super::member::MemberDriver;
+use super::workload::timing;
+use super::world::{Address, Context, Input, Process};
+
+/// A running server.
+pub struct ServerProcess {
+    me: Address,
+    member: MemberDriver,
+    aggregator: Aggregator,
+    view: Option<View>,
+    links: BTreeMap<LinkId, NodeId>,
+    /// Exchanges that have not ended on this side.
+    headers: BTreeMap<ExchangeId, (LinkId, Header)>,
+    bodies: BTreeMap<ExchangeId, Vec<u8>>,
+    slots: BTreeMap<SlotId, Sum>,
+    ended: Option<Result<()>>,
+}
+
+/// The memory of a round.
+#[derive(Debug)]
+struct Sum {
+    dtype: DType,
+    op: Op,
+    accumulator: Vec<u8>,
+    published: Option<Vec<u8>>,
+}
+
+const KERNELS: Kernels = Kernels::portable();
+
+impl ServerProcess {
+    /// A server that joins.
+    pub fn new(context: &mut Context, me: Address) -> Self {
+        let config = AggregatorConfig {
+            deterministic: context.plan.settings.deterministic,
+            stall_warn: timing::STALL_WARN,
+            step_timeout: timing::STEP,
+            memory_bytes_max: context.plan.settings.memory_bytes_max,
+            defect: context.plan.defect,
+        };
+        let mut this = Self {
+            me,
+            member: MemberDriver::new(context, me),
+            aggregator: Aggregator::new(config),
+            view: None,
+            links: BTreeMap::new(),
+            headers: BTreeMap::new(),
+            bodies: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            ended: None,
+        };
+        this.settle(context);
+        this
+    }
+
+    /// What must hold at the end, when the job ended with `cause` as far as the coordinator lives to know.
+    pub fn inspect(&self, context: &mut Context, cause: Option<&Result<()>>) {
+        let ended = self.ended.as_ref();
+        context.witness.process_ended(context.now, self.me, ended, cause);
+        if ended.is_none() || self.view.is_none() {
+            return;
+        }
+        let left = (self.slots.len(), self.bodies.len(), self.aggregator.progress().bytes_in_flight);
+        if left != (0, 0, 0) {
+            let text = format!("{}: after the end, sums, bodies and booked bytes are {left:?}", self.me.who);
+            context.witness.fail(context.now, Checker::Memory, text);
+        }
+    }
+
+    /// Carries out what both machines want, until neither wants anything.
+    fn settle(&mut self, context: &mut Context) {
+        loop {
+            let events = self.member.drain(context);
+            let command = self.aggregator.next_command();
+            if events.is_empty() && command.is_none() {
+                break;
+            }
+            for event in events {
+                self.follow(context, event);
+            }
+            if let Some(command) = command {
+                self.carry_out(context, command);
+            }
+        }
+        self.check_bounds(context);
+    }
+
+    fn follow(&mut self, context: &mut Context, event: MemberEvent) {
+        let now = context.now;
+        context.log.note(now, self.me.who, "member", &[], || format!("{event:?}"));
+        match event {
+            MemberEvent::Joined { view, .. } | MemberEvent::View(view) => {
+                self.aggregator.handle_view(now, &view);
+                self.view = Some(view);
+            }
+            MemberEvent::Forget { key, error } => self.aggregator.handle_forget(now, key, error),
+            MemberEvent::Failed(error @ Error::Fenced { .. }) => {
+                let (what, cause) = ("the server".to_owned(), "it was given up for dead".to_owned());
+                self.end(now, Phase::Aborted(Error::Unavailable { what, cause }), Err(error));
+            }
+            MemberEvent::Failed(error) => self.end(now, Phase::Aborted(error.clone()), Err(error)),
+            MemberEvent::Left => self.end(now, Phase::Ended, Ok(())),
+            MemberEvent::StallNotice { .. } | MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {}
+        }
+    }
+
+    fn end(&mut self, now: Time, phase: Phase, outcome: Result<()>) {
+        self.ended.get_or_insert(outcome);
+        if let Some(view) = &self.view {
+            let view = View { phase, ..view.clone() };
+            self.aggregator.handle_view(now, &view);
+        }
+    }
+
+    fn carry_out(&mut self, context: &mut Context, command: Command) {
+        context.log.note(context.now, self.me.who, "decides", &[], || format!("{command:?}"));
+        match command {
+            Command::Land { exchange, .. } => {
+                self.check_epoch(context, exchange);
+                context.land(exchange);
+            }
+            Command::Start { slot, exchange, bytes, dtype, op, weight } => {
+                let body = self.bodies.remove(&exchange).unwrap_or_default();
+                let mut accumulator = vec![0; accumulator_bytes(dtype, bytes) as usize];
+                KERNELS.start(op, dtype, weight, &body, &mut accumulator);
+                let fresh = self.slots.insert(slot, Sum { dtype, op, accumulator, published: None });
+                assert!(fresh.is_none(), "a slot is started once");
+            }
+            Command::Add { slot, exchange, weight } => {
+                let body = self.bodies.remove(&exchange).unwrap_or_default();
+                let sum = self.slots.get_mut(&slot).expect("started before");
+                assert!(sum.published.is_none(), "a published sum never changes");
+                KERNELS.add(sum.op, sum.dtype, weight, &body, &mut sum.accumulator);
+            }
+            Command::Publish { slot, divisor } => {
+                let sum = self.slots.get_mut(&slot).expect("started before");
+                let ratio = sum.dtype.bytes() as usize;
+                let elements = sum.accumulator.len() / sum.dtype.accumulator().bytes() as usize;
+                let mut out = vec![0; elements * ratio];
+                KERNELS.finish(sum.op, sum.dtype, divisor, &sum.accumulator, &mut out);
+                sum.published = Some(out);
+            }
+            Command::Answer { slot, exchange, mut header } => {
+                self.check_epoch(context, exchange);
+                if self.headers.contains_key(&exchange) {
+                    let sum = self.slots.get(&slot).expect("published before");
+                    let body = sum.published.clone().expect("published before");
+                    header.checksum = crc32c::crc32c(&body);
+                    header.flags = header.flags.with(Flags::CHECKSUM);
+                    context.answer(exchange, header.encode(), body);
+                }
+            }
+            Command::Reject { exchange, mut header, error } => {
+                if self.headers.contains_key(&exchange) {
+                    let body = reject::to_body(&error);
+                    header.bytes = body.len() as u64;
+                    context.answer(exchange, header.encode(), body);
+                }
+            }
+            Command::Discard { exchange } => drop(self.bodies.remove(&exchange)),
+            Command::Drop { slot } => drop(self.slots.remove(&slot)),
+            Command::Stalled { stall } => self.member.member.report_stall(stall),
+        }
+    }
+
+    fn handle_exchange(&mut self, context: &mut Context, input: Input) {
+        let now = context.now;
+        match input {
+            Input::Opened { exchange } => {
+                let Some((link, bytes)) = context.exchange(exchange).map(|entry| (entry.link, entry.header)) else {
+                    return;
+                };
+                let Some(node) = self.links.get(&link).copied() else { return };
+                let header = Header::decode(&bytes, "a worker").expect("a worker sends what a server reads");
+                self.headers.insert(exchange, (link, header));
+                self.aggregator.handle_opened(now, node, exchange, &header);
+            }
+            Input::Body { exchange } => {
+                let Some((_, header)) = self.headers.get(&exchange).copied() else { return };
+                let body = context.body_of(exchange);
+                let checked = header.flags.contains(Flags::CHECKSUM);
+                let intact = !checked || crc32c::crc32c(&body) == header.checksum;
+                let after = context.random.millis(0, 2);
+                context.post(self.me, after, Input::Verified { exchange, body, intact });
+            }
+            Input::Verified { exchange, body, intact } => {
+                self.bodies.insert(exchange, body);
+                self.aggregator.handle_landed(now, exchange, intact);
+            }
+            Input::ExchangeTorn { exchange, .. } => {
+                if self.headers.remove(&exchange).is_some() {
+                    self.aggregator.handle_torn(now, exchange);
+                }
+            }
+            Input::Answered { exchange } => {
+                if self.headers.remove(&exchange).is_some() {
+                    self.aggregator.handle_answered(now, exchange);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Nothing of an earlier membership may have an effect.
+    fn check_epoch(&self, context: &mut Context, exchange: ExchangeId) {
+        let (Some((_, header)), Some(view)) = (self.headers.get(&exchange), &self.view) else { return };
+        if header.epoch != view.epoch {
+            let text = format!("{} let a push of {} in while in {}", self.me.who, header.epoch, view.epoch);
+            context.witness.fail(context.now, Checker::Fencing, text);
+        }
+    }
+
+    fn check_bounds(&self, context: &mut Context) {
+        let mut rounds: BTreeMap<PartId, usize> = BTreeMap::new();
+        for slot in self.slots.keys() {
+            *rounds.entry(slot.part).or_default() += 1;
+        }
+        if let Some((part, alive)) = rounds.into_iter().find(|(_, alive)| *alive > 2) {
+            let text = format!("{} keeps {alive} rounds of part {part}", self.me.who);
+            context.witness.fail(context.now, Checker::Rounds, text);
+        }
+        let pending = self.aggregator.progress().pending as usize;
+        if pending > self.headers.len() {
+            let open = self.headers.len();
+            let text = format!("{} remembers {pending} exchanges of which {open} are open", self.me.who);
+            context.witness.fail(context.now, Checker::Growth, text);
+        }
+    }
+}
+
+impl Process for ServerProcess {
+    fn handle(&mut self, context: &mut Context, input: Input) {
+        let now = context.now;
+        match input {
+            Input::Timer => {
+                self.aggregator.handle_timeout(now);
+                let progress = self.aggregator.progress();
+                self.member.handle(context, Input::Timer, progress);
+            }
+            Input::LinkDialled { link, from } => {
+                self.links.insert(link, from.who.node());
+                context.send_link(self.me, link, Input::LinkReady { link });
+            }
+            Input::LinkLost { link, .. } => {
+                let open = self.headers.iter().filter(|(_, (of, _))| *of == link);
+                let open: Vec<ExchangeId> = open.map(|(exchange, _)| *exchange).collect();
+                for exchange in open {
+                    self.headers.remove(&exchange);
+                    self.aggregator.handle_torn(now, exchange);
+                }
+                self.links.remove(&link);
+            }
+            Input::Opened { .. }
+            | Input::Body { .. }
+            | Input::Verified { .. }
+            | Input::Answered { .. }
+            | Input::ExchangeTorn { .. } => self.handle_exchange(context, input),
+            Input::ControlDialled { .. }
+            | Input::ControlUp { .. }
+            | Input::ControlFailed { .. }
+            | Input::ControlClosed { .. }
+            | Input::Frame { .. } => {
+                let progress = self.aggregator.progress();
+                self.member.handle(context, input, progress);
+            }
+            Input::LinkReady { .. }
+            | Input::LinkFailed { .. }
+            | Input::Pushed { .. }
+            | Input::Answer { .. }
+            | Input::Landed { .. }
+            | Input::Bell { .. }
+            | Input::Script => {}
+        }
+        self.settle(context);
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        [self.member.poll_timeout(), self.aggregator.poll_timeout()].into_iter().flatten().min()
+    }
+
+    fn is_finished(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    fn describe(&self) -> String {
+        let phase = self.view.as_ref().map(|view| &view.phase);
+        format!("phase {phase:?}, {:?}", self.aggregator.progress())
+    }
+}

@@ -1,0 +1,564 @@
+//! A worker process: a training loop over the engine's machines, and a transport in one struct. Checks every result, and that memory is
+//! touched only while it is lent.
+
+use std::collections::BTreeMap;
+
+use gradlane_core::cluster::MemberEvent;
+use gradlane_core::error::{Error, Result};
+use gradlane_core::pipeline::{Registry, Stage};
+use gradlane_core::sched::{Attempt, Outcome, Task};
+use gradlane_core::types::{Epoch, LinkId, Phase, ServerId, TensorSpec, Time, WorkerId};
+use gradlane_core::wire::{Flags, Header, HeaderKind};
+
+use super::checkers::Checker;
+use super::coordinator::TERM;
+use super::engine::{Effect, Engine, LinkState, Region, Ticket};
+use super::member::MemberDriver;
+use super::oracle;
+use super::transport::{Ending, Transport};
+use super::workload::{Action, timing};
+use super::world::{Address, Context, Input, Process, Who};
+
+/// A running worker.
+pub struct WorkerProcess {
+    me: Address,
+    member: MemberDriver,
+    engine: Engine,
+    transport: Transport,
+    memory: Vec<Buffer>,
+    script: Script,
+    /// Requests of the membership, and what they mean to the engine.
+    declarations: BTreeMap<u64, u64>,
+    barriers: BTreeMap<u64, String>,
+    ended: Option<Result<()>>,
+}
+
+/// A tensor's memory.
+#[derive(Debug)]
+pub struct Buffer {
+    /// Its content.
+    pub bytes: Vec<u8>,
+    /// Whether the engine may touch it.
+    pub lent: bool,
+}
+
+/// The training loop.
+#[derive(Debug, Default)]
+struct Script {
+    at: usize,
+    running: bool,
+    /// The request of the membership that it waits for.
+    waits_for: Option<u64>,
+    woken: bool,
+    done: bool,
+    operations: BTreeMap<u64, Operation>,
+}
+
+/// One submission.
+#[derive(Debug)]
+struct Operation {
+    tensor: usize,
+    round: u64,
+    outcome: Option<Result<()>>,
+}
+
+impl WorkerProcess {
+    /// A worker that joins.
+    pub fn new(context: &mut Context, me: Address) -> Self {
+        let mut this = Self {
+            me,
+            member: MemberDriver::new(context, me),
+            engine: Engine::new(&context.plan),
+            transport: Transport::new(me),
+            memory: Vec::new(),
+            script: Script::default(),
+            declarations: BTreeMap::new(),
+            barriers: BTreeMap::new(),
+            ended: None,
+        };
+        this.settle(context);
+        this
+    }
+
+    /// What must hold at the end.
+    pub fn inspect(&self, context: &mut Context, cause: Option<&Result<()>>) {
+        let now = context.now;
+        context.witness.process_ended(now, self.me, self.ended.as_ref(), cause);
+        let Some(ended) = &self.ended else { return };
+        for operation in self.script.operations.values() {
+            let Operation { tensor, round, outcome } = operation;
+            let what = format!("{}: tensor {tensor}, round {round}", self.me.who);
+            match outcome {
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    context.witness.submission_failed(now, *tensor, &what, error, [Some(ended), cause]);
+                }
+                None => context.witness.fail(now, Checker::Handle, format!("{what} never resolved")),
+            }
+        }
+        let (credit, idle) = (self.engine.scheduler.credit_in_flight(), self.engine.scheduler.is_idle());
+        if credit != 0 {
+            context.witness.fail(now, Checker::Credit, format!("{}: {credit} bytes are still drawn", self.me.who));
+        }
+        let left = (self.engine.payloads.len(), self.engine.tickets.len(), self.transport.open());
+        if !idle || left != (0, 0, 0) {
+            let text = format!("{}: payloads, tickets and exchanges left are {left:?}, idle {idle}", self.me.who);
+            context.witness.fail(now, Checker::Memory, text);
+        }
+    }
+
+    /// Lets every machine have its way, until none wants anything.
+    fn settle(&mut self, context: &mut Context) {
+        loop {
+            let events = self.member.drain(context);
+            let effects = self.engine.effects(context.now);
+            let endings = self.transport.endings();
+            if events.is_empty() && effects.is_empty() && endings.is_empty() {
+                return;
+            }
+            for event in events {
+                self.follow(context, event);
+            }
+            for effect in effects {
+                self.carry_out(context, effect);
+            }
+            for ending in endings {
+                self.finish(context, ending);
+            }
+        }
+    }
+
+    fn follow(&mut self, context: &mut Context, event: MemberEvent) {
+        let now = context.now;
+        context.log.note(now, self.me.who, "member", &[], || format!("{event:?}"));
+        match event {
+            MemberEvent::Joined { index, view } => {
+                self.engine.rank = WorkerId(index);
+                self.engine.registry = Registry::new(self.engine.rank);
+                self.engine.follow(now, view);
+                self.script.running = true;
+                self.wake(context);
+            }
+            MemberEvent::View(view) => match view.phase.clone() {
+                Phase::Aborted(cause) => self.engine.end(now, &cause),
+                Phase::Forming | Phase::Running | Phase::Ended => self.engine.follow(now, view),
+            },
+            MemberEvent::Declared { request, outcome } => {
+                let engine_request = self.declarations.remove(&request).expect("asked once");
+                self.engine.handle_declared(now, engine_request, outcome);
+                self.wake_if_waiting(context, request);
+            }
+            MemberEvent::BarrierDone { request, outcome } => {
+                let name = self.barriers.remove(&request).expect("asked once");
+                context.witness.passes(now, self.me.who, &name, &outcome);
+                self.wake_if_waiting(context, request);
+            }
+            MemberEvent::Forget { key, error } => self.engine.forget(key, &error),
+            MemberEvent::StallNotice { .. } => {}
+            MemberEvent::Failed(error) => {
+                self.engine.end(now, &error);
+                self.ended = Some(Err(error));
+                self.script.done = true;
+            }
+            MemberEvent::Left => {
+                self.ended = Some(Ok(()));
+                self.script.done = true;
+            }
+        }
+    }
+
+    fn carry_out(&mut self, context: &mut Context, effect: Effect) {
+        match effect {
+            Effect::Ring(stage) => {
+                let after = context.random.millis(0, 2);
+                context.post(self.me, after, Input::Bell { stage });
+            }
+            Effect::Abandon(exchange) => self.transport.abandon(context, exchange),
+            Effect::Dial(server) => {
+                let entry = self.engine.links.get_mut(&server).expect("a server of the view");
+                let process = Who::Server(entry.address.parse().expect("the number of a server process"));
+                entry.state = LinkState::Dialling(Some(context.dial_link(self.me, process)));
+            }
+            Effect::Resolve { ticket, source, destination, outcome } => {
+                self.resolve(context, ticket, [source, destination], outcome);
+            }
+            Effect::ResolvedTwice(group) => {
+                let text = format!("{} hears twice of {group:?}", self.me.who);
+                context.witness.fail(context.now, Checker::Handle, text);
+            }
+        }
+    }
+
+    fn resolve(&mut self, context: &mut Context, ticket: u64, buffers: [usize; 2], outcome: Result<()>) {
+        let now = context.now;
+        let rank = self.engine.rank.0;
+        let Operation { tensor, round, .. } = self.script.operations[&ticket];
+        context.log.note(now, self.me.who, "resolves", &[tensor as u64, round, u64::from(outcome.is_ok())], || {
+            format!("{outcome:?}")
+        });
+        let what = format!("{}: tensor {tensor}, round {round}", self.me.who);
+        if buffers.iter().any(|buffer| self.transport.holds(*buffer)) {
+            context.witness.fail(now, Checker::Memory, format!("{what} resolves while an exchange has its memory"));
+        }
+        buffers.iter().for_each(|buffer| self.memory[*buffer].lent = false);
+        let [source, destination] = buffers;
+        if outcome.is_ok() {
+            let got = &self.memory[destination].bytes;
+            if *got != oracle::result(&context.plan, tensor, round) {
+                let why = oracle::explain(&context.plan, tensor, round, got);
+                context.witness.fail(now, Checker::Sum, format!("{what}, {}: {why}", context.plan.op(tensor, round)));
+            }
+        }
+        if source != destination
+            && self.memory[source].bytes != oracle::contribution(&context.plan, tensor, round, rank)
+        {
+            context.witness.fail(now, Checker::Contribution, format!("{what}: the contribution was overwritten"));
+        }
+        if let Err(Error::Timeout { .. } | Error::Cancelled) = outcome {
+            context.witness.excuse(context.plan.companions(tensor));
+        }
+        let operation = self.script.operations.get_mut(&ticket).expect("read above");
+        if operation.outcome.replace(outcome).is_some() {
+            context.witness.fail(now, Checker::Handle, format!("{what} resolves again"));
+        }
+        self.wake(context);
+    }
+
+    // Stages.
+
+    fn run_stage(&mut self, context: &mut Context, stage: Stage) {
+        while let Some(task) = self.engine.scheduler.take(context.now, stage) {
+            match stage {
+                Stage::Push => self.push(context, task),
+                Stage::Pull => self.pull(context, task),
+                _ => unreachable!("a host's pipeline pushes and pulls"),
+            }
+            // As the engine does: what the machines decided by this take is carried out before the next.
+            self.settle(context);
+        }
+    }
+
+    fn push(&mut self, context: &mut Context, task: Task) {
+        let LinkState::Up(link) = self.engine.links[&task.server].state else {
+            let error = Error::Unavailable { what: task.server.to_string(), cause: "not connected".to_owned() };
+            let outcome = Outcome::Retry { error, landing_begun: false };
+            return self.engine.scheduler.finish(context.now, task.id, outcome);
+        };
+        self.check_push(context, &task);
+        let (epoch, rank) = (self.engine.epoch(), self.engine.rank);
+        let payload = self.engine.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
+        let flags = match (task.attempt == Attempt::SumOnly, payload.part.op.sends_body(rank)) {
+            (true, _) => Flags::NO_BODY.with(Flags::PULL_ONLY),
+            (false, false) => Flags::NO_BODY,
+            (false, true) => Flags::default(),
+        };
+        let mut header = Header {
+            kind: HeaderKind::Push,
+            flags,
+            epoch,
+            part: task.part,
+            dtype: payload.part.layout.dtype,
+            op: payload.part.op,
+            round: task.round,
+            bytes: task.bytes,
+            weight: payload.part.weight,
+            contributors: 0,
+            checksum: 0,
+        };
+        let mut body = Vec::new();
+        if header.body_bytes() > 0 {
+            for Region { buffer, span } in &payload.source {
+                body.extend_from_slice(&self.memory[*buffer].bytes[span.offset as usize..span.end() as usize]);
+            }
+            if context.plan.settings.checksum {
+                header.checksum = crc32c::crc32c(&body);
+                header.flags = header.flags.with(Flags::CHECKSUM);
+            }
+        }
+        let regions = payload.source.iter().chain(&payload.destination).copied().collect();
+        let exchange = self.transport.push(context, link, task.id, header, body, regions);
+        payload.exchange = Some(exchange);
+        if context.plan.classes.replays && context.random.chance(10) {
+            self.replay(context, link, header);
+        }
+    }
+
+    /// A push of a membership before the present one turns up, as a network or a process that slept for long may hold it back.
+    fn replay(&self, context: &mut Context, link: LinkId, header: Header) {
+        let epoch = Epoch { term: TERM - 1, number: 1 };
+        let header = Header { epoch, flags: header.flags, ..header };
+        let body = vec![oracle::JUNK; header.body_bytes() as usize];
+        let checksum = crc32c::crc32c(&body);
+        context.open_exchange(self.me, link, Header { checksum, ..header }.encode(), body, true);
+    }
+
+    /// What is sent must be the caller's own contribution, and the sum of the round before must have come.
+    fn check_push(&self, context: &mut Context, task: &Task) {
+        let now = context.now;
+        let payload = &self.engine.payloads[&task.id];
+        let earlier = |(_, other): (_, &super::engine::Payload)| {
+            other.part.layout.part == task.part && other.part.round < task.round
+        };
+        if self.engine.payloads.iter().any(earlier) {
+            let text = format!("{} pushes {} of part {} before its turn", self.me.who, task.round, task.part);
+            context.witness.fail(now, Checker::Rounds, text);
+        }
+        if task.attempt == Attempt::SumOnly || !payload.part.op.sends_body(self.engine.rank) {
+            return;
+        }
+        for (Region { buffer, span }, ticket) in payload.source.iter().zip(&payload.part.tickets) {
+            let Operation { tensor, round, .. } = self.script.operations[ticket];
+            let due = oracle::contribution(&context.plan, tensor, round, self.engine.rank.0);
+            let run = span.offset as usize..span.end() as usize;
+            if !self.memory[*buffer].lent || self.memory[*buffer].bytes[run.clone()] != due[run] {
+                let text = format!("{} pushes other bytes than tensor {tensor}, round {round} had", self.me.who);
+                context.witness.fail(now, Checker::Contribution, text);
+            }
+        }
+    }
+
+    fn pull(&mut self, context: &mut Context, task: Task) {
+        let payload = &self.engine.payloads[&task.id];
+        let exchange = payload.exchange.expect("a task is pulled after it was pushed");
+        let into = payload.destination.clone();
+        self.transport.pull(context, exchange, task.id, into);
+    }
+
+    fn finish(&mut self, context: &mut Context, ending: Ending) {
+        let (task, outcome) = match ending {
+            Ending::Pushed { task, outcome } => {
+                let outcome = match outcome {
+                    Ok(()) => Outcome::Done,
+                    Err(Error::Cancelled) => Outcome::Failed(Error::Cancelled),
+                    Err(error) => Outcome::Retry { error, landing_begun: false },
+                };
+                (task, outcome)
+            }
+            Ending::Sum { task, header } => {
+                self.check_header(context, task, &header);
+                (task, Outcome::Done)
+            }
+            Ending::Rejected { task, error } => {
+                let again = error.retryable() || matches!(error, Error::Checksum { .. });
+                let retry = |error| Outcome::Retry { error, landing_begun: false };
+                (task, if again { retry(error) } else { Outcome::Failed(error) })
+            }
+            Ending::Torn { task, error: error @ (Error::Cancelled | Error::Protocol { .. }), .. } => {
+                (task, Outcome::Failed(error))
+            }
+            Ending::Torn { task, error, landing_begun } => (task, Outcome::Retry { error, landing_begun }),
+        };
+        self.engine.scheduler.finish(context.now, task, outcome);
+    }
+
+    fn check_header(&self, context: &mut Context, task: gradlane_core::sched::TaskId, header: &Header) {
+        let payload = &self.engine.payloads[&task];
+        let Operation { tensor, round, .. } = self.script.operations[&payload.part.tickets[0]];
+        let due = oracle::contributors(&context.plan, tensor, round);
+        if header.contributors != due {
+            let text = format!("tensor {tensor}, round {round}: {} contributors, not {due}", header.contributors);
+            context.witness.fail(context.now, Checker::Contributors, text);
+        }
+    }
+
+    // The training loop.
+
+    fn wake(&mut self, context: &mut Context) {
+        if !std::mem::replace(&mut self.script.woken, true) {
+            let after = context.random.millis(0, 5);
+            context.post(self.me, after, Input::Script);
+        }
+    }
+
+    fn wake_if_waiting(&mut self, context: &mut Context, request: u64) {
+        if self.script.waits_for.take_if(|waited| *waited == request).is_some() {
+            self.wake(context);
+        }
+    }
+
+    fn run_script(&mut self, context: &mut Context) {
+        self.script.woken = false;
+        let Who::Worker(number) = self.me.who else { unreachable!("a worker runs a script") };
+        while self.script.running && !self.script.done && self.script.waits_for.is_none() {
+            let Some(action) = context.plan.scripts[number as usize].get(self.script.at).cloned() else {
+                return self.leave(context);
+            };
+            if let Action::Await { round } = action {
+                let open = |operation: &Operation| operation.outcome.is_none() && operation.round <= round;
+                if self.script.operations.values().any(open) {
+                    return;
+                }
+            }
+            self.script.at += 1;
+            context.log.note(context.now, self.me.who, "script", &[self.script.at as u64], || format!("{action:?}"));
+            match action {
+                Action::Await { .. } => {}
+                Action::Think(pause) => {
+                    self.script.woken = true;
+                    return context.post(self.me, pause, Input::Script);
+                }
+                Action::Declare { tensors, fuse } => {
+                    let specs = tensors.iter().map(|tensor| self.spec(context, *tensor)).collect();
+                    if let Ok((request, unknown)) = self.engine.declare(specs)
+                        && !unknown.is_empty()
+                    {
+                        self.script.waits_for = Some(self.declare(request, unknown, fuse));
+                    }
+                }
+                Action::Submit { tensor, round, timeout } => {
+                    let deadline = timeout.map(|timeout| context.now + timeout);
+                    self.submit(context, tensor, round, deadline);
+                }
+                Action::Cancel { tensor, round } => {
+                    let of =
+                        |(_, operation): &(&u64, &Operation)| operation.tensor == tensor && operation.round == round;
+                    let ticket = self.script.operations.iter().find(of).map(|(ticket, _)| *ticket);
+                    self.engine.cancel(context.now, ticket.expect("submitted before"));
+                }
+                Action::Barrier { name, timeout } => {
+                    context.witness.arrives(self.me.who, &name, timeout == timing::BARRIER);
+                    let request = self.member.member.barrier(context.now, name.clone(), timeout);
+                    self.barriers.insert(request, name);
+                    self.script.waits_for = Some(request);
+                }
+            }
+            self.settle(context);
+        }
+    }
+
+    fn submit(&mut self, context: &mut Context, tensor: usize, round: u64, deadline: Option<Time>) {
+        let rank = self.engine.rank.0;
+        let plan = &context.plan;
+        let (priority, in_place, op) =
+            (plan.tensors[tensor].priority, plan.tensors[tensor].in_place, plan.op(tensor, round));
+        let weight = plan.weight(tensor, round, rank) as f64;
+        let source = self.memory.len();
+        let contribution = oracle::contribution(plan, tensor, round, rank);
+        let junk = vec![oracle::JUNK; contribution.len()];
+        self.memory.push(Buffer { bytes: contribution, lent: true });
+        let destination = if in_place { source } else { source + 1 };
+        if !in_place {
+            self.memory.push(Buffer { bytes: junk, lent: true });
+        }
+        let spec = self.spec(context, tensor);
+        let ticket = Ticket {
+            key: spec.key(),
+            name: spec.name.as_str().into(),
+            source,
+            destination,
+            op,
+            weight,
+            priority,
+            submitted: context.now,
+            deadline,
+            group: None,
+        };
+        let (id, declare) = self.engine.accept(context.now, ticket, &spec);
+        self.script.operations.insert(id, Operation { tensor, round, outcome: None });
+        if let Some(request) = declare {
+            self.declare(request, vec![spec], false);
+        }
+    }
+
+    fn declare(&mut self, request: u64, specs: Vec<TensorSpec>, fuse: bool) -> u64 {
+        let number = self.member.member.declare(specs, fuse);
+        self.declarations.insert(number, request);
+        number
+    }
+
+    /// A tensor as this worker declares it.
+    fn spec(&self, context: &Context, tensor: usize) -> TensorSpec {
+        let mut spec = context.plan.tensors[tensor].spec.clone();
+        if context.plan.mismatch.is_some_and(|(worker, at)| (Who::Worker(worker), at) == (self.me.who, tensor)) {
+            // The same bytes in another shape: found by the registry or not at all.
+            spec.shape.insert(0, 1);
+        }
+        spec
+    }
+
+    fn leave(&mut self, context: &mut Context) {
+        let pending = Error::FailedPrecondition {
+            what: "the engine was shut down while the operation was under way".to_owned(),
+            hint: "wait for the handles before shutdown()".to_owned(),
+        };
+        self.script.done = true;
+        self.engine.end(context.now, &pending);
+        self.member.member.leave();
+    }
+
+    fn handle_link(&mut self, context: &mut Context, input: Input) {
+        let now = context.now;
+        let of = |engine: &Engine, wanted: LinkState| -> Option<ServerId> {
+            engine.links.iter().find(|(_, entry)| entry.state == wanted).map(|(server, _)| *server)
+        };
+        match input {
+            Input::LinkReady { link } => match of(&self.engine, LinkState::Dialling(Some(link))) {
+                Some(server) => self.engine.link_up(now, server, link),
+                // Too late: it was given up.
+                None => context.send_link(self.me, link, Input::LinkLost { link, error: Error::Cancelled }),
+            },
+            Input::LinkFailed { link } => {
+                if let Some(server) = of(&self.engine, LinkState::Dialling(Some(link))) {
+                    self.engine.link_down(now, server);
+                }
+            }
+            Input::LinkLost { link, error } => {
+                self.transport.lose(link, &error);
+                if let Some(server) = of(&self.engine, LinkState::Up(link)) {
+                    self.engine.link_down(now, server);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Process for WorkerProcess {
+    fn handle(&mut self, context: &mut Context, input: Input) {
+        match input {
+            Input::Timer => {
+                self.engine.handle_timeout(context.now);
+                let progress = self.engine.progress();
+                self.member.handle(context, Input::Timer, progress);
+            }
+            Input::ControlDialled { .. }
+            | Input::ControlUp { .. }
+            | Input::ControlFailed { .. }
+            | Input::ControlClosed { .. }
+            | Input::Frame { .. } => {
+                let progress = self.engine.progress();
+                self.member.handle(context, input, progress);
+            }
+            Input::LinkReady { .. } | Input::LinkFailed { .. } | Input::LinkLost { .. } => {
+                self.handle_link(context, input);
+            }
+            Input::Pushed { exchange } => self.transport.pushed(exchange),
+            Input::Answer { exchange } => self.transport.answered(context, exchange, &mut self.memory),
+            Input::Landed { exchange } => self.transport.landed(context, exchange, &mut self.memory),
+            Input::ExchangeTorn { exchange, error } => self.transport.torn(exchange, error),
+            Input::Bell { stage } => self.run_stage(context, stage),
+            Input::Script => self.run_script(context),
+            Input::LinkDialled { .. }
+            | Input::Opened { .. }
+            | Input::Body { .. }
+            | Input::Verified { .. }
+            | Input::Answered { .. } => {}
+        }
+        self.settle(context);
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        [self.member.poll_timeout(), self.engine.poll_timeout()].into_iter().flatten().min()
+    }
+
+    fn is_finished(&self) -> bool {
+        self.ended.is_some() && self.engine.scheduler.is_idle() && self.transport.open() == 0
+    }
+
+    fn describe(&self) -> String {
+        let open = self.script.operations.values().filter(|operation| operation.outcome.is_none());
+        let open: Vec<String> = open.map(|Operation { tensor, round, .. }| format!("{tensor}/{round}")).collect();
+        let (action, done) = (self.script.at, self.script.done);
+        format!("rank {:?}, action {action}, done {done}, unresolved {}", self.engine.rank.0, open.join(" "))
+    }
+}

@@ -1,0 +1,271 @@
+//! From a seed to a plan: how large the job is, what every worker does, and how its parts are set.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use gradlane_core::pipeline::LayoutConfig;
+use gradlane_core::types::{DType, Defect, Op, Priority, TensorSpec, WorkerId};
+
+use super::faults::FaultClasses;
+use crate::random::{Random, mix};
+
+/// Everything that a seed decides before the first event.
+#[derive(Debug)]
+pub struct Plan {
+    /// The seed.
+    pub seed: u64,
+    /// The mistake that the machines make.
+    pub defect: Option<Defect>,
+    /// How many workers.
+    pub workers: u32,
+    /// How many servers.
+    pub servers: u32,
+    /// Which faults may happen.
+    pub classes: FaultClasses,
+    /// Timeouts and sizes.
+    pub settings: Settings,
+    /// What is reduced.
+    pub tensors: Vec<Tensor>,
+    /// How often every tensor is reduced.
+    pub steps: u64,
+    /// How many steps a worker may be ahead of its unresolved ones.
+    pub depth: u64,
+    /// What each worker process does, by process number.
+    pub scripts: Vec<Vec<Action>>,
+    /// Who declares a tensor differently, if anybody does: worker process and tensor.
+    pub mismatch: Option<(u32, usize)>,
+}
+
+/// Settings of all processes.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How tensors are cut.
+    pub layout: LayoutConfig,
+    /// A worker's bytes in flight.
+    pub credit_bytes: u64,
+    /// Bytes of a server.
+    pub memory_bytes_max: u64,
+    /// Whether bodies carry checksums.
+    pub checksum: bool,
+    /// Whether sums are made in the order of ranks.
+    pub deterministic: bool,
+    /// Whether processes ask for their own number as rank.
+    pub fixed_ranks: bool,
+    /// After this long without a packet a connection is given up.
+    pub idle_timeout: Duration,
+    /// Latency of a message, at least and at most, in milliseconds.
+    pub latency_ms: (u64, u64),
+}
+
+/// The product's own defaults where they matter to correctness, shortened where only patience depends on them.
+pub mod timing {
+    use std::time::Duration;
+
+    /// A sign of life.
+    pub const HEARTBEAT: Duration = Duration::from_millis(250);
+    /// Silence that makes suspect.
+    pub const SUSPECT: Duration = Duration::from_secs(2);
+    /// Silence that kills.
+    pub const DEAD: Duration = Duration::from_secs(5);
+    /// Patience while the job forms.
+    pub const FORM: Duration = Duration::from_secs(30);
+    /// Patience with a silent coordinator.
+    pub const CONTROL_LOST: Duration = Duration::from_secs(20);
+    /// Patience with a round.
+    pub const STEP: Duration = Duration::from_secs(30);
+    /// Patience before a stall is told of.
+    pub const STALL_WARN: Duration = Duration::from_secs(4);
+    /// Patience of a barrier that nobody should miss.
+    pub const BARRIER: Duration = Duration::from_secs(120);
+    /// Patience of one attempt to connect.
+    pub const DIAL: Duration = Duration::from_secs(3);
+}
+
+/// One tensor of the job.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// Its declaration.
+    pub spec: TensorSpec,
+    /// Tensors of one list are reduced alike and may share parts.
+    pub list: u32,
+    /// How urgent.
+    pub priority: Priority,
+    /// Whether the sum lands on the contribution.
+    pub in_place: bool,
+}
+
+/// One thing that a worker does.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// Declares tensors and waits for the answer.
+    Declare { tensors: Vec<usize>, fuse: bool },
+    /// Submits the next round of a tensor.
+    Submit { tensor: usize, round: u64, timeout: Option<Duration> },
+    /// Gives a submission up.
+    Cancel { tensor: usize, round: u64 },
+    /// Waits for all submissions up to this round.
+    Await { round: u64 },
+    /// Waits at a barrier.
+    Barrier { name: String, timeout: Duration },
+    /// Computes.
+    Think(Duration),
+}
+
+impl Plan {
+    /// The plan of `seed`.
+    pub fn new(seed: u64, defect: Option<Defect>) -> Self {
+        let mut random = Random::new(seed);
+        let workers = random.pick(&[1, 2, 2, 2, 3, 3, 3, 4, 5, 8]);
+        let servers = random.pick(&[1, 1, 2, 2, 3]);
+        let classes = FaultClasses::draw(&mut random);
+        let tensors = tensors(&mut random);
+        let steps = random.between(2, 7);
+        let depth = random.between(1, 3);
+        let settings = settings(&mut random, &tensors, workers, depth);
+        let mismatch = (classes.mismatch && workers > 1)
+            .then(|| (random.below(u64::from(workers)) as u32, random.below(tensors.len() as u64) as usize));
+        let mut plan = Self {
+            seed,
+            defect,
+            workers,
+            servers,
+            classes,
+            settings,
+            tensors,
+            steps,
+            depth,
+            scripts: Vec::new(),
+            mismatch,
+        };
+        let barriers: BTreeSet<u64> = (0..steps).filter(|_| random.chance(25)).collect();
+        plan.scripts = (0..workers).map(|_| plan.script(&mut random, &barriers)).collect();
+        plan
+    }
+
+    /// How a round of a tensor is reduced: alike for all tensors of a list, so that they may share parts.
+    pub fn op(&self, tensor: usize, round: u64) -> Op {
+        let Tensor { spec, list, .. } = &self.tensors[tensor];
+        let draw = mix(self.seed ^ (u64::from(*list) << 32) ^ round);
+        let narrow = matches!(spec.dtype, DType::I8 | DType::U8);
+        match draw % 8 {
+            0..=2 => Op::Sum,
+            // A mean of 8-bit integers has no room for the digits of several workers.
+            3 | 4 if !narrow => Op::Mean,
+            3 | 4 => Op::Sum,
+            5 if spec.dtype.is_float() => Op::WeightedMean,
+            5 => Op::Max,
+            6 => Op::Min,
+            _ => Op::Broadcast { root: WorkerId((draw >> 8) as u32 % self.workers) },
+        }
+    }
+
+    /// The weight of a rank in a round of a tensor: 1 unless the reduction asks for weights; never 0 for all ranks.
+    pub fn weight(&self, tensor: usize, round: u64, rank: u32) -> u64 {
+        if self.op(tensor, round) != Op::WeightedMean {
+            return 1;
+        }
+        let list = u64::from(self.tensors[tensor].list);
+        let weight = mix(self.seed ^ (list << 40) ^ (round << 8) ^ u64::from(rank)) % 4;
+        if rank == 0 { weight.max(1) } else { weight }
+    }
+
+    /// The tensors whose fate `tensor` may share, because some worker may declare them together.
+    pub fn companions(&self, tensor: usize) -> BTreeSet<usize> {
+        let list = self.tensors[tensor].list;
+        (0..self.tensors.len()).filter(|other| self.tensors[*other].list == list).collect()
+    }
+
+    fn script(&self, random: &mut Random, barriers: &BTreeSet<u64>) -> Vec<Action> {
+        let mut script = Vec::new();
+        let mut lists: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (index, tensor) in self.tensors.iter().enumerate() {
+            lists.entry(tensor.list).or_default().push(index);
+        }
+        let mut lists: Vec<Vec<usize>> = lists.into_values().collect();
+        random.shuffle(&mut lists);
+        for mut tensors in lists {
+            // Who does not declare lets the first submission do so.
+            if random.chance(70) {
+                random.shuffle(&mut tensors);
+                script.push(Action::Declare { tensors, fuse: random.chance(75) });
+            }
+        }
+        for round in 0..self.steps {
+            if let Some(before) = round.checked_sub(self.depth) {
+                script.push(Action::Await { round: before });
+            }
+            let mut order: Vec<usize> = (0..self.tensors.len()).collect();
+            random.shuffle(&mut order);
+            for tensor in order {
+                let timeout = (self.classes.deadlines && random.chance(10)).then(|| random.millis(20, 4000));
+                script.push(Action::Submit { tensor, round, timeout });
+                if self.classes.cancels && random.chance(6) {
+                    if random.chance(70) {
+                        script.push(Action::Think(random.millis(0, 300)));
+                    }
+                    script.push(Action::Cancel { tensor, round });
+                }
+            }
+            if random.chance(40) {
+                script.push(Action::Think(random.millis(0, 700)));
+            }
+            if barriers.contains(&round) {
+                let impatient = self.classes.deadlines && random.chance(20);
+                let timeout = if impatient { random.millis(100, 3000) } else { timing::BARRIER };
+                script.push(Action::Barrier { name: format!("after {round}"), timeout });
+            }
+        }
+        script.push(Action::Await { round: self.steps });
+        script
+    }
+}
+
+fn tensors(random: &mut Random) -> Vec<Tensor> {
+    let mut tensors = Vec::new();
+    let mut position = 0;
+    for list in 0..random.between(1, 3) as u32 {
+        let dtype = random.pick(&[
+            DType::F32,
+            DType::F32,
+            DType::F64,
+            DType::F16,
+            DType::BF16,
+            DType::I32,
+            DType::I64,
+            DType::I8,
+            DType::U8,
+        ]);
+        for index in 0..random.between(1, 4) {
+            let elements = random.pick(&[0, 1, 3, 17, 64, 100, 130, 300, 700]);
+            let shape = if random.chance(30) { vec![elements, 1] } else { vec![elements] };
+            let spec = TensorSpec { name: format!("list{list}.{index}"), dtype, shape };
+            let priority = Priority::of_position(position);
+            tensors.push(Tensor { spec, list, priority, in_place: random.chance(60) });
+            position += 1;
+        }
+    }
+    tensors
+}
+
+fn settings(random: &mut Random, tensors: &[Tensor], workers: u32, depth: u64) -> Settings {
+    let partition_bytes = random.pick(&[512, 1024, 4096]);
+    let credit_bytes = random.pick(&[300, 1000, 4000, 1 << 20]);
+    let model: u64 = tensors.iter().map(|tensor| tensor.spec.bytes().expect("small")).sum();
+    let roomy = 1 << 30;
+    // Sums of the last step, the accumulators of this one (twice the size for f16) and a body for each.
+    let tight = 4 * model * (depth + 1) + u64::from(workers) * credit_bytes.max(partition_bytes);
+    Settings {
+        layout: LayoutConfig {
+            partition_bytes,
+            fuse_bytes: random.pick(&[0, 128, 512]),
+            part_bytes_min: random.pick(&[128, 512]),
+        },
+        credit_bytes,
+        memory_bytes_max: if random.chance(30) { tight } else { roomy },
+        checksum: random.chance(80),
+        deterministic: random.chance(30),
+        fixed_ranks: random.chance(50),
+        idle_timeout: random.millis(1000, 10_000),
+        latency_ms: random.pick(&[(0, 2), (0, 20), (1, 100), (5, 400)]),
+    }
+}
