@@ -456,10 +456,13 @@ impl Scheduler {
     }
 
     /// No credit came back for a while. Who waits for its sum for so long waits for other workers and not for the network: its credit
-    /// would keep back nothing but the part that those workers may be waiting for.
+    /// would keep back nothing but the part that those workers may be waiting for. So does who repeats its push: a server that has counted
+    /// the contribution before need not take it in again.
     fn lend_credit_on(&mut self, now: Time) {
         self.credit_due = None;
-        let waits = |work: &Work| work.stage == Stage::Pull && work.since + self.config.credit_patience <= now;
+        let waits = |work: &Work| {
+            (work.stage == Stage::Pull || work.failures > 0) && work.since + self.config.credit_patience <= now
+        };
         let waiting: Vec<TaskId> =
             self.tasks.iter().filter(|(_, work)| work.holds_credit && waits(work)).map(|(id, _)| TaskId(id)).collect();
         for id in waiting {

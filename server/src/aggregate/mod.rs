@@ -14,7 +14,8 @@
 //! **Two rounds of a part are alive at most.** A worker pushes round s+1 only when it has the sum of s, so when all have reached s+1
 //! nobody can ask for s again and its memory goes. In the rare cases where a worker may run ahead without that proof (the root of a
 //! broadcast, a worker after a failed round), it is told to come back later instead of overwriting what a slow one has not read, for at
-//! most a step timeout. A worker that goes on to s+1 without having contributed to s fails s for the others at once: it gave it up.
+//! most a step timeout. A worker that goes on to a later round without having contributed to s fails s for the others at once: it gave
+//! it up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -83,6 +84,8 @@ pub struct Aggregator {
 #[derive(Debug)]
 struct Part {
     latest: Round,
+    /// Workers that asked for a later round than that: they contribute to none before it any more.
+    ahead: BTreeMap<WorkerId, Round>,
     /// Since when a next round cannot begin, because somebody may want the sum in whose slot it belongs.
     blocked: Option<Time>,
     slots: [Option<Slot>; 2],

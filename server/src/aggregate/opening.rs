@@ -1,13 +1,19 @@
 //! From a header to its place in a round: what is refused, which round may begin, who lands a body and who only waits.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Defect, ExchangeId, NodeId, Op, Round, Time, WorkerId, planted};
+use gradlane_core::types::{Defect, ExchangeId, NodeId, Op, PartId, Round, Time, WorkerId, planted};
 use gradlane_core::wire::{Flags, Header, HeaderKind, limits};
 
 use super::closing::over;
 use super::membership::not_yet;
 use super::round::{RoundState, Slot, Spec};
 use super::{Aggregator, Command, Exchange, ExchangeState, PARTS_SEEN_MAX, Part, SlotId, parity};
+
+/// Rounds that a worker may have given up in a row without the others noticing.
+const ROUNDS_AHEAD_MAX: u64 = 1 << 16;
 
 impl Aggregator {
     /// Decides about a header; an error is for the caller to send.
@@ -54,9 +60,10 @@ impl Aggregator {
         if header.flags.contains(Flags::PULL_ONLY) {
             return Err(not_pushed(worker));
         }
-        let passed = if one_slot { latest } else { round.0.checked_sub(2).map(Round) };
-        if let Some(round) = passed {
-            self.retire(SlotId { round, ..id });
+        for passed in self.alive(id.part) {
+            if passed.round.0 + 2 <= round.0 || one_slot {
+                self.retire(passed);
+            }
         }
         self.begin(Slot::new(id, Spec::of(worker, header)))?;
         Ok(id)
@@ -67,19 +74,21 @@ impl Aggregator {
         if id.round <= latest {
             return Err(over(id));
         }
-        if latest.0.checked_add(1) != Some(id.round.0) {
-            let problem = format!("is {}, beyond the window at {latest}", id.round.0);
+        let ahead = id.round.0 - latest.0;
+        if ahead > ROUNDS_AHEAD_MAX {
+            let problem = format!("is {}, far beyond {latest}", id.round.0);
             return Err(Error::Protocol { peer: worker.to_string(), field: "round".to_owned(), problem });
         }
-        self.pass(now, SlotId { round: latest, ..id }, worker);
+        self.pass(now, id, worker);
         // The slot still holds the sum of two rounds ago. It is free once all have come to the latest round, or gone beyond it.
         let before_latest = id.round.0.checked_sub(2).map(|round| SlotId { round: Round(round), ..id });
-        if before_latest.is_none_or(|id| self.slot(id).is_none()) {
-            return Ok(());
-        }
         let current = self.slot(SlotId { round: latest, ..id }).expect("the latest round of a part is alive");
-        let Some(slowest) = self.workers().iter().find(|other| !current.arrived.contains(**other)).copied() else {
-            return Ok(());
+        let slowest = self.workers().iter().find(|other| !current.arrived.contains(**other)).copied();
+        let cause = match slowest {
+            None if ahead == 1 => return Ok(()),
+            Some(_) if ahead == 1 && before_latest.is_none_or(|id| self.slot(id).is_none()) => return Ok(()),
+            Some(slowest) => format!("{slowest} is still before {latest}"),
+            None => format!("nobody came to the round after {latest}"),
         };
         // Somebody who never comes, because it gave up the tensor or left the job, must not stop the others for ever.
         let patience = self.config.step_timeout;
@@ -87,26 +96,31 @@ impl Aggregator {
         if *part.blocked.get_or_insert(now) + patience <= now {
             return Ok(());
         }
-        Err(Error::Unavailable {
-            what: format!("{} of tensor {}", id.round, id.part.key),
-            cause: format!("{slowest} is still two rounds behind"),
-        })
+        Err(Error::Unavailable { what: format!("{} of tensor {}", id.round, id.part.key), cause })
     }
 
-    /// `worker` asks for the round after this one, so it is done with this one, whatever became of it: a sum that still needs its
+    /// `worker` asks for the round `next`, so it is done with all before, whatever became of them: a sum that still needs its
     /// contribution will never be.
-    fn pass(&mut self, now: Time, id: SlotId, worker: WorkerId) {
-        let slot = self.slot(id).expect("the latest round of a part is alive");
-        if let RoundState::Open(open) = &slot.state
-            && slot.spec.op.sends_body(worker)
-            && !slot.arrived.contains(worker)
-        {
-            let waited = open.since.map(|since| now.since(since)).unwrap_or_default();
-            let detail = format!("{worker} gave this round up and went on to the next");
-            let (tensor, round) = (id.part.key.to_string(), id.round);
-            self.fail(id, Error::Stalled { tensor, round, missing: vec![worker], waited, detail });
+    fn pass(&mut self, now: Time, next: SlotId, worker: WorkerId) {
+        let part = self.parts.get_mut(&next.part).expect("it has a latest round");
+        part.ahead.insert(worker, next.round);
+        for id in self.alive(next.part) {
+            // That all came to one round may end the one before.
+            let Some(slot) = self.slot(id) else { continue };
+            if let RoundState::Open(open) = &slot.state
+                && slot.spec.op.sends_body(worker)
+                && !slot.arrived.contains(worker)
+            {
+                let waited = open.since.map(|since| now.since(since)).unwrap_or_default();
+                self.fail(id, gave_up(id, worker, waited));
+            }
+            self.reach(id, worker);
         }
-        self.reach(id, worker);
+    }
+
+    /// The rounds of a part that are alive.
+    fn alive(&self, part: PartId) -> Vec<SlotId> {
+        self.parts.get(&part).into_iter().flat_map(|part| part.slots.iter().flatten()).map(|slot| slot.id).collect()
     }
 
     /// Puts a new round into its slot.
@@ -120,11 +134,20 @@ impl Aggregator {
                 hint: format!("this job has {} workers", self.workers().len()),
             });
         }
+        let ahead = self.parts.get(&id.part).into_iter().flat_map(|part| &part.ahead);
+        for worker in ahead.filter(|(_, round)| **round > id.round).map(|(worker, _)| *worker) {
+            slot.arrived.insert(worker);
+            if let (true, RoundState::Open(_)) = (slot.spec.op.sends_body(worker), &slot.state) {
+                slot.state = RoundState::Failed(gave_up(id, worker, Duration::ZERO));
+            }
+        }
         slot.booked = slot.needs(self.workers(), &self.config);
         self.check_memory(slot.booked)?;
         self.booked += slot.booked;
-        let part = self.parts.entry(id.part).or_insert(Part { latest: id.round, blocked: None, slots: [None, None] });
+        let empty = || Part { latest: id.round, ahead: BTreeMap::new(), blocked: None, slots: [None, None] };
+        let part = self.parts.entry(id.part).or_insert_with(empty);
         part.latest = id.round;
+        part.ahead.retain(|_, round| *round > id.round);
         part.blocked = None;
         part.slots[parity(id.round)] = Some(slot);
         Ok(())
@@ -222,6 +245,12 @@ fn check_body(worker: WorkerId, header: &Header) -> Result<()> {
         (false, false) if header.bytes > 0 => bad("flags", "announce a body where none is due"),
         (true | false, true | false) => Ok(()),
     }
+}
+
+/// What those hear who wait for a round that one worker left out.
+fn gave_up(id: SlotId, worker: WorkerId, waited: Duration) -> Error {
+    let detail = format!("{worker} gave this round up and went on to a later one");
+    Error::Stalled { tensor: id.part.key.to_string(), round: id.round, missing: vec![worker], waited, detail }
 }
 
 fn not_pushed(worker: WorkerId) -> Error {

@@ -337,6 +337,34 @@ mod window {
     }
 
     #[test]
+    fn a_worker_that_gave_up_rounds_before_anybody_came_to_them_is_waited_for_in_none() {
+        let mut world = World::of(2);
+        world.everybody(header(0));
+        world.commands();
+        world.open(1, header(3));
+        assert_eq!(rejected(&world.commands()), [Code::Unavailable], "the other is not there yet");
+        for round in [1, 2] {
+            world.open(0, header(round));
+            assert_eq!(rejected(&world.commands()), [Code::DeadlineExceeded], "worker 1 gave it up");
+        }
+        let answers = world.everybody(header(3));
+        assert_eq!(answered(&world.commands()), answers);
+    }
+
+    #[test]
+    fn who_goes_far_ahead_lets_the_sums_of_all_rounds_before_go() {
+        let mut world = World::of(2);
+        world.everybody(header(0));
+        world.everybody(header(1));
+        world.push(0, header(2));
+        world.commands();
+        world.open(1, header(4));
+        let commands = world.commands();
+        assert!(commands.contains(&Command::Drop { slot: slot(1) }), "all came to round 2 or gave it up");
+        assert_eq!(rejected(&commands), [Code::DeadlineExceeded, Code::Unavailable]);
+    }
+
+    #[test]
     fn when_all_gave_a_round_up_the_next_can_be_summed() {
         let mut world = World::of(2);
         world.everybody(header(0));

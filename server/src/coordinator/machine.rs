@@ -20,7 +20,8 @@ use super::{Command, CoordinatorConfig, Event};
 /// The job's single decider.
 ///
 /// Feed it what happens through the `handle_*` methods, then drain [`Coordinator::next_command`] completely and wait no longer than
-/// [`Coordinator::poll_timeout`]. The last command is [`Event::Finished`], unless somebody asks later how it ended.
+/// [`Coordinator::poll_timeout`]. The last event is [`Event::Finished`]; whoever asks later, because it lost its connection before it heard
+/// of the end, is still answered.
 ///
 /// - A connection says who it speaks for with [`Frame::Join`]; before that it may only ask for the status. A newer connection of the
 ///   same process takes the place of the older.
@@ -154,12 +155,8 @@ impl Coordinator {
         }
     }
 
-    /// A node sent something. Frames of a connection that was closed are ignored, and once the job is finished all but the questions of
-    /// who comes late: a join and the status.
+    /// A node sent something. Frames of a connection that was closed are ignored.
     pub fn handle_frame(&mut self, now: Time, link: LinkId, frame: Frame) {
-        if matches!(self.stage, Stage::Finished { .. }) && !matches!(frame, Frame::Join(_) | Frame::StatusRequest) {
-            return;
-        }
         let Some(Link { node, speaks_for }) = self.links.get(&link) else { return };
         let (node, speaks_for) = (*node, *speaks_for);
         if let Some(seat) = speaks_for.and_then(|identity| self.roster.seat_mut(identity)) {
@@ -394,8 +391,10 @@ impl Coordinator {
     }
 
     fn refuse(&mut self, link: LinkId, join: &Join, error: Error) {
-        let who = format!("{} on {} (pid {})", join.role, join.host, join.pid);
-        self.event(Event::Refused { who, error: error.clone() });
+        if !matches!(self.stage, Stage::Finished { .. }) {
+            let who = format!("{} on {} (pid {})", join.role, join.host, join.pid);
+            self.event(Event::Refused { who, error: error.clone() });
+        }
         self.dismiss(link, error);
     }
 

@@ -372,6 +372,19 @@ fn the_job_ends_in_order_when_the_last_worker_left() {
 }
 
 #[test]
+fn who_lost_its_connection_before_the_end_still_hears_of_it() {
+    let mut job = formed(1);
+    job.frame(0, Frame::Leave);
+    job.pass(60);
+    assert_eq!(job.events, [Event::Finished(Ok(()))]);
+    job.connect(7, SERVER as u8);
+    job.join_as(7, SERVER as u8, server(0));
+    let Some(Frame::View(view)) = job.received(7).pop() else { panic!("a view") };
+    assert_eq!(view.phase, Phase::Ended);
+    assert_eq!(job.events.len(), 1, "nothing more happened to the job");
+}
+
+#[test]
 fn a_worker_that_left_may_go_silent_or_end() {
     let mut job = formed(2);
     job.frame(0, Frame::Leave);

@@ -184,7 +184,7 @@ impl Witness {
         let Some(to) = self.speakers.get(&control).copied() else { return };
         match frame {
             Frame::Refused(Error::Fenced { .. }) => drop(self.shut_out.insert(to)),
-            Frame::Refused(_) => {}
+            Frame::Refused(_) | Frame::BarrierDone { outcome: Err(_), .. } => {}
             _ if self.shut_out.contains(&to) => {
                 let text = format!("{} was shut out, and is sent {frame:?}", to.who);
                 self.fail(now, Checker::Fencing, text);

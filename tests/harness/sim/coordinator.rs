@@ -59,6 +59,9 @@ impl CoordinatorProcess {
             match command {
                 Command::Send { link, frame } => {
                     context.witness.said(context.now, link.0, &frame);
+                    if !matches!(frame, Frame::HeartbeatAck { .. }) {
+                        context.log.note(context.now, self.me.who, "says", &[link.0], || format!("{frame:?}"));
+                    }
                     let bytes = frame.encode();
                     context.send_control(self.me, link.0, Input::Frame { control: link.0, bytes });
                 }
@@ -99,6 +102,9 @@ impl Process for CoordinatorProcess {
             Input::Frame { control, bytes } if self.controls.contains(&control) => {
                 let frame = Frame::decode(&bytes, "a member").expect("a member sends what the coordinator reads");
                 context.witness.told(now, control, &frame);
+                if !matches!(frame, Frame::Heartbeat { .. }) {
+                    context.log.note(now, self.me.who, "hears", &[control], || format!("{frame:?}"));
+                }
                 self.machine.handle_frame(now, LinkId(control), frame);
             }
             Input::ControlClosed { control, error } if self.controls.remove(&control) => {

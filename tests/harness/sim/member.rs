@@ -50,6 +50,13 @@ impl MemberDriver {
     /// Takes what concerns the control connection.
     pub fn handle(&mut self, context: &mut Context, input: Input, progress: Progress) {
         let now = context.now;
+        match &input {
+            Input::ControlUp { control } | Input::ControlFailed { control } | Input::ControlClosed { control, .. } => {
+                let mine = self.control == Some(*control);
+                context.log.note(now, self.me.who, "control", &[*control, u64::from(mine)], || format!("{input:?}"));
+            }
+            _ => {}
+        }
         match input {
             Input::Timer => {
                 self.member.set_progress(progress);

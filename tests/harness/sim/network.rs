@@ -80,6 +80,13 @@ pub enum Doom {
     AnswerLost,
 }
 
+impl Network {
+    /// Where an exchange will break off, for the log.
+    pub fn doom(&self, exchange: ExchangeId) -> Option<Doom> {
+        self.exchanges.get(&exchange)?.doom
+    }
+}
+
 impl Context {
     /// Lets nothing pass from one process to another until then. Connections that cannot survive that die.
     pub fn block(&mut self, from: Who, to: Who, length: Duration) {

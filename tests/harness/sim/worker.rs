@@ -278,6 +278,9 @@ impl WorkerProcess {
         let regions = payload.source.iter().chain(&payload.destination).copied().collect();
         let exchange = self.transport.push(context, link, task.id, header, body, regions);
         payload.exchange = Some(exchange);
+        context.log.note(context.now, self.me.who, "pushes", &[exchange.0, task.round.0], || {
+            format!("part {} {:?}, doom {:?}", task.part, task.attempt, context.network.doom(exchange))
+        });
         if context.plan.classes.replays && context.random.chance(10) {
             self.replay(context, link, header);
         }
@@ -325,6 +328,7 @@ impl WorkerProcess {
     }
 
     fn finish(&mut self, context: &mut Context, ending: Ending) {
+        context.log.note(context.now, self.me.who, "exchange", &[], || format!("{ending:?}"));
         let (task, outcome) = match ending {
             Ending::Pushed { task, outcome } => {
                 let outcome = match outcome {
