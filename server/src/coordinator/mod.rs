@@ -151,6 +151,6 @@ pub enum Event {
         /// What the missing workers did last.
         detail: String,
     },
-    /// The job is over, and everybody knows or had time to hear. What follows are answers to who asks later.
+    /// The job is over, and everybody knows or had time to hear. The last event.
     Finished(Result<()>),
 }
