@@ -141,7 +141,8 @@ def test_a_handle_can_be_awaited():
 
 
 def test_waiting_lets_other_threads_run():
-    # Worker 1 contributes to "held" only after worker 0's thread has counted; were the GIL held while waiting, nobody could.
+    # Worker 1 contributes to "held" only after worker 0's thread has counted; were the GIL held while waiting, nobody
+    # could.
     def count():
         for _ in range(100_000):
             pass
