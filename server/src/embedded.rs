@@ -83,8 +83,8 @@ impl Embedded {
     /// Why the job failed; [`Error::Timeout`] if workers were still there: they are told that the job has ended.
     pub fn stop(&self, grace: Duration) -> Result<()> {
         // A job that never formed has nobody to wait for.
-        let formed = self.status().is_ok_and(|status| status.view.phase != Phase::Forming);
-        let outcome = if formed { self.coordinator.wait(Some(grace)) } else { Ok(()) };
+        let forming = self.status().is_ok_and(|status| status.view.phase == Phase::Forming);
+        let outcome = if forming { Ok(()) } else { self.coordinator.wait(Some(grace)) };
         self.coordinator.stop(Error::FailedPrecondition {
             what: "the job's embedded server was stopped".to_owned(),
             hint: "the process that embeds it must outlive the other workers".to_owned(),
