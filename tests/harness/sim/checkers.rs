@@ -78,6 +78,8 @@ pub struct Witness {
     killed: BTreeSet<Who>,
     /// Why the job may fail.
     fatal: Option<String>,
+    /// The cause that members were told.
+    cause: Option<Error>,
     /// Tensors whose submissions may fail: a caller gave one up, or workers disagree.
     excused: BTreeSet<usize>,
     /// Who speaks on a control connection.
@@ -104,6 +106,7 @@ impl Witness {
             disturbances: Vec::new(),
             killed: BTreeSet::new(),
             fatal: None,
+            cause: None,
             excused: BTreeSet::new(),
             speakers: BTreeMap::new(),
             heard: BTreeMap::new(),
@@ -181,6 +184,9 @@ impl Witness {
 
     /// The coordinator sends a frame.
     pub fn said(&mut self, now: Time, control: u64, frame: &Frame) {
+        if let Frame::View(View { phase: Phase::Aborted(cause), .. }) = frame {
+            self.cause.get_or_insert(cause.clone());
+        }
         let Some(to) = self.speakers.get(&control).copied() else { return };
         match frame {
             Frame::Refused(Error::Fenced { .. }) => drop(self.shut_out.insert(to)),
@@ -297,8 +303,11 @@ impl Witness {
         ends: [Option<&Result<()>>; 2],
     ) {
         let internal = matches!(error, Error::Internal { .. });
-        let of_the_end = ends.into_iter().flatten().any(|end| end.as_ref().is_err_and(|end| end == error));
-        if internal || !(self.is_excused(tensor) || of_the_end) {
+        let ends = ends.into_iter().flatten().filter_map(|end| end.as_ref().err()).chain(&self.cause);
+        let of_the_end = ends.into_iter().any(|end| end == error);
+        // Who waits for a round that somebody gave up is late with its other tensors, too.
+        let of_another = matches!(error, Error::Stalled { .. }) && !self.excused.is_empty();
+        if internal || !(self.is_excused(tensor) || of_the_end || of_another) {
             self.fail(now, Checker::Failure, format!("{what}: {error}"));
         }
     }

@@ -17,6 +17,7 @@ pub struct CoordinatorProcess {
     machine: Coordinator,
     /// Connections that are up, by number.
     controls: BTreeSet<u64>,
+    lost: BTreeSet<u64>,
     outcome: Option<Result<()>>,
 }
 
@@ -39,7 +40,7 @@ impl CoordinatorProcess {
             layout: context.plan.settings.layout,
             defect: context.plan.defect,
         };
-        Self { me, machine: Coordinator::new(config, context.now), controls: BTreeSet::new(), outcome: None }
+        Self { me, machine: Coordinator::new(config, context.now), controls: BTreeSet::new(), lost: BTreeSet::new(), outcome: None }
     }
 
     /// A launcher saw a process end.
@@ -93,6 +94,8 @@ impl Process for CoordinatorProcess {
         let now = context.now;
         match input {
             Input::Timer => self.machine.handle_timeout(now),
+            // Lost before it was up: who dialled knows or will find out.
+            Input::ControlDialled { control, .. } if self.lost.contains(&control) => {}
             Input::ControlDialled { control, from } => {
                 self.controls.insert(control);
                 context.witness.connected(control, from);
@@ -107,8 +110,11 @@ impl Process for CoordinatorProcess {
                 }
                 self.machine.handle_frame(now, LinkId(control), frame);
             }
-            Input::ControlClosed { control, error } if self.controls.remove(&control) => {
-                self.machine.handle_disconnected(LinkId(control), error);
+            Input::ControlClosed { control, error } => {
+                self.lost.insert(control);
+                if self.controls.remove(&control) {
+                    self.machine.handle_disconnected(LinkId(control), error);
+                }
             }
             _ => {}
         }

@@ -1,6 +1,6 @@
 //! A server process: the aggregator behind its links, with real bodies and the real arithmetic, as `connection` and `sum` drive it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Error, Result};
@@ -21,6 +21,7 @@ pub struct ServerProcess {
     aggregator: Aggregator,
     view: Option<View>,
     links: BTreeMap<LinkId, NodeId>,
+    lost: BTreeSet<LinkId>,
     /// Exchanges that have not ended on this side.
     headers: BTreeMap<ExchangeId, (LinkId, Header)>,
     bodies: BTreeMap<ExchangeId, Vec<u8>>,
@@ -55,6 +56,7 @@ impl ServerProcess {
             aggregator: Aggregator::new(config),
             view: None,
             links: BTreeMap::new(),
+            lost: BTreeSet::new(),
             headers: BTreeMap::new(),
             bodies: BTreeMap::new(),
             slots: BTreeMap::new(),
@@ -248,6 +250,8 @@ impl Process for ServerProcess {
                 let progress = self.aggregator.progress();
                 self.member.handle(context, Input::Timer, progress);
             }
+            // Lost before it was up: who dialled knows or will find out.
+            Input::LinkDialled { link, .. } if self.lost.contains(&link) => {}
             Input::LinkDialled { link, from } => {
                 self.links.insert(link, from.who.node());
                 context.send_link(self.me, link, Input::LinkReady { link });
@@ -260,6 +264,7 @@ impl Process for ServerProcess {
                     self.aggregator.handle_torn(now, exchange);
                 }
                 self.links.remove(&link);
+                self.lost.insert(link);
             }
             Input::Opened { .. }
             | Input::Body { .. }

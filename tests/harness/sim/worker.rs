@@ -508,7 +508,8 @@ impl WorkerProcess {
             }
             Input::LinkLost { link, error } => {
                 self.transport.lose(link, &error);
-                if let Some(server) = of(&self.engine, LinkState::Up(link)) {
+                let up = of(&self.engine, LinkState::Up(link));
+                if let Some(server) = up.or_else(|| of(&self.engine, LinkState::Dialling(Some(link)))) {
                     self.engine.link_down(now, server);
                 }
             }
