@@ -28,4 +28,4 @@ for step in range(100):
     optimizer.step()
     if step % 20 == 0 and gl.rank() == 0:
         print(step, round(loss.item(), 3))
-print("rank", gl.rank(), "checksum", sum(p.double().sum().item() for p in model.parameters()))
+print(f"rank {gl.rank()} checksum {sum(p.double().sum().item() for p in model.parameters()):.12f}")

@@ -2,8 +2,8 @@
 
 gradlane run -n 4 -s 2 -- python logistic_regression.py
 
-Trains on a synthetic set of which each worker holds every n-th sample, and checks on rank 0 that the weights equal those of a
-single process on the whole set, and that they classify well. Exits with 1 if not.
+Trains on a synthetic set of which each worker holds every n-th sample, and checks on rank 0 that the weights equal
+those of a single process on the whole set, and that they classify well. Exits with 1 if not.
 """
 
 import sys
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def average(gradient: np.ndarray, count: int) -> np.ndarray:
-    """The mean gradient per sample over all workers; shares may differ in size, so each counts by its number of samples."""
+    """The mean gradient per sample over all workers; each share counts by its size, as sizes may differ."""
     mean = gradient / count
     return gradlane.push_pull(mean, "gradient", op=gradlane.WeightedAverage, weight=float(count))
 

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod reduce;
+mod sched;
 
 mod measure;
 mod table;
@@ -23,11 +24,13 @@ struct Cli {
 #[derive(Subcommand)]
 enum Question {
     Reduce(reduce::Arguments),
+    Sched(sched::Arguments),
 }
 
 fn main() -> ExitCode {
     let answer = match Cli::parse().question {
         Question::Reduce(arguments) => reduce::answer(&arguments),
+        Question::Sched(arguments) => sched::answer(&arguments),
     };
     match answer {
         Ok(table) => {

@@ -22,6 +22,11 @@ impl Samples {
         self.0.push(bytes as f64 / duration.as_nanos().max(1) as f64);
     }
 
+    /// Adds a cost: `duration` for `operations`, in nanoseconds each.
+    pub(crate) fn push_cost(&mut self, operations: u64, duration: Duration) {
+        self.0.push(duration.as_nanos() as f64 / operations as f64);
+    }
+
     /// Sample by sample, this divided by `other`: what disturbs the machine for longer than a sample disturbs both.
     ///
     /// # Panics
@@ -83,6 +88,13 @@ mod tests {
     fn a_ratio_is_taken_of_pairs() {
         let ratio = Samples(vec![2.0, 6.0]).over(&Samples(vec![1.0, 2.0]));
         assert_eq!(ratio.0, [2.0, 3.0]);
+    }
+
+    #[test]
+    fn a_cost_is_in_nanoseconds_an_operation() {
+        let mut samples = Samples::default();
+        samples.push_cost(4, Duration::from_micros(1));
+        assert_eq!(samples.median(), 250.0);
     }
 
     #[test]

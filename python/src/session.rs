@@ -186,6 +186,7 @@ impl Session {
 
     /// Counters since the start.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.owners.release(py);
         let counters = PyDict::new(py);
         let snapshot = match &*self.place {
             Place::Joined(engine) => engine.metrics().snapshot(),
@@ -195,6 +196,7 @@ impl Session {
         for (name, value) in snapshot {
             counters.set_item(name, value)?;
         }
+        counters.set_item("handles_live", self.owners.held.lock().expect(LOCK).len())?;
         Ok(counters)
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::config::Config;
-use gradlane_core::types::{JoinString, Role};
+use gradlane_core::types::{JoinString, Phase, Role};
 use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 
@@ -82,7 +82,9 @@ impl Embedded {
     /// # Errors
     /// Why the job failed; [`Error::Timeout`] if workers were still there: they are told that the job has ended.
     pub fn stop(&self, grace: Duration) -> Result<()> {
-        let outcome = self.coordinator.wait(Some(grace));
+        // A job that never formed has nobody to wait for.
+        let forming = self.status().is_ok_and(|status| status.view.phase == Phase::Forming);
+        let outcome = if forming { Ok(()) } else { self.coordinator.wait(Some(grace)) };
         self.coordinator.stop(Error::FailedPrecondition {
             what: "the job's embedded server was stopped".to_owned(),
             hint: "the process that embeds it must outlive the other workers".to_owned(),

@@ -41,16 +41,35 @@ impl Cluster {
     /// # Panics
     /// If it does not start.
     pub fn with(workers: u32, servers: u32, settings: &[(&str, &str)]) -> Self {
+        Self::over(workers, servers, settings, |_, transport| Arc::new(transport))
+    }
+
+    /// Starts a job whose worker of each rank carries its exchanges over what `wrap` makes of its transport.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn over(
+        workers: u32,
+        servers: u32,
+        settings: &[(&str, &str)],
+        wrap: impl Fn(u32, QuicTransport) -> Arc<dyn Transport> + Sync,
+    ) -> Self {
         let config = config(settings);
         let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers }).expect("starts");
-        let join = embedded.join_string().clone();
-        let starting: Vec<_> = (0..workers)
-            .map(|rank| {
-                let (config, join) = (config.clone(), join.clone());
-                std::thread::spawn(move || worker(&config, &join, Some(rank), workers))
-            })
-            .collect();
-        let workers = starting.into_iter().map(|worker| worker.join().expect("no panic").expect("joins")).collect();
+        let start = |rank| {
+            let settings = Settings::from_config(&config);
+            let wrap = |transport| wrap(rank, transport);
+            worker_over(&config, embedded.join_string(), Some(rank), workers, &settings, wrap).expect("joins")
+        };
+        let workers = std::thread::scope(|scope| {
+            let starting: Vec<_> = (0..workers)
+                .map(|rank| {
+                    let start = &start;
+                    scope.spawn(move || start(rank))
+                })
+                .collect();
+            starting.into_iter().map(|worker| worker.join().expect("no panic")).collect()
+        });
         Self { workers, embedded }
     }
 }

@@ -3,5 +3,11 @@
 pub mod cluster;
 pub mod digits;
 pub mod element;
+pub mod outage;
+pub mod patience;
+pub mod processes;
 pub mod random;
+pub mod relay;
+pub mod rounds;
 pub mod sim;
+pub mod tap;

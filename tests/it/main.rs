@@ -1,7 +1,21 @@
 //! The integration tests, one binary.
 
+mod actors;
+mod barrier;
+mod breaks;
+mod errors;
+mod flow;
+mod handles;
+mod hostile;
+mod lifecycle;
+mod membership;
 mod mismatch;
 mod ops;
+mod parts;
+mod process;
 mod push_pull;
-mod tidy;
+mod rounds;
+mod security;
+mod shapes;
 mod sim;
+mod tidy;

@@ -190,6 +190,28 @@ fn a_knob_that_is_spoken_of_exists() {
     report("settings that do not exist", wrong);
 }
 
+#[test]
+fn the_defaults_that_the_readme_tells_are_the_defaults() {
+    let readme = text("README.md");
+    let table = readme.lines().skip_while(|line| !line.starts_with("| setting | default |")).skip(2);
+    let mut wrong = Vec::new();
+    let mut rows = 0;
+    for row in table.take_while(|line| line.starts_with('|')) {
+        rows += 1;
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        for (name, default) in cells[0].split(" / ").zip(cells[1].split(" / ")) {
+            let name = name.trim_matches('`');
+            match KNOBS.iter().find(|knob| knob.name == name) {
+                Some(knob) if knob.default == default => {}
+                Some(knob) => wrong.push(format!("{name} is {} by default, not {default}", knob.default)),
+                None => wrong.push(format!("{name} does not exist")),
+            }
+        }
+    }
+    assert!(rows > 0, "the table of settings was found");
+    report("rows of README.md", wrong);
+}
+
 /// One folder of `core` names another, or itself.
 struct Crossing {
     from: String,

@@ -1,9 +1,9 @@
 """Runs tests on real workers.
 
-A test marked `workers(n)` is a sentence about a job: its body runs in each of n worker processes, started by `gradlane run` with
-real servers, and passes if it passes in all of them. The workers run pytest on the same files, so parameters and assertions are
-those of any test. Tests of one module that need the same job share one launch; `alone=True` asks for an own one, for tests that
-break their job.
+A test marked `workers(n)` is a sentence about a job: its body runs in each of n worker processes, started by `gradlane
+run` with real servers, and passes if it passes in all of them. The workers run pytest on the same files, so parameters
+and assertions are those of any test. Tests of one module that need the same job share one launch; `alone=True` asks for
+an own one, for tests that break their job.
 
 A test marked `workers(2, 4)` runs with 2 and with 4. `servers=`, `settings=` (knobs by name) and `env=` shape the job.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def job():
 
 @pytest.fixture(autouse=True)
 def in_step(request: pytest.FixtureRequest):
-    """In a worker: begins each test together with the others, so that one failure is not blamed on the tests after it."""
+    """In a worker: begins each test together with the others, so that a failure is not blamed on the tests after it."""
     marker = request.node.get_closest_marker("workers")
     if IN_WORKER and not marker.kwargs.get("alone"):
         import gradlane
@@ -136,8 +137,6 @@ def shapes(item: pytest.Item) -> list[Shape]:
 
 def launch(shape: Shape, tests: list[str]) -> Outcomes:
     """Runs the tests in every worker of a new job."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="gradlane-tests-") as results:
         run = ["run", "-n", str(shape.workers), "-s", str(shape.servers), "--"]
         command = [sys.executable, "-m", "gradlane", *run, sys.executable, "-m", "pytest", "-q", *tests]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -38,21 +39,19 @@ def run_all(
     """
     clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES) and k not in LAUNCH_NAMES}
     deadline = time.monotonic() + timeout
-    started = []
-    for command, env in commands:
-        output = tempfile.TemporaryFile()
-        process = subprocess.Popen(
-            command, env=clean | dict(env), cwd=cwd, stdout=output, stderr=output, start_new_session=True
-        )
-        started.append((process, output))
     ended = []
-    for process, output in started:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        output.seek(0)
-        ended.append(Ended(process.returncode, output.read().decode(errors="replace")))
-        output.close()
+    with contextlib.ExitStack() as outputs:
+        started = []
+        for command, env in commands:
+            output = outputs.enter_context(tempfile.TemporaryFile())
+            options = {"env": clean | dict(env), "cwd": cwd, "stdout": output, "stderr": output}
+            started.append((subprocess.Popen(command, start_new_session=True, **options), output))
+        for process, output in started:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            output.seek(0)
+            ended.append(Ended(process.returncode, output.read().decode(errors="replace")))
     return ended

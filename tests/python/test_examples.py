@@ -29,7 +29,7 @@ def test_hello_ends_with_one_checksum(workers):
     pytest.importorskip("torch")
     ended = run("hello.py", workers=workers)
     assert ended.code == 0, ended.output
-    checksums = re.findall(r"checksum (\S+)", ended.output)
+    checksums = re.findall(r"checksum (-?[\d.]+)", ended.output)
     assert len(checksums) == (workers or 1) and len(set(checksums)) == 1, ended.output
 
 

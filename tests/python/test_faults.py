@@ -45,9 +45,10 @@ def test_a_missing_contribution_names_the_missing_rank():
 
 
 @pytest.mark.workers(2, alone=True)
-def test_a_lost_worker_fails_the_others_before_the_step_timeout(capfd):
+def test_a_lost_worker_fails_the_others_before_the_step_timeout():
     if gradlane.rank() == 1:
-        # Gone without a word; the test below is only about who stays. The result is written first, as nothing runs after.
+        # Gone without a word; the test below is only about who stays. The result is written first, as nothing runs
+        # after.
         record_as_passed("test_faults.py::test_a_lost_worker_fails_the_others_before_the_step_timeout")
         os._exit(0)
     with pytest.raises(gradlane.PeerLostError) as caught:

@@ -33,7 +33,9 @@ MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
-SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_JOB_ID": "77"}
+SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_JOB_ID": "77"} | {
+    "SLURM_STEP_NODELIST": "n[0-3]",  # a step of srun; a batch script without it is a single process
+}
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +158,7 @@ def test_the_worker_finds_no_job_without_a_coordinator(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADLANE_STATE_DIR", str(tmp_path))
     for name, value in DMLC.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(gradlane.NotFormedError):
+    with pytest.raises(gradlane.UnavailableError, match="GRADLANE_JOIN"):
         gradlane.init(timeout=0.2)
     assert not gradlane.is_initialized()
 

@@ -141,7 +141,8 @@ def test_a_handle_can_be_awaited():
 
 
 def test_waiting_lets_other_threads_run():
-    # Worker 1 contributes to "held" only after worker 0's thread has counted; were the GIL held while waiting, nobody could.
+    # Worker 1 contributes to "held" only after worker 0's thread has counted; were the GIL held while waiting, nobody
+    # could.
     def count():
         for _ in range(100_000):
             pass
@@ -177,7 +178,7 @@ def test_host_memory_is_sent_from_where_it_lies():
     after = gradlane.metrics()
     assert after["push_bytes"] - before["push_bytes"] == values.nbytes
     assert after["pull_bytes"] - before["pull_bytes"] == values.nbytes
-    assert after["bytes_copied"] == before["bytes_copied"]
+    assert after["copied_bytes"] == before["copied_bytes"]
 
 
 def test_no_operation_is_left_over():

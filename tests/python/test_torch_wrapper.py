@@ -64,7 +64,7 @@ def test_gradients_are_summed_from_where_they_lie():
     before = gl.metrics()
     model(torch.ones(1, 500)).sum().backward()
     after = gl.metrics()
-    assert after["bytes_copied"] == before["bytes_copied"]
+    assert after["copied_bytes"] == before["copied_bytes"]
     assert after["push_bytes"] - before["push_bytes"] == 500 * 200 * 4 + 1, "the gradient, and one byte a parameter"
 
 

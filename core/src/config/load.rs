@@ -125,6 +125,7 @@ impl Config {
         }
         config.place(&environment)?;
         config.expand_home(environment.get("HOME"))?;
+        config.follow();
         config.check()?;
         Ok((config, warnings(&environment)))
     }
@@ -206,6 +207,23 @@ impl Config {
                 problem: "begins with ~ and HOME is not set".to_owned(),
                 hint: "give a path from the root".to_owned(),
             }),
+        }
+    }
+
+    /// A default that would contradict what the user chose gives way: who says "fail after 2 s" need not say when to warn.
+    fn follow(&mut self) {
+        let chosen = |config: &Self, name| *config.origin(name) != Origin::Default;
+        if !chosen(self, "stall_warn") && self.stall_warn >= self.step_timeout {
+            self.stall_warn = self.step_timeout / 2;
+        }
+        if !chosen(self, "suspect_timeout") && self.suspect_timeout >= self.dead_timeout {
+            self.suspect_timeout = self.dead_timeout / 2;
+        }
+        if !chosen(self, "fuse_bytes") {
+            self.fuse_bytes = self.fuse_bytes.min(self.partition_bytes);
+        }
+        if !chosen(self, "heartbeat_interval") && self.heartbeat_interval >= self.suspect_timeout {
+            self.heartbeat_interval = self.suspect_timeout / 4;
         }
     }
 
@@ -302,7 +320,13 @@ const CONFLICTS: &[Conflict] = &[
         knob: "coordinator_host",
         other: "coordinator_port",
         found: |config| config.coordinator_host.is_some() && config.coordinator_port.is_none(),
-        hint: "give the coordinator's port too",
+        hint: "give the coordinator's port too (GRADLANE_COORDINATOR_PORT or DMLC_PS_ROOT_PORT)",
+    },
+    Conflict {
+        knob: "coordinator_port",
+        other: "coordinator_host",
+        found: |config| config.coordinator_port.is_some() && config.coordinator_host.is_none(),
+        hint: "give the coordinator's host too (GRADLANE_COORDINATOR_HOST or DMLC_PS_ROOT_URI)",
     },
 ];
 

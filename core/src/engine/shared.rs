@@ -405,7 +405,8 @@ impl State {
     }
 
     fn next_due(&self) -> Option<Time> {
-        let parked = self.parked.values().flatten().filter_map(|parked| self.tickets.get(&parked.ticket)?.deadline).min();
+        let parked =
+            self.parked.values().flatten().filter_map(|parked| self.tickets.get(&parked.ticket)?.deadline).min();
         // Nothing can stall while nothing is under way: an idle engine does not wake to look.
         let stalls = self.stalls.poll_timeout().filter(|_| !self.scheduler.is_idle());
         [self.scheduler.poll_timeout(), self.links.next_due(), parked, stalls].into_iter().flatten().min()

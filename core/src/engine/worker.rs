@@ -10,7 +10,7 @@ use crossbeam_channel::bounded;
 
 use super::executors::executor;
 use super::shared::{Parked, Settings, Shared, State, Ticket};
-use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timer, stage_loop};
+use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timer, stage_loop, status};
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -20,7 +20,8 @@ use crate::pipeline::{DeviceKind, Pipeline, Topology};
 use crate::sched::{Scheduler, SchedulerConfig};
 use crate::transport::Transport;
 use crate::transport::quic::Credentials;
-use crate::types::{Done, Op, Phase, Priority, TensorSpec, Time, View, WorkerId};
+use crate::types::{Done, Op, Phase, Priority, Role, TensorSpec, Time, View, WorkerId};
+use crate::wire::frame::Health;
 
 /// How to start an engine.
 pub struct EngineOptions {
@@ -62,6 +63,8 @@ pub struct Engine {
     threads: Mutex<Vec<JoinHandle<()>>>,
     milestones: Arc<Milestones>,
     config: Config,
+    coordinator: String,
+    credentials: Arc<Credentials>,
     tickets: AtomicU64,
     requests: AtomicU64,
     room: Arc<Room>,
@@ -138,6 +141,7 @@ impl Engine {
 
         let milestones = Arc::new(Milestones::default());
         let (progress, listener, reached) = (Arc::clone(&shared), Arc::clone(&shared), Arc::clone(&milestones));
+        let (coordinator, credentials) = (options.coordinator.clone(), Arc::clone(&options.credentials));
         let membership = Membership::start(
             MembershipOptions {
                 member: options.member,
@@ -155,6 +159,8 @@ impl Engine {
             threads: Mutex::new(threads),
             milestones,
             config,
+            coordinator,
+            credentials,
             tickets: AtomicU64::new(1),
             requests: AtomicU64::new(1),
             room: Arc::new(room),
@@ -268,6 +274,9 @@ impl Engine {
     ///
     /// The handle's error is an [`Error::Timeout`] that names the ranks that did not come, or the cause if the job ended.
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
+        if let Some(error) = self.shared.with(|state, _| state.ended.clone()) {
+            return Handle::resolved(0, Err(error));
+        }
         let timeout = timeout.unwrap_or(self.config.step_timeout);
         let (handle, done) = Handle::new(0, || {}, |_| {});
         self.membership.lock().expect(LOCK).barrier(name.to_owned(), timeout, done);
@@ -278,8 +287,27 @@ impl Engine {
     /// this process serves them to their end. Idempotent.
     ///
     /// # Errors
-    /// [`Error::Timeout`] if some worker had not left by then; this process is out all the same.
+    /// [`Error::Timeout`] naming the workers that had not left by then; this process is out all the same.
     pub fn shutdown(&self, grace: Duration) -> Result<()> {
+        self.leave(grace).map_err(|error| match error {
+            Error::Timeout { waited, .. } => {
+                Error::Timeout { what: format!("waiting for {} to leave", self.who_stays()), waited }
+            }
+            other => other,
+        })
+    }
+
+    /// The workers that have not left, as far as the coordinator still tells.
+    fn who_stays(&self) -> String {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let status = status(&self.coordinator, &self.credentials, PATIENCE).ok();
+        let members = status.iter().flat_map(|status| status.view.members.iter().zip(&status.members));
+        let stays = members.filter(|(member, now)| member.role == Role::Worker && now.health != Health::Left);
+        let names: Vec<String> = stays.map(|(member, _)| format!("{} on {}", member.name(), member.place())).collect();
+        if names.is_empty() { "the other workers".to_owned() } else { names.join(", ") }
+    }
+
+    fn leave(&self, grace: Duration) -> Result<()> {
         let pending = Error::FailedPrecondition {
             what: "the engine was shut down while the operation was under way".to_owned(),
             hint: "wait for the handles before shutdown()".to_owned(),
@@ -325,7 +353,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         // Nobody is left to be told.
-        let _ = self.shutdown(Duration::ZERO);
+        let _ = self.leave(Duration::ZERO);
     }
 }
 

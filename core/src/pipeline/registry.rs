@@ -90,6 +90,9 @@ pub struct ReadyPart {
     pub tickets: Vec<u64>,
 }
 
+/// Half the default credit in parts of the default size.
+const STAGGERED_PARTS: usize = 8;
+
 impl Registry {
     /// The empty registry of worker `rank`.
     pub fn new(rank: WorkerId) -> Self {
@@ -196,9 +199,11 @@ impl Registry {
         };
         let mut ready: Vec<ReadyPart> = parts.into_iter().filter_map(assemble).collect();
         // Among equal priorities the order of submission decides. If all ranks began with the first part, its server would have to
-        // receive from all of them while the others have nothing to do.
-        let start = self.rank.0 as usize % ready.len().max(1);
-        ready.rotate_left(start);
+        // receive from all of them while the others have nothing to do. Within short runs, so that what one rank has in flight is soon
+        // pushed by the others too: a sum needs them all, and holds credit until it comes.
+        for run in ready.chunks_mut(STAGGERED_PARTS) {
+            run.rotate_left(self.rank.0 as usize % run.len());
+        }
         self.tensors.get_mut(&key).expect("submittable").rounds += 1;
         Ok(Submitted { round, shares, ready })
     }

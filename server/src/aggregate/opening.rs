@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Defect, ExchangeId, NodeId, Op, PartId, Time, Round, WorkerId, planted};
+use gradlane_core::types::{Defect, ExchangeId, NodeId, Op, PartId, Round, Time, WorkerId, planted};
 use gradlane_core::wire::{Flags, Header, HeaderKind, limits};
 
 use super::closing::over;

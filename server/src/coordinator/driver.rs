@@ -10,7 +10,7 @@ use gradlane_core::config::Config;
 use gradlane_core::engine::{Clock, process};
 use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener};
 use gradlane_core::transport::quic::{Authority, Credentials, Settings};
-use gradlane_core::types::{JoinString, Role};
+use gradlane_core::types::{JoinString, Phase, Role};
 use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 
@@ -191,7 +191,11 @@ impl Driver {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        self.end.set(Ok(()));
+        // Of use only if the owner stopped a job that had not ended by itself.
+        self.end.set(match self.machine.view().phase {
+            Phase::Aborted(cause) => Err(cause),
+            Phase::Forming | Phase::Running | Phase::Ended => Ok(()),
+        });
         self.listener.stop(Duration::from_millis(500));
     }
 

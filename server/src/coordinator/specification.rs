@@ -321,6 +321,25 @@ fn a_member_that_connects_after_the_end_still_hears_the_cause() {
 }
 
 #[test]
+fn who_asks_after_everybody_knew_the_end_still_hears_it() {
+    let mut job = formed(1);
+    job.coordinator.stop(job.now, Error::Cancelled);
+    [0, SERVER].into_iter().for_each(|link| job.frame(link, Frame::Leave));
+    job.drain();
+    assert_eq!(job.events, [Event::Finished(Err(Error::Cancelled))]);
+
+    job.connect(7, 7);
+    job.frame(7, Frame::StatusRequest);
+    let Some(Frame::Status(status)) = job.received(7).pop() else { panic!("a status") };
+    assert_eq!(status.view.phase, Phase::Aborted(Error::Cancelled));
+    job.join_as(8, 0, worker(0));
+    assert!(matches!(&job.received(8)[..], [Frame::View(view)] if view.phase == Phase::Aborted(Error::Cancelled)));
+    job.join(9, worker(5));
+    assert_eq!(job.refusal(9), Error::Cancelled);
+    assert_eq!(job.events.len(), 1, "nothing more happened to the job");
+}
+
+#[test]
 fn the_end_waits_for_who_has_not_confirmed_it_but_not_for_long() {
     let mut job = formed(2);
     job.disconnect(1);
@@ -606,7 +625,8 @@ proptest! {
         job.coordinator.stop(job.now, Error::Cancelled);
         job.drain();
         job.pass(job.now.0 / 1_000_000_000 + 60);
-        prop_assert!(matches!(job.events.last(), Some(Event::Finished(_))));
+        let last = job.events.iter().rfind(|event| !matches!(event, Event::Refused { .. }));
+        prop_assert!(matches!(last, Some(Event::Finished(_))), "but for who came later");
         prop_assert_eq!(job.events.iter().filter(|event| matches!(event, Event::Finished(_))).count(), 1);
     }
 }

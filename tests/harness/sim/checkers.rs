@@ -8,8 +8,8 @@ use gradlane_core::types::{Epoch, NodeId, Phase, Time, View};
 use gradlane_core::wire::Frame;
 
 use super::coordinator::is_coordinator_lost;
-use super::world::{Address, Who};
 use super::workload::{Plan, timing};
+use super::world::{Address, Who};
 
 /// A property that a run must have.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -299,7 +299,14 @@ impl Witness {
     }
 
     /// At the end: a submission failed with `error`, on a worker whose membership ended, in a job that ended, this way.
-    pub fn submission_failed(&mut self, now: Time, tensor: usize, what: &str, error: &Error, ends: [Option<&Result<()>>; 2]) {
+    pub fn submission_failed(
+        &mut self,
+        now: Time,
+        tensor: usize,
+        what: &str,
+        error: &Error,
+        ends: [Option<&Result<()>>; 2],
+    ) {
         let internal = matches!(error, Error::Internal { .. });
         let ends = ends.into_iter().flatten().filter_map(|end| end.as_ref().err()).chain(&self.cause);
         let of_the_end = ends.into_iter().any(|end| end == error);

@@ -8,8 +8,8 @@ use gradlane_core::wire::Frame;
 use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event};
 
 use super::member::{host, pid};
-use super::world::{Address, Context, Input, Process, Who};
 use super::workload::timing;
+use super::world::{Address, Context, Input, Process, Who};
 
 /// A running coordinator.
 pub struct CoordinatorProcess {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::pipeline::{Lookup, Pipeline, ReadyPart, Registry, Stage, Topology};
 use gradlane_core::pipeline::topology::DeviceKind;
+use gradlane_core::pipeline::{Lookup, Pipeline, ReadyPart, Registry, Stage, Topology};
 use gradlane_core::sched::{Command, GroupId, Scheduler, SchedulerConfig, TaskId, TaskSpec};
 use gradlane_core::types::{
     Epoch, ExchangeId, LinkId, Op, Priority, Round, ServerId, Span, TensorKey, TensorSpec, Time, View, WorkerId,
@@ -100,7 +100,12 @@ pub enum LinkState {
 pub enum Effect {
     Ring(Stage),
     Abandon(ExchangeId),
-    Resolve { ticket: u64, source: usize, destination: usize, outcome: Result<()> },
+    Resolve {
+        ticket: u64,
+        source: usize,
+        destination: usize,
+        outcome: Result<()>,
+    },
     Dial(ServerId),
     /// The scheduler resolved a submission that it had resolved before.
     ResolvedTwice(GroupId),
@@ -112,8 +117,11 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 impl Engine {
     /// The machines of a worker that has not joined.
     pub fn new(plan: &Plan) -> Self {
-        let config =
-            SchedulerConfig { credit_bytes: plan.settings.credit_bytes, defect: plan.defect, ..SchedulerConfig::default() };
+        let config = SchedulerConfig {
+            credit_bytes: plan.settings.credit_bytes,
+            defect: plan.defect,
+            ..SchedulerConfig::default()
+        };
         let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false);
         Self {
             registry: Registry::new(WorkerId(0)),

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use gradlane_core::types::Time;
 
-use crate::random::Random;
 use super::workload::timing;
 use super::world::Who;
+use crate::random::Random;
 
 /// The classes of faults of one seed. Those from `long_pauses` on may end the job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -4,8 +4,8 @@ use std::fmt::Display;
 
 use gradlane_core::types::Time;
 
-use crate::random::mix;
 use super::world::Who;
+use crate::random::mix;
 
 /// The history of one world.
 #[derive(Debug, Default)]

@@ -6,8 +6,8 @@ use gradlane_core::types::{Incarnation, Role, Time};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Progress;
 
-use super::world::{Address, Context, Input, Who};
 use super::workload::timing;
+use super::world::{Address, Context, Input, Who};
 
 /// A [`Member`] and its connection.
 #[derive(Debug)]
@@ -78,7 +78,8 @@ impl MemberDriver {
                 self.member.handle_disconnected(now, error);
             }
             Input::Frame { control, bytes } if self.control == Some(control) => {
-                let frame = Frame::decode(&bytes, "the coordinator").expect("the coordinator sends what a member reads");
+                let frame =
+                    Frame::decode(&bytes, "the coordinator").expect("the coordinator sends what a member reads");
                 context.witness.heard(context.now, self.me, &frame);
                 self.member.handle_frame(now, frame);
             }

@@ -124,8 +124,7 @@ impl Context {
             self.sever_control(control, true);
         }
         let of = |link: &Link| link.worker == gone || link.server == gone;
-        let links: Vec<LinkId> =
-            self.network.links.iter().filter(|(_, link)| of(link)).map(|(id, _)| *id).collect();
+        let links: Vec<LinkId> = self.network.links.iter().filter(|(_, link)| of(link)).map(|(id, _)| *id).collect();
         for link in links {
             self.sever_link(link, true);
         }
@@ -217,8 +216,7 @@ impl Context {
         let server = self.network.links[&link].server;
         let classes = self.plan.classes;
         let healthy = self.healed() || replay;
-        let dooms =
-            [Doom::BeforeHeader, Doom::WithinBody, Doom::AfterBody, Doom::WithinAnswer, Doom::AnswerLost];
+        let dooms = [Doom::BeforeHeader, Doom::WithinBody, Doom::AfterBody, Doom::WithinAnswer, Doom::AnswerLost];
         let doom = (!healthy && classes.resets && self.random.chance(15)).then(|| self.random.pick(&dooms));
         let corrupt = !healthy && classes.corruption && self.plan.settings.checksum && self.random.chance(10);
         let exchange = Exchange { link, worker, server, header, body, answer: None, doom, replay, corrupt };

@@ -7,8 +7,8 @@
 use gradlane_core::types::{DType, Op};
 use half::{bf16, f16};
 
-use crate::random::mix;
 use super::workload::Plan;
+use crate::random::mix;
 
 /// A value in every element of a buffer whose content must not matter.
 pub const JUNK: u8 = 0xa5;
@@ -42,9 +42,7 @@ pub fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
     let value = |element| value(plan, tensor, round, element);
     elements(plan, tensor, |element| match plan.op(tensor, round) {
         Op::Sum | Op::Mean | Op::WeightedMean => {
-            let counted = |rank| {
-                plan.weight(tensor, round, rank) as f64 * digit(plan, tensor, round, rank, element)
-            };
+            let counted = |rank| plan.weight(tensor, round, rank) as f64 * digit(plan, tensor, round, rank, element);
             (0..plan.workers).map(counted).sum::<f64>() * value(element)
         }
         Op::Min => 10.0 + value(element),

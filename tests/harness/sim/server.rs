@@ -11,8 +11,8 @@ use gradlane_server::aggregate::{Aggregator, AggregatorConfig, Command, SlotId};
 
 use super::checkers::Checker;
 use super::member::MemberDriver;
-use super::world::{Address, Context, Input, Process};
 use super::workload::timing;
+use super::world::{Address, Context, Input, Process};
 
 /// A running server.
 pub struct ServerProcess {

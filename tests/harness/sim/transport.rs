@@ -111,9 +111,13 @@ impl Transport {
         };
         match std::mem::replace(&mut flight.state, State::Pulling { into }) {
             State::Idle => {}
-            State::Arrived(Arrival::Answer) => context.post(self.me, std::time::Duration::ZERO, Input::Answer { exchange }),
+            State::Arrived(Arrival::Answer) => {
+                context.post(self.me, std::time::Duration::ZERO, Input::Answer { exchange })
+            }
             State::Arrived(Arrival::Torn(error)) => self.tear(exchange, error),
-            State::Pushing | State::Pulling { .. } | State::Landing { .. } => unreachable!("pulled once, after the push"),
+            State::Pushing | State::Pulling { .. } | State::Landing { .. } => {
+                unreachable!("pulled once, after the push")
+            }
         }
     }
 
@@ -179,7 +183,9 @@ impl Transport {
 
     /// The rest of the sum arrived.
     pub fn landed(&mut self, context: &mut Context, exchange: ExchangeId, memory: &mut [Buffer]) {
-        let Some(Flight { state: State::Landing { into, sum }, task, .. }) = self.flights.get(&exchange) else { return };
+        let Some(Flight { state: State::Landing { into, sum }, task, .. }) = self.flights.get(&exchange) else {
+            return;
+        };
         let (into, sum, task) = (into.clone(), *sum, *task);
         let (_, body) = context.exchange(exchange).and_then(|entry| entry.answer.clone()).expect("it landed");
         write(context, self.me, memory, &into, 0, &body);

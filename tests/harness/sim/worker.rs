@@ -209,7 +209,8 @@ impl WorkerProcess {
                 context.witness.fail(now, Checker::Sum, format!("{what}, {}: {why}", context.plan.op(tensor, round)));
             }
         }
-        if source != destination && self.memory[source].bytes != oracle::contribution(&context.plan, tensor, round, rank)
+        if source != destination
+            && self.memory[source].bytes != oracle::contribution(&context.plan, tensor, round, rank)
         {
             context.witness.fail(now, Checker::Contribution, format!("{what}: the contribution was overwritten"));
         }
@@ -413,7 +414,8 @@ impl WorkerProcess {
                     self.submit(context, tensor, round, deadline);
                 }
                 Action::Cancel { tensor, round } => {
-                    let of = |(_, operation): &(&u64, &Operation)| operation.tensor == tensor && operation.round == round;
+                    let of =
+                        |(_, operation): &(&u64, &Operation)| operation.tensor == tensor && operation.round == round;
                     let ticket = self.script.operations.iter().find(of).map(|(ticket, _)| *ticket);
                     self.engine.cancel(context.now, ticket.expect("submitted before"));
                 }
@@ -565,4 +567,3 @@ impl Process for WorkerProcess {
         format!("rank {:?}, action {action}, done {done}, unresolved {}", self.engine.rank.0, open.join(" "))
     }
 }
-

@@ -13,10 +13,10 @@ use super::coordinator::CoordinatorProcess;
 use super::faults::{self, Fault, HEALED};
 use super::log::Log;
 use super::network::Network;
-use crate::random::Random;
 use super::server::ServerProcess;
 use super::worker::WorkerProcess;
 use super::workload::{Plan, timing};
+use crate::random::Random;
 
 /// A process of the world, whichever of its lives. The number of a worker or server is not its rank, which the coordinator gives it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

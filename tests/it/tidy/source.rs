@@ -149,9 +149,9 @@ fn prose(rest: &str) -> usize {
             return until(&format!("\"{}", "#".repeat(hashes)), hashes + 2);
         }
     }
-    if rest.starts_with('"') {
+    if let Some(text) = rest.strip_prefix('"') {
         let mut escaped = false;
-        let end = rest[1..].find(|letter| {
+        let end = text.find(|letter| {
             let ends = letter == '"' && !escaped;
             escaped = letter == '\\' && !escaped;
             ends

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 
 #[test]
@@ -105,9 +107,12 @@ fn an_empty_variable_is_not_set() {
 #[test]
 fn contradictions_are_refused_with_both_sides() {
     for (arguments, expected) in [
-        ("suspect_timeout=100ms", "suspect_timeout: is 100 ms (argument) and heartbeat_interval is 250 ms (default)"),
-        ("dead_timeout=2s", "dead_timeout: is 2 s (argument) and suspect_timeout is 2 s (default)"),
-        ("step_timeout=9s", "step_timeout: is 9 s (argument) and stall_warn is 10 s (default)"),
+        (
+            "suspect_timeout=100ms heartbeat_interval=250ms",
+            "suspect_timeout: is 100 ms (argument) and heartbeat_interval is 250 ms (argument)",
+        ),
+        ("dead_timeout=2s suspect_timeout=2s", "dead_timeout: is 2 s (argument) and suspect_timeout is 2 s (argument)"),
+        ("step_timeout=9s stall_warn=10s", "step_timeout: is 9 s (argument) and stall_warn is 10 s (argument)"),
         ("fuse_bytes=5MiB", "fuse_bytes: is 5 MiB (argument) and partition_bytes is 4 MiB (default)"),
         ("submit_bytes_max=1MiB", "submit_bytes_max: is 1 MiB (argument) and credit_bytes is 64 MiB (default)"),
         ("role=server rank=4 size=4", "rank: is 4 (argument) and size is 4 (argument)"),
@@ -116,10 +121,22 @@ fn contradictions_are_refused_with_both_sides() {
         ("role=server local_size=3 size=2", "local_size: is 3 (argument) and size is 2 (argument)"),
         ("role=server server_index=1 servers=1", "server_index: is 1 (argument) and servers is 1 (argument)"),
         ("coordinator_host=n1", "coordinator_host: is n1 (argument) and coordinator_port is not set (default)"),
+        ("coordinator_port=9", "coordinator_port: is 9 (argument) and coordinator_host is not set (default)"),
     ] {
         let error = load(arguments, "", "").unwrap_err().to_string();
         assert!(error.starts_with(&format!("setting {expected}")), "{error}\ninstead of\n{expected}");
     }
+}
+
+#[test]
+fn a_default_gives_way_to_what_was_chosen() {
+    let (config, _) = load("step_timeout=2s dead_timeout=1s partition_bytes=64KiB", "", "").unwrap();
+    assert_eq!(config.stall_warn, Duration::from_secs(1));
+    assert_eq!(
+        (config.suspect_timeout, config.heartbeat_interval),
+        (Duration::from_millis(500), Duration::from_millis(250))
+    );
+    assert_eq!(config.fuse_bytes, 64 << 10);
 }
 
 #[test]

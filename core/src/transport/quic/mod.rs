@@ -14,6 +14,8 @@ pub mod enroll;
 pub mod identity;
 pub mod listener;
 pub mod settings;
+#[cfg(feature = "testing")]
+pub mod vandal;
 
 mod closing;
 mod dial;

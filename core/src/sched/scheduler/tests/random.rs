@@ -58,6 +58,7 @@ fn run(seed: u64, defect: Option<Defect>) -> Checked {
         oldest_every: u32::try_from(random.below(4)).unwrap(),
         retry_min: Duration::from_millis(10),
         retry_max: Duration::from_millis(100),
+        credit_patience: Duration::from_millis(50),
         defect,
     };
     let pipeline = Pipeline::for_role(&Topology::flat(2, device), false);

@@ -1,0 +1,69 @@
+//! A member that breaks the rules: an authenticated connection on which tests send any bytes at all.
+
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+use quinn::{Connection, RecvStream};
+use tokio::time::timeout;
+
+use super::closing::{CLOSE_ORDERLY, connection_error, read_error};
+use super::dial::Dialer;
+use super::endpoint::EndpointThread;
+use super::identity::Credentials;
+use super::settings::Settings;
+use super::{socket, tls};
+use crate::error::{Error, Result};
+
+/// Writes `bytes` on a stream to `address` and ends it; says why the other side closed the connection. Blocks at most `patience`.
+pub fn write(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: Duration) -> Error {
+    let closed = async |connection: Connection, _answer| Err(connection_error(&connection.closed().await, VICTIM));
+    converse::<()>(address, credentials, bytes, patience, closed).expect_err("it waits for the end")
+}
+
+/// Writes `bytes` on a stream to `address` and ends it; returns what comes back on the stream. Blocks at most `patience`.
+///
+/// # Errors
+/// Why nothing came back.
+pub fn ask(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: Duration) -> Result<Vec<u8>> {
+    converse(address, credentials, bytes, patience, async |_connection, mut answer: RecvStream| {
+        answer.read_to_end(ANSWER_BYTES_MAX).await.map_err(|error| match error {
+            quinn::ReadToEndError::TooLong => Error::Internal { what: "a long answer".to_owned() },
+            quinn::ReadToEndError::Read(error) => read_error(error, VICTIM),
+        })
+    })
+}
+
+fn converse<T: Send + 'static>(
+    address: &str,
+    credentials: &Credentials,
+    bytes: Vec<u8>,
+    patience: Duration,
+    hear: impl AsyncFnOnce(Connection, RecvStream) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let settings = Settings::default();
+    let tls = tls::client(credentials)?;
+    let (sender, outcome) = bounded(1);
+    let (address, of_dialer) = (address.to_owned(), settings.clone());
+    let serve = move |endpoint: quinn::Endpoint| async move {
+        let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: of_dialer };
+        let told = timeout(patience, async {
+            let dialed = dialer.dial(&address, VICTIM, patience).await?;
+            let (mut stream, answer) = dialed.stream;
+            // The other side may close before all is written; why, is heard below.
+            let _ = stream.write_all(&bytes).await;
+            let _ = stream.finish();
+            hear(dialed.connection, answer).await
+        });
+        let timed_out = |_| Err(Error::Timeout { what: format!("harming {address}"), waited: patience });
+        let _ = sender.send(told.await.unwrap_or_else(timed_out));
+        endpoint.close(CLOSE_ORDERLY, b"");
+        endpoint.wait_idle().await;
+    };
+    let thread = EndpointThread::start("vandal", socket::bind_any(1 << 20)?, &settings, None, serve)?;
+    let outcome = outcome.recv().map_err(|_| Error::Internal { what: "the vandal fell silent".to_owned() })?;
+    thread.join(patience);
+    outcome
+}
+
+const VICTIM: &str = "the victim";
+const ANSWER_BYTES_MAX: usize = 1 << 20;

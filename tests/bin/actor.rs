@@ -1,0 +1,101 @@
+//! A process that a test directs: a worker of a job, or the `gradlane-server` command.
+//!
+//! - `puppet` joins as a worker, says `joined <rank>`, then does what standard input says, one order a line, and answers each with
+//!   `ok` or `failed <code> <error>`:
+//!   `sum <name> <round>`, `barrier <name> <milliseconds>`, `shutdown <milliseconds>`.
+//! - `train <rounds> [<rank> <mishap>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and
+//!   leaves. After its first round the worker of `rank` exits with the code `mishap` instead, or with `stuck` does nothing any more, for
+//!   which the others wait a second. The exit code is 1 after an error, which standard error tells.
+//! - anything else is the command line of `gradlane-server`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::Write;
+use std::time::Duration;
+
+use gradlane_core::Result;
+use gradlane_core::config::launch::Launcher;
+use gradlane_core::config::{Config, Origin};
+use gradlane_core::engine::Engine;
+use gradlane_tests::{cluster, rounds};
+
+fn main() {
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    let words: Vec<&str> = argv.iter().skip(1).filter_map(|word| word.to_str()).collect();
+    let code = match words[..] {
+        ["puppet"] => outcome(join().and_then(|engine| obey(&engine))),
+        ["train", rounds, ref mishap @ ..] => outcome(join().and_then(|engine| train(&engine, number(rounds), mishap))),
+        _ => {
+            let this = std::env::current_exe().expect("the system tells").into_os_string();
+            gradlane_server::cli::main(argv.into_iter(), &[this])
+        }
+    };
+    std::process::exit(code);
+}
+
+fn outcome(outcome: Result<i32>) -> i32 {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("{error}");
+        1
+    })
+}
+
+fn join() -> Result<Engine> {
+    let (config, _) = Config::from_process(&BTreeMap::from([("role".to_owned(), "worker".to_owned())]))?;
+    let join = config.join.clone().expect("the test gives it");
+    // A worker that nobody gave a rank asks for one, and does not know the size of the job either.
+    let unplaced = *config.origin("rank") == Origin::Launcher(Launcher::Single);
+    let (rank, size) = if unplaced { (None, None) } else { (config.rank, config.size) };
+    cluster::worker(&config, &join, rank, size.unwrap_or(0))
+}
+
+fn obey(engine: &Engine) -> Result<i32> {
+    say(&format!("joined {}", engine.rank().0));
+    for line in std::io::stdin().lines() {
+        let line = line.expect("the test writes text");
+        let done = match line.split(' ').collect::<Vec<_>>()[..] {
+            ["sum", name, round] => rounds::begin(engine, name, number(round), ELEMENTS).and_then(|sum| sum.check()),
+            ["barrier", name, timeout] => engine.arrive(name, Some(milliseconds(timeout))).wait(None),
+            ["shutdown", grace] => engine.shutdown(milliseconds(grace)),
+            _ => panic!("{line:?} is no order"),
+        };
+        say(&match done {
+            Ok(()) => "ok".to_owned(),
+            Err(error) => format!("failed {:?} {error}", error.code()),
+        });
+    }
+    Ok(0)
+}
+
+fn train(engine: &Engine, count: u32, mishap: &[&str]) -> Result<i32> {
+    let rank = engine.rank().0;
+    say(&format!("joined {rank} {}", std::process::id()));
+    for round in (0..).take_while(|round| count == 0 || *round < count.into()) {
+        rounds::begin(engine, "weight", round, ELEMENTS)?.check()?;
+        match mishap {
+            [unlucky, _] if number::<u32>(unlucky) != rank => {}
+            [_, "stuck"] => drop(crossbeam_channel::never::<()>().recv()),
+            [_, code] => std::process::exit(number(code)),
+            _ => {}
+        }
+    }
+    let grace = if mishap.ends_with(&["stuck"]) { Duration::from_secs(1) } else { cluster::PATIENCE };
+    engine.shutdown(grace)?;
+    Ok(0)
+}
+
+fn say(line: &str) {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{line}").and_then(|()| stdout.flush()).expect("the test reads it");
+}
+
+fn milliseconds(word: &str) -> Duration {
+    Duration::from_millis(number(word))
+}
+
+fn number<T: std::str::FromStr>(word: &str) -> T {
+    word.parse().unwrap_or_else(|_| panic!("{word:?} is no number"))
+}
+
+/// Of each tensor: parts of 1 MiB and more than one of them are other tests' concern.
+const ELEMENTS: usize = 50_000;

@@ -1,0 +1,51 @@
+//! Reductions under way whose sums are checked, for tests that are about something else.
+
+use gradlane_core::Result;
+use gradlane_core::engine::{Engine, Handle};
+use gradlane_core::types::Op;
+
+use crate::cluster::Tensor;
+use crate::digits;
+
+/// One reduction under way. Dropping it gives it up.
+pub struct Reduction {
+    tensor: Tensor,
+    handle: Handle,
+    workers: u32,
+    round: u64,
+}
+
+/// Begins to reduce `len` elements under `name`; what this worker contributes tells its rank and the round ([`digits`]).
+///
+/// # Errors
+/// As [`Engine::push_pull`].
+pub fn begin(engine: &Engine, name: &str, round: u64, len: usize) -> Result<Reduction> {
+    let mut tensor = Tensor::new(name, digits::contribution(engine.rank().0, name, round, len));
+    let handle = tensor.push_pull(engine, Op::Sum)?;
+    Ok(Reduction { tensor, handle, workers: engine.size(), round })
+}
+
+impl Reduction {
+    /// Waits for the sum and checks every element of it.
+    ///
+    /// # Errors
+    /// Why there is no sum.
+    ///
+    /// # Panics
+    /// If the sum is wrong.
+    pub fn check(self) -> Result<()> {
+        self.handle.wait(None)?;
+        match digits::check(&self.tensor.data, self.workers, &self.tensor.spec.name, self.round) {
+            Ok(()) => Ok(()),
+            Err(wrong) => panic!("{wrong}"),
+        }
+    }
+}
+
+impl Drop for Reduction {
+    fn drop(&mut self) {
+        // The memory is the engine's until then.
+        self.handle.cancel();
+        let _ = self.handle.wait(None);
+    }
+}

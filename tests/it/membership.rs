@@ -1,0 +1,346 @@
+//! Who is a member, and what everybody hears when one is lost.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, unbounded};
+use gradlane_core::cluster::{MemberConfig, MemberEvent};
+use gradlane_core::engine::{Clock, Membership, MembershipOptions, process, status};
+use gradlane_core::transport::quic::Credentials;
+use gradlane_core::types::{Incarnation, JoinString, Phase, Role};
+use gradlane_core::wire::frame::{Health, Progress};
+use gradlane_core::{Code, Error};
+use gradlane_server::coordinator::CoordinatorConfig;
+use gradlane_server::coordinator::driver::CoordinatorNode;
+use gradlane_server::{Embedded, EmbeddedOptions};
+use gradlane_tests::cluster::{PATIENCE, config, worker as join_as};
+use gradlane_tests::patience::{elapsed, eventually};
+use gradlane_tests::processes::Process;
+
+use crate::actors::{ACTOR, Job, server, worker};
+
+#[test]
+fn who_never_comes_is_named_to_everybody_who_did() {
+    let settings = [("form_timeout", "2s")];
+    let embedded = embed(3, &settings);
+    let join = embedded.join_string();
+    let mut workers = [0, 1].map(|rank| worker(&["train", "1"], join, Some(rank), 3, &settings));
+    for worker in &mut workers {
+        let ended = worker.end();
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(ended.complaints.contains("did not form within 2.0 s: missing worker 2"), "{ended:?}");
+    }
+    let outcome = embedded.coordinator().wait(Some(PATIENCE));
+    assert!(matches!(&outcome, Err(Error::NotFormed { missing, .. }) if missing == &["worker 2"]), "{outcome:?}");
+}
+
+#[test]
+fn a_rank_is_given_once_and_who_wants_it_too_hears_who_has_it() {
+    let embedded = embed(2, &[]);
+    let join = embedded.join_string();
+    let mut first = worker(&["puppet"], join, Some(0), 2, &[]);
+    let seated = || embedded.status().unwrap().view.workers().next().cloned();
+    assert_eq!(eventually("it has a seat", seated).pid, first.pid());
+    let Err(Error::DuplicateRank { member, holder }) = join_as(&config(&[]), join, Some(0), 2) else {
+        panic!("a rank was given twice")
+    };
+    assert_eq!(member, "worker 0");
+    assert!(holder.ends_with(&format!("(pid {})", first.pid())), "{holder}");
+    let _other = join_as(&config(&[]), join, Some(1), 2).expect("rank 1 is free");
+    assert_eq!(first.line(), "joined 0", "who held the rank was not disturbed");
+}
+
+#[test]
+fn ranks_that_nobody_asks_for_are_given_without_gaps() {
+    let settings = [];
+    let embedded = embed(3, &settings);
+    let join = embedded.join_string();
+    let mut workers = [None, Some(1), None].map(|rank| worker(&["puppet"], join, rank, 3, &settings));
+    let mut told = workers.each_mut().map(|worker| worker.line());
+    assert_eq!(told[1], "joined 1");
+    told.sort();
+    assert_eq!(told, ["joined 0", "joined 1", "joined 2"]);
+}
+
+#[test]
+fn a_rank_outside_of_the_job_and_a_job_of_another_size_are_refused() {
+    let embedded = embed(2, &[]);
+    let join = embedded.join_string();
+    let beyond = join_as(&config(&[]), join, Some(2), 2).err();
+    assert!(matches!(&beyond, Some(Error::InvalidArgument { what, .. }) if what.contains("worker 2")), "{beyond:?}");
+    let other = join_as(&config(&[]), join, Some(0), 3).err();
+    assert!(
+        matches!(&other, Some(Error::Incompatible { ours, theirs, .. }) if (&**ours, &**theirs) == ("3", "2")),
+        "{other:?}"
+    );
+}
+
+#[test]
+fn a_process_that_reconnects_keeps_its_rank_and_a_stranger_gets_none() {
+    let config = config(&[]);
+    let embedded = embed(2, &[]);
+    let join = embedded.join_string();
+    let credentials = Arc::new(Credentials::enroll(join, Role::Worker, PATIENCE).unwrap());
+    let member = process::member(Role::Worker, &config);
+    let life = || live(join, &credentials, member.clone());
+    let joined = |event| match event {
+        MemberEvent::Joined { index, .. } => index,
+        other => panic!("{other:?}"),
+    };
+    let (mut first, _, events) = life();
+    let mut other = worker(&["puppet"], join, Some(0), 2, &[]);
+    assert_eq!(joined(events.recv_timeout(PATIENCE).unwrap()), 1);
+    assert_eq!(other.line(), "joined 0");
+
+    first.stop();
+    let (_again, _, events) = life();
+    assert_eq!(joined(events.recv_timeout(PATIENCE).unwrap()), 1);
+    let stranger = join_as(&config, join, Some(1), 2).err();
+    assert!(matches!(stranger, Some(Error::DuplicateRank { .. })), "{stranger:?}");
+}
+
+#[test]
+fn a_silent_worker_is_suspect_and_one_that_speaks_again_in_time_is_not_lost() {
+    let settings = [("heartbeat_interval", "50ms"), ("suspect_timeout", "1s"), ("dead_timeout", "60s")];
+    let mut job = Job::start(2, 1, &settings);
+    job.all_do("sum weight 0");
+    job.puppets[1].signal("STOP");
+    let status = job.once(1, Health::Suspect);
+    assert!(status.members[1].silent >= Duration::from_secs(1));
+    assert_eq!(status.view.phase, Phase::Running);
+    job.puppets[1].signal("CONT");
+    let epoch = status.view.epoch;
+    assert_eq!(job.once(1, Health::Alive).view.epoch, epoch, "nothing happened");
+    job.all_do("sum weight 1");
+    job.all_do("shutdown 60000");
+}
+
+#[test]
+fn a_worker_that_stays_silent_is_lost_and_the_status_says_who_and_where() {
+    let mut job = Job::start(2, 1, SWIFT);
+    job.puppets[0].order("sum weight 0");
+    let pid = job.puppets[1].pid();
+    let clock = Clock::start();
+    job.puppets[1].signal("STOP");
+    let silent = job.once(1, Health::Suspect).members[1].silent;
+    assert!(silent < DEAD_TIMEOUT, "suspect before dead");
+    let answer = job.puppets[0].line();
+    report("a stopped worker was given up", elapsed(clock));
+    assert!(answer.starts_with("failed Aborted lost worker 1 on "), "{answer}");
+    assert!(answer.contains(&format!("(pid {pid}): silent for ")), "{answer}");
+
+    let status = job.embedded.status().unwrap();
+    assert_eq!(status.members[1].health, Health::Dead);
+    assert_eq!(status.view.members[1].pid, pid);
+    assert!(matches!(status.view.phase, Phase::Aborted(Error::PeerLost { member, .. }) if member == "worker 1"));
+}
+
+#[test]
+fn the_status_matches_the_truth_before_and_after_a_kill() {
+    let mut job = Job::start(3, 2, SWIFT);
+    let join = job.embedded.join_string().clone();
+    // Somebody who is no member may look.
+    let visitor = Credentials::enroll(&join, Role::Worker, PATIENCE).unwrap();
+    let look = || status(&join.address, &visitor, PATIENCE).unwrap();
+    let before = look();
+    assert_eq!(before.view.phase, Phase::Running);
+    let members: Vec<_> = before.view.members.iter().map(|member| (member.name(), member.pid)).collect();
+    let here = std::process::id();
+    let pids: Vec<u32> = job.puppets.iter().map(|puppet| puppet.pid()).chain([here, here]).collect();
+    let names = ["worker 0", "worker 1", "worker 2", "server 0", "server 1"].map(str::to_owned);
+    assert_eq!(members, names.into_iter().zip(pids).collect::<Vec<_>>());
+    assert!(before.members.iter().all(|member| matches!(member.health, Health::Alive | Health::Suspect)));
+
+    job.puppets[2].signal("KILL");
+    job.once(2, Health::Dead);
+    let after = look();
+    let Phase::Aborted(Error::PeerLost { member, .. }) = &after.view.phase else { panic!("{after:?}") };
+    assert_eq!(member, "worker 2");
+    assert!(after.view.epoch > before.view.epoch);
+    let dead: Vec<_> = after.members.iter().map(|member| member.health == Health::Dead).collect();
+    assert_eq!(dead, [false, false, true, false, false]);
+    job.puppets.truncate(2);
+}
+
+#[test]
+fn everybody_hears_the_original_cause_when_a_worker_is_killed_in_a_round() {
+    // What takes long is the silence, and jobs can be silent beside each other.
+    std::thread::scope(|scope| {
+        for _ in 0..JOBS_AT_ONCE {
+            scope.spawn(|| (0..repetitions().div_ceil(JOBS_AT_ONCE)).for_each(|_| kill_one_of_three()));
+        }
+    });
+}
+
+fn kill_one_of_three() {
+    let mut job = Job::start(3, 2, SWIFT);
+    job.all_do("sum weight 0");
+    for rank in [0, 1] {
+        job.puppets[rank].order("sum weight 1");
+    }
+    let pid = job.puppets[2].pid();
+    let clock = Clock::start();
+    job.puppets[2].signal("KILL");
+    for rank in [0, 1] {
+        let answer = job.puppets[rank].line();
+        assert!(answer.starts_with("failed Aborted lost worker 2 on "), "{answer}");
+        assert!(answer.contains(&format!("(pid {pid}): silent for ")), "{answer}");
+    }
+    let took = elapsed(clock);
+    report("a killed worker was given up by its silence", took);
+    assert!(took < DEAD_TIMEOUT + SLACK, "{took:?}");
+    // Whatever is asked later has the same cause.
+    job.puppets[0].order("sum weight 2");
+    assert!(job.puppets[0].line().starts_with("failed Aborted lost worker 2 on "));
+}
+
+#[test]
+fn everybody_hears_at_once_of_a_death_that_somebody_saw() {
+    // So patient that silence cannot be what is heard of.
+    let mut job = Job::start(3, 1, &[("dead_timeout", "1h")]);
+    for rank in [0, 1] {
+        job.puppets[rank].order("sum weight 0");
+    }
+    let pid = job.puppets[2].pid();
+    job.puppets[2].signal("KILL");
+    let clock = Clock::start();
+    job.embedded.coordinator().report_death(pid, "worker 2 was killed by signal 9".to_owned());
+    for rank in [0, 1] {
+        let answer = job.puppets[rank].line();
+        assert!(answer.starts_with("failed Aborted lost worker 2 on "), "{answer}");
+        assert!(answer.ends_with(": worker 2 was killed by signal 9"), "{answer}");
+    }
+    report("a death that was reported was heard of", elapsed(clock));
+}
+
+#[test]
+fn everybody_hears_of_a_server_that_is_killed_and_the_other_servers_end() {
+    let config = config(SWIFT);
+    let machine = CoordinatorConfig::from_config(&config, 2, 2);
+    let coordinator = CoordinatorNode::start(machine, &config, None).unwrap();
+    let join = coordinator.join_string();
+    let mut servers = [0, 1].map(|index| server(join, index, SWIFT));
+    let mut workers = [0, 1].map(|rank| worker(&["puppet"], join, Some(rank), 2, SWIFT));
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        assert_eq!(worker.line(), format!("joined {rank}"));
+        // More tensors than one server has.
+        (0..4).for_each(|tensor| worker.order(&format!("sum weight{tensor} 0")));
+    }
+    for worker in &mut workers {
+        (0..4).for_each(|_| assert_eq!(worker.line(), "ok"));
+    }
+    servers[1].signal("KILL");
+    let lost = format!("lost server 1 on {} (pid {}): silent for ", process::host(), servers[1].pid());
+    for worker in &mut workers {
+        (0..4).for_each(|tensor| worker.order(&format!("sum weight{tensor} 1")));
+        let failures = [0; 4].map(|_| worker.line());
+        let told = failures.iter().filter(|answer| **answer != "ok");
+        assert!(told.clone().count() > 0 && told.clone().all(|answer| answer.contains(&lost)), "{failures:?}");
+    }
+    let ended = servers[0].end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.complaints.contains(&lost), "{ended:?}");
+}
+
+#[test]
+fn a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_lost() {
+    let home = tempfile::tempdir().unwrap();
+    let settings = &[("control_lost_timeout", "4s")];
+    let line = ["coordinator", "-n", "2", "-s", "1", "--bind", "127.0.0.1:0"];
+    let mut coordinator = Process::start(Path::new(ACTOR), &line, home.path(), &[]);
+    let join =
+        coordinator.line().strip_prefix("GRADLANE_JOIN=").expect("its first word").parse::<JoinString>().unwrap();
+    let mut server = server(&join, 0, settings);
+    let mut workers = [0, 1].map(|rank| worker(&["puppet"], &join, Some(rank), 2, settings));
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        assert_eq!(worker.line(), format!("joined {rank}"));
+    }
+    let mut both = |order: &str| {
+        workers.iter_mut().for_each(|worker| worker.order(order));
+        workers.each_mut().map(Process::line)
+    };
+    assert_eq!(both("sum weight 0"), ["ok", "ok"]);
+    coordinator.signal("KILL");
+    assert_eq!(both("sum weight 1"), ["ok", "ok"], "no sum needs it");
+    let lost = format!("failed Aborted lost coordinator on {}: silent for ", join.address);
+    for answer in both("barrier epoch 60000") {
+        assert!(answer.starts_with(&lost), "{answer}");
+    }
+    assert_eq!(server.end().code, Some(1));
+}
+
+#[test]
+fn who_comes_back_from_the_dead_changes_no_sum() {
+    let mut job = Job::start(2, 1, SWIFT);
+    job.all_do("sum weight 0");
+    job.puppets[0].order("sum weight 1");
+    job.puppets[1].signal("STOP");
+    // It waits for the zombie when it wakes.
+    job.puppets[1].order("sum weight 1");
+    assert!(job.puppets[0].line().starts_with("failed Aborted lost worker 1 on "));
+    let counted = job.embedded.servers()[0].stats().sent_bytes();
+
+    job.puppets[1].signal("CONT");
+    let answer = job.puppets[1].line();
+    let fenced = [format!("failed {:?} ", Code::Fenced), format!("failed {:?} lost worker 1 on ", Code::Aborted)];
+    assert!(fenced.iter().any(|start| answer.starts_with(start)), "{answer}");
+    assert_eq!(job.embedded.servers()[0].stats().sent_bytes(), counted, "no sum was made of what it sent");
+}
+
+#[test]
+fn a_life_that_was_replaced_is_fenced() {
+    let config = config(&[]);
+    let embedded = embed(2, &[]);
+    let join = embedded.join_string();
+    let credentials = Arc::new(Credentials::enroll(join, Role::Worker, PATIENCE).unwrap());
+    let life = || live(join, &credentials, process::member(Role::Worker, &config));
+    let seated = |incarnation| {
+        eventually("it has the seat", || {
+            let view = embedded.status().unwrap().view;
+            view.workers().any(|member| member.incarnation == incarnation).then_some(())
+        });
+    };
+    let (_first, first_incarnation, events) = life();
+    seated(first_incarnation);
+    let (_second, second_incarnation, _events) = life();
+    seated(second_incarnation);
+    let last = events.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(last, MemberEvent::Failed(Error::Fenced { .. })), "{last:?}");
+}
+
+/// One life of a process: joins, and is told what comes of it.
+fn live(
+    join: &JoinString,
+    credentials: &Arc<Credentials>,
+    member: MemberConfig,
+) -> (Membership, Incarnation, Receiver<MemberEvent>) {
+    let (sender, events) = unbounded();
+    let (incarnation, coordinator) = (member.incarnation, join.address.clone());
+    let options = MembershipOptions { member, coordinator, credentials: Arc::clone(credentials) };
+    let tell = move |event| drop(sender.send(event));
+    (Membership::start(options, Clock::start(), Progress::default, tell).unwrap(), incarnation, events)
+}
+
+fn embed(workers: u32, settings: &[(&str, &str)]) -> Embedded {
+    Embedded::start(EmbeddedOptions { config: config(settings), workers, servers: 1 }).expect("starts")
+}
+
+/// How often a worker is killed: a few times, or as `GRADLANE_TEST_REPETITIONS` says.
+fn repetitions() -> u32 {
+    #[expect(clippy::disallowed_methods, reason = "it is the test that is told, not Gradlane")]
+    let told = std::env::var("GRADLANE_TEST_REPETITIONS");
+    told.map_or(JOBS_AT_ONCE, |count| count.parse().expect("a number of repetitions"))
+}
+
+/// For the record: seconds are not asserted where a busy machine could stretch them.
+fn report(what: &str, took: Duration) {
+    println!("{what} after {:.2} s", took.as_secs_f64());
+}
+
+/// Settings under which silence is found out soon, and yet no busy machine is taken for a dead one.
+const SWIFT: &[(&str, &str)] = &[("heartbeat_interval", "50ms"), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
+const DEAD_TIMEOUT: Duration = Duration::from_secs(3);
+/// One second, and as much again as a machine may take that does much else.
+const SLACK: Duration = Duration::from_secs(10);
+const JOBS_AT_ONCE: u32 = 3;
