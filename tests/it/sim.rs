@@ -10,7 +10,7 @@ use gradlane_tests::sim::{self, Checker, Failure};
 
 #[test]
 fn a_cluster_keeps_its_promises_whatever_goes_wrong() {
-    let seeds = environment("SEEDS").unwrap_or(2000);
+    let seeds = environment("SEEDS").unwrap_or(4000);
     if let Some(failure) = first_failure(seeds, None) {
         panic!("{failure}");
     }

@@ -71,7 +71,7 @@ impl fmt::Display for Violation {
 
 /// Sees everything and remembers what excuses a failure.
 #[derive(Debug)]
-pub struct Witness {
+pub(super) struct Witness {
     violation: Option<Violation>,
     /// From, until, who could not act or be heard.
     disturbances: Vec<(Time, Time, Who)>,
@@ -101,7 +101,7 @@ pub struct Witness {
 
 impl Witness {
     /// Nothing seen yet.
-    pub fn new(plan: &Plan) -> Self {
+    pub(super) fn new(plan: &Plan) -> Self {
         let everybody = (0..plan.workers).map(Who::Worker).chain((0..plan.servers).map(Who::Server));
         let mut this = Self {
             violation: None,
@@ -130,17 +130,17 @@ impl Witness {
     }
 
     /// The first violation.
-    pub fn violation(&self) -> Option<Violation> {
+    pub(super) fn violation(&self) -> Option<Violation> {
         self.violation.clone()
     }
 
     /// `text` must not have happened.
-    pub fn fail(&mut self, at: Time, checker: Checker, text: String) {
+    pub(super) fn fail(&mut self, at: Time, checker: Checker, text: String) {
         self.violation.get_or_insert(Violation { checker, at, text });
     }
 
     /// Time is over.
-    pub fn hang(&mut self, now: Time, unfinished: Vec<(Who, String)>) {
+    pub(super) fn hang(&mut self, now: Time, unfinished: Vec<(Who, String)>) {
         let waits: Vec<String> = unfinished.into_iter().map(|(who, what)| format!("{who}: {what}")).collect();
         self.fail(now, Checker::Liveness, format!("not ended: {}", waits.join("; ")));
     }
@@ -148,12 +148,12 @@ impl Witness {
     // What excuses.
 
     /// These processes could not act or be heard for a while.
-    pub fn disturbed(&mut self, from: Time, until: Time, whose: &[Who]) {
+    pub(super) fn disturbed(&mut self, from: Time, until: Time, whose: &[Who]) {
         self.disturbances.extend(whose.iter().map(|who| (from, until, *who)));
     }
 
     /// A process was killed.
-    pub fn killed(&mut self, now: Time, who: Who) {
+    pub(super) fn killed(&mut self, now: Time, who: Who) {
         self.killed.insert(who);
         self.disturbed(now, Time(u64::MAX), &[who]);
         if who == Who::Coordinator {
@@ -162,32 +162,32 @@ impl Witness {
     }
 
     /// A caller gave up a submission of these tensors: the others may miss it.
-    pub fn excuse(&mut self, tensors: impl IntoIterator<Item = usize>) {
+    pub(super) fn excuse(&mut self, tensors: impl IntoIterator<Item = usize>) {
         self.excused.extend(tensors);
         self.out_of_step = true;
     }
 
     /// Whether submissions of this tensor may fail.
-    pub fn is_excused(&self, tensor: usize) -> bool {
+    pub(super) fn is_excused(&self, tensor: usize) -> bool {
         self.excused.contains(&tensor)
     }
 
     // What the coordinator hears, says and decides.
 
     /// A process connected to the coordinator.
-    pub fn connected(&mut self, control: u64, from: Address) {
+    pub(super) fn connected(&mut self, control: u64, from: Address) {
         self.speakers.insert(control, from);
     }
 
     /// The coordinator got a frame.
-    pub fn told(&mut self, now: Time, control: u64, _frame: &Frame) {
+    pub(super) fn told(&mut self, now: Time, control: u64, _frame: &Frame) {
         if let Some(speaker) = self.speakers.get(&control) {
             self.heard.insert(*speaker, now);
         }
     }
 
     /// The coordinator sends a frame.
-    pub fn said(&mut self, now: Time, control: u64, frame: &Frame) {
+    pub(super) fn said(&mut self, now: Time, control: u64, frame: &Frame) {
         if let Frame::View(View { phase: Phase::Aborted(cause), .. }) = frame {
             self.cause.get_or_insert(cause.clone());
         }
@@ -204,7 +204,7 @@ impl Witness {
     }
 
     /// The job formed.
-    pub fn formed(&mut self, view: &View) {
+    pub(super) fn formed(&mut self, view: &View) {
         for member in &view.members {
             let who = self.nodes[&member.node];
             let life = (member.incarnation.0 & u128::from(u32::MAX)) as u32;
@@ -213,7 +213,7 @@ impl Witness {
     }
 
     /// The coordinator gave a member up.
-    pub fn declared_dead(&mut self, now: Time, member: &str, place: &str, cause: &str) {
+    pub(super) fn declared_dead(&mut self, now: Time, member: &str, place: &str, cause: &str) {
         let address = self.members[member];
         let silent = now.since(self.heard.get(&address).copied().unwrap_or_default());
         let since = now - (timing::DEAD + timing::DIAL);
@@ -231,7 +231,7 @@ impl Witness {
     }
 
     /// The coordinator ended the job.
-    pub fn ended(&mut self, now: Time, outcome: &Result<()>) {
+    pub(super) fn ended(&mut self, now: Time, outcome: &Result<()>) {
         let Err(error) = outcome else { return };
         if matches!(error, Error::NotFormed { .. }) && !self.disturbances.is_empty() {
             self.fatal.get_or_insert("the job did not form".to_owned());
@@ -244,7 +244,7 @@ impl Witness {
     // What members learn.
 
     /// A member got a frame.
-    pub fn heard(&mut self, now: Time, me: Address, frame: &Frame) {
+    pub(super) fn heard(&mut self, now: Time, me: Address, frame: &Frame) {
         let Frame::View(view) = frame else { return };
         let known = self.epochs.insert(me, view.epoch).unwrap_or_default();
         if view.epoch < known {
@@ -257,7 +257,7 @@ impl Witness {
     }
 
     /// A worker comes to a barrier.
-    pub fn arrives(&mut self, who: Who, barrier: &str, patient: bool) {
+    pub(super) fn arrives(&mut self, who: Who, barrier: &str, patient: bool) {
         if !patient {
             self.impatient.insert(barrier.to_owned());
         }
@@ -265,7 +265,7 @@ impl Witness {
     }
 
     /// A worker's wait at a barrier ended.
-    pub fn passes(&mut self, now: Time, who: Who, barrier: &str, outcome: &Result<()>) {
+    pub(super) fn passes(&mut self, now: Time, who: Who, barrier: &str, outcome: &Result<()>) {
         let arrived = self.barriers[barrier].len();
         match outcome {
             Ok(()) if arrived < self.workers as usize => {
@@ -280,7 +280,13 @@ impl Witness {
     }
 
     /// At the end: how the membership of a process ended, and how the coordinator says that the job did.
-    pub fn process_ended(&mut self, now: Time, me: Address, ended: Option<&Result<()>>, cause: Option<&Result<()>>) {
+    pub(super) fn process_ended(
+        &mut self,
+        now: Time,
+        me: Address,
+        ended: Option<&Result<()>>,
+        cause: Option<&Result<()>>,
+    ) {
         let Some(ended) = ended else { return };
         let fits = match (ended, cause) {
             (Ok(()), Some(Ok(())) | None) => true,
@@ -299,7 +305,7 @@ impl Witness {
     }
 
     /// At the end: a submission failed with `error`, on a worker whose membership ended, in a job that ended, this way.
-    pub fn submission_failed(
+    pub(super) fn submission_failed(
         &mut self,
         now: Time,
         tensor: usize,

@@ -11,10 +11,10 @@ use super::workload::Plan;
 use crate::random::mix;
 
 /// A value in every element of a buffer whose content must not matter.
-pub const JUNK: u8 = 0xa5;
+pub(super) const JUNK: u8 = 0xa5;
 
 /// The contribution of `rank` to a round of a tensor.
-pub fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
+pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
     let op = plan.op(tensor, round);
     // A mean is made of contributions that are larger by what it will be divided by, so that it is exact.
     let factor = match op {
@@ -38,7 +38,7 @@ pub fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8
 }
 
 /// The result of a round of a tensor.
-pub fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
+pub(super) fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
     let value = |element| value(plan, tensor, round, element);
     elements(plan, tensor, |element| match plan.op(tensor, round) {
         Op::Sum | Op::Mean | Op::WeightedMean => {
@@ -52,7 +52,7 @@ pub fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
 }
 
 /// How many contributions a round has.
-pub fn contributors(plan: &Plan, tensor: usize, round: u64) -> u32 {
+pub(super) fn contributors(plan: &Plan, tensor: usize, round: u64) -> u32 {
     match plan.op(tensor, round) {
         Op::Broadcast { .. } => 1,
         Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => plan.workers,
@@ -60,7 +60,7 @@ pub fn contributors(plan: &Plan, tensor: usize, round: u64) -> u32 {
 }
 
 /// What is wrong with `got`, for people: the first element that differs and, of a sum, how often each rank was counted in it.
-pub fn explain(plan: &Plan, tensor: usize, round: u64, got: &[u8]) -> String {
+pub(super) fn explain(plan: &Plan, tensor: usize, round: u64, got: &[u8]) -> String {
     let due = result(plan, tensor, round);
     let dtype = plan.tensors[tensor].spec.dtype;
     let size = dtype.bytes() as usize;
