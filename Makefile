@@ -25,7 +25,7 @@ test-rust:
 	cargo test --workspace --exclude gradlane-python
 
 test-sim: ## the deterministic simulation: SEEDS=n, or SEED=n to replay one
-	cargo test -p gradlane-tests --test it -- --ignored sim::
+	cargo test -p gradlane-tests --test it sim:: -- --nocapture
 
 test-python: $(VENV)/installed
 	$(BIN)/python -m pytest -q tests/python
