@@ -65,7 +65,7 @@ impl Aggregator {
                 self.retire(passed);
             }
         }
-        self.begin(Slot::new(id, Spec::of(worker, header)))?;
+        self.begin(now, Slot::new(id, Spec::of(worker, header)))?;
         Ok(id)
     }
 
@@ -124,7 +124,7 @@ impl Aggregator {
     }
 
     /// Puts a new round into its slot.
-    fn begin(&mut self, mut slot: Slot) -> Result<()> {
+    fn begin(&mut self, now: Time, mut slot: Slot) -> Result<()> {
         let id = slot.id;
         if let Op::Broadcast { root } = slot.spec.op
             && !self.workers().contains(&root)
@@ -142,7 +142,7 @@ impl Aggregator {
             }
         }
         slot.booked = slot.needs(self.workers(), &self.config);
-        self.check_memory(slot.booked)?;
+        self.check_memory(now, slot.booked)?;
         self.booked += slot.booked;
         let empty = || Part { latest: id.round, ahead: BTreeMap::new(), blocked: None, slots: [None, None] };
         let part = self.parts.entry(id.part).or_insert_with(empty);
@@ -198,7 +198,8 @@ impl Aggregator {
                     self.arrive(now, id, worker, exchange, weight);
                 } else {
                     let superseded = open.landing.insert(worker, exchange);
-                    if let Err(error) = self.check_memory(self.growth(id)) {
+                    let growth = self.growth(id);
+                    if let Err(error) = self.check_memory(now, growth) {
                         self.open_mut(id).landing.remove(&worker);
                         return Err(error);
                     }

@@ -318,9 +318,15 @@ impl Witness {
         let of_the_end = ends.into_iter().any(|end| end == error);
         // Who waits for what somebody gave up is late with its other tensors, too; and while the news of the end of the job spreads, some
         // have given up what others still wait for.
-        let stalled = matches!(error, Error::Stalled { .. }) && (self.out_of_step || self.fatal.is_some());
+        let late = matches!(error, Error::Stalled { .. }) || self.out_of_step && is_over(error);
+        let stalled = late && (self.out_of_step || self.fatal.is_some());
         if internal || !(self.is_excused(tensor) || of_the_end || stalled) {
             self.fail(now, Checker::Failure, format!("{what}: {error}"));
         }
     }
+}
+
+/// Whether a worker came so late that its round is gone: others waited for it for a step timeout.
+fn is_over(error: &Error) -> bool {
+    matches!(error, Error::FailedPrecondition { what, .. } if what.contains("is over"))
 }

@@ -252,8 +252,8 @@ fn settings(random: &mut Random, tensors: &[Tensor], workers: u32, depth: u64) -
     let credit_bytes = random.pick(&[300, 1000, 4000, 1 << 20]);
     let model: u64 = tensors.iter().map(|tensor| tensor.spec.bytes().expect("small")).sum();
     let roomy = 1 << 30;
-    // Sums of the last step, the accumulators of this one (twice the size for f16) and a body for each.
-    let tight = 4 * model * (depth + 1) + u64::from(workers) * credit_bytes.max(partition_bytes);
+    // Sums of the last step or accumulators of this one, which are twice as large for f16, and what the workers may have on its way.
+    let tight = 2 * model + u64::from(workers) * credit_bytes.max(partition_bytes);
     Settings {
         layout: LayoutConfig {
             partition_bytes,

@@ -141,10 +141,10 @@ pub(super) struct World {
     workers: Vec<Slot<WorkerProcess>>,
 }
 
-/// After the faults are over, everything must end within this time: each step may be held up by one step timeout, and the end of the
-/// job by the loss of the coordinator.
+/// After the faults are over, everything must end within this time. Each step may be held up by somebody who gave up: a step timeout until
+/// a round may begin, one until it fails, and a barrier; the end of the job by the loss of the coordinator.
 fn patience(plan: &Plan) -> Duration {
-    timing::STEP * (plan.steps as u32 + 2) + timing::CONTROL_LOST + timing::FORM + timing::BARRIER
+    (timing::STEP * 2 + timing::BARRIER) * (plan.steps as u32 + 1) + timing::CONTROL_LOST + timing::FORM
 }
 
 impl World {
