@@ -95,6 +95,7 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { seed, violation } = self;
         let replay = "cargo test -p gradlane-tests --test it sim::replay -- --nocapture";
-        write!(f, "{violation}\n  replay: SEED={seed} {replay}")
+        let options = describe(&Plan::new(*seed, None));
+        write!(f, "{violation}\n  {options}\n  replay: SEED={seed} {replay}")
     }
 }

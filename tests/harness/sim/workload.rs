@@ -121,7 +121,7 @@ impl Plan {
         let tensors = tensors(&mut random);
         let steps = random.between(2, 7);
         let depth = random.between(1, 3);
-        let settings = settings(&mut random, &tensors, workers, depth);
+        let settings = settings(&mut random, &tensors, workers);
         let mismatch = (classes.mismatch && workers > 1)
             .then(|| (random.below(u64::from(workers)) as u32, random.below(tensors.len() as u64) as usize));
         let mut plan = Self {
@@ -247,7 +247,7 @@ fn tensors(random: &mut Random) -> Vec<Tensor> {
     tensors
 }
 
-fn settings(random: &mut Random, tensors: &[Tensor], workers: u32, depth: u64) -> Settings {
+fn settings(random: &mut Random, tensors: &[Tensor], workers: u32) -> Settings {
     let partition_bytes = random.pick(&[512, 1024, 4096]);
     let credit_bytes = random.pick(&[300, 1000, 4000, 1 << 20]);
     let model: u64 = tensors.iter().map(|tensor| tensor.spec.bytes().expect("small")).sum();
