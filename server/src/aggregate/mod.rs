@@ -56,7 +56,7 @@ pub struct AggregatorConfig {
     pub stall_warn: Duration,
     /// A round older than this fails.
     pub step_timeout: Duration,
-    /// Bytes of bodies, accumulators and sums together. To be larger than twice this server's share of the model, whose last sums stay in
+    /// Bytes of bodies, accumulators and sums together. To be larger than three times this server's share of the model, whose last sums stay in
     /// memory between steps while the next are added (half-size floats in f32), plus the credit of all workers.
     pub memory_bytes_max: u64,
     /// The mistake to make, for the tests of the simulation.

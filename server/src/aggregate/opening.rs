@@ -82,7 +82,8 @@ impl Aggregator {
         self.pass(now, id, worker);
         // The slot still holds the sum of two rounds ago. It is free once all have come to the latest round, or gone beyond it.
         let before_latest = id.round.0.checked_sub(2).map(|round| SlotId { round: Round(round), ..id });
-        let current = self.slot(SlotId { round: latest, ..id }).expect("the latest round of a part is alive");
+        // It made room for a later one, for which there was no memory then.
+        let Some(current) = self.slot(SlotId { round: latest, ..id }) else { return Ok(()) };
         let slowest = self.workers().iter().find(|other| !current.arrived.contains(**other)).copied();
         let cause = match slowest {
             None if ahead == 1 => return Ok(()),

@@ -626,6 +626,18 @@ mod memory {
     }
 
     #[test]
+    fn a_round_that_made_room_in_vain_can_be_followed_by_another() {
+        let mut world = World::with(2, |config| config.memory_bytes_max = 64);
+        world.everybody(header(0));
+        world.open(0, header(3));
+        world.pass(Duration::from_secs(60));
+        world.open(0, Header { bytes: 64, ..header(3) });
+        world.commands();
+        let exchange = world.open(0, header(3));
+        assert!(world.commands().contains(&Command::Land { exchange, bytes: 16 }));
+    }
+
+    #[test]
     fn half_size_floats_need_an_accumulator_of_twice_the_size() {
         let mut world = World::of(1);
         world.open(0, Header { dtype: DType::BF16, ..header(0) });

@@ -253,7 +253,7 @@ fn settings(random: &mut Random, tensors: &[Tensor], workers: u32) -> Settings {
     let model: u64 = tensors.iter().map(|tensor| tensor.spec.bytes().expect("small")).sum();
     let roomy = 1 << 30;
     // Sums of the last step or accumulators of this one, which are twice as large for f16, and what the workers may have on its way.
-    let tight = 2 * model + u64::from(workers) * credit_bytes.max(partition_bytes);
+    let tight = 4 * model + u64::from(workers) * credit_bytes.max(partition_bytes);
     Settings {
         layout: LayoutConfig {
             partition_bytes,
