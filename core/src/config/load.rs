@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::kinds::{ProcessRole, Unit};
 use super::knobs::{Config, KNOBS, Knob};
-use super::launch::{Launch, Launcher, workers_of_dmlc};
+use super::launch::{self, Launch, Launcher, workers_of_dmlc};
 use crate::error::{Error, Result};
 
 /// Where a value came from.
@@ -159,28 +159,42 @@ impl Config {
 
     /// Fills in what the launcher knows and nobody said.
     fn place(&mut self, environment: &BTreeMap<String, String>) -> Result<()> {
-        let values: Vec<(&str, u32, Origin)> = match self.role {
-            ProcessRole::Worker => {
-                let launch =
-                    Launch::detect(&|name: &str| self.said_of_place(name).or_else(|| environment.get(name).cloned()))?;
-                let origin = Origin::Launcher(launch.launcher);
-                launch.values().into_iter().map(|(name, value)| (name, value, origin.clone())).collect()
-            }
-            ProcessRole::Coordinator | ProcessRole::Both => {
-                workers_of_dmlc(&|name: &str| environment.get(name).cloned())?
-                    .map(|size| ("size", size, Origin::Launcher(Launcher::Dmlc)))
-                    .into_iter()
-                    .collect()
-            }
-            ProcessRole::Server => Vec::new(),
-        };
-        for (name, value, origin) in values {
+        for (name, value, launcher) in self.said_by_launcher(environment)? {
             let knob = Knob::find(name).expect("places are knobs");
-            if knob.value(self).is_empty() {
-                self.set(knob, &value.to_string(), origin)?;
+            if *self.origin(name) == Origin::Default || knob.value(self).is_empty() {
+                self.set(knob, &value, Origin::Launcher(launcher))?;
             }
         }
         Ok(())
+    }
+
+    /// Names of knobs with their values, and who says so.
+    fn said_by_launcher(&self, environment: &BTreeMap<String, String>) -> Result<Vec<(&'static str, String, Launcher)>> {
+        let env = |name: &str| self.said_of_place(name).or_else(|| environment.get(name).cloned());
+        let described = match self.role {
+            ProcessRole::Worker | ProcessRole::Server => launch::described(&env)?,
+            ProcessRole::Coordinator | ProcessRole::Both => None,
+        };
+        let mut said = Vec::new();
+        let mut role = self.role;
+        if let Some(described) = described {
+            said.extend(described.values().into_iter().map(|(name, value)| (name, value, Launcher::TfConfig)));
+            if *self.origin("role") == Origin::Default {
+                role = described.role();
+            }
+        }
+        match role {
+            ProcessRole::Worker => {
+                let launch = Launch::detect(&env)?;
+                said.extend(launch.values().map(|(name, value)| (name, value.to_string(), launch.launcher)));
+            }
+            ProcessRole::Coordinator | ProcessRole::Both => {
+                let size = workers_of_dmlc(&|name: &str| environment.get(name).cloned())?;
+                said.extend(size.map(|size| ("size", size.to_string(), Launcher::Dmlc)));
+            }
+            ProcessRole::Server => {}
+        }
+        Ok(said)
     }
 
     /// The value of a knob by the name of its environment variable, whatever it came from.

@@ -2,13 +2,14 @@
 //!
 //! [`knobs`] is the table; the typed [`Config`], its parsing, printing and documentation are made from it. [`load`] joins the sources
 //! in their order: arguments of the call, environment, file, what a launcher such as `torchrun` says, default. [`launch`] knows the
-//! launchers, [`kinds`] and [`units`] how a value is written, [`report`] how all of them are shown.
+//! launchers, `tf_config` the one that describes the whole job, [`kinds`] and [`units`] how a value is written, [`report`] how all of them are shown.
 
 pub mod kinds;
 pub mod knobs;
 pub mod launch;
 pub mod load;
 pub mod report;
+mod tf_config;
 pub mod units;
 
 pub use kinds::ProcessRole;
