@@ -169,7 +169,10 @@ impl Config {
     }
 
     /// Names of knobs with their values, and who says so.
-    fn said_by_launcher(&self, environment: &BTreeMap<String, String>) -> Result<Vec<(&'static str, String, Launcher)>> {
+    fn said_by_launcher(
+        &self,
+        environment: &BTreeMap<String, String>,
+    ) -> Result<Vec<(&'static str, String, Launcher)>> {
         let env = |name: &str| self.said_of_place(name).or_else(|| environment.get(name).cloned());
         let described = match self.role {
             ProcessRole::Worker | ProcessRole::Server => launch::described(&env)?,

@@ -159,8 +159,12 @@ impl Cluster {
 
     /// A name made of all tasks, whatever the order and the spacing in which they were written.
     fn name(&self) -> String {
-        let lines: Vec<String> =
-            self.names().into_iter().zip(self.tasks.values()).map(|(name, address)| format!("{name} {address}\n")).collect();
+        let lines: Vec<String> = self
+            .names()
+            .into_iter()
+            .zip(self.tasks.values())
+            .map(|(name, address)| format!("{name} {address}\n"))
+            .collect();
         format!("tf_{:016x}", xxh3_64(lines.concat().as_bytes()))
     }
 
@@ -185,8 +189,9 @@ fn bad(problem: String) -> Error {
     Error::Config {
         knob: VARIABLE.to_owned(),
         problem,
-        hint: r#"write {"cluster": {"worker": ["host:port", ...], "ps": [...]}, "task": {"type": "worker", "index": 0}}"#
-            .to_owned(),
+        hint:
+            r#"write {"cluster": {"worker": ["host:port", ...], "ps": [...]}, "task": {"type": "worker", "index": 0}}"#
+                .to_owned(),
     }
 }
 

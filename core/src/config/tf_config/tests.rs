@@ -46,7 +46,8 @@ fn all_tasks_of_a_cluster_name_the_job_alike_and_no_other_does() {
     let job = name(CLUSTER, ("worker", 0));
     assert!(job.starts_with("tf_") && job.len() == 19, "{job}");
     assert_eq!(job, name(CLUSTER, ("ps", 1)));
-    let rewritten = r#"{"ps":{"0":"n2:1","1":"n3:1"},"worker":["n1:1","n0:2","n1:2"],"chief":["n0:1"],"evaluator":["n9:1"]}"#;
+    let rewritten =
+        r#"{"ps":{"0":"n2:1","1":"n3:1"},"worker":["n1:1","n0:2","n1:2"],"chief":["n0:1"],"evaluator":["n9:1"]}"#;
     assert_eq!(job, name(rewritten, ("chief", 0)));
     assert_ne!(job, name(&CLUSTER.replace("n3:1", "n3:2"), ("worker", 0)));
 }
