@@ -57,7 +57,9 @@ fn source(config: &Config) -> &'static str {
         Origin::Launcher(Launcher::TfConfig) => "tf_config",
         Origin::Launcher(Launcher::Mpi) => "mpi",
         Origin::Launcher(Launcher::Slurm) => "slurm",
-        Origin::Launcher(Launcher::Gradlane) | Origin::Environment(_) | Origin::File(_) => "gradlane",
+        Origin::Launcher(Launcher::Gradlane) | Origin::Environment(_) | Origin::File(_) | Origin::Cluster(_) => {
+            "gradlane"
+        }
         Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default if config.join.is_some() => "gradlane",
         Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default => "single",
     }

@@ -118,6 +118,24 @@ impl Launch {
         Ok(())
     }
 
+    /// The place of the worker of `rank`, where each has the host at its index of `hosts`.
+    pub(super) fn among(launcher: Launcher, hosts: &[&str], rank: usize) -> Self {
+        let count = |of: usize| u32::try_from(of).expect("nobody writes down so many hosts");
+        let shared = |workers: &[&str]| count(workers.iter().filter(|host| **host == hosts[rank]).count());
+        let distinct =
+            |until: usize| count((0..until).filter(|index| !hosts[..*index].contains(&hosts[*index])).count());
+        let first = hosts.iter().position(|host| *host == hosts[rank]).expect("its own host is among them");
+        Self {
+            launcher,
+            rank: count(rank),
+            size: count(hosts.len()),
+            local_rank: shared(&hosts[..rank]),
+            local_size: shared(hosts),
+            node_rank: distinct(first),
+            num_nodes: distinct(hosts.len()),
+        }
+    }
+
     /// With this place on its host; hosts are taken to have equally many workers, filled in order of rank.
     fn on_host(self, (local_rank, local_size): (u32, u32)) -> Self {
         // A local size of 0 is refused by `check`, whatever is computed from it here.

@@ -1,11 +1,13 @@
-//! Joins the sources of settings in their order: arguments of the call, environment (ours, then aliases), file, launcher, default.
+//! Joins the sources of settings in their order: arguments of the call, environment (ours, then aliases), file, cluster file,
+//! launcher, default.
 //!
-//! Pure but for [`Config::from_process`], the only place of the engine that reads the environment and the file.
+//! Pure but for the cluster file, and for [`Config::from_process`], the only place of the engine that reads the environment.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::cluster_file::ClusterFile;
 use super::kinds::{ProcessRole, Unit};
 use super::knobs::{Config, KNOBS, Knob};
 use super::launch::{self, Launch, Launcher, workers_of_dmlc};
@@ -22,6 +24,8 @@ pub enum Origin {
     Environment(String),
     /// This file.
     File(String),
+    /// This cluster file.
+    Cluster(String),
     /// The variables of a launcher.
     Launcher(Launcher),
 }
@@ -32,7 +36,7 @@ impl fmt::Display for Origin {
             Self::Default => f.write_str("default"),
             Self::Argument => f.write_str("argument"),
             Self::Environment(variable) => f.write_str(variable),
-            Self::File(path) => f.write_str(path),
+            Self::File(path) | Self::Cluster(path) => f.write_str(path),
             Self::Launcher(launcher) => write!(f, "{launcher}"),
         }
     }
@@ -88,7 +92,7 @@ impl Config {
             .collect();
         let path =
             arguments.get(FILE_ARGUMENT).or_else(|| environment.get(FILE_VARIABLE)).filter(|path| !path.is_empty());
-        let file = path.map(|path| read(path)).transpose()?;
+        let file = path.map(|path| read(FILE_VARIABLE, path)).transpose()?;
         Self::load(arguments, environment, file.as_ref())
     }
 
@@ -98,7 +102,7 @@ impl Config {
     /// inherited from who knows where; an unknown argument or key of the file is an error.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the source, for what is unknown, malformed, out of range or in conflict.
+    /// [`Error::Config`] naming the source, for a cluster file that cannot be read, and for what is unknown, malformed, out of range or in conflict.
     pub fn load(
         arguments: &BTreeMap<String, String>,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -123,8 +127,9 @@ impl Config {
                 config.set(knob, text, origin)?;
             }
         }
-        config.place(&environment)?;
         config.expand_home(environment.get("HOME"))?;
+        config.place_in_cluster()?;
+        config.place(&environment)?;
         config.follow();
         config.check()?;
         Ok((config, warnings(&environment)))
@@ -154,6 +159,20 @@ impl Config {
             Error::Config { knob: written(knob.name, &origin), problem, hint: format!("give {}", knob.unit) }
         })?;
         self.origins.insert(knob.name, origin);
+        Ok(())
+    }
+
+    /// Fills in what the cluster file knows and nobody said, and translates the index that chose the task in it.
+    fn place_in_cluster(&mut self) -> Result<()> {
+        let Some(path) = &self.cluster_file else { return Ok(()) };
+        let path = path.display().to_string();
+        let cluster = ClusterFile::parse(&read(&written("cluster_file", self.origin("cluster_file")), &path)?)?;
+        for (name, value) in cluster.values(self)? {
+            if ["rank", "server_index"].contains(&name) || *self.origin(name) == Origin::Default {
+                let knob = Knob::find(name).expect("places are knobs");
+                self.set(knob, &value, Origin::Cluster(path.clone()))?;
+            }
+        }
         Ok(())
     }
 
@@ -208,6 +227,7 @@ impl Config {
 
     fn expand_home(&mut self, home: Option<&String>) -> Result<()> {
         self.state_dir = self.expanded("state_dir", self.state_dir.as_deref(), home)?;
+        self.cluster_file = self.expanded("cluster_file", self.cluster_file.as_deref(), home)?;
         self.join_file = self.expanded("join_file", self.join_file.as_deref(), home)?;
         Ok(())
     }
@@ -351,9 +371,9 @@ fn not_below(index: Option<u32>, count: Option<u32>) -> bool {
     index.zip(count).is_some_and(|(index, count)| index >= count)
 }
 
-fn read(path: &str) -> Result<File> {
+fn read(knob: &str, path: &str) -> Result<File> {
     let text = std::fs::read_to_string(path).map_err(|cause| Error::Config {
-        knob: FILE_VARIABLE.to_owned(),
+        knob: knob.to_owned(),
         problem: format!("names {path}, which cannot be read: {cause}"),
         hint: "name a readable TOML file".to_owned(),
     })?;
@@ -392,7 +412,7 @@ fn written(name: &str, origin: &Origin) -> String {
     match origin {
         Origin::Default | Origin::Argument => name.to_owned(),
         Origin::Environment(variable) => variable.clone(),
-        Origin::File(path) => format!("{name} in {path}"),
+        Origin::File(path) | Origin::Cluster(path) => format!("{name} in {path}"),
         Origin::Launcher(launcher) => format!("{name} of {launcher}"),
     }
 }

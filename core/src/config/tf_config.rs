@@ -143,18 +143,7 @@ impl Cluster {
         }
         let hosts: Vec<&str> = self.tasks.iter().filter(|((place, _), _)| KINDS[*place] != "ps").map(host).collect();
         let rank = self.tasks.range(..place).count();
-        let shares = |other: &&&str| **other == hosts[rank];
-        let firsts = |until: usize| (0..until).filter(|index| !hosts[..*index].contains(&hosts[*index]));
-        let first = hosts.iter().position(|host| *host == hosts[rank]).expect("its own host is among them");
-        Ok(Task::Worker(Launch {
-            launcher: Launcher::TfConfig,
-            rank: count(0..rank),
-            size: count(&hosts),
-            local_rank: count(hosts[..rank].iter().filter(shares)),
-            local_size: count(hosts.iter().filter(shares)),
-            node_rank: count(firsts(first)),
-            num_nodes: count(firsts(hosts.len())),
-        }))
+        Ok(Task::Worker(Launch::among(Launcher::TfConfig, &hosts, rank)))
     }
 
     /// A name made of all tasks, whatever the order and the spacing in which they were written.
