@@ -151,6 +151,35 @@ def test_a_tensorflow_cluster_needs_nothing_but_its_description(tmp_path, server
     check_sums(run_all(commands, timeout=60), workers=2)
 
 
+def test_one_cluster_file_leads_all_processes_to_their_job(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        f"""
+        [cluster]
+        coordinator = "127.0.0.1:{free_port()}"
+        [cluster.server]
+        0 = "127.0.0.1:{free_port()}"
+        [cluster.worker]
+        0 = "127.0.0.1"
+        2 = "127.0.0.1"
+        """
+    )
+    common = {"GRADLANE_CLUSTER_FILE": str(file), "GRADLANE_STATE_DIR": str(tmp_path)}
+    commands = [
+        ([sys.executable, "-m", "gradlane", "coordinator"], common),
+        ([sys.executable, "-m", "gradlane", "server"], common | {"GRADLANE_SERVER_INDEX": "0"}),
+        *(([sys.executable, "-c", SUM_OF_RANKS], common | {"GRADLANE_RANK": rank}) for rank in ("0", "2")),
+    ]
+    check_sums(run_all(commands, timeout=60), workers=2)
+
+
+def test_a_parameter_server_of_tensorflow_does_not_train(monkeypatch):
+    cluster = {"worker": ["n1:1"], "ps": ["n2:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
+    with pytest.raises(gradlane.ConfigError, match="gradlane server"):
+        gradlane.init()
+
+
 @pytest.mark.parametrize("launcher", ["mpi", "slurm"])
 def test_under_mpi_and_slurm_rank_0_brings_the_servers(tmp_path, launcher):
     def environment(rank):
