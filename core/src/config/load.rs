@@ -7,10 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::cluster_file::ClusterFile;
-use super::kinds::{ProcessRole, Unit};
+use super::kinds::Unit;
 use super::knobs::{Config, KNOBS, Knob};
-use super::launch::{self, Launch, Launcher, workers_of_dmlc};
+use super::launch::Launcher;
 use crate::error::{Error, Result};
 
 /// Where a value came from.
@@ -148,7 +147,7 @@ impl Config {
         }
     }
 
-    fn set(&mut self, knob: &'static Knob, text: &str, origin: Origin) -> Result<()> {
+    pub(super) fn set(&mut self, knob: &'static Knob, text: &str, origin: Origin) -> Result<()> {
         (knob.set)(self, text).map_err(|problem| {
             let problem = match knob.unit {
                 Unit::Secret => format!("is malformed: {problem}"),
@@ -160,69 +159,6 @@ impl Config {
         })?;
         self.origins.insert(knob.name, origin);
         Ok(())
-    }
-
-    /// Fills in what the cluster file knows and nobody said, and translates the index that chose the task in it.
-    fn place_in_cluster(&mut self) -> Result<()> {
-        let Some(path) = &self.cluster_file else { return Ok(()) };
-        let path = path.display().to_string();
-        let cluster = ClusterFile::parse(&read(&written("cluster_file", self.origin("cluster_file")), &path)?)?;
-        for (name, value) in cluster.values(self)? {
-            if ["rank", "server_index"].contains(&name) || *self.origin(name) == Origin::Default {
-                let knob = Knob::find(name).expect("places are knobs");
-                self.set(knob, &value, Origin::Cluster(path.clone()))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Fills in what the launcher knows and nobody said.
-    fn place(&mut self, environment: &BTreeMap<String, String>) -> Result<()> {
-        for (name, value, launcher) in self.said_by_launcher(environment)? {
-            let knob = Knob::find(name).expect("places are knobs");
-            if *self.origin(name) == Origin::Default || knob.value(self).is_empty() {
-                self.set(knob, &value, Origin::Launcher(launcher))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Names of knobs with their values, and who says so.
-    fn said_by_launcher(
-        &self,
-        environment: &BTreeMap<String, String>,
-    ) -> Result<Vec<(&'static str, String, Launcher)>> {
-        let env = |name: &str| self.said_of_place(name).or_else(|| environment.get(name).cloned());
-        let described = match self.role {
-            ProcessRole::Worker | ProcessRole::Server => launch::described(&env)?,
-            ProcessRole::Coordinator | ProcessRole::Both => None,
-        };
-        let mut said = Vec::new();
-        let mut role = self.role;
-        if let Some(described) = described {
-            said.extend(described.values().into_iter().map(|(name, value)| (name, value, Launcher::TfConfig)));
-            if *self.origin("role") == Origin::Default {
-                role = described.role();
-            }
-        }
-        match role {
-            ProcessRole::Worker => {
-                let launch = Launch::detect(&env)?;
-                said.extend(launch.values().map(|(name, value)| (name, value.to_string(), launch.launcher)));
-            }
-            ProcessRole::Coordinator | ProcessRole::Both => {
-                let size = workers_of_dmlc(&|name: &str| environment.get(name).cloned())?;
-                said.extend(size.map(|size| ("size", size.to_string(), Launcher::Dmlc)));
-            }
-            ProcessRole::Server => {}
-        }
-        Ok(said)
-    }
-
-    /// The value of a knob by the name of its environment variable, whatever it came from.
-    fn said_of_place(&self, variable: &str) -> Option<String> {
-        let knob = KNOBS.iter().find(|knob| knob.topic == "Place" && knob.env() == variable)?;
-        Some(knob.value(self)).filter(|value| !value.is_empty())
     }
 
     fn expand_home(&mut self, home: Option<&String>) -> Result<()> {
@@ -371,7 +307,7 @@ fn not_below(index: Option<u32>, count: Option<u32>) -> bool {
     index.zip(count).is_some_and(|(index, count)| index >= count)
 }
 
-fn read(knob: &str, path: &str) -> Result<File> {
+pub(super) fn read(knob: &str, path: &str) -> Result<File> {
     let text = std::fs::read_to_string(path).map_err(|cause| Error::Config {
         knob: knob.to_owned(),
         problem: format!("names {path}, which cannot be read: {cause}"),
@@ -408,7 +344,7 @@ fn parse_file(file: &File) -> Result<BTreeMap<String, String>> {
 }
 
 /// A knob as the user wrote it.
-fn written(name: &str, origin: &Origin) -> String {
+pub(super) fn written(name: &str, origin: &Origin) -> String {
     match origin {
         Origin::Default | Origin::Argument => name.to_owned(),
         Origin::Environment(variable) => variable.clone(),
