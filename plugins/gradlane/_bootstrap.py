@@ -119,7 +119,7 @@ def _meet(
     if launch.rank != 0:
         return None, _core.find_join(job, timeout) if store is None else store.get(_STORE_KEY).decode()
     embedded = _core.Embedded(
-        # Only a job on several hosts needs to be reachable from others.
+        # Only a job on several hosts, which server tasks may be on too, needs to be reachable from others.
         bind="127.0.0.1:0" if launch.num_nodes == 1 and not launch.has_server_tasks else "0.0.0.0:0",
         workers=launch.size,
         servers=max(1, launch.servers),

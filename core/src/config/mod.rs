@@ -2,7 +2,7 @@
 //!
 //! [`knobs`] is the table; the typed [`Config`], its parsing, printing and documentation are made from it. [`load`] joins the sources
 //! in their order: arguments of the call, environment, file, `cluster_file`, what a launcher such as `torchrun` says, default; `place`
-//! has the last two of them that say something. [`launch`] knows the launchers, `tf_config` the one that describes the whole job,
+//! fills in what cluster file and launcher know. [`launch`] knows the launchers, `tf_config` the one that describes the whole job,
 //! [`kinds`] and [`units`] how a value is written, [`report`] how all of them are shown.
 
 mod cluster_file;
