@@ -1,9 +1,9 @@
 """How a process finds its job.
 
-In this order: explicit arguments, `GRADLANE_*`, `DMLC_*` (BytePS and ps-lite launch scripts), torchrun, TF_CONFIG,
-MPI, Slurm, and else a single process. Which variables mean what is decided by the native `detect_launch`; this file only acts on its
-answer: it embeds a coordinator and servers into rank 0 where the launcher brings none, and carries the join string to
-the other ranks.
+In this order: explicit arguments, `GRADLANE_*`, `DMLC_*` (BytePS and ps-lite launch scripts), torchrun, `TF_CONFIG`,
+MPI, Slurm, and else a single process. Which variables mean what is decided by the native `detect_launch`; this file
+only acts on its answer: it embeds a coordinator and servers into rank 0 where the launcher brings none, and carries
+the join string to the other ranks.
 """
 
 from __future__ import annotations
