@@ -1,9 +1,9 @@
 """How a process finds its job.
 
-In this order: explicit arguments, `GRADLANE_*`, `DMLC_*` (BytePS and ps-lite launch scripts), torchrun, MPI, Slurm, and
-else a single process. Which variables mean what is decided by the native `detect_launch`; this file only acts on its
-answer: it embeds a coordinator and servers into rank 0 where the launcher brings none, and carries the join string to
-the other ranks.
+In this order: explicit arguments, `GRADLANE_*`, `DMLC_*` (BytePS and ps-lite launch scripts), torchrun, `TF_CONFIG`,
+MPI, Slurm, and else a single process. Which variables mean what is decided by the native `detect_launch`; this file
+only acts on its answer: it embeds a coordinator and servers into rank 0 where the launcher brings none, and carries
+the join string to the other ranks.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class Launch:
     servers: int
     job: str
 
+    @property
+    def has_server_tasks(self) -> bool:
+        """Whether the launcher starts servers as processes of their own, but no coordinator for them."""
+        return self.source == "tf_config" and self.servers > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -71,7 +76,8 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
         NotFormedError: somebody did not come; the message names who.
     """
     launch = Launch(**_core.detect_launch(dict(arguments)))
-    if launch.join is None and launch.size == 1 and launch.source not in ("gradlane", "dmlc"):
+    alone = launch.size == 1 and launch.source not in ("gradlane", "dmlc") and not launch.has_server_tasks
+    if launch.join is None and alone:
         return Job(_core.Session.local(dict(settings)), launch, None)
     embedded, join = None, launch.join
     if join is None:
@@ -113,12 +119,13 @@ def _meet(
     if launch.rank != 0:
         return None, _core.find_join(job, timeout) if store is None else store.get(_STORE_KEY).decode()
     embedded = _core.Embedded(
-        # Only a job on several hosts needs to be reachable from others.
-        bind="127.0.0.1:0" if launch.num_nodes == 1 else "0.0.0.0:0",
+        # Only a job on several hosts, which server tasks may be on too, needs to be reachable from others.
+        bind="127.0.0.1:0" if launch.num_nodes == 1 and not launch.has_server_tasks else "0.0.0.0:0",
         workers=launch.size,
         servers=max(1, launch.servers),
         job=job,
         settings=settings,
+        coordinator_only=launch.has_server_tasks,
     )
     if store is None:
         embedded.publish(job)

@@ -92,7 +92,17 @@ class Handle:
 class Embedded:
     """A coordinator and servers in this process."""
 
-    def __init__(self, *, bind: str, workers: int, servers: int, job: str, settings: dict[str, str]) -> None: ...
+    def __init__(
+        self,
+        *,
+        bind: str,
+        workers: int,
+        servers: int,
+        job: str,
+        settings: dict[str, str],
+        coordinator_only: bool = False,
+    ) -> None:
+        """With `coordinator_only` the servers are processes of their own."""
     @property
     def join(self) -> str: ...
     def publish(self, job: str) -> None:

@@ -38,9 +38,9 @@ def init(
 ) -> None:
     """Joins the job that this process was started for; a second call does nothing.
 
-    Without arguments the job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, MPI, Slurm; and else this
-    is a job of one, in which every operation works and needs no server. Where the launcher brings no servers, rank 0
-    embeds them.
+    Without arguments the job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, `TF_CONFIG`, MPI, Slurm;
+    and else this is a job of one, in which every operation works and needs no server. Where the launcher brings no
+    servers, rank 0 embeds them.
 
     Args:
         lazy: accepted for BytePS scripts; has no effect.

@@ -24,8 +24,9 @@ pub(crate) struct Embedded {
 
 #[pymethods]
 impl Embedded {
+    /// With `coordinator_only` the `servers` are processes of their own.
     #[new]
-    #[pyo3(signature = (*, bind, workers, servers, job, settings))]
+    #[pyo3(signature = (*, bind, workers, servers, job, settings, coordinator_only = false))]
     fn new(
         py: Python<'_>,
         bind: String,
@@ -33,12 +34,18 @@ impl Embedded {
         servers: u32,
         job: String,
         mut settings: BTreeMap<String, String>,
+        coordinator_only: bool,
     ) -> PyResult<Self> {
         settings.insert("bind".to_owned(), bind);
         settings.insert("job".to_owned(), job);
         let started = py.detach(|| {
             let config = config(&settings)?;
-            gradlane_server::Embedded::start(EmbeddedOptions { config, workers, servers })
+            let options = EmbeddedOptions { config, workers, servers };
+            if coordinator_only {
+                gradlane_server::Embedded::start_coordinator(&options)
+            } else {
+                gradlane_server::Embedded::start(options)
+            }
         });
         let embedded = started.map_err(|error| errors::raise(py, &error))?;
         let join = embedded.join_string().clone();

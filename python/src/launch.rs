@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use gradlane_core::config::{Config, Launcher, Origin};
+use gradlane_core::config::{Config, Launcher, Origin, ProcessRole};
 use gradlane_server::rendezvous;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -31,6 +31,8 @@ fn detect_launch(py: Python<'_>, mut arguments: Settings) -> PyResult<Bound<'_, 
         arguments.insert("coordinator_host".to_owned(), host.to_owned());
         arguments.insert("coordinator_port".to_owned(), port.to_owned());
     }
+    // Who asks for a place trains, whatever task its environment describes.
+    arguments.entry("role".to_owned()).or_insert_with(|| ProcessRole::Worker.name().to_owned());
     let config = config(&arguments).map_err(|error| errors::raise(py, &error))?;
     let unknown_size = if config.join.is_some() { 0 } else { 1 };
     let found = PyDict::new(py);
@@ -52,9 +54,12 @@ fn source(config: &Config) -> &'static str {
     match config.origin("size") {
         Origin::Launcher(Launcher::Dmlc) => "dmlc",
         Origin::Launcher(Launcher::Torchrun) => "torchrun",
+        Origin::Launcher(Launcher::TfConfig) => "tf_config",
         Origin::Launcher(Launcher::Mpi) => "mpi",
         Origin::Launcher(Launcher::Slurm) => "slurm",
-        Origin::Launcher(Launcher::Gradlane) | Origin::Environment(_) | Origin::File(_) => "gradlane",
+        Origin::Launcher(Launcher::Gradlane) | Origin::Environment(_) | Origin::File(_) | Origin::Cluster(_) => {
+            "gradlane"
+        }
         Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default if config.join.is_some() => "gradlane",
         Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default => "single",
     }

@@ -19,25 +19,24 @@ pub struct EmbeddedOptions {
     pub config: Config,
     /// How many workers the job has.
     pub workers: u32,
-    /// How many servers to embed.
+    /// How many servers the job has.
     pub servers: u32,
 }
 
-/// A job's coordinator and servers. Dropping it stops them.
+/// A job's coordinator and, unless they are elsewhere, its servers. Dropping it stops them.
 pub struct Embedded {
     coordinator: CoordinatorNode,
     servers: Vec<Server>,
 }
 
 impl Embedded {
-    /// Starts them; the workers may join from now on.
+    /// Starts them all; the workers may join from now on.
     ///
     /// # Errors
     /// [`Error::Io`] if an address cannot be bound.
     pub fn start(options: EmbeddedOptions) -> Result<Self> {
-        let EmbeddedOptions { config, workers, servers } = options;
-        let machine = CoordinatorConfig::from_config(&config, workers, servers);
-        let coordinator = CoordinatorNode::start(machine, &config, None)?;
+        let Self { coordinator, .. } = Self::start_coordinator(&options)?;
+        let EmbeddedOptions { config, workers: _, servers } = options;
         let host = config.bind.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
         let config = Config { bind: format!("{host}:0"), ..config.clone() };
         let join = coordinator.join_string();
@@ -54,12 +53,22 @@ impl Embedded {
         Ok(Self { coordinator, servers })
     }
 
+    /// Starts the coordinator alone, for a job whose servers are processes of their own and join as the workers do.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if its address cannot be bound.
+    pub fn start_coordinator(options: &EmbeddedOptions) -> Result<Self> {
+        let machine = CoordinatorConfig::from_config(&options.config, options.workers, options.servers);
+        let coordinator = CoordinatorNode::start(machine, &options.config, None)?;
+        Ok(Self { coordinator, servers: Vec::new() })
+    }
+
     /// What the workers need to join. It is a secret.
     pub fn join_string(&self) -> &JoinString {
         self.coordinator.join_string()
     }
 
-    /// The servers, by index.
+    /// The embedded servers, by index.
     pub fn servers(&self) -> &[Server] {
         &self.servers
     }

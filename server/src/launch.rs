@@ -205,7 +205,7 @@ fn server_place(launch: &Launch, index: u32) -> Vec<(String, String)> {
     // Beside the coordinator, on a port of its own.
     let host = match launch.config.origin("bind") {
         Origin::Default => "127.0.0.1",
-        Origin::Argument | Origin::Environment(_) | Origin::File(_) | Origin::Launcher(_) => {
+        Origin::Argument | Origin::Environment(_) | Origin::File(_) | Origin::Cluster(_) | Origin::Launcher(_) => {
             launch.config.bind.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host)
         }
     };

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAUNCH_VARIABLES = ("GRADLANE_", "DMLC_", "BYTEPS_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "MASTER_")
-LAUNCH_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+LAUNCH_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TF_CONFIG")
 
 
 @dataclass(frozen=True)

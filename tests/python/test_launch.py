@@ -1,5 +1,6 @@
 """How a process finds its job: which variables count, in which order, and that each launcher's way leads to a sum."""
 
+import json
 import os
 import re
 import socket
@@ -43,6 +44,11 @@ SLURM = {
     "SLURM_STEP_NODELIST": "n[0-3]",
     "SLURM_TASKS_PER_NODE": "2(x4)",
 }
+TENSORFLOW = {
+    "TF_CONFIG": json.dumps(
+        {"cluster": {"chief": ["n0:1"], "worker": ["n1:1", "n2:1"]}, "task": {"type": "worker", "index": 1}}
+    )
+}
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +68,9 @@ def clean_environment(monkeypatch):
         (MPI, "mpi", 2, 4, 0),
         (SLURM, "slurm", 5, 8, 1),
         (DMLC | TORCHRUN | MPI | SLURM, "dmlc", 1, 2, 0),
-        (TORCHRUN | MPI | SLURM, "torchrun", 3, 4, 1),
+        (TENSORFLOW, "tf_config", 2, 3, 0),
+        (TORCHRUN | TENSORFLOW | MPI | SLURM, "torchrun", 3, 4, 1),
+        (TENSORFLOW | MPI | SLURM, "tf_config", 2, 3, 0),
         (MPI | SLURM, "mpi", 2, 4, 0),
         (SLURM | {"GRADLANE_RANK": "1", "GRADLANE_SIZE": "2"}, "gradlane", 1, 2, 0),
     ],
@@ -127,6 +135,49 @@ def test_a_byteps_launch_script_needs_no_change(tmp_path):
         ),
     ]
     check_sums(run_all(commands, timeout=60), workers=2)
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_a_tensorflow_cluster_needs_nothing_but_its_description(tmp_path, servers):
+    def environment(kind, index):
+        cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3", "127.0.0.1:4"][:servers]}
+        described = {"cluster": cluster, "task": {"type": kind, "index": index}}
+        return {"TF_CONFIG": json.dumps(described), "GRADLANE_STATE_DIR": str(tmp_path)}
+
+    commands = [
+        *(([sys.executable, "-m", "gradlane", "server"], environment("ps", index)) for index in range(servers)),
+        *(([sys.executable, "-c", SUM_OF_RANKS], environment(kind, 0)) for kind in ("worker", "chief")),
+    ]
+    check_sums(run_all(commands, timeout=60), workers=2)
+
+
+def test_one_cluster_file_leads_all_processes_to_their_job(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        f"""
+        [cluster]
+        coordinator = "127.0.0.1:{free_port()}"
+        [cluster.server]
+        0 = "127.0.0.1:{free_port()}"
+        [cluster.worker]
+        0 = "127.0.0.1"
+        2 = "127.0.0.1"
+        """
+    )
+    common = {"GRADLANE_CLUSTER_FILE": str(file), "GRADLANE_STATE_DIR": str(tmp_path)}
+    commands = [
+        ([sys.executable, "-m", "gradlane", "coordinator"], common),
+        ([sys.executable, "-m", "gradlane", "server"], common | {"GRADLANE_SERVER_INDEX": "0"}),
+        *(([sys.executable, "-c", SUM_OF_RANKS], common | {"GRADLANE_RANK": rank}) for rank in ("0", "2")),
+    ]
+    check_sums(run_all(commands, timeout=60), workers=2)
+
+
+def test_a_parameter_server_of_tensorflow_does_not_train(monkeypatch):
+    cluster = {"worker": ["n1:1"], "ps": ["n2:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
+    with pytest.raises(gradlane.ConfigError, match="gradlane server"):
+        gradlane.init()
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "slurm"])

@@ -122,6 +122,8 @@ knobs! {
         coordinator_host: Optional<Text> = "", alias "DMLC_PS_ROOT_URI";
         /// Port of the coordinator, where no join string names it.
         coordinator_port: Optional<Count<u16>> = "" in "1" to "65535", alias "DMLC_PS_ROOT_PORT";
+        /// File with the addresses of the whole job; `role`, with `rank` or `server_index`, is looked up in it.
+        cluster_file: Optional<Path> = "";
         /// Where state is kept, one directory a job below it; none where there is no home directory.
         state_dir: Optional<Path> = "~/.gradlane";
     }

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::tf_config::TfConfig;
 use crate::error::{Error, Result};
 
 /// The place of a worker in its job.
@@ -33,6 +34,8 @@ pub enum Launcher {
     Dmlc,
     /// `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`: torchrun and all that imitate it.
     Torchrun,
+    /// `TF_CONFIG`: TensorFlow, and the schedulers that write it.
+    TfConfig,
     /// `OMPI_COMM_WORLD_*` of Open MPI, or `PMI_*` of MPICH and its kin.
     Mpi,
     /// `SLURM_*` of a step that `srun` started.
@@ -47,6 +50,7 @@ impl fmt::Display for Launcher {
             Self::Gradlane => "GRADLANE_* variables",
             Self::Dmlc => "DMLC_* variables",
             Self::Torchrun => "torchrun",
+            Self::TfConfig => "TF_CONFIG",
             Self::Mpi => "MPI",
             Self::Slurm => "Slurm",
             Self::Single => "single process",
@@ -62,12 +66,14 @@ impl Launch {
     /// # Errors
     /// [`Error::Config`] naming the variable that is missing, is no number, or is beyond its count.
     pub fn detect(env: &impl Fn(&str) -> Option<String>) -> Result<Self> {
-        let launch = if env("GRADLANE_RANK").is_some() || env("GRADLANE_SIZE").is_some() {
+        let launch = if set(env, &GRADLANE) {
             gradlane(&Family { launcher: Launcher::Gradlane, env })
-        } else if ["DMLC_WORKER_ID", "DMLC_NUM_WORKER", "DMLC_ROLE"].into_iter().any(|name| env(name).is_some()) {
+        } else if set(env, &DMLC) {
             dmlc(&Family { launcher: Launcher::Dmlc, env })
-        } else if env("RANK").is_some() || env("WORLD_SIZE").is_some() {
+        } else if set(env, &TORCHRUN) {
             torchrun(&Family { launcher: Launcher::Torchrun, env })
+        } else if let Some(described) = TfConfig::find(env)? {
+            described.worker()
         } else if env("OMPI_COMM_WORLD_RANK").is_some() || env("OMPI_COMM_WORLD_SIZE").is_some() {
             open_mpi(&Family { launcher: Launcher::Mpi, env })
         } else if env("PMI_RANK").is_some() || env("PMI_SIZE").is_some() {
@@ -112,6 +118,24 @@ impl Launch {
         Ok(())
     }
 
+    /// The place of the worker of `rank`, where each has the host at its index of `hosts`.
+    pub(super) fn among(launcher: Launcher, hosts: &[&str], rank: usize) -> Self {
+        let count = |of: usize| u32::try_from(of).expect("nobody writes down so many hosts");
+        let shared = |workers: &[&str]| count(workers.iter().filter(|host| **host == hosts[rank]).count());
+        let distinct =
+            |until: usize| count((0..until).filter(|index| !hosts[..*index].contains(&hosts[*index])).count());
+        let first = hosts.iter().position(|host| *host == hosts[rank]).expect("its own host is among them");
+        Self {
+            launcher,
+            rank: count(rank),
+            size: count(hosts.len()),
+            local_rank: shared(&hosts[..rank]),
+            local_size: shared(hosts),
+            node_rank: distinct(first),
+            num_nodes: distinct(hosts.len()),
+        }
+    }
+
     /// With this place on its host; hosts are taken to have equally many workers, filled in order of rank.
     fn on_host(self, (local_rank, local_size): (u32, u32)) -> Self {
         // A local size of 0 is refused by `check`, whatever is computed from it here.
@@ -119,6 +143,26 @@ impl Launch {
         let (node_rank, num_nodes) = (self.rank / divisor, self.size.div_ceil(divisor));
         Self { local_rank, local_size, node_rank, num_nodes, ..self }
     }
+}
+
+/// What `TF_CONFIG` says of this process, whatever its role, unless variables that go before it are there.
+///
+/// # Errors
+/// As [`TfConfig::find`].
+pub(super) fn described(env: &impl Fn(&str) -> Option<String>) -> Result<Option<TfConfig>> {
+    if [&GRADLANE[..], &DMLC, &TORCHRUN].into_iter().any(|family| set(env, family)) {
+        return Ok(None);
+    }
+    TfConfig::find(env)
+}
+
+/// Any of these tells that its family is there, in whole or in part.
+const GRADLANE: [&str; 2] = ["GRADLANE_RANK", "GRADLANE_SIZE"];
+const DMLC: [&str; 3] = ["DMLC_WORKER_ID", "DMLC_NUM_WORKER", "DMLC_ROLE"];
+const TORCHRUN: [&str; 2] = ["RANK", "WORLD_SIZE"];
+
+fn set(env: &impl Fn(&str) -> Option<String>, family: &[&str]) -> bool {
+    family.iter().any(|name| env(name).is_some())
 }
 
 /// The number of workers that ps-lite's variables tell to a coordinator: `DMLC_NUM_WORKER` hosts of `BYTEPS_LOCAL_SIZE` workers, one
@@ -279,7 +323,7 @@ impl<E: Fn(&str) -> Option<String>> Family<'_, E> {
     fn variables(&self) -> String {
         match self.launcher {
             Launcher::Gradlane | Launcher::Dmlc => self.launcher.to_string(),
-            Launcher::Torchrun | Launcher::Mpi | Launcher::Slurm | Launcher::Single => {
+            Launcher::Torchrun | Launcher::TfConfig | Launcher::Mpi | Launcher::Slurm | Launcher::Single => {
                 format!("variables of {}", self.launcher)
             }
         }

@@ -1,14 +1,15 @@
-//! Joins the sources of settings in their order: arguments of the call, environment (ours, then aliases), file, launcher, default.
+//! Joins the sources of settings in their order: arguments of the call, environment (ours, then aliases), file, cluster file,
+//! launcher, default.
 //!
-//! Pure but for [`Config::from_process`], the only place of the engine that reads the environment and the file.
+//! Pure but for the cluster file, and for [`Config::from_process`], the only place of the engine that reads the environment.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::kinds::{ProcessRole, Unit};
+use super::kinds::Unit;
 use super::knobs::{Config, KNOBS, Knob};
-use super::launch::{Launch, Launcher, workers_of_dmlc};
+use super::launch::Launcher;
 use crate::error::{Error, Result};
 
 /// Where a value came from.
@@ -22,6 +23,8 @@ pub enum Origin {
     Environment(String),
     /// This file.
     File(String),
+    /// This cluster file.
+    Cluster(String),
     /// The variables of a launcher.
     Launcher(Launcher),
 }
@@ -32,7 +35,7 @@ impl fmt::Display for Origin {
             Self::Default => f.write_str("default"),
             Self::Argument => f.write_str("argument"),
             Self::Environment(variable) => f.write_str(variable),
-            Self::File(path) => f.write_str(path),
+            Self::File(path) | Self::Cluster(path) => f.write_str(path),
             Self::Launcher(launcher) => write!(f, "{launcher}"),
         }
     }
@@ -88,7 +91,7 @@ impl Config {
             .collect();
         let path =
             arguments.get(FILE_ARGUMENT).or_else(|| environment.get(FILE_VARIABLE)).filter(|path| !path.is_empty());
-        let file = path.map(|path| read(path)).transpose()?;
+        let file = path.map(|path| read(FILE_VARIABLE, path)).transpose()?;
         Self::load(arguments, environment, file.as_ref())
     }
 
@@ -98,7 +101,7 @@ impl Config {
     /// inherited from who knows where; an unknown argument or key of the file is an error.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the source, for what is unknown, malformed, out of range or in conflict.
+    /// [`Error::Config`] naming the source, for a cluster file that cannot be read, and for what is unknown, malformed, out of range or in conflict.
     pub fn load(
         arguments: &BTreeMap<String, String>,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -123,8 +126,9 @@ impl Config {
                 config.set(knob, text, origin)?;
             }
         }
-        config.place(&environment)?;
         config.expand_home(environment.get("HOME"))?;
+        config.place_in_cluster()?;
+        config.place(&environment)?;
         config.follow();
         config.check()?;
         Ok((config, warnings(&environment)))
@@ -143,7 +147,7 @@ impl Config {
         }
     }
 
-    fn set(&mut self, knob: &'static Knob, text: &str, origin: Origin) -> Result<()> {
+    pub(super) fn set(&mut self, knob: &'static Knob, text: &str, origin: Origin) -> Result<()> {
         (knob.set)(self, text).map_err(|problem| {
             let problem = match knob.unit {
                 Unit::Secret => format!("is malformed: {problem}"),
@@ -157,40 +161,9 @@ impl Config {
         Ok(())
     }
 
-    /// Fills in what the launcher knows and nobody said.
-    fn place(&mut self, environment: &BTreeMap<String, String>) -> Result<()> {
-        let values: Vec<(&str, u32, Origin)> = match self.role {
-            ProcessRole::Worker => {
-                let launch =
-                    Launch::detect(&|name: &str| self.said_of_place(name).or_else(|| environment.get(name).cloned()))?;
-                let origin = Origin::Launcher(launch.launcher);
-                launch.values().into_iter().map(|(name, value)| (name, value, origin.clone())).collect()
-            }
-            ProcessRole::Coordinator | ProcessRole::Both => {
-                workers_of_dmlc(&|name: &str| environment.get(name).cloned())?
-                    .map(|size| ("size", size, Origin::Launcher(Launcher::Dmlc)))
-                    .into_iter()
-                    .collect()
-            }
-            ProcessRole::Server => Vec::new(),
-        };
-        for (name, value, origin) in values {
-            let knob = Knob::find(name).expect("places are knobs");
-            if knob.value(self).is_empty() {
-                self.set(knob, &value.to_string(), origin)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The value of a knob by the name of its environment variable, whatever it came from.
-    fn said_of_place(&self, variable: &str) -> Option<String> {
-        let knob = KNOBS.iter().find(|knob| knob.topic == "Place" && knob.env() == variable)?;
-        Some(knob.value(self)).filter(|value| !value.is_empty())
-    }
-
     fn expand_home(&mut self, home: Option<&String>) -> Result<()> {
         self.state_dir = self.expanded("state_dir", self.state_dir.as_deref(), home)?;
+        self.cluster_file = self.expanded("cluster_file", self.cluster_file.as_deref(), home)?;
         self.join_file = self.expanded("join_file", self.join_file.as_deref(), home)?;
         Ok(())
     }
@@ -334,9 +307,9 @@ fn not_below(index: Option<u32>, count: Option<u32>) -> bool {
     index.zip(count).is_some_and(|(index, count)| index >= count)
 }
 
-fn read(path: &str) -> Result<File> {
+pub(super) fn read(knob: &str, path: &str) -> Result<File> {
     let text = std::fs::read_to_string(path).map_err(|cause| Error::Config {
-        knob: FILE_VARIABLE.to_owned(),
+        knob: knob.to_owned(),
         problem: format!("names {path}, which cannot be read: {cause}"),
         hint: "name a readable TOML file".to_owned(),
     })?;
@@ -371,11 +344,11 @@ fn parse_file(file: &File) -> Result<BTreeMap<String, String>> {
 }
 
 /// A knob as the user wrote it.
-fn written(name: &str, origin: &Origin) -> String {
+pub(super) fn written(name: &str, origin: &Origin) -> String {
     match origin {
         Origin::Default | Origin::Argument => name.to_owned(),
         Origin::Environment(variable) => variable.clone(),
-        Origin::File(path) => format!("{name} in {path}"),
+        Origin::File(path) | Origin::Cluster(path) => format!("{name} in {path}"),
         Origin::Launcher(launcher) => format!("{name} of {launcher}"),
     }
 }

@@ -1,14 +1,18 @@
 //! The settings of a process: read once, from one table of knobs, each value with its origin.
 //!
 //! [`knobs`] is the table; the typed [`Config`], its parsing, printing and documentation are made from it. [`load`] joins the sources
-//! in their order: arguments of the call, environment, file, what a launcher such as `torchrun` says, default. [`launch`] knows the
-//! launchers, [`kinds`] and [`units`] how a value is written, [`report`] how all of them are shown.
+//! in their order: arguments of the call, environment, file, `cluster_file`, what a launcher such as `torchrun` says, default; `place`
+//! fills in what cluster file and launcher know. [`launch`] knows the launchers, `tf_config` the one that describes the whole job,
+//! [`kinds`] and [`units`] how a value is written, [`report`] how all of them are shown.
 
+mod cluster_file;
 pub mod kinds;
 pub mod knobs;
 pub mod launch;
 pub mod load;
+mod place;
 pub mod report;
+mod tf_config;
 pub mod units;
 
 pub use kinds::ProcessRole;

@@ -31,10 +31,10 @@ impl Config {
     }
 
     /// A file that gives these settings again. What only this process has stands in it as a comment: the secret, and the place that a
-    /// launcher assigned.
+    /// launcher or the cluster file assigned.
     pub fn to_toml(&self) -> String {
         let mut text = String::from(
-            "# Gradlane's settings. What is commented out has no value, is secret, or is said by the launcher.\n",
+            "# Gradlane's settings. What is commented out has no value, is secret, or is said by the launcher or the cluster file.\n",
         );
         let mut topic = "";
         for knob in KNOBS {
@@ -43,7 +43,8 @@ impl Config {
                 writeln!(text, "\n# {topic}").expect("a String takes all");
             }
             let value = knob.value(self);
-            let own = knob.unit == Unit::Secret || matches!(self.origin(knob.name), Origin::Launcher(_));
+            let own =
+                knob.unit == Unit::Secret || matches!(self.origin(knob.name), Origin::Launcher(_) | Origin::Cluster(_));
             let comment = if own || value.is_empty() { "# " } else { "" };
             let value = if own { String::new() } else { value };
             writeln!(text, "\n# {}\n{comment}{} = {}", knob.doc, knob.name, literal(knob, value))

@@ -34,6 +34,11 @@ fn each_launcher_is_understood() {
         ),
         ("RANK=3 WORLD_SIZE=4", Launcher::Torchrun, [3, 4, 0, 1, 3, 4]),
         (
+            r#"TF_CONFIG={"cluster":{"worker":["a:1","a:2","b:1"]},"task":{"type":"worker","index":1}}"#,
+            Launcher::TfConfig,
+            [1, 3, 1, 2, 0, 2],
+        ),
+        (
             "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2",
             Launcher::Mpi,
             [3, 4, 1, 2, 1, 2],
@@ -63,6 +68,7 @@ fn the_first_family_decides() {
         ("GRADLANE_RANK=0 GRADLANE_SIZE=2", Launcher::Gradlane),
         ("DMLC_WORKER_ID=0 DMLC_NUM_WORKER=3", Launcher::Dmlc),
         ("RANK=0 WORLD_SIZE=4", Launcher::Torchrun),
+        (r#"TF_CONFIG={"cluster":{"worker":["a:1"]},"task":{"type":"worker","index":0}}"#, Launcher::TfConfig),
         ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=5", Launcher::Mpi),
         ("SLURM_PROCID=0 SLURM_NTASKS=6 SLURM_STEP_NODELIST=n1", Launcher::Slurm),
     ];

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::config::ProcessRole;
 
 #[test]
 fn arguments_win_over_the_environment_over_its_aliases_over_the_file_over_the_default() {
@@ -172,6 +173,27 @@ fn byteps_variables_alone_start_each_role() {
 
     let server = of("DMLC_ROLE=server");
     assert_eq!((server.role, server.size, server.server_index), (ProcessRole::Server, None, None));
+}
+
+#[test]
+fn tensorflows_variable_alone_starts_each_role() {
+    let of = |arguments: &str, task: &str| {
+        let cluster = r#"{"chief":["n0:1"],"worker":["n1:1"],"ps":["n2:1","n3:1"]}"#;
+        load(arguments, &format!(r#"TF_CONFIG={{"cluster":{cluster},"task":{task}}}"#), "")
+    };
+    let worker = of("", r#"{"type":"worker","index":0}"#).unwrap().0;
+    assert_eq!((worker.role, worker.rank, worker.size), (ProcessRole::Worker, Some(1), Some(2)));
+    assert_eq!((worker.servers, worker.server_index), (2, None));
+    assert_eq!(*worker.origin("job"), Origin::Launcher(Launcher::TfConfig));
+
+    let server = of("", r#"{"type":"ps","index":1}"#).unwrap().0;
+    assert_eq!((server.role, server.rank, server.size), (ProcessRole::Server, None, None));
+    assert_eq!((server.servers, server.server_index), (2, Some(1)));
+    assert_eq!(server.job, worker.job);
+
+    assert_eq!(of("job=night", r#"{"type":"ps","index":1}"#).unwrap().0.job, "night", "what was said goes first");
+    let error = of("role=worker", r#"{"type":"ps","index":1}"#).unwrap_err().to_string();
+    assert!(error.contains("which is a server"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,82 @@
+//! The place of a process in its job, from those who know the whole job: the cluster file, then the launcher. What the user said of it
+//! goes first.
+
+use std::collections::BTreeMap;
+
+use super::cluster_file::ClusterFile;
+use super::kinds::ProcessRole;
+use super::knobs::{Config, KNOBS, Knob};
+use super::launch::{self, Launch, Launcher, workers_of_dmlc};
+use super::load::{Origin, read, written};
+use crate::error::Result;
+
+impl Config {
+    /// Fills in what the cluster file knows and nobody said, and translates the index that chose the task in it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a file that cannot be read, is malformed, or does not have this process.
+    pub(super) fn place_in_cluster(&mut self) -> Result<()> {
+        let Some(path) = &self.cluster_file else { return Ok(()) };
+        let path = path.display().to_string();
+        let cluster = ClusterFile::parse(&read(&written("cluster_file", self.origin("cluster_file")), &path)?)?;
+        for (name, value) in cluster.values(self)? {
+            if ["rank", "server_index"].contains(&name) || *self.origin(name) == Origin::Default {
+                let knob = Knob::find(name).expect("places are knobs");
+                self.set(knob, &value, Origin::Cluster(path.clone()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills in what the launcher knows and nobody said.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the variable that is missing or malformed.
+    pub(super) fn place(&mut self, environment: &BTreeMap<String, String>) -> Result<()> {
+        for (name, value, launcher) in self.said_by_launcher(environment)? {
+            let knob = Knob::find(name).expect("places are knobs");
+            if *self.origin(name) == Origin::Default || knob.value(self).is_empty() {
+                self.set(knob, &value, Origin::Launcher(launcher))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Names of knobs with their values, and who says so.
+    fn said_by_launcher(
+        &self,
+        environment: &BTreeMap<String, String>,
+    ) -> Result<Vec<(&'static str, String, Launcher)>> {
+        let env = |name: &str| self.said_of_place(name).or_else(|| environment.get(name).cloned());
+        let described = match self.role {
+            ProcessRole::Worker | ProcessRole::Server => launch::described(&env)?,
+            ProcessRole::Coordinator | ProcessRole::Both => None,
+        };
+        let mut said = Vec::new();
+        let mut role = self.role;
+        if let Some(described) = described {
+            said.extend(described.values().into_iter().map(|(name, value)| (name, value, Launcher::TfConfig)));
+            if *self.origin("role") == Origin::Default {
+                role = described.role();
+            }
+        }
+        match role {
+            ProcessRole::Worker => {
+                let launch = Launch::detect(&env)?;
+                said.extend(launch.values().map(|(name, value)| (name, value.to_string(), launch.launcher)));
+            }
+            ProcessRole::Coordinator | ProcessRole::Both => {
+                let size = workers_of_dmlc(&|name: &str| environment.get(name).cloned())?;
+                said.extend(size.map(|size| ("size", size.to_string(), Launcher::Dmlc)));
+            }
+            ProcessRole::Server => {}
+        }
+        Ok(said)
+    }
+
+    /// The value of a knob by the name of its environment variable, whatever it came from.
+    fn said_of_place(&self, variable: &str) -> Option<String> {
+        let knob = KNOBS.iter().find(|knob| knob.topic == "Place" && knob.env() == variable)?;
+        Some(knob.value(self)).filter(|value| !value.is_empty())
+    }
+}
