@@ -127,6 +127,7 @@ impl Aggregator {
         let Some(part) = self.parts.get_mut(&id.part) else { return };
         let Some(slot) = part.slots[parity(id.round)].take_if(|slot| slot.id == id) else { return };
         self.booked -= slot.booked;
+        self.starved = None;
         if let RoundState::Published(_) = slot.state {
             self.commands.push_back(Command::Drop { slot: id });
         }

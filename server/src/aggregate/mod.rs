@@ -56,8 +56,8 @@ pub struct AggregatorConfig {
     pub stall_warn: Duration,
     /// A round older than this fails.
     pub step_timeout: Duration,
-    /// Bytes of bodies, accumulators and sums together. To be larger than this server's share of the model, whose last sums stay in
-    /// memory between steps, plus the credit of all workers.
+    /// Bytes of bodies, accumulators and sums together. To be larger than three times this server's share of the model, whose last sums stay in
+    /// memory between steps while the next are added (half-size floats in f32), plus the credit of all workers.
     pub memory_bytes_max: u64,
     /// The mistake to make, for the tests of the simulation.
     pub defect: Option<Defect>,
@@ -76,6 +76,8 @@ pub struct Aggregator {
     waiting: BTreeSet<(Time, SlotId)>,
     warned: Option<Time>,
     booked: u64,
+    /// Since when pushes are refused for want of memory and none was freed.
+    starved: Option<Time>,
     last_counted: Option<(TensorKey, Round)>,
     /// What rounds that nobody had begun are refused with, once the server drains.
     draining: Option<Error>,
@@ -132,6 +134,7 @@ impl Aggregator {
             waiting: BTreeSet::new(),
             warned: None,
             booked: 0,
+            starved: None,
             last_counted: None,
             draining: None,
             commands: VecDeque::new(),
@@ -299,18 +302,27 @@ impl Aggregator {
         let slot = self.slot_mut(id).expect("was there");
         let before = std::mem::replace(&mut slot.booked, bytes);
         self.booked = self.booked - before + bytes;
+        if bytes < before {
+            self.starved = None;
+        }
     }
 
-    fn check_memory(&self, more: u64) -> Result<()> {
+    /// Whether `more` bytes can be had. A refusal passes by itself when rounds end; if none does for a step timeout, the memory is too small
+    /// for the job, and to ask again would be to wait for ever.
+    fn check_memory(&mut self, now: Time, more: u64) -> Result<()> {
         let limit = self.config.memory_bytes_max;
         if self.booked.saturating_add(more) <= limit {
             return Ok(());
         }
-        Err(Error::Exhausted {
-            what: "memory of the server".to_owned(),
-            limit: format!("{limit} bytes"),
-            hint: "raise its limit, add servers, or lower the workers' credit".to_owned(),
-        })
+        let what = "memory of the server".to_owned();
+        let hint = "raise its limit, add servers, or lower the workers' credit".to_owned();
+        if *self.starved.get_or_insert(now) + self.config.step_timeout <= now {
+            return Err(Error::FailedPrecondition {
+                what: format!("{what}: {limit} bytes are too few for this job"),
+                hint,
+            });
+        }
+        Err(Error::Exhausted { what, limit: format!("{limit} bytes"), hint })
     }
 
     fn workers(&self) -> &[WorkerId] {

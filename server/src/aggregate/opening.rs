@@ -69,7 +69,7 @@ impl Aggregator {
                 self.retire(passed);
             }
         }
-        self.begin(Slot::new(id, Spec::of(worker, header)))?;
+        self.begin(now, Slot::new(id, Spec::of(worker, header)))?;
         Ok(id)
     }
 
@@ -86,7 +86,8 @@ impl Aggregator {
         self.pass(now, id, worker);
         // The slot still holds the sum of two rounds ago. It is free once all have come to the latest round, or gone beyond it.
         let before_latest = id.round.0.checked_sub(2).map(|round| SlotId { round: Round(round), ..id });
-        let current = self.slot(SlotId { round: latest, ..id }).expect("the latest round of a part is alive");
+        // It made room for a later one, for which there was no memory then.
+        let Some(current) = self.slot(SlotId { round: latest, ..id }) else { return Ok(()) };
         let slowest = self.workers().iter().find(|other| !current.arrived.contains(**other)).copied();
         let cause = match slowest {
             None if ahead == 1 => return Ok(()),
@@ -128,7 +129,7 @@ impl Aggregator {
     }
 
     /// Puts a new round into its slot.
-    fn begin(&mut self, mut slot: Slot) -> Result<()> {
+    fn begin(&mut self, now: Time, mut slot: Slot) -> Result<()> {
         let id = slot.id;
         if let Op::Broadcast { root } = slot.spec.op
             && !self.workers().contains(&root)
@@ -146,7 +147,7 @@ impl Aggregator {
             }
         }
         slot.booked = slot.needs(self.workers(), &self.config);
-        self.check_memory(slot.booked)?;
+        self.check_memory(now, slot.booked)?;
         self.booked += slot.booked;
         let empty = || Part { latest: id.round, ahead: BTreeMap::new(), blocked: None, slots: [None, None] };
         let part = self.parts.entry(id.part).or_insert_with(empty);
@@ -202,7 +203,8 @@ impl Aggregator {
                     self.arrive(now, id, worker, exchange, weight);
                 } else {
                     let superseded = open.landing.insert(worker, exchange);
-                    if let Err(error) = self.check_memory(self.growth(id)) {
+                    let growth = self.growth(id);
+                    if let Err(error) = self.check_memory(now, growth) {
                         self.open_mut(id).landing.remove(&worker);
                         return Err(error);
                     }

@@ -609,6 +609,35 @@ mod memory {
     }
 
     #[test]
+    fn memory_that_never_becomes_free_is_an_error_that_is_not_repeated() {
+        let mut world = World::with(2, |config| config.memory_bytes_max = 48);
+        let other = Header { part: PartId { index: 1, ..slot(0).part }, ..header(0) };
+        world.everybody(header(0));
+        world.pass(Duration::from_secs(1));
+        world.everybody(header(1));
+        world.commands();
+        for (seconds, code) in
+            [(0, Code::ResourceExhausted), (59, Code::ResourceExhausted), (1, Code::FailedPrecondition)]
+        {
+            world.pass(Duration::from_secs(seconds));
+            world.open(0, Header { bytes: 32, ..other });
+            assert_eq!(rejected(&world.commands()), [code]);
+        }
+    }
+
+    #[test]
+    fn a_round_that_made_room_in_vain_can_be_followed_by_another() {
+        let mut world = World::with(2, |config| config.memory_bytes_max = 64);
+        world.everybody(header(0));
+        world.open(0, header(3));
+        world.pass(Duration::from_secs(60));
+        world.open(0, Header { bytes: 64, ..header(3) });
+        world.commands();
+        let exchange = world.open(0, header(3));
+        assert!(world.commands().contains(&Command::Land { exchange, bytes: 16 }));
+    }
+
+    #[test]
     fn half_size_floats_need_an_accumulator_of_twice_the_size() {
         let mut world = World::of(1);
         world.open(0, Header { dtype: DType::BF16, ..header(0) });
