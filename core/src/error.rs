@@ -163,14 +163,6 @@ pub enum Error {
         /// Why.
         cause: String,
     },
-    /// Something with this name does not exist.
-    #[error("{what} does not exist; {hint}")]
-    NotFound {
-        /// What was asked for.
-        what: String,
-        /// What exists.
-        hint: String,
-    },
     /// The call does not fit the state: before `init`, after `shutdown`, a server that drains.
     #[error("{what}; {hint}")]
     FailedPrecondition {
@@ -203,8 +195,6 @@ pub enum Error {
 pub enum Code {
     /// The caller gave something without meaning.
     InvalidArgument,
-    /// It does not exist.
-    NotFound,
     /// Somebody else has it.
     AlreadyExists,
     /// The state forbids it.
@@ -243,7 +233,6 @@ impl Error {
             Self::Checksum { .. } => Code::DataLoss,
             Self::Exhausted { .. } => Code::ResourceExhausted,
             Self::Unavailable { .. } | Self::Io { .. } => Code::Unavailable,
-            Self::NotFound { .. } => Code::NotFound,
             Self::Cancelled => Code::Cancelled,
             Self::Internal { .. } => Code::Internal,
         }

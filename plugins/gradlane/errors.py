@@ -27,7 +27,6 @@ __all__ = [
     "InvalidArgumentError",
     "MismatchError",
     "NotFormedError",
-    "NotFoundError",
     "NotInitializedError",
     "PeerLostError",
     "ProtocolError",
@@ -44,7 +43,7 @@ class Error(RuntimeError):
     """Base of everything that Gradlane raises.
 
     Attributes:
-        code: the class of failure: `InvalidArgument`, `NotFound`, `AlreadyExists`, `FailedPrecondition`, `Aborted`,
+        code: the class of failure: `InvalidArgument`, `AlreadyExists`, `FailedPrecondition`, `Aborted`,
             `DeadlineExceeded`, `Unavailable`, `ResourceExhausted`, `Cancelled`, `Fenced`, `Unauthenticated`,
             `DataLoss`, `Unimplemented` or `Internal`.
         retryable: whether the same call may succeed later without anything else being changed.
@@ -144,12 +143,6 @@ class DuplicateRankError(Error):
     """Two processes want one rank."""
 
     code = "AlreadyExists"
-
-
-class NotFoundError(Error):
-    """Something with this name does not exist."""
-
-    code = "NotFound"
 
 
 class TimeoutError(Error, builtins.TimeoutError):  # the builtin's name on purpose: `except TimeoutError` catches both
@@ -280,7 +273,6 @@ _OF_VARIANT: Mapping[str, type[Error]] = {
     "Checksum": ChecksumError,
     "Exhausted": ResourceExhaustedError,
     "Unavailable": UnavailableError,
-    "NotFound": NotFoundError,
     "FailedPrecondition": FailedPreconditionError,
     "Cancelled": CancelledError,
     "Io": UnavailableError,

@@ -114,11 +114,6 @@ fn describe(error: &Error, fields: &Bound<'_, PyDict>) -> PyResult<&'static str>
             fields.set_item("cause", cause)?;
             "Unavailable"
         }
-        Error::NotFound { what, hint } => {
-            fields.set_item("what", what)?;
-            fields.set_item("hint", hint)?;
-            "NotFound"
-        }
         Error::FailedPrecondition { what, hint } => {
             fields.set_item("what", what)?;
             fields.set_item("hint", hint)?;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use gradlane_core::Error;
@@ -26,6 +26,8 @@ pub(crate) struct DataPlane {
     pool: Pool,
     pub(crate) stats: Stats,
     state: Mutex<State>,
+    /// Told when nothing is open any more, or will be waited for.
+    drained: Condvar,
     lanes: OnceLock<SumLanes>,
     listener: OnceLock<Listener>,
     timer: OnceLock<Timer>,
@@ -40,6 +42,7 @@ struct State {
     /// What each open exchange said; needed when its body has landed.
     headers: BTreeMap<ExchangeId, Header>,
     bodies: BTreeMap<ExchangeId, Lease>,
+    stopped: bool,
 }
 
 impl DataPlane {
@@ -55,7 +58,9 @@ impl DataPlane {
                 links: BTreeMap::new(),
                 headers: BTreeMap::new(),
                 bodies: BTreeMap::new(),
+                stopped: false,
             }),
+            drained: Condvar::new(),
             lanes: OnceLock::new(),
             listener: OnceLock::new(),
             timer: OnceLock::new(),
@@ -123,8 +128,24 @@ impl DataPlane {
         self.state.lock().expect(LOCK).aggregator.progress()
     }
 
+    /// From now on refuses rounds that nobody has begun.
+    pub(crate) fn refuse(self: &Arc<Self>, refusal: Error) {
+        self.with(|state, now| state.aggregator.handle_drain(now, refusal));
+    }
+
+    /// After [`DataPlane::refuse`], waits for the rounds that are open, at most `patience` or until somebody stops this plane. Whether
+    /// all were completed and answered.
+    pub(crate) fn drain(&self, patience: Duration) -> bool {
+        let waits = |state: &mut State| !state.stopped && !state.aggregator.is_drained();
+        let state = self.state.lock().expect(LOCK);
+        let (state, _) = self.drained.wait_timeout_while(state, patience, waits).expect(LOCK);
+        state.aggregator.is_drained()
+    }
+
     /// Stops listening. The lanes end with the last reference to this plane.
     pub(crate) fn stop(&self, patience: Duration) {
+        self.state.lock().expect(LOCK).stopped = true;
+        self.drained.notify_all();
         if let Some(listener) = self.listener.get() {
             (listener.stop)(patience);
         }
@@ -188,6 +209,9 @@ impl DataPlane {
             self.carry_out(&mut state, command);
         }
         let due = state.aggregator.poll_timeout();
+        if state.aggregator.is_drained() {
+            self.drained.notify_all();
+        }
         drop(state);
         self.timer.get().expect("set in new").arm(due);
         result
@@ -226,8 +250,10 @@ impl DataPlane {
 
     fn report(&self, stall: Stall) {
         tracing::warn!(part = %stall.part, round = stall.round.0, missing = ?stall.missing, "round waits");
-        if let Some(membership) = self.membership.get().and_then(Weak::upgrade) {
-            membership.lock().expect(LOCK).report_stall(stall);
+        let membership = self.membership.get().and_then(Weak::upgrade);
+        // Not waited for: whoever holds it ends it, and waits for its thread, which may wait for this plane's state.
+        if let Some(Ok(membership)) = membership.as_ref().map(|membership| membership.try_lock()) {
+            membership.report_stall(stall);
         }
     }
 

@@ -7,6 +7,7 @@ pub mod coordinator;
 
 mod accumulator;
 mod connection;
+mod life;
 mod server;
 mod stats;
 mod sum;
@@ -21,5 +22,6 @@ mod os;
 mod signals;
 
 pub use embedded::{Embedded, EmbeddedOptions};
+pub use life::ServerState;
 pub use server::{Server, ServerOptions};
 pub use stats::Stats;

@@ -1,7 +1,7 @@
 //! One summation server of a job: joins, listens, adds, ends with the job.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
@@ -9,11 +9,12 @@ use gradlane_core::config::Config;
 use gradlane_core::engine::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::quic::{Settings, listener};
-use gradlane_core::types::{Phase, Role};
+use gradlane_core::types::{Phase, Role, ServerId};
 use gradlane_core::{Error, Result};
 
 use crate::aggregate::AggregatorConfig;
 use crate::connection::DataPlane;
+use crate::life::{Life, ServerState, Turn};
 
 /// How to start a server.
 #[derive(Debug)]
@@ -28,19 +29,14 @@ pub struct ServerOptions {
     pub index: Option<u32>,
 }
 
-/// `New → Joining → Running → Ended`. [`Server::start`] returns in `Joining`; a stopped server stays stopped.
+/// A server from its start to its end: see [`ServerState`]. [`Server::start`] returns in `Joining`; one that has ended does not start again.
 pub struct Server {
     address: String,
     plane: Arc<DataPlane>,
     membership: Arc<Mutex<Membership>>,
-    end: Arc<End>,
-}
-
-/// How the server's life ended; empty while it lives.
-#[derive(Default)]
-struct End {
-    outcome: Mutex<Option<Result<()>>>,
-    ended: Condvar,
+    life: Arc<Life>,
+    /// Known once it has joined.
+    index: Arc<OnceLock<ServerId>>,
 }
 
 impl Server {
@@ -66,17 +62,24 @@ impl Server {
         let member =
             MemberConfig { requested: index, address: address.clone(), ..process::member(Role::Server, &config) };
 
-        let end = Arc::new(End::default());
-        let (reporter, followed, finished) = (Arc::clone(&plane), Arc::clone(&plane), Arc::clone(&end));
+        let (life, index) = (Arc::new(Life::new()), Arc::new(OnceLock::new()));
+        let (reporter, followed) = (Arc::clone(&plane), Arc::clone(&plane));
+        let (lived, given) = (Arc::clone(&life), Arc::clone(&index));
         let membership = Membership::start(
             MembershipOptions { member, coordinator, credentials },
             clock,
             move || reporter.progress(),
-            move |event| on_event(&followed, &finished, event),
+            move |event| {
+                if let MemberEvent::Joined { index, .. } = &event {
+                    // A server that lost its connection joins anew, in the same place.
+                    let _ = given.set(ServerId(*index));
+                }
+                on_event(&followed, &lived, event);
+            },
         )?;
         let membership = Arc::new(Mutex::new(membership));
         plane.attach(listener, Arc::downgrade(&membership));
-        Ok(Self { address, plane, membership, end })
+        Ok(Self { address, plane, membership, life, index })
     }
 
     /// Where it accepts exchanges, `host:port`.
@@ -89,65 +92,81 @@ impl Server {
         &self.plane.stats
     }
 
+    /// Where it stands in its life.
+    pub fn state(&self) -> ServerState {
+        self.life.state()
+    }
+
     /// Waits until the job has ended, at most `patience`; `None` waits as long as it lasts.
     ///
     /// # Errors
     /// Why the job failed; [`Error::Timeout`] if it still runs.
     pub fn join(&self, patience: Option<Duration>) -> Result<()> {
-        let guard = self.end.outcome.lock().expect(LOCK);
-        let running = |outcome: &mut Option<Result<()>>| outcome.is_none();
-        let guard = match patience {
-            None => self.end.ended.wait_while(guard, running).expect(LOCK),
-            Some(patience) => self.end.ended.wait_timeout_while(guard, patience, running).expect(LOCK).0,
-        };
-        guard.clone().unwrap_or_else(|| {
+        self.life.wait(patience).unwrap_or_else(|| {
             Err(Error::Timeout { what: "waiting for the job to end".to_owned(), waited: patience.unwrap_or_default() })
         })
     }
 
+    /// Stops gently, and returns whether nothing was left open.
+    ///
+    /// Rounds of parts that no worker had begun are refused with [`Error::FailedPrecondition`] from now on. Those that are open are
+    /// completed and answered, for at most `patience`; then the server stops. A second call waits for the same, with its own patience.
+    pub fn drain(&self, patience: Duration) -> bool {
+        // First, so that who sees it draining is refused.
+        self.plane.refuse(self.refusal());
+        let drained = self.life.turn(Turn::Drain).has_ended() || self.plane.drain(patience);
+        self.stop(FAREWELL);
+        drained
+    }
+
     /// Stops at once: open exchanges fail on the workers' side. Idempotent.
     pub fn stop(&self, patience: Duration) {
-        self.end.set(Ok(()));
+        self.life.turn(Turn::End);
         self.membership.lock().expect(LOCK).stop();
         self.plane.stop(patience);
+    }
+
+    /// What is said to whoever begins a round while it drains.
+    fn refusal(&self) -> Error {
+        let name = self.index.get().map_or_else(|| "the server".to_owned(), ServerId::to_string);
+        Error::FailedPrecondition {
+            what: format!("{name} is draining"),
+            hint: "it was asked to stop; start the job again when its servers stay".to_owned(),
+        }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop(Duration::from_secs(1));
-    }
-}
-
-impl End {
-    fn set(&self, outcome: Result<()>) {
-        self.outcome.lock().expect(LOCK).get_or_insert(outcome);
-        self.ended.notify_all();
+        self.stop(FAREWELL);
     }
 }
 
 const LOCK: &str = "nobody panics while holding it";
+/// How long peers may take to hear that a server is gone.
+const FAREWELL: Duration = Duration::from_millis(500);
 
-fn on_event(plane: &Arc<DataPlane>, end: &End, event: MemberEvent) {
+fn on_event(plane: &Arc<DataPlane>, life: &Life, event: MemberEvent) {
     match event {
         MemberEvent::Joined { index, view } => {
             tracing::info!(server = index, epoch = %view.epoch, "joined");
             plane.handle_view(view);
+            life.turn(Turn::Joined);
         }
         MemberEvent::View(view) => {
             let ended = view.phase == Phase::Ended;
             plane.handle_view(view);
             if ended {
-                end.set(Ok(()));
+                life.turn(Turn::End);
             }
         }
         MemberEvent::Forget { key, error } => plane.handle_forget(key, error),
         MemberEvent::Failed(error) => {
             tracing::error!(%error, "the job failed");
             plane.handle_failure(&told(&error));
-            end.set(Err(error));
+            life.turn(Turn::Fail(error));
         }
-        MemberEvent::Left => end.set(Ok(())),
+        MemberEvent::Left => drop(life.turn(Turn::End)),
         MemberEvent::StallNotice { .. } | MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {}
     }
 }

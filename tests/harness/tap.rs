@@ -1,12 +1,14 @@
-//! A transport with somebody at the tap: what is pushed can be held up or made to fail, by its number.
+//! A transport with somebody at the tap: what is pushed can be held up, damaged or made to fail, by its number.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crossbeam_channel::Sender;
 use gradlane_core::Error;
 use gradlane_core::mem::Region;
-use gradlane_core::transport::{LinkLost, Peer, Pulled, Push, Torn, Transport};
+use gradlane_core::transport::{Answer, LinkLost, Peer, Pulled, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId};
+use gradlane_core::wire::Flags;
 
 /// What happens to the link of a push, before the push.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,6 +17,8 @@ pub enum Fate {
     Stay,
     /// It is lost, with all exchanges under way on it.
     Cut,
+    /// Nothing, but the body does not have the checksum that its header tells.
+    Damage,
 }
 
 /// Carries everything over another transport, and asks `before` about each push, on the thread that pushes, with its number from 1.
@@ -25,12 +29,19 @@ pub struct Tap<T, F> {
     inner: T,
     pushes: AtomicU64,
     before: F,
+    refusals: Option<Sender<Error>>,
 }
 
 impl<T: Transport, F: Fn(u64) -> Fate + Send + Sync> Tap<T, F> {
     /// Over `inner`.
     pub fn new(inner: T, before: F) -> Self {
-        Self { inner, pushes: AtomicU64::new(0), before }
+        Self { inner, pushes: AtomicU64::new(0), before, refusals: None }
+    }
+
+    /// Tells every error that a server answers with, also those after which the engine tries again.
+    #[must_use]
+    pub fn telling(self, refusals: Sender<Error>) -> Self {
+        Self { refusals: Some(refusals), ..self }
     }
 }
 
@@ -39,18 +50,26 @@ impl<T: Transport, F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<T, F> {
         self.inner.connect(peer, patience, lost, done);
     }
 
-    fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>) {
+    fn push(&self, link: LinkId, exchange: ExchangeId, mut push: Push, done: Done<()>) {
         let number = self.pushes.fetch_add(1, Ordering::Relaxed) + 1;
         match (self.before)(number) {
             Fate::Stay => {}
             Fate::Cut => self.inner.disconnect(link),
+            Fate::Damage => {
+                push.header.flags = push.header.flags.with(Flags::CHECKSUM);
+                push.header.checksum ^= 1;
+            }
         }
         let done = Done::new(move |outcome: Result<(), Error>| done.report(outcome.map_err(lost)));
         self.inner.push(link, exchange, push, done);
     }
 
     fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
-        let done = |outcome: Result<_, Torn>| {
+        let refusals = self.refusals.clone();
+        let done = move |outcome: Result<Answer, Torn>| {
+            if let (Some(refusals), Ok(Answer::Reject(error))) = (refusals, &outcome) {
+                let _ = refusals.send(error.clone());
+            }
             done(outcome.map_err(|Torn { error, landing_begun }| Torn { error: lost(error), landing_begun }));
         };
         self.inner.pull(exchange, into, Box::new(done));

@@ -11,11 +11,13 @@ use gradlane_core::transport::quic::Settings;
 use gradlane_core::types::{Op, Role, WorkerId};
 use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
-use gradlane_server::{Server, ServerOptions};
-use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all, config, worker_over};
+use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions};
+use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all, config, worker, worker_over};
 use gradlane_tests::digits;
 use gradlane_tests::outage::Outage;
 use gradlane_tests::tap::{Fate, Tap};
+
+use crate::actors::worker as worker_process;
 
 #[test]
 fn a_worker_that_does_not_come_is_named_to_those_who_wait() {
@@ -36,6 +38,34 @@ fn a_root_that_sends_nothing_is_named_to_those_who_wait() {
     let error = Tensor::new("weights", vec![1_f32; 10]).reduce(&cluster.workers[0], op).unwrap_err();
     let Error::Stalled { missing, .. } = &error else { panic!("{error}") };
     assert_eq!(missing, &[WorkerId(1)]);
+}
+
+#[test]
+fn a_root_that_dies_is_named_to_those_who_wait_for_its_broadcast() {
+    // So patient that it is the death that is heard of, and not that nothing came.
+    let config = config(&[]);
+    let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 3, servers: 1 }).unwrap();
+    let join = embedded.join_string();
+    let mut root = worker_process(&["puppet"], join, Some(0), 3, &[]);
+    let others: Vec<Engine> = std::thread::scope(|scope| {
+        let joining = [1, 2].map(|rank| {
+            let config = &config;
+            scope.spawn(move || worker(config, join, Some(rank), 3).unwrap())
+        });
+        joining.into_iter().map(|other| other.join().unwrap()).collect()
+    });
+    assert_eq!(root.line(), "joined 0");
+    let mut weights = [1, 2].map(|_| Tensor::new("weights", vec![1_f32; 10]));
+    let op = Op::Broadcast { root: WorkerId(0) };
+    let waiting = weights.each_mut().into_iter().zip(&others);
+    let waiting: Vec<Handle> = waiting.map(|(tensor, engine)| tensor.push_pull(engine, op).unwrap()).collect();
+    root.signal("KILL");
+    embedded.coordinator().report_death(root.pid(), "it was killed".to_owned());
+    for handle in waiting {
+        let error = handle.wait(Some(PATIENCE)).unwrap_err();
+        let Error::PeerLost { member, .. } = &error else { panic!("{error}") };
+        assert_eq!(member, "worker 0");
+    }
 }
 
 #[test]

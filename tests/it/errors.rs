@@ -1,12 +1,43 @@
 //! What a caller is told when nothing comes of what it asked for. Disagreements, membership, barriers and identity stand in their own
 //! files.
 
+use std::net::UdpSocket;
+use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::types::{Op, WorkerId};
-use gradlane_core::{Code, Error};
-use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor};
+use crossbeam_channel::unbounded;
+use gradlane_core::engine::{Engine, EngineOptions, Submission, process};
+use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
+use gradlane_core::types::{Done, JoinString, Op, Role, WorkerId};
+use gradlane_core::{Code, Error, Result};
+use gradlane_server::{Embedded, EmbeddedOptions};
+use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, config, worker};
+use gradlane_tests::patience::eventually;
 use gradlane_tests::rounds;
+use gradlane_tests::tap::{Fate, Tap};
+
+use crate::actors::Job;
+
+#[test]
+fn every_class_of_failure_can_happen_and_says_whether_to_try_again() {
+    for (code, retryable) in [
+        (Code::InvalidArgument, false),
+        (Code::AlreadyExists, false),
+        (Code::FailedPrecondition, false),
+        (Code::Aborted, false),
+        (Code::DeadlineExceeded, false),
+        (Code::Unavailable, true),
+        (Code::ResourceExhausted, true),
+        (Code::Cancelled, false),
+        (Code::Fenced, false),
+        (Code::Unauthenticated, false),
+        (Code::DataLoss, false),
+        (Code::Internal, false),
+    ] {
+        let error = provoke(code);
+        assert_eq!((error.code(), error.retryable()), (code, retryable), "{error}");
+    }
+}
 
 #[test]
 fn a_sum_that_somebody_withholds_fails_in_time_and_names_who() {
@@ -35,4 +66,112 @@ fn after_the_shutdown_nothing_is_accepted() {
     assert_eq!(late.map_err(|error| error.code()), Err(Code::FailedPrecondition));
     let late = cluster.workers[0].arrive("epoch", None).wait(Some(PATIENCE));
     assert_eq!(late.map_err(|error| error.code()), Err(Code::FailedPrecondition));
+}
+
+/// One way in which a failure of each class comes to a caller.
+fn provoke(code: Code) -> Error {
+    match code {
+        Code::InvalidArgument => {
+            let cluster = Cluster::start(1, 1);
+            let op = Op::Broadcast { root: WorkerId(7) };
+            Tensor::new("a", vec![1.0; 10]).reduce(&cluster.workers[0], op).expect_err("nobody has this rank")
+        }
+        Code::AlreadyExists => {
+            let cluster = Cluster::start(2, 1);
+            let second = worker(&config(&[]), cluster.embedded.join_string(), Some(1), 2);
+            second.err().expect("the rank is taken")
+        }
+        Code::FailedPrecondition => {
+            let cluster = Cluster::start(1, 1);
+            cluster.workers[0].shutdown(PATIENCE).unwrap();
+            reduce(&cluster.workers[0]).expect_err("it has left")
+        }
+        Code::Aborted => {
+            let job = Job::start(1, 1, &[]);
+            job.embedded.coordinator().report_death(job.puppets[0].pid(), "it was killed".to_owned());
+            job.embedded.coordinator().wait(Some(PATIENCE)).expect_err("the job lost a worker")
+        }
+        Code::DeadlineExceeded => {
+            let cluster = Cluster::start(1, 1);
+            cluster.embedded.servers()[0].join(Some(Duration::ZERO)).expect_err("the job runs")
+        }
+        Code::Unavailable => {
+            let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let config = config(&[("bind", &taken.local_addr().unwrap().to_string())]);
+            let second = Embedded::start(EmbeddedOptions { config, workers: 1, servers: 1 });
+            second.err().expect("the port is taken")
+        }
+        Code::ResourceExhausted => exceed_the_submission_limit(),
+        Code::Cancelled => {
+            let cluster = Cluster::start(2, 1);
+            let mut tensor = Tensor::new("a", vec![1.0; 10]);
+            let handle = tensor.push_pull(&cluster.workers[0], Op::Sum).unwrap();
+            handle.cancel();
+            handle.wait(Some(PATIENCE)).expect_err("it was given up")
+        }
+        Code::Fenced => replace_a_process(),
+        Code::Unauthenticated => {
+            let cluster = Cluster::start(1, 1);
+            let mut join = cluster.embedded.join_string().clone();
+            join.secret[0] ^= 1;
+            Credentials::enroll(&join, Role::Worker, PATIENCE).expect_err("it does not know the secret")
+        }
+        Code::DataLoss => damage_a_body(),
+        Code::Internal => {
+            let (tell, told) = unbounded();
+            drop(Done::<()>::new(move |outcome| tell.send(outcome).expect("the test waits for it")));
+            told.recv().unwrap().expect_err("the operation was forgotten")
+        }
+    }
+}
+
+/// More than may wait, while another worker withholds its part.
+fn exceed_the_submission_limit() -> Error {
+    let cluster = Cluster::with(2, 1, &[("submit_bytes_max", "1 MiB"), ("credit_bytes", "1 MiB")]);
+    let [mut first, mut second] = ["a", "b"].map(|name| Tensor::new(name, vec![1_f32; 200_000]));
+    let handle = first.push_pull(&cluster.workers[0], Op::Sum).unwrap();
+    let submission = Submission { timeout: Some(Duration::from_millis(10)), ..second.submission(Op::Sum) };
+    let error = cluster.workers[0].push_pull(submission, |_| {}).expect_err("there is no room");
+    handle.cancel();
+    assert_eq!(handle.wait(Some(PATIENCE)), Err(Error::Cancelled));
+    error
+}
+
+/// The same process joins a second time; the first life is told.
+fn replace_a_process() -> Error {
+    let embedded = Embedded::start(EmbeddedOptions { config: config(&[]), workers: 2, servers: 1 }).unwrap();
+    let join = embedded.join_string();
+    let credentials = Arc::new(Credentials::enroll(join, Role::Worker, PATIENCE).unwrap());
+    let seated = || embedded.status().unwrap().view.workers().next().map(|member| member.incarnation);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| live(join, &credentials));
+        eventually("the first life has a seat", seated);
+        let second = scope.spawn(|| live(join, &credentials));
+        let fenced = first.join().unwrap().err().expect("it was replaced");
+        let _other = worker(&config(&[]), join, Some(1), 2).expect("there is a second seat");
+        second.join().unwrap().expect("it took the first one's place");
+        fenced
+    })
+}
+
+fn live(join: &JoinString, credentials: &Arc<Credentials>) -> Result<Engine> {
+    let config = config(&[]);
+    let transport = Arc::new(QuicTransport::new(credentials, &Settings::from_config(&config))?);
+    let member = process::member(Role::Worker, &config);
+    let (coordinator, credentials) = (join.address.clone(), Arc::clone(credentials));
+    Engine::start(EngineOptions { config, member, coordinator, credentials, transport })
+}
+
+/// The sum turns out right all the same, because the engine sends the body again.
+fn damage_a_body() -> Error {
+    let (refusals, refused) = unbounded();
+    let damage = |push| if push == 1 { Fate::Damage } else { Fate::Stay };
+    let cluster =
+        Cluster::over(1, 1, &[], |_, transport| Arc::new(Tap::new(transport, damage).telling(refusals.clone())));
+    assert_eq!(reduce(&cluster.workers[0]), Ok(()));
+    refused.try_recv().expect("the server noticed")
+}
+
+fn reduce(engine: &Engine) -> Result<()> {
+    rounds::begin(engine, "a", 0, 1000).and_then(rounds::Reduction::check)
 }

@@ -1,16 +1,22 @@
 //! Starting and stopping, in every order, leaves nothing behind.
 
+use std::mem::discriminant;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gradlane_core::engine::{Clock, Engine};
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::types::Role;
 use gradlane_core::{Code, Error};
-use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions};
-use gradlane_tests::cluster::{Cluster, PATIENCE, all, config};
-use gradlane_tests::patience::eventually;
+use gradlane_server::coordinator::CoordinatorConfig;
+use gradlane_server::coordinator::driver::CoordinatorNode;
+use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions, ServerState};
+use gradlane_tests::cluster::{Cluster, PATIENCE, all, config, worker};
+use gradlane_tests::patience::{elapsed, eventually};
 use gradlane_tests::rounds;
+
+use crate::actors;
 
 #[test]
 fn a_server_can_be_stopped_in_every_state_and_as_often_as_one_likes() {
@@ -23,18 +29,41 @@ fn a_server_can_be_stopped_in_every_state_and_as_often_as_one_likes() {
     server.stop(PATIENCE);
     assert_eq!(server.join(Some(Duration::ZERO)), Ok(()));
 
-    // One that has not reached its coordinator, and never will.
-    let join = embedded.join_string();
-    let credentials = Arc::new(Credentials::enroll(join, Role::Server, PATIENCE).unwrap());
-    let nowhere = || {
-        let (config, coordinator) = (config(&[]), "127.0.0.1:9".to_owned());
-        Server::start(ServerOptions { config, coordinator, credentials: Arc::clone(&credentials), index: None })
-            .unwrap()
-    };
-    let lonely = nowhere();
+    let lonely = nowhere(&embedded);
     lonely.stop(PATIENCE);
     assert_eq!(lonely.join(None), Ok(()));
-    drop(nowhere());
+    drop(nowhere(&embedded));
+}
+
+#[test]
+fn every_call_in_every_state_of_a_server_leads_to_the_state_of_the_table() {
+    use ServerState::{Draining, Failed, Joining, Running, Stopped};
+    let failed = || Failed(Error::Cancelled);
+    let calls: [Call; 3] = [
+        |server| drop(server.join(Some(Duration::ZERO))),
+        |server| {
+            server.drain(Duration::ZERO);
+        },
+        |server| server.stop(Duration::from_secs(1)),
+    ];
+    let table: [(Stage, [ServerState; 3]); 5] = [
+        (call_while_joining, [Joining, Stopped, Stopped]),
+        (call_while_running, [Running, Stopped, Stopped]),
+        (call_while_draining, [Draining, Stopped, Stopped]),
+        (call_when_stopped, [Stopped, Stopped, Stopped]),
+        (call_when_failed, [failed(), failed(), failed()]),
+    ];
+    // The rows beside each other: most of the time goes into farewells.
+    std::thread::scope(|scope| {
+        for (row, (call_in_state, expected)) in table.into_iter().enumerate() {
+            scope.spawn(move || {
+                for (column, (call, expected)) in calls.into_iter().zip(expected).enumerate() {
+                    let state = call_in_state(call);
+                    assert_eq!(discriminant(&state), discriminant(&expected), "row {row}, call {column}: {state:?}");
+                }
+            });
+        }
+    });
 }
 
 #[test]
@@ -100,6 +129,62 @@ fn a_server_that_stops_in_the_middle_of_many_pushes_leaves_no_handle_and_no_thre
 }
 
 #[test]
+fn a_server_that_drains_completes_what_was_begun_and_refuses_what_was_not() {
+    alone("lifecycle::a_server_that_drains_completes_what_was_begun_and_refuses_what_was_not", || {
+        const TENSORS: u32 = 100;
+        const LEN: usize = 20_000;
+        let run = || {
+            let cluster = Cluster::start(2, 1);
+            let server = &cluster.embedded.servers()[0];
+            let begin = |engine| -> Vec<rounds::Reduction> {
+                (0..TENSORS).map(|i| rounds::begin(engine, &format!("tensor {i}"), 0, LEN).unwrap()).collect()
+            };
+            let first = begin(&cluster.workers[0]);
+            let all_of_them = u64::from(TENSORS) * (LEN * size_of::<f32>()) as u64;
+            eventually("all are begun", || (server.stats().received_bytes() == all_of_them).then_some(()));
+            std::thread::scope(|scope| {
+                let drained = scope.spawn(|| server.drain(PATIENCE));
+                eventually("it drains", || (server.state() == ServerState::Draining).then_some(()));
+                let late = rounds::begin(&cluster.workers[0], "late", 0, LEN).and_then(rounds::Reduction::check);
+                let Err(Error::FailedPrecondition { what, .. }) = &late else { panic!("{late:?}") };
+                assert_eq!(what, "server 0 is draining");
+                for reduction in begin(&cluster.workers[1]).into_iter().chain(first) {
+                    assert_eq!(reduction.check(), Ok(()));
+                }
+                assert!(drained.join().unwrap(), "nothing was left open");
+            });
+            assert_eq!(server.state(), ServerState::Stopped);
+        };
+        run();
+        let before = Holdings::now();
+        run();
+        before.are_back();
+    });
+}
+
+#[test]
+fn a_server_process_that_is_told_to_end_does_not_wait_long_for_a_round_that_is_open() {
+    let config = config(&[]);
+    let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 2, 1), &config, None).unwrap();
+    let join = coordinator.join_string();
+    let mut server = actors::server(join, 0, &[]);
+    let workers: Vec<Engine> = std::thread::scope(|scope| {
+        let joining = [0, 1].map(|rank| {
+            let config = &config;
+            scope.spawn(move || worker(config, join, Some(rank), 2).unwrap())
+        });
+        joining.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    all(&workers, |engine| rounds::begin(engine, "a", 0, 1000).and_then(rounds::Reduction::check).unwrap());
+    let _open = rounds::begin(&workers[0], "a", 1, 1000).unwrap();
+    let clock = Clock::start();
+    server.signal("TERM");
+    assert_eq!(server.end().code, Some(128 + 15));
+    let took = elapsed(clock);
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+#[test]
 fn twenty_jobs_in_one_process_leave_no_thread_and_no_descriptor() {
     alone("lifecycle::twenty_jobs_in_one_process_leave_no_thread_and_no_descriptor", || {
         let run = |round| {
@@ -128,6 +213,70 @@ fn jobs_that_are_just_dropped_leave_no_thread_and_no_descriptor() {
         drop(workers);
         before.are_back();
     });
+}
+
+/// Something that is done with a server.
+type Call = fn(&Server);
+/// Brings a server into a state, calls, and tells its state afterwards.
+type Stage = fn(Call) -> ServerState;
+
+fn call_while_joining(call: Call) -> ServerState {
+    let embedded = Embedded::start(EmbeddedOptions { config: config(&[]), workers: 1, servers: 1 }).unwrap();
+    let server = nowhere(&embedded);
+    assert_eq!(server.state(), ServerState::Joining);
+    call(&server);
+    server.state()
+}
+
+fn call_while_running(call: Call) -> ServerState {
+    let cluster = Cluster::start(1, 1);
+    let server = &cluster.embedded.servers()[0];
+    assert_eq!(server.state(), ServerState::Running);
+    call(server);
+    server.state()
+}
+
+fn call_while_draining(call: Call) -> ServerState {
+    let cluster = Cluster::start(2, 1);
+    let server = &cluster.embedded.servers()[0];
+    let _open = rounds::begin(&cluster.workers[0], "a", 0, 1000).unwrap();
+    eventually("a round is open", || (server.stats().received_bytes() > 0).then_some(()));
+    std::thread::scope(|scope| {
+        let drained = scope.spawn(|| server.drain(PATIENCE));
+        eventually("it drains", || (server.state() == ServerState::Draining).then_some(()));
+        call(server);
+        let state = server.state();
+        // Also where the call left it draining.
+        server.stop(Duration::from_secs(1));
+        assert!(!drained.join().unwrap(), "a round was left open");
+        state
+    })
+}
+
+fn call_when_stopped(call: Call) -> ServerState {
+    let cluster = Cluster::start(1, 1);
+    let server = &cluster.embedded.servers()[0];
+    server.stop(Duration::from_secs(1));
+    assert_eq!(server.state(), ServerState::Stopped);
+    call(server);
+    server.state()
+}
+
+fn call_when_failed(call: Call) -> ServerState {
+    let config = config(&[("form_timeout", "10ms")]);
+    let embedded = Embedded::start(EmbeddedOptions { config, workers: 1, servers: 1 }).unwrap();
+    let server = &embedded.servers()[0];
+    let failure = server.join(Some(PATIENCE)).expect_err("no worker comes");
+    assert_eq!(server.state(), ServerState::Failed(failure));
+    call(server);
+    server.state()
+}
+
+/// A server that has not reached its coordinator, and never will.
+fn nowhere(embedded: &Embedded) -> Server {
+    let credentials = Arc::new(Credentials::enroll(embedded.join_string(), Role::Server, PATIENCE).unwrap());
+    let (config, coordinator) = (config(&[]), "127.0.0.1:9".to_owned());
+    Server::start(ServerOptions { config, coordinator, credentials, index: None }).unwrap()
 }
 
 /// What a process has of the system.

@@ -39,6 +39,7 @@ macro_rules! promises {
             many_exchanges_run_at_once
             a_push_without_a_body_asks_for_the_sum_only
             a_reject_carries_the_error
+            an_answer_that_has_arrived_outlives_the_listener
             an_early_answer_refuses_the_rest_of_the_body
             an_abandoned_exchange_is_cancelled_on_both_sides
             an_exchange_may_be_abandoned_at_any_moment
@@ -128,6 +129,19 @@ pub(super) fn a_reject_carries_the_error(world: &dyn World) {
     assert_eq!(sent.soon(), Ok(()));
     assert!(matches!(sum.soon(), Ok(Answer::Reject(told)) if told == error));
     assert!(matches!(server.next(), Incoming::Answered { .. }));
+}
+
+pub(super) fn an_answer_that_has_arrived_outlives_the_listener(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let (id, mut pushed, mut pulled) = (ExchangeId(1), pattern(4 << 20, 1), vec![0; 4 << 20]);
+    let sent = worker.push(id, &mut pushed);
+    let sum = worker.pull(id, &mut pulled);
+    server.answer(server.land());
+    assert!(matches!(server.next(), Incoming::Answered { .. }));
+    (server.listener.stop)(Duration::from_secs(1));
+    assert_eq!(sent.soon(), Ok(()));
+    sum_of(sum.soon());
+    assert!(pushed == pulled);
 }
 
 pub(super) fn an_early_answer_refuses_the_rest_of_the_body(world: &dyn World) {

@@ -133,7 +133,7 @@ pub enum Incoming {
         /// Why.
         reason: Error,
     },
-    /// The answer was handed over whole. Ends the exchange.
+    /// The answer has reached the peer whole, so that closing the link takes nothing of it away. Ends the exchange.
     Answered {
         /// The exchange.
         exchange: ExchangeId,

@@ -99,7 +99,6 @@ pub(super) fn errors() -> Vec<Error> {
         Error::Checksum { tensor: text("t"), round: Round(8), from: text("worker 1") },
         Error::Exhausted { what: text("what"), limit: text("4 GiB"), hint: text("hint") },
         Error::Unavailable { what: text("what"), cause: text("cause") },
-        Error::NotFound { what: text("what"), hint: text("hint") },
         Error::FailedPrecondition { what: text("what"), hint: text("hint") },
         Error::Cancelled,
         Error::Io { what: text("what"), cause: text("cause") },

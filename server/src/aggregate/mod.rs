@@ -79,6 +79,8 @@ pub struct Aggregator {
     /// Since when pushes are refused for want of memory and none was freed.
     starved: Option<Time>,
     last_counted: Option<(TensorKey, Round)>,
+    /// What rounds that nobody had begun are refused with, once the server drains.
+    draining: Option<Error>,
     commands: VecDeque<Command>,
 }
 
@@ -134,6 +136,7 @@ impl Aggregator {
             booked: 0,
             starved: None,
             last_counted: None,
+            draining: None,
             commands: VecDeque::new(),
         }
     }
@@ -206,6 +209,12 @@ impl Aggregator {
         self.forgotten.insert(key, error);
     }
 
+    /// The server is about to stop: from now on a round that no worker had begun is refused with `refusal`, the first one given. Rounds
+    /// that were begun take the contributions they wait for, and are answered.
+    pub fn handle_drain(&mut self, _now: Time, refusal: Error) {
+        self.draining.get_or_insert(refusal);
+    }
+
     /// The coordinator announced a membership. Views may come twice or late.
     ///
     /// A sum is made by one set of workers from its first to its last contribution: when other processes take over ranks, all rounds
@@ -250,6 +259,20 @@ impl Aggregator {
             let reports: Vec<Command> = reports.collect();
             self.commands.extend(reports);
         }
+    }
+
+    /// Whether it drains and nothing is open any more: no exchange is under way, and every round has its sum, which whoever wants it has
+    /// asked for, or will have none.
+    ///
+    /// A broadcast has its sum when its root came; it stays open for those who have not.
+    pub fn is_drained(&self) -> bool {
+        let settled = |slot: &Slot| match slot.state {
+            RoundState::Open(_) => false,
+            RoundState::Published(_) => slot.arrived.len() >= self.workers().len(),
+            RoundState::Failed(_) => true,
+        };
+        let slots = || self.parts.values().flat_map(|part| part.slots.iter().flatten());
+        self.draining.is_some() && self.exchanges.is_empty() && slots().all(settled)
     }
 
     /// What it did last, for the heartbeat.

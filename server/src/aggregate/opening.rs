@@ -46,6 +46,10 @@ impl Aggregator {
         if self.slot(id).is_some() {
             return Ok(id);
         }
+        // Also where the asker should only come back later: there will be no later.
+        if let Some(refusal) = &self.draining {
+            return Err(refusal.clone());
+        }
         match latest {
             Some(latest) => self.check_window(now, id, latest, worker)?,
             None if self.parts.len() < PARTS_SEEN_MAX => {}

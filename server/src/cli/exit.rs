@@ -37,8 +37,7 @@ pub(crate) fn code(error: &Error) -> i32 {
             Code::InvalidArgument => USAGE,
             Code::Unavailable | Code::DeadlineExceeded => TEMPORARY,
             Code::Unauthenticated => PERMISSION,
-            Code::NotFound
-            | Code::AlreadyExists
+            Code::AlreadyExists
             | Code::FailedPrecondition
             | Code::Aborted
             | Code::ResourceExhausted

@@ -46,7 +46,7 @@ pub(super) fn run(role: ProcessRole, config: Config) -> Result<i32> {
 trait Live: Send + Sync + 'static {
     /// Blocks until the job has ended or [`Live::stop`] was called.
     fn wait(&self) -> Result<()>;
-    /// Stops at once: the process ends within two seconds of a signal.
+    /// Stops: the process ends within two seconds of a signal.
     fn stop(&self);
 }
 
@@ -101,7 +101,8 @@ impl Live for Server {
     }
 
     fn stop(&self) {
-        Server::stop(self, Duration::from_millis(500));
+        // The rounds under way may take one of the two seconds; the farewell to the peers takes half of the other.
+        self.drain(Duration::from_secs(1));
     }
 }
 

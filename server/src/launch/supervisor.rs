@@ -146,9 +146,13 @@ impl Drop for Supervisor {
 /// The exit code and the words for a program that could not be started; the codes are the shell's.
 pub(super) fn refused_start(program: &str, error: &std::io::Error) -> (i32, Error) {
     match error.kind() {
-        std::io::ErrorKind::NotFound => {
-            (127, Error::NotFound { what: format!("program {program}"), hint: "check its name and PATH".to_owned() })
-        }
+        std::io::ErrorKind::NotFound => (
+            127,
+            Error::InvalidArgument {
+                what: format!("program {program} does not exist"),
+                hint: "check its name and PATH".to_owned(),
+            },
+        ),
         std::io::ErrorKind::PermissionDenied => (
             126,
             Error::InvalidArgument {

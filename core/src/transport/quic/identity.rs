@@ -1,7 +1,7 @@
 //! Who is who: the job's certificate authority, the credentials of a process, and the identity that a peer's certificate proves.
 //!
 //! Every job has its own authority, which only the coordinator holds. A certificate names its holder in one URI,
-//! `gradlane://<job>/<role>/<node id>`, and is good for a day; a process's [`NodeId`] is the hash of its public key and outlives it.
+//! `gradlane://<job>/<role>/<node id>`, and is good for 30 days; a process's [`NodeId`] is the hash of its public key and outlives it.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -84,7 +84,7 @@ impl Authority {
         Ok(Self { job: job.to_owned(), key, certificate, secret, lifetime: LIFETIME })
     }
 
-    /// Certificates issued from now on are good for `lifetime` instead of 24 hours.
+    /// Certificates issued from now on are good for `lifetime` instead of 30 days.
     #[must_use]
     pub fn with_lifetime(mut self, lifetime: Duration) -> Self {
         self.lifetime = lifetime;
@@ -331,8 +331,10 @@ fn failed(what: &str, error: impl fmt::Display) -> Error {
 
 /// In every certificate, so that TLS's check of the server's name passes: who a server is, is its [`NodeId`].
 pub(super) const SERVER_NAME: &str = "gradlane";
-/// Of a process's certificate.
-const LIFETIME: Duration = Duration::from_secs(24 * 3600);
+/// Of a process's certificate. As long as the longest trainings last: certificates are not renewed, and a process that must dial anew
+/// after the end of its own would be locked out of a job that still runs. What a shorter time would protect from, a stolen key, ends with
+/// the job in any case, because every job has its own authority.
+const LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Of an authority: longer than any job.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Certificates begin this much earlier, for hosts whose clock is behind.

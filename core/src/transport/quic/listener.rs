@@ -1,7 +1,7 @@
 //! A server's side: one task for each link and one for each exchange, all on the listener's thread.
 //!
 //! ```text
-//!  exchange   header read ──► Opened ──► waits ──Land──► reads the body ──► Landed ──► waits ──Answer, Reject──► writes ──► Answered
+//!  exchange   header read ──► Opened ──► waits ──Land──► reads the body ──► Landed ──► waits ──Answer, Reject──► writes, confirmed ──► Answered
 //!                                          └────────────────────Answer, Reject: the body is stopped──────────────────┘
 //!             the peer gives up, the link is lost, or a body is cut short: Torn, from every state after Opened
 //! ```
@@ -243,7 +243,7 @@ impl Wire {
         header.inspect_err(|error| self.broken(error)).ok()
     }
 
-    /// Follows the commands until the answer was handed over.
+    /// Follows the commands until the peer has the answer.
     async fn serve(
         &mut self,
         exchange: ExchangeId,
@@ -309,7 +309,11 @@ impl Wire {
                 other => Error::Unavailable { what: self.peer.to_string(), cause: other.to_string() },
             })?;
             let _ = self.sender.finish();
-            return Ok(());
+            // What is written lies in this process still, and the end of the link would take it along.
+            return match given_up.await {
+                Ok(None) => Ok(()),
+                stopped => Err(gave_up(stopped, &self.peer)),
+            };
         }
     }
 
