@@ -45,6 +45,7 @@ from gradlane.errors import (
     ResourceExhaustedError,
     StallError,
     TimeoutError,
+    UnavailableError,
     UnsupportedError,
 )
 
@@ -70,6 +71,7 @@ __all__ = [
     "StallError",
     "Sum",
     "TimeoutError",
+    "UnavailableError",
     "UnsupportedError",
     "WeightedAverage",
     "__version__",

@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 
 use crate::errors;
 use crate::fork::OwnProcess;
-use crate::handle::duration;
-use crate::launch::config;
+use crate::settings::config;
+use crate::wait::duration;
 
 /// A job's coordinator and servers. Stops when it is dropped.
 #[pyclass(frozen, module = "gradlane._core")]

@@ -1,18 +1,15 @@
 //! How a process finds its job, the command line, and the report of the settings.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use gradlane_core::Result;
 use gradlane_core::config::{Config, Launcher, Origin};
 use gradlane_server::rendezvous;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors;
-use crate::handle::duration;
-
-type Settings = BTreeMap<String, String>;
+use crate::settings::{Settings, config};
+use crate::wait::duration;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(detect_launch, module)?)?;
@@ -85,13 +82,4 @@ fn cli_main(py: Python<'_>, argv: Vec<OsString>) -> PyResult<i32> {
     let python: OsString = py.import("sys")?.getattr("executable")?.extract()?;
     let program = [python, "-m".into(), "gradlane".into()];
     Ok(py.detach(|| gradlane_server::cli::main(argv.into_iter(), &program)))
-}
-
-/// The settings of this process; what looks like a mistake goes to standard error.
-pub(crate) fn config(arguments: &Settings) -> Result<Config> {
-    let (config, warnings) = Config::from_process(arguments)?;
-    for warning in warnings {
-        eprintln!("gradlane: {warning}");
-    }
-    Ok(config)
 }

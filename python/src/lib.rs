@@ -10,7 +10,10 @@ mod errors;
 mod fork;
 mod handle;
 mod launch;
+mod owners;
 mod session;
+mod settings;
+mod wait;
 
 /// The module's contents.
 #[pymodule(gil_used = false)]

@@ -1,8 +1,8 @@
 //! `gradlane._core.Session`: a process's place in a job.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gradlane_core::engine::{self, Engine, EngineOptions, Submission, process};
@@ -15,8 +15,10 @@ use pyo3::types::PyDict;
 
 use crate::errors;
 use crate::fork::OwnProcess;
-use crate::handle::{Handle, duration, wait_interruptibly};
-use crate::launch::config;
+use crate::handle::Handle;
+use crate::owners::Owners;
+use crate::settings::config;
+use crate::wait::{duration, wait_interruptibly};
 
 /// A process's place in a job. All blocking calls release the interpreter lock.
 #[pyclass(frozen, module = "gradlane._core")]
@@ -27,43 +29,12 @@ pub(crate) struct Session {
 }
 
 enum Place {
-    Joined(Engine),
+    Joined(Box<Engine>),
     /// The only worker of its job: every reduction is a copy.
     Alone {
         handles: AtomicU64,
         closed: AtomicBool,
     },
-}
-
-/// Keeps the objects whose memory is lent to the engine. Engine threads only note what has ended; a Python thread drops it.
-#[derive(Default)]
-pub(crate) struct Owners {
-    held: Mutex<HashMap<u64, Py<PyAny>>>,
-    ended: Mutex<Vec<u64>>,
-}
-
-impl Owners {
-    /// Drops the owners of operations that have ended. Called by Python threads only.
-    pub(crate) fn release(&self, _py: Python<'_>) {
-        let ended = std::mem::take(&mut *self.ended.lock().expect(LOCK));
-        if ended.is_empty() {
-            return;
-        }
-        let mut held = self.held.lock().expect(LOCK);
-        let mut unheld = Vec::new();
-        let mut dropped = Vec::with_capacity(ended.len());
-        for id in ended {
-            match held.remove(&id) {
-                Some(owner) => dropped.push(owner),
-                // It ended before its submitter could note the owner.
-                None => unheld.push(id),
-            }
-        }
-        drop(held);
-        self.ended.lock().expect(LOCK).extend(unheld);
-        // Here, without any lock: dropping may run arbitrary Python code.
-        drop(dropped);
-    }
 }
 
 /// Ids of ended operations, for a completion thread. Nothing is noted before somebody asked once.
@@ -72,8 +43,6 @@ struct Finished {
     sender: crossbeam_channel::Sender<u64>,
     receiver: crossbeam_channel::Receiver<u64>,
 }
-
-const LOCK: &str = "nobody panics while holding it";
 
 #[pymethods]
 impl Session {
@@ -97,7 +66,7 @@ impl Session {
         let _ = (local_rank, local_size, node_rank, num_nodes);
         let joined = py.detach(|| join_job(join, rank, size, servers, settings, duration(timeout)));
         let engine = joined.map_err(|error| errors::raise(py, &error))?;
-        Ok(Self::new(Place::Joined(engine)))
+        Ok(Self::new(Place::Joined(Box::new(engine))))
     }
 
     /// A job of one worker, without any server.
@@ -196,7 +165,7 @@ impl Session {
         for (name, value) in snapshot {
             counters.set_item(name, value)?;
         }
-        counters.set_item("handles_live", self.owners.held.lock().expect(LOCK).len())?;
+        counters.set_item("handles_live", self.owners.len())?;
         Ok(counters)
     }
 
@@ -250,13 +219,13 @@ impl Session {
         let (owners, wanted, sender) =
             (Arc::clone(&self.owners), Arc::clone(&self.finished.wanted), self.finished.sender.clone());
         let ended = move |id| {
-            owners.ended.lock().expect(LOCK).push(id);
+            owners.note_end(id);
             if wanted.load(Ordering::Relaxed) {
                 let _ = sender.send(id);
             }
         };
         let handle = py.detach(|| engine.push_pull(submission, ended))?;
-        self.owners.held.lock().expect(LOCK).insert(handle.id(), owner);
+        self.owners.hold(handle.id(), owner);
         Ok(handle)
     }
 }

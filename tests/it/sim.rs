@@ -6,14 +6,49 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use gradlane_core::types::Defect;
-use gradlane_tests::sim::{self, Failure};
+use gradlane_tests::sim::{self, Checker, Failure};
 
 #[test]
 fn a_cluster_keeps_its_promises_whatever_goes_wrong() {
-    let seeds = environment("SEEDS").unwrap_or(2000);
+    let seeds = environment("SEEDS").unwrap_or(4000);
     if let Some(failure) = first_failure(seeds, None) {
         panic!("{failure}");
     }
+}
+
+/// A simulation that finds nothing proves nothing, unless it finds what is there.
+#[test]
+fn every_planted_defect_is_caught() {
+    const SEEDS: u64 = 500;
+    let caught = |defect: &Defect| match first_failure(SEEDS, Some(*defect)) {
+        Some(Failure { seed, violation }) => {
+            println!("{:<24} {:<13} after {} seeds", format!("{defect:?}"), violation.checker, seed + 1);
+            true
+        }
+        None => {
+            println!("{:<24} missed in {SEEDS} seeds", format!("{defect:?}"));
+            false
+        }
+    };
+    let missed: Vec<&Defect> = Defect::ALL.iter().filter(|defect| !caught(defect)).collect();
+    assert!(missed.is_empty(), "missed: {missed:?}");
+}
+
+#[test]
+fn a_seed_has_one_history() {
+    for seed in 0..100 {
+        let history = |_| sim::run(seed, None, false).map_err(|failure| failure.to_string());
+        let [first, second] = [0, 1].map(history);
+        assert_eq!(first, second, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_wrong_sum_tells_who_was_counted_how_often() {
+    let counted_twice = first_failure(500, Some(Defect::AnswerOldRound)).expect("caught above");
+    assert_eq!(counted_twice.violation.checker, Checker::Sum);
+    let text = counted_twice.to_string();
+    assert!(text.contains("counted per rank: ") && text.contains("SEED="), "{text}");
 }
 
 #[test]
@@ -22,14 +57,6 @@ fn replay() {
         && let Err(failure) = sim::run(seed, None, true)
     {
         panic!("{failure}");
-    }
-}
-
-#[test]
-fn a_seed_has_one_history() {
-    for seed in 0..100 {
-        let [first, second] = [(); 2].map(|()| sim::run(seed, None, false).map_err(|failure| failure.to_string()));
-        assert_eq!(first, second, "seed {seed}");
     }
 }
 

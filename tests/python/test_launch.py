@@ -33,8 +33,15 @@ MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
-SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_JOB_ID": "77"} | {
-    "SLURM_STEP_NODELIST": "n[0-3]",  # a step of srun; a batch script without it is a single process
+# As srun sets them in a step; a batch script without a step is a single process.
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_NODELIST": "n[0-3]",
+    "SLURM_TASKS_PER_NODE": "2(x4)",
 }
 
 
@@ -129,7 +136,8 @@ def test_under_mpi_and_slurm_rank_0_brings_the_servers(tmp_path, launcher):
             ranks = dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), rank)
             sizes = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), "2")
             return ranks | sizes | {"OMPI_MCA_ess_base_jobid": "77"}
-        return SLURM | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NTASKS": "2", "SLURM_NODEID": "0"}
+        own = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NTASKS": "2", "SLURM_NODEID": "0"}
+        return SLURM | own | {"SLURM_STEP_NODELIST": "n0", "SLURM_TASKS_PER_NODE": "2"}
 
     state = {"GRADLANE_STATE_DIR": str(tmp_path)}
     commands = [([sys.executable, "-c", SUM_OF_RANKS], state | environment(str(rank))) for rank in range(2)]

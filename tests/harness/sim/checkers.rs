@@ -71,7 +71,7 @@ impl fmt::Display for Violation {
 
 /// Sees everything and remembers what excuses a failure.
 #[derive(Debug)]
-pub struct Witness {
+pub(super) struct Witness {
     violation: Option<Violation>,
     /// From, until, who could not act or be heard.
     disturbances: Vec<(Time, Time, Who)>,
@@ -92,6 +92,8 @@ pub struct Witness {
     barriers: BTreeMap<String, BTreeSet<Who>>,
     /// Barriers at which somebody waits for a short time only.
     impatient: BTreeSet<String>,
+    /// Whether a caller gave something up, so that workers may wait for each other in different places until their patience ends.
+    out_of_step: bool,
     /// Whether somebody may be cut off for longer than its patience.
     cut_off: bool,
     workers: u32,
@@ -99,7 +101,7 @@ pub struct Witness {
 
 impl Witness {
     /// Nothing seen yet.
-    pub fn new(plan: &Plan) -> Self {
+    pub(super) fn new(plan: &Plan) -> Self {
         let everybody = (0..plan.workers).map(Who::Worker).chain((0..plan.servers).map(Who::Server));
         let mut this = Self {
             violation: None,
@@ -116,6 +118,7 @@ impl Witness {
             nodes: everybody.map(|who| (who.node(), who)).collect(),
             barriers: BTreeMap::new(),
             impatient: BTreeSet::new(),
+            out_of_step: plan.mismatch.is_some(),
             cut_off: plan.classes.long_partitions || plan.classes.long_pauses,
             workers: plan.workers,
         };
@@ -127,17 +130,17 @@ impl Witness {
     }
 
     /// The first violation.
-    pub fn violation(&self) -> Option<Violation> {
+    pub(super) fn violation(&self) -> Option<Violation> {
         self.violation.clone()
     }
 
     /// `text` must not have happened.
-    pub fn fail(&mut self, at: Time, checker: Checker, text: String) {
+    pub(super) fn fail(&mut self, at: Time, checker: Checker, text: String) {
         self.violation.get_or_insert(Violation { checker, at, text });
     }
 
     /// Time is over.
-    pub fn hang(&mut self, now: Time, unfinished: Vec<(Who, String)>) {
+    pub(super) fn hang(&mut self, now: Time, unfinished: Vec<(Who, String)>) {
         let waits: Vec<String> = unfinished.into_iter().map(|(who, what)| format!("{who}: {what}")).collect();
         self.fail(now, Checker::Liveness, format!("not ended: {}", waits.join("; ")));
     }
@@ -145,12 +148,12 @@ impl Witness {
     // What excuses.
 
     /// These processes could not act or be heard for a while.
-    pub fn disturbed(&mut self, from: Time, until: Time, whose: &[Who]) {
+    pub(super) fn disturbed(&mut self, from: Time, until: Time, whose: &[Who]) {
         self.disturbances.extend(whose.iter().map(|who| (from, until, *who)));
     }
 
     /// A process was killed.
-    pub fn killed(&mut self, now: Time, who: Who) {
+    pub(super) fn killed(&mut self, now: Time, who: Who) {
         self.killed.insert(who);
         self.disturbed(now, Time(u64::MAX), &[who]);
         if who == Who::Coordinator {
@@ -159,31 +162,32 @@ impl Witness {
     }
 
     /// A caller gave up a submission of these tensors: the others may miss it.
-    pub fn excuse(&mut self, tensors: impl IntoIterator<Item = usize>) {
+    pub(super) fn excuse(&mut self, tensors: impl IntoIterator<Item = usize>) {
         self.excused.extend(tensors);
+        self.out_of_step = true;
     }
 
     /// Whether submissions of this tensor may fail.
-    pub fn is_excused(&self, tensor: usize) -> bool {
+    pub(super) fn is_excused(&self, tensor: usize) -> bool {
         self.excused.contains(&tensor)
     }
 
     // What the coordinator hears, says and decides.
 
     /// A process connected to the coordinator.
-    pub fn connected(&mut self, control: u64, from: Address) {
+    pub(super) fn connected(&mut self, control: u64, from: Address) {
         self.speakers.insert(control, from);
     }
 
     /// The coordinator got a frame.
-    pub fn told(&mut self, now: Time, control: u64, _frame: &Frame) {
+    pub(super) fn told(&mut self, now: Time, control: u64, _frame: &Frame) {
         if let Some(speaker) = self.speakers.get(&control) {
             self.heard.insert(*speaker, now);
         }
     }
 
     /// The coordinator sends a frame.
-    pub fn said(&mut self, now: Time, control: u64, frame: &Frame) {
+    pub(super) fn said(&mut self, now: Time, control: u64, frame: &Frame) {
         if let Frame::View(View { phase: Phase::Aborted(cause), .. }) = frame {
             self.cause.get_or_insert(cause.clone());
         }
@@ -200,7 +204,7 @@ impl Witness {
     }
 
     /// The job formed.
-    pub fn formed(&mut self, view: &View) {
+    pub(super) fn formed(&mut self, view: &View) {
         for member in &view.members {
             let who = self.nodes[&member.node];
             let life = (member.incarnation.0 & u128::from(u32::MAX)) as u32;
@@ -209,7 +213,7 @@ impl Witness {
     }
 
     /// The coordinator gave a member up.
-    pub fn declared_dead(&mut self, now: Time, member: &str, place: &str, cause: &str) {
+    pub(super) fn declared_dead(&mut self, now: Time, member: &str, place: &str, cause: &str) {
         let address = self.members[member];
         let silent = now.since(self.heard.get(&address).copied().unwrap_or_default());
         let since = now - (timing::DEAD + timing::DIAL);
@@ -227,7 +231,7 @@ impl Witness {
     }
 
     /// The coordinator ended the job.
-    pub fn ended(&mut self, now: Time, outcome: &Result<()>) {
+    pub(super) fn ended(&mut self, now: Time, outcome: &Result<()>) {
         let Err(error) = outcome else { return };
         if matches!(error, Error::NotFormed { .. }) && !self.disturbances.is_empty() {
             self.fatal.get_or_insert("the job did not form".to_owned());
@@ -240,20 +244,20 @@ impl Witness {
     // What members learn.
 
     /// A member got a frame.
-    pub fn heard(&mut self, now: Time, me: Address, frame: &Frame) {
+    pub(super) fn heard(&mut self, now: Time, me: Address, frame: &Frame) {
         let Frame::View(view) = frame else { return };
         let known = self.epochs.insert(me, view.epoch).unwrap_or_default();
         if view.epoch < known {
             let text = format!("{} went back from {known} to {}", me.who, view.epoch);
             self.fail(now, Checker::Fencing, text);
         }
-        if view.phase == Phase::Ended && self.fatal.is_some() {
+        if view.phase == Phase::Ended && self.cause.is_some() {
             self.fail(now, Checker::Cause, format!("{} hears of a good end of a failed job", me.who));
         }
     }
 
     /// A worker comes to a barrier.
-    pub fn arrives(&mut self, who: Who, barrier: &str, patient: bool) {
+    pub(super) fn arrives(&mut self, who: Who, barrier: &str, patient: bool) {
         if !patient {
             self.impatient.insert(barrier.to_owned());
         }
@@ -261,7 +265,7 @@ impl Witness {
     }
 
     /// A worker's wait at a barrier ended.
-    pub fn passes(&mut self, now: Time, who: Who, barrier: &str, outcome: &Result<()>) {
+    pub(super) fn passes(&mut self, now: Time, who: Who, barrier: &str, outcome: &Result<()>) {
         let arrived = self.barriers[barrier].len();
         match outcome {
             Ok(()) if arrived < self.workers as usize => {
@@ -269,13 +273,20 @@ impl Witness {
                 self.fail(now, Checker::Barrier, text);
             }
             Ok(()) => {}
-            Err(_) if self.fatal.is_some() || self.impatient.contains(barrier) || !self.excused.is_empty() => {}
+            Err(_) if self.impatient.contains(barrier) => self.out_of_step = true,
+            Err(_) if self.fatal.is_some() || self.out_of_step => {}
             Err(error) => self.fail(now, Checker::Barrier, format!("{who} at barrier {barrier:?}: {error}")),
         }
     }
 
     /// At the end: how the membership of a process ended, and how the coordinator says that the job did.
-    pub fn process_ended(&mut self, now: Time, me: Address, ended: Option<&Result<()>>, cause: Option<&Result<()>>) {
+    pub(super) fn process_ended(
+        &mut self,
+        now: Time,
+        me: Address,
+        ended: Option<&Result<()>>,
+        cause: Option<&Result<()>>,
+    ) {
         let Some(ended) = ended else { return };
         let fits = match (ended, cause) {
             (Ok(()), Some(Ok(())) | None) => true,
@@ -294,7 +305,7 @@ impl Witness {
     }
 
     /// At the end: a submission failed with `error`, on a worker whose membership ended, in a job that ended, this way.
-    pub fn submission_failed(
+    pub(super) fn submission_failed(
         &mut self,
         now: Time,
         tensor: usize,
@@ -305,9 +316,10 @@ impl Witness {
         let internal = matches!(error, Error::Internal { .. });
         let ends = ends.into_iter().flatten().filter_map(|end| end.as_ref().err()).chain(&self.cause);
         let of_the_end = ends.into_iter().any(|end| end == error);
-        // Who waits for a round that somebody gave up is late with its other tensors, too.
-        let of_another = matches!(error, Error::Stalled { .. }) && !self.excused.is_empty();
-        if internal || !(self.is_excused(tensor) || of_the_end || of_another) {
+        // Who waits for what somebody gave up is late with its other tensors, too; and while the news of the end of the job spreads, some
+        // have given up what others still wait for.
+        let stalled = matches!(error, Error::Stalled { .. }) && (self.out_of_step || self.fatal.is_some());
+        if internal || !(self.is_excused(tensor) || of_the_end || stalled) {
             self.fail(now, Checker::Failure, format!("{what}: {error}"));
         }
     }

@@ -12,7 +12,7 @@ use super::workload::timing;
 use super::world::{Address, Context, Input, Process, Who};
 
 /// A running coordinator.
-pub struct CoordinatorProcess {
+pub(super) struct CoordinatorProcess {
     me: Address,
     machine: Coordinator,
     /// Connections that are up, by number.
@@ -22,11 +22,11 @@ pub struct CoordinatorProcess {
 }
 
 /// Of the only coordinator that the job has; not the first, so that there are earlier memberships.
-pub const TERM: u32 = 2;
+pub(super) const TERM: u32 = 2;
 
 impl CoordinatorProcess {
     /// A coordinator that waits for its members.
-    pub fn new(context: &mut Context, me: Address) -> Self {
+    pub(super) fn new(context: &mut Context, me: Address) -> Self {
         let config = CoordinatorConfig {
             job: "sim".to_owned(),
             term: TERM,
@@ -40,18 +40,24 @@ impl CoordinatorProcess {
             layout: context.plan.settings.layout,
             defect: context.plan.defect,
         };
-        Self { me, machine: Coordinator::new(config, context.now), controls: BTreeSet::new(), lost: BTreeSet::new(), outcome: None }
+        Self {
+            me,
+            machine: Coordinator::new(config, context.now),
+            controls: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            outcome: None,
+        }
     }
 
     /// A launcher saw a process end.
-    pub fn report_death(&mut self, context: &mut Context, who: Who) {
+    pub(super) fn report_death(&mut self, context: &mut Context, who: Who) {
         let gone = context.address(who);
         self.machine.handle_death(context.now, pid(gone), &host(who), "killed by signal 9".to_owned());
         self.drain(context);
     }
 
     /// How the job ended, if it has.
-    pub fn outcome(&self) -> Option<&Result<()>> {
+    pub(super) fn outcome(&self) -> Option<&Result<()>> {
         self.outcome.as_ref()
     }
 
@@ -135,7 +141,7 @@ impl Process for CoordinatorProcess {
 }
 
 /// Whether `error` may stand for the loss of the coordinator itself.
-pub fn is_coordinator_lost(error: &Error) -> bool {
+pub(super) fn is_coordinator_lost(error: &Error) -> bool {
     match error {
         Error::PeerLost { member, .. } => member == "coordinator",
         Error::Timeout { what, .. } => what.starts_with("joining the job"),

@@ -17,18 +17,18 @@ use gradlane_core::wire::frame::Progress;
 use super::workload::Plan;
 
 /// The machines of one worker.
-pub struct Engine {
-    pub registry: Registry,
-    pub scheduler: Scheduler,
-    pub links: BTreeMap<ServerId, ServerLink>,
-    pub rank: WorkerId,
-    pub view: Option<View>,
-    pub ended: Option<Error>,
+pub(super) struct Engine {
+    pub(super) registry: Registry,
+    pub(super) scheduler: Scheduler,
+    pub(super) links: BTreeMap<ServerId, ServerLink>,
+    pub(super) rank: WorkerId,
+    pub(super) view: Option<View>,
+    pub(super) ended: Option<Error>,
     /// By number: submissions that are not resolved.
-    pub tickets: BTreeMap<u64, Ticket>,
+    pub(super) tickets: BTreeMap<u64, Ticket>,
     /// By tensor: submissions that wait for the answer to their declaration, oldest first.
-    pub parked: BTreeMap<TensorKey, Vec<Parked>>,
-    pub payloads: BTreeMap<TaskId, Payload>,
+    pub(super) parked: BTreeMap<TensorKey, Vec<Parked>>,
+    pub(super) payloads: BTreeMap<TaskId, Payload>,
     groups: BTreeMap<GroupId, u64>,
     last: Option<(TensorKey, Round)>,
     effects: Vec<Effect>,
@@ -38,24 +38,24 @@ pub struct Engine {
 
 /// One submission.
 #[derive(Debug)]
-pub struct Ticket {
-    pub key: TensorKey,
-    pub name: Arc<str>,
+pub(super) struct Ticket {
+    pub(super) key: TensorKey,
+    pub(super) name: Arc<str>,
     /// Of the contribution, in the worker's memory.
-    pub source: usize,
+    pub(super) source: usize,
     /// Of the result; may be the same.
-    pub destination: usize,
-    pub op: Op,
-    pub weight: f64,
-    pub priority: Priority,
-    pub submitted: Time,
-    pub deadline: Option<Time>,
-    pub group: Option<GroupId>,
+    pub(super) destination: usize,
+    pub(super) op: Op,
+    pub(super) weight: f64,
+    pub(super) priority: Priority,
+    pub(super) submitted: Time,
+    pub(super) deadline: Option<Time>,
+    pub(super) group: Option<GroupId>,
 }
 
 /// A submission that waits for a declaration; it keeps its place if it is given up meanwhile.
 #[derive(Clone, Copy, Debug)]
-pub struct Parked {
+pub(super) struct Parked {
     ticket: u64,
     op: Op,
     weight: f64,
@@ -63,33 +63,33 @@ pub struct Parked {
 
 /// A run of bytes of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Region {
+pub(super) struct Region {
     /// Which buffer.
-    pub buffer: usize,
+    pub(super) buffer: usize,
     /// Which of its bytes.
-    pub span: Span,
+    pub(super) span: Span,
 }
 
 /// What a task moves.
 #[derive(Debug)]
-pub struct Payload {
-    pub part: ReadyPart,
-    pub source: Vec<Region>,
-    pub destination: Vec<Region>,
-    pub exchange: Option<ExchangeId>,
+pub(super) struct Payload {
+    pub(super) part: ReadyPart,
+    pub(super) source: Vec<Region>,
+    pub(super) destination: Vec<Region>,
+    pub(super) exchange: Option<ExchangeId>,
 }
 
 /// `Dialling → Up → Waiting → Dialling …`, and `Dialling → Waiting` when a dial fails.
 #[derive(Debug)]
-pub struct ServerLink {
-    pub address: String,
-    pub state: LinkState,
+pub(super) struct ServerLink {
+    pub(super) address: String,
+    pub(super) state: LinkState,
     backoff: Duration,
 }
 
 /// See [`ServerLink`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LinkState {
+pub(super) enum LinkState {
     Dialling(Option<LinkId>),
     Up(LinkId),
     Waiting { until: Time },
@@ -97,7 +97,7 @@ pub enum LinkState {
 
 /// What the worker process must do.
 #[derive(Debug)]
-pub enum Effect {
+pub(super) enum Effect {
     Ring(Stage),
     Abandon(ExchangeId),
     Resolve {
@@ -116,7 +116,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
 impl Engine {
     /// The machines of a worker that has not joined.
-    pub fn new(plan: &Plan) -> Self {
+    pub(super) fn new(plan: &Plan) -> Self {
         let config = SchedulerConfig {
             credit_bytes: plan.settings.credit_bytes,
             defect: plan.defect,
@@ -142,7 +142,7 @@ impl Engine {
     }
 
     /// What the machines decided since the last call.
-    pub fn effects(&mut self, now: Time) -> Vec<Effect> {
+    pub(super) fn effects(&mut self, now: Time) -> Vec<Effect> {
         while let Some(command) = self.scheduler.next_command() {
             match command {
                 Command::Wake(stage) => self.effects.push(Effect::Ring(stage)),
@@ -168,7 +168,7 @@ impl Engine {
     }
 
     /// When something is due.
-    pub fn poll_timeout(&self) -> Option<Time> {
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
         let waiting = self.links.values().filter_map(|link| match link.state {
             LinkState::Waiting { until } => Some(until),
             LinkState::Dialling(_) | LinkState::Up(_) => None,
@@ -178,17 +178,17 @@ impl Engine {
     }
 
     /// What the coordinator is told with each heartbeat.
-    pub fn progress(&self) -> Progress {
+    pub(super) fn progress(&self) -> Progress {
         Progress { last: self.last, pending: self.tickets.len() as u32, bytes_in_flight: 0 }
     }
 
     /// The membership that outgoing headers carry.
-    pub fn epoch(&self) -> Epoch {
+    pub(super) fn epoch(&self) -> Epoch {
         self.view.as_ref().map(|view| view.epoch).unwrap_or_default()
     }
 
     /// Tensors of `specs` that must be declared, noted as asked for with the returned request.
-    pub fn declare(&mut self, specs: Vec<TensorSpec>) -> Result<(u64, Vec<TensorSpec>)> {
+    pub(super) fn declare(&mut self, specs: Vec<TensorSpec>) -> Result<(u64, Vec<TensorSpec>)> {
         if let Some(error) = &self.ended {
             return Err(error.clone());
         }
@@ -204,7 +204,7 @@ impl Engine {
     }
 
     /// Takes a submission in; the request with which its tensor must be declared first, if it must.
-    pub fn accept(&mut self, now: Time, ticket: Ticket, spec: &TensorSpec) -> (u64, Option<u64>) {
+    pub(super) fn accept(&mut self, now: Time, ticket: Ticket, spec: &TensorSpec) -> (u64, Option<u64>) {
         self.numbers += 1;
         let (id, key) = (self.numbers, ticket.key);
         let parked = Parked { ticket: id, op: ticket.op, weight: ticket.weight };
@@ -228,7 +228,12 @@ impl Engine {
     }
 
     /// Takes the coordinator's answer to a declaration.
-    pub fn handle_declared(&mut self, now: Time, request: u64, outcome: Result<Vec<gradlane_core::types::PartLayout>>) {
+    pub(super) fn handle_declared(
+        &mut self,
+        now: Time,
+        request: u64,
+        outcome: Result<Vec<gradlane_core::types::PartLayout>>,
+    ) {
         for key in self.registry.handle_declared(request, outcome) {
             for Parked { ticket, op, weight } in self.parked.remove(&key).unwrap_or_default() {
                 if self.tickets.contains_key(&ticket) {
@@ -288,7 +293,7 @@ impl Engine {
     }
 
     /// Follows a new membership.
-    pub fn follow(&mut self, now: Time, view: View) {
+    pub(super) fn follow(&mut self, now: Time, view: View) {
         for member in view.servers() {
             let server = ServerId(member.index);
             if self.links.get(&server).is_none_or(|link| link.address != member.address) {
@@ -302,14 +307,14 @@ impl Engine {
     }
 
     /// A server was reached.
-    pub fn link_up(&mut self, now: Time, server: ServerId, link: LinkId) {
+    pub(super) fn link_up(&mut self, now: Time, server: ServerId, link: LinkId) {
         let entry = self.links.get_mut(&server).expect("a dialled server is known");
         (entry.state, entry.backoff) = (LinkState::Up(link), BACKOFF_MIN);
         self.scheduler.handle_link_up(now, server);
     }
 
     /// A server was not reached, or its link was lost.
-    pub fn link_down(&mut self, now: Time, server: ServerId) {
+    pub(super) fn link_down(&mut self, now: Time, server: ServerId) {
         self.scheduler.handle_link_down(now, server);
         if self.ended.is_none() {
             let entry = self.links.get_mut(&server).expect("a dialled server is known");
@@ -329,7 +334,7 @@ impl Engine {
     }
 
     /// A tensor failed for good, and with it those that share parts with it.
-    pub fn forget(&mut self, key: TensorKey, error: &Error) {
+    pub(super) fn forget(&mut self, key: TensorKey, error: &Error) {
         for key in self.registry.handle_forget(key, error.clone()) {
             self.parked.remove(&key);
             let of_tensor = self.tickets.iter().filter(|(_, ticket)| ticket.key == key);
@@ -344,7 +349,7 @@ impl Engine {
     }
 
     /// Fails everything, now and later.
-    pub fn end(&mut self, now: Time, error: &Error) {
+    pub(super) fn end(&mut self, now: Time, error: &Error) {
         if self.ended.is_some() {
             return;
         }
@@ -356,7 +361,7 @@ impl Engine {
     }
 
     /// Gives up a submission at the caller's wish.
-    pub fn cancel(&mut self, now: Time, id: u64) {
+    pub(super) fn cancel(&mut self, now: Time, id: u64) {
         match self.tickets.get(&id).map(|ticket| ticket.group) {
             None => {}
             Some(Some(group)) => self.scheduler.cancel(now, group),
@@ -365,7 +370,7 @@ impl Engine {
     }
 
     /// What is due at `now`.
-    pub fn handle_timeout(&mut self, now: Time) {
+    pub(super) fn handle_timeout(&mut self, now: Time) {
         self.scheduler.handle_timeout(now);
         let parked = self.parked.values().flatten().map(|parked| parked.ticket);
         let late: Vec<u64> = parked

@@ -11,40 +11,40 @@ use crate::random::Random;
 
 /// The classes of faults of one seed. Those from `long_pauses` on may end the job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct FaultClasses {
+pub(super) struct FaultClasses {
     /// Single exchanges break off.
-    pub resets: bool,
+    pub(super) resets: bool,
     /// Bodies and sums change on their way.
-    pub corruption: bool,
+    pub(super) corruption: bool,
     /// Connections between workers and servers are lost.
-    pub link_losses: bool,
+    pub(super) link_losses: bool,
     /// Connections to the coordinator are lost.
-    pub control_losses: bool,
+    pub(super) control_losses: bool,
     /// Two processes cannot reach each other for a moment, in one or both directions.
-    pub partitions: bool,
+    pub(super) partitions: bool,
     /// Processes stop for a moment.
-    pub pauses: bool,
+    pub(super) pauses: bool,
     /// Exchanges of an earlier membership arrive.
-    pub replays: bool,
+    pub(super) replays: bool,
     /// Callers give submissions up.
-    pub cancels: bool,
+    pub(super) cancels: bool,
     /// Callers set deadlines that may pass.
-    pub deadlines: bool,
+    pub(super) deadlines: bool,
     /// One worker declares a tensor differently.
-    pub mismatch: bool,
+    pub(super) mismatch: bool,
     /// Processes stop for longer than the coordinator waits.
-    pub long_pauses: bool,
+    pub(super) long_pauses: bool,
     /// Partitions last longer than connections live.
-    pub long_partitions: bool,
+    pub(super) long_partitions: bool,
     /// Processes die.
-    pub kills: bool,
+    pub(super) kills: bool,
     /// Processes that died are started again.
-    pub restarts: bool,
+    pub(super) restarts: bool,
 }
 
 impl FaultClasses {
     /// Draws which classes are on.
-    pub fn draw(random: &mut Random) -> Self {
+    pub(super) fn draw(random: &mut Random) -> Self {
         let calm = random.chance(10);
         let fatal = !calm && random.chance(40);
         let mut on = |percent: u64| !calm && random.chance(percent);
@@ -96,7 +96,7 @@ impl fmt::Display for FaultClasses {
 
 /// One fault.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Fault {
+pub(super) enum Fault {
     /// The connections between two processes are lost; each side finds out by itself.
     Lose { one: Who, other: Who },
     /// Nothing passes from one process to the other for a while.
@@ -108,10 +108,10 @@ pub enum Fault {
 }
 
 /// When the faults are over.
-pub const HEALED: Time = Time(8_000_000_000);
+pub(super) const HEALED: Time = Time(8_000_000_000);
 
 /// The faults of a job with this many workers and servers, by time.
-pub fn schedule(classes: FaultClasses, workers: u32, servers: u32, random: &mut Random) -> Vec<(Time, Fault)> {
+pub(super) fn schedule(classes: FaultClasses, workers: u32, servers: u32, random: &mut Random) -> Vec<(Time, Fault)> {
     let members: Vec<Who> = (0..workers).map(Who::Worker).chain((0..servers).map(Who::Server)).collect();
     let mut faults = Vec::new();
     // Half of the time everything happens early, while the job forms and declares.

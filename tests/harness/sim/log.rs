@@ -9,27 +9,32 @@ use crate::random::mix;
 
 /// The history of one world.
 #[derive(Debug, Default)]
-pub struct Log {
+pub(super) struct Log {
     hash: u64,
-    lines: u64,
     verbose: bool,
 }
 
 impl Log {
     /// An empty log, printed as it grows if `verbose`.
-    pub fn new(verbose: bool) -> Self {
+    pub(super) fn new(verbose: bool) -> Self {
         Self { verbose, ..Self::default() }
     }
 
     /// Notes that `what` happened to `who`. `about` are the numbers that tell it from similar events; `text` is made only if somebody
     /// reads it.
-    pub fn note<T: Display>(&mut self, now: Time, who: Who, what: &str, about: &[u64], text: impl FnOnce() -> T) {
+    pub(super) fn note<T: Display>(
+        &mut self,
+        now: Time,
+        who: Who,
+        what: &str,
+        about: &[u64],
+        text: impl FnOnce() -> T,
+    ) {
         let fold = |hash: u64, value: u64| mix(hash ^ value).wrapping_add(value);
         let mut hash = fold(self.hash, now.0);
         hash = fold(hash, who.number());
         hash = what.bytes().fold(hash, |hash, byte| hash.rotate_left(5) ^ u64::from(byte));
         self.hash = about.iter().fold(hash, |hash, value| fold(hash, *value));
-        self.lines += 1;
         if self.verbose {
             let seconds = now.0 as f64 / 1e9;
             println!("{seconds:10.6} {who:<12} {what:<12} {about:?} {}", text());
@@ -37,12 +42,7 @@ impl Log {
     }
 
     /// The history so far, in a number.
-    pub fn hash(&self) -> u64 {
+    pub(super) fn hash(&self) -> u64 {
         self.hash
-    }
-
-    /// How many events it has.
-    pub fn lines(&self) -> u64 {
-        self.lines
     }
 }

@@ -11,10 +11,10 @@ use super::world::{Address, Context, Input, Who};
 
 /// A [`Member`] and its connection.
 #[derive(Debug)]
-pub struct MemberDriver {
+pub(super) struct MemberDriver {
     me: Address,
     /// The machine.
-    pub member: Member,
+    pub(super) member: Member,
     control: Option<u64>,
     /// Whether that connection came up.
     up: bool,
@@ -22,7 +22,7 @@ pub struct MemberDriver {
 
 impl MemberDriver {
     /// The membership of a process that starts.
-    pub fn new(context: &Context, me: Address) -> Self {
+    pub(super) fn new(context: &Context, me: Address) -> Self {
         let (role, number) = match me.who {
             Who::Worker(number) => (Role::Worker, number),
             Who::Server(number) => (Role::Server, number),
@@ -48,7 +48,7 @@ impl MemberDriver {
     }
 
     /// Takes what concerns the control connection.
-    pub fn handle(&mut self, context: &mut Context, input: Input, progress: Progress) {
+    pub(super) fn handle(&mut self, context: &mut Context, input: Input, progress: Progress) {
         let now = context.now;
         match &input {
             Input::ControlUp { control } | Input::ControlFailed { control } | Input::ControlClosed { control, .. } => {
@@ -88,7 +88,7 @@ impl MemberDriver {
     }
 
     /// Carries out what the machine wants; what it tells is for the process.
-    pub fn drain(&mut self, context: &mut Context) -> Vec<MemberEvent> {
+    pub(super) fn drain(&mut self, context: &mut Context) -> Vec<MemberEvent> {
         let mut events = Vec::new();
         while let Some(command) = self.member.next_command() {
             match command {
@@ -111,7 +111,7 @@ impl MemberDriver {
     }
 
     /// When the machine wants to be told the time.
-    pub fn poll_timeout(&self) -> Option<Time> {
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
         self.member.poll_timeout()
     }
 
@@ -124,17 +124,17 @@ impl MemberDriver {
 }
 
 /// A number for each life of each process.
-pub fn incarnation(address: Address) -> Incarnation {
+pub(super) fn incarnation(address: Address) -> Incarnation {
     Incarnation(u128::from(address.who.number()) << 32 | u128::from(address.life))
 }
 
 /// Its process id.
-pub fn pid(address: Address) -> u32 {
+pub(super) fn pid(address: Address) -> u32 {
     u32::try_from(address.who.number()).expect("small") * 100 + address.life
 }
 
 /// The host it runs on.
-pub fn host(who: Who) -> String {
+pub(super) fn host(who: Who) -> String {
     match who {
         Who::Coordinator => "host0".to_owned(),
         Who::Worker(number) | Who::Server(number) => format!("host{}", number % 3),

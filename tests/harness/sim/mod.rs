@@ -20,25 +20,24 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use gradlane_core::types::{Defect, Time};
 
-use self::checkers::Violation;
 use self::workload::Plan;
 use self::world::World;
 
-pub mod checkers;
-pub mod coordinator;
-pub mod engine;
-pub mod faults;
-pub mod log;
-pub mod member;
-pub mod network;
-pub mod oracle;
-pub mod server;
-pub mod transport;
-pub mod worker;
-pub mod workload;
-pub mod world;
+mod checkers;
+mod coordinator;
+mod engine;
+mod faults;
+mod log;
+mod member;
+mod network;
+mod oracle;
+mod server;
+mod transport;
+mod worker;
+mod workload;
+mod world;
 
-pub use self::checkers::Checker;
+pub use self::checkers::{Checker, Violation};
 
 /// A seed that broke a rule.
 #[derive(Clone, Debug)]
@@ -77,7 +76,7 @@ pub fn run(seed: u64, defect: Option<Defect>, verbose: bool) -> Result<u64, Fail
 }
 
 /// The options of a seed, in a line.
-pub fn describe(plan: &Plan) -> String {
+fn describe(plan: &Plan) -> String {
     format!(
         "seed {}: {} workers, {} servers, {} tensors, {} steps, depth {}; faults: {}; {}; {:?}",
         plan.seed,

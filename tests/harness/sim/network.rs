@@ -17,7 +17,7 @@ use super::world::{Address, Context, Input, Who};
 
 /// All connections of the world.
 #[derive(Debug, Default)]
-pub struct Network {
+pub(super) struct Network {
     controls: BTreeMap<u64, Control>,
     links: BTreeMap<LinkId, Link>,
     exchanges: BTreeMap<ExchangeId, Exchange>,
@@ -45,29 +45,27 @@ struct Link {
 
 /// One stream.
 #[derive(Debug)]
-pub struct Exchange {
+pub(super) struct Exchange {
     /// Its connection.
-    pub link: LinkId,
+    pub(super) link: LinkId,
     /// Who pushes.
-    pub worker: Address,
+    pub(super) worker: Address,
     /// Who sums.
-    pub server: Address,
+    pub(super) server: Address,
     /// As it was sent.
-    pub header: [u8; HEADER_BYTES],
+    pub(super) header: [u8; HEADER_BYTES],
     /// As it was sent.
-    pub body: Vec<u8>,
+    pub(super) body: Vec<u8>,
     /// The server's header and what follows.
-    pub answer: Option<([u8; HEADER_BYTES], Vec<u8>)>,
+    pub(super) answer: Option<([u8; HEADER_BYTES], Vec<u8>)>,
     /// Where it will break off, if it will.
-    pub doom: Option<Doom>,
-    /// Sent by nobody's task: see [`FaultClasses::replays`](super::faults::FaultClasses).
-    pub replay: bool,
+    pub(super) doom: Option<Doom>,
     corrupt: bool,
 }
 
 /// Where an exchange breaks off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Doom {
+pub(super) enum Doom {
     /// The server never hears of it.
     BeforeHeader,
     /// The server waits for the body.
@@ -82,14 +80,14 @@ pub enum Doom {
 
 impl Network {
     /// Where an exchange will break off, for the log.
-    pub fn doom(&self, exchange: ExchangeId) -> Option<Doom> {
+    pub(super) fn doom(&self, exchange: ExchangeId) -> Option<Doom> {
         self.exchanges.get(&exchange)?.doom
     }
 }
 
 impl Context {
     /// Lets nothing pass from one process to another until then. Connections that cannot survive that die.
-    pub fn block(&mut self, from: Who, to: Who, length: Duration) {
+    pub(super) fn block(&mut self, from: Who, to: Who, length: Duration) {
         let until = self.now + length;
         self.network.blocked.insert((from, to), until);
         let idle = self.plan.settings.idle_timeout;
@@ -100,7 +98,7 @@ impl Context {
     }
 
     /// Loses the connections between two processes; `silent` if each side learns of it by the other's silence only.
-    pub fn lose(&mut self, one: Who, other: Who, silent: bool) {
+    pub(super) fn lose(&mut self, one: Who, other: Who, silent: bool) {
         let idle = self.plan.settings.idle_timeout;
         self.witness.disturbed(self.now, self.now + idle, &[one, other]);
         let joins = |a: Address, b: Address| (a.who, b.who) == (one, other) || (b.who, a.who) == (one, other);
@@ -117,7 +115,7 @@ impl Context {
     }
 
     /// A process is gone: whoever is connected to it finds out by silence.
-    pub fn lose_all(&mut self, gone: Address) {
+    pub(super) fn lose_all(&mut self, gone: Address) {
         let controls: Vec<u64> =
             self.network.controls.iter().filter(|(_, c)| c.ends.contains(&gone)).map(|(id, _)| *id).collect();
         for control in controls {
@@ -162,7 +160,7 @@ impl Context {
     // Control connections.
 
     /// A member dials the coordinator.
-    pub fn dial_control(&mut self, member: Address) -> u64 {
+    pub(super) fn dial_control(&mut self, member: Address) -> u64 {
         let control = self.number();
         let coordinator = self.coordinator;
         let ends = [member, coordinator];
@@ -173,7 +171,7 @@ impl Context {
     }
 
     /// Sends on a control connection, in order.
-    pub fn send_control(&mut self, from: Address, control: u64, input: Input) {
+    pub(super) fn send_control(&mut self, from: Address, control: u64, input: Input) {
         let Some(Control { ends, severed: false, .. }) = self.network.controls.get(&control) else { return };
         let side = usize::from(ends[0] == from);
         let to = ends[side];
@@ -187,7 +185,7 @@ impl Context {
     // Links and exchanges.
 
     /// A worker dials a server process.
-    pub fn dial_link(&mut self, worker: Address, server: Who) -> LinkId {
+    pub(super) fn dial_link(&mut self, worker: Address, server: Who) -> LinkId {
         let link = LinkId(self.number());
         let server = self.address(server);
         self.network.links.insert(link, Link { worker, server, severed: false });
@@ -197,14 +195,14 @@ impl Context {
     }
 
     /// Sends to the other end of a link; what concerns different exchanges may arrive in any order.
-    pub fn send_link(&mut self, from: Address, link: LinkId, input: Input) {
+    pub(super) fn send_link(&mut self, from: Address, link: LinkId, input: Input) {
         let Some(Link { worker, server, .. }) = self.network.links.get(&link) else { return };
         let to = if *worker == from { *server } else { *worker };
         self.carry(link, from, to, input);
     }
 
-    /// Opens an exchange.
-    pub fn open_exchange(
+    /// Opens an exchange; a `replay` is nobody's: nothing of it is reported to the worker.
+    pub(super) fn open_exchange(
         &mut self,
         worker: Address,
         link: LinkId,
@@ -219,7 +217,7 @@ impl Context {
         let dooms = [Doom::BeforeHeader, Doom::WithinBody, Doom::AfterBody, Doom::WithinAnswer, Doom::AnswerLost];
         let doom = (!healthy && classes.resets && self.random.chance(15)).then(|| self.random.pick(&dooms));
         let corrupt = !healthy && classes.corruption && self.plan.settings.checksum && self.random.chance(10);
-        let exchange = Exchange { link, worker, server, header, body, answer: None, doom, replay, corrupt };
+        let exchange = Exchange { link, worker, server, header, body, answer: None, doom, corrupt };
         self.network.exchanges.insert(id, exchange);
         // Handed over at once, or only when the server takes the body in.
         if !replay && self.random.chance(50) {
@@ -236,7 +234,7 @@ impl Context {
     }
 
     /// The server takes the body in.
-    pub fn land(&mut self, id: ExchangeId) {
+    pub(super) fn land(&mut self, id: ExchangeId) {
         let Some(exchange) = self.network.exchanges.get(&id) else { return };
         let (link, worker, server) = (exchange.link, exchange.worker, exchange.server);
         match exchange.doom {
@@ -248,7 +246,7 @@ impl Context {
     }
 
     /// The body has arrived: its bytes, perhaps not as they were sent.
-    pub fn body_of(&mut self, id: ExchangeId) -> Vec<u8> {
+    pub(super) fn body_of(&mut self, id: ExchangeId) -> Vec<u8> {
         let exchange = &self.network.exchanges[&id];
         let (link, worker, server, doom) = (exchange.link, exchange.worker, exchange.server, exchange.doom);
         let mut body = exchange.body.clone();
@@ -264,7 +262,7 @@ impl Context {
     }
 
     /// The server sends its answer.
-    pub fn answer(&mut self, id: ExchangeId, header: [u8; HEADER_BYTES], mut body: Vec<u8>) {
+    pub(super) fn answer(&mut self, id: ExchangeId, header: [u8; HEADER_BYTES], mut body: Vec<u8>) {
         let Some(exchange) = self.network.exchanges.get(&id) else { return };
         let (link, worker, server) = (exchange.link, exchange.worker, exchange.server);
         let doom = exchange.doom;
@@ -286,7 +284,7 @@ impl Context {
     }
 
     /// One side gives an exchange up: the other hears of it.
-    pub fn reset_exchange(&mut self, from: Address, id: ExchangeId) {
+    pub(super) fn reset_exchange(&mut self, from: Address, id: ExchangeId) {
         let Some(exchange) = self.network.exchanges.get(&id) else { return };
         let (link, worker, server) = (exchange.link, exchange.worker, exchange.server);
         let to = if from == worker { server } else { worker };
@@ -294,12 +292,12 @@ impl Context {
     }
 
     /// An exchange, as long as the world remembers it.
-    pub fn exchange(&self, id: ExchangeId) -> Option<&Exchange> {
+    pub(super) fn exchange(&self, id: ExchangeId) -> Option<&Exchange> {
         self.network.exchanges.get(&id)
     }
 
     /// After how many of its bytes the answer breaks off, if it does.
-    pub fn landing_cut(&mut self, id: ExchangeId) -> Option<usize> {
+    pub(super) fn landing_cut(&mut self, id: ExchangeId) -> Option<usize> {
         let exchange = self.network.exchanges.get(&id)?;
         let bytes = exchange.answer.as_ref().map_or(0, |(_, body)| body.len() as u64);
         (exchange.doom == Some(Doom::WithinAnswer) && bytes > 0).then(|| self.random.below(bytes) as usize)
@@ -343,7 +341,7 @@ impl Context {
 }
 
 /// The settings of the network, in a line.
-pub fn describe(plan: &Plan) -> String {
+pub(super) fn describe(plan: &Plan) -> String {
     let (least, most) = plan.settings.latency_ms;
     format!("latency {least}-{most} ms, idle {:.1} s", plan.settings.idle_timeout.as_secs_f64())
 }

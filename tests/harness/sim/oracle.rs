@@ -11,10 +11,10 @@ use super::workload::Plan;
 use crate::random::mix;
 
 /// A value in every element of a buffer whose content must not matter.
-pub const JUNK: u8 = 0xa5;
+pub(super) const JUNK: u8 = 0xa5;
 
 /// The contribution of `rank` to a round of a tensor.
-pub fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
+pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
     let op = plan.op(tensor, round);
     // A mean is made of contributions that are larger by what it will be divided by, so that it is exact.
     let factor = match op {
@@ -38,7 +38,7 @@ pub fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8
 }
 
 /// The result of a round of a tensor.
-pub fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
+pub(super) fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
     let value = |element| value(plan, tensor, round, element);
     elements(plan, tensor, |element| match plan.op(tensor, round) {
         Op::Sum | Op::Mean | Op::WeightedMean => {
@@ -52,7 +52,7 @@ pub fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
 }
 
 /// How many contributions a round has.
-pub fn contributors(plan: &Plan, tensor: usize, round: u64) -> u32 {
+pub(super) fn contributors(plan: &Plan, tensor: usize, round: u64) -> u32 {
     match plan.op(tensor, round) {
         Op::Broadcast { .. } => 1,
         Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => plan.workers,
@@ -60,7 +60,7 @@ pub fn contributors(plan: &Plan, tensor: usize, round: u64) -> u32 {
 }
 
 /// What is wrong with `got`, for people: the first element that differs and, of a sum, how often each rank was counted in it.
-pub fn explain(plan: &Plan, tensor: usize, round: u64, got: &[u8]) -> String {
+pub(super) fn explain(plan: &Plan, tensor: usize, round: u64, got: &[u8]) -> String {
     let due = result(plan, tensor, round);
     let dtype = plan.tensors[tensor].spec.dtype;
     let size = dtype.bytes() as usize;
@@ -112,20 +112,24 @@ fn value(plan: &Plan, tensor: usize, round: u64, element: u64) -> f64 {
 
 fn elements(plan: &Plan, tensor: usize, at: impl Fn(u64) -> f64) -> Vec<u8> {
     let spec = &plan.tensors[tensor].spec;
-    let count = spec.bytes().expect("small") / spec.dtype.bytes();
-    (0..count).flat_map(|element| encode(spec.dtype, at(element))).collect()
+    let bytes = spec.bytes().expect("small");
+    let mut encoded = Vec::with_capacity(bytes as usize);
+    for element in 0..bytes / spec.dtype.bytes() {
+        encode(spec.dtype, at(element), &mut encoded);
+    }
+    encoded
 }
 
-fn encode(dtype: DType, value: f64) -> Vec<u8> {
+fn encode(dtype: DType, value: f64, to: &mut Vec<u8>) {
     match dtype {
-        DType::F32 => (value as f32).to_le_bytes().to_vec(),
-        DType::F64 => value.to_le_bytes().to_vec(),
-        DType::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
-        DType::BF16 => bf16::from_f64(value).to_le_bytes().to_vec(),
-        DType::I32 => (value as i32).to_le_bytes().to_vec(),
-        DType::I64 => (value as i64).to_le_bytes().to_vec(),
-        DType::I8 => (value as i8).to_le_bytes().to_vec(),
-        DType::U8 => (value as u8).to_le_bytes().to_vec(),
+        DType::F32 => to.extend((value as f32).to_le_bytes()),
+        DType::F64 => to.extend(value.to_le_bytes()),
+        DType::F16 => to.extend(f16::from_f64(value).to_le_bytes()),
+        DType::BF16 => to.extend(bf16::from_f64(value).to_le_bytes()),
+        DType::I32 => to.extend((value as i32).to_le_bytes()),
+        DType::I64 => to.extend((value as i64).to_le_bytes()),
+        DType::I8 => to.extend((value as i8).to_le_bytes()),
+        DType::U8 => to.extend((value as u8).to_le_bytes()),
     }
 }
 

@@ -15,7 +15,7 @@ use super::workload::timing;
 use super::world::{Address, Context, Input, Process};
 
 /// A running server.
-pub struct ServerProcess {
+pub(super) struct ServerProcess {
     me: Address,
     member: MemberDriver,
     aggregator: Aggregator,
@@ -42,7 +42,7 @@ const KERNELS: Kernels = Kernels::portable();
 
 impl ServerProcess {
     /// A server that joins.
-    pub fn new(context: &mut Context, me: Address) -> Self {
+    pub(super) fn new(context: &mut Context, me: Address) -> Self {
         let config = AggregatorConfig {
             deterministic: context.plan.settings.deterministic,
             stall_warn: timing::STALL_WARN,
@@ -67,7 +67,7 @@ impl ServerProcess {
     }
 
     /// What must hold at the end, when the job ended with `cause` as far as the coordinator lives to know.
-    pub fn inspect(&self, context: &mut Context, cause: Option<&Result<()>>) {
+    pub(super) fn inspect(&self, context: &mut Context, cause: Option<&Result<()>>) {
         let ended = self.ended.as_ref();
         context.witness.process_ended(context.now, self.me, ended, cause);
         if ended.is_none() || self.view.is_none() {
@@ -200,15 +200,11 @@ impl ServerProcess {
                 self.bodies.insert(exchange, body);
                 self.aggregator.handle_landed(now, exchange, intact);
             }
-            Input::ExchangeTorn { exchange, .. } => {
-                if self.headers.remove(&exchange).is_some() {
-                    self.aggregator.handle_torn(now, exchange);
-                }
+            Input::ExchangeTorn { exchange, .. } if self.headers.remove(&exchange).is_some() => {
+                self.aggregator.handle_torn(now, exchange);
             }
-            Input::Answered { exchange } => {
-                if self.headers.remove(&exchange).is_some() {
-                    self.aggregator.handle_answered(now, exchange);
-                }
+            Input::Answered { exchange } if self.headers.remove(&exchange).is_some() => {
+                self.aggregator.handle_answered(now, exchange);
             }
             _ => {}
         }

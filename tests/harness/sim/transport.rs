@@ -15,7 +15,7 @@ use super::world::{Address, Context, Input};
 
 /// The exchanges of one worker.
 #[derive(Debug)]
-pub struct Transport {
+pub(super) struct Transport {
     me: Address,
     flights: BTreeMap<ExchangeId, Flight>,
     endings: Vec<Ending>,
@@ -23,7 +23,7 @@ pub struct Transport {
 
 /// How a push or a pull ended.
 #[derive(Debug)]
-pub enum Ending {
+pub(super) enum Ending {
     /// The contribution was handed over, or the exchange failed before.
     Pushed { task: TaskId, outcome: Result<(), Error> },
     /// The sum lies where it was wanted.
@@ -65,27 +65,27 @@ enum Arrival {
 
 impl Transport {
     /// No exchanges.
-    pub fn new(me: Address) -> Self {
+    pub(super) fn new(me: Address) -> Self {
         Self { me, flights: BTreeMap::new(), endings: Vec::new() }
     }
 
     /// What ended since the last call.
-    pub fn endings(&mut self) -> Vec<Ending> {
+    pub(super) fn endings(&mut self) -> Vec<Ending> {
         std::mem::take(&mut self.endings)
     }
 
     /// How many exchanges have not ended.
-    pub fn open(&self) -> usize {
+    pub(super) fn open(&self) -> usize {
         self.flights.len()
     }
 
     /// Whether an exchange may touch this buffer.
-    pub fn holds(&self, buffer: usize) -> bool {
+    pub(super) fn holds(&self, buffer: usize) -> bool {
         self.flights.values().any(|flight| flight.regions.iter().any(|region| region.buffer == buffer))
     }
 
     /// Sends a contribution.
-    pub fn push(
+    pub(super) fn push(
         &mut self,
         context: &mut Context,
         link: LinkId,
@@ -104,7 +104,7 @@ impl Transport {
     }
 
     /// Waits for the sum and lands it.
-    pub fn pull(&mut self, context: &mut Context, exchange: ExchangeId, task: TaskId, into: Vec<Region>) {
+    pub(super) fn pull(&mut self, context: &mut Context, exchange: ExchangeId, task: TaskId, into: Vec<Region>) {
         let Some(flight) = self.flights.get_mut(&exchange) else {
             let error = Error::FailedPrecondition { what: "the exchange has ended".to_owned(), hint: String::new() };
             return self.endings.push(Ending::Torn { task, error, landing_begun: false });
@@ -122,7 +122,7 @@ impl Transport {
     }
 
     /// Gives an exchange up.
-    pub fn abandon(&mut self, context: &mut Context, exchange: ExchangeId) {
+    pub(super) fn abandon(&mut self, context: &mut Context, exchange: ExchangeId) {
         if self.flights.contains_key(&exchange) {
             context.reset_exchange(self.me, exchange);
             let after = context.random.millis(0, 3);
@@ -131,7 +131,7 @@ impl Transport {
     }
 
     /// The contribution was handed over.
-    pub fn pushed(&mut self, exchange: ExchangeId) {
+    pub(super) fn pushed(&mut self, exchange: ExchangeId) {
         let Some(flight) = self.flights.get_mut(&exchange) else { return };
         if let State::Pushing = flight.state {
             flight.state = State::Idle;
@@ -140,7 +140,7 @@ impl Transport {
     }
 
     /// The answer begins to arrive.
-    pub fn answered(&mut self, context: &mut Context, exchange: ExchangeId, memory: &mut [Buffer]) {
+    pub(super) fn answered(&mut self, context: &mut Context, exchange: ExchangeId, memory: &mut [Buffer]) {
         // An answer may come before the server took the body in; then nobody wants the rest of it.
         self.pushed(exchange);
         let Some(flight) = self.flights.get_mut(&exchange) else { return };
@@ -182,7 +182,7 @@ impl Transport {
     }
 
     /// The rest of the sum arrived.
-    pub fn landed(&mut self, context: &mut Context, exchange: ExchangeId, memory: &mut [Buffer]) {
+    pub(super) fn landed(&mut self, context: &mut Context, exchange: ExchangeId, memory: &mut [Buffer]) {
         let Some(Flight { state: State::Landing { into, sum }, task, .. }) = self.flights.get(&exchange) else {
             return;
         };
@@ -198,14 +198,14 @@ impl Transport {
     }
 
     /// The exchange broke off.
-    pub fn torn(&mut self, exchange: ExchangeId, error: Error) {
+    pub(super) fn torn(&mut self, exchange: ExchangeId, error: Error) {
         if self.flights.contains_key(&exchange) {
             self.tear(exchange, error);
         }
     }
 
     /// A link ended, and its exchanges with it.
-    pub fn lose(&mut self, link: LinkId, error: &Error) {
+    pub(super) fn lose(&mut self, link: LinkId, error: &Error) {
         let of_link = self.flights.iter().filter(|(_, flight)| flight.link == link);
         let exchanges: Vec<ExchangeId> = of_link.map(|(exchange, _)| *exchange).collect();
         for exchange in exchanges {

@@ -7,20 +7,23 @@ use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::{Registry, Stage};
 use gradlane_core::sched::{Attempt, Outcome, Task};
-use gradlane_core::types::{Epoch, LinkId, Phase, ServerId, TensorSpec, Time, WorkerId};
+use gradlane_core::types::{Epoch, LinkId, Phase, ServerId, Time, WorkerId};
 use gradlane_core::wire::{Flags, Header, HeaderKind};
 
 use super::checkers::Checker;
 use super::coordinator::TERM;
-use super::engine::{Effect, Engine, LinkState, Region, Ticket};
+use super::engine::{Effect, Engine, LinkState, Region};
 use super::member::MemberDriver;
 use super::oracle;
 use super::transport::{Ending, Transport};
-use super::workload::{Action, timing};
 use super::world::{Address, Context, Input, Process, Who};
 
+mod training;
+
+use training::{Operation, Script};
+
 /// A running worker.
-pub struct WorkerProcess {
+pub(super) struct WorkerProcess {
     me: Address,
     member: MemberDriver,
     engine: Engine,
@@ -35,36 +38,16 @@ pub struct WorkerProcess {
 
 /// A tensor's memory.
 #[derive(Debug)]
-pub struct Buffer {
+pub(super) struct Buffer {
     /// Its content.
-    pub bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
     /// Whether the engine may touch it.
-    pub lent: bool,
-}
-
-/// The training loop.
-#[derive(Debug, Default)]
-struct Script {
-    at: usize,
-    running: bool,
-    /// The request of the membership that it waits for.
-    waits_for: Option<u64>,
-    woken: bool,
-    done: bool,
-    operations: BTreeMap<u64, Operation>,
-}
-
-/// One submission.
-#[derive(Debug)]
-struct Operation {
-    tensor: usize,
-    round: u64,
-    outcome: Option<Result<()>>,
+    pub(super) lent: bool,
 }
 
 impl WorkerProcess {
     /// A worker that joins.
-    pub fn new(context: &mut Context, me: Address) -> Self {
+    pub(super) fn new(context: &mut Context, me: Address) -> Self {
         let mut this = Self {
             me,
             member: MemberDriver::new(context, me),
@@ -81,7 +64,7 @@ impl WorkerProcess {
     }
 
     /// What must hold at the end.
-    pub fn inspect(&self, context: &mut Context, cause: Option<&Result<()>>) {
+    pub(super) fn inspect(&self, context: &mut Context, cause: Option<&Result<()>>) {
         let now = context.now;
         context.witness.process_ended(now, self.me, self.ended.as_ref(), cause);
         let Some(ended) = &self.ended else { return };
@@ -363,131 +346,6 @@ impl WorkerProcess {
             let text = format!("tensor {tensor}, round {round}: {} contributors, not {due}", header.contributors);
             context.witness.fail(context.now, Checker::Contributors, text);
         }
-    }
-
-    // The training loop.
-
-    fn wake(&mut self, context: &mut Context) {
-        if !std::mem::replace(&mut self.script.woken, true) {
-            let after = context.random.millis(0, 5);
-            context.post(self.me, after, Input::Script);
-        }
-    }
-
-    fn wake_if_waiting(&mut self, context: &mut Context, request: u64) {
-        if self.script.waits_for.take_if(|waited| *waited == request).is_some() {
-            self.wake(context);
-        }
-    }
-
-    fn run_script(&mut self, context: &mut Context) {
-        self.script.woken = false;
-        let Who::Worker(number) = self.me.who else { unreachable!("a worker runs a script") };
-        while self.script.running && !self.script.done && self.script.waits_for.is_none() {
-            let Some(action) = context.plan.scripts[number as usize].get(self.script.at).cloned() else {
-                return self.leave(context);
-            };
-            if let Action::Await { round } = action {
-                let open = |operation: &Operation| operation.outcome.is_none() && operation.round <= round;
-                if self.script.operations.values().any(open) {
-                    return;
-                }
-            }
-            self.script.at += 1;
-            context.log.note(context.now, self.me.who, "script", &[self.script.at as u64], || format!("{action:?}"));
-            match action {
-                Action::Await { .. } => {}
-                Action::Think(pause) => {
-                    self.script.woken = true;
-                    return context.post(self.me, pause, Input::Script);
-                }
-                Action::Declare { tensors, fuse } => {
-                    let specs = tensors.iter().map(|tensor| self.spec(context, *tensor)).collect();
-                    if let Ok((request, unknown)) = self.engine.declare(specs)
-                        && !unknown.is_empty()
-                    {
-                        self.script.waits_for = Some(self.declare(request, unknown, fuse));
-                    }
-                }
-                Action::Submit { tensor, round, timeout } => {
-                    let deadline = timeout.map(|timeout| context.now + timeout);
-                    self.submit(context, tensor, round, deadline);
-                }
-                Action::Cancel { tensor, round } => {
-                    let of =
-                        |(_, operation): &(&u64, &Operation)| operation.tensor == tensor && operation.round == round;
-                    let ticket = self.script.operations.iter().find(of).map(|(ticket, _)| *ticket);
-                    self.engine.cancel(context.now, ticket.expect("submitted before"));
-                }
-                Action::Barrier { name, timeout } => {
-                    context.witness.arrives(self.me.who, &name, timeout == timing::BARRIER);
-                    let request = self.member.member.barrier(context.now, name.clone(), timeout);
-                    self.barriers.insert(request, name);
-                    self.script.waits_for = Some(request);
-                }
-            }
-            self.settle(context);
-        }
-    }
-
-    fn submit(&mut self, context: &mut Context, tensor: usize, round: u64, deadline: Option<Time>) {
-        let rank = self.engine.rank.0;
-        let plan = &context.plan;
-        let (priority, in_place, op) =
-            (plan.tensors[tensor].priority, plan.tensors[tensor].in_place, plan.op(tensor, round));
-        let weight = plan.weight(tensor, round, rank) as f64;
-        let source = self.memory.len();
-        let contribution = oracle::contribution(plan, tensor, round, rank);
-        let junk = vec![oracle::JUNK; contribution.len()];
-        self.memory.push(Buffer { bytes: contribution, lent: true });
-        let destination = if in_place { source } else { source + 1 };
-        if !in_place {
-            self.memory.push(Buffer { bytes: junk, lent: true });
-        }
-        let spec = self.spec(context, tensor);
-        let ticket = Ticket {
-            key: spec.key(),
-            name: spec.name.as_str().into(),
-            source,
-            destination,
-            op,
-            weight,
-            priority,
-            submitted: context.now,
-            deadline,
-            group: None,
-        };
-        let (id, declare) = self.engine.accept(context.now, ticket, &spec);
-        self.script.operations.insert(id, Operation { tensor, round, outcome: None });
-        if let Some(request) = declare {
-            self.declare(request, vec![spec], false);
-        }
-    }
-
-    fn declare(&mut self, request: u64, specs: Vec<TensorSpec>, fuse: bool) -> u64 {
-        let number = self.member.member.declare(specs, fuse);
-        self.declarations.insert(number, request);
-        number
-    }
-
-    /// A tensor as this worker declares it.
-    fn spec(&self, context: &Context, tensor: usize) -> TensorSpec {
-        let mut spec = context.plan.tensors[tensor].spec.clone();
-        if context.plan.mismatch.is_some_and(|(worker, at)| (Who::Worker(worker), at) == (self.me.who, tensor)) {
-            // The same bytes in another shape: found by the registry or not at all.
-            spec.shape.insert(0, 1);
-        }
-        spec
-    }
-
-    fn leave(&mut self, context: &mut Context) {
-        let pending = Error::FailedPrecondition {
-            what: "the engine was shut down while the operation was under way".to_owned(),
-            hint: "wait for the handles before shutdown()".to_owned(),
-        };
-        self.script.done = true;
-        self.engine.end(context.now, &pending);
-        self.member.member.leave();
     }
 
     fn handle_link(&mut self, context: &mut Context, input: Input) {

@@ -11,92 +11,92 @@ use crate::random::{Random, mix};
 
 /// Everything that a seed decides before the first event.
 #[derive(Debug)]
-pub struct Plan {
+pub(super) struct Plan {
     /// The seed.
-    pub seed: u64,
+    pub(super) seed: u64,
     /// The mistake that the machines make.
-    pub defect: Option<Defect>,
+    pub(super) defect: Option<Defect>,
     /// How many workers.
-    pub workers: u32,
+    pub(super) workers: u32,
     /// How many servers.
-    pub servers: u32,
+    pub(super) servers: u32,
     /// Which faults may happen.
-    pub classes: FaultClasses,
+    pub(super) classes: FaultClasses,
     /// Timeouts and sizes.
-    pub settings: Settings,
+    pub(super) settings: Settings,
     /// What is reduced.
-    pub tensors: Vec<Tensor>,
+    pub(super) tensors: Vec<Tensor>,
     /// How often every tensor is reduced.
-    pub steps: u64,
+    pub(super) steps: u64,
     /// How many steps a worker may be ahead of its unresolved ones.
-    pub depth: u64,
+    pub(super) depth: u64,
     /// What each worker process does, by process number.
-    pub scripts: Vec<Vec<Action>>,
+    pub(super) scripts: Vec<Vec<Action>>,
     /// Who declares a tensor differently, if anybody does: worker process and tensor.
-    pub mismatch: Option<(u32, usize)>,
+    pub(super) mismatch: Option<(u32, usize)>,
 }
 
 /// Settings of all processes.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(super) struct Settings {
     /// How tensors are cut.
-    pub layout: LayoutConfig,
+    pub(super) layout: LayoutConfig,
     /// A worker's bytes in flight.
-    pub credit_bytes: u64,
+    pub(super) credit_bytes: u64,
     /// Bytes of a server.
-    pub memory_bytes_max: u64,
+    pub(super) memory_bytes_max: u64,
     /// Whether bodies carry checksums.
-    pub checksum: bool,
+    pub(super) checksum: bool,
     /// Whether sums are made in the order of ranks.
-    pub deterministic: bool,
+    pub(super) deterministic: bool,
     /// Whether processes ask for their own number as rank.
-    pub fixed_ranks: bool,
+    pub(super) fixed_ranks: bool,
     /// After this long without a packet a connection is given up.
-    pub idle_timeout: Duration,
+    pub(super) idle_timeout: Duration,
     /// Latency of a message, at least and at most, in milliseconds.
-    pub latency_ms: (u64, u64),
+    pub(super) latency_ms: (u64, u64),
 }
 
 /// The product's own defaults where they matter to correctness, shortened where only patience depends on them.
-pub mod timing {
+pub(super) mod timing {
     use std::time::Duration;
 
     /// A sign of life.
-    pub const HEARTBEAT: Duration = Duration::from_millis(250);
+    pub(in crate::sim) const HEARTBEAT: Duration = Duration::from_millis(250);
     /// Silence that makes suspect.
-    pub const SUSPECT: Duration = Duration::from_secs(2);
+    pub(in crate::sim) const SUSPECT: Duration = Duration::from_secs(2);
     /// Silence that kills.
-    pub const DEAD: Duration = Duration::from_secs(5);
+    pub(in crate::sim) const DEAD: Duration = Duration::from_secs(5);
     /// Patience while the job forms.
-    pub const FORM: Duration = Duration::from_secs(30);
+    pub(in crate::sim) const FORM: Duration = Duration::from_secs(30);
     /// Patience with a silent coordinator.
-    pub const CONTROL_LOST: Duration = Duration::from_secs(20);
+    pub(in crate::sim) const CONTROL_LOST: Duration = Duration::from_secs(20);
     /// Patience with a round.
-    pub const STEP: Duration = Duration::from_secs(30);
+    pub(in crate::sim) const STEP: Duration = Duration::from_secs(30);
     /// Patience before a stall is told of.
-    pub const STALL_WARN: Duration = Duration::from_secs(4);
+    pub(in crate::sim) const STALL_WARN: Duration = Duration::from_secs(4);
     /// Patience of a barrier that nobody should miss.
-    pub const BARRIER: Duration = Duration::from_secs(120);
+    pub(in crate::sim) const BARRIER: Duration = Duration::from_secs(120);
     /// Patience of one attempt to connect.
-    pub const DIAL: Duration = Duration::from_secs(3);
+    pub(in crate::sim) const DIAL: Duration = Duration::from_secs(3);
 }
 
 /// One tensor of the job.
 #[derive(Clone, Debug)]
-pub struct Tensor {
+pub(super) struct Tensor {
     /// Its declaration.
-    pub spec: TensorSpec,
+    pub(super) spec: TensorSpec,
     /// Tensors of one list are reduced alike and may share parts.
-    pub list: u32,
+    pub(super) list: u32,
     /// How urgent.
-    pub priority: Priority,
+    pub(super) priority: Priority,
     /// Whether the sum lands on the contribution.
-    pub in_place: bool,
+    pub(super) in_place: bool,
 }
 
 /// One thing that a worker does.
 #[derive(Clone, Debug)]
-pub enum Action {
+pub(super) enum Action {
     /// Declares tensors and waits for the answer.
     Declare { tensors: Vec<usize>, fuse: bool },
     /// Submits the next round of a tensor.
@@ -113,7 +113,7 @@ pub enum Action {
 
 impl Plan {
     /// The plan of `seed`.
-    pub fn new(seed: u64, defect: Option<Defect>) -> Self {
+    pub(super) fn new(seed: u64, defect: Option<Defect>) -> Self {
         let mut random = Random::new(seed);
         let workers = random.pick(&[1, 2, 2, 2, 3, 3, 3, 4, 5, 8]);
         let servers = random.pick(&[1, 1, 2, 2, 3]);
@@ -143,7 +143,7 @@ impl Plan {
     }
 
     /// How a round of a tensor is reduced: alike for all tensors of a list, so that they may share parts.
-    pub fn op(&self, tensor: usize, round: u64) -> Op {
+    pub(super) fn op(&self, tensor: usize, round: u64) -> Op {
         let Tensor { spec, list, .. } = &self.tensors[tensor];
         let draw = mix(self.seed ^ (u64::from(*list) << 32) ^ round);
         let narrow = matches!(spec.dtype, DType::I8 | DType::U8);
@@ -160,7 +160,7 @@ impl Plan {
     }
 
     /// The weight of a rank in a round of a tensor: 1 unless the reduction asks for weights; never 0 for all ranks.
-    pub fn weight(&self, tensor: usize, round: u64, rank: u32) -> u64 {
+    pub(super) fn weight(&self, tensor: usize, round: u64, rank: u32) -> u64 {
         if self.op(tensor, round) != Op::WeightedMean {
             return 1;
         }
@@ -170,7 +170,7 @@ impl Plan {
     }
 
     /// The tensors whose fate `tensor` may share, because some worker may declare them together.
-    pub fn companions(&self, tensor: usize) -> BTreeSet<usize> {
+    pub(super) fn companions(&self, tensor: usize) -> BTreeSet<usize> {
         let list = self.tensors[tensor].list;
         (0..self.tensors.len()).filter(|other| self.tensors[*other].list == list).collect()
     }

@@ -20,7 +20,7 @@ use crate::random::Random;
 
 /// A process of the world, whichever of its lives. The number of a worker or server is not its rank, which the coordinator gives it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Who {
+pub(super) enum Who {
     /// The one coordinator.
     Coordinator,
     /// A server, by number.
@@ -31,16 +31,16 @@ pub enum Who {
 
 /// One life of a process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Address {
+pub(super) struct Address {
     /// Which process.
-    pub who: Who,
+    pub(super) who: Who,
     /// Counts its starts.
-    pub life: u32,
+    pub(super) life: u32,
 }
 
 /// Something that reaches a process. A connection or exchange that is over by then is ignored by it.
 #[derive(Clone, Debug)]
-pub enum Input {
+pub(super) enum Input {
     /// A machine wants to be told the time.
     Timer,
     /// A member dialled the coordinator.
@@ -84,23 +84,23 @@ pub enum Input {
 }
 
 /// What the processes share: everything but themselves.
-pub struct Context {
+pub(super) struct Context {
     /// The time.
-    pub now: Time,
+    pub(super) now: Time,
     /// What the seed decided.
-    pub plan: Plan,
+    pub(super) plan: Plan,
     /// What the seed still decides.
-    pub random: Random,
+    pub(super) random: Random,
     /// What happened.
-    pub log: Log,
+    pub(super) log: Log,
     /// What must hold.
-    pub witness: Witness,
+    pub(super) witness: Witness,
     /// The connections.
-    pub network: Network,
+    pub(super) network: Network,
     /// The coordinator's only life.
-    pub coordinator: Address,
+    pub(super) coordinator: Address,
     lives: BTreeMap<Who, u32>,
-    queue: BTreeMap<(Time, u64), Event>,
+    queue: BTreeMap<(Time, u64), Box<Event>>,
     posted: u64,
 }
 
@@ -113,7 +113,7 @@ enum Event {
 }
 
 /// A process as the world drives it.
-pub trait Process {
+pub(super) trait Process {
     /// Something happened to it.
     fn handle(&mut self, context: &mut Context, input: Input);
     /// When it wants [`Input::Timer`].
@@ -134,7 +134,7 @@ struct Slot<P> {
 }
 
 /// A whole cluster.
-pub struct World {
+pub(super) struct World {
     context: Context,
     coordinator: Slot<CoordinatorProcess>,
     servers: Vec<Slot<ServerProcess>>,
@@ -149,7 +149,7 @@ fn patience(plan: &Plan) -> Duration {
 
 impl World {
     /// The world of `plan`, before its first event.
-    pub fn new(plan: Plan, verbose: bool) -> Self {
+    pub(super) fn new(plan: Plan, verbose: bool) -> Self {
         let mut random = Random::new(plan.seed ^ 0x7769_7265);
         let schedule = faults::schedule(plan.classes, plan.workers, plan.servers, &mut random);
         let coordinator = Address { who: Who::Coordinator, life: 0 };
@@ -186,14 +186,14 @@ impl World {
     ///
     /// # Errors
     /// What must not have happened.
-    pub fn run(mut self) -> Result<Log, Box<Violation>> {
+    pub(super) fn run(mut self) -> Result<Log, Box<Violation>> {
         let until = HEALED + patience(&self.context.plan);
         while let Some(((at, _), event)) = self.context.queue.pop_first() {
             self.context.now = at;
             if at > until {
                 self.context.witness.hang(at, self.unfinished());
             } else {
-                self.happen(event);
+                self.happen(*event);
             }
             if let Some(violation) = self.context.witness.violation() {
                 return Err(Box::new(violation));
@@ -329,28 +329,28 @@ impl World {
 
 impl Context {
     /// Whether the faults are over.
-    pub fn healed(&self) -> bool {
+    pub(super) fn healed(&self) -> bool {
         self.now >= HEALED
     }
 
     /// The current life of a process.
-    pub fn address(&self, who: Who) -> Address {
+    pub(super) fn address(&self, who: Who) -> Address {
         Address { who, life: self.lives.get(&who).copied().unwrap_or(0) }
     }
 
     /// Lets `input` reach `to` after a while.
-    pub fn post(&mut self, to: Address, after: Duration, input: Input) {
+    pub(super) fn post(&mut self, to: Address, after: Duration, input: Input) {
         self.post_at(to, self.now + after, input);
     }
 
     /// Lets `input` reach `to` at a time.
-    pub fn post_at(&mut self, to: Address, at: Time, input: Input) {
+    pub(super) fn post_at(&mut self, to: Address, at: Time, input: Input) {
         self.schedule(at, Event::Input { to, input });
     }
 
     fn schedule(&mut self, at: Time, event: Event) {
         self.posted += 1;
-        self.queue.insert((at, self.posted), event);
+        self.queue.insert((at, self.posted), Box::new(event));
     }
 }
 
@@ -425,7 +425,7 @@ impl<P: Process> Slot<P> {
 
 impl Who {
     /// A number that no other process has.
-    pub fn number(self) -> u64 {
+    pub(super) fn number(self) -> u64 {
         match self {
             Self::Coordinator => 0,
             Self::Server(number) => 100 + u64::from(number),
@@ -434,7 +434,7 @@ impl Who {
     }
 
     /// Its identity.
-    pub fn node(self) -> NodeId {
+    pub(super) fn node(self) -> NodeId {
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&crate::random::mix(self.number()).to_le_bytes());
         NodeId(bytes)

@@ -1,0 +1,37 @@
+//! Waiting from Python: seconds, and Ctrl-C.
+
+use std::time::Duration;
+
+use gradlane_core::engine;
+use pyo3::prelude::*;
+
+/// Repeats a wait in slices, with the interpreter free, so that Ctrl-C is seen; `wait` reports [`gradlane_core::Error::Timeout`] when a
+/// slice passed.
+pub(crate) fn wait_interruptibly(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    wait: impl Fn(Duration) -> gradlane_core::Result<()> + Sync,
+) -> PyResult<gradlane_core::Result<()>> {
+    const SLICE: Duration = Duration::from_millis(200);
+    let clock = engine::Clock::start();
+    let due = timeout.map(|seconds| clock.now() + duration(seconds));
+    loop {
+        let left = due.map_or(SLICE, |due| due.since(clock.now()).min(SLICE));
+        let outcome = py.detach(|| wait(left));
+        py.check_signals()?;
+        let expired = due.is_some_and(|due| due <= clock.now());
+        match outcome {
+            Err(gradlane_core::Error::Timeout { what, .. }) if what.starts_with(engine::STILL_RUNNING) && !expired => {}
+            Err(gradlane_core::Error::Timeout { what, .. }) if what.starts_with(engine::STILL_RUNNING) => {
+                let waited = duration(timeout.expect("only a wait with a timeout expires"));
+                return Ok(Err(gradlane_core::Error::Timeout { what, waited }));
+            }
+            outcome => return Ok(outcome),
+        }
+    }
+}
+
+/// Seconds as Python gives them; negative ones are zero, and what is too large is for ever.
+pub(crate) fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+}
