@@ -62,13 +62,13 @@ def run_all(
 class Running:
     """A process that a test talks with while it runs; leaving the context kills what is left of it."""
 
-    def __init__(self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
-        """Starts the command as the leader of a process group, as a terminal does; output and errors are one stream."""
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None) -> None:
+        """Starts the command with additions to a clean environment, as a group's leader, as a terminal does."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": cwd}
-        env = clean_environment() | dict(env or {})
-        self._process = subprocess.Popen(command, env=env, start_new_session=True, **options)
+        options |= {"env": clean_environment() | dict(env)}
+        self._process = subprocess.Popen(command, start_new_session=True, **options)
         self.pid = self._process.pid
-        self.output = ""
+        self.output = ""  # standard output and error together
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -39,7 +39,7 @@ except gradlane.Error as error:
 
 @pytest.fixture
 def job():
-    """A launched job of three workers and two servers in the middle of its work, and the workers' process ids by rank."""
+    """A launched job of three workers and two servers in the middle of its work, and the workers' processes by rank."""
     run = ["run", "-n", "3", "-s", "2", "--grace", str(GRACE), "--"]
     command = [sys.executable, "-m", "gradlane", *run, sys.executable, "-c", ENDLESS_WORK]
     with Running(command, env=SETTINGS) as launcher:
