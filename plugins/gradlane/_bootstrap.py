@@ -8,6 +8,7 @@ the join string to the other ranks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class Launch:
     join: str | None
     servers: int
     job: str
+    join_timeout: float
 
     @property
     def has_server_tasks(self) -> bool:
@@ -54,28 +56,29 @@ class Job:
 
     def leave(self, timeout: float) -> None:
         """Ends the session, then the embedded servers, which first let the other members leave."""
-        try:
+        # If the others still work, they can without this worker, but not without the servers it embeds: `stop` says so.
+        with contextlib.suppress(TimeoutError):
             self.session.shutdown(timeout)
-        except TimeoutError:
-            # The others still work. They can without this worker, but not without the servers it embeds: `stop` says so.
-            pass
         if self.embedded is not None:
             self.embedded.stop(timeout)
 
 
-def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: float, generation: int) -> Job:
+def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: float | None, generation: int) -> Job:
     """Finds the job and joins it.
 
     Args:
         arguments: what the caller said: `rank`, `size`, `local_rank`, `servers`, `coordinator`; the rest is detected.
         settings: knobs by name, as text.
-        timeout: seconds for the whole job to form.
+        timeout: seconds for the whole job to form; None takes the setting `join_timeout`.
         generation: how many jobs this process has been in; keeps the join string of a past one from being found again.
     Raises:
         ConfigError: the arguments or the environment contradict themselves, or lead nowhere.
         NotFormedError: somebody did not come; the message names who.
     """
-    launch = Launch(**_core.detect_launch(dict(arguments)))
+    patience = {} if timeout is None else {"join_timeout": _seconds(timeout)}
+    settings = {**settings, **patience}
+    launch = Launch(**_core.detect_launch({**settings, **arguments}))
+    timeout = launch.join_timeout
     alone = launch.size == 1 and launch.source not in ("gradlane", "dmlc") and not launch.has_server_tasks
     if launch.join is None and alone:
         return Job(_core.Session.local(dict(settings)), launch, None)
@@ -100,6 +103,11 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
             embedded.stop(0.0)
         raise
     return Job(session, launch, embedded)
+
+
+def _seconds(timeout: float) -> str:
+    """`timeout` as the setting has it: between a millisecond and a day."""
+    return f"{min(max(timeout, 0.001), 86_400.0):.3f}s"
 
 
 def _meet(

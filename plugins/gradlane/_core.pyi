@@ -21,6 +21,7 @@ class _Launch(TypedDict):
     join: str | None
     servers: int
     job: str
+    join_timeout: float
 
 @final
 class Session:

@@ -34,7 +34,7 @@ def init(
     servers: int | None = None,
     coordinator: str | None = None,
     config: Mapping[str, object] | None = None,
-    timeout: float = 300.0,
+    timeout: float | None = None,
 ) -> None:
     """Joins the job that this process was started for; a second call does nothing.
 
@@ -50,7 +50,7 @@ def init(
         servers: number of servers.
         coordinator: its address, or a join string.
         config: settings by name, such as `{"step_timeout": "60s"}`; they go before environment and file.
-        timeout: seconds for the whole job to form.
+        timeout: seconds for the whole job to form; None takes the setting `join_timeout`.
     Raises:
         ConfigError: the environment or the arguments contradict themselves, or a setting is unknown.
         NotFormedError: somebody did not come in time; the message names who.

@@ -8,12 +8,19 @@ from gradlane import _core, _session
 
 
 def metrics() -> dict[str, int | float]:
-    """Counters and gauges of this worker since `init()`, among them:
+    """Counters and gauges of this worker since `init()`:
 
+    - `submissions`, `resolved`, `failed`: operations accepted, ended, and of these ended by an error.
+    - `pushes`, `pulls`: contributions sent, repeats included, and sums received; both count parts, not tensors.
     - `push_bytes`, `pull_bytes`: what went to the servers and came from them, payload only.
-    - `bytes_copied`: what was copied between buffers in this process; 0 for host tensors, which are sent from where
+    - `header_bytes`: what went both ways beside the payload.
+    - `repeats`: exchanges that were repeated after a loss.
+    - `copied_bytes`: what was copied between buffers in this process; 0 for host tensors, which are sent from where
       they lie.
+    - `connections`: connections to servers that were made, again after a loss included.
     - `handles_live`: operations that have not ended.
+
+    A job of one sends nothing, and counts nothing.
     """
     return _session.session().metrics()
 

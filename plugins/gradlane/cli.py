@@ -12,7 +12,8 @@ def main() -> int:
 
     # Python's handler would only set a flag that nobody looks at while native code runs, and Ctrl-C would be dead.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return _core.cli_main(sys.argv)
+    # By its own name in the help, not by that of the file which `python -m gradlane` runs.
+    return _core.cli_main(["gradlane", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

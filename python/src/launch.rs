@@ -18,8 +18,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cli_main, module)?)
 }
 
-/// What the arguments and the environment say of this process's place in a job. `coordinator` among them is a `host:port` or a join
-/// string.
+/// What the arguments and the environment say of this process's place in a job, and how long it may take to form, in seconds.
+/// `coordinator` among them is a `host:port` or a join string.
 #[pyfunction]
 fn detect_launch(py: Python<'_>, mut arguments: Settings) -> PyResult<Bound<'_, PyDict>> {
     if let Some(address) = arguments.remove("coordinator") {
@@ -46,6 +46,7 @@ fn detect_launch(py: Python<'_>, mut arguments: Settings) -> PyResult<Bound<'_, 
     found.set_item("join", config.join.as_ref().map(ToString::to_string))?;
     found.set_item("servers", config.servers)?;
     found.set_item("job", rendezvous::job(&config))?;
+    found.set_item("join_timeout", config.join_timeout.as_secs_f64())?;
     Ok(found)
 }
 

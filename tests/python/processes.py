@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +39,7 @@ def run_all(
 
     What still runs at the deadline is killed with everything it started; its code is that of the signal.
     """
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES) and k not in LAUNCH_NAMES}
+    clean = clean_environment()
     deadline = time.monotonic() + timeout
     ended = []
     with contextlib.ExitStack() as outputs:
@@ -55,3 +57,79 @@ def run_all(
             output.seek(0)
             ended.append(Ended(process.returncode, output.read().decode(errors="replace")))
     return ended
+
+
+class Running:
+    """A process that a test talks with while it runs; leaving the context kills what is left of it."""
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None) -> None:
+        """Starts the command with additions to a clean environment, as a group's leader, as a terminal does."""
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": cwd}
+        options |= {"env": clean_environment() | dict(env)}
+        self._process = subprocess.Popen(command, start_new_session=True, **options)
+        self.pid = self._process.pid
+        self.output = ""  # standard output and error together
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def line(self, start: str, timeout: float = 30.0) -> str:
+        """The next line with this start; those before it are skipped. Fails if none comes."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no line {start!r} within {timeout} s, but:\n{self.output}") from None
+            assert line is not None, f"ended without a line {start!r}, but:\n{self.output}"
+            if line.startswith(start):
+                return line
+
+    def interrupt(self, number: signal.Signals) -> None:
+        """Sends a signal to the group, as Ctrl-C in a terminal does."""
+        os.killpg(self.pid, number)
+
+    def end(self, timeout: float) -> Ended:
+        """Waits for the end; the code of a process that did not end in time is that of SIGKILL."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        while self._lines.get() is not None:
+            pass
+        return Ended(self._process.returncode, self.output)
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _read(self) -> None:
+        for line in self._process.stdout:
+            self.output += line
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment of this process without what a launcher may have put there."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES) and k not in LAUNCH_NAMES}
+
+
+def lives(pid: int) -> bool:
+    """Whether the process runs, or is stopped; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children(pid: int) -> dict[int, str]:
+    """The child processes and their command lines."""
+    numbers = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split()
+    return {int(child): Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ").strip() for child in numbers}

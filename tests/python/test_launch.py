@@ -222,6 +222,20 @@ def test_the_worker_finds_no_job_without_a_coordinator(tmp_path, monkeypatch):
     assert not gradlane.is_initialized()
 
 
+@pytest.mark.parametrize(("argument", "variables"), [("timeout=1.0", {}), ("", {"GRADLANE_JOIN_TIMEOUT": "1s"})])
+def test_when_the_time_to_form_is_over_the_missing_worker_is_named(tmp_path, argument, variables):
+    script = f"""
+import gradlane
+try:
+    gradlane.init({argument})
+except gradlane.NotFormedError as error:
+    print("missing:", *error.missing)
+"""
+    alone = MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "GRADLANE_STATE_DIR": str(tmp_path)}
+    [ended] = run_all([([sys.executable, "-c", script], alone | variables)], timeout=20.0)
+    assert "missing: worker 1\n" in ended.output, ended.output
+
+
 REPORT = """
 import array
 values = array.array("d", [gradlane.rank() + 1.0])

@@ -28,6 +28,11 @@ def test_the_command_line_runs_as_a_module():
     assert ended.code == 0 and _core.__version__ in ended.output
 
 
+def test_the_help_names_the_command_however_it_was_started():
+    ended = run_python("import runpy, sys; sys.argv = ['__main__.py', '--help']; runpy.run_module('gradlane')")
+    assert ended.code == 0 and "Usage: gradlane <COMMAND>" in ended.output
+
+
 def test_the_package_is_marked_as_typed():
     assert importlib.resources.files("gradlane").joinpath("py.typed").is_file()
 

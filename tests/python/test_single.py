@@ -1,5 +1,7 @@
 """A job of one: everything works, and nothing is running. Also what happens before `init` and in forked children."""
 
+import re
+
 import gradlane
 import numpy as np
 import pytest
@@ -85,6 +87,16 @@ def test_a_wrong_setting_is_named():
     with pytest.raises(gradlane.ConfigError, match="step_timeuot"):
         gradlane.init(config={"step_timeuot": "3s"})
     assert not gradlane.is_initialized()
+
+
+def test_the_metrics_are_those_that_the_documentation_lists(alone):
+    documented = {
+        name
+        for line in gradlane.metrics.__doc__.splitlines()
+        if line.strip().startswith("- `")
+        for name in re.findall(r"`(\w+)`", line.split(":")[0])
+    }
+    assert set(gradlane.metrics()) == documented
 
 
 def test_print_config_tells_where_values_come_from(alone, capsys):

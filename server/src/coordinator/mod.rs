@@ -69,14 +69,16 @@ pub struct CoordinatorConfig {
 }
 
 impl CoordinatorConfig {
-    /// A job of this size with the settings of the process.
+    /// A job of this size with the settings of the process; it forms before its members stop waiting for that.
     pub fn from_config(config: &Config, workers: u32, servers: u32) -> Self {
         Self {
             job: config.job.clone(),
             term: 1,
             workers,
             servers,
-            form_timeout: config.form_timeout,
+            // Whoever waits for the job to form gives up after `join_timeout`; a moment before, the coordinator can still tell it
+            // who is missing. The quotient keeps the defaults as they are.
+            form_timeout: config.form_timeout.min(config.join_timeout * 29 / 30),
             suspect_timeout: config.suspect_timeout,
             dead_timeout: config.dead_timeout,
             leave_grace: config.shutdown_timeout,
