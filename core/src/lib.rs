@@ -16,8 +16,7 @@ pub mod reduce;
 pub mod sched;
 pub mod wire;
 
-// Floor 2: drivers that do not see each other.
-pub mod device;
+// Floor 2: drivers.
 pub mod transport;
 
 // Floor 3: threads; the only place that joins the floors below.

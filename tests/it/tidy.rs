@@ -11,7 +11,7 @@ use source::{Source, files, read, root};
 const FLOORS: [&[&str]; 4] = [
     &["types", "error", "config"],
     &["wire", "reduce", "mem", "pipeline", "sched", "cluster"],
-    &["device", "transport"],
+    &["transport"],
     &["engine"],
 ];
 /// What the crate's root gives out of floor 0.
