@@ -43,7 +43,7 @@ $(VENV)/bin/uv:
 	$(BIN)/python -m pip install --quiet uv
 
 $(VENV)/requirements: python/requirements-dev.txt | $(VENV)/bin/uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -r python/requirements-dev.txt
+	$(BIN)/uv pip install --system-certs --quiet --python $(BIN)/python -r python/requirements-dev.txt
 	touch $@
 
 RUST_SOURCES := $(shell find core server python -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
