@@ -21,7 +21,6 @@ TWO = {"size": 2, "servers": 1, "local_rank": 0, "local_size": 1, "node_rank": 0
 NOT_BY_A_CALL = {
     errors.Error: "a base class",
     errors.AbortedError: "a base class",
-    errors.NotFoundError: "a program that `gradlane run` does not find: the command says it, no call does",
     errors.PeerLostError: "needs a process that dies: test_lost_members.py",
     errors.FencedError: "needs a process that is held up: test_lost_members.py",
     errors.UnusedParametersError: "needs a model: test_torch_wrapper.py",
