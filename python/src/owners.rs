@@ -23,11 +23,6 @@ impl Owners {
         self.ended.lock().expect(LOCK).push(id);
     }
 
-    /// How many operations hold an object.
-    pub(crate) fn len(&self) -> usize {
-        self.held.lock().expect(LOCK).len()
-    }
-
     /// Drops the owners of operations that have ended. Called by Python threads only.
     pub(crate) fn release(&self, _py: Python<'_>) {
         let ended = std::mem::take(&mut *self.ended.lock().expect(LOCK));

@@ -162,10 +162,11 @@ impl Session {
             // Nothing travels; the names are there all the same.
             Place::Alone { .. } => engine::Metrics::default().snapshot(),
         };
+        let count = |name| snapshot.iter().find(|(counter, _)| *counter == name).map_or(0, |(_, value)| *value);
+        counters.set_item("handles_live", count("submissions").saturating_sub(count("resolved")))?;
         for (name, value) in snapshot {
             counters.set_item(name, value)?;
         }
-        counters.set_item("handles_live", self.owners.len())?;
         Ok(counters)
     }
 
