@@ -26,7 +26,8 @@ struct Slot {
 }
 
 impl Handle {
-    /// A handle and the token that resolves it. `then` runs once, right after the outcome is visible, on the thread that resolves.
+    /// A handle and the token that resolves it. `then` runs once on the thread that resolves, before anybody sees the outcome: who waited
+    /// finds everything that the operation held given back. It must not use the handle.
     pub(super) fn new(
         id: u64,
         cancel: impl Fn() + Send + Sync + 'static,
@@ -35,9 +36,11 @@ impl Handle {
         let slot = Arc::new(Slot::default());
         let there = Arc::clone(&slot);
         let done = Done::new(move |outcome| {
-            *there.outcome.lock().expect(LOCK) = Some(outcome);
-            there.resolved.notify_all();
+            let mut slot = there.outcome.lock().expect(LOCK);
+            *slot = Some(outcome);
             then(id);
+            drop(slot);
+            there.resolved.notify_all();
         });
         (Self { id, slot, cancel: Arc::new(cancel) }, done)
     }

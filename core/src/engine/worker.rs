@@ -218,7 +218,8 @@ impl Engine {
         handle.wait(timeout)
     }
 
-    /// Reduces a tensor over all workers. `then` runs when the handle resolves, with its id, on an engine thread.
+    /// Reduces a tensor over all workers. `then` runs when the handle resolves, with its id, on an engine thread;
+    /// it must not use the handle.
     ///
     /// Waits while more than `submit_bytes_max` bytes are unresolved.
     ///
