@@ -13,7 +13,6 @@ PyTorch's profiler, into one picture. A process that was killed leaves a file th
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
@@ -70,11 +69,15 @@ def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
     Raises:
         InvalidArgumentError: a file is no timeline.
     """
+    import json  # here, as importing gradlane has to be quick
+
     events = [event for path in paths for event in _read(Path(path))]
     Path(out).write_text(json.dumps(events))
 
 
 def _read(path: Path) -> list[Any]:
+    import json
+
     text = path.read_text()
     try:
         parsed = json.loads(text)

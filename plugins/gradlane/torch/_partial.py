@@ -75,7 +75,7 @@ class PartialStep:
 
     def whole(self) -> None:
         """Steps all parameters, as the optimizer does by itself, hooks included."""
-        self._kind.step(self._optimizer)  # type: ignore[call-arg]
+        self._kind.step(self._optimizer)
 
     def _refuse_changed(self, groups: Sequence[dict[str, Any]], settings: Settings) -> None:
         changed = {
@@ -95,6 +95,9 @@ class InFlight(torch.Tensor):
     """Stands in `parameter.grad` for a gradient on its way: whoever looks at it learns that it is too early."""
 
     _parameter: str
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"<the gradient of {self._parameter}, on its way>"
 
     @classmethod
     def __torch_function__(

@@ -87,9 +87,9 @@ def CrossBarrier(
     averaging = (DistributedDataParallel, nn.parallel.DistributedDataParallel)
     if any(isinstance(module, averaging) for module in model.modules()):
         raise InvalidArgumentError("the model averages its gradients by itself; give CrossBarrier what it wraps")
+    _refuse_homeless(model, optimizer)
     named = list(model.named_parameters() if named_parameters is None else named_parameters)
     listed = name_parameters(optimizer, named)
-    _refuse_homeless(model, listed)
     updates = Deferred(
         _names.namespace("cross_barrier", name),
         optimizer,
@@ -131,8 +131,8 @@ class _CrossBarrier(Averaging):
     def synchronize(self) -> None:
         """Waits for whatever is on its way, and does the updates that are due.
 
-        After `step()` it concerns this worker alone. Between `backward()` and `step()` all workers have to call it; the
-        gradients are averages then and may be changed, and `step()` updates all parameters at once.
+        After `step()` it concerns this worker alone. From the next training forward pass on, until `step()`, all workers
+        have to call it; the gradients are averages then and may be changed, and `step()` updates all parameters at once.
         """
         self._barrier.updates.synchronize()
 
@@ -183,7 +183,7 @@ class _CrossBarrier(Averaging):
         barrier = self._barrier
         barrier.remove()
         del self._barrier
-        self.__class__ = barrier.kind
+        self.__class__ = barrier.kind  # type: ignore[assignment]
         if barrier.own_step is not None:
             self.step = barrier.own_step  # type: ignore[method-assign]
 
@@ -247,12 +247,13 @@ class _Barrier:
         return gradient_is_ready
 
 
-def _refuse_homeless(model: nn.Module, listed: list[tuple[str, nn.Parameter]]) -> None:
+def _refuse_homeless(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raises unless some module of `model` has each of the parameters: else nobody would wait for it."""
     at_home = {id(parameter) for parameter in model.parameters()}
-    homeless = [name for name, parameter in listed if id(parameter) not in at_home]
+    places = [(f"{g}.{i}", p) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])]
+    homeless = [place for place, parameter in places if parameter.requires_grad and id(parameter) not in at_home]
     if homeless:
         raise InvalidArgumentError(
-            f"the optimizer has parameters that are not the model's: {', '.join(homeless)}; give a module that holds "
-            "all that it steps, such as nn.ModuleList([model, loss])"
+            f"the optimizer has parameters (group.position) that are not the model's: {', '.join(homeless)}; give a "
+            "module that holds all that it steps, such as nn.ModuleList([model, loss])"
         )
