@@ -96,7 +96,7 @@ class InFlight(torch.Tensor):
 
     _parameter: str
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<the gradient of {self._parameter}, on its way>"
 
     @classmethod
