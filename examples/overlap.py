@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,13 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
+from shaped import Machines, Unavailable
+
 WORKERS, SERVERS = 2, 2
 CONVOLUTIONS = ((3, 32, 32), (32, 64, 16), (64, 128, 16), (128, 128, 8), (128, 256, 8), (256, 256, 4))
 """Channels in and out, and the side of the picture after it."""
 DENSE = ((4096, 1024), (1024, 1024), (1024, 10))
 PLACE = Path(__file__).resolve()
-BUILD = "cargo build --release -p gradlane-bench"
 
 
 def main() -> int:
@@ -58,7 +58,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out, such as gloo")
     parser.add_argument("--expect", type=float, help="fail if CrossBarrier's ratio is above")
     parser.add_argument("--timeline", type=Path, default=Path("overlap.json"))
-    parser.add_argument("--bench", type=Path, help=f"gradlane-bench, which makes the links; made by {BUILD}")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -66,24 +65,36 @@ def arguments() -> argparse.ArgumentParser:
 def launch(options: argparse.Namespace) -> int:
     """Starts workers and servers, on machines of their own if the links are to be shaped."""
     worker = [sys.executable, str(PLACE), "--worker", *sys.argv[1:]]
-    env = dict(os.environ, OMP_NUM_THREADS="1")
-    if options.rate is None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        job = [sys.executable, "-m", "gradlane", "run", "-n", str(WORKERS), "-s", str(SERVERS), "--"]
-        return subprocess.run([*job, *worker], env=env, check=False).returncode
-    if os.geteuid() != 0:
-        print("shaped links need root; run it with sudo, or without --rate over the loopback", file=sys.stderr)
-        return 2
-    built = [PLACE.parents[1] / "target" / profile / "gradlane-bench" for profile in ("release", "debug")]
-    found = [path for path in (options.bench, shutil.which("gradlane-bench"), *built) if path and Path(path).exists()]
-    if not found:
-        print(f"no gradlane-bench, which makes the links; run {BUILD}, or give --bench", file=sys.stderr)
-        return 2
-    net = ["net", "exec", "--rate", options.rate, "--mtu", str(options.mtu)]
-    size = ["--workers", str(WORKERS), "--servers", str(SERVERS), "--"]
-    return subprocess.run([str(found[0]), *net, *size, *worker], env=env, check=False).returncode
+    env = {"OMP_NUM_THREADS": "1"}
+    if options.rate is not None:
+        try:
+            with Machines(WORKERS + SERVERS, options.rate, options.mtu) as machines:
+                return on_machines(machines, worker, env)
+        except Unavailable as problem:
+            print(problem, file=sys.stderr)
+            return 2
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    job = [sys.executable, "-m", "gradlane", "run", "-n", str(WORKERS), "-s", str(SERVERS), "--"]
+    return subprocess.run([*job, *worker], env=os.environ | env, check=False).returncode
+
+
+def on_machines(machines: Machines, worker: list[str], env: dict[str, str]) -> int:
+    """Runs the job with each worker and server on a machine of its own, the coordinator on the bridge."""
+    gradlane = [sys.executable, "-m", "gradlane"]
+    size = ["-n", str(WORKERS), "-s", str(SERVERS)]
+    listening = [*gradlane, "coordinator", *size, "--bind", f"{machines.address(None)}:0"]
+    coordinator = machines.start(None, listening, env, piped=True)
+    assert coordinator.stdout is not None
+    join = next(line.strip() for line in coordinator.stdout if line.startswith("GRADLANE_JOIN=")).partition("=")[2]
+    for number in range(SERVERS):
+        machines.start(WORKERS + number, [*gradlane, "server"], {"GRADLANE_JOIN": join})
+    env |= {"GRADLANE_JOIN": join, "GRADLANE_SIZE": str(WORKERS), "GRADLANE_SERVERS": str(SERVERS)}
+    env |= {"MASTER_ADDR": machines.address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
+    workers = [machines.start(rank, worker, env | {"GRADLANE_RANK": str(rank)}) for rank in range(WORKERS)]
+    codes = [process.wait() for process in workers]
+    return next((code for code in codes if code != 0), 0)
 
 
 class Timed(torch.autograd.Function):
