@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use gradlane_core::error::{Claim, Error, Result};
 use gradlane_core::pipeline::{LayoutConfig, Layouter, weights_for};
-use gradlane_core::types::{Member, PartId, PartLayout, TensorKey, TensorSpec, View, WorkerId};
+use gradlane_core::types::{MachineId, Member, PartId, PartLayout, TensorKey, TensorSpec, View, WorkerId};
 use gradlane_core::wire::limits;
 
 /// Every tensor that was declared.
@@ -131,7 +131,7 @@ impl Registry {
 
 /// How much of the sums each server of `view` gets: more on machines of their own than beside workers.
 fn weights(view: &View) -> Vec<f64> {
-    let machine = |member: &Member| Some(member.host.clone()).filter(|host| !host.is_empty());
+    let machine = |member: &Member| Some(member.machine).filter(|machine| *machine != MachineId::UNKNOWN);
     let workers: Vec<_> = view.workers().map(machine).collect();
     let servers: Vec<_> = view.servers().map(machine).collect();
     weights_for(&workers, &servers)
@@ -253,9 +253,10 @@ mod tests {
 
     #[test]
     fn servers_on_machines_of_their_own_get_the_larger_share() {
-        assert_eq!(weights(&view(&["n0", "n1"], &["n0", "n1"])), [1.0, 1.0], "all beside workers");
-        assert_eq!(weights(&view(&["n0", "n1"], &["c0", "c1"])), [1.0, 1.0], "none beside workers");
-        assert_eq!(weights(&view(&["n0", "n1"], &["n0", "c0", "n1"])), [1.0, 2.0, 1.0]);
+        assert_eq!(weights(&view(&[1, 2], &[1, 2])), [1.0, 1.0], "all beside workers");
+        assert_eq!(weights(&view(&[1, 2], &[8, 9])), [1.0, 1.0], "none beside workers");
+        assert_eq!(weights(&view(&[1, 2], &[1, 9, 2])), [1.0, 2.0, 1.0]);
+        assert_eq!(weights(&view(&[1, 2], &[1, 9, 0])), [1.0, 1.0, 1.0], "one does not know where it runs");
     }
 
     #[test]
@@ -294,21 +295,23 @@ mod tests {
     }
 
     fn registry() -> Registry {
-        Registry::new(LayoutConfig::default(), &view(&["n0"], &["n0"]))
+        Registry::new(LayoutConfig::default(), &view(&[1], &[1]))
     }
 
-    fn view(worker_hosts: &[&str], server_hosts: &[&str]) -> View {
-        let member = |role, index: usize, host: &str| Member {
+    fn view(worker_machines: &[u64], server_machines: &[u64]) -> View {
+        let member = |role, index: usize, machine: u64| Member {
             role,
             index: index as u32,
             node: NodeId([index as u8; 32]),
             incarnation: Incarnation(index as u128),
-            host: host.to_owned(),
+            host: "n".to_owned(),
             pid: 1,
             address: String::new(),
+            machine: MachineId(machine),
+            door: String::new(),
         };
-        let workers = worker_hosts.iter().enumerate().map(|(index, host)| member(Role::Worker, index, host));
-        let servers = server_hosts.iter().enumerate().map(|(index, host)| member(Role::Server, index, host));
+        let workers = worker_machines.iter().enumerate().map(|(index, machine)| member(Role::Worker, index, *machine));
+        let servers = server_machines.iter().enumerate().map(|(index, machine)| member(Role::Server, index, *machine));
         View {
             job: "test".to_owned(),
             epoch: Epoch { term: 1, number: 1 },
