@@ -116,6 +116,7 @@ enum Effect {
 impl Shared {
     pub(super) fn new(
         transport: Arc<dyn Transport>,
+        metrics: Metrics,
         clock: Clock,
         settings: Settings,
         bells: BTreeMap<Stage, Sender<()>>,
@@ -144,7 +145,7 @@ impl Shared {
         Self {
             clock,
             transport,
-            metrics: Metrics::default(),
+            metrics,
             settings,
             bells,
             exchanges: AtomicU64::new(1),

@@ -15,7 +15,7 @@ use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timer, stage_
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::mem::Region;
+use crate::mem::{Copies, Region};
 use crate::pipeline::registry::{Lookup, Registry};
 use crate::pipeline::{DeviceKind, Pipeline, Topology};
 use crate::sched::{Scheduler, SchedulerConfig};
@@ -36,6 +36,8 @@ pub struct EngineOptions {
     pub credentials: Arc<Credentials>,
     /// Carries the exchanges.
     pub transport: Arc<dyn Transport>,
+    /// Counts what the transport copies.
+    pub copies: Copies,
 }
 
 /// One reduction to do.
@@ -131,7 +133,8 @@ impl Engine {
             dial_patience: Duration::from_secs(3),
             stall_warn: config.stall_warn,
         };
-        let shared = Arc::new(Shared::new(options.transport, clock, settings, bells, scheduler));
+        let shared =
+            Arc::new(Shared::new(options.transport, Metrics::new(options.copies), clock, settings, bells, scheduler));
         let timed = Arc::downgrade(&shared);
         let timer = Timer::start("gl-timer", clock, move |_| {
             // The next deadline is armed by `with` itself.

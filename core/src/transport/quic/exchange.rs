@@ -105,7 +105,7 @@ impl Memory {
         let (sender, _) = self.streams.as_mut().expect("opened above");
         // Fails only for a stream that has ended, which the writing below reports.
         let _ = sender.set_priority(i32::from(header.urgency));
-        body.insert(0, Bytes::copy_from_slice(&header.encode()));
+        body.insert(0, Bytes::from(Vec::from(header.encode())));
         written(sender.write_all_chunks(&mut body).await, &wire.peer)?;
         let _ = sender.finish();
         Ok(())
