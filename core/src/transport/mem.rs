@@ -18,7 +18,7 @@ use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled,
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Frozen, Landing, Loan, Region, Returned};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
-use crate::wire::{Flags, Header, HeaderKind};
+use crate::wire::{self, Flags, Header, HeaderKind};
 
 /// A network of its own: transports reach the listeners of the same value only. Ends when its last handle, transport and listener are
 /// dropped.
@@ -424,7 +424,7 @@ fn land(
     let fits = check_sum(&sum, push, landing.bytes_left(), server);
     fits.map_err(|error| Torn { error, landed: 0 })?;
     blocks.iter().for_each(|block| landing.write(block));
-    let crc = blocks.iter().fold(0, |crc, block| crc32c::crc32c_append(crc, block));
+    let crc = blocks.iter().fold(0, |crc, block| wire::checksum(crc, block));
     let whole = check_crc(&sum, checksum, crc, server);
     whole.map_err(|error| Torn { error, landed: sum.bytes })?;
     Ok(Answer::Sum(sum))
