@@ -1,6 +1,7 @@
 //! The engine of one worker: accepts submissions, resolves handles, starts and ends the threads.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -11,7 +12,7 @@ use crossbeam_channel::bounded;
 use super::executors::executor;
 use super::handle::Canceller;
 use super::shared::{Parked, Settings, Shared, State, Ticket};
-use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timer, stage_loop, status};
+use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timeline, Timer, stage_loop, status};
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -72,6 +73,7 @@ pub struct Engine {
     requests: AtomicU64,
     room: Arc<Room>,
     cancel: Canceller,
+    timeline: Arc<Timeline>,
 }
 
 /// How far the membership got; waited for by the caller's threads.
@@ -171,6 +173,7 @@ impl Engine {
                 shared.with(|state, now| state.cancel(now, id));
             }
         });
+        let timeline = Timeline::new(clock, config.timeline_bytes_max);
         let engine = Self {
             shared,
             membership: Mutex::new(membership),
@@ -183,8 +186,12 @@ impl Engine {
             requests: AtomicU64::new(1),
             room: Arc::new(room),
             cancel,
+            timeline: Arc::new(timeline),
         };
         engine.milestones.wait(None, |reached| reached.joined.is_some())?;
+        if let Some(place) = &engine.config.timeline {
+            engine.start_timeline(place)?;
+        }
         Ok(engine)
     }
 
@@ -207,6 +214,25 @@ impl Engine {
     /// The parts of every declared tensor, one a line, for people.
     pub fn layout(&self) -> String {
         self.shared.with(|state, _| state.registry.describe())
+    }
+
+    /// Records from now on what every task does, and what is given to [`Timeline::record`]. See [`Timeline::start`] for `place`, the
+    /// answer and the errors.
+    pub fn start_timeline(&self, place: &Path) -> Result<PathBuf> {
+        let path = self.timeline.start(place, self.rank())?;
+        self.shared.with(|state, now| state.trace(now, Some(Arc::clone(&self.timeline))));
+        Ok(path)
+    }
+
+    /// Completes the timeline's file. Does nothing if none is recorded.
+    pub fn stop_timeline(&self) {
+        self.shared.with(|state, now| state.trace(now, None));
+        self.timeline.stop();
+    }
+
+    /// Where the caller's own spans go.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
     }
 
     /// Declares tensors before their first use, all in one round trip. With `fuse`, small neighbours may share parts; all of the list
@@ -346,6 +372,7 @@ impl Engine {
         // Out of the lock first: a callback under way may want to arm it.
         let timer = self.shared.timer.lock().expect(LOCK).take();
         drop(timer);
+        self.stop_timeline();
         left
     }
 
