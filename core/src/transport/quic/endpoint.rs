@@ -77,8 +77,10 @@ impl EndpointThread {
             let _ending = ending;
             body();
         };
-        let thread =
-            thread::Builder::new().name(name.to_owned()).spawn(body).map_err(|error| io("starting a thread", &error))?;
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(body)
+            .map_err(|error| io("starting a thread", &error))?;
         Ok(Self { thread: Mutex::new(Some(thread)), ended, process: std::process::id() })
     }
 

@@ -34,4 +34,4 @@ pub use settings::{Congestion, Driver, Settings};
 pub use transport::QuicTransport;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

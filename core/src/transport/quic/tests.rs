@@ -294,7 +294,7 @@ fn a_worker_is_no_coordinator() {
 /// A job on this host.
 pub(super) struct Loopback {
     authority: Authority,
-    settings: Settings,
+    pub(super) settings: Settings,
 }
 
 impl Loopback {

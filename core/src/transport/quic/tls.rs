@@ -97,9 +97,7 @@ pub(super) enum PeerOf {
 /// Tells it from what TLS knows: the data of the handshake and the peer's identity. Whoever chose the members' protocol must have shown a
 /// certificate, whatever the handshake let pass.
 pub(super) fn peer_of(handshake: Option<Box<dyn Any>>, identity: Option<Box<dyn Any>>) -> Result<PeerOf> {
-    let protocol = handshake
-        .and_then(|data| data.downcast::<HandshakeData>().ok())
-        .and_then(|data| data.protocol);
+    let protocol = handshake.and_then(|data| data.downcast::<HandshakeData>().ok()).and_then(|data| data.protocol);
     if protocol.as_deref() == Some(ALPN_ENROLL) {
         return Ok(PeerOf::Newcomer);
     }

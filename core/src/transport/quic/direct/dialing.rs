@@ -105,3 +105,68 @@ impl Dial {
         silent(&self.peer.address, &self.peer.name)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use super::*;
+    use crate::types::NodeId;
+
+    #[test]
+    fn addresses_are_tried_in_their_order_and_once_more_after_a_pause() {
+        let (mut dial, _report, now) = dial(Duration::from_secs(10));
+        let (first, second) = (address(1), address(2));
+        assert!(matches!(dial.resolved(vec![first, second], now), Then::Connect(tried) if tried == first));
+        assert!(matches!(dial.failed(gone(), now), Then::Connect(tried) if tried == second));
+        assert!(matches!(dial.failed(gone(), now), Then::Wait));
+        let Phase::Pausing(until) = dial.phase else { panic!("{:?}", dial.phase) };
+        assert!(until >= now + PAUSE_MIN / 2 && until <= now + PAUSE_MIN);
+        assert_eq!(dial.due(), until);
+    }
+
+    #[test]
+    fn the_last_failure_is_told_when_another_pause_would_be_too_long() {
+        let (mut dial, _report, now) = dial(PAUSE_MIN / 2);
+        assert!(matches!(dial.resolved(Vec::new(), now), Then::Fail(Error::Unavailable { .. })));
+        assert!(!dial.is_hopeless(now));
+        assert!(dial.is_hopeless(now + PAUSE_MIN / 2));
+    }
+
+    #[test]
+    fn what_trying_again_cannot_mend_ends_it_at_once() {
+        let (mut dial, _report, now) = dial(Duration::from_secs(10));
+        let refused = Error::Auth { problem: "no".to_owned(), hint: "none".to_owned() };
+        assert!(matches!(dial.failed(refused.clone(), now), Then::Fail(error) if error == refused));
+    }
+
+    #[test]
+    fn pauses_grow() {
+        let (mut dial, _report, mut now) = dial(Duration::from_secs(1000));
+        let mut pauses = Vec::new();
+        for _ in 0..10 {
+            assert!(matches!(dial.failed(gone(), now), Then::Wait));
+            pauses.push(dial.due() - now);
+            now = dial.due();
+        }
+        assert!(pauses[4] > pauses[0]);
+        assert!(pauses.iter().all(|pause| *pause <= PAUSE_MAX));
+    }
+
+    fn dial(patience: Duration) -> (Dial, Receiver<crate::error::Result<LinkId>>, Instant) {
+        let (sender, report) = channel();
+        let peer = Peer { address: "a:1".to_owned(), node: NodeId([0; 32]), name: "server 0".to_owned() };
+        let done = Done::new(move |outcome| drop(sender.send(outcome)));
+        #[expect(clippy::disallowed_methods, reason = "any instant will do; there is no other way to make one")]
+        let now = Instant::now();
+        (Dial::new(peer, patience, Box::new(|_, _| {}), done, now), report, now)
+    }
+
+    fn address(host: u8) -> SocketAddr {
+        ([10, 0, 0, host], 1).into()
+    }
+
+    fn gone() -> Error {
+        Error::Unavailable { what: "server 0".to_owned(), cause: "gone".to_owned() }
+    }
+}

@@ -245,8 +245,7 @@ impl Net {
             while !batch.datagrams.is_empty() {
                 let datagram = batch.datagrams.split_to(batch.stride.min(batch.datagrams.len()));
                 self.buffer.clear();
-                let event =
-                    self.endpoint.handle(self.now, batch.from, batch.to, batch.ecn, datagram, &mut self.buffer);
+                let event = self.endpoint.handle(self.now, batch.from, batch.to, batch.ecn, datagram, &mut self.buffer);
                 match event {
                     Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                         // Not by `connection`: what arrived is told in this turn.

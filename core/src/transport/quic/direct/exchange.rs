@@ -55,11 +55,26 @@ enum Loaned {
 }
 
 enum Reading {
-    Header { bytes: [u8; HEADER_BYTES], filled: usize },
-    Reject { body: Vec<u8>, bytes: usize },
+    Header {
+        bytes: [u8; HEADER_BYTES],
+        filled: usize,
+    },
+    Reject {
+        body: Vec<u8>,
+        bytes: usize,
+    },
     /// The header was read; the sum lands when the loan is back.
-    Announced { header: Header, is_released: bool },
-    Landing { header: Header, landing: Landing, landed: u64, crc: u32, trailer: Vec<u8> },
+    Announced {
+        header: Header,
+        is_released: bool,
+    },
+    Landing {
+        header: Header,
+        landing: Landing,
+        landed: u64,
+        crc: u32,
+        trailer: Vec<u8>,
+    },
 }
 
 /// What became of reading and writing.
@@ -268,9 +283,7 @@ impl Exchange {
                     }
                     return match next(chunks, 1, peer)? {
                         Some(Chunk::End) => Ok(Some(Answer::Sum(*header))),
-                        Some(Chunk::Bytes(_)) => {
-                            Err(Fault::Link(early_end("sum", "is longer than announced", peer)))
-                        }
+                        Some(Chunk::Bytes(_)) => Err(Fault::Link(early_end("sum", "is longer than announced", peer))),
                         None => Ok(None),
                     };
                 }

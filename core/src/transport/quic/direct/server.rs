@@ -26,6 +26,7 @@ pub(super) enum Command {
 pub(super) struct Server {
     inbox: Inbox,
     door: Door,
+    is_closed: bool,
     /// How many exchanges a peer may have open.
     streams: u32,
     /// Handshakes under way, and when they are given up.
@@ -67,6 +68,9 @@ impl Role for Server {
     }
 
     fn knock(&mut self, net: &mut Net, incoming: Knock) {
+        if self.is_closed {
+            return net.refuse(incoming);
+        }
         let remote = incoming.remote_address();
         let may_retry = !incoming.remote_address_validated() && incoming.may_retry();
         match self.door.verdict(self.arriving.len(), may_retry) {
@@ -95,10 +99,7 @@ impl Role for Server {
                     let error = connection_error(&reason, &who);
                     tracing::warn!(%error, "refused");
                 }
-                Event::HandshakeDataReady
-                | Event::Stream(_)
-                | Event::DatagramReceived
-                | Event::DatagramsUnblocked => {}
+                Event::HandshakeDataReady | Event::Stream(_) | Event::DatagramReceived | Event::DatagramsUnblocked => {}
             }
             return;
         }
@@ -145,14 +146,16 @@ impl Role for Server {
 
     fn expire(&mut self, net: &mut Net) {
         let now = net.now();
-        let late = self.arriving.extract_if(.., |_, deadline| *deadline <= now);
-        for (handle, _) in late {
+        let late = self.arriving.iter().filter(|(_, deadline)| **deadline <= now).map(|(handle, _)| *handle);
+        for handle in late.collect::<Vec<_>>() {
+            self.arriving.remove(&handle);
             tracing::debug!("handshake not finished in time");
             net.close(handle, CLOSE_ORDERLY, Vec::new());
         }
     }
 
     fn end(&mut self, net: &mut Net, _reason: &Error) {
+        self.is_closed = true;
         for handle in std::mem::take(&mut self.arriving).into_keys() {
             net.close(handle, CLOSE_ORDERLY, Vec::new());
         }
@@ -169,6 +172,7 @@ impl Server {
         Self {
             inbox,
             door,
+            is_closed: false,
             streams,
             arriving: BTreeMap::new(),
             links: BTreeMap::new(),

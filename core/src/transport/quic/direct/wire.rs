@@ -22,7 +22,7 @@ pub(super) struct Wire {
     /// What the kernel had no room for. Nothing else is sent before it.
     unsent: Option<(Transmit, Vec<u8>)>,
     #[cfg(test)]
-    pub(super) loss: Loss,
+    pub(super) trial: Trial,
 }
 
 /// Datagrams of one sender.
@@ -51,7 +51,7 @@ impl Wire {
             slots,
             unsent: None,
             #[cfg(test)]
-            loss: Loss::default(),
+            trial: Trial::default(),
         })
     }
 
@@ -95,7 +95,7 @@ impl Wire {
             into.push(Batch { from: meta.addr, to: meta.dst_ip, ecn, datagrams, stride: meta.stride.max(1) });
         }
         #[cfg(test)]
-        self.loss.thin_out(into);
+        self.trial.look_at(into);
         Ok(received > 0)
     }
 
@@ -179,38 +179,36 @@ fn is_passing(error: &io::Error) -> bool {
 /// Messages received by one system call.
 const RECEIVE_BATCH: usize = 16;
 
-/// Loses datagrams on arrival, for tests: at random, the same at every run.
+/// What a test does to the datagrams that arrive, and what it learns of them.
 #[cfg(test)]
 #[derive(Debug, Default)]
-pub(super) struct Loss {
-    /// Of 100 datagrams so many are lost.
-    pub(super) percent: u64,
-    state: u64,
+pub(super) struct Trial {
+    /// Of 100 datagrams so many are lost: at random, the same ones at every run.
+    pub(super) loss_percent: u64,
+    /// Bytes of the largest.
+    pub(super) largest: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+    random: u64,
 }
 
 #[cfg(test)]
-impl Loss {
-    fn thin_out(&mut self, batches: &mut Vec<Batch>) {
-        if self.percent == 0 {
-            return;
-        }
-        for mut batch in std::mem::take(batches) {
-            while !batch.datagrams.is_empty() {
-                let datagram = batch.datagrams.split_to(batch.stride.min(batch.datagrams.len()));
-                // SplitMix64 (Steele, Lea and Flood, 2014).
-                self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                let mut mixed = self.state;
-                mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-                mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-                if (mixed ^ (mixed >> 31)) % 100 >= self.percent {
-                    batches.push(Batch { datagrams: datagram, ..batch_of(&batch) });
+impl Trial {
+    fn look_at(&mut self, batches: &mut Vec<Batch>) {
+        for Batch { from, to, ecn, mut datagrams, stride } in std::mem::take(batches) {
+            while !datagrams.is_empty() {
+                let datagram = datagrams.split_to(stride.min(datagrams.len()));
+                self.largest.fetch_max(datagram.len(), std::sync::atomic::Ordering::Relaxed);
+                if self.random() % 100 >= self.loss_percent {
+                    batches.push(Batch { from, to, ecn, datagrams: datagram, stride });
                 }
             }
         }
     }
-}
 
-#[cfg(test)]
-fn batch_of(batch: &Batch) -> Batch {
-    Batch { from: batch.from, to: batch.to, ecn: batch.ecn, datagrams: BytesMut::new(), stride: batch.stride }
+    /// SplitMix64 (Steele, Lea and Flood, 2014).
+    fn random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
 }
