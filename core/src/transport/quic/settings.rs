@@ -148,8 +148,9 @@ const JUMBO_BYTES: u16 = 8_952;
 /// A part of the usual 4 MiB with its header is sent without waiting for its receiver. Not larger: quinn-proto closes a connection when a
 /// stream has more than 1,024 gaps, and a window of 4 MiB in packets of 1,200 bytes stays below that even at 20 % loss.
 const STREAM_WINDOW_BYTES: u32 = (4 << 20) + (64 << 10) + HEADER_BYTES as u32;
-/// What may be written and not acknowledged: a network of 100 Gbit/s with a round trip of 2 ms, and a bit of what is to go next.
-const SEND_WINDOW_BYTES: u64 = 32 << 20;
+/// What may be written and not acknowledged: what a network of 100 Gbit/s with a round trip of 1 ms holds, and no more than the receiving
+/// socket buffers by default.
+const SEND_WINDOW_BYTES: u64 = 16 << 20;
 /// A private network takes one part at once; with the default of 14,720 bytes a 4 MiB part needs eight round trips.
 const INITIAL_WINDOW_BYTES: u64 = 4 << 20;
 /// An acknowledgement for this many packets: fewer of them cost less on both sides, and losses are still seen at once.
