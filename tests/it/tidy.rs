@@ -23,6 +23,7 @@ const UNSAFE: [&str; 6] = [
     "core/src/mem/pool.rs",
     "core/src/reduce/f16c.rs",
     "core/src/reduce/kernels.rs",
+    "core/src/transport/quic/direct/arena.rs",
     "python/src/session.rs",
     "server/src/os.rs",
 ];
