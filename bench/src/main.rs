@@ -14,6 +14,8 @@ mod reduce;
 mod sched;
 mod transport;
 
+mod page;
+
 mod arguments;
 mod measure;
 mod report;
@@ -38,6 +40,7 @@ enum Question {
     Reduce(reduce::Arguments),
     Sched(sched::Arguments),
     Transport(Box<transport::Arguments>),
+    Page(page::Arguments),
     #[command(hide = true)]
     Role {
         /// The process with which this one ends.
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         Question::Reduce(arguments) => print_table(reduce::answer(&arguments)),
         Question::Sched(arguments) => print_table(sched::answer(&arguments)),
         Question::Transport(arguments) => transport::answer(&arguments),
+        Question::Page(arguments) => page::answer(&arguments),
         Question::Role { role, parent } => match play(role, parent) {
             Ok(()) => Conclusion::Good,
             Err(error) => Conclusion::Failed(error),
