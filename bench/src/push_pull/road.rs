@@ -37,7 +37,10 @@ impl Road {
     /// Which there are.
     pub(crate) fn parse(text: &str) -> Result<&'static Self, String> {
         let names = || ROADS.map(|road| road.name).join(", ");
-        ROADS.iter().find(|road| road.name == text).ok_or_else(|| format!("{text:?} is no road; use one of {}", names()))
+        ROADS
+            .iter()
+            .find(|road| road.name == text)
+            .ok_or_else(|| format!("{text:?} is no road; use one of {}", names()))
     }
 
     /// The settings that choose it, as far as this build has a choice.
