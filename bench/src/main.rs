@@ -23,7 +23,7 @@ mod table;
 mod team;
 
 use report::Conclusion;
-use team::process::{Death, become_program, die_with};
+use team::process::{become_program, die_with};
 
 /// Microbenchmarks of Gradlane: medians with spread, contenders interleaved in one run, every result verified.
 #[derive(Parser)]
@@ -67,8 +67,6 @@ enum Role {
     StreamWorker,
     /// Becomes another program.
     Exec {
-        #[arg(long, value_enum)]
-        death: Death,
         #[arg(last = true)]
         words: Vec<OsString>,
     },
@@ -115,8 +113,7 @@ fn print_table(answer: Result<String, String>) -> Conclusion {
 }
 
 fn play(role: Role, parent: u32) -> Result<(), String> {
-    let death = if let Role::Exec { death, .. } = &role { *death } else { Death::Killed };
-    die_with(parent, death)?;
+    die_with(parent)?;
     match role {
         Role::Coordinator => push_pull::job::coordinate(),
         Role::Server => push_pull::job::serve(),
@@ -125,7 +122,7 @@ fn play(role: Role, parent: u32) -> Result<(), String> {
         Role::RawWorker => team::rank::obey::<transport::worker::RawWorker>(),
         Role::StreamStore { tls } => transport::stream::serve(tls),
         Role::StreamWorker => team::rank::obey::<transport::stream::StreamWorker>(),
-        Role::Exec { words, .. } => Err(become_program(&words)),
+        Role::Exec { words } => Err(become_program(&words)),
     }
 }
 
