@@ -63,8 +63,8 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
             credit_bytes: 64 << 20,
-            // A megabyte of parts of 4 KiB, which is more than the way to a server and back holds.
-            credit_tasks: 256,
+            // More than most models have parts: their workers may submit in any order without a pause for lending.
+            credit_tasks: 1024,
             oldest_every: 16,
             retry_min: Duration::from_millis(20),
             retry_max: Duration::from_secs(2),

@@ -123,6 +123,11 @@ impl Memory {
             let mut body = vec![0; length];
             let read = receiver.read_exact(&mut body).await;
             read.map_err(|error| read_exact_error(error, "reject", peer))?;
+            // To stop the stream before its end would tell the server that its answer did not arrive.
+            let end = receiver.read_chunk(1, true).await.map_err(|error| read_error(error, peer))?;
+            if end.is_some() {
+                return broken(wire, Err(early_end("reject", "is longer than announced", peer)));
+            }
             return Ok(Answer::Reject(broken(wire, reject::from_body(&body, peer))?));
         }
         broken(wire, check_sum(&header, push, into.iter().map(Region::len).sum(), peer))?;
