@@ -59,11 +59,13 @@ const UNCOUNTED_COPIES: [&str; 8] = [
     ".concat()",
 ];
 /// Where bytes of tensors pass. What handles certificates, control frames or timelines only, below, may copy as it likes.
-const DATA_PATH: [&str; 6] = [
+const DATA_PATH: [&str; 8] = [
     "core/src/transport/",
     "core/src/engine/",
     "server/src/accumulator.rs",
+    "server/src/accumulator/",
     "server/src/connection.rs",
+    "server/src/lanes.rs",
     "server/src/server.rs",
     "server/src/sum.rs",
 ];

@@ -110,7 +110,7 @@ pub(super) fn many_exchanges_run_at_once(world: &dyn World) {
 pub(super) fn a_push_without_a_body_asks_for_the_sum_only(world: &dyn World) {
     let (server, worker) = connected(world);
     let (id, mut memory) = (ExchangeId(1), vec![0; 400]);
-    let header = Header { flags: Flags::NO_BODY.with(Flags::PULL_ONLY), ..header(400) };
+    let header = Header { flags: Flags::NO_BODY, ..header(400) };
     let sent = worker.push_with(id, header, &mut []);
     let sum = worker.pull(id, &mut memory);
     let (exchange, seen) = server.opened();

@@ -137,7 +137,18 @@ impl Memory {
             // the memory is free now, not an acknowledgement's delay later.
             let _ = sender.reset(STREAM_GIVEN_UP);
         }
-        let returned = self.returned.take().expect("taken only here").await.expect("a loan returns");
+        let stopped = sender.stopped();
+        let mut returned = self.returned.take().expect("taken only here");
+        let returned = select! {
+            biased;
+            returned = &mut returned => returned,
+            // Acknowledged to the last byte, or not wanted any more.
+            _ = stopped => {
+                let _ = sender.reset(STREAM_GIVEN_UP);
+                returned.await
+            }
+        };
+        let returned = returned.expect("a loan returns");
         let mut landing = Landing::new(into, returned);
         let mut crc = 0;
         while landing.bytes_left() > 0 {

@@ -16,7 +16,7 @@ use crate::transport::exchange::{PullEnd, check_crc, check_sum};
 use crate::transport::{Answer, Torn};
 use crate::types::{Done, LinkId};
 use crate::wire::header::HEADER_BYTES;
-use crate::wire::{Flags, Header, HeaderKind, limits, reject};
+use crate::wire::{Flags, Header, HeaderKind, checksum, limits, reject};
 
 /// Where a sum is wanted, and who waits for it.
 pub(super) struct Pull {
@@ -264,7 +264,7 @@ impl Exchange {
                                 *landed += chunk.len() as u64;
                                 if header.flags.contains(Flags::CHECKSUM) {
                                     // Here the bytes are still in the cache.
-                                    *crc = crc32c::crc32c_append(*crc, &chunk);
+                                    *crc = checksum(*crc, &chunk);
                                 }
                             }
                             Some(Chunk::End) => return Err(early(landing.bytes_left().to_string())),
