@@ -75,6 +75,18 @@ fn latency_is_measured_idle_and_under_a_backlog() {
 }
 
 #[test]
+fn mpi_does_the_same_work_where_it_is_installed() {
+    let installed = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    if !installed("mpicc") || !installed("mpirun") {
+        println!("SKIP: no MPI");
+        return;
+    }
+    let words = ["push-pull", "--smoke", "--backend", "mpi", "-d", "f32,bf16,i8", "-o", "sum,max", "--inflight", "2"];
+    let text = succeeded(&bench(&words));
+    assert_eq!(text.lines().filter(|line| line.ends_with("mpi x2")).count(), 2 * 2 * 2, "no bf16: {text}");
+}
+
+#[test]
 fn expectations_decide_the_exit_code() {
     let met = bench(&["latency", "--smoke", "--backlog", "0", "--expect", "p99<1e9", "--expect", "wrong<=0@4K"]);
     assert!(succeeded(&met).contains("# Expectation p99<1e9: met"));
