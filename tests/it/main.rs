@@ -19,3 +19,4 @@ mod security;
 mod shapes;
 mod sim;
 mod tidy;
+mod together;

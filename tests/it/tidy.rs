@@ -11,7 +11,7 @@ use source::{Source, files, read, root};
 const FLOORS: [&[&str]; 4] = [
     &["types", "error", "config"],
     &["wire", "reduce", "mem", "pipeline", "sched", "cluster"],
-    &["local", "transport"],
+    &["local", "collective", "transport"],
     &["engine"],
 ];
 /// What the others of floor 2 share: memory and messages between processes of one machine. It names none of them.
@@ -20,7 +20,8 @@ const GROUND: &str = "local";
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 6] = [
+const UNSAFE: [&str; 7] = [
+    "core/src/collective/host/road.rs",
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",
     "core/src/mem/pool.rs",

@@ -1,10 +1,11 @@
 //! What a caller holds of an operation under way.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
 use super::Clock;
+use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::types::Done;
 
@@ -17,6 +18,8 @@ pub struct Handle {
     id: u64,
     slot: Arc<Slot>,
     cancel: Arc<dyn Fn() + Send + Sync>,
+    /// What a thread that waits can do meanwhile.
+    help: Option<Weak<dyn Collective>>,
 }
 
 #[derive(Default)]
@@ -42,13 +45,19 @@ impl Handle {
             drop(slot);
             there.resolved.notify_all();
         });
-        (Self { id, slot, cancel: Arc::new(cancel) }, done)
+        (Self { id, slot, cancel: Arc::new(cancel), help: None }, done)
+    }
+
+    /// The same handle, whose waiters do the work of `collective` unless another thread is at it.
+    #[must_use]
+    pub(super) fn helping(self, collective: &Arc<dyn Collective>) -> Self {
+        Self { help: Some(Arc::downgrade(collective)), ..self }
     }
 
     /// A handle that is resolved already.
     pub fn resolved(id: u64, outcome: Result<()>) -> Self {
         let slot = Slot { outcome: Mutex::new(Some(outcome)), resolved: Condvar::new() };
-        Self { id, slot: Arc::new(slot), cancel: Arc::new(|| {}) }
+        Self { id, slot: Arc::new(slot), cancel: Arc::new(|| {}), help: None }
     }
 
     /// Unique within its engine.
@@ -62,16 +71,24 @@ impl Handle {
     /// The operation's error, or [`Error::Timeout`] when `timeout` passes first; the operation then goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         let clock = Clock::start();
+        let waited = || clock.now().since(crate::types::Time::ZERO);
+        if let Some(collective) = self.help.as_ref().and_then(Weak::upgrade) {
+            collective.help(&|| self.is_resolved(), timeout.unwrap_or(Duration::MAX));
+        }
         let guard = self.slot.outcome.lock().expect(LOCK);
         let unresolved = |outcome: &mut Option<Result<()>>| outcome.is_none();
         let guard = match timeout {
             None => self.slot.resolved.wait_while(guard, unresolved).expect(LOCK),
-            Some(timeout) => self.slot.resolved.wait_timeout_while(guard, timeout, unresolved).expect(LOCK).0,
+            Some(timeout) => {
+                let rest = timeout.saturating_sub(waited());
+                self.slot.resolved.wait_timeout_while(guard, rest, unresolved).expect(LOCK).0
+            }
         };
-        guard.clone().unwrap_or_else(|| {
-            let waited = clock.now().since(crate::types::Time::ZERO);
-            Err(Error::Timeout { what: STILL_RUNNING.to_owned(), waited })
-        })
+        guard.clone().unwrap_or_else(|| Err(Error::Timeout { what: STILL_RUNNING.to_owned(), waited: waited() }))
+    }
+
+    fn is_resolved(&self) -> bool {
+        self.slot.outcome.lock().expect(LOCK).is_some()
     }
 
     /// The outcome, if there is one yet.

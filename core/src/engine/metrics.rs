@@ -39,6 +39,10 @@ metrics! {
     /// Bytes copied between a tensor and a buffer of the engine. Stays 0: contributions leave from where they lie and sums land
     /// where they go.
     copied_bytes,
+    /// Parts reduced among the workers of this machine, without a server.
+    local_sums,
+    /// Bytes of them.
+    local_bytes,
     /// Connections to servers established, repeats included.
     connections,
 }

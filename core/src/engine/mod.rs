@@ -20,6 +20,7 @@ pub mod process;
 mod shared;
 mod stage_loop;
 mod timer;
+mod together;
 mod worker;
 
 pub use clock::Clock;

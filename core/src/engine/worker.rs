@@ -6,17 +6,18 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, bounded};
 
 use super::executors::executor;
 use super::shared::{Parked, Settings, Shared, State, Ticket};
-use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timer, stage_loop, status};
+use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timer, stage_loop, status, together};
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::local::PrivateSocket;
 use crate::mem::Region;
 use crate::pipeline::registry::{Lookup, Registry};
-use crate::pipeline::{DeviceKind, Pipeline, Topology};
+use crate::pipeline::{Pipeline, Stage};
 use crate::sched::{Scheduler, SchedulerConfig};
 use crate::transport::Transport;
 use crate::transport::quic::Credentials;
@@ -99,23 +100,24 @@ impl Engine {
     pub fn start(options: EngineOptions) -> Result<Self> {
         let clock = Clock::start();
         let config = options.config;
-        // A job with servers pushes, however many workers it has: two stand for many.
-        let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false);
-        tracing::info!(%pipeline, "pipeline");
-        let scheduler = Scheduler::new(
-            SchedulerConfig {
-                credit_bytes: config.credit_bytes,
-                oldest_every: config.oldest_every,
-                ..SchedulerConfig::default()
-            },
-            pipeline.clone(),
-        );
+        let scheduling = SchedulerConfig {
+            credit_bytes: config.credit_bytes,
+            oldest_every: config.oldest_every,
+            ..SchedulerConfig::default()
+        };
+        // Until the view says who is where; nothing is submitted before.
+        let scheduler = Scheduler::new(scheduling, Pipeline::of(Vec::new()));
         let mut bells = BTreeMap::new();
         let mut rung = Vec::new();
-        for stage in pipeline.stages() {
+        for stage in Stage::ALL {
             let (bell, receiver) = bounded(1);
-            bells.insert(*stage, bell);
-            rung.push((*stage, receiver));
+            bells.insert(stage, bell);
+            rung.push((stage, receiver));
+        }
+        let door = together::open_door(&config, options.member.machine, options.member.workers);
+        let mut member = options.member;
+        if let Some(door) = &door {
+            member.door = door.path().to_string_lossy().into_owned();
         }
         let settings = Settings {
             checksum: config.checksum,
@@ -132,31 +134,21 @@ impl Engine {
             None
         })?;
         *shared.timer.lock().expect(LOCK) = Some(timer);
-        let mut threads = Vec::new();
-        for (stage, bell) in rung {
-            let execute =
-                executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
-            threads.push(stage_loop::spawn(stage, bell, Arc::clone(&shared), execute)?);
-        }
 
         let milestones = Arc::new(Milestones::default());
         let (progress, listener, reached) = (Arc::clone(&shared), Arc::clone(&shared), Arc::clone(&milestones));
         let (coordinator, credentials) = (options.coordinator.clone(), Arc::clone(&options.credentials));
         let membership = Membership::start(
-            MembershipOptions {
-                member: options.member,
-                coordinator: options.coordinator,
-                credentials: options.credentials,
-            },
+            MembershipOptions { member, coordinator: options.coordinator, credentials: options.credentials },
             clock,
             move || progress.progress(),
-            move |event| on_event(&listener, &reached, event),
+            move |event| on_event(&listener, &reached, scheduling, event),
         )?;
         let room = Room { bytes: Mutex::new(0), freed: Condvar::new(), bytes_max: config.submit_bytes_max };
         let engine = Self {
             shared,
             membership: Mutex::new(membership),
-            threads: Mutex::new(threads),
+            threads: Mutex::default(),
             milestones,
             config,
             coordinator,
@@ -166,7 +158,34 @@ impl Engine {
             room: Arc::new(room),
         };
         engine.milestones.wait(None, |reached| reached.joined.is_some())?;
+        engine.equip(clock, door, rung)?;
         Ok(engine)
+    }
+
+    /// Starts what the pipeline needs: threads for its stages, and the other workers of this machine.
+    fn equip(&self, clock: Clock, mut door: Option<PrivateSocket>, rung: Vec<(Stage, Receiver<()>)>) -> Result<()> {
+        let (pipeline, rank, view) =
+            self.shared.with(|state, _| (state.scheduler.pipeline().clone(), state.rank, state.view.clone()));
+        tracing::info!(%pipeline, "pipeline");
+        for (stage, bell) in rung {
+            match stage {
+                _ if !pipeline.contains(stage) => {}
+                Stage::AllReduce => {
+                    let view = view.as_ref().expect("joined");
+                    let failed = || self.milestones.reached.lock().expect(LOCK).failed.clone();
+                    let collective = together::meet(&self.config, view, rank, door.take(), clock, &failed)?;
+                    let first = self.shared.collective.set(collective).is_ok();
+                    assert!(first, "an engine starts once");
+                }
+                _ => {
+                    let execute =
+                        executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
+                    let thread = stage_loop::spawn(stage, bell, Arc::clone(&self.shared), execute)?;
+                    self.threads.lock().expect(LOCK).push(thread);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// This worker's rank.
@@ -244,6 +263,10 @@ impl Engine {
             room.leave(bytes);
             then(id);
         });
+        let handle = match self.shared.collective.get() {
+            Some(collective) => handle.helping(collective),
+            None => handle,
+        };
         Metrics::add(&self.shared.metrics.submissions, 1);
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
         let declare = self.shared.with(|state, now| {
@@ -323,6 +346,9 @@ impl Engine {
         self.membership.lock().expect(LOCK).leave();
         let left = self.milestones.wait(Some(grace), |reached| reached.left || reached.failed.is_some());
         self.membership.lock().expect(LOCK).stop();
+        if let Some(collective) = self.shared.collective.get() {
+            collective.shutdown();
+        }
         self.shared.transport.shutdown(Duration::from_secs(1));
         for bell in self.shared.bells.values() {
             let _ = bell.try_send(());
@@ -461,13 +487,14 @@ fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, tensor: &Tensor
     false
 }
 
-fn on_event(shared: &Arc<Shared>, milestones: &Milestones, event: MemberEvent) {
+fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: SchedulerConfig, event: MemberEvent) {
     match event {
         MemberEvent::Joined { index, view } => {
             tracing::info!(rank = index, epoch = %view.epoch, "joined");
             shared.with(|state, now| {
                 state.rank = WorkerId(index);
                 state.registry = Registry::new(state.rank);
+                state.scheduler = Scheduler::new(scheduling, Pipeline::for_role(&together::topology(&view), false));
                 state.follow(now, view);
             });
             milestones.change(|reached| reached.joined = Some(index));

@@ -213,6 +213,12 @@ impl Connection {
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 
+    /// The process at the other end, as something that becomes readable when it ends; `None` if it cannot be seen from here.
+    pub fn process(&self) -> Option<OwnedFd> {
+        let peer = sockopt::socket_peercred(&self.0).ok()?;
+        rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).ok()
+    }
+
     /// For waiting on several things at once: readable when [`recv`](Self::recv) has something to say.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
