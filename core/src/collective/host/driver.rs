@@ -247,15 +247,23 @@ impl Driver {
     fn lead(&mut self, now: Time) -> Result<bool, Breakage> {
         let Some(order) = &mut self.order else { return Ok(false) };
         let mut moved = false;
+        let mut complaints = Vec::new();
         for rank in self.board.others() {
             let was_full = self.board.is_full(rank);
             while let Some(announcement) = self.board.hear(rank)? {
-                tell(order, u32::try_from(rank).expect("at most RANKS_MAX"), announcement);
+                match announcement {
+                    Announcement::Overdue(slot, waited) => complaints.push((slot, waited)),
+                    other => tell(order, u32::try_from(rank).expect("at most RANKS_MAX"), other),
+                }
                 moved = true;
             }
             if was_full {
                 self.board.knock(rank, false);
             }
+        }
+        // Only now: whoever is complained of may have spoken meanwhile.
+        for (slot, waited) in complaints {
+            order.handle_overdue(slot, waited);
         }
         while self.current.is_none() && self.board.orders() == self.obeyed && order.has_decision() {
             if !self.board.may_order() {

@@ -47,17 +47,18 @@ impl Watch {
             if ready[0] {
                 return;
             }
-            let ended =
-                |process: &OwnedFd| socket::wait_any(&[process.as_fd()], Duration::ZERO).is_ok_and(|bits| bits[0]);
+            let has_news = |fd: BorrowedFd<'_>| socket::wait_any(&[fd], Duration::ZERO).is_ok_and(|bits| bits[0]);
             watched.retain(|peer| {
-                let spoke = socket::wait_any(&[peer.connection.fd()], Duration::ZERO).is_ok_and(|bits| bits[0]);
-                if !spoke && !peer.process.as_ref().is_some_and(ended) {
+                let spoke = has_news(peer.connection.fd());
+                if !spoke && !peer.process.as_ref().is_some_and(|process| has_news(process.as_fd())) {
                     return true;
                 }
                 let goodbye = spoke && matches!(peer.connection.recv(&mut [0; 8], Duration::ZERO), Ok(Some(_)));
-                match goodbye {
-                    true => left(peer.rank),
-                    false => board.break_down(Breakage::Lost(peer.rank)),
+                if goodbye {
+                    left(peer.rank);
+                } else if !has_news(self.stopped.fd()) {
+                    // Not the end that this rank made itself, which it announces here before.
+                    board.break_down(Breakage::Lost(peer.rank));
                 }
                 false
             });
@@ -66,6 +67,7 @@ impl Watch {
 
     /// Ends [`run`](Self::run) and the connections; with a goodbye if nobody waits for anything of this rank.
     pub(super) fn leave(&self, goodbye: bool) {
+        self.stop.close();
         for peer in &self.peers {
             if goodbye {
                 // Whoever is gone needs none.
@@ -73,6 +75,5 @@ impl Watch {
             }
             peer.connection.close();
         }
-        self.stop.close();
     }
 }
