@@ -38,8 +38,13 @@ pub trait Collective: Send + Sync {
 
     /// Lets the calling thread do the work until `enough` says so, at most for `patience`. Returns at once if another thread is at it.
     ///
-    /// Whoever has nothing better to do than to wait for an operation saves it two changes of thread.
-    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration);
+    /// Whoever has nothing better to do than to wait for an operation saves it two changes of thread. `attended` if this was announced
+    /// by [`attend`](Self::attend).
+    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration, attended: bool);
+
+    /// Says that the calling thread is about to submit something and then to help, so that nobody is woken for it. Must be followed by
+    /// one [`help`](Self::help) that is `attended`.
+    fn attend(&self);
 
     /// Lets whoever helps look again whether it had enough.
     fn nudge(&self);

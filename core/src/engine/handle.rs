@@ -73,7 +73,7 @@ impl Handle {
         let clock = Clock::start();
         let waited = || clock.now().since(crate::types::Time::ZERO);
         if let Some(collective) = self.help.as_ref().and_then(Weak::upgrade) {
-            collective.help(&|| self.is_resolved(), timeout.unwrap_or(Duration::MAX));
+            collective.help(&|| self.is_resolved(), timeout.unwrap_or(Duration::MAX), false);
         }
         let guard = self.slot.outcome.lock().expect(LOCK);
         let unresolved = |outcome: &mut Option<Result<()>>| outcome.is_none();
@@ -87,7 +87,7 @@ impl Handle {
         guard.clone().unwrap_or_else(|| Err(Error::Timeout { what: STILL_RUNNING.to_owned(), waited: waited() }))
     }
 
-    fn is_resolved(&self) -> bool {
+    pub(super) fn is_resolved(&self) -> bool {
         self.slot.outcome.lock().expect(LOCK).is_some()
     }
 

@@ -293,6 +293,24 @@ impl Engine {
         Ok(handle)
     }
 
+    /// Reduces a tensor over all workers and waits for it, at most for `patience`; as [`push_pull`](Self::push_pull) and
+    /// [`Handle::wait`], and sooner where the calling thread can do the work itself.
+    ///
+    /// # Errors
+    /// As those two.
+    pub fn reduce(&self, submission: Submission, patience: Option<Duration>) -> Result<()> {
+        let Some(collective) = self.shared.collective.get() else {
+            return self.push_pull(submission, |_| {})?.wait(patience);
+        };
+        let clock = Clock::start();
+        collective.attend();
+        let handle = self.push_pull(submission, |_| {});
+        let over = || handle.as_ref().map_or(true, Handle::is_resolved);
+        collective.help(&over, patience.unwrap_or(Duration::MAX), true);
+        let helped = clock.now().since(Time::ZERO);
+        handle?.wait(patience.map(|patience| patience.saturating_sub(helped)))
+    }
+
     /// Arrives at the barrier `name`; the handle resolves once all workers have, at the latest after `timeout`, or else the job's step
     /// timeout.
     ///

@@ -18,7 +18,7 @@ mod watch;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -84,6 +84,8 @@ struct Core {
     wishes: Mutex<VecDeque<Wish>>,
     /// Whether there are any, to be looked at without the lock.
     wished: AtomicBool,
+    /// Threads that are about to help.
+    attending: AtomicU32,
     /// Until when the rank's own thread sleeps if nobody wakes it.
     naps_until: AtomicU64,
     spin: Duration,
@@ -127,6 +129,7 @@ impl HostCollective {
             seat: Mutex::new(driver),
             wishes: Mutex::default(),
             wished: AtomicBool::new(false),
+            attending: AtomicU32::new(0),
             naps_until: AtomicU64::new(0),
             spin,
             watch: Watch::new(meeting.peers)?,
@@ -153,11 +156,21 @@ impl Collective for HostCollective {
         self.core.wish(Wish::Abandon(slot));
     }
 
-    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration) {
+    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration, attended: bool) {
         let until = self.core.now() + patience;
-        if let Some(driver) = self.core.sit_down() {
+        let mut seat = self.core.sit_down();
+        if attended {
+            self.core.attending.fetch_sub(1, Ordering::SeqCst);
+            // Whoever sat there may have left the work to this thread, and left before it was known that it does not come.
+            seat = seat.or_else(|| self.core.sit_down());
+        }
+        if let Some(driver) = seat {
             self.core.drive(driver, &|_| enough(), Some(until));
         }
+    }
+
+    fn attend(&self) {
+        self.core.attending.fetch_add(1, Ordering::SeqCst);
     }
 
     fn nudge(&self) {
@@ -226,9 +239,14 @@ impl Core {
         loop {
             let naps_until = Time(self.naps_until.load(Ordering::SeqCst));
             let wakes_late = driver.poll_timeout().is_some_and(|due| due < naps_until);
-            self.board.appear(if driver.is_busy() { Presence::Awaited } else { Presence::Idle });
+            let attended = self.attending.load(Ordering::SeqCst) > 0;
+            self.board.appear(match (attended, driver.is_busy()) {
+                (true, _) => Presence::Awake,
+                (false, true) => Presence::Awaited,
+                (false, false) => Presence::Idle,
+            });
             // Once more: what was written before that was written for whoever sat here.
-            if driver.has_work() || wakes_late {
+            if (driver.has_work() && !attended) || wakes_late {
                 self.board.appear(Presence::Awake);
                 self.board.ring(self.board.me, Word::Idle);
             }

@@ -361,7 +361,7 @@ impl Member {
             }
             outcome.borrow().is_some()
         };
-        self.0.help(&enough, PATIENCE);
+        self.0.help(&enough, PATIENCE, false);
         outcome.take().unwrap_or_else(|| ended.recv_timeout(PATIENCE).unwrap())
     }
 }
