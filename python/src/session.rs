@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use gradlane_core::engine::{self, Engine, EngineOptions, Submission, process};
-use gradlane_core::mem::Region;
+use gradlane_core::mem::{Copies, Region};
 use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec, WorkerId};
 use gradlane_core::{Error, Result};
@@ -256,6 +256,7 @@ fn join_job(
         coordinator: join.address,
         credentials,
         transport: Arc::new(transport),
+        copies: Copies::default(),
     })
 }
 

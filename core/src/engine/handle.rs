@@ -17,35 +17,44 @@ pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
 pub struct Handle {
     id: u64,
     slot: Arc<Slot>,
-    cancel: Arc<dyn Fn() + Send + Sync>,
+    cancel: Option<Canceller>,
     /// What a thread that waits can do meanwhile.
     help: Option<Weak<dyn Collective>>,
 }
 
+/// Gives up the operation with this id. Shared by all handles of an engine.
+pub(super) type Canceller = Arc<dyn Fn(u64) + Send + Sync>;
+
 #[derive(Default)]
 struct Slot {
-    outcome: Mutex<Option<Result<()>>>,
+    state: Mutex<Resolution>,
     resolved: Condvar,
+}
+
+#[derive(Default)]
+struct Resolution {
+    outcome: Option<Result<()>>,
+    /// Nobody is woken where nobody waits: that is a call of the system for each of a thousand small tensors.
+    waiters: u32,
 }
 
 impl Handle {
     /// A handle and the token that resolves it. `then` runs once on the thread that resolves, before anybody sees the outcome: who waited
     /// finds everything that the operation held given back. It must not use the handle.
-    pub(super) fn new(
-        id: u64,
-        cancel: impl Fn() + Send + Sync + 'static,
-        then: impl FnOnce(u64) + Send + 'static,
-    ) -> (Self, Done<()>) {
+    pub(super) fn new(id: u64, cancel: Option<Canceller>, then: impl FnOnce(u64) + Send + 'static) -> (Self, Done<()>) {
         let slot = Arc::new(Slot::default());
         let there = Arc::clone(&slot);
         let done = Done::new(move |outcome| {
-            let mut slot = there.outcome.lock().expect(LOCK);
-            *slot = Some(outcome);
+            let mut state = there.state.lock().expect(LOCK);
+            state.outcome = Some(outcome);
             then(id);
-            drop(slot);
-            there.resolved.notify_all();
+            let waiters = state.waiters;
+            drop(state);
+            if waiters > 0 {
+                there.resolved.notify_all();
+            }
         });
-        (Self { id, slot, cancel: Arc::new(cancel), help: None }, done)
+        (Self { id, slot, cancel, help: None }, done)
     }
 
     /// The same handle, whose waiters do the work of `collective` unless another thread is at it.
@@ -56,8 +65,8 @@ impl Handle {
 
     /// A handle that is resolved already.
     pub fn resolved(id: u64, outcome: Result<()>) -> Self {
-        let slot = Slot { outcome: Mutex::new(Some(outcome)), resolved: Condvar::new() };
-        Self { id, slot: Arc::new(slot), cancel: Arc::new(|| {}), help: None }
+        let state = Mutex::new(Resolution { outcome: Some(outcome), waiters: 0 });
+        Self { id, slot: Arc::new(Slot { state, resolved: Condvar::new() }), cancel: None, help: None }
     }
 
     /// Unique within its engine.
@@ -70,35 +79,43 @@ impl Handle {
     /// # Errors
     /// The operation's error, or [`Error::Timeout`] when `timeout` passes first; the operation then goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        if let Some(outcome) = self.outcome() {
+            return outcome;
+        }
         let clock = Clock::start();
         let waited = || clock.now().since(crate::types::Time::ZERO);
         if let Some(collective) = self.help.as_ref().and_then(Weak::upgrade) {
             collective.help(&|| self.is_resolved(), timeout.unwrap_or(Duration::MAX), false);
         }
-        let guard = self.slot.outcome.lock().expect(LOCK);
-        let unresolved = |outcome: &mut Option<Result<()>>| outcome.is_none();
-        let guard = match timeout {
+        let mut guard = self.slot.state.lock().expect(LOCK);
+        let unresolved = |state: &mut Resolution| state.outcome.is_none();
+        guard.waiters += 1;
+        let mut guard = match timeout {
             None => self.slot.resolved.wait_while(guard, unresolved).expect(LOCK),
             Some(timeout) => {
                 let rest = timeout.saturating_sub(waited());
                 self.slot.resolved.wait_timeout_while(guard, rest, unresolved).expect(LOCK).0
             }
         };
-        guard.clone().unwrap_or_else(|| Err(Error::Timeout { what: STILL_RUNNING.to_owned(), waited: waited() }))
+        guard.waiters -= 1;
+        let outcome = guard.outcome.clone();
+        outcome.unwrap_or_else(|| Err(Error::Timeout { what: STILL_RUNNING.to_owned(), waited: waited() }))
     }
 
     pub(super) fn is_resolved(&self) -> bool {
-        self.slot.outcome.lock().expect(LOCK).is_some()
+        self.slot.state.lock().expect(LOCK).outcome.is_some()
     }
 
     /// The outcome, if there is one yet.
     pub fn outcome(&self) -> Option<Result<()>> {
-        self.slot.outcome.lock().expect(LOCK).clone()
+        self.slot.state.lock().expect(LOCK).outcome.clone()
     }
 
     /// Gives the operation up. It resolves with [`Error::Cancelled`] once its memory is free, unless it was done already.
     pub fn cancel(&self) {
-        (self.cancel)();
+        if let Some(cancel) = &self.cancel {
+            cancel(self.id);
+        }
     }
 }
 
@@ -116,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_wait_that_times_out_leaves_the_operation_running() {
-        let (handle, done) = Handle::new(1, || {}, |_| {});
+        let (handle, done) = Handle::new(1, None, |_| {});
         assert!(matches!(handle.wait(Some(Duration::from_millis(1))), Err(Error::Timeout { .. })));
         done.ok(());
         assert_eq!(handle.wait(None), Ok(()));
@@ -125,7 +142,7 @@ mod tests {
 
     #[test]
     fn an_operation_that_is_dropped_resolves_with_an_error() {
-        let (handle, done) = Handle::new(1, || {}, |_| {});
+        let (handle, done) = Handle::new(1, None, |_| {});
         drop(done);
         assert!(matches!(handle.wait(None), Err(Error::Internal { .. })));
     }

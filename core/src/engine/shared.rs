@@ -1,6 +1,6 @@
 //! What the engine's threads share: the machines under one lock, and what must happen after the lock is released.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -65,7 +65,9 @@ pub(super) struct State {
     /// By ticket: submissions whose tensor is declared.
     pub(super) tickets: BTreeMap<u64, Ticket>,
     /// By tensor: submissions that wait for the answer to their declaration, oldest first.
-    pub(super) parked: BTreeMap<TensorKey, Vec<Parked>>,
+    parked: BTreeMap<TensorKey, Vec<Parked>>,
+    /// When those of them that have a deadline give up.
+    parked_until: BTreeSet<(Time, u64)>,
     pub(super) payloads: BTreeMap<TaskId, Payload>,
     pub(super) groups: BTreeMap<GroupId, u64>,
     pub(super) last: Option<(TensorKey, Round)>,
@@ -73,6 +75,8 @@ pub(super) struct State {
     most_urgent: Priority,
     pub(super) bytes_pending: u64,
     pub(super) stalls: StallDetector,
+    /// When the timer will call, as far as it was told.
+    armed: Option<Time>,
     /// Dropped by effects after the lock is released.
     effects: Vec<Effect>,
 }
@@ -80,7 +84,6 @@ pub(super) struct State {
 /// One submission.
 pub(super) struct Ticket {
     pub(super) key: TensorKey,
-    pub(super) name: Arc<str>,
     pub(super) bytes: u64,
     pub(super) source: Region,
     pub(super) destination: Region,
@@ -125,6 +128,7 @@ enum Effect {
 impl Shared {
     pub(super) fn new(
         transport: Arc<dyn Transport>,
+        metrics: Metrics,
         clock: Clock,
         settings: Settings,
         bells: BTreeMap<Stage, Sender<()>>,
@@ -140,18 +144,20 @@ impl Shared {
             closed: false,
             tickets: BTreeMap::new(),
             parked: BTreeMap::new(),
+            parked_until: BTreeSet::new(),
             payloads: BTreeMap::new(),
             groups: BTreeMap::new(),
             last: None,
             most_urgent: Priority(i32::MIN),
             bytes_pending: 0,
             stalls: StallDetector::new(clock.now(), settings.stall_warn),
+            armed: None,
             effects: Vec::new(),
         };
         Self {
             clock,
             transport,
-            metrics: Metrics::default(),
+            metrics,
             settings,
             bells,
             exchanges: AtomicU64::new(1),
@@ -170,9 +176,7 @@ impl Shared {
             let mut state = self.state.lock().expect("the machines do not panic");
             let result = change(&mut state, now);
             state.drain();
-            if let Some(due) = state.next_due() {
-                state.effects.push(Effect::Arm(due));
-            }
+            state.arm();
             (result, std::mem::take(&mut state.effects))
         };
         for effect in effects {
@@ -260,13 +264,8 @@ impl State {
             Err(error) => return self.resolve(ticket, Err(error)),
         };
         self.last = Some((submission.key, submitted.round));
-        let group = self.scheduler.open_group(
-            now,
-            Arc::clone(&submission.name),
-            submitted.round,
-            submitted.shares,
-            submission.deadline,
-        );
+        let group =
+            self.scheduler.open_group(now, submitted.name, submitted.round, submitted.shares, submission.deadline);
         submission.group = Some(group);
         self.groups.insert(group, ticket);
         for part in submitted.ready {
@@ -285,10 +284,7 @@ impl State {
             let Some(submission) = self.tickets.get(ticket) else {
                 return self.give_up_part(&part);
             };
-            let group = submission.group.expect("its submission opened a group");
-            if !groups.contains(&group) {
-                groups.push(group);
-            }
+            groups.push(submission.group.expect("its submission opened a group"));
             source.push(submission.source.part(piece.span));
             destination.push(submission.destination.part(piece.span));
             priority = priority.max(submission.priority);
@@ -351,6 +347,9 @@ impl State {
     pub(super) fn resolve(&mut self, ticket: u64, outcome: Result<()>) {
         if let Some(submission) = self.tickets.remove(&ticket) {
             self.bytes_pending -= submission.bytes;
+            if let (None, Some(due)) = (submission.group, submission.deadline) {
+                self.parked_until.remove(&(due, ticket));
+            }
             if let Some(group) = submission.group {
                 self.groups.remove(&group);
             }
@@ -358,9 +357,20 @@ impl State {
         }
     }
 
+    /// Keeps a submission until its declaration is answered.
+    pub(super) fn park(&mut self, key: TensorKey, parked: Parked) {
+        if let Some(due) = self.tickets.get(&parked.ticket).and_then(|submission| submission.deadline) {
+            self.parked_until.insert((due, parked.ticket));
+        }
+        self.parked.entry(key).or_default().push(parked);
+    }
+
     /// Submissions whose declaration was answered go on.
     pub(super) fn unpark(&mut self, now: Time, key: TensorKey) {
         for Parked { ticket, op, weight } in self.parked.remove(&key).unwrap_or_default() {
+            if let Some(due) = self.tickets.get(&ticket).and_then(|submission| submission.deadline) {
+                self.parked_until.remove(&(due, ticket));
+            }
             if self.tickets.contains_key(&ticket) {
                 self.begin(now, ticket);
             } else if let Ok(given_up) = self.registry.submit(key, op, weight, ticket) {
@@ -406,8 +416,9 @@ impl State {
         }
     }
 
-    /// What is due at `now`.
-    pub(super) fn handle_timeout(&mut self, now: Time) {
+    /// The timer called.
+    pub(super) fn handle_timer(&mut self, now: Time) {
+        self.armed = None;
         self.scheduler.handle_timeout(now);
         for report in self.stalls.handle_timeout(now, &self.scheduler) {
             self.warn(&report);
@@ -415,20 +426,21 @@ impl State {
         for (peer, server) in self.links.due(now) {
             self.effects.push(Effect::Dial(peer, server));
         }
-        let late: Vec<u64> = self
-            .parked
-            .values()
-            .flatten()
-            .map(|parked| parked.ticket)
-            .filter(|ticket| {
-                self.tickets.get(ticket).is_some_and(|submission| submission.deadline.is_some_and(|due| due <= now))
-            })
-            .collect();
-        for ticket in late {
-            let submission = &self.tickets[&ticket];
-            let what = format!("tensor {}: waiting for its declaration", submission.name);
+        while let Some((_, ticket)) = self.parked_until.first().copied().filter(|(due, _)| *due <= now) {
+            let submission = self.tickets.get(&ticket).expect("it leaves with its submission");
+            let name = self.registry.name_of(submission.key).expect("it was declared here");
+            let what = format!("tensor {name}: waiting for its declaration");
             let waited = now.since(submission.submitted);
             self.resolve(ticket, Err(Error::Timeout { what, waited }));
+        }
+    }
+
+    /// Tells the timer when to call, if that is sooner than it knows.
+    fn arm(&mut self) {
+        let due = self.next_due();
+        if let Some(due) = due.filter(|due| self.armed.is_none_or(|armed| *due < armed)) {
+            self.armed = Some(due);
+            self.effects.push(Effect::Arm(due));
         }
     }
 
@@ -450,8 +462,7 @@ impl State {
     }
 
     fn next_due(&self) -> Option<Time> {
-        let parked =
-            self.parked.values().flatten().filter_map(|parked| self.tickets.get(&parked.ticket)?.deadline).min();
+        let parked = self.parked_until.first().map(|(due, _)| *due);
         // Nothing can stall while nothing is under way: an idle engine does not wake to look.
         let stalls = self.stalls.poll_timeout().filter(|_| !self.scheduler.is_idle());
         [self.scheduler.poll_timeout(), self.links.next_due(), parked, stalls].into_iter().flatten().min()

@@ -7,6 +7,7 @@ use crate::collective::{Collective, HostCollective, HostOptions, LocalRank};
 use crate::config::{Choice, Config};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
+use crate::mem::Copies;
 use crate::pipeline::{DeviceKind, Topology};
 use crate::sched::order::Order;
 use crate::types::{MachineId, View, WorkerId};
@@ -63,6 +64,7 @@ pub(super) fn meet(
     view: &View,
     rank: WorkerId,
     door: Option<PrivateSocket>,
+    copies: Copies,
     clock: Clock,
     failed: &dyn Fn() -> Option<Error>,
 ) -> Result<Arc<dyn Collective>> {
@@ -78,6 +80,7 @@ pub(super) fn meet(
         join_timeout: config.join_timeout,
         step_timeout: config.step_timeout,
         oldest_every: config.oldest_every,
+        copies,
         clock: Arc::new(move || clock.now()),
     };
     Ok(Arc::new(HostCollective::join(options, failed)?))

@@ -62,10 +62,15 @@ struct Pending {
 }
 
 impl Driver {
-    pub(super) fn new(board: Arc<Board>, ranks: Vec<LocalRank>, step_timeout: Duration, oldest_every: u32) -> Self {
+    pub(super) fn new(
+        board: Arc<Board>,
+        ranks: Vec<LocalRank>,
+        step_timeout: Duration,
+        oldest_every: u32,
+        scratch: Scratch,
+    ) -> Self {
         let count = u32::try_from(ranks.len()).expect("at most RANKS_MAX");
         let order = (board.me == 0).then(|| Order::new(count, oldest_every));
-        let scratch = Scratch::new(board.layout.slice);
         Self {
             board,
             ranks,
@@ -303,7 +308,7 @@ impl Driver {
                 let Operation { source, destination, .. } = operation;
                 let place = (self.chunks, self.board.layout.chunk());
                 self.moved = now;
-                self.current = Some((Running::new(claim, weights, source, destination, place), done));
+                self.current = Some((Running::new(claim, weights, source, destination, place, &self.scratch), done));
             }
         }
         Ok(true)

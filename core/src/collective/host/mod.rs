@@ -26,10 +26,12 @@ use std::time::Duration;
 use self::board::{Board, Presence};
 use self::driver::{Driver, Wish};
 use self::layout::Word;
+use self::road::Scratch;
 use self::watch::Watch;
 use super::{Collective, Operation};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
+use crate::mem::Copies;
 use crate::sched::order::{Order, Slot};
 use crate::types::{Done, Epoch, Incarnation, Time, WorkerId};
 
@@ -66,6 +68,8 @@ pub struct HostOptions {
     pub step_timeout: Duration,
     /// Every so many sums the oldest goes first.
     pub oldest_every: u32,
+    /// Counts what is copied into shared memory.
+    pub copies: Copies,
     /// A monotonic clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
 }
@@ -120,8 +124,9 @@ impl HostCollective {
         let board = Arc::new(meeting.board);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = if cores >= options.ranks.len() { SPIN } else { SPIN_CROWDED };
-        let HostOptions { ranks, step_timeout, oldest_every, clock, .. } = options;
-        let driver = Driver::new(Arc::clone(&board), ranks, step_timeout, oldest_every);
+        let HostOptions { ranks, step_timeout, oldest_every, copies, clock, .. } = options;
+        let scratch = Scratch::new(board.layout.slice, copies);
+        let driver = Driver::new(Arc::clone(&board), ranks, step_timeout, oldest_every, scratch);
         board.appear(Presence::Idle);
         let core = Arc::new(Core {
             board,

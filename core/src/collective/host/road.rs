@@ -14,7 +14,7 @@
 
 use super::board::Board;
 use super::layout::{DEPTH, Word};
-use crate::mem::Region;
+use crate::mem::{Copies, Region};
 use crate::reduce::{Kernels, accumulator_bytes};
 use crate::sched::order::Claim;
 use crate::types::{DType, Op};
@@ -47,13 +47,14 @@ enum Memory {
 #[derive(Debug)]
 pub(super) struct Scratch {
     kernels: Kernels,
+    copies: Copies,
     /// Half-size floats are added in full size; aligned for the widest vectors.
     accumulator: Vec<u8>,
 }
 
 impl Scratch {
-    pub(super) fn new(slice: usize) -> Self {
-        Self { kernels: Kernels::detect(), accumulator: vec![0; 2 * slice] }
+    pub(super) fn new(slice: usize, copies: Copies) -> Self {
+        Self { kernels: Kernels::detect(), copies, accumulator: vec![0; 2 * slice] }
     }
 }
 
@@ -68,16 +69,17 @@ impl Running {
         source: Vec<Region>,
         destination: Vec<Region>,
         (base, chunk_bytes): (u64, usize),
+        scratch: &Scratch,
     ) -> Self {
         let chunks = claim.bytes.div_ceil(chunk_bytes as u64);
-        let memory = Memory::new(source, destination);
+        let memory = Memory::new(source, destination, &scratch.copies);
         Self { claim, weights, memory, base, chunks, staged: 0, reduced: 0, taken: 0 }
     }
 
     /// Does what can be done without waiting; whether that was something.
     pub(super) fn advance(&mut self, board: &Board, scratch: &mut Scratch) -> bool {
         if let Op::Broadcast { root } = self.claim.op {
-            return self.pass_on(board, root.0 as usize);
+            return self.pass_on(board, root.0 as usize, scratch);
         }
         let mut moved = false;
         if self.reduced > self.taken && board.others().all(|rank| self.done(board, rank, Word::Reduced, self.taken)) {
@@ -96,7 +98,7 @@ impl Running {
             && self.staged < self.reduced + AHEAD
             && board.others().all(|rank| self.free(board, rank, Word::Reduced, self.staged))
         {
-            self.stage(board);
+            self.stage(board, scratch);
             moved = true;
         }
         moved
@@ -142,14 +144,14 @@ impl Running {
         board.count(rank, word).saturating_add(DEPTH) > self.base + number
     }
 
-    fn stage(&mut self, board: &Board) {
+    fn stage(&mut self, board: &Board, scratch: &Scratch) {
         let number = self.base + self.staged;
         for owner in board.others() {
             let (offset, len) = self.slice(board, self.staged, owner);
             let staged = board.layout.staged(number, board.me, owner);
             // SAFETY: the owner has reduced what lay here before (`free`), and looks again only after `Staged` counts this chunk.
             let there = unsafe { board.segment.slice_mut(staged, len) };
-            there.copy_from_slice(self.memory.source(offset, len));
+            scratch.copies.copy(self.memory.source(offset, len), there);
         }
         self.staged += 1;
         board.set_count(Word::Staged, number + 1);
@@ -167,7 +169,7 @@ impl Running {
         };
         // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
         let result = unsafe { board.segment.slice_mut(board.layout.result(number, board.me), len) };
-        let Scratch { kernels, accumulator } = scratch;
+        let Scratch { kernels, accumulator, .. } = scratch;
         let fold = |accumulator: &mut [u8]| {
             for (rank, weight) in self.weights.iter().copied().enumerate() {
                 let contribution = if rank == board.me {
@@ -212,7 +214,7 @@ impl Running {
     }
 
     /// One chunk of a broadcast, if it is there or there is room for it.
-    fn pass_on(&mut self, board: &Board, root: usize) -> bool {
+    fn pass_on(&mut self, board: &Board, root: usize, scratch: &Scratch) -> bool {
         if self.is_over() {
             return false;
         }
@@ -225,7 +227,7 @@ impl Running {
             }
             // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
             let there = unsafe { board.segment.slice_mut(place, len) };
-            there.copy_from_slice(self.memory.source(offset, len));
+            scratch.copies.copy(self.memory.source(offset, len), there);
             self.memory.keep(offset, len);
         } else {
             if !self.done(board, root, Word::Reduced, self.taken) {
@@ -264,15 +266,18 @@ const SLICE_ALIGN: usize = 64;
 const INSIDE: &str = "slices lie within the part, whose length was checked";
 
 impl Memory {
-    fn new(mut source: Vec<Region>, mut destination: Vec<Region>) -> Self {
+    fn new(mut source: Vec<Region>, mut destination: Vec<Region>, copies: &Copies) -> Self {
         if let ([_], [_]) = (source.as_slice(), destination.as_slice()) {
             let (source, destination) = (source.remove(0), destination.remove(0));
             return Self::Whole { source, destination };
         }
-        let mut bytes = Vec::with_capacity(source.iter().map(Region::len).sum());
+        let mut bytes = vec![0; source.iter().map(Region::len).sum()];
+        let mut rest = bytes.as_mut_slice();
         for region in &source {
+            let (run, later) = rest.split_at_mut(region.len());
             // SAFETY: the operation owns its contribution until it reports, and nobody writes it before it is reduced.
-            bytes.extend_from_slice(unsafe { region.as_slice() });
+            copies.copy(unsafe { region.as_slice() }, run);
+            rest = later;
         }
         Self::Gathered { bytes, destination }
     }

@@ -246,6 +246,7 @@ fn a_stranger_at_the_door_is_turned_away_and_who_does_not_come_is_named() {
         join_timeout: Duration::from_millis(400),
         step_timeout: PATIENCE,
         oldest_every: 16,
+        copies: Copies::default(),
         clock: clock().0,
     };
     std::thread::scope(|scope| {
@@ -302,6 +303,7 @@ impl Machine {
                 join_timeout: PATIENCE,
                 step_timeout: PATIENCE,
                 oldest_every: 16,
+                copies: Copies::default(),
                 clock: Arc::clone(&clock),
             };
             Member(HostCollective::join(options, &|| None).unwrap())
