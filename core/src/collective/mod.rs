@@ -9,6 +9,7 @@ use std::time::Duration;
 
 pub use host::{HostCollective, HostOptions, LocalRank};
 
+use crate::error::Error;
 use crate::mem::Region;
 use crate::sched::order::{Claim, Slot};
 use crate::types::Done;
@@ -48,6 +49,9 @@ pub trait Collective: Send + Sync {
 
     /// Lets whoever helps look again whether it had enough.
     fn nudge(&self);
+
+    /// Ends everything at once with this cause, whatever the other ranks do: the job is over, and they hear so themselves.
+    fn abort(&self, cause: Error);
 
     /// Ends what is under way and leaves the other ranks. Idempotent.
     fn shutdown(&self);

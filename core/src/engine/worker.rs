@@ -536,6 +536,14 @@ fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, tensor: &Tensor
     false
 }
 
+/// Fails everything, now and later, whatever other workers do.
+fn abort(shared: &Arc<Shared>, cause: Error) {
+    shared.with(|state, now| state.end(now, &cause));
+    if let Some(collective) = shared.collective.get() {
+        collective.abort(cause);
+    }
+}
+
 fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: SchedulerConfig, event: MemberEvent) {
     match event {
         MemberEvent::Joined { index, view } => {
@@ -549,7 +557,7 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: Scheduler
             milestones.change(|reached| reached.joined = Some(index));
         }
         MemberEvent::View(view) => match view.phase.clone() {
-            Phase::Aborted(cause) => shared.with(|state, now| state.end(now, &cause)),
+            Phase::Aborted(cause) => abort(shared, cause),
             Phase::Forming | Phase::Running | Phase::Ended => shared.with(|state, now| state.follow(now, view)),
         },
         MemberEvent::Forget { key, error } => shared.with(|state, _| {
@@ -563,7 +571,7 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: Scheduler
         ),
         MemberEvent::Failed(error) => {
             tracing::error!(%error, "the job failed");
-            shared.with(|state, now| state.end(now, &error));
+            abort(shared, error.clone());
             milestones.change(|reached| reached.failed = Some(error));
         }
         MemberEvent::Left => milestones.change(|reached| reached.left = true),

@@ -3,7 +3,7 @@
 //! A step never waits. Whoever holds the driver calls [`step`](Driver::step) as long as something moves, and decides how to wait when
 //! nothing does. The thread may change between any two steps, also in the middle of a part.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ pub(super) enum Wish {
     Abandon(Slot),
     /// The rank at this position said goodbye.
     Left(usize),
+    /// The job is over.
+    Abort(Error),
     /// Nothing more will be asked.
     Close,
 }
@@ -36,7 +38,7 @@ pub(super) struct Driver {
     /// Announcements for which there was no room.
     unsaid: VecDeque<Announcement>,
     /// When pending operations are overdue, the first first.
-    due: VecDeque<(Time, Slot)>,
+    due: BTreeSet<(Time, Slot)>,
     current: Option<(Running, Done<()>)>,
     /// When something moved in the current part.
     moved: Time,
@@ -49,7 +51,12 @@ pub(super) struct Driver {
     /// Since when some rank has no room for another order.
     blocked: Option<Time>,
     closed: Option<Error>,
+    /// Nothing is done any more.
+    aborted: bool,
 }
+
+/// How long the leader may take to answer what cannot wait. It needs no processor time but what an answer takes.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// So many deadlines of operations that are over are not worth a pass over the others.
 const DUE_SLACK: usize = 64;
@@ -59,6 +66,8 @@ struct Pending {
     done: Done<()>,
     since: Time,
     withdrawn: bool,
+    /// The leader was told that it takes too long.
+    overdue: bool,
 }
 
 impl Driver {
@@ -78,7 +87,7 @@ impl Driver {
             order,
             pending: BTreeMap::new(),
             unsaid: VecDeque::new(),
-            due: VecDeque::new(),
+            due: BTreeSet::new(),
             current: None,
             moved: Time::ZERO,
             chunks: 0,
@@ -87,6 +96,7 @@ impl Driver {
             orphaned: false,
             blocked: None,
             closed: None,
+            aborted: false,
         }
     }
 
@@ -97,6 +107,7 @@ impl Driver {
             Wish::Abandon(slot) => {
                 if let Some(pending) = self.pending.get_mut(&slot).filter(|pending| !pending.withdrawn) {
                     pending.withdrawn = true;
+                    self.due.insert((now + ANSWER_PATIENCE, slot));
                     self.announce(Announcement::Withdrawn(slot));
                     // Also if it waits for nothing: the others should hear of it at once.
                     self.board.knock(0, true);
@@ -106,12 +117,20 @@ impl Driver {
                 Some(order) => order.handle_left(u32::try_from(rank).expect("at most RANKS_MAX")),
                 None => self.orphaned = true,
             },
+            Wish::Abort(cause) => {
+                let cause = self.closed.get_or_insert(cause).clone();
+                self.aborted = true;
+                self.fail_all(&cause);
+            }
             Wish::Close => self.closed = self.closed.take().or_else(|| Some(shut_down())),
         }
     }
 
     /// Does what can be done without waiting; whether that was something.
     pub(super) fn step(&mut self, now: Time) -> bool {
+        if self.aborted {
+            return false;
+        }
         if let Some(breakage) = self.board.broken() {
             return self.break_down(breakage);
         }
@@ -137,6 +156,9 @@ impl Driver {
     /// Whether a step would do something, as far as can be told without taking it.
     pub(super) fn has_work(&self) -> bool {
         let board = &self.board;
+        if self.aborted {
+            return false;
+        }
         if board.broken().is_some() {
             return self.closed.is_none();
         }
@@ -152,19 +174,29 @@ impl Driver {
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub(super) fn poll_timeout(&mut self) -> Option<Time> {
-        while self.due.pop_front_if(|(_, slot)| !self.pending.contains_key(slot)).is_some() {}
+        while self.due.first().is_some_and(|(_, slot)| !self.pending.contains_key(slot)) {
+            self.due.pop_first();
+        }
         let stuck = self.current.as_ref().map(|_| self.moved).or(self.blocked).map(|since| since + self.step_timeout);
-        self.due.front().map(|(due, _)| *due).into_iter().chain(stuck).min()
+        self.due.first().map(|(due, _)| *due).into_iter().chain(stuck).min()
     }
 
     /// Complains about what is overdue.
     pub(super) fn handle_timeout(&mut self, now: Time) {
-        while let Some((_, slot)) = self.due.pop_front_if(|(due, _)| *due <= now) {
-            if let Some(pending) = self.pending.get(&slot) {
-                let overdue = Announcement::Overdue(slot, now.since(pending.since));
-                self.announce(overdue);
-                self.board.knock(0, true);
+        while let Some((due, slot)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
+            self.due.remove(&(due, slot));
+            let Some(pending) = self.pending.get_mut(&slot) else { continue };
+            if pending.withdrawn || std::mem::replace(&mut pending.overdue, true) {
+                if self.order.is_none() {
+                    // The leader does not answer, and what it may still order cannot be done without.
+                    self.board.break_down(Breakage::Stuck(0));
+                }
+                continue;
             }
+            let overdue = Announcement::Overdue(slot, now.since(pending.since));
+            self.due.insert((now + ANSWER_PATIENCE, slot));
+            self.announce(overdue);
+            self.board.knock(0, true);
         }
         if let Some(since) = self.blocked
             && since + self.step_timeout <= now
@@ -217,8 +249,8 @@ impl Driver {
         if let Some(error) = refusal {
             return done.err(error);
         }
-        self.pending.insert(slot, Pending { operation, done, since: now, withdrawn: false });
-        self.due.push_back((now + self.step_timeout, slot));
+        self.pending.insert(slot, Pending { operation, done, since: now, withdrawn: false, overdue: false });
+        self.due.insert((now + self.step_timeout, slot));
         if self.due.len() > 2 * self.pending.len() + DUE_SLACK {
             self.due.retain(|(_, slot)| self.pending.contains_key(slot));
         }
@@ -318,7 +350,7 @@ impl Driver {
     fn give_up_orphaned(&mut self, now: Time) -> bool {
         let pending = std::mem::take(&mut self.pending);
         let any = !pending.is_empty();
-        for (slot, Pending { operation, done, since, withdrawn }) in pending {
+        for (slot, Pending { operation, done, since, withdrawn, .. }) in pending {
             drop(operation);
             let left = self.explain(slot, Failure::Left { missing: 1 }, now.since(since));
             done.err(if withdrawn { Error::Cancelled } else { left });
@@ -327,7 +359,7 @@ impl Driver {
     }
 
     fn break_down(&mut self, breakage: Breakage) -> bool {
-        let Self { ranks, step_timeout, .. } = &*self;
+        let ranks = &self.ranks;
         let lost = |rank: usize, cause: String| Error::PeerLost {
             member: ranks[rank].name.clone(),
             host: ranks[rank].place.clone(),
@@ -335,9 +367,7 @@ impl Driver {
         };
         let error = match breakage {
             Breakage::Lost(rank) => lost(rank, "its process ended".to_owned()),
-            Breakage::Stuck(rank) => {
-                lost(rank, format!("it stopped in the middle of a sum for {:.1} s", step_timeout.as_secs_f64()))
-            }
+            Breakage::Stuck(rank) => lost(rank, "its process lives and does nothing any more".to_owned()),
             Breakage::Confused(rank) => Error::Protocol {
                 peer: ranks[rank].name.clone(),
                 field: "shared memory".to_owned(),

@@ -182,6 +182,10 @@ impl Collective for HostCollective {
         self.core.board.knock(self.core.board.me, false);
     }
 
+    fn abort(&self, cause: Error) {
+        self.core.wish(Wish::Abort(cause));
+    }
+
     fn shutdown(&self) {
         let core = &self.core;
         let leaves = core.now() + LEAVING;
@@ -193,7 +197,10 @@ impl Collective for HostCollective {
         core.board.ring(core.board.me, Word::Bell);
         core.board.ring(core.board.me, Word::Idle);
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            let _ = thread.join();
+            // Whoever is told of an outcome may drop the engine.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
         }
     }
 }
