@@ -27,6 +27,7 @@ const UNSAFE: [&str; 8] = [
     "core/src/mem/pool.rs",
     "core/src/reduce/f16c.rs",
     "core/src/reduce/kernels.rs",
+    "core/src/transport/quic/direct/arena.rs",
     "python/src/session.rs",
     "server/src/os.rs",
 ];
@@ -60,16 +61,19 @@ const UNCOUNTED_COPIES: [&str; 8] = [
     ".to_vec()",
     ".concat()",
 ];
-/// Where bytes of tensors pass. What speaks of certificates and control frames only, below, may copy as it likes.
-const DATA_PATH: [&str; 6] = [
+/// Where bytes of tensors pass. What handles certificates, control frames or timelines only, below, may copy as it likes.
+const DATA_PATH: [&str; 8] = [
     "core/src/transport/",
     "core/src/engine/",
     "server/src/accumulator.rs",
+    "server/src/accumulator/",
     "server/src/connection.rs",
+    "server/src/lanes.rs",
     "server/src/server.rs",
     "server/src/sum.rs",
 ];
-const BESIDE_THE_DATA_PATH: [&str; 4] = [
+const BESIDE_THE_DATA_PATH: [&str; 5] = [
+    "core/src/engine/trace/",
     "core/src/transport/quic/control/",
     "core/src/transport/quic/enroll.rs",
     "core/src/transport/quic/identity.rs",

@@ -319,40 +319,6 @@ impl Kind for Role {
     }
 }
 
-/// Whether something is done where it can be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Choice {
-    /// Wherever it can be.
-    Auto,
-    /// Never.
-    Off,
-}
-
-/// A [`Choice`].
-#[derive(Debug)]
-pub struct AutoOrOff;
-
-impl Kind for AutoOrOff {
-    type Value = Choice;
-    const UNIT: Unit = Unit::Choice(&["auto", "off"]);
-
-    fn parse(text: &str) -> Result<Choice, String> {
-        match text.trim() {
-            "auto" => Ok(Choice::Auto),
-            "off" => Ok(Choice::Off),
-            _ => Err("is neither auto nor off".to_owned()),
-        }
-    }
-
-    fn print(value: &Choice) -> String {
-        match value {
-            Choice::Auto => "auto",
-            Choice::Off => "off",
-        }
-        .to_owned()
-    }
-}
-
 /// A value that may be absent, which is written as an empty text.
 #[derive(Debug)]
 pub struct Optional<K>(K);

@@ -17,10 +17,12 @@ mod local;
 mod membership;
 mod metrics;
 pub mod process;
+mod room;
 mod shared;
 mod stage_loop;
 mod timer;
 mod together;
+mod trace;
 mod worker;
 
 pub use clock::Clock;
@@ -29,4 +31,5 @@ pub use local::reduce_alone;
 pub use membership::{Membership, MembershipOptions, status};
 pub use metrics::Metrics;
 pub use timer::Timer;
+pub use trace::{Thread, Timeline};
 pub use worker::{Engine, EngineOptions, Submission};

@@ -8,6 +8,7 @@ use crossbeam_channel::Sender;
 
 use super::executors::executor;
 use super::links::Links;
+use super::trace::{Subject, TaskTrace, Timeline};
 use super::{Clock, Metrics, Timer};
 use crate::collective::Collective;
 use crate::error::{Error, Result};
@@ -15,7 +16,7 @@ use crate::mem::Region;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::pipeline::stage::Stage;
 use crate::sched::order::Slot;
-use crate::sched::{Command, GroupId, Scheduler, StallDetector, StallReport, TaskId, TaskSpec};
+use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, StallReport, Task, TaskId, TaskSpec};
 use crate::transport::Transport;
 use crate::types::{Done, Epoch, ExchangeId, Op, Priority, Round, TensorKey, Time, View, WorkerId};
 use crate::wire::frame::Progress;
@@ -77,6 +78,8 @@ pub(super) struct State {
     pub(super) stalls: StallDetector,
     /// When the timer will call, as far as it was told.
     armed: Option<Time>,
+    /// Present while a timeline is recorded.
+    trace: Option<TaskTrace>,
     /// Dropped by effects after the lock is released.
     effects: Vec<Effect>,
 }
@@ -152,6 +155,7 @@ impl Shared {
             bytes_pending: 0,
             stalls: StallDetector::new(clock.now(), settings.stall_warn),
             armed: None,
+            trace: None,
             effects: Vec::new(),
         };
         Self {
@@ -203,7 +207,7 @@ impl Shared {
         while self.to_hand_over.load(Ordering::SeqCst) {
             let Ok(turn) = self.handing_over.try_lock() else { return };
             while self.to_hand_over.swap(false, Ordering::SeqCst) {
-                while let Some(task) = self.with(|state, now| state.scheduler.take(now, Stage::AllReduce)) {
+                while let Some(task) = self.with(|state, now| state.take(now, Stage::AllReduce)) {
                     execute(self, task);
                 }
             }
@@ -255,6 +259,33 @@ impl State {
         7 - u8::try_from(class).expect("at most 7")
     }
 
+    /// The next task for `stage`; see [`Scheduler::take`].
+    pub(super) fn take(&mut self, now: Time, stage: Stage) -> Option<Task> {
+        let task = self.scheduler.take(now, stage)?;
+        if let Some(trace) = &mut self.trace {
+            trace.taken(now, &task, stage);
+        }
+        Some(task)
+    }
+
+    /// Takes a task back from its executor; see [`Scheduler::finish`].
+    pub(super) fn finish(&mut self, now: Time, id: TaskId, outcome: Outcome) {
+        if let Some(trace) = &mut self.trace {
+            trace.finished(now, id, &outcome);
+        }
+        self.scheduler.finish(now, id, outcome);
+    }
+
+    /// Records all tasks on `timeline` from now on, or none any more.
+    pub(super) fn trace(&mut self, now: Time, timeline: Option<Arc<Timeline>>) {
+        self.trace = timeline.map(TaskTrace::new);
+        if let Some(trace) = &mut self.trace {
+            for (id, payload) in &self.payloads {
+                trace.found(now, *id, payload.subject(), || names(&self.registry, &payload.part));
+            }
+        }
+    }
+
     /// Hands a submission of a declared tensor to the scheduler.
     pub(super) fn begin(&mut self, now: Time, ticket: u64) {
         let submission = self.tickets.get_mut(&ticket).expect("begun once, before it resolves");
@@ -301,7 +332,11 @@ impl State {
             },
         );
         self.most_urgent = self.most_urgent.max(priority);
-        self.payloads.insert(task, Payload { part, source, destination, exchange: None, priority, abandoned: false });
+        let payload = Payload { part, source, destination, exchange: None, priority, abandoned: false };
+        if let Some(trace) = &mut self.trace {
+            trace.submitted(now, task, payload.subject(), || names(&self.registry, &payload.part));
+        }
+        self.payloads.insert(task, payload);
     }
 
     /// A part of which one submission ended before the others came: they cannot be summed without it.
@@ -331,8 +366,7 @@ impl State {
     /// An error of a server, which knows tensors by key only, with the tensor's name.
     pub(super) fn with_name(&self, task: TaskId, error: Error) -> Error {
         let Some(payload) = self.payloads.get(&task) else { return error };
-        let names = payload.part.layout.pieces.iter().filter_map(|piece| self.registry.name_of(piece.tensor));
-        let name = names.collect::<Vec<_>>().join(" + ");
+        let name = names(&self.registry, &payload.part).join(" + ");
         match error {
             Error::Mismatch { field, first, second, .. } => Error::Mismatch { tensor: name, field, first, second },
             Error::Stalled { round, missing, waited, detail, .. } => {
@@ -483,6 +517,9 @@ impl State {
                 }
                 Command::Release(task) => {
                     self.payloads.remove(&task);
+                    if let Some(trace) = &mut self.trace {
+                        trace.released(task);
+                    }
                 }
                 Command::Resolved { group, outcome } => {
                     let ticket = self.groups.remove(&group).expect("a group resolves once");
@@ -491,4 +528,22 @@ impl State {
             }
         }
     }
+}
+
+impl Payload {
+    fn subject(&self) -> Subject {
+        let layout = &self.part.layout;
+        Subject {
+            part: layout.part,
+            round: self.part.round,
+            bytes: layout.bytes(),
+            priority: self.priority,
+            server: layout.server,
+        }
+    }
+}
+
+/// The tensors of a part.
+fn names(registry: &Registry, part: &ReadyPart) -> Vec<String> {
+    part.layout.pieces.iter().filter_map(|piece| registry.name_of(piece.tensor)).map(str::to_owned).collect()
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Clock;
 use crate::collective::{Collective, HostCollective, HostOptions, LocalRank};
-use crate::config::{Choice, Config};
+use crate::config::{Config, LocalReduce};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
@@ -14,7 +14,7 @@ use crate::types::{MachineId, View, WorkerId};
 
 /// Where other workers of this machine find this one; `None` where they shall not, or cannot.
 pub(super) fn open_door(config: &Config, machine: MachineId, workers: u32) -> Option<PrivateSocket> {
-    if config.local_reduce == Choice::Off || machine == MachineId::UNKNOWN || workers == 1 {
+    if config.local_reduce == LocalReduce::Off || machine == MachineId::UNKNOWN || workers == 1 {
         return None;
     }
     // A worker without a door makes all of them push, which is slower and always possible.

@@ -1,6 +1,7 @@
 //! The engine of one worker: accepts submissions, resolves handles, starts and ends the threads.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -10,8 +11,9 @@ use crossbeam_channel::{Receiver, bounded};
 
 use super::executors::executor;
 use super::handle::Canceller;
+use super::room::Room;
 use super::shared::{Parked, Settings, Shared, State, Ticket};
-use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timer, stage_loop, status, together};
+use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timeline, Timer, stage_loop, status, together};
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -73,6 +75,7 @@ pub struct Engine {
     requests: AtomicU64,
     room: Arc<Room>,
     cancel: Canceller,
+    timeline: Arc<Timeline>,
 }
 
 /// How far the membership got; waited for by the caller's threads.
@@ -87,20 +90,6 @@ struct Reached {
     joined: Option<u32>,
     left: bool,
     failed: Option<Error>,
-}
-
-/// Bounds the bytes of unresolved submissions: a producer that runs ahead waits here.
-struct Room {
-    held: Mutex<Held>,
-    freed: Condvar,
-    bytes_max: u64,
-}
-
-#[derive(Default)]
-struct Held {
-    bytes: u64,
-    /// Producers that wait for room.
-    waiters: u32,
 }
 
 impl Engine {
@@ -156,13 +145,14 @@ impl Engine {
             move || progress.progress(),
             move |event| on_event(&listener, &reached, scheduling, event),
         )?;
-        let room = Room { held: Mutex::default(), freed: Condvar::new(), bytes_max: config.submit_bytes_max };
+        let room = Room::new(config.submit_bytes_max);
         let cancelled = Arc::downgrade(&shared);
         let cancel = Arc::new(move |id| {
             if let Some(shared) = cancelled.upgrade() {
                 shared.with(|state, now| state.cancel(now, id));
             }
         });
+        let timeline = Timeline::new(clock, config.timeline_bytes_max);
         let engine = Self {
             shared,
             membership: Mutex::new(membership),
@@ -175,9 +165,13 @@ impl Engine {
             requests: AtomicU64::new(1),
             room: Arc::new(room),
             cancel,
+            timeline: Arc::new(timeline),
         };
         engine.milestones.wait(None, |reached| reached.joined.is_some())?;
         engine.equip(clock, door, rung)?;
+        if let Some(place) = &engine.config.timeline {
+            engine.start_timeline(place)?;
+        }
         Ok(engine)
     }
 
@@ -227,6 +221,25 @@ impl Engine {
     /// The parts of every declared tensor, one a line, for people.
     pub fn layout(&self) -> String {
         self.shared.with(|state, _| state.registry.describe())
+    }
+
+    /// Records from now on what every task does, and what is given to [`Timeline::record`]. See [`Timeline::start`] for `place`, the
+    /// answer and the errors.
+    pub fn start_timeline(&self, place: &Path) -> Result<PathBuf> {
+        let path = self.timeline.start(place, self.rank())?;
+        self.shared.with(|state, now| state.trace(now, Some(Arc::clone(&self.timeline))));
+        Ok(path)
+    }
+
+    /// Completes the timeline's file. Does nothing if none is recorded.
+    pub fn stop_timeline(&self) {
+        self.shared.with(|state, now| state.trace(now, None));
+        self.timeline.stop();
+    }
+
+    /// Where the caller's own spans go.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
     }
 
     /// Declares tensors before their first use, all in one round trip. With `fuse`, small neighbours may share parts; all of the list
@@ -391,6 +404,7 @@ impl Engine {
         // Out of the lock first: a callback under way may want to arm it.
         let timer = self.shared.timer.lock().expect(LOCK).take();
         drop(timer);
+        self.stop_timeline();
         left
     }
 
@@ -437,40 +451,6 @@ impl Milestones {
                 what: "waiting for the other workers to leave".to_owned(),
                 waited: patience.unwrap_or_default(),
             }),
-        }
-    }
-}
-
-impl Room {
-    fn enter(&self, bytes: u64, timeout: Option<Duration>) -> Result<()> {
-        let full = |held: &mut Held| held.bytes > 0 && held.bytes + bytes > self.bytes_max;
-        let mut guard = self.held.lock().expect(LOCK);
-        if full(&mut guard) {
-            guard.waiters += 1;
-            guard = match timeout {
-                None => self.freed.wait_while(guard, full).expect(LOCK),
-                Some(timeout) => self.freed.wait_timeout_while(guard, timeout, full).expect(LOCK).0,
-            };
-            guard.waiters -= 1;
-        }
-        if full(&mut guard) {
-            return Err(Error::Exhausted {
-                what: "bytes of unresolved submissions".to_owned(),
-                limit: format!("{} B (submit_bytes_max)", self.bytes_max),
-                hint: "wait for earlier handles, or raise GRADLANE_SUBMIT_BYTES_MAX".to_owned(),
-            });
-        }
-        guard.bytes += bytes;
-        Ok(())
-    }
-
-    fn leave(&self, bytes: u64) {
-        let mut held = self.held.lock().expect(LOCK);
-        held.bytes -= bytes;
-        let waiters = held.waiters;
-        drop(held);
-        if waiters > 0 {
-            self.freed.notify_all();
         }
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
                 Ok(()) => Outcome::Done,
                 Err(error) => Outcome::Failed(state.with_name(task.id, error)),
             };
-            state.scheduler.finish(now, task.id, outcome);
+            state.finish(now, task.id, outcome);
         });
     });
     collective.all_reduce(operation, done);
