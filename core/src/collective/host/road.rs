@@ -295,8 +295,9 @@ impl Memory {
     /// A run of the result.
     fn destination(&mut self, offset: usize, len: usize) -> &mut [u8] {
         match self {
-            // SAFETY: the operation owns its destination until it reports; that `source` may be the same memory is covered by `&mut self`.
             Self::Whole { destination, .. } => {
+                // SAFETY: the operation owns its destination until it reports; that `source` may be the same memory is covered by `&mut
+                // self`.
                 unsafe { destination.as_mut_slice() }.get_mut(offset..offset + len).expect(INSIDE)
             }
             Self::Gathered { bytes, .. } => &mut bytes[offset..offset + len],
@@ -317,4 +318,4 @@ pub(super) fn fits(claim: &Claim, regions: &[Region]) -> bool {
     regions.iter().map(|region| region.len() as u64).sum::<u64>() == claim.bytes
 }
 
-const _: () = assert!(SLICE_ALIGN as u64 % DType::F64.bytes() == 0);
+const _: () = assert!((SLICE_ALIGN as u64).is_multiple_of(DType::F64.bytes()));
