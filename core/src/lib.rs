@@ -16,7 +16,8 @@ pub mod reduce;
 pub mod sched;
 pub mod wire;
 
-// Floor 2: drivers.
+// Floor 2: drivers. `local` is the ground on which the others stand.
+pub mod local;
 pub mod transport;
 
 // Floor 3: threads; the only place that joins the floors below.

@@ -1,0 +1,11 @@
+//! Between processes of one user on one machine: memory that both see, sockets that carry it across, and a wait that costs nothing.
+//!
+//! What lies in the memory, who may write it when, and what the messages say is decided by whoever uses it. Nothing here has a name
+//! that outlives the processes, except the directory of a [`PrivateSocket`], which the next one of the same user clears away.
+
+pub mod futex;
+pub mod segment;
+pub mod socket;
+
+pub use segment::Segment;
+pub use socket::{Connection, PrivateSocket, Received};

@@ -1,0 +1,220 @@
+//! Memory that several processes map: a sealed memfd, known by its descriptor only.
+//!
+//! Its length is fixed by seals, so that no peer can shrink it under a reader (which would be SIGBUS), and its pages are reserved when it
+//! is made, so that memory that is not there is an error then and not a signal later. It has no name and goes with its last descriptor
+//! and mapping, whatever kills the processes. The pages are charged to the memory cgroup of whoever makes it, not to `/dev/shm`.
+#![expect(unsafe_code, reason = "memory that other processes write is reached by address")]
+
+use std::ffi::c_void;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::error::{Error, Result};
+
+/// What a segment must not lose: its length.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// A mapping of shared memory.
+///
+/// Peers are processes of the same user, which keep to the protocol of whoever uses the segment or may be compromised: whatever is
+/// read here is checked before it is used as an index or a length.
+pub struct Segment {
+    start: NonNull<u8>,
+    bytes: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread.
+unsafe impl Send for Segment {}
+// SAFETY: the safe methods give out atomics and addresses only.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// New memory of `bytes` bytes, all zero.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if there is not so much memory, [`Error::Io`] if the system refuses for another reason.
+    pub fn create(bytes: u64) -> Result<Self> {
+        let failed = |error| io(format!("creating {bytes} bytes of shared memory"), error);
+        let fd =
+            rustix::fs::memfd_create(c"gradlane", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
+        match rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM) => {
+                return Err(Error::Exhausted {
+                    what: "shared memory".to_owned(),
+                    limit: format!("{bytes} bytes wanted"),
+                    hint: "raise the memory limit of the container or cgroup".to_owned(),
+                });
+            }
+            Err(error) => return Err(failed(error)),
+        }
+        rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(failed)?;
+        Self::mapped(fd, bytes)
+    }
+
+    /// Maps what another process made, after making sure that it has `bytes` bytes and keeps them.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if it is anything else than a sealed segment of this length.
+    pub fn map(fd: OwnedFd, bytes: u64) -> Result<Self> {
+        let broken = |problem: String| Error::Protocol {
+            peer: "a process of this machine".to_owned(),
+            field: "shared memory".to_owned(),
+            problem,
+        };
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|error| broken(format!("has no seals: {error}")))?;
+        if !seals.contains(SEALS) {
+            return Err(broken("may change its length".to_owned()));
+        }
+        let found = rustix::fs::fstat(&fd).map_err(|error| broken(format!("has no length: {error}")))?.st_size;
+        if u64::try_from(found) != Ok(bytes) {
+            return Err(broken(format!("has {found} bytes instead of {bytes}")));
+        }
+        Self::mapped(fd, bytes)
+    }
+
+    /// Its descriptor, to be sent to a peer.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The word of 4 bytes at `offset`.
+    ///
+    /// # Panics
+    /// If it does not lie within the segment at a multiple of 4.
+    pub fn u32(&self, offset: usize) -> &AtomicU32 {
+        let word = self.at(offset, size_of::<AtomicU32>(), align_of::<AtomicU32>()).cast();
+        // SAFETY: within the mapping and aligned, checked by `at`; peers write it as an atomic too, any bits are a value.
+        unsafe { AtomicU32::from_ptr(word.as_ptr()) }
+    }
+
+    /// The word of 8 bytes at `offset`.
+    ///
+    /// # Panics
+    /// If it does not lie within the segment at a multiple of 8.
+    pub fn u64(&self, offset: usize) -> &AtomicU64 {
+        let word = self.at(offset, size_of::<AtomicU64>(), align_of::<AtomicU64>()).cast();
+        // SAFETY: as for `u32`.
+        unsafe { AtomicU64::from_ptr(word.as_ptr()) }
+    }
+
+    /// The `bytes` bytes from `offset`.
+    ///
+    /// # Safety
+    /// No process and no thread writes them while the slice lives, by the protocol of whoever uses the segment: a sequence number
+    /// loaded with `Acquire` says that they are complete and stay so.
+    ///
+    /// # Panics
+    /// If they do not lie within the segment.
+    pub unsafe fn slice(&self, offset: usize, bytes: usize) -> &[u8] {
+        // SAFETY: within the mapping, which lives as long as `self`; not written, by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.at(offset, bytes, 1).as_ptr(), bytes) }
+    }
+
+    /// The `bytes` bytes from `offset`, to be written.
+    ///
+    /// # Safety
+    /// No process and no other thread reads or writes them while the slice lives, by the protocol of whoever uses the segment.
+    ///
+    /// # Panics
+    /// If they do not lie within the segment.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "who may write which bytes is a matter between processes, upheld by the caller"
+    )]
+    pub unsafe fn slice_mut(&self, offset: usize, bytes: usize) -> &mut [u8] {
+        // SAFETY: within the mapping, which lives as long as `self`; exclusive, by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.at(offset, bytes, 1).as_ptr(), bytes) }
+    }
+
+    /// The address of `offset`, of which `bytes` bytes lie within the segment.
+    fn at(&self, offset: usize, bytes: usize, align: usize) -> NonNull<u8> {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        assert!(inside && offset.is_multiple_of(align), "{bytes} bytes at {offset} of a segment of {}", self.bytes);
+        // SAFETY: within the mapping, or one past its end for no bytes.
+        unsafe { self.start.add(offset) }
+    }
+
+    fn mapped(fd: OwnedFd, bytes: u64) -> Result<Self> {
+        let failed = |error| io(format!("mapping {bytes} bytes of shared memory"), error);
+        let length = usize::try_from(bytes).map_err(|_| failed(rustix::io::Errno::OVERFLOW))?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that anybody has.
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, &fd, 0) };
+        let start = NonNull::new(start.map_err(failed)?.cast::<u8>()).expect("nothing is mapped at null");
+        Ok(Self { start, bytes: length, fd })
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours alone and whatever was borrowed from it is gone with `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast::<c_void>(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+fn io(what: String, error: rustix::io::Errno) -> Error {
+    Error::Io { what, cause: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn two_mappings_show_the_same_bytes() {
+        let ours = Segment::create(8192).unwrap();
+        let theirs = Segment::map(ours.fd().try_clone_to_owned().unwrap(), 8192).unwrap();
+        // SAFETY: nobody else looks at these bytes yet.
+        unsafe { ours.slice_mut(5000, 3) }.copy_from_slice(b"sum");
+        ours.u64(8).store(u64::MAX, Ordering::Release);
+        // SAFETY: nobody writes any more.
+        assert_eq!(unsafe { theirs.slice(5000, 3) }, b"sum");
+        assert_eq!((theirs.u64(8).load(Ordering::Acquire), theirs.u32(16).load(Ordering::Acquire)), (u64::MAX, 0));
+    }
+
+    #[test]
+    fn what_is_not_sealed_or_of_another_length_is_refused() {
+        let open = rustix::fs::memfd_create(c"test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&open, 4096).unwrap();
+        let refusal = Segment::map(open, 4096).unwrap_err().to_string();
+        assert!(refusal.contains("may change its length"), "{refusal}");
+        let sealed = Segment::create(4096).unwrap();
+        let refusal = Segment::map(sealed.fd().try_clone_to_owned().unwrap(), 8192).unwrap_err().to_string();
+        assert!(refusal.contains("has 4096 bytes instead of 8192"), "{refusal}");
+        let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
+        assert!(Segment::map(file, 4096).is_err(), "no memory at all");
+    }
+
+    #[test]
+    fn a_peer_cannot_shrink_it() {
+        let segment = Segment::create(4096).unwrap();
+        assert_eq!(rustix::fs::ftruncate(segment.fd(), 0), Err(rustix::io::Errno::PERM));
+    }
+
+    #[test]
+    #[should_panic(expected = "8 bytes at 4096 of a segment of 4096")]
+    fn nothing_beyond_the_end_is_reached() {
+        Segment::create(4096).unwrap().u64(4096);
+    }
+}

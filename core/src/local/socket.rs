@@ -1,0 +1,371 @@
+//! Messages and descriptors between processes of one user on one machine.
+//!
+//! A [`PrivateSocket`] listens in a directory that only its user may enter, and both ends make sure that the other runs as the same
+//! user. Messages keep their bounds (`SOCK_SEQPACKET`). The end of a connection is the end of the process that held it: nothing else
+//! says as soon and as surely that a peer is gone.
+
+use std::fs;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+
+use crate::error::{Error, Result};
+
+/// Descriptors that one message carries at most.
+pub const FDS_MAX: usize = 8;
+
+const PREFIX: &str = "gradlane-";
+const SOCKET: &str = "door";
+
+/// A listening socket that only processes of the same user reach. Its directory goes when it is dropped.
+#[derive(Debug)]
+pub struct PrivateSocket {
+    listener: OwnedFd,
+    directory: PathBuf,
+}
+
+/// A connection to a process of the same user.
+#[derive(Debug)]
+pub struct Connection(OwnedFd);
+
+/// A message.
+#[derive(Debug)]
+pub struct Received {
+    /// How many bytes of the buffer it filled.
+    pub bytes: usize,
+    /// The descriptors that came with it, closed on exec.
+    pub fds: Vec<OwnedFd>,
+}
+
+impl PrivateSocket {
+    /// Listens in a new directory below `parent`, such as the directory for temporary files. What processes of this user left there
+    /// when they were killed is cleared away.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system refuses, such as for a path of more than 107 bytes.
+    pub fn listen(parent: &Path) -> Result<Self> {
+        sweep(parent);
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| io("drawing a random name", &error))?;
+        let directory = parent.join(format!("{PREFIX}{:016x}", u64::from_le_bytes(random)));
+        let failed = |what: &str, error: &dyn std::fmt::Display| io(&format!("{what} {}", directory.display()), error);
+        fs::DirBuilder::new().mode(0o700).create(&directory).map_err(|error| failed("creating", &error))?;
+        let listening = || {
+            // Named only once it accepts: whoever finds a name that refuses has found what a killed process left.
+            let unfinished = directory.join("unfinished");
+            let listener = socket()?;
+            rustix::net::bind(&listener, &SocketAddrUnix::new(&unfinished)?)?;
+            rustix::net::listen(&listener, 128)?;
+            rustix::fs::rename(&unfinished, directory.join(SOCKET))?;
+            Ok(listener)
+        };
+        match listening() {
+            Ok(listener) => Ok(Self { listener, directory }),
+            Err(error) => {
+                let error: Errno = error;
+                let _ = fs::remove_dir_all(&directory);
+                Err(failed("listening in", &error))
+            }
+        }
+    }
+
+    /// Where others connect.
+    pub fn path(&self) -> PathBuf {
+        self.directory.join(SOCKET)
+    }
+
+    /// The next connection; `None` if none came for `timeout`. A process of another user is turned away.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system refuses.
+    pub fn accept(&self, timeout: Duration) -> Result<Option<Connection>> {
+        let failed = |error: Errno| io("accepting a connection of this machine", &error);
+        if !ready(self.listener.as_fd(), PollFlags::IN, timeout).map_err(failed)? {
+            return Ok(None);
+        }
+        match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
+            Ok(fd) => Ok(Connection(fd).of_same_user().ok()),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// For waiting on several things at once: readable when [`accept`](Self::accept) has something.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for PrivateSocket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.path());
+        let _ = fs::remove_dir(&self.directory);
+    }
+}
+
+impl Connection {
+    /// Connects to the [`PrivateSocket`] at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if nobody listens there or takes the connection for `timeout`, [`Error::Auth`] if it is another user.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
+        let connected = || {
+            let fd = socket()?;
+            // A queue of connections that nobody takes would block.
+            sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(timeout))?;
+            rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+            Ok(fd)
+        };
+        let fd = connected().map_err(|error: Errno| Error::Unavailable {
+            what: path.display().to_string(),
+            cause: error.to_string(),
+        })?;
+        Self(fd).of_same_user()
+    }
+
+    /// Two ends of one connection within this process.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system refuses.
+    pub fn pair() -> Result<(Self, Self)> {
+        let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let (one, other) = pair.map_err(|error| io("creating a pair of sockets", &error))?;
+        Ok((Self(one), Self(other)))
+    }
+
+    /// Sends one message with up to [`FDS_MAX`] descriptors.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the peer is gone, [`Error::Timeout`] if it does not read for `timeout`.
+    ///
+    /// # Panics
+    /// If `bytes` is empty, which would look like the end of the connection, or there are too many descriptors.
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], timeout: Duration) -> Result<()> {
+        assert!(!bytes.is_empty() && fds.len() <= FDS_MAX, "a message of {} bytes, {} fds", bytes.len(), fds.len());
+        let failed = |error: Errno| io("sending to a process of this machine", &error);
+        let late = || {
+            let what = "a process of this machine to read a message".to_owned();
+            Error::Timeout { what, waited: timeout }
+        };
+        if !ready(self.0.as_fd(), PollFlags::OUT, timeout).map_err(failed)? {
+            return Err(late());
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "there is space for FDS_MAX");
+        }
+        match rustix::net::sendmsg(
+            &self.0,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+        ) {
+            Ok(_whole) => Ok(()),
+            Err(Errno::AGAIN) => Err(late()),
+            Err(error @ (Errno::PIPE | Errno::CONNRESET)) => Err(gone(&error)),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// The next message; `None` when the peer is gone.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if none came for `timeout`, [`Error::Protocol`] if it is longer than `buffer`.
+    pub fn recv(&self, buffer: &mut [u8], timeout: Duration) -> Result<Option<Received>> {
+        let failed = |error: Errno| io("receiving from a process of this machine", &error);
+        if !ready(self.0.as_fd(), PollFlags::IN, timeout).map_err(failed)? {
+            return Err(Error::Timeout { what: "a message of a process of this machine".to_owned(), waited: timeout });
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [IoSliceMut::new(buffer)];
+        let message = match rustix::net::recvmsg(&self.0, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(message) => message,
+            Err(Errno::CONNRESET) => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        // Taken out in any case: what nobody takes would stay open.
+        let fds: Vec<OwnedFd> = control.drain().flat_map(descriptors).collect();
+        if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(Error::Protocol {
+                peer: "a process of this machine".to_owned(),
+                field: "message".to_owned(),
+                problem: "is longer than any that is expected".to_owned(),
+            });
+        }
+        Ok((message.bytes > 0).then_some(Received { bytes: message.bytes, fds }))
+    }
+
+    /// Ends both directions: the peer, and whoever waits on this end, sees the end of the connection.
+    pub fn close(&self) {
+        // Fails only if the peer closed first.
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+
+    /// For waiting on several things at once: readable when [`recv`](Self::recv) has something to say.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn of_same_user(self) -> Result<Self> {
+        let peer = sockopt::socket_peercred(&self.0).map_err(|error| io("asking who a peer is", &error))?;
+        let ours = rustix::process::geteuid();
+        if peer.uid == ours {
+            return Ok(self);
+        }
+        Err(Error::Auth {
+            problem: format!("a process of this machine runs as user {}, this one as {ours}", peer.uid),
+            hint: "start all processes of a job as one user".to_owned(),
+        })
+    }
+}
+
+/// Waits until one of `fds` has something to say: a bit each, or an empty answer after `timeout`.
+///
+/// # Errors
+/// [`Error::Io`] if the system refuses.
+pub fn wait_any(fds: &[BorrowedFd<'_>], timeout: Duration) -> Result<Vec<bool>> {
+    let mut waits: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    match poll(&mut waits, Some(&timespec(timeout))) {
+        Ok(_) | Err(Errno::INTR) => Ok(waits.iter().map(|wait| !wait.revents().is_empty()).collect()),
+        Err(error) => Err(io("waiting for processes of this machine", &error)),
+    }
+}
+
+/// A duration as the system counts it.
+pub(super) fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}
+
+fn socket() -> std::result::Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+fn ready(fd: BorrowedFd<'_>, what: PollFlags, timeout: Duration) -> std::result::Result<bool, Errno> {
+    match poll(&mut [PollFd::from_borrowed_fd(fd, what)], Some(&timespec(timeout))) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn descriptors(message: RecvAncillaryMessage<'_>) -> Vec<OwnedFd> {
+    match message {
+        RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Removes the sockets of this user whose process was killed: they refuse.
+fn sweep(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    let ours = rustix::process::geteuid().as_raw();
+    for entry in entries.flatten() {
+        let named = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+        let directory = entry.path();
+        let owned = named && fs::symlink_metadata(&directory).is_ok_and(|meta| meta.is_dir() && meta.uid() == ours);
+        let door = directory.join(SOCKET);
+        let Some(address) = owned.then(|| SocketAddrUnix::new(&door).ok()).flatten() else { continue };
+        let Ok(probe) = socket() else { return };
+        let _ = rustix::io::ioctl_fionbio(&probe, true);
+        if rustix::net::connect(&probe, &address) == Err(Errno::CONNREFUSED) {
+            let _ = fs::remove_file(&door);
+            let _ = fs::remove_dir(&directory);
+        }
+    }
+}
+
+fn gone(error: &Errno) -> Error {
+    Error::Unavailable { what: "a process of this machine".to_owned(), cause: error.to_string() }
+}
+
+fn io(what: &str, error: &dyn std::fmt::Display) -> Error {
+    Error::Io { what: what.to_owned(), cause: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Segment;
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_segment_crosses_with_a_message() {
+        let parent = tempfile::tempdir().unwrap();
+        let door = PrivateSocket::listen(parent.path()).unwrap();
+        let client = Connection::connect(&door.path(), PATIENCE).unwrap();
+        let server = door.accept(PATIENCE).unwrap().unwrap();
+        let segment = Segment::create(4096).unwrap();
+        server.send(b"4096", &[segment.fd()], PATIENCE).unwrap();
+        let mut buffer = [0; 64];
+        let Received { bytes, mut fds } = client.recv(&mut buffer, PATIENCE).unwrap().unwrap();
+        assert_eq!((&buffer[..bytes], fds.len()), (b"4096" as &[u8], 1));
+        Segment::map(fds.remove(0), 4096).unwrap();
+    }
+
+    #[test]
+    fn the_end_of_a_peer_is_seen_at_both_ends() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        drop(theirs);
+        assert_eq!(wait_any(&[ours.fd()], PATIENCE).unwrap(), [true]);
+        assert!(ours.recv(&mut [0; 8], PATIENCE).unwrap().is_none());
+        assert!(matches!(ours.send(b"x", &[], PATIENCE), Err(Error::Unavailable { .. })));
+    }
+
+    #[test]
+    fn a_silent_peer_is_not_waited_for_forever() {
+        let (ours, _theirs) = Connection::pair().unwrap();
+        let brief = Duration::from_millis(1);
+        assert!(matches!(ours.recv(&mut [0; 8], brief), Err(Error::Timeout { .. })));
+        assert_eq!(wait_any(&[ours.fd()], brief).unwrap(), [false]);
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_refused_whole() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        theirs.send(&[1; 9], &[], PATIENCE).unwrap();
+        assert!(matches!(ours.recv(&mut [0; 8], PATIENCE), Err(Error::Protocol { .. })));
+    }
+
+    #[test]
+    fn nobody_else_may_enter_the_directory_and_it_goes_with_the_socket() {
+        let parent = tempfile::tempdir().unwrap();
+        let door = PrivateSocket::listen(parent.path()).unwrap();
+        let directory = door.path().parent().unwrap().to_owned();
+        assert_eq!(fs::metadata(&directory).unwrap().mode() & 0o777, 0o700);
+        drop(door);
+        assert!(!directory.exists());
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_cleared_away_and_what_lives_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let alive = PrivateSocket::listen(parent.path()).unwrap();
+        let killed = PrivateSocket::listen(parent.path()).unwrap();
+        let left = killed.path();
+        // The descriptor goes, the name stays: what SIGKILL leaves.
+        let bound = parent.path().join("kept");
+        fs::rename(left.parent().unwrap(), &bound).unwrap();
+        drop(killed);
+        fs::rename(&bound, left.parent().unwrap()).unwrap();
+        assert!(left.exists());
+        let _new = PrivateSocket::listen(parent.path()).unwrap();
+        assert!(!left.parent().unwrap().exists(), "cleared away");
+        Connection::connect(&alive.path(), PATIENCE).unwrap();
+    }
+}
