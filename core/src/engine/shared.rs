@@ -283,7 +283,7 @@ impl State {
 
     /// Follows a new membership: its servers are dialled, its epoch goes into headers.
     pub(super) fn follow(&mut self, now: Time, view: View) {
-        for (peer, server) in self.links.follow(&view) {
+        for (peer, server) in self.links.follow(&view, self.rank) {
             self.scheduler.handle_link_down(now, server);
             self.effects.push(Effect::Dial(peer, server));
         }

@@ -7,5 +7,5 @@ pub mod futex;
 pub mod segment;
 pub mod socket;
 
-pub use segment::Segment;
+pub use segment::{Segment, Shown};
 pub use socket::{Connection, PrivateSocket, Received};

@@ -213,6 +213,13 @@ impl Connection {
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 
+    /// What becomes readable when the peer's process ends, though a child of it may keep the connection open. `None` where the system
+    /// does not tell, as across the bounds of containers.
+    pub fn peer_process(&self) -> Option<OwnedFd> {
+        let peer = sockopt::socket_peercred(&self.0).ok()?;
+        rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).ok()
+    }
+
     /// For waiting on several things at once: readable when [`recv`](Self::recv) has something to say.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

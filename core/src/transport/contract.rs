@@ -379,7 +379,12 @@ impl Server {
     pub(super) fn new(world: &dyn World) -> Self {
         let (sender, events) = channel();
         let (listener, node) = world.listen(Box::new(move |event| drop(sender.send(event))));
-        let peer = Peer { address: listener.address.clone(), node, name: "server 0".to_owned() };
+        let peer = Peer {
+            address: listener.address.clone(),
+            door: listener.address.clone(),
+            node,
+            name: "server 0".to_owned(),
+        };
         Self { listener, peer, events, pool: Pool::new() }
     }
 

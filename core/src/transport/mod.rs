@@ -16,6 +16,7 @@ use crate::wire::Header;
 mod exchange;
 pub mod mem;
 pub mod quic;
+pub mod shm;
 
 #[cfg(test)]
 mod contract;
@@ -25,6 +26,8 @@ mod contract;
 pub struct Peer {
     /// `host:port`.
     pub address: String,
+    /// Path of the socket at which processes of its machine reach it; empty if this process is not on it.
+    pub door: String,
     /// The identity that its certificate must prove.
     pub node: NodeId,
     /// For messages, such as `server 1`.

@@ -17,13 +17,13 @@ pub mod settings;
 #[cfg(feature = "testing")]
 pub mod vandal;
 
-mod closing;
+pub(super) mod closing;
 mod dial;
 mod door;
 mod endpoint;
 mod exchange;
 mod socket;
-mod tls;
+pub(super) mod tls;
 
 pub use client::QuicTransport;
 pub use control::{ControlEvent, ControlIncoming, ControlLink, ControlListener};
