@@ -18,6 +18,7 @@ def metrics() -> dict[str, int | float]:
     - `copied_bytes`: what was copied between buffers in this process; 0 for host tensors, which are sent from where
       they lie.
     - `connections`: connections to servers that were made, again after a loss included.
+    - `shm_connections`: those of them that go through shared memory, to servers on this machine.
     - `handles_live`: operations that have not ended.
 
     A job of one sends nothing, and counts nothing.

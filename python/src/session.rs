@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use gradlane_core::engine::{self, Engine, EngineOptions, Submission, process};
-use gradlane_core::mem::Region;
-use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
+use gradlane_core::mem::{Copies, Region};
+use gradlane_core::transport::quic::Credentials;
+use gradlane_core::transport::roads::Roads;
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec, WorkerId};
 use gradlane_core::{Error, Result};
 use pyo3::prelude::*;
@@ -242,7 +243,7 @@ fn join_job(
     let config = config(&settings)?;
     let join: JoinString = join.parse()?;
     let credentials = Arc::new(Credentials::enroll(&join, Role::Worker, patience)?);
-    let transport = QuicTransport::new(&credentials, &Settings::from_config(&config))?;
+    let transport = Roads::new(&config, &credentials, &Copies::default())?;
     let member = gradlane_core::cluster::MemberConfig {
         requested: rank,
         workers: size,

@@ -7,8 +7,9 @@ use std::time::Duration;
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
 use gradlane_core::config::Config;
 use gradlane_core::engine::{Clock, Membership, MembershipOptions, process};
+use gradlane_core::mem::Copies;
 use gradlane_core::transport::quic::Credentials;
-use gradlane_core::transport::quic::{Settings, listener};
+use gradlane_core::transport::roads;
 use gradlane_core::types::{Phase, Role, ServerId};
 use gradlane_core::{Error, Result};
 
@@ -56,11 +57,10 @@ impl Server {
         };
         let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
         let plane = DataPlane::new(aggregator, sum_threads, clock)?;
-        let settings = Settings::from_config(&config);
-        let listener = listener::bind(&config.bind, &credentials, &settings, plane.inbox())?;
+        let (listener, door) = roads::bind(&config, &credentials, &Copies::default(), plane.inbox())?;
         let address = process::announced(&listener.address, config.advertise.as_deref(), &coordinator);
         let member =
-            MemberConfig { requested: index, address: address.clone(), ..process::member(Role::Server, &config) };
+            MemberConfig { requested: index, address: address.clone(), door, ..process::member(Role::Server, &config) };
 
         let (life, index) = (Arc::new(Life::new()), Arc::new(OnceLock::new()));
         let (reporter, followed) = (Arc::clone(&plane), Arc::clone(&plane));

@@ -15,7 +15,7 @@ pub mod report;
 mod tf_config;
 pub mod units;
 
-pub use kinds::ProcessRole;
+pub use kinds::{ProcessRole, RoadChoice};
 pub use knobs::{Config, KNOBS, Knob};
 pub use launch::{Launch, Launcher};
 pub use load::{Origin, Warning};

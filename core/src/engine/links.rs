@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Metrics;
 use super::shared::{Shared, State};
 use crate::error::Error;
-use crate::transport::Peer;
+use crate::transport::{Peer, Road};
 use crate::types::{Done, LinkId, ServerId, Time, View, WorkerId};
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -108,8 +108,10 @@ pub(super) fn dial(shared: &Arc<Shared>, peer: Peer, server: ServerId) {
     });
     let done = Done::new(move |outcome| match outcome {
         Ok(link) => {
-            tracing::debug!(server = server.0, "connected");
+            let road = on_done.transport.road(link);
+            tracing::debug!(server = server.0, ?road, "connected");
             Metrics::add(&on_done.metrics.connections, 1);
+            Metrics::add(&on_done.metrics.shm_connections, u64::from(road == Road::SharedMemory));
             on_done.with(|state, now| {
                 state.links.established(server, link);
                 state.scheduler.handle_link_up(now, server);

@@ -41,6 +41,8 @@ metrics! {
     copied_bytes,
     /// Connections to servers established, repeats included.
     connections,
+    /// Those of them that go through shared memory.
+    shm_connections,
 }
 
 impl Metrics {

@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::mem::{Copies, Loan, Region, Returned};
 use crate::transport::exchange::{PullEnd, broken_off, link_gone, unknown_exchange};
 use crate::transport::quic::{Credentials, PeerIdentity};
-use crate::transport::{Answer, LinkLost, Peer, Pulled, Push, Torn, Transport};
+use crate::transport::{Answer, LinkLost, Peer, Pulled, Push, Road, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 use crate::wire::{Flags, Header};
 
@@ -57,6 +57,11 @@ impl ShmTransport {
             SideThread::start("gradlane-shm", move || run(&*hub))?
         };
         Ok(Self { hub, thread })
+    }
+
+    /// Whether this transport has the exchange: it was pushed here and has not ended.
+    pub fn has(&self, exchange: ExchangeId) -> bool {
+        self.thread.is_ours() && self.hub.state().exchanges.contains_key(&exchange)
     }
 }
 
@@ -109,6 +114,10 @@ impl Transport for ShmTransport {
             entry.link.fail(Error::Cancelled);
             self.hub.poller.wake();
         }
+    }
+
+    fn road(&self, _link: LinkId) -> Road {
+        Road::SharedMemory
     }
 
     fn shutdown(&self, patience: Duration) {

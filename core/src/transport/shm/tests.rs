@@ -34,6 +34,10 @@ impl World for Machine {
         (listener, credentials.node())
     }
 
+    fn door(&self, listener: &Listener) -> String {
+        listener.address.clone()
+    }
+
     fn transport(&self) -> Arc<dyn Transport> {
         Arc::new(ShmTransport::new(&self.credentials(Role::Worker), &Copies::default()).unwrap())
     }
