@@ -464,6 +464,8 @@ impl Serving {
                     drop(state);
                     hall.poller.wake();
                 }
+                // Who leaves before it has said who it is only looked whether somebody listens.
+                Err(error) if error.retryable() => tracing::debug!(%error, "a process of this machine left"),
                 Err(error) => tracing::warn!(%error, "refused a process of this machine"),
             }
         };

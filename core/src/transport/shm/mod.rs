@@ -15,6 +15,7 @@ pub mod client;
 pub mod listener;
 
 mod greeting;
+mod hub;
 mod inbound;
 mod landing;
 mod layout;
