@@ -50,10 +50,15 @@ struct State {
 
 impl DataPlane {
     /// A data plane without a listener: see [`DataPlane::attach`].
-    pub(crate) fn new(config: AggregatorConfig, sum_threads: NonZeroUsize, clock: Clock) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        config: AggregatorConfig,
+        sum_threads: NonZeroUsize,
+        pool: Pool,
+        clock: Clock,
+    ) -> Result<Arc<Self>> {
         let plane = Arc::new(Self {
             clock,
-            pool: Pool::new(),
+            pool,
             stats: Stats::default(),
             state: Mutex::new(State {
                 aggregator: Aggregator::new(config),

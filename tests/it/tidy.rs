@@ -20,7 +20,8 @@ const GROUND: &str = "local";
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 7] = [
+const UNSAFE: [&str; 8] = [
+    "core/src/local/ground.rs",
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",
     "core/src/mem/pool.rs",

@@ -223,6 +223,11 @@ impl Shown {
         self.0.u64(offset).load(Ordering::Acquire)
     }
 
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
     /// The `bytes` bytes from `offset`.
     ///
     /// # Safety

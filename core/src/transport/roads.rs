@@ -16,6 +16,7 @@ use super::shm::{self, ShmTransport};
 use super::{Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled, Push, Road, Transport};
 use crate::config::{Config, RoadChoice};
 use crate::error::{Error, Result};
+use crate::local::SharedGround;
 use crate::mem::{Copies, Region};
 use crate::types::{Done, ExchangeId, LinkId};
 
@@ -147,16 +148,23 @@ fn late(lost: Arc<Mutex<Option<LinkLost>>>) -> LinkLost {
 }
 
 /// A server's listener on all roads, and the path of the socket where processes of its machine reach it; empty if they do not.
+/// Workers of the machine read sums in memory of `ground` where they lie.
 ///
 /// # Errors
 /// As for [`quic::listener::bind`]; [`Error::Io`] if shared memory is the only choice and not to be had.
-pub fn bind(config: &Config, credentials: &Credentials, copies: &Copies, inbox: Inbox) -> Result<(Listener, String)> {
+pub fn bind(
+    config: &Config,
+    credentials: &Credentials,
+    ground: &Arc<SharedGround>,
+    copies: &Copies,
+    inbox: Inbox,
+) -> Result<(Listener, String)> {
     let inbox: Arc<dyn Fn(Incoming) + Send + Sync> = inbox.into();
     let far = quic::listener::bind(&config.bind, credentials, &Settings::from_config(config), Way::Far.inbox(&inbox))?;
     let near = match config.road {
         RoadChoice::Quic => None,
-        RoadChoice::Shm => Some(bind_near(config, credentials, copies, &inbox)?),
-        RoadChoice::Auto => bind_near(config, credentials, copies, &inbox)
+        RoadChoice::Shm => Some(bind_near(config, credentials, ground, copies, &inbox)?),
+        RoadChoice::Auto => bind_near(config, credentials, ground, copies, &inbox)
             .inspect_err(|error| tracing::warn!(%error, "workers of this machine come over QUIC"))
             .ok(),
     };
@@ -191,10 +199,11 @@ fn renamed(far: Listener) -> Listener {
 fn bind_near(
     config: &Config,
     credentials: &Credentials,
+    ground: &Arc<SharedGround>,
     copies: &Copies,
     inbox: &Arc<dyn Fn(Incoming) + Send + Sync>,
 ) -> Result<Listener> {
-    let bind = |parent: &Path| shm::listener::bind(parent, credentials, copies, Way::Near.inbox(inbox));
+    let bind = |parent: &Path| shm::listener::bind(parent, credentials, ground, copies, Way::Near.inbox(inbox));
     match config.runtime_dir.as_deref().map(bind) {
         Some(Ok(listener)) => Ok(listener),
         Some(Err(error)) => {
@@ -349,7 +358,8 @@ mod tests {
     impl World for Job {
         fn listen(&self, inbox: Inbox) -> (Listener, NodeId) {
             let credentials = self.authority.credentials(Role::Server).unwrap();
-            let (listener, door) = bind(&self.config(self.theirs), &credentials, &Copies::default(), inbox).unwrap();
+            let (listener, door) =
+                bind(&self.config(self.theirs), &credentials, &Arc::default(), &Copies::default(), inbox).unwrap();
             *self.door.lock().unwrap() = door;
             (listener, credentials.node())
         }

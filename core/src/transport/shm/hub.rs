@@ -497,7 +497,7 @@ impl State {
                 continue;
             }
             outbound.begin(exchange.name, exchange.push.urgency, false);
-            outbound.extend(exchange.name, body);
+            outbound.extend(exchange.name, body.into_iter().map(|piece| (piece, None)));
             if let Err(error) = outbound.end(exchange.name, None) {
                 entry.link.fail(error);
             }
@@ -586,7 +586,7 @@ impl Side for Hub {
         let Some(link) = link else { return };
         self.drain(&link);
         self.advance_marked();
-        let reason = link.defect().unwrap_or_else(|| link.farewell());
+        let Some(reason) = link.defect().or_else(|| link.farewell()) else { return };
         link.close(None);
         self.down(id, &reason);
     }

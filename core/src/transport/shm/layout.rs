@@ -6,12 +6,14 @@
 //!  page 0      what this side tells of itself, a cache line each:
 //!                SENT      messages it has written to its ring          READ      messages of the other ring that it has read
 //!                ASLEEP    it waits for its bell                        STARVED   it waits for room: a message read, a cell released
-//!                RELEASED  for each cell of the other segment, how often this side has released it
+//!                RELEASED  for each cell of the other segment and each ticket, how often this side has released it
 //!  ring        128 bytes a message
 //!  cells       bytes of bodies and sums on their way: large cells, then small ones
 //! ```
+//! A sum that lies in memory which the server shows anyway is not copied into a cell: it is lent where it lies, for a ticket.
 
 use crate::error::{Error, Result};
+use crate::mem::Place;
 use crate::wire::header::HEADER_BYTES;
 
 /// Bytes of a segment.
@@ -34,6 +36,11 @@ pub(super) const SMALL_CELLS: usize = 256;
 /// All cells; the large ones come first.
 pub(super) const CELLS: usize = LARGE_CELLS + SMALL_CELLS;
 
+/// Sums that can be lent at once.
+pub(super) const TICKETS: usize = 448;
+/// What can be released: cells, then tickets.
+pub(super) const SLOTS: usize = CELLS + TICKETS;
+
 /// Offsets of single words in page 0, each in a cache line of its own (two, as processors fetch them in pairs).
 pub(super) const SENT_AT: usize = 128;
 pub(super) const READ_AT: usize = 256;
@@ -43,7 +50,7 @@ pub(super) const RELEASED_AT: usize = 1024;
 const RING_AT: usize = 4096;
 const CELLS_AT: usize = RING_AT + RING_MESSAGES as usize * MESSAGE_WORDS * 8;
 
-const _: () = assert!(RELEASED_AT + CELLS * 4 <= RING_AT, "the words fit into page 0");
+const _: () = assert!(RELEASED_AT + SLOTS * 4 <= RING_AT, "the words fit into page 0");
 
 /// Where the message with this number lies; numbers only grow.
 pub(super) fn message_at(number: u64) -> usize {
@@ -92,6 +99,17 @@ pub(super) enum Message {
         /// How many bytes, from its beginning.
         bytes: u32,
     },
+    /// Server to worker: the next bytes of the answer lie in a segment that the server has shown, until the ticket is released.
+    Lent {
+        /// The exchange.
+        exchange: u64,
+        /// Counts from 0.
+        ticket: u16,
+        /// Where they lie.
+        place: Place,
+        /// How many.
+        bytes: u32,
+    },
     /// The reader will take all bytes of this exchange at once: they need no longer be held back for the sake of others.
     Accept {
         /// The exchange.
@@ -127,6 +145,7 @@ impl Message {
             Self::Abandon { exchange } => (5, *exchange),
             Self::End { exchange, .. } => (6, *exchange),
             Self::Break { exchange } => (7, *exchange),
+            Self::Lent { exchange, .. } => (8, *exchange),
         };
         match self {
             Self::Open { header, .. } | Self::Answer { header, .. } => {
@@ -135,6 +154,10 @@ impl Message {
                 }
             }
             Self::Data { cell, bytes, .. } => (words[2], words[3]) = (u64::from(*cell), u64::from(*bytes)),
+            Self::Lent { ticket, place, bytes, .. } => {
+                (words[2], words[3]) = (u64::from(*ticket), u64::from(*bytes));
+                (words[4], words[5]) = (u64::from(place.segment), place.offset);
+            }
             Self::End { checksum, .. } => words[2] = u64::from(*checksum),
             Self::Accept { .. } | Self::Abandon { .. } | Self::Break { .. } => {}
         }
@@ -169,6 +192,14 @@ impl Message {
                 (Self::End { exchange, checksum }, 3)
             }
             7 => (Self::Break { exchange }, 2),
+            8 => {
+                let ticket = u16::try_from(words[2]).ok().filter(|ticket| usize::from(*ticket) < TICKETS);
+                let ticket = ticket.ok_or_else(|| bad(peer, "ticket", format!("is {} of {TICKETS}", words[2])))?;
+                let bytes = u32::try_from(words[3]).ok().filter(|bytes| *bytes > 0);
+                let bytes = bytes.ok_or_else(|| bad(peer, "length", format!("is {}", words[3])))?;
+                let segment = u32::try_from(words[4]).map_err(|_| bad(peer, "segment", format!("is {}", words[4])))?;
+                (Self::Lent { exchange, ticket, place: Place { segment, offset: words[5] }, bytes }, 6)
+            }
             kind => return Err(bad(peer, "kind", format!("is {kind}"))),
         };
         if words[used..].iter().any(|word| *word != 0) {
@@ -200,6 +231,7 @@ mod tests {
             Message::Abandon { exchange: 9 },
             Message::End { exchange: 10, checksum: u32::MAX },
             Message::Break { exchange: 11 },
+            Message::Lent { exchange: 12, ticket: 447, place: Place { segment: 3, offset: 1 << 40 }, bytes: u32::MAX },
         ]
     }
 
@@ -218,7 +250,7 @@ mod tests {
             (3, 0, "length"),
             (3, SMALL_BYTES as u64 + 1, "length"),
             (3, u64::MAX, "length"),
-            (0, 8, "kind"),
+            (0, 9, "kind"),
             (0, 0, "kind"),
             (15, 1, "reserved words"),
         ] {

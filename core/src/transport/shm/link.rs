@@ -1,16 +1,19 @@
 //! One link as its side has it: the connection that says whether the peer lives, and the two halves of its memory.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::inbound::{Inbound, Received};
-use super::layout::Message;
+use super::inbound::{self, Inbound};
+use super::layout::{Message, SMALL_BYTES, bad};
 use super::memory::Memory;
 use super::outbound::{Next, Outbound, Published};
 use crate::error::{Error, Result};
-use crate::local::Connection;
+use crate::local::socket::wait_any;
+use crate::local::{Connection, Received, SharedGround, Shown};
+use crate::mem::{Frozen, Place};
 use crate::types::LinkId;
 use crate::wire::{limits, reject};
 
@@ -29,6 +32,10 @@ pub(super) struct Link {
     inbound: Mutex<Inbound>,
     /// The first defect of the link; its side's thread closes it.
     broken: Mutex<Option<Error>>,
+    /// Why the peer ended it.
+    end: Mutex<Option<Error>>,
+    /// Segments that the peer was shown.
+    shown: Mutex<BTreeSet<u32>>,
     closed: AtomicBool,
 }
 
@@ -71,6 +78,8 @@ impl Link {
             memory,
             peer,
             broken: Mutex::new(None),
+            end: Mutex::new(None),
+            shown: Mutex::default(),
             closed: AtomicBool::new(false),
         }
     }
@@ -104,11 +113,11 @@ impl Link {
     }
 
     /// The peer's next message. A defect of the peer is noted and ends the link.
-    pub(super) fn receive(&self) -> Option<Received> {
+    pub(super) fn receive(&self) -> Option<inbound::Received> {
         if self.defect().is_some() {
             return None;
         }
-        let received = self.inbound.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let received = self.inbound().next(|inbound| self.listen(inbound));
         match received {
             Ok(Some(received)) => Some(received),
             Ok(None) => None,
@@ -165,6 +174,12 @@ impl Link {
         }
     }
 
+    /// Frees what was lent and is no longer read.
+    pub(super) fn take_back(&self) {
+        let returned = self.outbound().returned();
+        drop(returned);
+    }
+
     /// Stops sending an exchange; whether its memory is free now, or `None` if nothing of it was being sent.
     pub(super) fn give_up(&self, exchange: u64) -> Option<bool> {
         let given_up = self.outbound().give_up(exchange);
@@ -200,24 +215,72 @@ impl Link {
             return;
         }
         if let Some(reason) = reason {
+            let told = [&[REASON], &reject::to_body(reason)[..]].concat();
             // Who does not read does not learn it; nobody waits for that.
-            let _ = self.connection.send(&reject::to_body(reason), &[], Duration::ZERO);
+            let _ = self.connection.send(&told, &[], Duration::ZERO);
         }
         self.connection.close();
     }
 
-    /// Why the peer ended the link, once [`fds`](Self::fds) said that it did.
-    pub(super) fn farewell(&self) -> Error {
-        let unavailable = |cause: &str| Error::Unavailable { what: self.peer.to_string(), cause: cause.to_owned() };
-        let mut buffer = vec![0; usize::try_from(limits::REJECT_BYTES_MAX).expect("64 KiB")];
-        match self.connection.recv(&mut buffer, Duration::ZERO) {
-            Ok(Some(received)) => reject::from_body(&buffer[..received.bytes], &self.peer)
-                .unwrap_or_else(|_| unavailable("it closed the connection for a reason that cannot be read")),
-            Ok(None) => unavailable("it closed the connection"),
-            // A descriptor of it lives on in a child, but the process has ended.
-            Err(Error::Timeout { .. }) => unavailable("its process has ended"),
-            Err(error) => unavailable(&error.to_string()),
+    /// Where the peer finds a block, if it can be shown to it.
+    pub(super) fn show(&self, ground: &SharedGround, block: &Frozen) -> Option<Place> {
+        let place = block.place().filter(|_| block.len() > SMALL_BYTES)?;
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if !shown.contains(&place.segment) {
+            let segment = ground.segment(place.segment)?;
+            let mut told = vec![SHOWN];
+            told.extend_from_slice(&place.segment.to_le_bytes());
+            told.extend_from_slice(&(segment.bytes() as u64).to_le_bytes());
+            self.connection.send(&told, &[segment.fd()], Duration::ZERO).ok()?;
+            shown.insert(place.segment);
         }
+        Some(place)
+    }
+
+    /// Hears what the peer says by the socket; why it ended the link, if it did.
+    pub(super) fn farewell(&self) -> Option<Error> {
+        let mut inbound = self.inbound();
+        if let Err(error) = self.listen(&mut inbound) {
+            return Some(error);
+        }
+        let heard = self.end.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // Where its process has ended, a descriptor of it may live on in a child.
+        heard.or_else(|| {
+            let ended =
+                self.life.as_ref().is_some_and(|life| wait_any(&[life.as_fd()], Duration::ZERO) == Ok(vec![true]));
+            ended.then(|| self.unavailable("its process has ended"))
+        })
+    }
+
+    fn listen(&self, inbound: &mut Inbound) -> Result<()> {
+        let mut buffer = vec![0; usize::try_from(limits::REJECT_BYTES_MAX).expect("64 KiB") + 1];
+        loop {
+            let end = match self.connection.recv(&mut buffer, Duration::ZERO) {
+                Ok(Some(Received { bytes, fds })) => match (&buffer[..bytes], fds.into_iter().next()) {
+                    ([SHOWN, told @ ..], Some(fd)) if told.len() == 12 => {
+                        let segment = u32::from_le_bytes(told[..4].try_into().expect("four bytes"));
+                        let bytes = u64::from_le_bytes(told[4..].try_into().expect("eight bytes"));
+                        inbound.show(segment, Shown::map(fd, bytes)?)?;
+                        continue;
+                    }
+                    ([REASON, reason @ ..], None) => reject::from_body(reason, &self.peer)?,
+                    _ => return Err(bad(&self.peer, "message", "is none that is expected")),
+                },
+                Ok(None) => self.unavailable("it closed the connection"),
+                Err(Error::Timeout { .. }) => return Ok(()),
+                Err(error) => self.unavailable(&error.to_string()),
+            };
+            self.end.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(end);
+            return Ok(());
+        }
+    }
+
+    fn unavailable(&self, cause: &str) -> Error {
+        Error::Unavailable { what: self.peer.to_string(), cause: cause.to_owned() }
+    }
+
+    fn inbound(&self) -> MutexGuard<'_, Inbound> {
+        self.inbound.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note(&self, outcome: Result<()>) {
@@ -226,3 +289,7 @@ impl Link {
         }
     }
 }
+
+/// Messages by the socket: why the link ends, and another segment with its number and length.
+const REASON: u8 = 1;
+const SHOWN: u8 = 2;

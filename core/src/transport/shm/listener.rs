@@ -20,10 +20,11 @@ use super::greeting;
 use super::inbound::Received;
 use super::layout::{Message, bad};
 use super::link::{Link, Pumped, Sent};
+use super::outbound::Piece;
 use super::poller::{Happening, Poller, Side, SideThread, run};
 use crate::error::{Error, Result};
-use crate::local::PrivateSocket;
-use crate::mem::Copies;
+use crate::local::{PrivateSocket, SharedGround};
+use crate::mem::{Copies, Frozen};
 use crate::transport::exchange::broken_off;
 use crate::transport::quic::Credentials;
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
@@ -33,9 +34,17 @@ use crate::wire::{Flags, Header, HeaderKind, reject};
 /// Listens at a new socket in a new directory below `parent`, where only processes of this user reach it. Peers must show a certificate
 /// of the same job. The listener's address is the path of the socket.
 ///
+/// Sums that lie in memory of `ground` are read there by the workers; others are copied first.
+///
 /// # Errors
 /// [`Error::Io`] if the system refuses.
-pub fn bind(parent: &Path, credentials: &Credentials, copies: &Copies, inbox: Inbox) -> Result<Listener> {
+pub fn bind(
+    parent: &Path,
+    credentials: &Credentials,
+    ground: &Arc<SharedGround>,
+    copies: &Copies,
+    inbox: Inbox,
+) -> Result<Listener> {
     let door = PrivateSocket::listen(parent)?;
     let path = door.path().display().to_string();
     let poller = Poller::new()?;
@@ -44,6 +53,7 @@ pub fn bind(parent: &Path, credentials: &Credentials, copies: &Copies, inbox: In
         inbox,
         poller,
         credentials: credentials.clone(),
+        ground: Arc::clone(ground),
         copies: copies.clone(),
         greeting: AtomicUsize::new(0),
         over: AtomicBool::new(false),
@@ -96,6 +106,7 @@ struct Hall {
     inbox: Inbox,
     poller: Poller,
     credentials: Credentials,
+    ground: Arc<SharedGround>,
     copies: Copies,
     /// How many processes are being greeted.
     greeting: AtomicUsize,
@@ -152,7 +163,7 @@ impl Hall {
                 let header = Header { kind: HeaderKind::Sum, ..header };
                 self.answer(exchange, &header);
             }
-            Outgoing::Block { exchange, block } => self.block(exchange, Bytes::from_owner(block)),
+            Outgoing::Block { exchange, block } => self.block(exchange, block),
             Outgoing::End { exchange, checksum } => {
                 self.end(exchange, |name| Some(Message::End { exchange: name, checksum }));
             }
@@ -165,7 +176,7 @@ impl Hall {
                 header.flags = Flags::default();
                 (header.bytes, header.weight, header.contributors, header.checksum) = (body.len() as u64, 0.0, 0, 0);
                 self.answer(exchange, &header);
-                self.block(exchange, Bytes::from(body));
+                self.send_bytes(exchange, (Bytes::from(body), None));
                 self.end(exchange, |_| None);
             }
             Outgoing::Disconnect { link, reason } => {
@@ -218,9 +229,16 @@ impl Hall {
         }
     }
 
-    fn block(&self, id: ExchangeId, block: Bytes) {
+    fn block(&self, id: ExchangeId, block: Frozen) {
         let Some((link, name)) = self.answering(id) else { return };
-        link.outbound().extend(name, [block]);
+        let place = link.show(&self.ground, &block);
+        link.outbound().extend(name, [(Bytes::from_owner(block), place)]);
+        self.pump(&link);
+    }
+
+    fn send_bytes(&self, id: ExchangeId, piece: Piece) {
+        let Some((link, name)) = self.answering(id) else { return };
+        link.outbound().extend(name, [piece]);
         self.pump(&link);
     }
 
@@ -483,6 +501,8 @@ impl Serving {
         }
         if any {
             link.received_some();
+            // Whoever pushes again has read the sums of before.
+            link.take_back();
         }
         any
     }
@@ -536,7 +556,7 @@ impl Side for Serving {
                 let link = self.hall.state().links.get(&id).map(|entry| Arc::clone(&entry.link));
                 let Some(link) = link else { return };
                 self.drain(&link);
-                let reason = link.defect().unwrap_or_else(|| link.farewell());
+                let Some(reason) = link.defect().or_else(|| link.farewell()) else { return };
                 link.close(None);
                 self.hall.down(&link, &reason);
             }

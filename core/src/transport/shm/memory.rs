@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use bytes::Bytes;
 
 use super::layout::{
-    ASLEEP_AT, CELLS, MESSAGE_WORDS, READ_AT, RELEASED_AT, RING_MESSAGES, SENT_AT, STARVED_AT, Words, bad, cell_at,
-    message_at,
+    ASLEEP_AT, CELLS, MESSAGE_WORDS, READ_AT, RELEASED_AT, RING_MESSAGES, SENT_AT, SLOTS, STARVED_AT, Words, bad,
+    cell_at, message_at,
 };
 use crate::error::Result;
 use crate::local::{Segment, Shown};
@@ -25,7 +25,7 @@ pub(super) struct Memory {
     peer: Shown,
     /// On which the peer's thread sleeps.
     bell: OwnedFd,
-    /// Which cells of the peer are being read here.
+    /// Which cells of the peer, and for which tickets what it lends, are being read here.
     held: Box<[AtomicBool]>,
     copies: Copies,
     /// The process that has the link: a fork's child inherits it, and must not speak through it.
@@ -34,7 +34,7 @@ pub(super) struct Memory {
 
 impl Memory {
     pub(super) fn new(own: Segment, peer: Shown, bell: OwnedFd, copies: Copies) -> Self {
-        let held = (0..CELLS).map(|_| AtomicBool::new(false)).collect();
+        let held = (0..SLOTS).map(|_| AtomicBool::new(false)).collect();
         Self { own, peer, bell, held, copies, process: std::process::id() }
     }
 
@@ -85,9 +85,9 @@ impl Memory {
         self.peer.u64(SENT_AT) != self.own.u64(READ_AT).load(Ordering::Relaxed)
     }
 
-    /// How often the peer has released an own cell.
-    pub(super) fn releases(&self, cell: u16) -> u32 {
-        self.peer.u32(RELEASED_AT + usize::from(cell) * 4)
+    /// How often the peer has released a slot: an own cell, or a ticket.
+    pub(super) fn releases(&self, slot: usize) -> u32 {
+        self.peer.u32(RELEASED_AT + slot * 4)
     }
 
     /// Copies `pieces` into an own cell that the peer does not read.
@@ -104,10 +104,33 @@ impl Memory {
 
     /// The bytes in a cell of the peer, released when the last reference to them is dropped. Nothing if they are still being read.
     pub(super) fn hold(self: &Arc<Self>, cell: u16, bytes: u32) -> Option<Bytes> {
-        if self.held[usize::from(cell)].swap(true, Ordering::Acquire) {
-            return None;
-        }
-        Some(Bytes::from_owner(Held { memory: Arc::clone(self), cell, bytes: bytes as usize }))
+        let slot = usize::from(cell);
+        let (offset, room) = cell_at(cell);
+        let bytes = room.min(bytes as usize);
+        let from = Source::Link;
+        (!self.take(slot)).then(|| Bytes::from_owner(Held { memory: Arc::clone(self), slot, from, offset, bytes }))
+    }
+
+    /// The `bytes` bytes at `offset` of what the peer has shown, as [`hold`](Self::hold).
+    ///
+    /// # Panics
+    /// If they do not lie within `shown`.
+    pub(super) fn borrow(
+        self: &Arc<Self>,
+        ticket: u16,
+        shown: Arc<Shown>,
+        offset: usize,
+        bytes: usize,
+    ) -> Option<Bytes> {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= shown.bytes()), "checked by the caller");
+        let slot = CELLS + usize::from(ticket);
+        let from = Source::Shown(shown);
+        (!self.take(slot)).then(|| Bytes::from_owner(Held { memory: Arc::clone(self), slot, from, offset, bytes }))
+    }
+
+    /// Takes a slot; whether it was taken already.
+    fn take(&self, slot: usize) -> bool {
+        self.held[slot].swap(true, Ordering::Acquire)
     }
 
     /// Says whether this side waits for its bell.
@@ -138,17 +161,23 @@ impl Memory {
         }
     }
 
+    /// Writes any word of the own segment, as a broken process might.
+    #[cfg(test)]
+    pub(super) fn scribble(&self, offset: usize, value: u64) {
+        self.own.u64(offset).store(value, Ordering::SeqCst);
+    }
+
     fn ring(&self) {
         // Fails when the counter is full, which rings as well.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    fn release(&self, cell: u16) {
+    fn release(&self, slot: usize) {
         if self.process != std::process::id() {
             return;
         }
-        self.held[usize::from(cell)].store(false, Ordering::Release);
-        self.own.u32(RELEASED_AT + usize::from(cell) * 4).fetch_add(1, Ordering::Release);
+        self.held[slot].store(false, Ordering::Release);
+        self.own.u32(RELEASED_AT + slot * 4).fetch_add(1, Ordering::Release);
         self.relieve();
     }
 }
@@ -156,21 +185,34 @@ impl Memory {
 /// Bytes of the peer while they are read here.
 struct Held {
     memory: Arc<Memory>,
-    cell: u16,
+    slot: usize,
+    from: Source,
+    offset: usize,
     bytes: usize,
+}
+
+/// Which memory of the peer.
+enum Source {
+    /// The segment of the link.
+    Link,
+    /// What it shows beside that.
+    Shown(Arc<Shown>),
 }
 
 impl AsRef<[u8]> for Held {
     fn as_ref(&self) -> &[u8] {
-        let (at, room) = cell_at(self.cell);
-        // SAFETY: a peer that follows the protocol does not write the cell before it is released, which is when `self` is dropped. One
+        let segment = match &self.from {
+            Source::Link => &self.memory.peer,
+            Source::Shown(shown) => shown,
+        };
+        // SAFETY: a peer that follows the protocol does not write the bytes before they are released, which is when `self` is dropped. One
         // that does not can change what is read, as the module's words say: bytes of tensors, any of which are a value.
-        unsafe { self.memory.peer.slice(at, self.bytes.min(room)) }
+        unsafe { segment.slice(self.offset, self.bytes) }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.memory.release(self.cell);
+        self.memory.release(self.slot);
     }
 }

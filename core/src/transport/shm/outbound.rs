@@ -8,9 +8,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::layout::{CELLS, LARGE_BYTES, LARGE_CELLS, Message, RING_MESSAGES, SMALL_BYTES, SMALL_CELLS, Words, bad};
+use super::layout::{
+    CELLS, LARGE_BYTES, LARGE_CELLS, Message, RING_MESSAGES, SLOTS, SMALL_BYTES, SMALL_CELLS, TICKETS, Words, bad,
+};
 use super::memory::Memory;
 use crate::error::Result;
+use crate::mem::Place;
 
 /// The sending half of a link.
 pub(super) struct Outbound {
@@ -22,7 +25,11 @@ pub(super) struct Outbound {
     /// Messages for which the ring had no room, oldest first.
     backlog: VecDeque<Words>,
     cells: [Shelf; 2],
-    /// How often each cell was sent; it is free again when the peer has released it as often.
+    /// Tickets that are free.
+    tickets: Vec<u16>,
+    /// What is lent, by ticket.
+    lent: BTreeMap<u16, Bytes>,
+    /// How often each slot was sent; it is free again when the peer has released it as often.
     uses: Vec<u32>,
     /// By class, most urgent first, then by exchange.
     flows: BTreeMap<(u8, u64), Flow>,
@@ -45,9 +52,12 @@ struct Shelf {
     waiting_max: usize,
 }
 
+/// Bytes to be sent, and where the peer sees them already, if it does.
+pub(super) type Piece = (Bytes, Option<Place>);
+
 /// Bytes of one exchange that are to be sent.
 struct Flow {
-    pieces: VecDeque<Bytes>,
+    pieces: VecDeque<Piece>,
     ending: Ending,
     accepted: bool,
 }
@@ -60,18 +70,21 @@ enum Ending {
     With(Option<Message>),
 }
 
-/// Bytes that have a cell and are still to be copied there.
+/// The next bytes of an exchange, on their way.
 pub(super) struct Chunk {
     exchange: u64,
-    cell: u16,
+    /// The cell that they are copied into; absent if they are lent, which needs no copy.
+    cell: Option<u16>,
     pieces: Vec<Bytes>,
-    bytes: u32,
+    message: Message,
 }
 
 impl Chunk {
-    /// Copies the bytes; not under the lock.
+    /// Copies the bytes, if they are to be copied; not under the lock.
     pub(super) fn fill(&self, memory: &Memory) {
-        memory.fill(self.cell, &self.pieces);
+        if let Some(cell) = self.cell {
+            memory.fill(cell, &self.pieces);
+        }
     }
 }
 
@@ -111,7 +124,9 @@ impl Outbound {
             read: 0,
             backlog: VecDeque::new(),
             cells: [shelf(0, LARGE_CELLS), shelf(LARGE_CELLS, SMALL_CELLS)],
-            uses: vec![0; CELLS],
+            tickets: (0..u16::try_from(TICKETS).expect("few tickets")).rev().collect(),
+            lent: BTreeMap::new(),
+            uses: vec![0; SLOTS],
             flows: BTreeMap::new(),
             classes: BTreeMap::new(),
             waiting: BTreeMap::new(),
@@ -137,9 +152,9 @@ impl Outbound {
     }
 
     /// The next bytes of an exchange that was begun. Ignored once it is given up.
-    pub(super) fn extend(&mut self, exchange: u64, pieces: impl IntoIterator<Item = Bytes>) {
+    pub(super) fn extend(&mut self, exchange: u64, pieces: impl IntoIterator<Item = Piece>) {
         if let Some(flow) = self.flow(exchange) {
-            flow.pieces.extend(pieces.into_iter().filter(|piece| !piece.is_empty()));
+            flow.pieces.extend(pieces.into_iter().filter(|(bytes, _)| !bytes.is_empty()));
         }
     }
 
@@ -167,7 +182,7 @@ impl Outbound {
     }
 
     /// Sends no more of an exchange. What was to be sent is returned, to be dropped without the lock; whether a chunk is being copied.
-    pub(super) fn give_up(&mut self, exchange: u64) -> Option<(VecDeque<Bytes>, bool)> {
+    pub(super) fn give_up(&mut self, exchange: u64) -> Option<(VecDeque<Piece>, bool)> {
         self.forget(exchange);
         let class = self.classes.remove(&exchange)?;
         let flow = self.flows.remove(&(class, exchange)).expect("both maps name the same exchanges");
@@ -228,15 +243,16 @@ impl Outbound {
     pub(super) fn publish(&mut self, chunk: &Chunk) -> Result<Published> {
         self.copying = None;
         let Some(flow) = self.flow(chunk.exchange) else {
-            let (shelf, cell) = (class_of(chunk.cell), chunk.cell);
-            self.uses[usize::from(cell)] = self.uses[usize::from(cell)].wrapping_sub(1);
-            self.cells[shelf].busy.retain(|busy| *busy != cell);
-            self.cells[shelf].free.push(cell);
+            if let Some(cell) = chunk.cell {
+                let (shelf, slot) = (class_of(cell), usize::from(cell));
+                self.uses[slot] = self.uses[slot].wrapping_sub(1);
+                self.cells[shelf].busy.retain(|busy| *busy != cell);
+                self.cells[shelf].free.push(cell);
+            }
             return Ok(Published::Dropped(chunk.exchange));
         };
         let whole = flow.pieces.is_empty() && matches!(flow.ending, Ending::With(_));
-        let data = Message::Data { exchange: chunk.exchange, cell: chunk.cell, bytes: chunk.bytes };
-        self.put(data.encode())?;
+        self.put(chunk.message.encode())?;
         if !whole {
             return Ok(Published::Part);
         }
@@ -263,8 +279,23 @@ impl Outbound {
             return Ok(None);
         }
         self.reclaim();
-        let Self { cells, flows, waiting, uses, .. } = self;
-        for ((_, exchange), flow) in flows.iter_mut().filter(|(_, flow)| !flow.pieces.is_empty()) {
+        let Self { cells, flows, waiting, uses, tickets, lent, .. } = self;
+        for ((_, exchange), flow) in flows.iter_mut() {
+            let exchange = *exchange;
+            match flow.pieces.front() {
+                None => continue,
+                Some((bytes, Some(place))) => {
+                    let Some(ticket) = tickets.pop() else { continue };
+                    let (place, length) = (*place, u32::try_from(bytes.len()).expect("a part is shorter"));
+                    let (bytes, _) = flow.pieces.pop_front().expect("looked at");
+                    uses[CELLS + usize::from(ticket)] = uses[CELLS + usize::from(ticket)].wrapping_add(1);
+                    lent.insert(ticket, bytes);
+                    self.copying = Some(exchange);
+                    let message = Message::Lent { exchange, ticket, place, bytes: length };
+                    return Ok(Some(Chunk { exchange, cell: None, pieces: Vec::new(), message }));
+                }
+                Some((_, None)) => {}
+            }
             let size = usize::from(has_at_most(&flow.pieces, SMALL_BYTES));
             let shelf = &mut cells[size];
             if !flow.accepted && shelf.waiting >= shelf.waiting_max {
@@ -275,22 +306,34 @@ impl Outbound {
             uses[usize::from(cell)] = uses[usize::from(cell)].wrapping_add(1);
             if !flow.accepted {
                 shelf.waiting += 1;
-                waiting.entry(*exchange).or_default()[size] += 1;
+                waiting.entry(exchange).or_default()[size] += 1;
             }
             let pieces = cut(&mut flow.pieces, [LARGE_BYTES, SMALL_BYTES][size]);
             let bytes = pieces.iter().map(Bytes::len).sum::<usize>();
-            self.copying = Some(*exchange);
-            let bytes = u32::try_from(bytes).expect("a cell is small");
-            return Ok(Some(Chunk { exchange: *exchange, cell, pieces, bytes }));
+            self.copying = Some(exchange);
+            let message = Message::Data { exchange, cell, bytes: u32::try_from(bytes).expect("a cell is small") };
+            return Ok(Some(Chunk { exchange, cell: Some(cell), pieces, message }));
         }
         Ok(None)
+    }
+
+    /// What the peer no longer reads of what was lent to it; to be dropped without the lock.
+    pub(super) fn returned(&mut self) -> Vec<Bytes> {
+        let Self { lent, uses, memory, tickets, .. } = self;
+        let released = |ticket: u16| {
+            let slot = CELLS + usize::from(ticket);
+            memory.releases(slot) == uses[slot]
+        };
+        let back: Vec<u16> = lent.keys().copied().filter(|ticket| released(*ticket)).collect();
+        tickets.extend(&back);
+        back.iter().filter_map(|ticket| lent.remove(ticket)).collect()
     }
 
     /// Finds the cells that the peer has released.
     fn reclaim(&mut self) {
         let Self { cells, uses, memory, .. } = self;
         for Shelf { free, busy, .. } in cells {
-            let released = |cell: u16| memory.releases(cell) == uses[usize::from(cell)];
+            let released = |cell: u16| memory.releases(usize::from(cell)) == uses[usize::from(cell)];
             while let Some(cell) = busy.front().copied().filter(|cell| released(*cell)) {
                 busy.pop_front();
                 free.push(cell);
@@ -349,23 +392,23 @@ fn class_of(cell: u16) -> usize {
     usize::from(usize::from(cell) >= LARGE_CELLS)
 }
 
-fn has_at_most(pieces: &VecDeque<Bytes>, bytes: usize) -> bool {
+/// Whether what is to be copied next has at most so many bytes.
+fn has_at_most(pieces: &VecDeque<Piece>, bytes: usize) -> bool {
     let mut left = bytes;
-    pieces.iter().all(|piece| {
+    pieces.iter().take_while(|(_, place)| place.is_none()).all(|(piece, _)| {
         let fits = piece.len() <= left;
         left = left.saturating_sub(piece.len());
         fits
     })
 }
 
-/// Takes up to `room` bytes off the front.
-fn cut(pieces: &mut VecDeque<Bytes>, mut room: usize) -> Vec<Bytes> {
+/// Takes up to `room` bytes that are to be copied off the front.
+fn cut(pieces: &mut VecDeque<Piece>, mut room: usize) -> Vec<Bytes> {
     let mut taken = Vec::with_capacity(1);
     while room > 0
-        && let Some(piece) = pieces.front_mut()
+        && let Some((piece, None)) = pieces.front_mut()
     {
-        let whole = piece.len() <= room;
-        let part = if whole { pieces.pop_front().expect("looked at") } else { piece.split_to(room) };
+        let part = if piece.len() > room { piece.split_to(room) } else { pieces.pop_front().expect("looked at").0 };
         room -= part.len();
         taken.push(part);
     }
