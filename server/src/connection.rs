@@ -196,7 +196,7 @@ impl DataPlane {
         let mut state = self.state.lock().expect(LOCK);
         let Some((body, filled)) = state.landing.get_mut(&exchange) else { return };
         for chunk in chunks {
-            body[*filled..][..chunk.len()].copy_from_slice(chunk);
+            self.stats.copies().copy(chunk, &mut body[*filled..][..chunk.len()]);
             *filled += chunk.len();
         }
         if *filled < body.len() {

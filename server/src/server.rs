@@ -8,7 +8,7 @@ use gradlane_core::cluster::{MemberConfig, MemberEvent};
 use gradlane_core::config::{Config, RoadChoice};
 use gradlane_core::engine::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::local::SharedGround;
-use gradlane_core::mem::{Copies, Ground, Pool};
+use gradlane_core::mem::{Ground, Pool};
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads;
 use gradlane_core::types::{Phase, Role, ServerId};
@@ -64,7 +64,7 @@ impl Server {
             RoadChoice::Auto | RoadChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
         };
         let plane = DataPlane::new(aggregator, sum_threads, pool, clock)?;
-        let (listener, door) = roads::bind(&config, &credentials, &ground, &Copies::default(), plane.inbox())?;
+        let (listener, door) = roads::bind(&config, &credentials, &ground, plane.stats.copies(), plane.inbox())?;
         let address = process::announced(&listener.address, config.advertise.as_deref(), &coordinator);
         let member =
             MemberConfig { requested: index, address: address.clone(), door, ..process::member(Role::Server, &config) };

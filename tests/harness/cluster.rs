@@ -107,8 +107,9 @@ pub fn config(settings: &[(&str, &str)]) -> Config {
 /// Why it could not.
 pub fn worker(config: &Config, join: &JoinString, rank: Option<u32>, workers: u32) -> Result<Engine> {
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
-    let transport = Arc::new(Roads::new(config, &credentials, &Copies::default())?);
-    start(config, join, rank, workers, credentials, transport)
+    let copies = Copies::default();
+    let transport = Arc::new(Roads::new(config, &credentials, &copies)?);
+    start(config, join, (rank, workers), credentials, transport, copies)
 }
 
 /// Joins a job as a worker whose QUIC transport has these settings and is what `wrap` makes of it.
@@ -125,20 +126,20 @@ pub fn worker_over(
 ) -> Result<Engine> {
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
     let transport = wrap(QuicTransport::new(&credentials, settings)?);
-    start(config, join, rank, workers, credentials, transport)
+    start(config, join, (rank, workers), credentials, transport, Copies::default())
 }
 
 fn start(
     config: &Config,
     join: &JoinString,
-    rank: Option<u32>,
-    workers: u32,
+    (rank, workers): (Option<u32>, u32),
     credentials: Arc<Credentials>,
     transport: Arc<dyn Transport>,
+    copies: Copies,
 ) -> Result<Engine> {
     let member = MemberConfig { requested: rank, workers, ..process::member(Role::Worker, config) };
     let coordinator = join.address.clone();
-    Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport })
+    Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport, copies })
 }
 
 /// A tensor of a test, reduced in place. It must outlive its handles.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use gradlane_core::engine::{Engine, EngineOptions, Submission, process};
+use gradlane_core::mem::Copies;
 use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
 use gradlane_core::types::{Done, JoinString, Op, Role, WorkerId};
 use gradlane_core::{Code, Error, Result};
@@ -159,7 +160,8 @@ fn live(join: &JoinString, credentials: &Arc<Credentials>) -> Result<Engine> {
     let transport = Arc::new(QuicTransport::new(credentials, &Settings::from_config(&config))?);
     let member = process::member(Role::Worker, &config);
     let (coordinator, credentials) = (join.address.clone(), Arc::clone(credentials));
-    Engine::start(EngineOptions { config, member, coordinator, credentials, transport })
+    let copies = Copies::default();
+    Engine::start(EngineOptions { config, member, coordinator, credentials, transport, copies })
 }
 
 /// The sum turns out right all the same, because the engine sends the body again.

@@ -31,6 +31,13 @@ impl Copies {
         self.0.fetch_add(from.len() as u64, Ordering::Relaxed);
     }
 
+    /// A copy of `from`, in memory of its own.
+    pub fn to_vec(&self, from: &[u8]) -> Vec<u8> {
+        let copy = from.to_vec();
+        self.0.fetch_add(from.len() as u64, Ordering::Relaxed);
+        copy
+    }
+
     /// How many bytes were copied so far.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -49,5 +56,6 @@ mod tests {
         copies.copy(b"ab", &mut staged[..2]);
         clone.copy(b"cde", &mut staged[2..]);
         assert_eq!((&staged, copies.bytes(), clone.bytes()), (b"abcde", 5, 5));
+        assert_eq!((copies.to_vec(b"fg"), copies.bytes()), (b"fg".to_vec(), 7));
     }
 }

@@ -98,8 +98,8 @@ pub(super) struct Work {
     pub(super) doomed: bool,
     /// Whether later rounds of its part must wait for it.
     pub(super) holds_round: bool,
-    /// Whether its bytes count as in flight.
-    pub(super) holds_credit: bool,
+    /// Where it stands among the tasks that hold credit; `None` if it holds none.
+    pub(super) credit_place: Option<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::mem::borrow::region_of;
 use crate::mem::{Lease, Pool};
 use crate::types::{DType, Done, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Round, TensorKey};
-use crate::wire::{Flags, Header, HeaderKind};
+use crate::wire::{self, Flags, Header, HeaderKind};
 
 /// A transport under test and its listeners.
 pub(super) trait World {
@@ -557,7 +557,7 @@ pub(super) fn connected(world: &dyn World) -> (Server, Worker) {
 
 pub(super) fn answer(exchange: ExchangeId, body: Lease) -> Vec<Outgoing> {
     let header = Header { kind: HeaderKind::Sum, flags: Flags::CHECKSUM, contributors: 1, ..header(body.len() as u64) };
-    let checksum = crc32c::crc32c(&body);
+    let checksum = wire::checksum(0, &body);
     vec![
         Outgoing::Answer { exchange, header },
         Outgoing::Block { exchange, block: body.freeze() },

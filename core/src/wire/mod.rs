@@ -30,6 +30,7 @@
 //!
 //! Bytes from a peer never panic and never size an allocation before a check against [`limits`].
 
+mod checksum;
 pub mod codec;
 pub mod frame;
 pub mod header;
@@ -41,6 +42,7 @@ mod fuzz;
 #[cfg(test)]
 mod samples;
 
+pub use checksum::checksum;
 pub use frame::Frame;
 pub use header::{Flags, Header, HeaderKind, URGENCY_MAX};
 

@@ -37,7 +37,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
                 Outcome::Failed(error) => Outcome::Failed(state.with_name(task.id, error)),
                 Outcome::Done | Outcome::Retry { .. } => outcome,
             };
-            state.scheduler.finish(now, task.id, outcome);
+            state.finish(now, task.id, outcome);
         });
     });
     shared.transport.pull(exchange, into, pulled);

@@ -30,7 +30,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
             Err(Error::Cancelled) => Outcome::Failed(Error::Cancelled),
             Err(error) => Outcome::Retry { error, landing_begun: false },
         };
-        reporter.with(|state, now| state.scheduler.finish(now, task.id, outcome));
+        reporter.with(|state, now| state.finish(now, task.id, outcome));
     });
     shared.transport.push(link, exchange, push, done);
 }
@@ -40,7 +40,7 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
     shared.with(|state, now| {
         let Some(link) = state.links.up(task.server) else {
             let error = Error::Unavailable { what: task.server.to_string(), cause: "not connected".to_owned() };
-            state.scheduler.finish(now, task.id, Outcome::Retry { error, landing_begun: false });
+            state.finish(now, task.id, Outcome::Retry { error, landing_begun: false });
             return None;
         };
         let (epoch, rank) = (state.epoch(), state.rank);

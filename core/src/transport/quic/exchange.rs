@@ -16,7 +16,7 @@ use crate::transport::exchange::{PullEnd, check_crc, check_sum};
 use crate::transport::{Answer, Push, Torn};
 use crate::types::Done;
 use crate::wire::header::HEADER_BYTES;
-use crate::wire::{Flags, Header, HeaderKind, limits, reject};
+use crate::wire::{self, Flags, Header, HeaderKind, limits, reject};
 
 /// What an exchange needs of its link.
 pub(super) struct Wire {
@@ -105,7 +105,7 @@ impl Memory {
         let (sender, _) = self.streams.as_mut().expect("opened above");
         // Fails only for a stream that has ended, which the writing below reports.
         let _ = sender.set_priority(i32::from(header.urgency));
-        body.insert(0, Bytes::copy_from_slice(&header.encode()));
+        body.insert(0, Bytes::from(Vec::from(header.encode())));
         written(sender.write_all_chunks(&mut body).await, &wire.peer)?;
         let _ = sender.finish();
         Ok(())
@@ -146,7 +146,7 @@ impl Memory {
             landing.write(&chunk.bytes);
             if header.flags.contains(Flags::CHECKSUM) {
                 // Here the bytes are still in the cache.
-                crc = crc32c::crc32c_append(crc, &chunk.bytes);
+                crc = wire::checksum(crc, &chunk.bytes);
             }
         }
         let mut sent = [0; size_of::<u32>()];

@@ -385,11 +385,11 @@ async fn answer(
                 }
                 let _ = sender.set_priority(i32::from(header.urgency));
                 begun = Some(header);
-                vec![Bytes::copy_from_slice(&header.encode())]
+                vec![Bytes::from(Vec::from(header.encode()))]
             }
             (Outgoing::Block { block, .. }, Some(_)) => vec![Bytes::from_owner(block)],
             (Outgoing::End { checksum, .. }, Some(header)) => {
-                let trailer = Bytes::copy_from_slice(&checksum.to_le_bytes()[..header.trailer_bytes()]);
+                let trailer = Bytes::from(Vec::from(checksum.to_le_bytes())).slice(..header.trailer_bytes());
                 write(sender, &mut [trailer], peer).await?;
                 let _ = sender.finish();
                 return Ok(());
@@ -400,7 +400,7 @@ async fn answer(
                 header.kind = HeaderKind::Reject;
                 header.flags = Flags::default();
                 (header.bytes, header.weight, header.contributors, header.checksum) = (body.len() as u64, 0.0, 0, 0);
-                write(sender, &mut [Bytes::copy_from_slice(&header.encode()), Bytes::from(body)], peer).await?;
+                write(sender, &mut [Bytes::from(Vec::from(header.encode())), Bytes::from(body)], peer).await?;
                 let _ = sender.finish();
                 return Ok(());
             }

@@ -31,7 +31,9 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             bytes_in_flight_max: 256 << 20,
-            exchanges_in_flight_max: 256,
+            // Every part of a job that workers submit in different orders may be open at once, each waiting for another worker. What a
+            // stream costs that is not in use is 50 bytes.
+            exchanges_in_flight_max: 1 << 14,
             idle_timeout: Duration::from_secs(10),
             keep_alive: Duration::from_secs(2),
             handshake_timeout: Duration::from_secs(3),

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::mem::{Landing, Region, Returned};
 use crate::transport::Answer;
 use crate::transport::exchange::{check_crc, check_sum};
-use crate::wire::{Flags, Header, HeaderKind, limits, reject};
+use crate::wire::{self, Flags, Header, HeaderKind, limits, reject};
 
 /// An answer under way.
 #[derive(Default)]
@@ -121,7 +121,7 @@ impl Arriving {
             landing.write(&chunk);
             if checked {
                 // Here the bytes are still in the cache.
-                self.crc = crc32c::crc32c_append(self.crc, &chunk);
+                self.crc = wire::checksum(self.crc, &chunk);
             }
         }
         let Some(sent) = self.ended else { return Ok(Step::Wait) };

@@ -171,8 +171,8 @@ impl Message {
     pub(super) fn decode(words: &Words, peer: &str) -> Result<Self> {
         let exchange = words[1];
         let mut header = [0; HEADER_BYTES];
-        for (word, bytes) in words[2..].iter().zip(header.chunks_exact_mut(8)) {
-            bytes.copy_from_slice(&word.to_le_bytes());
+        for (to, from) in header.iter_mut().zip(words[2..].iter().flat_map(|word| word.to_le_bytes())) {
+            *to = from;
         }
         let (message, used) = match words[0] {
             1 => (Self::Open { exchange, header }, 2 + HEADER_BYTES / 8),

@@ -215,7 +215,7 @@ impl Link {
             return;
         }
         if let Some(reason) = reason {
-            let told = [&[REASON], &reject::to_body(reason)[..]].concat();
+            let told: Vec<u8> = [REASON].into_iter().chain(reject::to_body(reason)).collect();
             // Who does not read does not learn it; nobody waits for that.
             let _ = self.connection.send(&told, &[], Duration::ZERO);
         }
@@ -228,9 +228,8 @@ impl Link {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         if !shown.contains(&place.segment) {
             let segment = ground.segment(place.segment)?;
-            let mut told = vec![SHOWN];
-            told.extend_from_slice(&place.segment.to_le_bytes());
-            told.extend_from_slice(&(segment.bytes() as u64).to_le_bytes());
+            let (number, bytes) = (place.segment.to_le_bytes(), (segment.bytes() as u64).to_le_bytes());
+            let told: Vec<u8> = [SHOWN].into_iter().chain(number).chain(bytes).collect();
             self.connection.send(&told, &[segment.fd()], Duration::ZERO).ok()?;
             shown.insert(place.segment);
         }

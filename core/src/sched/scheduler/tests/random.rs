@@ -55,6 +55,7 @@ fn run(seed: u64, defect: Option<Defect>) -> Checked {
     let device = if random.one_in(2) { DeviceKind::Cuda } else { DeviceKind::Host };
     let config = SchedulerConfig {
         credit_bytes: CREDIT,
+        credit_tasks: 4,
         oldest_every: u32::try_from(random.below(4)).unwrap(),
         retry_min: Duration::from_millis(10),
         retry_max: Duration::from_millis(100),
