@@ -26,7 +26,7 @@ impl Stats {
         self.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes of contributions that arrived whole.
+    /// Bytes of contributions that arrived, those of repeats too.
     pub fn received_bytes(&self) -> u64 {
         self.received_bytes.load(Ordering::Relaxed)
     }

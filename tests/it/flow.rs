@@ -96,9 +96,10 @@ fn workers_that_submit_in_different_orders_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_thousand_small_tensors_in_opposite_orders_do_not_wait_for_each_other() {
-    // More than may be in flight at once on a worker: without lending, each would hold all it may with what the other holds back.
-    const TENSORS: usize = 1000;
+fn many_small_tensors_in_opposite_orders_do_not_wait_for_each_other() {
+    // So many more than may be in flight at once on a worker that without lending, each would hold all it may with what the other
+    // holds back.
+    const TENSORS: usize = 2200;
     let cluster = Cluster::start(2, 1);
     all(&cluster.workers, |engine| {
         let mut tensors: Vec<Tensor> =

@@ -20,7 +20,7 @@ const GROUND: &str = "local";
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 9] = [
+const UNSAFE: [&str; 10] = [
     "core/src/local/ground.rs",
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",
@@ -28,6 +28,7 @@ const UNSAFE: [&str; 9] = [
     "core/src/reduce/f16c.rs",
     "core/src/reduce/kernels.rs",
     "core/src/transport/shm/memory.rs",
+    "core/src/transport/quic/direct/arena.rs",
     "python/src/session.rs",
     "server/src/os.rs",
 ];
@@ -61,16 +62,19 @@ const UNCOUNTED_COPIES: [&str; 8] = [
     ".to_vec()",
     ".concat()",
 ];
-/// Where bytes of tensors pass. What speaks of certificates and control frames only, below, may copy as it likes.
-const DATA_PATH: [&str; 6] = [
+/// Where bytes of tensors pass. What handles certificates, control frames or timelines only, below, may copy as it likes.
+const DATA_PATH: [&str; 8] = [
     "core/src/transport/",
     "core/src/engine/",
     "server/src/accumulator.rs",
+    "server/src/accumulator/",
     "server/src/connection.rs",
+    "server/src/lanes.rs",
     "server/src/server.rs",
     "server/src/sum.rs",
 ];
-const BESIDE_THE_DATA_PATH: [&str; 5] = [
+const BESIDE_THE_DATA_PATH: [&str; 6] = [
+    "core/src/engine/trace/",
     "core/src/transport/quic/control/",
     "core/src/transport/quic/enroll.rs",
     "core/src/transport/quic/identity.rs",

@@ -250,8 +250,24 @@ def test_a_weight_used_without_its_module_is_noticed_and_can_be_announced():
     optimizer.step()
     with pytest.raises(FailedPreconditionError, match=r"last\.weight was used .* opaque="):
         backward(model, second)
-    gl.barrier("both saw it")
     assert_same_bits(usual, model=Bypassing, opaque=(Bypassing,))
+
+    def synchronized(model, optimizer):
+        for batch in batches(4):
+            optimizer.zero_grad()
+            optimizer.synchronize()
+            backward(model, batch)
+            optimizer.step()
+            optimizer.state_dict()
+
+    assert_same_bits(synchronized, model=Bypassing)
+
+
+def test_parts_of_a_model_may_be_in_eval_mode():
+    def model():
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64).eval(), nn.Linear(64, 10))
+
+    assert_same_bits(usual, model=model)
 
 
 def test_weights_made_by_other_hooks_are_made_of_updated_parameters():

@@ -319,44 +319,6 @@ impl Kind for Role {
     }
 }
 
-/// How exchanges reach a server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RoadChoice {
-    /// Through shared memory where the server is on the same machine, over QUIC elsewhere.
-    Auto,
-    /// Always over QUIC.
-    Quic,
-    /// Always through shared memory; a server elsewhere cannot be reached.
-    Shm,
-}
-
-/// A road.
-#[derive(Debug)]
-pub struct Road;
-
-impl Kind for Road {
-    type Value = RoadChoice;
-    const UNIT: Unit = Unit::Choice(&["auto", "quic", "shm"]);
-
-    fn parse(text: &str) -> Result<RoadChoice, String> {
-        match text.trim() {
-            "auto" => Ok(RoadChoice::Auto),
-            "quic" => Ok(RoadChoice::Quic),
-            "shm" => Ok(RoadChoice::Shm),
-            _ => Err("is no road".to_owned()),
-        }
-    }
-
-    fn print(value: &RoadChoice) -> String {
-        match value {
-            RoadChoice::Auto => "auto",
-            RoadChoice::Quic => "quic",
-            RoadChoice::Shm => "shm",
-        }
-        .to_owned()
-    }
-}
-
 /// A value that may be absent, which is written as an empty text.
 #[derive(Debug)]
 pub struct Optional<K>(K);

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use super::choices::{Congestion, QuicDriver, RoadChoice};
 use super::kinds::{
-    Address, Bytes, Count, Flag, Join, Kind, LogFilter, Name, Optional, Path, Road, Role, Text, TimeSpan, Unit,
+    Address, Bytes, Count, Flag, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
 };
 use super::load::{Origin, PREFIX};
 
@@ -153,13 +154,17 @@ knobs! {
         /// Host that a server or coordinator announces to the others; found out if absent.
         advertise: Optional<Text> = "", alias "DMLC_NODE_HOST";
         /// How exchanges reach servers: over QUIC, through shared memory (shm), or auto for shared memory on the same machine.
-        road: Road = "auto";
+        road: RoadChoice = "auto";
         /// Where processes of one machine find each other's sockets; /tmp if absent or not there.
         runtime_dir: Optional<Path> = "", alias "XDG_RUNTIME_DIR";
         /// Send and receive buffer of a socket; the system may give less.
         socket_buffer_bytes: Bytes = "16 MiB" in "64 KiB" to "1 GiB";
         /// Largest UDP payload; found out by probing if absent.
         datagram_bytes_max: Optional<Bytes> = "" in "1452" to "65507";
+        /// Who drives the connections between workers and servers.
+        quic_driver: QuicDriver = "direct";
+        /// Congestion control between workers and servers; `cubic` shares a network fairly with TCP.
+        congestion: Congestion = "cubic";
         /// Whether contributions and sums carry a CRC-32C.
         checksum: Flag = "true";
     }

@@ -63,8 +63,8 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
             credit_bytes: 64 << 20,
-            // A megabyte of parts of 4 KiB, which is more than the way to a server and back holds.
-            credit_tasks: 256,
+            // More than most models have parts: their workers may submit in any order without a pause for lending.
+            credit_tasks: 1024,
             oldest_every: 16,
             retry_min: Duration::from_millis(20),
             retry_max: Duration::from_secs(2),
@@ -185,7 +185,7 @@ impl Scheduler {
             since: now,
             failures: 0,
             last_failure: None,
-            landing_begun: false,
+            landed: 0,
             doomed: false,
             holds_round: false,
             credit_place: None,
@@ -254,14 +254,14 @@ impl Scheduler {
                     None => drop(self.vanish(id, !doomed)),
                 }
             }
-            Outcome::Retry { error, landing_begun } if exchanging => {
+            Outcome::Retry { error, landed } if exchanging => {
                 if !planted(self.config.defect, Defect::CreditLeaked) {
                     self.give_credit_back(id);
                 }
                 if doomed {
                     self.vanish(id, false);
                 } else {
-                    self.repeat(now, id, error, landing_begun);
+                    self.repeat(now, id, error, landed);
                 }
             }
             Outcome::Retry { error, .. } | Outcome::Failed(error) => {
@@ -403,13 +403,15 @@ impl Scheduler {
     }
 
     /// Sends a task back to PUSH, after a pause that doubles with each failure.
-    fn repeat(&mut self, now: Time, id: TaskId, error: Error, landing_begun: bool) {
+    fn repeat(&mut self, now: Time, id: TaskId, error: Error, landed: u64) {
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
         let doubled = self.config.retry_min.saturating_mul(2u32.saturating_pow(work.failures));
         let at = now + doubled.min(self.config.retry_max);
         work.failures = work.failures.saturating_add(1);
         work.last_failure = Some(error);
-        work.landing_begun |= landing_begun && !planted(self.config.defect, Defect::LandingForgotten);
+        if !planted(self.config.defect, Defect::LandingForgotten) {
+            work.landed = work.landed.max(landed);
+        }
         self.timers.insert((at, Timer::Repeat(id)));
         self.enter(now, id, Stage::Push, Some(at));
     }

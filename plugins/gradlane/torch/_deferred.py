@@ -9,6 +9,7 @@ parameter that says whether it had one, as in `_gradients`. The course of a para
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -28,7 +29,7 @@ from gradlane.torch.ops import reduce_in_place, wait_all
 
 _USED_PRIORITY = 1
 _CHUNK_BYTES = 4 << 20
-"""What is updated while waiting for something else, at most at once: some milliseconds of work."""
+"""What is updated ahead of its need, at most at once: some milliseconds of work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +55,8 @@ class _Slot:
     priority: int
     passed: int = 0
     """Backward passes in this window."""
+    is_announced: bool = True
+    """Whether its module was called since the last step, which made sure that it is updated."""
     flight: _Flight | None = None
 
 
@@ -85,6 +88,8 @@ class Deferred:
         """Those of the updates that are due."""
         self._used: Handle[torch.Tensor] | None = None
         """For each parameter whether any worker had a gradient, in the last window that was ended."""
+        self._is_settled = True
+        """Whether, since the last step, all parameters were updated before anything else happened."""
         self._has_begun = False
         self._is_complete = False
         self._failure: Exception | None = None
@@ -96,8 +101,10 @@ class Deferred:
         """Notes that a training forward pass is under way."""
         self._has_begun = True
 
-    def need(self, positions: Iterable[int], module: str) -> None:
+    def need(self, positions: Sequence[int], module: str) -> None:
         """Does the updates of these parameters that are due, and waits for their averages."""
+        for position in positions:
+            self._slots[position].is_announced = True
         if not self._due:
             return
         if self._failure is not None:
@@ -105,15 +112,17 @@ class Deferred:
         wanted = [slot for slot in map(self._slots.__getitem__, positions) if slot.flight and slot.flight.is_due]
         if not wanted:
             return
-        if not all(map(_has_landed, wanted)):
+        if not all(map(self._has_landed, wanted)):
             with timeline.span(f"wait for {module}"):
                 self._use_the_wait(wanted)
                 self._land(wanted)
+        wanted += self._following(max(slot.position for slot in wanted))
         with timeline.span(f"update {module}"):
             self._update(wanted)
 
     def settle(self) -> None:
         """Does all updates that are due."""
+        self._is_settled = True
         if not self._due:
             return
         if self._failure is not None:
@@ -133,13 +142,15 @@ class Deferred:
         slot = self._slots[position]
         if self._failure is not None:
             raise self._failure
+        # Not whether it is updated by now: it may have been in time by luck, or a moment too late.
+        if not (slot.is_announced or self._is_settled):
+            raise FailedPreconditionError(
+                f"parameter {slot.name} was used in a forward pass, but not by its module: it may not have been updated "
+                "in time. Give the class of the module that used it in opaque=, or call synchronize() before the "
+                "forward pass"
+            )
         if slot.flight is None:
             return
-        if slot.flight.is_due:
-            raise FailedPreconditionError(
-                f"parameter {slot.name} was used in a forward pass, but not by its module: it was not updated in time. "
-                "Give the class of the module that used it in opaque=, or call synchronize() before the forward pass"
-            )
         raise FailedPreconditionError(
             f"parameter {slot.name} got a gradient while an earlier one is on its way: a module used twice under "
             "reentrant checkpointing (give checkpoint use_reentrant=False), more backward passes than announced, "
@@ -167,9 +178,11 @@ class Deferred:
             self._partial_step.whole()
         else:
             self.settle()  # what no forward pass needed since the last step
+            self._is_settled = False
             self._end_window()
             self._settings = settings_of(self._optimizer)
             for slot in self._slots:
+                slot.is_announced = False
                 if slot.flight is not None:
                     slot.flight.is_due = True
             self._due, self._behind = len(self._slots), list(self._slots)
@@ -253,15 +266,29 @@ class Deferred:
             self._unveil(slot)
         self._is_complete = True
 
+    def _following(self, position: int) -> list[_Slot]:
+        """What is needed soon and is there: updating small parameters together saves much of what a step costs."""
+        found: list[_Slot] = []
+        size = 0
+        for other in itertools.islice(self._slots, position + 1, None):
+            if other.flight is None or not other.flight.is_due or not self._has_landed(other):
+                break
+            size += other.parameter.nbytes
+            if size > _CHUNK_BYTES:
+                break
+            found.append(other)
+        self._land(found)
+        return found
+
     def _use_the_wait(self, wanted: list[_Slot]) -> None:
         """While some of `wanted` are not there, updates what is: what is needed last was sent first."""
-        while not all(map(_has_landed, wanted)):
+        while not all(map(self._has_landed, wanted)):
             chunk: list[_Slot] = []
             size = 0
             while self._behind and size < _CHUNK_BYTES and self._behind[-1] not in wanted:
                 slot = self._behind[-1]
                 if slot.flight is not None and slot.flight.is_due:
-                    if not _has_landed(slot):
+                    if not self._has_landed(slot):
                         break
                     chunk.append(slot)
                     size += slot.parameter.nbytes
@@ -271,6 +298,13 @@ class Deferred:
             self._land(chunk)
             with timeline.span("update ahead"):
                 self._update(chunk)
+
+    def _has_landed(self, slot: _Slot) -> bool:
+        """Whether nothing has to be waited for before its update."""
+        flight = slot.flight
+        return flight is None or (
+            flight.transfer.poll() and (flight.is_own or self._used is None or self._used.poll())
+        )
 
     def _land(self, slots: Iterable[_Slot]) -> None:
         for slot in slots:
@@ -329,6 +363,3 @@ class Deferred:
         dtype = _tensors.dtype_name(self._compression.wire_dtype(slot.parameter.dtype))
         return f"{self._namespace}/{slot.name}", dtype, tuple(slot.parameter.shape)
 
-
-def _has_landed(slot: _Slot) -> bool:
-    return slot.flight is None or slot.flight.transfer.poll()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -65,9 +66,8 @@ class PartialStep:
             return
         optimizer, whole = self._optimizer, self._optimizer.param_groups
         optimizer.param_groups = groups
-        # A forward pass may run this within modes that a step does not run in.
         try:
-            with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            with _modes_of_a_step():
                 self._step(optimizer)
         finally:
             optimizer.param_groups = whole
@@ -89,6 +89,17 @@ class PartialStep:
                 f"{self._kind.__name__} changes {', '.join(sorted(changed))} of its groups in every step, so it cannot "
                 "be stepped for some parameters before the others; use DistributedOptimizer"
             )
+
+
+@contextlib.contextmanager
+def _modes_of_a_step() -> Iterator[None]:
+    """Leaves the modes that a forward pass may run in, and a step does not."""
+    with contextlib.ExitStack() as modes:
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+        if torch.is_autocast_enabled("cpu"):
+            modes.enter_context(torch.autocast("cpu", enabled=False))
+        yield
 
 
 class InFlight(torch.Tensor):

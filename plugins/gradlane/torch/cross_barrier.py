@@ -51,7 +51,7 @@ def CrossBarrier(
     What looks at weights or gradients otherwise than a forward pass of `model` has to wait for them:
 
     - `state_dict()` and `load_state_dict()` of model and optimizer wait by themselves, and so do forward passes without
-      gradients or of modules in `eval()` mode. On one worker alone is fine: the others need not take part.
+      gradients or in `eval()` mode. On one worker alone is fine: the others need not take part.
     - `optimizer.synchronize()` before anything else that reads weights, such as a moving average of them.
     - `optimizer.synchronize()` between `backward()` and `step()` on all workers, where gradients are clipped or
       unscaled. It costs the overlap, as clipping needs all gradients. Touching a gradient on its way raises
@@ -201,6 +201,7 @@ class _Barrier:
         own_step: Any,
     ) -> None:
         self.updates, self.kind, self.own_step = updates, kind, own_step
+        self._model = model
         positions = {id(parameter): position for position, (_, parameter) in enumerate(listed)}
         self._hooks: list[Any] = []
         for name, module in model.named_modules():
@@ -224,9 +225,10 @@ class _Barrier:
     def _before_forward(self, name: str, needed: tuple[int, ...]) -> Callable[..., None]:
         updates = self.updates
 
-        def wait(module: nn.Module, _: object) -> None:
-            # A pass without gradients may use weights past the hooks, and nobody would notice in a backward pass.
-            if module.training and torch.is_grad_enabled():
+        def wait(*_: object) -> None:
+            # A pass without gradients may use weights past the hooks, and nobody would notice in a backward pass. The
+            # whole model is asked: parts of it may be in eval() mode for good.
+            if self._model.training and torch.is_grad_enabled():
                 updates.begin()
                 updates.need(needed, name)
             else:

@@ -49,7 +49,7 @@ fn a_repeated_push_says_why() {
         trace.submitted(at(0), id, subject, || vec!["a".to_owned(), "b".to_owned()]);
         let task = scheduler.take(at(1), Stage::Push).unwrap();
         trace.taken(at(1), &task, Stage::Push);
-        trace.finished(at(2), id, &Outcome::Retry { error: Error::Cancelled, landing_begun: false });
+        trace.finished(at(2), id, &Outcome::Retry { error: Error::Cancelled, landed: 0 });
     });
     let spans = spans(&path);
     assert!(spans[1]["args"]["outcome"].as_str().unwrap().starts_with("to be repeated: "));
