@@ -15,11 +15,12 @@ def metrics() -> dict[str, int | float]:
     - `push_bytes`, `pull_bytes`: what went to the servers and came from them, payload only.
     - `header_bytes`: what went both ways beside the payload.
     - `repeats`: exchanges that were repeated after a loss.
-    - `copied_bytes`: what was copied between buffers in this process; 0 for host tensors, which are sent from where
-      they lie.
+    - `copied_bytes`: what was copied between buffers in this process. Over a network 0 for host tensors, which are sent
+      from where they lie; to a server on this machine every contribution once, into memory that the server reads.
     - `local_sums`, `local_bytes`: parts that the workers of one machine reduced among themselves, without a server, and
       their length.
     - `connections`: connections to servers that were made, again after a loss included.
+    - `shm_connections`: those of them that go through shared memory, to servers on this machine.
     - `handles_live`: operations that have not ended.
 
     A job of one sends nothing, and counts nothing.

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use gradlane_core::engine::{self, Engine, EngineOptions, Submission, Thread, Timeline, process};
 use gradlane_core::mem::{Copies, Region};
-use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
+use gradlane_core::transport::quic::Credentials;
+use gradlane_core::transport::roads::Roads;
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec, WorkerId};
 use gradlane_core::{Error, Result};
 use pyo3::prelude::*;
@@ -277,7 +278,8 @@ fn join_job(
     let config = config(&settings)?;
     let join: JoinString = join.parse()?;
     let credentials = Arc::new(Credentials::enroll(&join, Role::Worker, patience)?);
-    let transport = QuicTransport::new(&credentials, &Settings::from_config(&config))?;
+    let copies = Copies::default();
+    let transport = Roads::new(&config, &credentials, &copies)?;
     let member = gradlane_core::cluster::MemberConfig {
         requested: rank,
         workers: size,
@@ -291,7 +293,7 @@ fn join_job(
         coordinator: join.address,
         credentials,
         transport: Arc::new(transport),
-        copies: Copies::default(),
+        copies,
     })
 }
 

@@ -55,8 +55,12 @@ struct Route {
 
 impl DataPlane {
     /// A data plane without a listener: see [`DataPlane::attach`].
-    pub(crate) fn new(config: AggregatorConfig, sum_threads: NonZeroUsize, clock: Clock) -> Result<Arc<Self>> {
-        let pool = Pool::new();
+    pub(crate) fn new(
+        config: AggregatorConfig,
+        sum_threads: NonZeroUsize,
+        pool: Pool,
+        clock: Clock,
+    ) -> Result<Arc<Self>> {
         let kernels = Kernels::detect();
         let stats = Stats::default();
         let copies = stats.copies().clone();

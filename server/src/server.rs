@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
-use gradlane_core::config::Config;
+use gradlane_core::config::{Config, RoadChoice};
 use gradlane_core::engine::{Clock, Membership, MembershipOptions, process};
+use gradlane_core::local::SharedGround;
+use gradlane_core::mem::{Ground, Pool};
 use gradlane_core::transport::quic::Credentials;
-use gradlane_core::transport::quic::{Settings, listener};
+use gradlane_core::transport::roads;
 use gradlane_core::types::{Phase, Role, ServerId};
 use gradlane_core::{Error, Result};
 
@@ -57,12 +59,17 @@ impl Server {
             defect: None,
         };
         let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
-        let plane = DataPlane::new(aggregator, sum_threads, clock)?;
-        let settings = Settings::from_config(&config);
-        let listener = listener::bind(&config.bind, &credentials, &settings, plane.inbox())?;
+        // Sums lie where workers of this machine can read them, if they come that way.
+        let ground = Arc::new(SharedGround::new());
+        let pool = match config.road {
+            RoadChoice::Quic => Pool::new(),
+            RoadChoice::Auto | RoadChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
+        };
+        let plane = DataPlane::new(aggregator, sum_threads, pool, clock)?;
+        let (listener, door) = roads::bind(&config, &credentials, &ground, plane.stats.copies(), plane.inbox())?;
         let address = process::announced(&listener.address, config.advertise.as_deref(), &coordinator);
         let member =
-            MemberConfig { requested: index, address: address.clone(), ..process::member(Role::Server, &config) };
+            MemberConfig { requested: index, address: address.clone(), door, ..process::member(Role::Server, &config) };
 
         let (life, index) = (Arc::new(Life::new()), Arc::new(OnceLock::new()));
         let (reporter, followed) = (Arc::clone(&plane), Arc::clone(&plane));

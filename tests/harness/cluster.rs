@@ -1,4 +1,4 @@
-//! A whole job in one process: coordinator, servers and workers on loopback, joined by QUIC as in production.
+//! A whole job in one process: coordinator, servers and workers on loopback, joined as in production.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
 use gradlane_core::mem::{Copies, Region};
 use gradlane_core::transport::Transport;
 use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
+use gradlane_core::transport::roads::Roads;
 use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec};
 use gradlane_server::{Embedded, EmbeddedOptions};
 
@@ -41,10 +42,12 @@ impl Cluster {
     /// # Panics
     /// If it does not start.
     pub fn with(workers: u32, servers: u32, settings: &[(&str, &str)]) -> Self {
-        Self::over(workers, servers, settings, |_, transport| Arc::new(transport))
+        Self::joined(workers, servers, &config(settings), |config, join, rank| {
+            worker(config, join, Some(rank), workers)
+        })
     }
 
-    /// Starts a job whose worker of each rank carries its exchanges over what `wrap` makes of its transport.
+    /// Starts a job over QUIC whose worker of each rank carries its exchanges over what `wrap` makes of its transport.
     ///
     /// # Panics
     /// If it does not start.
@@ -54,13 +57,20 @@ impl Cluster {
         settings: &[(&str, &str)],
         wrap: impl Fn(u32, QuicTransport) -> Arc<dyn Transport> + Sync,
     ) -> Self {
-        let config = config(settings);
-        let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers }).expect("starts");
-        let start = |rank| {
-            let settings = Settings::from_config(&config);
+        Self::joined(workers, servers, &config(settings), |config, join, rank| {
             let wrap = |transport| wrap(rank, transport);
-            worker_over(&config, embedded.join_string(), Some(rank), workers, &settings, wrap).expect("joins")
-        };
+            worker_over(config, join, Some(rank), workers, &Settings::from_config(config), wrap)
+        })
+    }
+
+    fn joined(
+        workers: u32,
+        servers: u32,
+        config: &Config,
+        worker: impl Fn(&Config, &JoinString, u32) -> Result<Engine> + Sync,
+    ) -> Self {
+        let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers }).expect("starts");
+        let start = |rank| worker(config, embedded.join_string(), rank).expect("joins");
         let workers = std::thread::scope(|scope| {
             let starting: Vec<_> = (0..workers)
                 .map(|rank| {
@@ -93,15 +103,18 @@ pub fn config(settings: &[(&str, &str)]) -> Config {
     Config::load(&arguments, [], None).expect("valid settings").0
 }
 
-/// Joins a job as a worker.
+/// Joins a job as a worker, on the roads that the settings allow.
 ///
 /// # Errors
 /// Why it could not.
 pub fn worker(config: &Config, join: &JoinString, rank: Option<u32>, workers: u32) -> Result<Engine> {
-    worker_over(config, join, rank, workers, &Settings::from_config(config), |transport| Arc::new(transport))
+    let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
+    let copies = Copies::default();
+    let transport = Arc::new(Roads::new(config, &credentials, &copies)?);
+    start(config, join, (rank, workers), credentials, transport, copies)
 }
 
-/// Joins a job as a worker whose transport has these settings and is what `wrap` makes of it.
+/// Joins a job as a worker whose QUIC transport has these settings and is what `wrap` makes of it.
 ///
 /// # Errors
 /// Why it could not.
@@ -115,9 +128,19 @@ pub fn worker_over(
 ) -> Result<Engine> {
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
     let transport = wrap(QuicTransport::new(&credentials, settings)?);
+    start(config, join, (rank, workers), credentials, transport, Copies::default())
+}
+
+fn start(
+    config: &Config,
+    join: &JoinString,
+    (rank, workers): (Option<u32>, u32),
+    credentials: Arc<Credentials>,
+    transport: Arc<dyn Transport>,
+    copies: Copies,
+) -> Result<Engine> {
     let member = MemberConfig { requested: rank, workers, ..process::member(Role::Worker, config) };
     let coordinator = join.address.clone();
-    let copies = Copies::default();
     Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport, copies })
 }
 

@@ -15,10 +15,18 @@ const LEN: usize = 100_000;
 
 #[test]
 fn a_worker_copies_nothing_over_a_network() {
-    let cluster = Cluster::start(1, 1);
+    let cluster = Cluster::with(1, 1, &[("road", "quic")]);
     let engine = &cluster.workers[0];
     Tensor::new("a", vec![1_f32; LEN]).reduce(engine, Op::Sum).unwrap();
     assert_eq!(engine.metrics().copied_bytes(), 0);
+}
+
+#[test]
+fn a_worker_copies_its_contribution_once_into_shared_memory() {
+    let cluster = Cluster::with(1, 1, &[("road", "shm")]);
+    let engine = &cluster.workers[0];
+    Tensor::new("a", vec![1_f32; LEN]).reduce(engine, Op::Sum).unwrap();
+    assert_eq!(engine.metrics().copied_bytes(), 4 * LEN as u64);
 }
 
 #[test]

@@ -163,7 +163,8 @@ struct Relayed {
 
 impl Relayed {
     fn start() -> Self {
-        let config = config(&[("advertise", "127.0.0.2"), ("form_timeout", "60s"), ("join_timeout", "60s")]);
+        let config =
+            config(&[("road", "quic"), ("advertise", "127.0.0.2"), ("form_timeout", "60s"), ("join_timeout", "60s")]);
         let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 2, servers: 1 }).unwrap();
         let relays = [&embedded.join_string().address, embedded.servers()[0].address()].map(|announced| {
             let relay: SocketAddr = announced.parse().unwrap();

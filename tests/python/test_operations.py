@@ -171,14 +171,15 @@ def test_a_wait_that_times_out_leaves_the_operation_running():
         gradlane.push_pull(np.ones(1), "late", op=gradlane.Sum)
 
 
-def test_host_memory_is_sent_from_where_it_lies():
+def test_host_memory_is_copied_once_into_what_a_server_of_this_machine_reads():
     before = gradlane.metrics()
     values = np.ones(250_000, np.float32)
     gradlane.push_pull(values, "in place")
     after = gradlane.metrics()
     assert after["push_bytes"] - before["push_bytes"] == values.nbytes
     assert after["pull_bytes"] - before["pull_bytes"] == values.nbytes
-    assert after["copied_bytes"] == before["copied_bytes"]
+    assert after["copied_bytes"] - before["copied_bytes"] == values.nbytes
+    assert after["shm_connections"] == after["connections"]
 
 
 def test_no_operation_is_left_over():

@@ -7,7 +7,8 @@ use std::time::Duration;
 use gradlane_core::cluster::MemberConfig;
 use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
 use gradlane_core::mem::Copies;
-use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
+use gradlane_core::transport::quic::Credentials;
+use gradlane_core::transport::roads::Roads;
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
 
 use super::job::config;
@@ -40,7 +41,8 @@ impl Exchanger for Worker {
         let config = config(&serde_json::from_str(settings).map_err(|cause| format!("settings: {cause}"))?)?;
         let join: JoinString = with.get(JOIN).map_or("", String::as_str).parse().map_err(text)?;
         let credentials = Arc::new(Credentials::enroll(&join, Role::Worker, config.join_timeout).map_err(text)?);
-        let transport = QuicTransport::new(&credentials, &Settings::from_config(&config)).map_err(text)?;
+        let copies = Copies::default();
+        let transport = Roads::new(&config, &credentials, &copies).map_err(text)?;
         let member = MemberConfig { requested: Some(rank), workers: ranks, ..process::member(Role::Worker, &config) };
         let shutdown = config.shutdown_timeout;
         let engine = Engine::start(EngineOptions {
@@ -49,7 +51,7 @@ impl Exchanger for Worker {
             coordinator: join.address,
             credentials,
             transport: Arc::new(transport),
-            copies: Copies::default(),
+            copies,
         })
         .map_err(text)?;
         let case = Case::single("meeting", 4, DType::F32, Op::Sum, 1);

@@ -71,7 +71,8 @@ impl Exchanger for RawWorker {
         };
         let mut links = Vec::new();
         for (index, door) in doors.into_iter().enumerate() {
-            let peer = Peer { address: door.address, node: NodeId(door.node), name: format!("store {index}") };
+            let (node, name) = (NodeId(door.node), format!("store {index}"));
+            let peer = Peer { address: door.address, door: String::new(), node, name };
             let (sender, connected) = channel();
             let done = Done::new(move |outcome| drop(sender.send(outcome)));
             transport.connect(peer, PATIENCE, Box::new(|_, _| {}), done);

@@ -32,6 +32,18 @@ macro_rules! choice {
 }
 
 choice! {
+    /// How exchanges reach a server.
+    RoadChoice {
+        /// Through shared memory where the server is on the same machine, over QUIC elsewhere.
+        Auto = "auto",
+        /// Always over QUIC.
+        Quic = "quic",
+        /// Always through shared memory; a server elsewhere cannot be reached.
+        Shm = "shm",
+    }
+}
+
+choice! {
     /// Who drives the connections of the data path.
     QuicDriver {
         /// A loop of our own on a thread of its own. Linux only; elsewhere it means the same as `async`.

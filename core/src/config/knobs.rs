@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::choices::{Congestion, LocalReduce, QuicDriver};
+use super::choices::{Congestion, LocalReduce, QuicDriver, RoadChoice};
 use super::kinds::{
     Address, Bytes, Count, Flag, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
 };
@@ -153,6 +153,10 @@ knobs! {
         bind: Address = "0.0.0.0:0";
         /// Host that a server or coordinator announces to the others; found out if absent.
         advertise: Optional<Text> = "", alias "DMLC_NODE_HOST";
+        /// How exchanges reach servers: over QUIC, through shared memory (shm), or auto for shared memory on the same machine.
+        road: RoadChoice = "auto";
+        /// Where processes of one machine find each other's sockets; /tmp if absent or not there.
+        runtime_dir: Optional<Path> = "", alias "XDG_RUNTIME_DIR";
         /// Send and receive buffer of a socket; the system may give less.
         socket_buffer_bytes: Bytes = "16 MiB" in "64 KiB" to "1 GiB";
         /// Largest UDP payload; found out by probing if absent.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::Metrics;
 use super::shared::{Shared, State};
 use crate::error::Error;
-use crate::transport::Peer;
-use crate::types::{Done, LinkId, ServerId, Time, View};
+use crate::transport::{Peer, Road};
+use crate::types::{Done, LinkId, ServerId, Time, View, WorkerId};
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
@@ -41,12 +41,19 @@ impl Links {
         }
     }
 
-    /// Follows the view: servers that are new in it, to be dialled.
-    pub(super) fn follow(&mut self, view: &View) -> Vec<(Peer, ServerId)> {
+    /// Follows the view: servers that are new in it, to be dialled by the worker `rank`.
+    pub(super) fn follow(&mut self, view: &View, rank: WorkerId) -> Vec<(Peer, ServerId)> {
+        let here = view.workers().find(|worker| worker.index == rank.0).map(|worker| worker.machine);
         let mut dials = Vec::new();
         for member in view.servers() {
             let server = ServerId(member.index);
-            let peer = Peer { address: member.address.clone(), node: member.node, name: member.name() };
+            let is_near = here.is_some_and(|here| here.is_shared_with(member.machine));
+            let peer = Peer {
+                address: member.address.clone(),
+                door: if is_near { member.door.clone() } else { String::new() },
+                node: member.node,
+                name: member.name(),
+            };
             if self.0.get(&server).is_none_or(|link| link.peer != peer) {
                 dials.push((peer.clone(), server));
                 self.0.insert(server, Link { peer, state: LinkState::Dialling, backoff: BACKOFF_MIN });
@@ -101,8 +108,10 @@ pub(super) fn dial(shared: &Arc<Shared>, peer: Peer, server: ServerId) {
     });
     let done = Done::new(move |outcome| match outcome {
         Ok(link) => {
-            tracing::debug!(server = server.0, "connected");
+            let road = on_done.transport.road(link);
+            tracing::debug!(server = server.0, ?road, "connected");
             Metrics::add(&on_done.metrics.connections, 1);
+            Metrics::add(&on_done.metrics.shm_connections, u64::from(road == Road::SharedMemory));
             on_done.with(|state, now| {
                 state.links.established(server, link);
                 state.scheduler.handle_link_up(now, server);

@@ -45,6 +45,8 @@ metrics! {
     local_bytes,
     /// Connections to servers established, repeats included.
     connections,
+    /// Those of them that go through shared memory.
+    shm_connections,
 }
 
 impl Metrics {

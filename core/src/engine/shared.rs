@@ -355,7 +355,7 @@ impl State {
     /// Follows a new membership: its servers are dialled, its epoch goes into headers.
     pub(super) fn follow(&mut self, now: Time, view: View) {
         // Where nothing is pushed, servers stay idle.
-        let dials = if self.scheduler.pipeline().pushes() { self.links.follow(&view) } else { Vec::new() };
+        let dials = if self.scheduler.pipeline().pushes() { self.links.follow(&view, self.rank) } else { Vec::new() };
         for (peer, server) in dials {
             self.scheduler.handle_link_down(now, server);
             self.effects.push(Effect::Dial(peer, server));

@@ -4,8 +4,10 @@
 //! that outlives the processes, except the directory of a [`PrivateSocket`], which the next one of the same user clears away.
 
 pub mod futex;
+pub mod ground;
 pub mod segment;
 pub mod socket;
 
-pub use segment::Segment;
+pub use ground::SharedGround;
+pub use segment::{Segment, Shown};
 pub use socket::{Connection, PrivateSocket, Received};

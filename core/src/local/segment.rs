@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -18,6 +18,9 @@ use crate::error::{Error, Result};
 
 /// What a segment must not lose: its length.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Memory that its maker alone writes keeps that too.
+const SEALS_TO_SHOW: SealFlags = SEALS.union(SealFlags::FUTURE_WRITE);
 
 /// A mapping of shared memory.
 ///
@@ -40,6 +43,18 @@ impl Segment {
     /// # Errors
     /// [`Error::Exhausted`] if there is not so much memory, [`Error::Io`] if the system refuses for another reason.
     pub fn create(bytes: u64) -> Result<Self> {
+        Self::sealed(bytes, SEALS)
+    }
+
+    /// New memory of `bytes` bytes, all zero, that nobody else can map for writing: peers see it through a [`Shown`].
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create).
+    pub fn create_to_show(bytes: u64) -> Result<Self> {
+        Self::sealed(bytes, SEALS_TO_SHOW)
+    }
+
+    fn sealed(bytes: u64, seals: SealFlags) -> Result<Self> {
         let failed = |error| io(format!("creating {bytes} bytes of shared memory"), error);
         let fd =
             rustix::fs::memfd_create(c"gradlane", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
@@ -54,8 +69,10 @@ impl Segment {
             }
             Err(error) => return Err(failed(error)),
         }
-        rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(failed)?;
-        Self::mapped(fd, bytes)
+        // Mapped first: the seal against writing spares the mappings that exist.
+        let segment = Self::mapped(fd, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        rustix::fs::fcntl_add_seals(&segment.fd, seals).map_err(failed)?;
+        Ok(segment)
     }
 
     /// Maps what another process made, after making sure that it has `bytes` bytes and keeps them.
@@ -63,6 +80,10 @@ impl Segment {
     /// # Errors
     /// [`Error::Protocol`] if it is anything else than a sealed segment of this length.
     pub fn map(fd: OwnedFd, bytes: u64) -> Result<Self> {
+        Self::checked(fd, bytes, SEALS, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn checked(fd: OwnedFd, bytes: u64, due: SealFlags, access: ProtFlags) -> Result<Self> {
         let broken = |problem: String| Error::Protocol {
             peer: "a process of this machine".to_owned(),
             field: "shared memory".to_owned(),
@@ -72,11 +93,14 @@ impl Segment {
         if !seals.contains(SEALS) {
             return Err(broken("may change its length".to_owned()));
         }
+        if !seals.contains(due) {
+            return Err(broken("may be written by others than its maker".to_owned()));
+        }
         let found = rustix::fs::fstat(&fd).map_err(|error| broken(format!("has no length: {error}")))?.st_size;
         if u64::try_from(found) != Ok(bytes) {
             return Err(broken(format!("has {found} bytes instead of {bytes}")));
         }
-        Self::mapped(fd, bytes)
+        Self::mapped(fd, bytes, access)
     }
 
     /// Its descriptor, to be sent to a peer.
@@ -146,10 +170,9 @@ impl Segment {
         unsafe { self.start.add(offset) }
     }
 
-    fn mapped(fd: OwnedFd, bytes: u64) -> Result<Self> {
+    fn mapped(fd: OwnedFd, bytes: u64, access: ProtFlags) -> Result<Self> {
         let failed = |error| io(format!("mapping {bytes} bytes of shared memory"), error);
         let length = usize::try_from(bytes).map_err(|_| failed(rustix::io::Errno::OVERFLOW))?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that anybody has.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, &fd, 0) };
         let start = NonNull::new(start.map_err(failed)?.cast::<u8>()).expect("nothing is mapped at null");
@@ -171,14 +194,59 @@ impl fmt::Debug for Segment {
     }
 }
 
+/// A mapping of what another process made with [`Segment::create_to_show`]: it can be read here and not written.
+#[derive(Debug)]
+pub struct Shown(Segment);
+
+impl Shown {
+    /// Maps what another process shows, after making sure that it has `bytes` bytes, keeps them, and is written by its maker only.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if it is anything else.
+    pub fn map(fd: OwnedFd, bytes: u64) -> Result<Self> {
+        Segment::checked(fd, bytes, SEALS_TO_SHOW, ProtFlags::READ).map(Self)
+    }
+
+    /// The word of 4 bytes at `offset`, with all that was written before it.
+    ///
+    /// # Panics
+    /// If it does not lie within the segment at a multiple of 4.
+    pub fn u32(&self, offset: usize) -> u32 {
+        self.0.u32(offset).load(Ordering::Acquire)
+    }
+
+    /// The word of 8 bytes at `offset`, with all that was written before it.
+    ///
+    /// # Panics
+    /// If it does not lie within the segment at a multiple of 8.
+    pub fn u64(&self, offset: usize) -> u64 {
+        self.0.u64(offset).load(Ordering::Acquire)
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    /// The `bytes` bytes from `offset`.
+    ///
+    /// # Safety
+    /// As for [`Segment::slice`].
+    ///
+    /// # Panics
+    /// If they do not lie within the segment.
+    pub unsafe fn slice(&self, offset: usize, bytes: usize) -> &[u8] {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.slice(offset, bytes) }
+    }
+}
+
 fn io(what: String, error: rustix::io::Errno) -> Error {
     Error::Io { what, cause: error.to_string() }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
 
     #[test]
@@ -204,6 +272,18 @@ mod tests {
         assert!(refusal.contains("has 4096 bytes instead of 8192"), "{refusal}");
         let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
         assert!(Segment::map(file, 4096).is_err(), "no memory at all");
+    }
+
+    #[test]
+    fn what_is_shown_can_be_written_by_its_maker_only() {
+        let ours = Segment::create_to_show(4096).unwrap();
+        let fd = || ours.fd().try_clone_to_owned().unwrap();
+        let theirs = Shown::map(fd(), 4096).unwrap();
+        ours.u64(8).store(7, Ordering::Release);
+        assert_eq!((theirs.u64(8), theirs.u32(8)), (7, 7));
+        assert!(Segment::map(fd(), 4096).is_err(), "not to be mapped for writing");
+        let refusal = Shown::map(Segment::create(4096).unwrap().fd().try_clone_to_owned().unwrap(), 4096).unwrap_err();
+        assert!(refusal.to_string().contains("by others than its maker"), "{refusal}");
     }
 
     #[test]

@@ -213,8 +213,9 @@ impl Connection {
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 
-    /// The process at the other end, as something that becomes readable when it ends; `None` if it cannot be seen from here.
-    pub fn process(&self) -> Option<OwnedFd> {
+    /// What becomes readable when the peer's process ends, though a child of it may keep the connection open. `None` where the system
+    /// does not tell, as across the bounds of containers.
+    pub fn peer_process(&self) -> Option<OwnedFd> {
         let peer = sockopt::socket_peercred(&self.0).ok()?;
         rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).ok()
     }

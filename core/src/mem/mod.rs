@@ -10,4 +10,4 @@ pub mod pool;
 
 pub use borrow::{Landing, Loan, Region, Returned};
 pub use copies::Copies;
-pub use pool::{Frozen, Lease, Pool};
+pub use pool::{Frozen, Ground, Lease, Place, Plot, Pool};

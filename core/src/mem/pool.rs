@@ -13,12 +13,45 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A pool of host memory. Clones share it.
 #[derive(Clone, Default)]
-pub struct Pool(Arc<Mutex<Shelves>>);
+pub struct Pool(Arc<Stock>);
+
+/// Where a pool may take memory from instead of the heap, such as memory that other processes see.
+pub trait Ground: Send + Sync {
+    /// `bytes` bytes that nobody else has, aligned to a cache line; `None` if there are none left, and the heap serves.
+    fn plot(&self, bytes: usize) -> Option<Box<dyn Plot>>;
+}
+
+/// Memory of a [`Ground`], until it is dropped.
+///
+/// # Safety
+/// Whoever implements it promises that the bytes from `start`, as many as were asked for, are initialised, stay where they are, and are
+/// reached through this value only.
+#[expect(unsafe_code, reason = "the promise is about raw memory")]
+pub unsafe trait Plot: Send + Sync {
+    /// Where it begins.
+    fn start(&self) -> NonNull<u8>;
+    /// Where others find it.
+    fn place(&self) -> Place;
+}
+
+/// Where bytes lie in memory that other processes see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The piece of memory, by the ground's name for it.
+    pub segment: u32,
+    /// The first byte.
+    pub offset: u64,
+}
 
 impl Pool {
     /// An empty pool.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty pool that takes its memory from `ground`.
+    pub fn on(ground: Arc<dyn Ground>) -> Self {
+        Self(Arc::new(Stock { ground: Some(ground), shelves: Mutex::default() }))
     }
 
     /// Memory of `len` bytes, aligned to a cache line. Its contents are arbitrary, though initialised.
@@ -32,7 +65,8 @@ impl Pool {
         });
         let slab = reused.unwrap_or_else(|| {
             self.shelves(|shelves| shelves.bytes_held += class);
-            Slab::new(class)
+            let plot = self.0.ground.as_ref().and_then(|ground| ground.plot(class));
+            plot.map_or_else(|| Slab::new(class), |plot| Slab::on(plot, class))
         });
         Lease { slab: Some(slab), len, pool: self.clone() }
     }
@@ -56,7 +90,7 @@ impl Pool {
 
     /// A panic elsewhere leaves the shelves whole, as no code of others runs under the lock.
     fn shelves<T>(&self, with: impl FnOnce(&mut Shelves) -> T) -> T {
-        with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        with(&mut self.0.shelves.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -64,6 +98,12 @@ impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pool({} of {} bytes in use)", self.bytes_in_use(), self.bytes_held())
     }
+}
+
+#[derive(Default)]
+struct Stock {
+    ground: Option<Arc<dyn Ground>>,
+    shelves: Mutex<Shelves>,
 }
 
 #[derive(Default)]
@@ -125,6 +165,13 @@ impl fmt::Debug for Lease {
 #[derive(Clone)]
 pub struct Frozen(Arc<Lease>);
 
+impl Frozen {
+    /// Where other processes see it, if they do.
+    pub fn place(&self) -> Option<Place> {
+        self.0.slab().place()
+    }
+}
+
 impl Deref for Frozen {
     type Target = [u8];
 
@@ -149,6 +196,8 @@ impl fmt::Debug for Frozen {
 struct Slab {
     ptr: NonNull<u8>,
     layout: Layout,
+    /// Where it comes from; the heap if absent.
+    plot: Option<Box<dyn Plot>>,
 }
 
 impl Slab {
@@ -157,7 +206,16 @@ impl Slab {
         // SAFETY: a size class is never zero.
         let ptr = unsafe { alloc_zeroed(layout) };
         let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
-        Self { ptr, layout }
+        Self { ptr, layout, plot: None }
+    }
+
+    fn on(plot: Box<dyn Plot>, class: usize) -> Self {
+        let layout = Layout::from_size_align(class, ALIGN).expect("a size class is far below isize::MAX");
+        Self { ptr: plot.start(), layout, plot: Some(plot) }
+    }
+
+    fn place(&self) -> Option<Place> {
+        self.plot.as_ref().map(|plot| plot.place())
     }
 
     fn len(&self) -> usize {
@@ -165,7 +223,7 @@ impl Slab {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `ptr` is valid for `len` initialised bytes, which live as long as `self` and are written only through `&mut self`.
+        // SAFETY: `ptr` is valid for `len` initialised bytes, by `new` or by the promise of a plot, which live as long as `self` and are written only through `&mut self`.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len()) }
     }
 
@@ -177,8 +235,10 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, freed only here.
-        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+        if self.plot.is_none() {
+            // SAFETY: allocated in `new` with this layout, freed only here.
+            unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+        }
     }
 }
 
@@ -188,7 +248,7 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 /// Of every slab: a cache line, which suits every vector instruction.
-const ALIGN: usize = 64;
+pub const ALIGN: usize = 64;
 /// The smallest slab. Smaller ones would save nothing worth a size class.
 const CLASS_MIN: usize = 1 << 10;
 

@@ -474,7 +474,12 @@ mod tests {
     fn nobody_listens_in_another_network() {
         let (here, there) = (MemNetwork::new().unwrap(), MemNetwork::new().unwrap());
         let _server = here.listen("a", NodeId([7; 32]), Box::new(|_| ())).unwrap();
-        let peer = Peer { address: "mem://a".to_owned(), node: NodeId([7; 32]), name: "server 0".to_owned() };
+        let peer = Peer {
+            address: "mem://a".to_owned(),
+            door: String::new(),
+            node: NodeId([7; 32]),
+            name: "server 0".to_owned(),
+        };
         let error = connect(&there.transport(NodeId([8; 32])), peer).0.soon().unwrap_err();
         assert!(error.retryable(), "{error}");
     }

@@ -16,6 +16,8 @@ use crate::wire::Header;
 mod exchange;
 pub mod mem;
 pub mod quic;
+pub mod roads;
+pub mod shm;
 
 #[cfg(test)]
 mod contract;
@@ -25,6 +27,8 @@ mod contract;
 pub struct Peer {
     /// `host:port`.
     pub address: String,
+    /// Path of the socket at which processes of its machine reach it; empty if this process is not on it.
+    pub door: String,
     /// The identity that its certificate must prove.
     pub node: NodeId,
     /// For messages, such as `server 1`.
@@ -81,8 +85,22 @@ pub trait Transport: Send + Sync {
     /// Closes a link; its exchanges fail.
     fn disconnect(&self, link: LinkId);
 
+    /// The road that a link takes, for logs and counters.
+    fn road(&self, _link: LinkId) -> Road {
+        Road::Network
+    }
+
     /// Closes everything and waits, at most `patience`, until all memory is free and all threads ended.
     fn shutdown(&self, patience: Duration);
+}
+
+/// How bytes get to the other side of a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Road {
+    /// Over a network, or what stands for one in a test.
+    Network,
+    /// Through memory that both processes map.
+    SharedMemory,
 }
 
 /// Reports the end of a pull.

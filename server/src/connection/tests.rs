@@ -101,7 +101,7 @@ impl Played {
     fn new(workers: u32, change: impl FnOnce(&mut AggregatorConfig)) -> Self {
         let mut config = AggregatorConfig { memory_bytes_max: 1 << 30, block_bytes: BLOCK as u64, ..config() };
         change(&mut config);
-        let plane = DataPlane::new(config, NonZeroUsize::new(2).unwrap(), Clock::start()).unwrap();
+        let plane = DataPlane::new(config, NonZeroUsize::new(2).unwrap(), Pool::new(), Clock::start()).unwrap();
         let (sink, sent) = unbounded();
         let outbox = Box::new(move |outgoing| drop(sink.send(outgoing)));
         plane.attach(Listener { address: String::new(), outbox, stop: Box::new(|_| ()) }, Weak::new());

@@ -30,7 +30,8 @@ const GOODBYE: &[u8] = b"bye";
 impl Watch {
     pub(super) fn new(peers: Vec<(usize, Connection)>) -> Result<Self> {
         let (stop, stopped) = Connection::pair()?;
-        let peer = |(rank, connection): (usize, Connection)| Peer { rank, process: connection.process(), connection };
+        let peer =
+            |(rank, connection): (usize, Connection)| Peer { rank, process: connection.peer_process(), connection };
         Ok(Self { peers: peers.into_iter().map(peer).collect(), stop, stopped })
     }
 

@@ -115,7 +115,7 @@ fn alert_of(code: TransportErrorCode) -> Option<u8> {
 }
 
 /// Alerts are those of RFC 8446, section 6.
-fn auth_error(alert: u8, problem: String) -> Error {
+pub(in crate::transport) fn auth_error(alert: u8, problem: String) -> Error {
     let hint = match alert {
         45 => "compare the clocks of both hosts; then start it again with the join string to renew its certificate",
         48 | 42 | 51 => {

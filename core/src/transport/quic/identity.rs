@@ -231,7 +231,7 @@ pub struct PeerIdentity {
 
 impl PeerIdentity {
     /// Reads a certificate; that its authority signed it was checked by TLS.
-    pub(super) fn of(certificate: &CertificateDer<'_>) -> Result<Self> {
+    pub(in crate::transport) fn of(certificate: &CertificateDer<'_>) -> Result<Self> {
         let node = NodeId(public_key_hash(certificate)?);
         let named = uri_of(certificate).and_then(|uri| {
             let (job, role, id) = match uri.strip_prefix("gradlane://")?.split('/').collect::<Vec<_>>()[..] {
@@ -330,7 +330,7 @@ fn failed(what: &str, error: impl fmt::Display) -> Error {
 }
 
 /// In every certificate, so that TLS's check of the server's name passes: who a server is, is its [`NodeId`].
-pub(super) const SERVER_NAME: &str = "gradlane";
+pub(in crate::transport) const SERVER_NAME: &str = "gradlane";
 /// Of a process's certificate. As long as the longest trainings last: certificates are not renewed, and a process that must dial anew
 /// after the end of its own would be locked out of a job that still runs. What a shorter time would protect from, a stolen key, ends with
 /// the job in any case, because every job has its own authority.

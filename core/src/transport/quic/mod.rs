@@ -17,7 +17,7 @@ pub mod settings;
 pub mod vandal;
 
 mod client;
-mod closing;
+pub(super) mod closing;
 mod dial;
 #[cfg(target_os = "linux")]
 mod direct;
@@ -25,7 +25,7 @@ mod door;
 mod endpoint;
 mod exchange;
 mod socket;
-mod tls;
+pub(super) mod tls;
 mod transport;
 
 pub use control::{ControlEvent, ControlIncoming, ControlLink, ControlListener};

@@ -169,7 +169,12 @@ fn a_server_that_falls_silent_tears_what_is_under_way() {
     let settings = Settings { idle_timeout, keep_alive: idle_timeout / 4, ..Settings::default() };
     let transport: Arc<dyn Transport> =
         Arc::new(QuicTransport::new(&world.credentials(Role::Worker), &settings).unwrap());
-    let peer = Peer { address: listener.address.clone(), node: credentials.node(), name: "server 0".to_owned() };
+    let peer = Peer {
+        address: listener.address.clone(),
+        door: String::new(),
+        node: credentials.node(),
+        name: "server 0".to_owned(),
+    };
     let (linked, lost) = connect(&*transport, peer);
     let worker = Worker { link: linked.soon().unwrap(), transport, lost };
     let mut memory = contract::pattern(1 << 20, 1);

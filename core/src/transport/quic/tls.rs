@@ -24,7 +24,7 @@ pub(super) const ALPN_ENROLL: &[u8] = b"gradlane-enroll/1";
 
 /// Whom a server lets in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Admission {
+pub(in crate::transport) enum Admission {
     /// Members only: no handshake without a certificate of the job.
     Members,
     /// Also processes without a certificate, which may do nothing but enrol: [`peer_of`] tells them apart.
@@ -33,6 +33,11 @@ pub(super) enum Admission {
 
 /// For connecting as a member.
 pub(super) fn client(credentials: &Credentials) -> Result<Arc<QuicClientConfig>> {
+    Ok(Arc::new(QuicClientConfig::try_from(client_config(credentials, ALPN)?).map_err(broken)?))
+}
+
+/// TLS for connecting as a member to speak `protocol`.
+pub(in crate::transport) fn client_config(credentials: &Credentials, protocol: &[u8]) -> Result<rustls::ClientConfig> {
     let roots = roots(credentials)?;
     let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider()).build().map_err(broken)?;
     let mut config = rustls::ClientConfig::builder_with_provider(provider())
@@ -41,9 +46,9 @@ pub(super) fn client(credentials: &Credentials) -> Result<Arc<QuicClientConfig>>
         .with_webpki_verifier(verifier)
         .with_client_auth_cert(credentials.chain(), key(credentials))
         .map_err(broken)?;
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = vec![protocol.to_vec()];
     config.resumption = Resumption::disabled();
-    Ok(Arc::new(QuicClientConfig::try_from(config).map_err(broken)?))
+    Ok(config)
 }
 
 /// For connecting to enrol: the server's certificate must come from the authority whose key has this hash.
@@ -65,6 +70,20 @@ pub(super) fn without_certificate(ca_hash: [u8; 32], protocol: &[u8]) -> Result<
 
 /// For listening.
 pub(super) fn server(credentials: &Credentials, admission: Admission) -> Result<Arc<QuicServerConfig>> {
+    let protocols: &[&[u8]] = match admission {
+        Admission::Members => &[ALPN],
+        Admission::MembersAndNewcomers => &[ALPN, ALPN_ENROLL],
+    };
+    let config = server_config(credentials, admission, protocols)?;
+    Ok(Arc::new(QuicServerConfig::try_from(config).map_err(broken)?))
+}
+
+/// TLS for listening to those of `admission` who speak one of `protocols`.
+pub(in crate::transport) fn server_config(
+    credentials: &Credentials,
+    admission: Admission,
+    protocols: &[&[u8]],
+) -> Result<rustls::ServerConfig> {
     let members = WebPkiClientVerifier::builder_with_provider(roots(credentials)?, provider());
     let verifier = match admission {
         Admission::Members => members.build(),
@@ -76,14 +95,11 @@ pub(super) fn server(credentials: &Credentials, admission: Admission) -> Result<
         .with_client_cert_verifier(verifier.map_err(broken)?)
         .with_single_cert(credentials.chain(), key(credentials))
         .map_err(broken)?;
-    config.alpn_protocols = match admission {
-        Admission::Members => vec![ALPN.to_vec()],
-        Admission::MembersAndNewcomers => vec![ALPN.to_vec(), ALPN_ENROLL.to_vec()],
-    };
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.max_early_data_size = 0;
-    Ok(Arc::new(QuicServerConfig::try_from(config).map_err(broken)?))
+    Ok(config)
 }
 
 /// Who is at the other end of an established connection.

@@ -155,7 +155,8 @@ mod tests {
 
     fn dial(patience: Duration) -> (Dial, Receiver<crate::error::Result<LinkId>>, Instant) {
         let (sender, report) = channel();
-        let peer = Peer { address: "a:1".to_owned(), node: NodeId([0; 32]), name: "server 0".to_owned() };
+        let peer =
+            Peer { address: "a:1".to_owned(), door: String::new(), node: NodeId([0; 32]), name: "server 0".to_owned() };
         let done = Done::new(move |outcome| drop(sender.send(outcome)));
         #[expect(clippy::disallowed_methods, reason = "any instant will do; there is no other way to make one")]
         let now = Instant::now();

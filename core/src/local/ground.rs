@@ -1,0 +1,139 @@
+//! Memory for a server's pool that processes of its machine can read where it lies.
+//!
+//! It is taken in segments that grow with what is needed, so that a large model costs few descriptors and a small one little memory. What a
+//! pool has taken it keeps; the segments go with the last of it.
+#![expect(unsafe_code, reason = "a pool reaches its memory by address")]
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Segment;
+use crate::mem::pool::{ALIGN, Ground, Place, Plot};
+
+/// Memory that others may be shown.
+#[derive(Debug, Default)]
+pub struct SharedGround(Mutex<Vec<Field>>);
+
+/// A segment and how much of it is taken.
+#[derive(Debug)]
+struct Field {
+    segment: Arc<Segment>,
+    taken: usize,
+}
+
+impl SharedGround {
+    /// No memory yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The segment that a [`Place`] names.
+    pub fn segment(&self, number: u32) -> Option<Arc<Segment>> {
+        let fields = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        fields.get(usize::try_from(number).ok()?).map(|field| Arc::clone(&field.segment))
+    }
+}
+
+impl Ground for SharedGround {
+    fn plot(&self, bytes: usize) -> Option<Box<dyn Plot>> {
+        let bytes = bytes.next_multiple_of(ALIGN);
+        let mut fields = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = fields.iter().rposition(|field| field.segment.bytes() - field.taken >= bytes);
+        let number = match open {
+            Some(number) => number,
+            None => {
+                let last = fields.last().map_or(0, |field| field.segment.bytes());
+                let size = (2 * last).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX).max(bytes);
+                // Not there: then the heap, which knows better what to do without memory.
+                let segment = Segment::create_to_show(size as u64).ok()?;
+                fields.push(Field { segment: Arc::new(segment), taken: 0 });
+                fields.len() - 1
+            }
+        };
+        let field = &mut fields[number];
+        let offset = field.taken;
+        field.taken += bytes;
+        let segment = Arc::clone(&field.segment);
+        // SAFETY: what was taken before ends at `offset`, so that nobody else has these bytes, now or later.
+        let start = unsafe { segment.slice_mut(offset, bytes) }.as_mut_ptr();
+        let start = NonNull::new(start).expect("a slice is somewhere");
+        let place = Place { segment: u32::try_from(number).ok()?, offset: offset as u64 };
+        Some(Box::new(Shared { _segment: segment, start, place }))
+    }
+}
+
+struct Shared {
+    /// Keeps the memory mapped.
+    _segment: Arc<Segment>,
+    start: NonNull<u8>,
+    place: Place,
+}
+
+// SAFETY: memory belongs to the process, not to a thread.
+unsafe impl Send for Shared {}
+// SAFETY: it is only reached through a pool's slab, whose rules are those of any memory.
+unsafe impl Sync for Shared {}
+
+// SAFETY: zeroed by the system, mapped as long as `_segment` lives, and never given to anybody else.
+unsafe impl Plot for Shared {
+    fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    fn place(&self) -> Place {
+        self.place
+    }
+}
+
+const SEGMENT_BYTES_MIN: usize = 1 << 20;
+const SEGMENT_BYTES_MAX: usize = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::super::Shown;
+    use super::*;
+    use crate::mem::Pool;
+
+    #[test]
+    fn what_is_frozen_can_be_read_where_it_lies() {
+        let ground = Arc::new(SharedGround::new());
+        let pool = Pool::on(Arc::clone(&ground) as Arc<dyn Ground>);
+        let frozen: Vec<_> = (1..=5u8)
+            .map(|value| {
+                let mut lease = pool.lease(400_000);
+                lease.fill(value);
+                lease.freeze()
+            })
+            .collect();
+        for (value, frozen) in (1..=5u8).zip(&frozen) {
+            let Place { segment, offset } = frozen.place().unwrap();
+            let segment = ground.segment(segment).unwrap();
+            let shown = Shown::map(segment.fd().try_clone_to_owned().unwrap(), segment.bytes() as u64).unwrap();
+            // SAFETY: frozen, so nobody writes it.
+            let seen = unsafe { shown.slice(usize::try_from(offset).unwrap(), 400_000) };
+            assert!(seen.iter().all(|byte| *byte == value));
+        }
+    }
+
+    #[test]
+    fn memory_is_taken_in_few_segments_and_used_again() {
+        let ground = Arc::new(SharedGround::new());
+        let pool = Pool::on(Arc::clone(&ground) as Arc<dyn Ground>);
+        let leases: Vec<_> = (0..40).map(|_| pool.lease(1 << 20)).collect();
+        assert!(ground.segment(5).is_some() && ground.segment(8).is_none(), "1, 2, 4, 8, 16, 32 MiB");
+        let held = pool.bytes_held();
+        drop(leases);
+        let _again: Vec<_> = (0..40).map(|_| pool.lease(1 << 20)).collect();
+        assert_eq!(pool.bytes_held(), held);
+        assert!(Pool::new().lease(10).freeze().place().is_none(), "the heap is nobody else's");
+    }
+
+    #[test]
+    fn a_plot_outlives_its_ground() {
+        let pool = Pool::on(Arc::new(SharedGround::new()));
+        let mut lease = pool.lease(100);
+        drop(pool);
+        lease.fill(7);
+        assert!(lease.iter().all(|byte| *byte == 7));
+    }
+}

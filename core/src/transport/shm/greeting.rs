@@ -1,0 +1,253 @@
+//! How a link begins: who the two processes are, and the exchange of their segments.
+//!
+//! ```text
+//!  worker                                                                   server
+//!     │  mutual TLS 1.3, protocol `gradlane-local/1`, the job's authority      │
+//!     │ ───── layout; segment and bell as descriptors ───────────────────────► │
+//!     │ ◄──── layout; segment and bell as descriptors, or why not ──────────── │
+//! ```
+//! The socket already proves that both run as one user; which of the job's processes they are, their certificates prove, as on QUIC. TLS
+//! is not used for anything afterwards: what nobody else can map needs no encryption. The descriptors come with the record that announces
+//! them.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::EventfdFlags;
+use rustls::CertificateError;
+
+use super::layout::{LAYOUT, SEGMENT_BYTES, bad};
+use super::link::Parts;
+use super::memory::Memory;
+use crate::error::{Error, Result};
+use crate::local::{Connection, Received, Segment, Shown};
+use crate::mem::Copies;
+use crate::transport::quic::closing::auth_error;
+use crate::transport::quic::identity::SERVER_NAME;
+use crate::transport::quic::tls::{Admission, client_config, server_config};
+use crate::transport::quic::{Credentials, PeerIdentity};
+use crate::wire::reject;
+
+/// The protocol of links in shared memory.
+const ALPN: &[u8] = b"gradlane-local/1";
+/// How long one message may take. A greeting has at most [`MESSAGES_MAX`] of them.
+const STEP: Duration = Duration::from_secs(3);
+const MESSAGES_MAX: usize = 8;
+const MESSAGE_BYTES_MAX: usize = 64 << 10;
+
+/// Connects to the server whose socket is at `door`, called `name` in messages; who it is, the caller judges by `judge`.
+///
+/// # Errors
+/// [`Error::Unavailable`] if nobody listens there or the server ends, [`Error::Auth`] if one side does not accept the other.
+pub(super) fn connect(
+    door: &Path,
+    name: &str,
+    credentials: &Credentials,
+    copies: &Copies,
+    judge: impl FnOnce(&PeerIdentity) -> Result<()>,
+) -> Result<Parts> {
+    let connection = Connection::connect(door, STEP)?;
+    let server = SERVER_NAME.try_into().expect("a name");
+    let tls = rustls::ClientConnection::new(Arc::new(client_config(credentials, ALPN)?), server).map_err(failed)?;
+    let mut talk = Talk { connection, tls: tls.into(), peer: name.to_owned() };
+    let identity = talk.shake_hands()?;
+    judge(&identity)?;
+    let ours = Ours::new()?;
+    talk.present(&ours)?;
+    let theirs = talk.receive()?;
+    talk.link(ours, theirs, copies)
+}
+
+/// Greets a process that came to the socket. Once it has told who it is, `name` names it for messages.
+///
+/// # Errors
+/// As for [`connect`]; the peer was told.
+pub(super) fn welcome(
+    connection: Connection,
+    credentials: &Credentials,
+    copies: &Copies,
+    name: impl FnOnce(&PeerIdentity) -> String,
+) -> Result<(Parts, PeerIdentity)> {
+    let config = server_config(credentials, Admission::Members, &[ALPN])?;
+    let tls = rustls::ServerConnection::new(Arc::new(config)).map_err(failed)?;
+    let mut talk = Talk { connection, tls: tls.into(), peer: "a process of this machine".to_owned() };
+    let identity = talk.shake_hands()?;
+    talk.peer = name(&identity);
+    let parts = talk.receive().and_then(|theirs| Ok((Ours::new()?, theirs)));
+    let (ours, theirs) = match parts {
+        Ok(parts) => parts,
+        Err(error) => {
+            let _ = talk.refuse(&error);
+            return Err(error);
+        }
+    };
+    talk.present(&ours)?;
+    Ok((talk.link(ours, theirs, copies)?, identity))
+}
+
+/// What this side brings.
+struct Ours {
+    segment: Segment,
+    bell: OwnedFd,
+}
+
+impl Ours {
+    fn new() -> Result<Self> {
+        let segment = Segment::create_to_show(SEGMENT_BYTES as u64)?;
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let io = |error: rustix::io::Errno| Error::Io { what: "making a bell".to_owned(), cause: error.to_string() };
+        Ok(Self { segment, bell: bell.map_err(io)? })
+    }
+}
+
+/// What the peer brings.
+struct Theirs {
+    segment: Shown,
+    bell: OwnedFd,
+}
+
+struct Talk {
+    connection: Connection,
+    tls: rustls::Connection,
+    /// The other side, for messages.
+    peer: String,
+}
+
+impl Talk {
+    fn shake_hands(&mut self) -> Result<PeerIdentity> {
+        for _ in 0..MESSAGES_MAX {
+            self.flush(&[])?;
+            if !self.tls.is_handshaking() {
+                let certificate = self.tls.peer_certificates().and_then(|chain| chain.first());
+                let certificate = certificate.ok_or_else(|| bad(&self.peer, "certificate", "is missing"))?;
+                return PeerIdentity::of(certificate);
+            }
+            if !self.hear()?.is_empty() {
+                return Err(bad(&self.peer, "handshake", "comes with descriptors"));
+            }
+        }
+        Err(bad(&self.peer, "handshake", "does not end"))
+    }
+
+    /// Sends what TLS has to send, in one message.
+    fn flush(&mut self, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let mut records = Vec::new();
+        while self.tls.wants_write() {
+            self.tls.write_tls(&mut records).expect("a vector takes everything");
+        }
+        if records.is_empty() {
+            return Ok(());
+        }
+        self.connection.send(&records, fds, STEP).map_err(|error| self.gone(error))
+    }
+
+    /// Receives one message for TLS, and what came with it.
+    fn hear(&mut self) -> Result<Vec<OwnedFd>> {
+        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+        let heard = self.connection.recv(&mut buffer, STEP).map_err(|error| self.gone(error))?;
+        let Some(Received { bytes, fds }) = heard else {
+            return Err(Error::Unavailable { what: self.peer.clone(), cause: "it closed the connection".to_owned() });
+        };
+        let mut records = &buffer[..bytes];
+        while !records.is_empty() {
+            let taken = self.tls.read_tls(&mut records);
+            let processed = taken
+                .map_err(|error| bad(&self.peer, "TLS record", error.to_string()))
+                .and_then(|_| self.tls.process_new_packets().map_err(|error| tls_error(&error, &self.peer)));
+            if let Err(error) = processed {
+                // The alert that tells the peer.
+                let _ = self.flush(&[]);
+                return Err(error);
+            }
+        }
+        Ok(fds)
+    }
+
+    fn say(&mut self, text: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        self.tls.writer().write_all(text).expect("TLS buffers a short text");
+        self.flush(fds)
+    }
+
+    fn present(&mut self, ours: &Ours) -> Result<()> {
+        let mut text = vec![PRESENT];
+        text.extend_from_slice(&LAYOUT.to_le_bytes());
+        self.say(&text, &[ours.segment.fd(), ours.bell.as_fd()])
+    }
+
+    fn refuse(&mut self, error: &Error) -> Result<()> {
+        let mut text = vec![REFUSE];
+        text.extend_from_slice(&reject::to_body(error));
+        self.say(&text, &[])
+    }
+
+    fn receive(&mut self) -> Result<Theirs> {
+        let mut fds = self.hear()?;
+        let mut text = Vec::new();
+        // Ends with "would block" when all that came was read.
+        let _ = self.tls.reader().read_to_end(&mut text);
+        match text.split_first() {
+            Some((&PRESENT, layout)) if *layout == LAYOUT.to_le_bytes() => {}
+            Some((&PRESENT, layout)) => {
+                return Err(Error::Incompatible {
+                    field: "layout of shared memory".to_owned(),
+                    ours: LAYOUT.to_string(),
+                    peer: self.peer.clone(),
+                    theirs: format!("{layout:?}"),
+                });
+            }
+            Some((&REFUSE, body)) => return Err(reject::from_body(body, &self.peer).unwrap_or_else(|error| error)),
+            Some(_) | None => return Err(bad(&self.peer, "greeting", "is none")),
+        }
+        let (Some(bell), Some(segment), None) = (fds.pop(), fds.pop(), fds.pop()) else {
+            return Err(bad(&self.peer, "greeting", "comes without its two descriptors"));
+        };
+        Ok(Theirs { segment: Shown::map(segment, SEGMENT_BYTES as u64)?, bell })
+    }
+
+    fn link(self, ours: Ours, theirs: Theirs, copies: &Copies) -> Result<Parts> {
+        let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&theirs.bell));
+        // Ringing writes to it, which must neither wait nor change anything.
+        if std::fs::read_link(name).is_ok_and(|target| target != Path::new("anon_inode:[eventfd]")) {
+            return Err(bad(&self.peer, "bell", "is none"));
+        }
+        let life = self.connection.peer_process();
+        let memory = Memory::new(ours.segment, theirs.segment, theirs.bell, copies.clone());
+        Ok(Parts { connection: self.connection, bell: ours.bell, life, memory })
+    }
+
+    fn gone(&self, error: Error) -> Error {
+        match error {
+            Error::Unavailable { cause, .. } => Error::Unavailable { what: self.peer.clone(), cause },
+            Error::Timeout { .. } => {
+                Error::Unavailable { what: self.peer.clone(), cause: "it does not answer".to_owned() }
+            }
+            other => other,
+        }
+    }
+}
+
+const PRESENT: u8 = 1;
+const REFUSE: u8 = 2;
+
+fn tls_error(error: &rustls::Error, peer: &str) -> Error {
+    match error {
+        rustls::Error::AlertReceived(alert) => {
+            auth_error(u8::from(*alert), format!("{peer} refused the certificate of this process: {alert:?}"))
+        }
+        rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            auth_error(45, format!("this process refused the certificate of {peer}: {error}"))
+        }
+        rustls::Error::InvalidCertificate(_) => {
+            auth_error(48, format!("this process refused the certificate of {peer}: {error}"))
+        }
+        rustls::Error::NoCertificatesPresented => auth_error(116, format!("{peer} showed no certificate")),
+        other => bad(peer, "TLS record", other.to_string()),
+    }
+}
+
+fn failed(error: rustls::Error) -> Error {
+    Error::Internal { what: format!("TLS for shared memory: {error}") }
+}

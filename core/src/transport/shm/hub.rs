@@ -1,0 +1,600 @@
+//! A worker's links and exchanges: one thread for all links, which lands the sums. Contributions are copied into the segment by whoever pushes them, as
+//! far as there is room.
+//!
+//! ```text
+//!  exchange   push ──► Queued (too many are open) ──► Open, bytes … ──► all in the ring: push done ──┐
+//!                                                           └── Answer without EARLY: push done ─────┤
+//!             pull ──────────────────────────────────────────────────────────────────────────────────┴─► landing … ──► End: pull done
+//!             abandoned, Break, the link is lost: as soon as nothing is being copied, from every state
+//! ```
+//! Whatever ends an exchange marks it; the thread alone reports pulls, so that nobody reports while it writes.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::greeting;
+use super::inbound::Received;
+use super::landing::{Arriving, Step};
+use super::layout::{Message, bad};
+use super::link::{Link, Parts, Pumped, Sent};
+use super::listener::EXCHANGES_MAX;
+use super::poller::{Happening, Poller, Side};
+use crate::error::{Error, Result};
+use crate::mem::{Copies, Loan, Region, Returned};
+use crate::transport::exchange::{PullEnd, broken_off, link_gone, unknown_exchange};
+use crate::transport::quic::{Credentials, PeerIdentity};
+use crate::transport::{Answer, LinkLost, Peer, Push, Torn};
+use crate::types::{Done, ExchangeId, LinkId};
+use crate::wire::{Flags, Header};
+
+/// All links and exchanges.
+pub(super) struct Hub {
+    pub(super) poller: Poller,
+    credentials: Credentials,
+    copies: Copies,
+    over: AtomicBool,
+    state: Mutex<State>,
+    /// Told when a dial has ended, and when those that wait should.
+    pub(super) dialled: Condvar,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) links: BTreeMap<LinkId, Entry>,
+    pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
+    /// Exchanges that the thread has to look at.
+    marked: BTreeSet<ExchangeId>,
+    links_made: u64,
+    pub(super) dialling: usize,
+    pub(super) closing: bool,
+}
+
+pub(super) struct Entry {
+    pub(super) link: Arc<Link>,
+    lost: LinkLost,
+    /// By the names that the server knows.
+    exchanges: BTreeMap<u64, ExchangeId>,
+    /// The last name given.
+    last: u64,
+    /// Exchanges for which there was no name, oldest first.
+    queued: VecDeque<ExchangeId>,
+}
+
+pub(super) struct Exchange {
+    link: LinkId,
+    /// What the server calls it; 0 until it may begin.
+    name: u64,
+    push: Header,
+    /// The body of one that may not begin yet.
+    body: Vec<Bytes>,
+    /// Whether the caller's memory may still be read.
+    sending: bool,
+    done: Option<Done<()>>,
+    returned: mpsc::Receiver<Returned>,
+    pull: Option<(Vec<Region>, PullEnd)>,
+    /// Absent while the thread is at it.
+    arriving: Option<Arriving>,
+    end: Option<End>,
+}
+
+/// Why an exchange ends without an answer.
+#[derive(Clone, Debug)]
+pub(super) enum End {
+    Abandoned,
+    Failed(Error),
+}
+
+impl End {
+    fn error(self) -> Error {
+        match self {
+            Self::Abandoned => Error::Cancelled,
+            Self::Failed(error) => error,
+        }
+    }
+}
+
+impl Hub {
+    pub(super) fn new(credentials: &Credentials, copies: &Copies) -> Result<Self> {
+        Ok(Self {
+            poller: Poller::new()?,
+            credentials: credentials.clone(),
+            copies: copies.clone(),
+            over: AtomicBool::new(false),
+            state: Mutex::new(State::default()),
+            dialled: Condvar::new(),
+        })
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connects, trying again until `patience` ends.
+    pub(super) fn dial(&self, peer: &Peer, patience: Duration, lost: LinkLost) -> Result<LinkId> {
+        let mut left = patience;
+        loop {
+            let failure = match self.greet(peer) {
+                Ok(parts) => return self.connected(peer, parts, lost),
+                Err(error) => error,
+            };
+            if !failure.retryable() || left < PAUSE {
+                return Err(failure);
+            }
+            left -= PAUSE;
+            let state = self.state();
+            let waiting = |state: &mut State| !state.closing;
+            let waited = self.dialled.wait_timeout_while(state, PAUSE, waiting);
+            if waited.unwrap_or_else(PoisonError::into_inner).0.closing {
+                return Err(Error::Cancelled);
+            }
+        }
+    }
+
+    fn greet(&self, peer: &Peer) -> Result<Parts> {
+        let judge = |identity: &PeerIdentity| {
+            if identity.node == peer.node {
+                return Ok(());
+            }
+            let (door, found) = (&peer.door, format!("{} {}", identity.role, identity.node));
+            Err(Error::Auth {
+                problem: format!("at {door} answers {found} instead of {}, {}", peer.name, peer.node),
+                hint: "another process took its address, or it was restarted: wait for the next membership".to_owned(),
+            })
+        };
+        greeting::connect(Path::new(&peer.door), &peer.name, &self.credentials, &self.copies, judge)
+    }
+
+    fn connected(&self, peer: &Peer, parts: Parts, lost: LinkLost) -> Result<LinkId> {
+        let mut state = self.state();
+        if state.closing {
+            return Err(Error::Cancelled);
+        }
+        state.links_made += 1;
+        let id = LinkId(state.links_made);
+        let link = Arc::new(Link::new(id, peer.name.as_str().into(), parts));
+        self.poller.watch(&link)?;
+        let (exchanges, queued) = (BTreeMap::new(), VecDeque::new());
+        state.links.insert(id, Entry { link, lost, exchanges, last: 0, queued });
+        drop(state);
+        self.poller.wake();
+        Ok(id)
+    }
+
+    pub(super) fn push(&self, link: LinkId, id: ExchangeId, push: Push, done: Done<()>) {
+        let (sender, returned) = mpsc::channel();
+        let loan = Loan::new(push.body, move |proof| {
+            let _ = sender.send(proof);
+        });
+        let mut state = self.state();
+        let Some(entry) = state.links.get_mut(&link).filter(|entry| entry.link.defect().is_none()) else {
+            drop(state);
+            drop(loan);
+            return done.err(link_gone());
+        };
+        entry.queued.push_back(id);
+        let shared = Arc::clone(&entry.link);
+        let exchange = Exchange {
+            link,
+            name: 0,
+            push: push.header,
+            body: loan.into_pieces(),
+            sending: true,
+            done: Some(done),
+            returned,
+            pull: None,
+            arriving: Some(Arriving::default()),
+            end: None,
+        };
+        state.exchanges.insert(id, exchange);
+        let through = state.begin_queued(link);
+        let name = state.exchanges.get(&id).map_or(0, |exchange| exchange.name);
+        drop(state);
+        self.carry_out(through);
+        // Also sends what was queued before, should there be room now.
+        self.pump(&shared, Some(name));
+        shared.nudge();
+    }
+
+    pub(super) fn pull(&self, id: ExchangeId, into: Vec<Region>, pull: PullEnd) {
+        let mut state = self.state();
+        let Some(exchange) = state.exchanges.get_mut(&id).filter(|exchange| exchange.pull.is_none()) else {
+            drop(state);
+            return pull.torn(unknown_exchange());
+        };
+        exchange.pull = Some((into, pull));
+        let news = exchange.end.is_some() || exchange.arriving.as_ref().is_none_or(Arriving::has_news);
+        let accepts = !exchange.sending;
+        let (link, name) = (exchange.link, exchange.name);
+        if news {
+            state.marked.insert(id);
+        }
+        let link = state.links.get(&link).map(|entry| Arc::clone(&entry.link));
+        drop(state);
+        if let Some(link) = link.filter(|_| accepts) {
+            link.post_quietly(&Message::Accept { exchange: name });
+        }
+        if news {
+            self.poller.wake();
+        }
+    }
+
+    /// Ends an exchange without an answer, unless it has an end.
+    pub(super) fn end(&self, id: ExchangeId, end: End) {
+        let mut state = self.state();
+        let Some(exchange) = state.exchanges.get_mut(&id).filter(|exchange| exchange.end.is_none()) else { return };
+        let abandoned = matches!(end, End::Abandoned);
+        exchange.end = Some(end);
+        let (name, link, waiting) = (exchange.name, exchange.link, std::mem::take(&mut exchange.body));
+        let link = state.links.get_mut(&link).map(|entry| {
+            entry.queued.retain(|queued| *queued != id);
+            Arc::clone(&entry.link)
+        });
+        state.marked.insert(id);
+        drop(state);
+        let unsent = name == 0;
+        drop(waiting);
+        let free = match &link {
+            _ if unsent => true,
+            Some(link) => link.give_up(name).unwrap_or(false),
+            None => false,
+        };
+        if free {
+            self.carry_out(self.state().through(id));
+        }
+        if let Some(link) = link.filter(|_| abandoned && !unsent) {
+            link.post(&Message::Abandon { exchange: name });
+        }
+        self.poller.wake();
+    }
+
+    /// Sends what there is room for, at least until the exchange with this name is through.
+    fn pump(&self, link: &Link, until: Option<u64>) {
+        let Pumped { sent, unfinished } = link.pump(until);
+        for sent in sent {
+            let (Sent::Whole(name) | Sent::Dropped(name)) = sent;
+            let mut state = self.state();
+            let id = state.links.get(&link.id).and_then(|entry| entry.exchanges.get(&name)).copied();
+            let through = id.map(|id| state.through(id)).unwrap_or_default();
+            drop(state);
+            self.carry_out(through);
+        }
+        if unfinished {
+            self.poller.wake();
+        }
+    }
+
+    fn carry_out(&self, Effects { done, accept, marked }: Effects) {
+        if let Some((link, name)) = accept {
+            link.post_quietly(&Message::Accept { exchange: name });
+        }
+        done.into_iter().for_each(|done| done.ok(()));
+        if marked {
+            self.poller.wake();
+        }
+    }
+
+    /// What the server at the other end of `link` says.
+    fn receive(&self, link: &Link, received: Received) {
+        let name = received.exchange();
+        let mut state = self.state();
+        let Some(entry) = state.links.get(&link.id) else { return };
+        if name == 0 || name > entry.last {
+            drop(state);
+            return link.fail(bad(&link.peer, "exchange", format!("is {name}, which was not opened")));
+        }
+        // One that is over on this side: the server could not know.
+        let id = entry.exchanges.get(&name).copied();
+        let Some((id, exchange)) = id.and_then(|id| Some((id, state.exchanges.get_mut(&id)?))) else {
+            drop(state);
+            return drop(received);
+        };
+        let arriving = exchange.arriving.as_mut().expect("the thread has it back while it receives");
+        let outcome = match received {
+            Received::Answer(_, header) => Header::decode(&header, &link.peer).and_then(|header| {
+                let stop = exchange.sending && !header.flags.contains(Flags::EARLY);
+                arriving.begin(header, &link.peer)?;
+                Ok(stop)
+            }),
+            Received::Data(_, bytes) => arriving.take(bytes, &link.peer).map(|()| false),
+            Received::End(_, checksum) => arriving.end(checksum, &link.peer).map(|()| false),
+            Received::Break(_) => {
+                drop(state);
+                return self.end(id, End::Failed(broken_off()));
+            }
+            Received::Accept(_) => {
+                link.outbound().accept(name);
+                return;
+            }
+            Received::Open(..) | Received::Abandon(_) => {
+                Err(bad(&link.peer, "kind", "is one that only a worker sends"))
+            }
+        };
+        state.marked.insert(id);
+        drop(state);
+        match outcome {
+            Ok(false) => {}
+            Ok(true) => {
+                if link.give_up(name) == Some(true) {
+                    self.carry_out(self.state().through(id));
+                }
+            }
+            Err(error) => link.fail(error),
+        }
+    }
+
+    /// Lands what came of an exchange, or reports its end.
+    fn advance(&self, id: ExchangeId) {
+        loop {
+            let mut state = self.state();
+            let Some(exchange) = state.exchanges.get_mut(&id) else { return };
+            if let Some(end) = exchange.end.clone() {
+                if exchange.sending {
+                    return;
+                }
+                // One that was pushed and is not pulled yet hears of its end when it is.
+                if exchange.done.is_none() && exchange.pull.is_none() && matches!(end, End::Failed(_)) {
+                    return;
+                }
+                let (exchange, through) = state.forget(id);
+                drop(state);
+                let landed = exchange.arriving.as_ref().map_or(0, |arriving| arriving.landed);
+                let error = end.error();
+                if let Some(done) = exchange.done {
+                    done.err(error.clone());
+                }
+                if let Some((_, pull)) = exchange.pull {
+                    pull.report(Err(Torn { error, landed }));
+                }
+                drop(exchange.arriving);
+                return self.carry_out(through);
+            }
+            let mut arriving = exchange.arriving.take().expect("only this thread takes it");
+            let (push, link) = (exchange.push, exchange.link);
+            if arriving.wants_place()
+                && !exchange.sending
+                && let Some((into, _)) = exchange.pull.as_mut()
+            {
+                let returned = exchange.returned.try_recv().expect("what is sent has returned");
+                arriving.place(std::mem::take(into), returned);
+            }
+            let link = state.links.get(&link).map(|entry| Arc::clone(&entry.link));
+            drop(state);
+            let peer: &str = link.as_ref().map_or("the server", |link| &link.peer);
+            let step = arriving.advance(&push, peer);
+            let mut state = self.state();
+            let exchange = state.exchanges.get_mut(&id).expect("only this thread forgets it");
+            exchange.arriving = Some(arriving);
+            match step {
+                Ok(Step::Wait) if exchange.end.is_none() => return,
+                Ok(Step::Wait) => {}
+                Ok(Step::Done(answer)) => {
+                    let (exchange, through) = state.forget(id);
+                    drop(state);
+                    self.report(exchange, answer);
+                    return self.carry_out(through);
+                }
+                Err(error) => {
+                    exchange.end.get_or_insert(End::Failed(error.clone()));
+                    drop(state);
+                    if let (Error::Protocol { .. }, Some(link)) = (&error, link) {
+                        link.fail(error);
+                    }
+                }
+            }
+        }
+    }
+
+    fn report(&self, exchange: Exchange, answer: Answer) {
+        let (_, pull) = exchange.pull.expect("what is answered was pulled");
+        pull.report(Ok(answer));
+    }
+
+    /// Ends a link and all its exchanges, except those whose answer is here.
+    fn down(&self, id: LinkId, reason: &Error) {
+        let mut state = self.state();
+        let Some(entry) = state.links.remove(&id) else { return };
+        let exchanges: Vec<ExchangeId> = state
+            .exchanges
+            .iter()
+            .filter(|(_, exchange)| exchange.link == id && !exchange.is_answered())
+            .map(|(exchange, _)| *exchange)
+            .collect();
+        drop(state);
+        self.poller.forget(&entry.link);
+        let error = match reason {
+            Error::Protocol { .. } => Error::Unavailable {
+                what: entry.link.peer.to_string(),
+                cause: format!("its link was closed: {reason}"),
+            },
+            other => other.clone(),
+        };
+        for exchange in exchanges {
+            self.lose(&entry, exchange, error.clone());
+        }
+        (entry.lost)(id, reason.clone());
+    }
+
+    /// Ends an exchange with its link, which the hub no longer has.
+    fn lose(&self, entry: &Entry, id: ExchangeId, error: Error) {
+        let mut state = self.state();
+        let Some(exchange) = state.exchanges.get_mut(&id) else { return };
+        exchange.end.get_or_insert(End::Failed(error));
+        let (name, body) = (exchange.name, std::mem::take(&mut exchange.body));
+        drop(state);
+        drop(body);
+        let free = name == 0 || entry.link.give_up(name) != Some(false);
+        if free {
+            self.carry_out(self.state().through(id));
+            self.advance(id);
+        }
+    }
+
+    fn drain(&self, link: &Link) -> bool {
+        let mut any = false;
+        while let Some(received) = link.receive() {
+            any = true;
+            self.receive(link, received);
+        }
+        if any {
+            link.received_some();
+        }
+        any
+    }
+
+    fn advance_marked(&self) -> bool {
+        let marked = std::mem::take(&mut self.state().marked);
+        let any = !marked.is_empty();
+        marked.into_iter().for_each(|exchange| self.advance(exchange));
+        any
+    }
+}
+
+/// What is to be done without the lock.
+#[derive(Default)]
+struct Effects {
+    /// The contribution was handed over.
+    done: Option<Done<()>>,
+    /// The server may send the whole sum.
+    accept: Option<(Arc<Link>, u64)>,
+    /// The thread has something to look at.
+    marked: bool,
+}
+
+impl Exchange {
+    /// Whether the answer is here whole, whatever becomes of the link.
+    fn is_answered(&self) -> bool {
+        self.end.is_none() && self.arriving.as_ref().is_some_and(Arriving::is_whole)
+    }
+}
+
+impl State {
+    /// Begins what waits for a name, as far as there are any.
+    fn begin_queued(&mut self, link: LinkId) -> Effects {
+        let mut effects = Effects::default();
+        let Some(entry) = self.links.get_mut(&link) else { return effects };
+        while entry.exchanges.len() < EXCHANGES_MAX
+            && let Some(id) = entry.queued.pop_front()
+        {
+            let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
+            entry.last += 1;
+            exchange.name = entry.last;
+            entry.exchanges.insert(entry.last, id);
+            let body = std::mem::take(&mut exchange.body);
+            let mut outbound = entry.link.outbound();
+            if let Err(error) =
+                outbound.post(&Message::Open { exchange: exchange.name, header: exchange.push.encode() })
+            {
+                entry.link.fail(error);
+            }
+            if body.is_empty() {
+                exchange.sending = false;
+                effects.done = exchange.done.take();
+                continue;
+            }
+            outbound.begin(exchange.name, exchange.push.urgency, false);
+            outbound.extend(exchange.name, body.into_iter().map(|piece| (piece, None)));
+            if let Err(error) = outbound.end(exchange.name, None) {
+                entry.link.fail(error);
+            }
+        }
+        effects
+    }
+
+    /// The memory of an exchange is not read any more.
+    fn through(&mut self, id: ExchangeId) -> Effects {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return Effects::default() };
+        exchange.sending = false;
+        let mut effects = Effects { done: None, accept: None, marked: true };
+        if exchange.end.is_none() {
+            effects.done = exchange.done.take();
+            if exchange.pull.is_some() {
+                let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
+                effects.accept = link.map(|link| (link, exchange.name));
+            }
+        }
+        effects.marked = exchange.end.is_some() || exchange.arriving.as_ref().is_none_or(Arriving::has_news);
+        if effects.marked {
+            self.marked.insert(id);
+        }
+        effects
+    }
+
+    /// Forgets an exchange that was found; another may begin in its place.
+    fn forget(&mut self, id: ExchangeId) -> (Exchange, Effects) {
+        let exchange = self.exchanges.remove(&id).expect("found by the caller");
+        let Some(entry) = self.links.get_mut(&exchange.link) else { return (exchange, Effects::default()) };
+        entry.exchanges.remove(&exchange.name);
+        entry.link.outbound().forget(exchange.name);
+        let mut effects = if entry.queued.is_empty() { Effects::default() } else { self.begin_queued(exchange.link) };
+        effects.marked = true;
+        (exchange, effects)
+    }
+}
+
+impl Side for Hub {
+    fn poller(&self) -> &Poller {
+        &self.poller
+    }
+
+    fn links(&self) -> Vec<Arc<Link>> {
+        self.state().links.values().map(|entry| Arc::clone(&entry.link)).collect()
+    }
+
+    fn turn(&self, links: &[Arc<Link>]) -> bool {
+        let mut any = false;
+        for link in links {
+            any |= self.drain(link);
+            if link.outbound().has_work() {
+                self.pump(link, None);
+            }
+            if let Some(error) = link.defect() {
+                let told = (error != Error::Cancelled).then_some(&error);
+                if told.is_some() {
+                    tracing::warn!(peer = %link.peer, %error, "closing a link");
+                }
+                link.close(told);
+                self.down(link.id, &error);
+                any = true;
+            }
+        }
+        any |= self.advance_marked();
+        if self.state().closing {
+            for link in self.links() {
+                link.close(None);
+                self.down(link.id, &Error::Cancelled);
+            }
+            self.advance_marked();
+            // Somebody may still be copying; whoever is will mark the exchange.
+            self.over.store(self.state().exchanges.is_empty(), Ordering::Release);
+        }
+        any
+    }
+
+    fn has_work(&self) -> bool {
+        let state = self.state();
+        !state.marked.is_empty() || (state.closing && state.exchanges.is_empty())
+    }
+
+    fn happened(&self, happening: Happening) {
+        let Happening::End(id) = happening else { return };
+        let link = self.state().links.get(&id).map(|entry| Arc::clone(&entry.link));
+        let Some(link) = link else { return };
+        self.drain(&link);
+        self.advance_marked();
+        let Some(reason) = link.defect().or_else(|| link.farewell()) else { return };
+        link.close(None);
+        self.down(id, &reason);
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+}
+
+/// Between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(100);

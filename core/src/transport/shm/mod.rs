@@ -1,0 +1,30 @@
+//! Shared memory: the transport between processes of one user on one machine.
+//!
+//! A worker has one [`ShmTransport`], a server one listener ([`listener::bind`]), whose address is the path of a private socket. A link
+//! begins with a [greeting]: both sides prove who they are by their certificates, and exchange one segment each. From then on the socket
+//! says only whether the peer still lives; messages go through a ring in each segment and bytes through its cells ([layout], [memory]).
+//!
+//! A contribution is copied once, from the caller's memory into cells, and the server adds straight out of them. Threads sleep until a
+//! bell rings, and a bell rings only for who sleeps: busy links need no system calls, idle ones no processor.
+//!
+//! What a broken or dead peer cannot do: write here (each side writes its own segment only), shrink memory under a reader (seals), leave
+//! anything behind (memory has no name, and the socket's directory is cleared by the next process), or keep others waiting (the end of its
+//! process ends its links at once).
+
+pub mod client;
+pub mod listener;
+
+mod greeting;
+mod hub;
+mod inbound;
+mod landing;
+mod layout;
+mod link;
+mod memory;
+mod outbound;
+mod poller;
+
+pub use client::ShmTransport;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,441 @@
+//! Links in shared memory within one process: the promises of every transport, and what only this one has to keep.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::layout::{LARGE_BYTES, LARGE_CELLS, Message, READ_AT, SENT_AT, message_at};
+use super::link::Parts;
+use super::*;
+use crate::error::{Error, Result};
+use crate::local::{Connection, PrivateSocket, SharedGround};
+use crate::mem::{Copies, Ground, Pool};
+use crate::transport::contract::{self, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
+use crate::transport::quic::{Authority, Credentials};
+use crate::transport::{Inbox, Incoming, Listener, Outgoing, Peer, Transport};
+use crate::types::{ExchangeId, LinkId, NodeId, Role};
+use crate::wire::reject;
+
+contract::promises!(Machine::new());
+
+#[test]
+fn more_exchanges_than_a_link_may_have_wait_for_their_turn() {
+    let (server, worker) = connected(&Machine::new());
+    let _echo = server.echo();
+    let mut memory: Vec<(Vec<u8>, Vec<u8>)> =
+        (0..1500u64).map(|seed| (pattern(100, seed as u8), vec![0; 100])).collect();
+    let mut sums = Vec::new();
+    for (id, (pushed, pulled)) in memory.iter_mut().enumerate() {
+        worker.push(ExchangeId(id as u64), pushed);
+        sums.push(worker.pull(ExchangeId(id as u64), pulled));
+    }
+    for sum in sums {
+        sum_of(sum.soon());
+    }
+    assert!(memory.iter().all(|(pushed, pulled)| pushed == pulled));
+}
+
+#[test]
+fn what_the_server_puts_off_holds_nobody_else_up() {
+    let (server, worker) = connected(&Machine::new());
+    let mut put_off: Vec<Vec<u8>> = (0..4).map(|seed| pattern(24 << 20, seed)).collect();
+    let mut sent = Vec::new();
+    for (id, body) in put_off.iter_mut().enumerate() {
+        sent.push(worker.push(ExchangeId(id as u64), body));
+        server.opened();
+    }
+    server.still_serves(&worker);
+    let mut large = pattern(8 << 20, 9);
+    let through = worker.push(ExchangeId(77), &mut large);
+    server.land();
+    assert_eq!(through.soon(), Ok(()));
+    worker.transport.shutdown(SOON);
+    assert!(sent.iter().all(|sent| sent.soon() == Err(Error::Cancelled)));
+}
+
+#[test]
+fn a_server_that_holds_bytes_holds_the_worker_up_until_it_lets_go() {
+    let (server, worker) = connected(&Machine::new());
+    let mut body = pattern(2 * LARGE_CELLS * LARGE_BYTES, 1);
+    let sent = worker.push(ExchangeId(1), &mut body);
+    let (exchange, _) = server.opened();
+    server.send(Outgoing::Accept { exchange });
+    let mut held = Vec::new();
+    let take = || match server.next() {
+        Incoming::Body { chunks, .. } => chunks,
+        other => panic!("{other:?} where a body was due"),
+    };
+    while held.len() < LARGE_CELLS {
+        held.extend(take());
+    }
+    assert_eq!(held.len(), LARGE_CELLS, "there is no room for more");
+    assert!(sent.0.try_recv().is_err());
+    let mut got: Vec<u8> = held.drain(..).flat_map(Vec::from).collect();
+    while got.len() < body.len() {
+        take().into_iter().for_each(|chunk| got.extend_from_slice(&chunk));
+    }
+    assert_eq!(sent.soon(), Ok(()));
+    assert!(got == body);
+}
+
+#[test]
+fn many_workers_reach_one_server() {
+    let world = Machine::new();
+    let server = Server::new(&world);
+    let workers: Vec<Worker> = (0..40).map(|_| server.connect(world.transport())).collect();
+    let _echo = server.echo();
+    for round in 0..3u64 {
+        for (index, worker) in workers.iter().enumerate() {
+            let (mut pushed, mut pulled) = (pattern(10_000, index as u8), vec![0; 10_000]);
+            worker.push(ExchangeId(round), &mut pushed);
+            sum_of(worker.pull(ExchangeId(round), &mut pulled).soon());
+            assert!(pushed == pulled);
+        }
+    }
+}
+
+#[test]
+fn a_sum_in_memory_that_is_shown_is_read_where_it_lies() {
+    let world = Machine::new();
+    let (server, worker) = connected(&world);
+    let pool = Pool::on(Arc::clone(&world.ground) as Arc<dyn Ground>);
+    // More than there are tickets for.
+    for round in 0..600u64 {
+        let len = if round == 0 { 5 << 20 } else { 20_000 };
+        let (mut pushed, mut pulled) = (pattern(len, round as u8), vec![0; len]);
+        worker.push(ExchangeId(round), &mut pushed);
+        let sum = worker.pull(ExchangeId(round), &mut pulled);
+        let (exchange, body) = server.land();
+        let header = crate::wire::Header { kind: crate::wire::HeaderKind::Sum, ..contract::header(len as u64) };
+        server.send(Outgoing::Answer { exchange, header });
+        // Some of it lies elsewhere, and some is too little to be worth it.
+        let (first, second) = body.split_at(len / 2);
+        for (from, bytes) in [(&pool, first), (&server.pool, &second[..1000]), (&pool, &second[1000..])] {
+            let mut block = from.lease(bytes.len());
+            block.copy_from_slice(bytes);
+            server.send(Outgoing::Block { exchange, block: block.freeze() });
+        }
+        server.send(Outgoing::End { exchange, checksum: 0 });
+        sum_of(sum.soon());
+        assert!(pushed == pulled, "round {round}");
+        assert!(matches!(server.next(), Incoming::Answered { .. }));
+    }
+    assert!(pool.bytes_held() < 12 << 20, "what was read was used again: {pool:?}");
+    worker.transport.shutdown(SOON);
+    while !matches!(server.next(), Incoming::LinkDown { .. }) {}
+    (server.listener.stop)(SOON);
+    drop(server.listener);
+    assert_eq!(pool.bytes_in_use(), 0);
+}
+
+#[test]
+fn copies_into_the_segment_are_counted() {
+    let world = Machine::new();
+    let copies = Copies::default();
+    let transport = Arc::new(ShmTransport::new(&world.credentials(Role::Worker), &copies).unwrap());
+    let server = Server::new(&world);
+    let worker = server.connect(transport);
+    let _echo = server.echo();
+    let (mut pushed, mut pulled) = (pattern(300_000, 1), vec![0; 300_000]);
+    worker.push(ExchangeId(1), &mut pushed);
+    sum_of(worker.pull(ExchangeId(1), &mut pulled).soon());
+    assert_eq!(copies.bytes(), 300_000, "once on the way out; a sum is not copied but landed");
+}
+
+#[test]
+fn a_worker_of_another_job_is_refused() {
+    let (here, there) = (Machine::new(), Machine::new());
+    let server = Server::new(&here);
+    let error = connect(&*there.transport(), server.peer.clone()).0.soon().unwrap_err();
+    assert!(matches!(&error, Error::Auth { hint, .. } if hint.contains("another job")), "{error}");
+}
+
+#[test]
+fn a_worker_is_known_by_the_identity_of_its_certificate() {
+    let world = Machine::new();
+    let credentials = world.credentials(Role::Worker);
+    let server = Server::new(&world);
+    let transport = ShmTransport::new(&credentials, &Copies::default()).unwrap();
+    connect(&transport, server.peer.clone()).0.soon().unwrap();
+    assert!(matches!(server.next(), Incoming::LinkUp { node, .. } if node == credentials.node()));
+}
+
+#[test]
+fn who_says_nothing_at_the_door_disturbs_nobody() {
+    let world = Machine::new();
+    let (server, worker) = connected(&world);
+    let silent: Vec<Connection> =
+        (0..8).map(|_| Connection::connect(Path::new(&server.peer.door), SOON).unwrap()).collect();
+    let rude = Connection::connect(Path::new(&server.peer.door), SOON).unwrap();
+    rude.send(b"GET / HTTP/1.1", &[], SOON).unwrap();
+    server.still_serves(&worker);
+    drop(silent);
+}
+
+#[test]
+fn a_worker_that_breaks_the_protocol_costs_only_its_own_link() {
+    let world = Machine::new();
+    let (server, worker) = connected(&world);
+    let open = |exchange, bytes| Message::Open { exchange, header: contract::header(bytes).encode() };
+    let data = |exchange, cell, bytes| Message::Data { exchange, cell, bytes };
+    let sum = Message::Answer { exchange: 1, header: contract::header(4).encode() };
+    let messages: &[(&str, &[Message])] = &[
+        ("an exchange that does not exist", &[data(1, 0, 4)]),
+        ("an exchange out of turn", &[open(2, 4)]),
+        ("an exchange twice", &[open(1, 4), open(1, 4)]),
+        ("no header", &[Message::Open { exchange: 1, header: [0xaa; 64] }]),
+        ("more than announced", &[open(1, 4), data(1, 0, 5)]),
+        ("a cell in use", &[open(1, 8), data(1, 0, 4), data(1, 0, 4)]),
+        ("what only servers say", &[open(1, 4), sum]),
+        ("exchange 0", &[Message::Abandon { exchange: 0 }]),
+    ];
+    for (what, messages) in messages {
+        let vandal = world.vandal(&server);
+        for (number, message) in messages.iter().enumerate() {
+            vandal.memory.write(number as u64, &message.encode());
+        }
+        vandal.memory.nudge();
+        vandal.is_told_off(&server, what);
+    }
+    type Scribble = fn(&Vandal);
+    let scribbles: &[(&str, Scribble)] = &[
+        ("messages from nowhere", |vandal| vandal.memory.scribble(SENT_AT, 5000)),
+        ("messages taken back", |vandal| vandal.memory.scribble(SENT_AT, u64::MAX)),
+        ("a message of no kind", |vandal| {
+            vandal.memory.scribble(message_at(0), 99);
+            vandal.memory.scribble(SENT_AT, 1);
+        }),
+        ("a cell beyond the end", |vandal| {
+            vandal.memory.write(0, &Message::Open { exchange: 1, header: contract::header(4).encode() }.encode());
+            vandal.memory.write(1, &Message::Data { exchange: 1, cell: 0, bytes: 4 }.encode());
+            vandal.memory.scribble(message_at(1) + 16, u64::from(u32::MAX));
+        }),
+    ];
+    for (what, scribble) in scribbles {
+        let vandal = world.vandal(&server);
+        scribble(&vandal);
+        vandal.memory.nudge();
+        vandal.is_told_off(&server, what);
+    }
+    server.still_serves(&worker);
+}
+
+#[test]
+fn a_worker_that_claims_to_have_read_what_was_never_sent_loses_its_link() {
+    let world = Machine::new();
+    let (server, worker) = connected(&world);
+    let vandal = world.vandal(&server);
+    vandal.memory.scribble(READ_AT, 1 << 40);
+    // Looked at only when the ring is full.
+    let reason = (0..).find_map(|number| {
+        let open = Message::Open { exchange: number + 1, header: contract::header(0).encode() };
+        vandal.memory.write(number, &open.encode());
+        vandal.memory.nudge();
+        loop {
+            match server.next() {
+                Incoming::Opened { exchange, .. } => {
+                    contract::answer(exchange, server.pool.lease(0)).into_iter().for_each(|out| server.send(out));
+                }
+                Incoming::Answered { .. } => return None,
+                Incoming::Torn { .. } => {}
+                Incoming::LinkDown { reason, .. } => return Some(reason),
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    let reason = reason.expect("the ring has an end");
+    assert!(matches!(&reason, Error::Protocol { field, .. } if field == "ring"), "{reason}");
+    server.still_serves(&worker);
+}
+
+#[test]
+fn whatever_a_worker_scribbles_the_others_are_served() {
+    let world = Machine::new();
+    let (server, worker) = connected(&world);
+    for seed in 0..60u64 {
+        let vandal = world.vandal(&server);
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut sent = 0;
+        for _ in 0..100 {
+            match random.below(4) {
+                // A message that is nearly right.
+                0 => {
+                    let exchange = 1 + random.below(3);
+                    let header = contract::header(random.below(9000)).encode();
+                    let bytes = 1 + random.below(4096) as u32;
+                    let message = match random.below(5) {
+                        0 | 1 => Message::Open { exchange, header },
+                        2 => Message::Data { exchange, cell: random.below(40) as u16, bytes },
+                        3 => Message::Accept { exchange },
+                        _ => Message::Abandon { exchange },
+                    };
+                    vandal.memory.write(sent, &message.encode());
+                    sent += 1;
+                }
+                // Any word of the ring, or one that counts.
+                1 => vandal.memory.scribble(message_at(sent) + 8 * random.below(16) as usize, random.next()),
+                2 => vandal.memory.scribble(8 * random.below(512) as usize, random.below(300)),
+                _ => vandal.memory.nudge(),
+            }
+        }
+        drop(vandal);
+        loop {
+            match server.next() {
+                Incoming::LinkDown { .. } => break,
+                Incoming::Opened { exchange, .. } => match random.below(3) {
+                    0 => server.send(Outgoing::Accept { exchange }),
+                    1 => {
+                        contract::answer(exchange, server.pool.lease(100)).into_iter().for_each(|out| server.send(out))
+                    }
+                    _ => {}
+                },
+                Incoming::Body { .. } | Incoming::Torn { .. } | Incoming::Answered { .. } => {}
+                other @ Incoming::LinkUp { .. } => panic!("{other:?}"),
+            }
+        }
+    }
+    server.still_serves(&worker);
+}
+
+#[test]
+fn a_server_that_breaks_the_protocol_is_left_with_a_typed_error() {
+    let world = Machine::new();
+    let answer = |bytes| Message::Answer { exchange: 1, header: contract::header(bytes).encode() };
+    let sum = |bytes| {
+        let header = crate::wire::Header { kind: crate::wire::HeaderKind::Sum, ..contract::header(bytes) };
+        Message::Answer { exchange: 1, header: header.encode() }
+    };
+    let data = |cell, bytes| Message::Data { exchange: 1, cell, bytes };
+    let end = Message::End { exchange: 1, checksum: 0 };
+    let cases: &[(&str, &[Message])] = &[
+        ("a push as an answer", &[answer(100)]),
+        ("two answers", &[sum(100), sum(100)]),
+        ("bytes before the answer", &[data(0, 100)]),
+        ("more than announced", &[sum(100), data(0, 101)]),
+        ("an early end", &[sum(100), data(0, 99), end.clone()]),
+        ("an end before the beginning", &[end]),
+        ("what only workers say", &[Message::Abandon { exchange: 1 }]),
+        ("an exchange that does not exist", &[Message::Accept { exchange: 2 }]),
+    ];
+    for (what, messages) in cases {
+        let credentials = world.credentials(Role::Server);
+        let door = PrivateSocket::listen(world.directory.path()).unwrap();
+        let peer = Peer {
+            address: String::new(),
+            door: door.path().display().to_string(),
+            node: credentials.node(),
+            name: "server 0".to_owned(),
+        };
+        let transport = world.transport();
+        let (linked, lost) = connect(&*transport, peer);
+        let (parts, _) = welcome(&door, &credentials).unwrap();
+        let worker = Worker { transport, link: linked.soon().unwrap(), lost };
+        let mut memory = pattern(100, 1);
+        let sent = worker.push(ExchangeId(1), &mut memory);
+        let sum = worker.pull(ExchangeId(1), &mut memory);
+        assert_eq!(sent.soon(), Ok(()), "{what}");
+        for (number, message) in messages.iter().enumerate() {
+            parts.memory.write(number as u64, &message.encode());
+        }
+        parts.memory.nudge();
+        let (_, reason) = worker.lost.soon();
+        assert!(matches!(reason, Error::Protocol { .. }), "{what}: {reason}");
+        assert!(sum.soon().is_err(), "{what}");
+        assert_eq!(worker.transport.road(LinkId(1)), crate::transport::Road::SharedMemory);
+    }
+}
+
+fn welcome(door: &PrivateSocket, credentials: &Credentials) -> Result<(Parts, crate::transport::quic::PeerIdentity)> {
+    loop {
+        if let Some(connection) = door.accept(SOON)? {
+            return greeting::welcome(connection, credentials, &Copies::default(), |_| "worker".to_owned());
+        }
+    }
+}
+
+/// A worker that does with its segment what it likes.
+struct Vandal {
+    memory: memory::Memory,
+    connection: Connection,
+    link: LinkId,
+}
+
+impl Vandal {
+    /// The server ends the link, for a reason that both sides hear.
+    fn is_told_off(&self, server: &Server, what: &str) {
+        let reason = loop {
+            match server.next() {
+                Incoming::LinkDown { link, reason } if link == self.link => break reason,
+                Incoming::Opened { .. } | Incoming::Torn { .. } | Incoming::Body { .. } => {}
+                other => panic!("{what}: {other:?}"),
+            }
+        };
+        assert!(matches!(reason, Error::Protocol { .. }), "{what}: {reason}");
+        let mut told = [0; 4096];
+        let bytes = self.connection.recv(&mut told, SOON).unwrap().expect("a reason").bytes;
+        assert_eq!(reject::from_body(&told[1..bytes], "the server").unwrap(), reason, "{what}");
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+/// A job on this machine.
+struct Machine {
+    authority: Authority,
+    directory: tempfile::TempDir,
+    ground: Arc<SharedGround>,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let (directory, ground) = (tempfile::tempdir().unwrap(), Arc::default());
+        Self { authority: Authority::create("test").unwrap(), directory, ground }
+    }
+
+    fn credentials(&self, role: Role) -> Credentials {
+        self.authority.credentials(role).unwrap()
+    }
+
+    fn vandal(&self, server: &Server) -> Vandal {
+        let door = Path::new(&server.peer.door);
+        let credentials = self.credentials(Role::Worker);
+        let parts = greeting::connect(door, "the victim", &credentials, &Copies::default(), |_| Ok(())).unwrap();
+        let link = loop {
+            match server.next() {
+                Incoming::LinkUp { link, .. } => break link,
+                Incoming::LinkDown { .. } => {}
+                other => panic!("{other:?} where a link was to come up"),
+            }
+        };
+        Vandal { memory: parts.memory, connection: parts.connection, link }
+    }
+}
+
+impl World for Machine {
+    fn listen(&self, inbox: Inbox) -> (Listener, NodeId) {
+        let credentials = self.credentials(Role::Server);
+        let listener =
+            listener::bind(self.directory.path(), &credentials, &self.ground, &Copies::default(), inbox).unwrap();
+        (listener, credentials.node())
+    }
+
+    fn door(&self, listener: &Listener) -> String {
+        listener.address.clone()
+    }
+
+    fn transport(&self) -> Arc<dyn Transport> {
+        Arc::new(ShmTransport::new(&self.credentials(Role::Worker), &Copies::default()).unwrap())
+    }
+}
