@@ -20,7 +20,7 @@ const GROUND: &str = "local";
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 8] = [
+const UNSAFE: [&str; 9] = [
     "core/src/collective/host/road.rs",
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",
