@@ -301,6 +301,8 @@ impl Core {
             std::hint::spin_loop();
             if idle_since.is_none() || steps.is_multiple_of(STEPS_PER_LOOK) {
                 now = self.now();
+                // The system may have put the rank that is waited for on this core.
+                std::thread::yield_now();
             }
             if now.since(*idle_since.get_or_insert(now)) < self.spin {
                 continue;
