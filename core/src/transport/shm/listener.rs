@@ -569,6 +569,6 @@ impl Side for Serving {
 }
 
 /// Exchanges that a worker may have open on one link, as on QUIC.
-pub(super) const EXCHANGES_MAX: usize = 256;
+pub(super) const EXCHANGES_MAX: usize = 1 << 14;
 /// Processes that are greeted at once.
 const GREETINGS_MAX: usize = 64;
