@@ -9,7 +9,7 @@ use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
 use gradlane_core::transport::{LinkLost, Peer, Pulled, Push, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId, Op, Role};
 use gradlane_server::{Embedded, EmbeddedOptions};
-use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, config};
+use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config};
 
 const LEN: usize = 100_000;
 
@@ -27,6 +27,32 @@ fn a_worker_copies_its_contribution_once_into_shared_memory() {
     let engine = &cluster.workers[0];
     Tensor::new("a", vec![1_f32; LEN]).reduce(engine, Op::Sum).unwrap();
     assert_eq!(engine.metrics().copied_bytes(), 4 * LEN as u64);
+}
+
+#[test]
+fn a_server_adds_bodies_where_they_were_received_and_keeps_two_rounds_of_sums() {
+    const BYTES: usize = 16 << 20;
+    let cluster = Cluster::start(2, 1);
+    for _ in 0..4 {
+        all(&cluster.workers, |engine| Tensor::new("a", vec![1_f32; BYTES / 4]).reduce(engine, Op::Mean).unwrap());
+    }
+    let server = &cluster.embedded.servers()[0];
+    assert_eq!(server.stats().copied_bytes(), 0);
+    let (_, held) = server.memory_bytes();
+    assert!(held <= 2 * BYTES as u64, "{held} bytes for two rounds of {BYTES}");
+}
+
+#[test]
+fn in_rank_order_a_server_copies_what_comes_before_its_turn_and_no_more() {
+    let cluster = Cluster::with(2, 1, &[("deterministic", "true")]);
+    let sums = all(&cluster.workers, |engine| {
+        let mut tensor = Tensor::new("a", vec![1_f32; LEN]);
+        tensor.reduce(engine, Op::Sum).unwrap();
+        tensor.data
+    });
+    assert!(sums.iter().flatten().all(|sum| *sum == 2.0));
+    let copied = cluster.embedded.servers()[0].stats().copied_bytes();
+    assert!(copied <= 4 * LEN as u64, "{copied} bytes, more than the second rank sent");
 }
 
 #[test]

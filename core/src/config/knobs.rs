@@ -187,7 +187,7 @@ knobs! {
         deterministic: Flag = "false";
         /// Threads that add in a server; 0 for one per core.
         sum_threads: Count = "0" in "0" to "1024", alias "BYTEPS_SERVER_ENGINE_THREAD";
-        /// Memory of a server for contributions and sums: more than its share of the model and the credit of all workers together.
+        /// Memory of a server for sums, finished and growing: more than three times its share of the model; more if `deterministic`.
         server_bytes_max: Bytes = "64 GiB" in "1 MiB" to "64 TiB";
     }
     "Failures" {
