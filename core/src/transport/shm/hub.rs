@@ -258,7 +258,7 @@ impl Hub {
         for sent in sent {
             let (Sent::Whole(name) | Sent::Dropped(name)) = sent;
             let mut state = self.state();
-            let id = state.links.get(&link.id).and_then(|entry| entry.exchanges.get(&name)).copied();
+            let id = state.named(link.id, name);
             let through = id.map(|id| state.through(id)).unwrap_or_default();
             drop(state);
             self.carry_out(through);
@@ -522,6 +522,15 @@ impl State {
             self.marked.insert(id);
         }
         effects
+    }
+
+    /// The exchange with this name, also of a link that was lost meanwhile.
+    fn named(&self, link: LinkId, name: u64) -> Option<ExchangeId> {
+        if let Some(entry) = self.links.get(&link) {
+            return entry.exchanges.get(&name).copied();
+        }
+        let mut orphans = self.exchanges.iter();
+        orphans.find(|(_, exchange)| (exchange.link, exchange.name) == (link, name)).map(|(id, _)| *id)
     }
 
     /// Forgets an exchange that was found; another may begin in its place.
