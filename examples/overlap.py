@@ -39,6 +39,9 @@ CONVOLUTIONS = ((3, 32, 32), (32, 64, 16), (64, 128, 16), (128, 128, 8), (128, 2
 """Channels in and out, and the side of the picture after it."""
 DENSE = ((4096, 1024), (1024, 1024), (1024, 10))
 PLACE = Path(__file__).resolve()
+# Parts that take milliseconds on a slow link: a whole part has to be at its server before its sum goes back, and tensors
+# that share a part arrive together.
+SETTINGS = {"OMP_NUM_THREADS": "1", "GRADLANE_PARTITION_BYTES": "1 MiB", "GRADLANE_FUSE_BYTES": "16 KiB"}
 
 
 def main() -> int:
@@ -65,7 +68,7 @@ def arguments() -> argparse.ArgumentParser:
 def launch(options: argparse.Namespace) -> int:
     """Starts workers and servers, on machines of their own if the links are to be shaped."""
     worker = [sys.executable, str(PLACE), "--worker", *sys.argv[1:]]
-    env = {"OMP_NUM_THREADS": "1"}
+    env = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     if options.rate is not None:
         try:
             with Machines(WORKERS + SERVERS, options.rate, options.mtu) as machines:
@@ -89,7 +92,7 @@ def on_machines(machines: Machines, worker: list[str], env: dict[str, str]) -> i
     assert coordinator.stdout is not None
     join = next(line.strip() for line in coordinator.stdout if line.startswith("GRADLANE_JOIN=")).partition("=")[2]
     for number in range(SERVERS):
-        machines.start(WORKERS + number, [*gradlane, "server"], {"GRADLANE_JOIN": join})
+        machines.start(WORKERS + number, [*gradlane, "server"], env | {"GRADLANE_JOIN": join})
     env |= {"GRADLANE_JOIN": join, "GRADLANE_SIZE": str(WORKERS), "GRADLANE_SERVERS": str(SERVERS)}
     env |= {"MASTER_ADDR": machines.address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
     workers = [machines.start(rank, worker, env | {"GRADLANE_RANK": str(rank)}) for rank in range(WORKERS)]

@@ -13,8 +13,8 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-QUEUE_BYTES = 2_000_000
-"""What may wait for a link before it drops."""
+QUEUE_SECONDS = 0.016
+"""What may wait for a link before it drops, in time: 2 MB at 1 Gbit/s. An urgent packet waits behind all of it."""
 PACKET_BYTES_MAX = 80_000
 """The largest packet that the kernel hands down before it cuts it into segments; a bucket has to hold one."""
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -32,7 +32,8 @@ class Machines:
         self._count, self._mtu = count, mtu
         bits = _bits(rate)
         burst = max(PACKET_BYTES_MAX, int(bits / 8 / 1000))  # at least a millisecond, as timers fire late
-        self._shape = f"root tbf rate {int(bits)}bit burst {burst}b limit {QUEUE_BYTES}b"
+        queue = max(2 * PACKET_BYTES_MAX, int(bits / 8 * QUEUE_SECONDS))
+        self._shape = f"root tbf rate {int(bits)}bit burst {burst}b limit {queue}b"
         self._holders: list[subprocess.Popen[bytes]] = []
         self._started: list[subprocess.Popen[str]] = []
 

@@ -1,21 +1,33 @@
-//! `gradlane-bench`: one subcommand a question. Every answer is a ratio within one run, from results that were verified.
+//! `gradlane-bench`: one subcommand a question. Every answer comes from results that were verified, contenders interleaved in one run.
 //!
-//! A question is a module with its arguments (`Arguments`, for clap) and an `answer` that prints a table or says what came out wrong.
-//! This file only lists them.
+//! A question is a module with its arguments (`Arguments`, for clap) and an `answer`. This file only lists them, and the hidden roles
+//! in which the program starts itself again.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod latency;
+mod push_pull;
 mod reduce;
 mod sched;
+mod transport;
 
+mod page;
+
+mod arguments;
 mod measure;
+mod report;
 mod table;
+mod team;
+
+use report::Conclusion;
+use team::process::{become_program, die_with};
 
 /// Microbenchmarks of Gradlane: medians with spread, contenders interleaved in one run, every result verified.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "gradlane-bench", version)]
 struct Cli {
     #[command(subcommand)]
     question: Question,
@@ -23,23 +35,105 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Question {
+    Latency(Box<latency::Arguments>),
+    PushPull(Box<push_pull::Arguments>),
     Reduce(reduce::Arguments),
     Sched(sched::Arguments),
+    Transport(Box<transport::Arguments>),
+    Page(page::Arguments),
+    #[command(hide = true)]
+    Role {
+        /// The process with which this one ends.
+        #[arg(long)]
+        parent: u32,
+        #[command(subcommand)]
+        role: Role,
+    },
+}
+
+/// What a process of a benchmark does.
+#[derive(Subcommand)]
+enum Role {
+    Coordinator,
+    Server,
+    Worker,
+    /// Keeps and gives back.
+    Store,
+    RawWorker,
+    StreamStore {
+        #[arg(long)]
+        tls: bool,
+    },
+    StreamWorker,
+    /// Becomes another program.
+    Exec {
+        #[arg(last = true)]
+        words: Vec<OsString>,
+    },
 }
 
 fn main() -> ExitCode {
-    let answer = match Cli::parse().question {
-        Question::Reduce(arguments) => reduce::answer(&arguments),
-        Question::Sched(arguments) => sched::answer(&arguments),
+    let conclusion = match Cli::parse().question {
+        Question::Latency(arguments) => latency::answer(&arguments),
+        Question::PushPull(arguments) => push_pull::answer(&arguments),
+        Question::Reduce(arguments) => print_table(reduce::answer(&arguments)),
+        Question::Sched(arguments) => print_table(sched::answer(&arguments)),
+        Question::Transport(arguments) => transport::answer(&arguments),
+        Question::Page(arguments) => page::answer(&arguments),
+        Question::Role { role, parent } => match play(role, parent) {
+            Ok(()) => Conclusion::Good,
+            Err(error) => Conclusion::Failed(error),
+        },
     };
-    match answer {
-        Ok(table) => {
-            print!("{table}");
-            ExitCode::SUCCESS
+    match conclusion {
+        Conclusion::Good => ExitCode::SUCCESS,
+        Conclusion::Missed => {
+            eprintln!("an expectation was missed");
+            ExitCode::from(2)
         }
-        Err(wrong) => {
+        Conclusion::Wrong(wrong) => {
             eprintln!("wrong result: {wrong}");
             ExitCode::FAILURE
         }
+        Conclusion::Failed(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print_table(answer: Result<String, String>) -> Conclusion {
+    match answer {
+        Ok(table) => {
+            print!("{table}");
+            Conclusion::Good
+        }
+        Err(wrong) => Conclusion::Wrong(wrong),
+    }
+}
+
+fn play(role: Role, parent: u32) -> Result<(), String> {
+    die_with(parent)?;
+    match role {
+        Role::Coordinator => push_pull::job::coordinate(),
+        Role::Server => push_pull::job::serve(),
+        Role::Worker => team::rank::obey::<push_pull::worker::Worker>(),
+        Role::Store => transport::serve(),
+        Role::RawWorker => team::rank::obey::<transport::worker::RawWorker>(),
+        Role::StreamStore { tls } => transport::stream::serve(tls),
+        Role::StreamWorker => team::rank::obey::<transport::stream::StreamWorker>(),
+        Role::Exec { words } => Err(become_program(&words)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_do_not_contradict_each_other() {
+        Cli::command().debug_assert();
     }
 }

@@ -18,6 +18,8 @@ pub mod wire;
 
 // Floor 2: drivers. `local` is the ground on which the others stand.
 pub mod local;
+
+pub mod collective;
 pub mod transport;
 
 // Floor 3: threads; the only place that joins the floors below.

@@ -17,6 +17,8 @@ def metrics() -> dict[str, int | float]:
     - `repeats`: exchanges that were repeated after a loss.
     - `copied_bytes`: what was copied between buffers in this process. Over a network 0 for host tensors, which are sent
       from where they lie; to a server on this machine every contribution once, into memory that the server reads.
+    - `local_sums`, `local_bytes`: parts that the workers of one machine reduced among themselves, without a server, and
+      their length.
     - `connections`: connections to servers that were made, again after a loss included.
     - `shm_connections`: those of them that go through shared memory, to servers on this machine.
     - `handles_live`: operations that have not ended.

@@ -92,6 +92,8 @@ pub fn config(settings: &[(&str, &str)]) -> Config {
         ("join_timeout", "20s"),
         ("step_timeout", "20s"),
         ("stall_warn", "5s"),
+        // All of them are on one machine; what is tested is mostly what servers do.
+        ("local_reduce", "off"),
     ]
     .into_iter()
     .chain(settings.iter().copied())

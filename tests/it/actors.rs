@@ -61,7 +61,8 @@ pub(crate) fn worker(
     let place = rank.map(|rank| [rank, workers].map(|number| number.to_string()));
     // One that is to be given a rank does not know how many there are.
     let place = place.iter().flat_map(|[rank, size]| [("rank", &**rank), ("size", &**size)]);
-    let settings: Vec<_> = settings.iter().copied().chain(place).collect();
+    // All of them are on one machine; what is tested is mostly what servers do.
+    let settings: Vec<_> = [("local_reduce", "off")].into_iter().chain(settings.iter().copied()).chain(place).collect();
     // It has no file to keep, so any directory is a home.
     Process::start(Path::new(ACTOR), part, Path::new("/tmp"), &variables(join, &settings))
 }

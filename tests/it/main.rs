@@ -20,3 +20,4 @@ mod security;
 mod shapes;
 mod sim;
 mod tidy;
+mod together;

@@ -1,6 +1,7 @@
 //! What each reduction computes, in every element type, against an oracle in f64.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use gradlane_core::types::{Op, Priority, WorkerId};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all};
@@ -13,71 +14,77 @@ const WEIGHTS: [f64; 3] = [3.0, 0.0, 5.0];
 
 #[test]
 fn every_reduction_of_floats_is_as_exact_as_its_type_allows() {
-    let cluster = Cluster::with(3, 2, &SMALL_PARTS);
-    floats::<f32>(&cluster);
-    floats::<f64>(&cluster);
-    floats::<f16>(&cluster);
-    floats::<bf16>(&cluster);
+    for cluster in roads(3, 2, &SMALL_PARTS) {
+        floats::<f32>(&cluster);
+        floats::<f64>(&cluster);
+        floats::<f16>(&cluster);
+        floats::<bf16>(&cluster);
+    }
 }
 
 #[test]
 fn integers_wrap_and_their_mean_rounds_down() {
-    let cluster = Cluster::start(3, 1);
-    let reduced = |op, values: [i32; 3]| reduce_each(&cluster, op, values.map(|value| vec![value]))[0];
-    assert_eq!(reduced(Op::Sum, [i32::MAX, 1, 1]), i32::MIN + 1);
-    assert_eq!(reduced(Op::Mean, [-7, 2, 4]), -1);
-    assert_eq!(reduced(Op::Min, [-7, i32::MIN, 4]), i32::MIN);
-    assert_eq!(reduced(Op::Max, [-7, i32::MIN, 4]), 4);
-    assert_eq!(reduce_each(&cluster, Op::Sum, [vec![200_u8], vec![50], vec![10]]), [4]);
-    assert_eq!(reduce_each(&cluster, Op::Sum, [vec![127_i8], vec![1], vec![0]]), [-128]);
-    assert_eq!(reduce_each(&cluster, Op::Sum, [vec![i64::MAX], vec![1], vec![-1]]), [i64::MAX]);
+    for cluster in roads(3, 1, &[]) {
+        let reduced = |op, values: [i32; 3]| reduce_each(&cluster, op, values.map(|value| vec![value]))[0];
+        assert_eq!(reduced(Op::Sum, [i32::MAX, 1, 1]), i32::MIN + 1);
+        assert_eq!(reduced(Op::Mean, [-7, 2, 4]), -1);
+        assert_eq!(reduced(Op::Min, [-7, i32::MIN, 4]), i32::MIN);
+        assert_eq!(reduced(Op::Max, [-7, i32::MIN, 4]), 4);
+        assert_eq!(reduce_each(&cluster, Op::Sum, [vec![200_u8], vec![50], vec![10]]), [4]);
+        assert_eq!(reduce_each(&cluster, Op::Sum, [vec![127_i8], vec![1], vec![0]]), [-128]);
+        assert_eq!(reduce_each(&cluster, Op::Sum, [vec![i64::MAX], vec![1], vec![-1]]), [i64::MAX]);
+    }
 }
 
 #[test]
 fn half_size_floats_are_added_in_full_size() {
-    let cluster = Cluster::start(3, 1);
-    // In f16, 2048 + 1 is 2048 again; added in f32 and rounded once, the two ones count.
-    let of = |values: [f64; 3]| values.map(|value| vec![f16::from_f64(value)]);
-    assert_eq!(reduce_each(&cluster, Op::Sum, of([2048.0, 1.0, 1.0])), [f16::from_f64(2050.0)]);
-    // Their sum is beyond f16, their mean is not.
-    assert_eq!(reduce_each(&cluster, Op::Mean, of([60000.0, 60000.0, 60000.0])), [f16::from_f64(60000.0)]);
+    for cluster in roads(3, 1, &[]) {
+        // In f16, 2048 + 1 is 2048 again; added in f32 and rounded once, the two ones count.
+        let of = |values: [f64; 3]| values.map(|value| vec![f16::from_f64(value)]);
+        assert_eq!(reduce_each(&cluster, Op::Sum, of([2048.0, 1.0, 1.0])), [f16::from_f64(2050.0)]);
+        // Their sum is beyond f16, their mean is not.
+        assert_eq!(reduce_each(&cluster, Op::Mean, of([60000.0, 60000.0, 60000.0])), [f16::from_f64(60000.0)]);
+    }
 }
 
 #[test]
 fn what_is_no_number_passes_through() {
-    let cluster = Cluster::start(2, 1);
-    let values = [vec![f32::NAN, f32::INFINITY, f32::INFINITY, 1.0], vec![1.0, 1.0, f32::NEG_INFINITY, 1.0]];
-    let sums = reduce_each(&cluster, Op::Sum, values.clone());
-    assert!(sums[0].is_nan() && sums[1] == f32::INFINITY && sums[2].is_nan() && sums[3] == 2.0, "{sums:?}");
-    for op in [Op::Min, Op::Max] {
-        assert!(reduce_each(&cluster, op, values.clone())[0].is_nan(), "NaN wins in {op}");
+    for cluster in roads(2, 1, &[]) {
+        let values = [vec![f32::NAN, f32::INFINITY, f32::INFINITY, 1.0], vec![1.0, 1.0, f32::NEG_INFINITY, 1.0]];
+        let sums = reduce_each(&cluster, Op::Sum, values.clone());
+        assert!(sums[0].is_nan() && sums[1] == f32::INFINITY && sums[2].is_nan() && sums[3] == 2.0, "{sums:?}");
+        for op in [Op::Min, Op::Max] {
+            assert!(reduce_each(&cluster, op, values.clone())[0].is_nan(), "NaN wins in {op}");
+        }
     }
 }
 
 #[test]
 fn a_broadcast_gives_everybody_the_bits_of_its_root() {
-    let cluster = Cluster::with(3, 2, &SMALL_PARTS);
-    let payload = f32::from_bits(0x7FC0_1234);
-    let bits = all(&cluster.workers, |engine| {
-        let mut tensor = Tensor::new("weights", vec![engine.rank().0 as f32; 50_000]);
-        tensor.data[7] = if engine.rank().0 == 2 { payload } else { 0.0 };
-        tensor.reduce(engine, Op::Broadcast { root: WorkerId(2) }).unwrap();
-        tensor.data.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-    });
-    for bits in bits {
-        assert_eq!(bits[7], payload.to_bits(), "NaN keeps its payload");
-        assert!(bits.iter().enumerate().all(|(index, bits)| index == 7 || *bits == 2_f32.to_bits()));
+    for cluster in roads(3, 2, &SMALL_PARTS) {
+        let payload = f32::from_bits(0x7FC0_1234);
+        let bits = all(&cluster.workers, |engine| {
+            let mut tensor = Tensor::new("weights", vec![engine.rank().0 as f32; 50_000]);
+            tensor.data[7] = if engine.rank().0 == 2 { payload } else { 0.0 };
+            tensor.reduce(engine, Op::Broadcast { root: WorkerId(2) }).unwrap();
+            tensor.data.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        });
+        for bits in bits {
+            assert_eq!(bits[7], payload.to_bits(), "NaN keeps its payload");
+            assert!(bits.iter().enumerate().all(|(index, bits)| index == 7 || *bits == 2_f32.to_bits()));
+        }
     }
 }
 
 #[test]
 fn a_weighted_mean_without_any_weight_fails_on_all() {
-    let cluster = Cluster::start(2, 1);
-    let errors = all(&cluster.workers, |engine| {
-        let mut tensor = Tensor::new("a", vec![1_f32; 4]);
-        tensor.submit(engine, Op::WeightedMean, 0.0, Priority::default()).unwrap().wait(Some(PATIENCE)).unwrap_err()
-    });
-    assert!(errors.iter().all(|error| error.to_string().contains("weight")), "{errors:?}");
+    for cluster in roads(2, 1, &[]) {
+        let errors = all(&cluster.workers, |engine| {
+            let mut tensor = Tensor::new("a", vec![1_f32; 4]);
+            tensor.submit(engine, Op::WeightedMean, 0.0, Priority::default()).unwrap().wait(Some(PATIENCE)).unwrap_err()
+        });
+        assert!(errors.iter().all(|error| error.to_string().contains("weight")), "{errors:?}");
+    }
 }
 
 #[test]
@@ -85,8 +92,7 @@ fn deterministic_sums_have_the_same_bits_in_every_run() {
     let values: Vec<Vec<f32>> = (0..3).map(|rank| random(rank, 40_000)).collect();
     let mut runs = Vec::new();
     let settings = [&SMALL_PARTS[..], &[("deterministic", "true"), ("sum_threads", "4")]].concat();
-    let cluster = Cluster::with(3, 2, &settings);
-    for run in 0..10 {
+    for (run, cluster) in roads(3, 2, &settings).flat_map(|cluster| (0..10).zip(std::iter::repeat(Arc::new(cluster)))) {
         // Another order of arrival each time: whoever is late waits for the others to have submitted.
         runs.push(all(&cluster.workers, |engine| {
             let rank = engine.rank().0;
@@ -106,6 +112,12 @@ fn deterministic_sums_have_the_same_bits_in_every_run() {
     assert!(runs.iter().flatten().all(|bits| *bits == runs[0][0]));
     let in_order = |index: usize| (values[0][index] + values[1][index] + values[2][index]).to_bits();
     assert!(runs[0][0].iter().enumerate().all(|(index, bits)| *bits == in_order(index)), "added by rank");
+}
+
+/// The same job on both roads: through servers, and among the workers of one machine.
+fn roads<'a>(workers: u32, servers: u32, settings: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = Cluster> + 'a {
+    let with = move |road| Cluster::with(workers, servers, &[settings, &[("local_reduce", road)]].concat());
+    ["off", "auto"].into_iter().map(with)
 }
 
 /// Reduces random tensors of several lengths by every operation and compares.

@@ -45,10 +45,14 @@ fn a_seed_has_one_history() {
 
 #[test]
 fn a_wrong_sum_tells_who_was_counted_how_often() {
-    let counted_twice = first_failure(500, Some(Defect::PrefixIgnored)).expect("caught above");
-    assert_eq!(counted_twice.violation.checker, Checker::Sum);
-    let text = counted_twice.to_string();
-    assert!(text.contains("counted per rank: ") && text.contains("SEED="), "{text}");
+    // A wrong minimum or maximum does not show who was counted; which reduction fails first is chance.
+    let failures = (0..500).filter_map(|seed| sim::run(seed, Some(Defect::PrefixIgnored), false).err());
+    let texts = failures.filter(|failure| failure.violation.checker == Checker::Sum).map(|failure| failure.to_string());
+    let tells = |text: &String| text.contains("counted per rank: ") && text.contains("SEED=");
+    assert!(
+        texts.take(50).any(|text| tells(&text)),
+        "of the first 50 wrong sums, some were of numbers that can be told apart"
+    );
 }
 
 #[test]

@@ -117,8 +117,12 @@ class Running:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment of this process without what a launcher may have put there."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES) and k not in LAUNCH_NAMES}
+    """The environment of this process without what a launcher may have put there.
+
+    The workers of a test are all on one machine, and would need no server; most tests are about what servers do.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES) and k not in LAUNCH_NAMES}
+    return kept | {"GRADLANE_LOCAL_REDUCE": "off"}
 
 
 def lives(pid: int) -> bool:

@@ -64,3 +64,13 @@ choice! {
         NewReno = "newreno",
     }
 }
+
+choice! {
+    /// Whether the workers of one machine reduce among themselves.
+    LocalReduce {
+        /// Wherever all workers are on one machine.
+        Auto = "auto",
+        /// Never.
+        Off = "off",
+    }
+}

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::choices::{Congestion, QuicDriver, RoadChoice};
+use super::choices::{Congestion, LocalReduce, QuicDriver, RoadChoice};
 use super::kinds::{
     Address, Bytes, Count, Flag, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
 };
@@ -181,6 +181,8 @@ knobs! {
         oldest_every: Count = "32" in "0" to "1000000";
     }
     "Summation" {
+        /// Workers that are all on one machine reduce among themselves in shared memory, without a server; off on one is off on all.
+        local_reduce: LocalReduce = "auto";
         /// Add in the order of ranks, not of arrival: bitwise the same sums on every run.
         deterministic: Flag = "false";
         /// Threads that add in a server; 0 for one per core.

@@ -1,10 +1,11 @@
 //! What a caller holds of an operation under way.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
 use super::Clock;
+use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::types::Done;
 
@@ -17,6 +18,8 @@ pub struct Handle {
     id: u64,
     slot: Arc<Slot>,
     cancel: Option<Canceller>,
+    /// What a thread that waits can do meanwhile.
+    help: Option<Weak<dyn Collective>>,
 }
 
 /// Gives up the operation with this id. Shared by all handles of an engine.
@@ -51,13 +54,19 @@ impl Handle {
                 there.resolved.notify_all();
             }
         });
-        (Self { id, slot, cancel }, done)
+        (Self { id, slot, cancel, help: None }, done)
+    }
+
+    /// The same handle, whose waiters do the work of `collective` unless another thread is at it.
+    #[must_use]
+    pub(super) fn helping(self, collective: &Arc<dyn Collective>) -> Self {
+        Self { help: Some(Arc::downgrade(collective)), ..self }
     }
 
     /// A handle that is resolved already.
     pub fn resolved(id: u64, outcome: Result<()>) -> Self {
         let state = Mutex::new(Resolution { outcome: Some(outcome), waiters: 0 });
-        Self { id, slot: Arc::new(Slot { state, resolved: Condvar::new() }), cancel: None }
+        Self { id, slot: Arc::new(Slot { state, resolved: Condvar::new() }), cancel: None, help: None }
     }
 
     /// Unique within its engine.
@@ -70,22 +79,31 @@ impl Handle {
     /// # Errors
     /// The operation's error, or [`Error::Timeout`] when `timeout` passes first; the operation then goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
-        let mut guard = self.slot.state.lock().expect(LOCK);
-        if let Some(outcome) = &guard.outcome {
-            return outcome.clone();
+        if let Some(outcome) = self.outcome() {
+            return outcome;
         }
         let clock = Clock::start();
+        let waited = || clock.now().since(crate::types::Time::ZERO);
+        if let Some(collective) = self.help.as_ref().and_then(Weak::upgrade) {
+            collective.help(&|| self.is_resolved(), timeout.unwrap_or(Duration::MAX), false);
+        }
+        let mut guard = self.slot.state.lock().expect(LOCK);
         let unresolved = |state: &mut Resolution| state.outcome.is_none();
         guard.waiters += 1;
         let mut guard = match timeout {
             None => self.slot.resolved.wait_while(guard, unresolved).expect(LOCK),
-            Some(timeout) => self.slot.resolved.wait_timeout_while(guard, timeout, unresolved).expect(LOCK).0,
+            Some(timeout) => {
+                let rest = timeout.saturating_sub(waited());
+                self.slot.resolved.wait_timeout_while(guard, rest, unresolved).expect(LOCK).0
+            }
         };
         guard.waiters -= 1;
-        guard.outcome.clone().unwrap_or_else(|| {
-            let waited = clock.now().since(crate::types::Time::ZERO);
-            Err(Error::Timeout { what: STILL_RUNNING.to_owned(), waited })
-        })
+        let outcome = guard.outcome.clone();
+        outcome.unwrap_or_else(|| Err(Error::Timeout { what: STILL_RUNNING.to_owned(), waited: waited() }))
+    }
+
+    pub(super) fn is_resolved(&self) -> bool {
+        self.slot.state.lock().expect(LOCK).outcome.is_some()
     }
 
     /// The outcome, if there is one yet.

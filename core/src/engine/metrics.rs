@@ -39,6 +39,10 @@ metrics! {
     header_bytes,
     /// Exchanges repeated after a loss.
     repeats,
+    /// Parts reduced among the workers of this machine, without a server.
+    local_sums,
+    /// Bytes of them.
+    local_bytes,
     /// Connections to servers established, repeats included.
     connections,
     /// Those of them that go through shared memory.
@@ -52,9 +56,14 @@ impl Metrics {
     }
 
     /// Bytes copied on their way between a tensor and the system, by whatever road. Over a network it stays 0: contributions leave from
-    /// where they lie, and sums are written once, where they go.
+    /// where they lie, and sums are written once, where they go. Among the workers of a machine, what others reduce is copied for them.
     pub fn copied_bytes(&self) -> u64 {
         self.copies.bytes()
+    }
+
+    /// Counts copies on the roads that this engine has itself.
+    pub(super) fn copies(&self) -> Copies {
+        self.copies.clone()
     }
 
     /// Adds to a counter.

@@ -17,9 +17,11 @@ mod local;
 mod membership;
 mod metrics;
 pub mod process;
+mod room;
 mod shared;
 mod stage_loop;
 mod timer;
+mod together;
 mod trace;
 mod worker;
 

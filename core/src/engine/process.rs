@@ -33,13 +33,16 @@ pub fn host() -> String {
     gethostname::gethostname().to_string_lossy().into_owned()
 }
 
-/// The machine this process runs on, by the name that the settings give it, or else as the system tells it: one boot, one network
-/// namespace, one user.
+/// The machine this process runs on, by the name that the settings give it, or else as the system tells it: one boot, the
+/// same namespaces of networks and files, one user.
 fn machine(config: &Config) -> MachineId {
     let name = config.machine.clone().or_else(|| {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let network = std::fs::read_link("/proc/self/ns/net").ok()?;
-        Some(format!("{} {} {}", boot.trim(), network.display(), rustix::process::geteuid().as_raw()))
+        // A container with files of its own does not see the sockets of the others.
+        let files = std::fs::read_link("/proc/self/ns/mnt").ok()?;
+        let user = rustix::process::geteuid().as_raw();
+        Some(format!("{} {} {} {user}", boot.trim(), network.display(), files.display()))
     });
     name.map_or(MachineId::UNKNOWN, |name| MachineId(xxhash_rust::xxh3::xxh3_64(name.as_bytes())))
 }

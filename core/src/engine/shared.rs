@@ -1,18 +1,21 @@
 //! What the engine's threads share: the machines under one lock, and what must happen after the lock is released.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crossbeam_channel::Sender;
 
+use super::executors::executor;
 use super::links::Links;
 use super::trace::{Subject, TaskTrace, Timeline};
 use super::{Clock, Metrics, Timer};
+use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::mem::Region;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::pipeline::stage::Stage;
+use crate::sched::order::Slot;
 use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, StallReport, Task, TaskId, TaskSpec};
 use crate::transport::Transport;
 use crate::types::{Done, Epoch, ExchangeId, Op, Priority, Round, TensorKey, Time, View, WorkerId};
@@ -29,6 +32,12 @@ pub(super) struct Shared {
     pub(super) exchanges: AtomicU64,
     /// Set once, right after start: the timer's callback needs this struct.
     pub(super) timer: Mutex<Option<Timer>>,
+    /// Set before anything is submitted, if the workers of this machine reduce among themselves.
+    pub(super) collective: OnceLock<Arc<dyn Collective>>,
+    /// Whoever holds it hands tasks to the collective, in the order in which the scheduler gives them.
+    handing_over: Mutex<()>,
+    /// Whether there may be some.
+    to_hand_over: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -106,11 +115,14 @@ pub(super) struct Payload {
     pub(super) destination: Vec<Region>,
     pub(super) exchange: Option<ExchangeId>,
     pub(super) priority: Priority,
+    /// Nobody wants it any more.
+    pub(super) abandoned: bool,
 }
 
 enum Effect {
     Ring(Stage),
     Abandon(ExchangeId),
+    Withdraw(Slot),
     Resolve(Done<()>, Result<()>),
     Arm(Time),
     Dial(crate::transport::Peer, crate::types::ServerId),
@@ -154,6 +166,9 @@ impl Shared {
             bells,
             exchanges: AtomicU64::new(1),
             timer: Mutex::new(None),
+            collective: OnceLock::new(),
+            handing_over: Mutex::new(()),
+            to_hand_over: AtomicBool::new(false),
             state: Mutex::new(state),
         }
     }
@@ -184,16 +199,41 @@ impl Shared {
         }
     }
 
+    /// Hands what is ready to the collective, here and now: a change of thread would cost more than it does. One thread at a time, which
+    /// looks again after every other that came meanwhile, so that nothing is handed over out of order.
+    fn hand_over(self: &Arc<Self>) {
+        let execute = executor(Stage::AllReduce).expect("it has an executor");
+        self.to_hand_over.store(true, Ordering::SeqCst);
+        while self.to_hand_over.load(Ordering::SeqCst) {
+            let Ok(turn) = self.handing_over.try_lock() else { return };
+            while self.to_hand_over.swap(false, Ordering::SeqCst) {
+                while let Some(task) = self.with(|state, now| state.take(now, Stage::AllReduce)) {
+                    execute(self, task);
+                }
+            }
+            drop(turn);
+        }
+    }
+
     fn carry_out(self: &Arc<Self>, effect: Effect) {
         match effect {
+            Effect::Ring(Stage::AllReduce) => self.hand_over(),
             Effect::Ring(stage) => {
                 let _ = self.bells[&stage].try_send(());
             }
             Effect::Abandon(exchange) => self.transport.abandon(exchange),
+            Effect::Withdraw(slot) => {
+                if let Some(collective) = self.collective.get() {
+                    collective.abandon(slot);
+                }
+            }
             Effect::Resolve(done, outcome) => {
                 Metrics::add(&self.metrics.resolved, 1);
                 Metrics::add(&self.metrics.failed, u64::from(outcome.is_err()));
                 done.report(outcome);
+                if let Some(collective) = self.collective.get() {
+                    collective.nudge();
+                }
             }
             Effect::Arm(due) => {
                 if let Some(timer) = &*self.timer.lock().expect("nobody panics while holding the timer") {
@@ -292,7 +332,7 @@ impl State {
             },
         );
         self.most_urgent = self.most_urgent.max(priority);
-        let payload = Payload { part, source, destination, exchange: None, priority };
+        let payload = Payload { part, source, destination, exchange: None, priority, abandoned: false };
         if let Some(trace) = &mut self.trace {
             trace.submitted(now, task, payload.subject(), || names(&self.registry, &payload.part));
         }
@@ -314,7 +354,9 @@ impl State {
 
     /// Follows a new membership: its servers are dialled, its epoch goes into headers.
     pub(super) fn follow(&mut self, now: Time, view: View) {
-        for (peer, server) in self.links.follow(&view, self.rank) {
+        // Where nothing is pushed, servers stay idle.
+        let dials = if self.scheduler.pipeline().pushes() { self.links.follow(&view, self.rank) } else { Vec::new() };
+        for (peer, server) in dials {
             self.scheduler.handle_link_down(now, server);
             self.effects.push(Effect::Dial(peer, server));
         }
@@ -440,6 +482,9 @@ impl State {
         let StallReport { name, round, waited, parts, .. } = report;
         let waited_s = waited.as_secs_f64();
         match report.at {
+            Some((Stage::AllReduce, _)) => {
+                tracing::warn!(%name, round = round.0, parts, waited_s, "a tensor waits for other workers of this machine");
+            }
             Some((stage, server)) => {
                 tracing::warn!(%name, round = round.0, %stage, %server, parts, waited_s, "a tensor does not move");
             }
@@ -462,8 +507,12 @@ impl State {
             match command {
                 Command::Wake(stage) => self.effects.push(Effect::Ring(stage)),
                 Command::Abandon(task) => {
-                    if let Some(exchange) = self.payloads.get(&task).and_then(|payload| payload.exchange) {
+                    let Some(payload) = self.payloads.get_mut(&task) else { continue };
+                    payload.abandoned = true;
+                    if let Some(exchange) = payload.exchange {
                         self.effects.push(Effect::Abandon(exchange));
+                    } else if self.scheduler.pipeline().contains(Stage::AllReduce) {
+                        self.effects.push(Effect::Withdraw((payload.part.layout.part, payload.part.round)));
                     }
                 }
                 Command::Release(task) => {

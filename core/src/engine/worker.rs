@@ -7,18 +7,20 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, bounded};
 
 use super::executors::executor;
 use super::handle::Canceller;
+use super::room::Room;
 use super::shared::{Parked, Settings, Shared, State, Ticket};
-use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timeline, Timer, stage_loop, status};
+use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timeline, Timer, stage_loop, status, together};
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::local::PrivateSocket;
 use crate::mem::{Copies, Region};
 use crate::pipeline::registry::{Lookup, Registry};
-use crate::pipeline::{DeviceKind, Pipeline, Topology};
+use crate::pipeline::{Pipeline, Stage};
 use crate::sched::{Scheduler, SchedulerConfig};
 use crate::transport::Transport;
 use crate::transport::quic::Credentials;
@@ -90,20 +92,6 @@ struct Reached {
     failed: Option<Error>,
 }
 
-/// Bounds the bytes of unresolved submissions: a producer that runs ahead waits here.
-struct Room {
-    held: Mutex<Held>,
-    freed: Condvar,
-    bytes_max: u64,
-}
-
-#[derive(Default)]
-struct Held {
-    bytes: u64,
-    /// Producers that wait for room.
-    waiters: u32,
-}
-
 impl Engine {
     /// Joins the job and returns once it runs.
     ///
@@ -112,23 +100,24 @@ impl Engine {
     pub fn start(options: EngineOptions) -> Result<Self> {
         let clock = Clock::start();
         let config = options.config;
-        // A job with servers pushes, however many workers it has: two stand for many.
-        let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false);
-        tracing::info!(%pipeline, "pipeline");
-        let scheduler = Scheduler::new(
-            SchedulerConfig {
-                credit_bytes: config.credit_bytes,
-                oldest_every: config.oldest_every,
-                ..SchedulerConfig::default()
-            },
-            pipeline.clone(),
-        );
+        let scheduling = SchedulerConfig {
+            credit_bytes: config.credit_bytes,
+            oldest_every: config.oldest_every,
+            ..SchedulerConfig::default()
+        };
+        // Until the view says who is where; nothing is submitted before.
+        let scheduler = Scheduler::new(scheduling, Pipeline::of(Vec::new()));
         let mut bells = BTreeMap::new();
         let mut rung = Vec::new();
-        for stage in pipeline.stages() {
+        for stage in Stage::ALL {
             let (bell, receiver) = bounded(1);
-            bells.insert(*stage, bell);
-            rung.push((*stage, receiver));
+            bells.insert(stage, bell);
+            rung.push((stage, receiver));
+        }
+        let door = together::open_door(&config, options.member.machine, options.member.workers);
+        let mut member = options.member;
+        if let Some(door) = &door {
+            member.door = door.path().to_string_lossy().into_owned();
         }
         let settings = Settings {
             checksum: config.checksum,
@@ -146,27 +135,17 @@ impl Engine {
             None
         })?;
         *shared.timer.lock().expect(LOCK) = Some(timer);
-        let mut threads = Vec::new();
-        for (stage, bell) in rung {
-            let execute =
-                executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
-            threads.push(stage_loop::spawn(stage, bell, Arc::clone(&shared), execute)?);
-        }
 
         let milestones = Arc::new(Milestones::default());
         let (progress, listener, reached) = (Arc::clone(&shared), Arc::clone(&shared), Arc::clone(&milestones));
         let (coordinator, credentials) = (options.coordinator.clone(), Arc::clone(&options.credentials));
         let membership = Membership::start(
-            MembershipOptions {
-                member: options.member,
-                coordinator: options.coordinator,
-                credentials: options.credentials,
-            },
+            MembershipOptions { member, coordinator: options.coordinator, credentials: options.credentials },
             clock,
             move || progress.progress(),
-            move |event| on_event(&listener, &reached, event),
+            move |event| on_event(&listener, &reached, scheduling, event),
         )?;
-        let room = Room { held: Mutex::default(), freed: Condvar::new(), bytes_max: config.submit_bytes_max };
+        let room = Room::new(config.submit_bytes_max);
         let cancelled = Arc::downgrade(&shared);
         let cancel = Arc::new(move |id| {
             if let Some(shared) = cancelled.upgrade() {
@@ -177,7 +156,7 @@ impl Engine {
         let engine = Self {
             shared,
             membership: Mutex::new(membership),
-            threads: Mutex::new(threads),
+            threads: Mutex::default(),
             milestones,
             config,
             coordinator,
@@ -189,10 +168,38 @@ impl Engine {
             timeline: Arc::new(timeline),
         };
         engine.milestones.wait(None, |reached| reached.joined.is_some())?;
+        engine.equip(clock, door, rung)?;
         if let Some(place) = &engine.config.timeline {
             engine.start_timeline(place)?;
         }
         Ok(engine)
+    }
+
+    /// Starts what the pipeline needs: threads for its stages, and the other workers of this machine.
+    fn equip(&self, clock: Clock, mut door: Option<PrivateSocket>, rung: Vec<(Stage, Receiver<()>)>) -> Result<()> {
+        let (pipeline, rank, view) =
+            self.shared.with(|state, _| (state.scheduler.pipeline().clone(), state.rank, state.view.clone()));
+        tracing::info!(%pipeline, "pipeline");
+        for (stage, bell) in rung {
+            match stage {
+                _ if !pipeline.contains(stage) => {}
+                Stage::AllReduce => {
+                    let view = view.as_ref().expect("joined");
+                    let failed = || self.milestones.reached.lock().expect(LOCK).failed.clone();
+                    let copies = self.shared.metrics.copies();
+                    let collective = together::meet(&self.config, view, rank, door.take(), copies, clock, &failed)?;
+                    let first = self.shared.collective.set(collective).is_ok();
+                    assert!(first, "an engine starts once");
+                }
+                _ => {
+                    let execute =
+                        executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
+                    let thread = stage_loop::spawn(stage, bell, Arc::clone(&self.shared), execute)?;
+                    self.threads.lock().expect(LOCK).push(thread);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// This worker's rank.
@@ -284,6 +291,10 @@ impl Engine {
             room.leave(bytes);
             then(id);
         });
+        let handle = match self.shared.collective.get() {
+            Some(collective) => handle.helping(collective),
+            None => handle,
+        };
         Metrics::add(&self.shared.metrics.submissions, 1);
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
         let declare = self.shared.with(|state, now| {
@@ -307,6 +318,24 @@ impl Engine {
             self.send_declaration(request, vec![tensor], false, done);
         }
         Ok(handle)
+    }
+
+    /// Reduces a tensor over all workers and waits for it, at most for `patience`; as [`push_pull`](Self::push_pull) and
+    /// [`Handle::wait`], and sooner where the calling thread can do the work itself.
+    ///
+    /// # Errors
+    /// As those two.
+    pub fn reduce(&self, submission: Submission, patience: Option<Duration>) -> Result<()> {
+        let Some(collective) = self.shared.collective.get() else {
+            return self.push_pull(submission, |_| {})?.wait(patience);
+        };
+        let clock = Clock::start();
+        collective.attend();
+        let handle = self.push_pull(submission, |_| {});
+        let over = || handle.as_ref().map_or(true, Handle::is_resolved);
+        collective.help(&over, patience.unwrap_or(Duration::MAX), true);
+        let helped = clock.now().since(Time::ZERO);
+        handle?.wait(patience.map(|patience| patience.saturating_sub(helped)))
     }
 
     /// Arrives at the barrier `name`; the handle resolves once all workers have, at the latest after `timeout`, or else the job's step
@@ -362,6 +391,9 @@ impl Engine {
         self.membership.lock().expect(LOCK).leave();
         let left = self.milestones.wait(Some(grace), |reached| reached.left || reached.failed.is_some());
         self.membership.lock().expect(LOCK).stop();
+        if let Some(collective) = self.shared.collective.get() {
+            collective.shutdown();
+        }
         self.shared.transport.shutdown(Duration::from_secs(1));
         for bell in self.shared.bells.values() {
             let _ = bell.try_send(());
@@ -419,40 +451,6 @@ impl Milestones {
                 what: "waiting for the other workers to leave".to_owned(),
                 waited: patience.unwrap_or_default(),
             }),
-        }
-    }
-}
-
-impl Room {
-    fn enter(&self, bytes: u64, timeout: Option<Duration>) -> Result<()> {
-        let full = |held: &mut Held| held.bytes > 0 && held.bytes + bytes > self.bytes_max;
-        let mut guard = self.held.lock().expect(LOCK);
-        if full(&mut guard) {
-            guard.waiters += 1;
-            guard = match timeout {
-                None => self.freed.wait_while(guard, full).expect(LOCK),
-                Some(timeout) => self.freed.wait_timeout_while(guard, timeout, full).expect(LOCK).0,
-            };
-            guard.waiters -= 1;
-        }
-        if full(&mut guard) {
-            return Err(Error::Exhausted {
-                what: "bytes of unresolved submissions".to_owned(),
-                limit: format!("{} B (submit_bytes_max)", self.bytes_max),
-                hint: "wait for earlier handles, or raise GRADLANE_SUBMIT_BYTES_MAX".to_owned(),
-            });
-        }
-        guard.bytes += bytes;
-        Ok(())
-    }
-
-    fn leave(&self, bytes: u64) {
-        let mut held = self.held.lock().expect(LOCK);
-        held.bytes -= bytes;
-        let waiters = held.waiters;
-        drop(held);
-        if waiters > 0 {
-            self.freed.notify_all();
         }
     }
 }
@@ -518,19 +516,28 @@ fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, tensor: &Tensor
     false
 }
 
-fn on_event(shared: &Arc<Shared>, milestones: &Milestones, event: MemberEvent) {
+/// Fails everything, now and later, whatever other workers do.
+fn abort(shared: &Arc<Shared>, cause: Error) {
+    shared.with(|state, now| state.end(now, &cause));
+    if let Some(collective) = shared.collective.get() {
+        collective.abort(cause);
+    }
+}
+
+fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: SchedulerConfig, event: MemberEvent) {
     match event {
         MemberEvent::Joined { index, view } => {
             tracing::info!(rank = index, epoch = %view.epoch, "joined");
             shared.with(|state, now| {
                 state.rank = WorkerId(index);
                 state.registry = Registry::new(state.rank);
+                state.scheduler = Scheduler::new(scheduling, Pipeline::for_role(&together::topology(&view), false));
                 state.follow(now, view);
             });
             milestones.change(|reached| reached.joined = Some(index));
         }
         MemberEvent::View(view) => match view.phase.clone() {
-            Phase::Aborted(cause) => shared.with(|state, now| state.end(now, &cause)),
+            Phase::Aborted(cause) => abort(shared, cause),
             Phase::Forming | Phase::Running | Phase::Ended => shared.with(|state, now| state.follow(now, view)),
         },
         MemberEvent::Forget { key, error } => shared.with(|state, _| {
@@ -544,7 +551,7 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, event: MemberEvent) {
         ),
         MemberEvent::Failed(error) => {
             tracing::error!(%error, "the job failed");
-            shared.with(|state, now| state.end(now, &error));
+            abort(shared, error.clone());
             milestones.change(|reached| reached.failed = Some(error));
         }
         MemberEvent::Left => milestones.change(|reached| reached.left = true),

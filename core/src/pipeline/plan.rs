@@ -3,7 +3,8 @@
 //! | topology | stages |
 //! |---|---|
 //! | one process | none: scale and complete |
-//! | one machine, several ranks | REDUCE, BROADCAST |
+//! | one machine, several ranks with tensors in host memory | ALL_REDUCE |
+//! | one machine, several GPUs | REDUCE, BROADCAST |
 //! | one machine, several PCIe groups | REDUCE, COPYD2H, PCIE_REDUCE, COPYH2D, BROADCAST |
 //! | machines with one rank each, CUDA | COPYD2H, PUSH, PULL, COPYH2D |
 //! | machines with one rank each, host memory | PUSH, PULL |
@@ -31,9 +32,11 @@ impl Pipeline {
         let together = topology.local_collective && topology.local_ranks > 1;
         let pushes = topology.machines > 1 || (topology.local_ranks > 1 && !together);
         let groups = together && topology.pcie_groups > 1 && topology.device == DeviceKind::Cuda;
+        let at_once = together && !pushes && topology.device == DeviceKind::Host;
         let staged = topology.device == DeviceKind::Cuda && (pushes || groups);
         let needed = |stage: &Stage| match stage {
-            Stage::Reduce | Stage::Broadcast => together,
+            Stage::AllReduce => at_once,
+            Stage::Reduce | Stage::Broadcast => together && !at_once,
             Stage::CopyD2H | Stage::CopyH2D => staged,
             Stage::PcieReduce => groups,
             Stage::Compress | Stage::Decompress => compressed && pushes,
@@ -100,7 +103,7 @@ mod tests {
             (1, 1, 1, Host, false, false, "nothing to reduce"),
             (1, 1, 1, Cuda, false, true, "nothing to reduce"),
             (1, 8, 1, Cuda, true, false, "REDUCE -> BROADCAST"),
-            (1, 8, 1, Host, true, true, "REDUCE -> BROADCAST"),
+            (1, 8, 1, Host, true, true, "ALL_REDUCE"),
             (1, 8, 2, Cuda, true, false, "REDUCE -> COPYD2H -> PCIE_REDUCE -> COPYH2D -> BROADCAST"),
             (4, 1, 1, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
             (4, 1, 1, Cuda, true, true, "COPYD2H -> COMPRESS -> PUSH -> PULL -> DECOMPRESS -> COPYH2D"),

@@ -1,4 +1,4 @@
-//! The nine kinds of work that a part can need.
+//! The ten kinds of work that a part can need.
 
 use std::fmt;
 
@@ -6,6 +6,9 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Stage {
+    /// Sums over the ranks of a machine and leaves all of them with the whole sum: REDUCE and BROADCAST at once, chunk by chunk,
+    /// where nothing comes between them.
+    AllReduce,
     /// Sums over the ranks of a machine; each rank is left with the shard it owns.
     Reduce,
     /// Copies the owned shard from the device to host memory.
@@ -28,10 +31,11 @@ pub enum Stage {
 
 impl Stage {
     /// How many stages there are.
-    pub const COUNT: usize = 9;
+    pub const COUNT: usize = 10;
 
     /// Every stage, in the order in which a part passes them.
     pub const ALL: [Self; Self::COUNT] = [
+        Self::AllReduce,
         Self::Reduce,
         Self::CopyD2H,
         Self::PcieReduce,
@@ -51,6 +55,7 @@ impl Stage {
     /// What it is called in messages and timelines.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::AllReduce => "ALL_REDUCE",
             Self::Reduce => "REDUCE",
             Self::CopyD2H => "COPYD2H",
             Self::PcieReduce => "PCIE_REDUCE",

@@ -6,6 +6,7 @@
 
 pub mod task;
 
+pub mod order;
 pub mod queue;
 pub mod scheduler;
 pub mod stall;

@@ -24,6 +24,7 @@
 //!   may wait for another worker, whose credit waits for this one: when no credit came back for `credit_patience` while a task needs
 //!   some, that of the tasks which wait for their sums for so long is lent on. So workers may submit in different orders.
 //! - A task is not pushed before the sum of the round before of the same part arrived: a server keeps two rounds of a part alive.
+//!   Nor does it begin to be reduced among the ranks of a machine before that.
 //! - Nothing is pushed to a server that is not connected. Servers count as connected until
 //!   [`handle_link_down`](Scheduler::handle_link_down).
 //! - A group succeeds when all its parts are done. It fails once, with the first cause, and only when no task holds its memory.
@@ -202,7 +203,7 @@ impl Scheduler {
             group.tasks.push(id);
             group.live += 1;
         }
-        if self.pipeline.pushes() {
+        if waits_for_the_round_before(stage) || self.pipeline.pushes() {
             work.holds_round = true;
             self.rounds.entry(work.spec.part).or_default().push_back(id);
         }
@@ -385,10 +386,10 @@ impl Scheduler {
     fn enter(&mut self, now: Time, id: TaskId, stage: Stage, pause: Option<Time>) {
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
         let mut gates = Gates { round: false, link: false, pause };
-        if stage == Stage::Push {
+        if waits_for_the_round_before(stage) {
             let first = self.rounds.get(&work.spec.part).and_then(VecDeque::front);
             gates.round = first != Some(&id) && !planted(self.config.defect, Defect::RoundGateOpen);
-            gates.link = self.down.contains(&work.spec.server);
+            gates.link = stage == Stage::Push && self.down.contains(&work.spec.server);
         }
         work.stage = stage;
         work.since = now;
@@ -511,7 +512,7 @@ impl Scheduler {
     }
 
     fn gate_round(&mut self, next: TaskId) {
-        if self.tasks.get(next.0).is_some_and(|work| work.stage == Stage::Push) {
+        if self.tasks.get(next.0).is_some_and(|work| waits_for_the_round_before(work.stage)) {
             self.gate(next, |gates| gates.round = false);
         }
     }
@@ -522,6 +523,11 @@ impl Scheduler {
         let tasks = self.tasks.iter().filter(|(_, work)| work.spec.server == server && waits(work));
         tasks.map(|(id, _)| TaskId(id)).collect()
     }
+}
+
+/// A server keeps two rounds of a part alive, and ranks that reduce together announce the rounds of a part in order.
+fn waits_for_the_round_before(stage: Stage) -> bool {
+    matches!(stage, Stage::AllReduce | Stage::Push)
 }
 
 mod endings;

@@ -91,7 +91,8 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// A machine as its processes see it: equal for those that can share memory, being of one boot, one network namespace and one user.
+/// A machine as its processes see it: equal for those that can share memory, being of one boot and one user, with the same networks and
+/// files.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct MachineId(pub u64);
 

@@ -1,5 +1,7 @@
 //! The 64 bytes that open each direction of an exchange.
 
+use bytes::Bytes;
+
 use crate::error::{Error, Result};
 use crate::types::{DType, Epoch, Op, PartId, Round, TensorKey};
 
@@ -92,6 +94,11 @@ impl Header {
     /// Bytes that follow the body of a sum: its checksum, where there is one.
     pub fn trailer_bytes(&self) -> usize {
         if self.kind == HeaderKind::Sum && self.flags.contains(Flags::CHECKSUM) { size_of::<u32>() } else { 0 }
+    }
+
+    /// The header's bytes on the wire, to be sent.
+    pub fn to_bytes(&self) -> Bytes {
+        Bytes::from(self.encode().to_vec())
     }
 
     /// The header's bytes on the wire.

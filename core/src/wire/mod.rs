@@ -46,5 +46,19 @@ pub use checksum::checksum;
 pub use frame::Frame;
 pub use header::{Flags, Header, HeaderKind, URGENCY_MAX};
 
+/// Adds the next piece of a header, a reject or a checksum, which come in pieces of any length, behind the `filled` bytes that are there.
+///
+/// # Panics
+/// If it does not fit: callers read no more than is missing.
+pub fn gather(what: &mut [u8], filled: &mut usize, piece: &[u8]) {
+    what[*filled..][..piece.len()].copy_from_slice(piece);
+    *filled += piece.len();
+}
+
+/// As [`gather`], where it is not known how much will come.
+pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
+    what.extend_from_slice(piece);
+}
+
 /// Version of both shapes. A peer of another version is refused before any data.
 pub const VERSION: u8 = 1;

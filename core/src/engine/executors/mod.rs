@@ -1,6 +1,7 @@
 //! What each stage does with a task. An executor decides nothing: it translates a task into one call of a driver, and the driver's
 //! report into one `Scheduler::finish`.
 
+mod all_reduce;
 mod pull;
 mod push;
 
@@ -10,6 +11,7 @@ use crate::pipeline::stage::Stage;
 /// The executor of a stage, or `None` where this build has none: such a stage never stands in a host's pipeline.
 pub(super) fn executor(stage: Stage) -> Option<Executor> {
     match stage {
+        Stage::AllReduce => Some(all_reduce::execute),
         Stage::Push => Some(push::execute),
         Stage::Pull => Some(pull::execute),
         Stage::Reduce

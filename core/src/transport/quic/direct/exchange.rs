@@ -16,7 +16,7 @@ use crate::transport::exchange::{PullEnd, check_crc, check_sum};
 use crate::transport::{Answer, Torn};
 use crate::types::{Done, LinkId};
 use crate::wire::header::HEADER_BYTES;
-use crate::wire::{Flags, Header, HeaderKind, checksum, limits, reject};
+use crate::wire::{self, Flags, Header, HeaderKind, checksum, limits, reject};
 
 /// Where a sum is wanted, and who waits for it.
 pub(super) struct Pull {
@@ -90,7 +90,7 @@ pub(super) enum Step {
 impl Exchange {
     pub(super) fn new(link: LinkId, precedence: i32, push: Header, body: Vec<Bytes>, done: Done<()>) -> Self {
         let mut unsent = body;
-        unsent.insert(0, Bytes::copy_from_slice(&push.encode()));
+        unsent.insert(0, push.to_bytes());
         Self {
             link,
             stream: None,
@@ -205,8 +205,7 @@ impl Exchange {
                             let problem = format!("ends after {filled} bytes");
                             return Err(Fault::Link(early_end("header", &problem, peer)));
                         };
-                        bytes[*filled..*filled + chunk.len()].copy_from_slice(&chunk);
-                        *filled += chunk.len();
+                        wire::gather(bytes, filled, &chunk);
                     }
                     let header = Header::decode(bytes, peer).map_err(Fault::Link)?;
                     if header.kind == HeaderKind::Reject {
@@ -222,7 +221,7 @@ impl Exchange {
                 Reading::Reject { body, bytes } => {
                     while body.len() < *bytes {
                         match next(chunks, *bytes - body.len(), peer)? {
-                            Some(Chunk::Bytes(chunk)) => body.extend_from_slice(&chunk),
+                            Some(Chunk::Bytes(chunk)) => wire::append(body, &chunk),
                             Some(Chunk::End) => {
                                 let problem = format!("ends after {} bytes", body.len());
                                 return Err(Fault::Link(early_end("reject", &problem, peer)));
@@ -273,7 +272,7 @@ impl Exchange {
                     }
                     while trailer.len() < header.trailer_bytes() {
                         match next(chunks, header.trailer_bytes() - trailer.len(), peer)? {
-                            Some(Chunk::Bytes(chunk)) => trailer.extend_from_slice(&chunk),
+                            Some(Chunk::Bytes(chunk)) => wire::append(trailer, &chunk),
                             Some(Chunk::End) => return Err(early("its checksum's".to_owned())),
                             None => return Ok(None),
                         }

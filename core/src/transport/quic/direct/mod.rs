@@ -137,6 +137,7 @@ fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: 
 }
 
 fn open(socket: std::net::UdpSocket) -> Result<Wire> {
+    socket2::SockRef::from(&socket).set_send_buffer_size(SEND_BUFFER_BYTES).map_err(|error| no_socket(&error))?;
     Wire::new(socket).map_err(|error| no_socket(&error))
 }
 
@@ -155,5 +156,9 @@ fn precedence(urgency: u8, nth: u32) -> i32 {
     (i32::from(urgency) + 1) * AGES as i32 - (nth % AGES) as i32
 }
 
+/// What may wait in the kernel for its turn on the wire. What waits there cannot be overtaken by what is more urgent, and a long queue of a
+/// slow interface drops datagrams before they have left; short of it, the driver is told to wait. A few batches keep the wire busy: TCP
+/// allows itself no more ("TCP small queues").
+const SEND_BUFFER_BYTES: usize = 128 << 10;
 /// How long dropping a transport waits for its thread.
 const DROP_PATIENCE: Duration = Duration::from_secs(2);

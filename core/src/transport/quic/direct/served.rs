@@ -17,7 +17,7 @@ use crate::mem::Frozen;
 use crate::transport::exchange::broken_off;
 use crate::types::ExchangeId;
 use crate::wire::header::HEADER_BYTES;
-use crate::wire::{Flags, Header, HeaderKind, reject};
+use crate::wire::{self, Flags, Header, HeaderKind, reject};
 
 /// An exchange under way.
 pub(super) struct Served {
@@ -109,8 +109,7 @@ impl Served {
                 }
                 match chunks.next(HEADER_BYTES - *filled) {
                     Ok(Some(chunk)) => {
-                        bytes[*filled..*filled + chunk.bytes.len()].copy_from_slice(&chunk.bytes);
-                        *filled += chunk.bytes.len();
+                        wire::gather(bytes, filled, &chunk.bytes);
                     }
                     Ok(None) => break Found::Broken(early_end("header", &format!("ends after {filled} bytes"), peer)),
                     Err(ReadError::Blocked) => break Found::Nothing,
@@ -194,7 +193,7 @@ impl Served {
     /// [`Error::Internal`] if no sum was begun.
     pub(super) fn last(&mut self, checksum: u32) -> Result<()> {
         let Answer::Sum { trailer_bytes } = self.answer else { return Err(out_of_turn()) };
-        self.unsent.push(Bytes::copy_from_slice(&checksum.to_le_bytes()[..trailer_bytes]));
+        self.unsent.push(Bytes::from(checksum.to_le_bytes()[..trailer_bytes].to_owned()));
         self.answer = Answer::Complete;
         Ok(())
     }
@@ -230,7 +229,7 @@ impl Served {
         self.precedence = precedence;
         // Fails only for a stream that was stopped, which is told by its event.
         let _ = connection.send_stream(self.stream).set_priority(precedence);
-        self.unsent.push(Bytes::copy_from_slice(&header.encode()));
+        self.unsent.push(header.to_bytes());
     }
 
     fn refuse(&mut self, connection: &mut Connection) {

@@ -1,0 +1,222 @@
+//! What does a reduction over workers and servers cost, whole: the engine as training uses it, in processes as in production?
+
+pub(crate) mod job;
+pub(crate) mod road;
+pub(crate) mod worker;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use gradlane_core::pipeline::models;
+use gradlane_core::types::{JoinString, TensorSpec};
+
+use crate::arguments::{Effort, Output, Point, Sweep};
+use crate::report::{Conclusion, DEFINITIONS, Place, Report};
+use crate::team::contest::{self, Entry, Plan};
+use crate::team::orders::{Case, Mode};
+use crate::team::{Team, gloo, mpi};
+use crate::transport;
+use job::JobOptions;
+use road::Road;
+
+/// What does a reduction cost, over workers and servers in processes of their own?
+///
+/// Starts a coordinator, servers and workers on this host (or workers that join a running job), lets every worker reduce tensors with
+/// all others, verifies every element of every sum, and prints the columns of nccl-tests. Peers do the same work in the same run, in
+/// turns, repetition by repetition.
+#[derive(Args)]
+#[command(after_long_help = DEFINITIONS)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    sweep: Sweep,
+    #[command(flatten)]
+    effort: Effort,
+    #[command(flatten)]
+    output: Output,
+    /// Workers.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    workers: u32,
+    /// Servers.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    servers: u32,
+    /// Tensors that are submitted at once; all are waited for.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    inflight: u32,
+    /// What an exchange is. push-pull: the engine sums the contributions of all workers and brings the sum to each. The others move
+    /// bytes without summation, by the transport alone, in parts over all servers: push-only sends every tensor to the servers, which
+    /// keep it and acknowledge it; pull-only gets back what was pushed before, untimed; push-then-pull does the one and then the other.
+    /// These are out of place, and have no peers.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "push-pull")]
+    mode: Vec<Mode>,
+    /// Roads that the bytes take, separated by commas; each is a contender.
+    #[arg(long, value_delimiter = ',', default_value = "quic", value_parser = Road::parse)]
+    road: Vec<&'static Road>,
+    /// Instead of single tensors, all gradients of a model at once, the last first, with the model's priorities.
+    #[arg(long, value_enum)]
+    model: Option<Model>,
+    /// Peers to measure in the same run, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    backend: Vec<Backend>,
+    /// The Python that runs Gloo: needs torch. Unless given: that of the virtual environment in use or of .venv, or python3.
+    #[arg(long, value_name = "FILE")]
+    python: Option<PathBuf>,
+    /// Measure in place only, out of place only, or both.
+    #[arg(long, value_enum, default_value = "both")]
+    place: Places,
+    /// Join this running job with all of its workers, instead of starting coordinator and servers; @FILE reads the join string.
+    #[arg(long, value_name = "JOIN", conflicts_with = "servers")]
+    join: Option<String>,
+    /// A setting of all our processes, such as --set partition_bytes=1MiB; the environment is not read. May be repeated.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    settings: Vec<String>,
+    /// Spoil one sum, to see that it is noticed.
+    #[arg(long, hide = true)]
+    plant_wrong_sum: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+enum Model {
+    Resnet50,
+    Vgg16,
+    BertLarge,
+    Gpt2,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+enum Backend {
+    /// torch.distributed over Gloo.
+    Gloo,
+    /// The MPI that mpicc and mpirun belong to.
+    Mpi,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+enum Places {
+    Both,
+    In,
+    Out,
+}
+
+/// Measures, printing rows as they come.
+pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
+    measure(arguments).unwrap_or_else(Conclusion::Failed)
+}
+
+fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
+    let effort = arguments.effort.or_smoke();
+    let (reducing, moving): (Vec<Mode>, Vec<Mode>) = arguments.mode.iter().partition(|mode| **mode == Mode::PushPull);
+    if !moving.is_empty() && (!reducing.is_empty() || arguments.model.is_some() || arguments.join.is_some()) {
+        return Err("push-only, pull-only and push-then-pull sum nothing and are measured in a run of their own, of single tensors, with \
+                    servers of their own: give --mode without push-pull, and neither --model nor --join"
+            .to_owned());
+    }
+    let patience = Duration::from_secs(effort.patience);
+    let entries = entries(arguments)?;
+    let teams = if moving.is_empty() { teams(arguments, patience)? } else { raw_teams(arguments, patience)? };
+    let places = match (arguments.place, moving.is_empty()) {
+        (Places::Out, _) | (_, false) => vec![Place::Out],
+        (Places::In, true) => vec![Place::In],
+        (Places::Both, true) => vec![Place::Out, Place::In],
+    };
+    let setting = vec![
+        format!("gradlane-bench push-pull, {}", env!("CARGO_PKG_VERSION")),
+        format!(
+            "{} workers, {} servers, {} in flight; {}",
+            arguments.workers,
+            arguments.servers,
+            arguments.inflight,
+            effort.describe()
+        ),
+    ];
+    let report = Report { question: "push-pull".to_owned(), setting, ..Report::default() };
+    let plan = Plan { effort, places, spoil: arguments.plant_wrong_sum };
+    contest::hold(teams, &entries, &plan, report, &arguments.output)
+}
+
+/// Workers and stores for the modes that sum nothing.
+fn raw_teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String> {
+    if !arguments.backend.is_empty() || arguments.road.iter().any(|road| road.name != "quic") {
+        return Err("push-only, pull-only and push-then-pull have no --backend, and no --road but quic; see transport"
+            .to_owned());
+    }
+    let settings = job::settings(&arguments.settings)?;
+    let part_bytes = job::config(&settings)?.partition_bytes;
+    let (workers, servers) = (arguments.workers, arguments.servers);
+    Ok(vec![transport::start_raw("quic", workers, servers, part_bytes, &settings, patience)?])
+}
+
+fn entries(arguments: &Arguments) -> Result<Vec<Entry>, String> {
+    let Some(model) = arguments.model else {
+        let sweep = if arguments.effort.smoke { arguments.sweep.smoke() } else { arguments.sweep.clone() };
+        let mut entries = Vec::new();
+        for &mode in &arguments.mode {
+            for Point { bytes, dtype, op } in sweep.points()? {
+                entries.push(Entry::single(match mode {
+                    Mode::PushPull => Case::single("tensor", bytes, dtype, op, arguments.inflight),
+                    Mode::PushOnly | Mode::PullOnly | Mode::PushThenPull => Case::raw(bytes, arguments.inflight, mode),
+                }));
+            }
+        }
+        return Ok(entries);
+    };
+    let (name, specs) = model.tensors();
+    let mut entries = Vec::new();
+    for &op in arguments.sweep.ops() {
+        for &dtype in arguments.sweep.dtypes() {
+            entries.push(Entry::model(Case::model(&specs, dtype, op), name));
+        }
+    }
+    Ok(entries)
+}
+
+impl Model {
+    fn tensors(self) -> (&'static str, Vec<TensorSpec>) {
+        match self {
+            Self::Resnet50 => ("resnet50", models::resnet50()),
+            Self::Vgg16 => ("vgg16", models::vgg16()),
+            Self::BertLarge => ("bert-large", models::bert_large()),
+            Self::Gpt2 => ("gpt2", models::gpt2()),
+        }
+    }
+}
+
+fn teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String> {
+    let settings = job::settings(&arguments.settings)?;
+    let join = arguments.join.as_deref().map(read_join).transpose()?;
+    let mut teams = Vec::new();
+    for road in &arguments.road {
+        let mut settings = settings.clone();
+        settings.extend(road.settings()?);
+        teams.push(job::start(&JobOptions {
+            name: road.name.to_owned(),
+            workers: arguments.workers,
+            servers: arguments.servers,
+            settings,
+            join: join.clone(),
+            before: job::Before::default(),
+            interface: "lo".to_owned(),
+            wire: road.wire,
+            patience,
+        })?);
+    }
+    for backend in &arguments.backend {
+        match backend {
+            Backend::Mpi => teams.push(mpi::start(arguments.workers, patience)?),
+            Backend::Gloo => {
+                let python = gloo::interpreter(arguments.python.as_deref());
+                teams.push(gloo::start(&gloo::Venue::loopback(python, arguments.workers, patience))?);
+            }
+        }
+    }
+    Ok(teams)
+}
+
+/// A join string, or the file that it is in.
+fn read_join(text: &str) -> Result<JoinString, String> {
+    let text = match text.strip_prefix('@') {
+        Some(path) => std::fs::read_to_string(path).map_err(|cause| format!("--join @{path}: {cause}"))?,
+        None => text.to_owned(),
+    };
+    text.trim().parse().map_err(|error: gradlane_core::Error| format!("--join: {error}"))
+}

@@ -1,0 +1,145 @@
+//! A worker of the job: the engine as a training process uses it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gradlane_core::cluster::MemberConfig;
+use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
+use gradlane_core::mem::Copies;
+use gradlane_core::transport::quic::Credentials;
+use gradlane_core::transport::roads::Roads;
+use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
+
+use super::job::config;
+use crate::team::buffers::{Buffers, Set};
+use crate::team::orders::Case;
+use crate::team::rank::Exchanger;
+
+/// What a worker joins with: the join string of the job.
+pub(crate) const JOIN: &str = "join";
+/// What a worker joins with: its settings, as a JSON object.
+pub(crate) const SETTINGS: &str = "settings";
+
+/// A joined worker.
+pub(crate) struct Worker {
+    engine: Engine,
+    /// Less urgent tensors, where a case wants them, and those that are under way.
+    backlog: Option<(Case, Buffers)>,
+    under_way: Vec<Handle>,
+    rank: u32,
+    ranks: u32,
+    /// The tensor by whose exchange the workers meet.
+    meeting: (Case, Buffers),
+    shutdown: Duration,
+}
+
+impl Exchanger for Worker {
+    fn join(rank: u32, ranks: u32, with: &BTreeMap<String, String>) -> Result<Self, String> {
+        let text = |error: gradlane_core::Error| error.to_string();
+        let settings = with.get(SETTINGS).map_or("{}", String::as_str);
+        let config = config(&serde_json::from_str(settings).map_err(|cause| format!("settings: {cause}"))?)?;
+        let join: JoinString = with.get(JOIN).map_or("", String::as_str).parse().map_err(text)?;
+        let credentials = Arc::new(Credentials::enroll(&join, Role::Worker, config.join_timeout).map_err(text)?);
+        let copies = Copies::default();
+        let transport = Roads::new(&config, &credentials, &copies).map_err(text)?;
+        let member = MemberConfig { requested: Some(rank), workers: ranks, ..process::member(Role::Worker, &config) };
+        let shutdown = config.shutdown_timeout;
+        let engine = Engine::start(EngineOptions {
+            config,
+            member,
+            coordinator: join.address,
+            credentials,
+            transport: Arc::new(transport),
+            copies,
+        })
+        .map_err(text)?;
+        let case = Case::single("meeting", 4, DType::F32, Op::Sum, 1);
+        let meeting = (case.clone(), Buffers::new(&case, rank, ranks));
+        Ok(Self { engine, backlog: None, under_way: Vec::new(), rank, ranks, meeting, shutdown })
+    }
+
+    fn prepare(&mut self, case: &Case) -> Result<(), String> {
+        self.backlog = None;
+        if case.backlog_bytes > 0 {
+            let tensors = u32::try_from(case.backlog_bytes / BACKLOG_TENSOR_BYTES).unwrap_or(u32::MAX).max(1);
+            let mut backlog = Case::single("backlog", BACKLOG_TENSOR_BYTES, DType::F32, Op::Sum, tensors);
+            for tensor in &mut backlog.tensors {
+                tensor.priority = i32::MIN;
+            }
+            self.engine.declare(specs(&backlog), false, None).map_err(|error| error.to_string())?;
+            let buffers = Buffers::new(&backlog, self.rank, self.ranks);
+            self.backlog = Some((backlog, buffers));
+        }
+        self.engine.declare(specs(case), case.fuse, None).map_err(|error| error.to_string())
+    }
+
+    fn load(&mut self, _case: &Case) -> Result<(), String> {
+        let Some((backlog, buffers)) = &mut self.backlog else { return Ok(()) };
+        let (handles, outcome) = submit(&self.engine, backlog, buffers.set(0), false);
+        self.under_way = handles;
+        outcome
+    }
+
+    fn unload(&mut self) -> Result<bool, String> {
+        if self.under_way.is_empty() {
+            return Ok(false);
+        }
+        let over = self.under_way.iter().all(|handle| handle.outcome().is_some());
+        wait(std::mem::take(&mut self.under_way)).map(|()| over)
+    }
+
+    fn exchange(&mut self, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String> {
+        push_pull(&self.engine, case, set, in_place)
+    }
+
+    fn meet(&mut self) -> Result<(), String> {
+        let (case, buffers) = &mut self.meeting;
+        push_pull(&self.engine, case, buffers.set(0), true)
+    }
+
+    fn leave(self) -> Result<(), String> {
+        // The others leave too, as soon as they read of it.
+        self.engine.shutdown(self.shutdown.max(Duration::from_secs(10))).map_err(|error| error.to_string())
+    }
+}
+
+fn push_pull(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String> {
+    let (handles, outcome) = submit(engine, case, set, in_place);
+    outcome.and(wait(handles))
+}
+
+/// Submits all tensors of a case. The handles must be waited for, whatever the outcome: the memory of the set is theirs until then.
+fn submit(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> (Vec<Handle>, Result<(), String>) {
+    let op = case.op();
+    let mut handles = Vec::with_capacity(case.tensors.len());
+    for ((spec, regions), tensor) in specs(case).into_iter().zip(set.regions(in_place)).zip(&case.tensors) {
+        let (source, destination) = regions;
+        let priority = Priority(tensor.priority);
+        let submission = Submission { tensor: spec, source, destination, op, weight: 1.0, priority, timeout: None };
+        match engine.push_pull(submission, |_| {}) {
+            Ok(handle) => handles.push(handle),
+            Err(error) => return (handles, Err(error.to_string())),
+        }
+    }
+    (handles, Ok(()))
+}
+
+/// Waits for all of them; the job's step timeout ends every wait.
+fn wait(handles: Vec<Handle>) -> Result<(), String> {
+    let outcomes: Vec<_> = handles.into_iter().map(|handle| handle.wait(None)).collect();
+    outcomes.into_iter().collect::<Result<(), _>>().map_err(|error| error.to_string())
+}
+
+fn specs(case: &Case) -> Vec<TensorSpec> {
+    let dtype = case.dtype();
+    let spec = |tensor: &crate::team::orders::Tensor| TensorSpec {
+        name: tensor.name.clone(),
+        dtype,
+        shape: vec![tensor.elements],
+    };
+    case.tensors.iter().map(spec).collect()
+}
+
+/// Of one tensor of a backlog: as long as a part.
+const BACKLOG_TENSOR_BYTES: u64 = 4 << 20;

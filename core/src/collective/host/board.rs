@@ -1,0 +1,278 @@
+//! The words through which the ranks of a machine notice each other: rings of records, counters of chunks, and who must be woken.
+//!
+//! # Sleeping without missing anything
+//! A rank says that it sleeps, looks once more, and sleeps on a word that changes when it is woken. Whoever has written something for
+//! it looks whether it sleeps *after* writing, with a full fence between; so either the sleeper sees what was written, or the writer
+//! sees the sleeper. Who is awake costs a writer one load.
+
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use super::layout::{ANNOUNCEMENT_WORDS, ANNOUNCEMENTS, Head, Layout, MAGIC, ORDER_WORDS, ORDERS, Word};
+use super::record::{Announcement, order_of, order_words};
+use crate::error::{Error, Result};
+use crate::local::{Segment, futex};
+use crate::sched::order::Decision;
+
+/// The shared memory as one rank sees it.
+#[derive(Debug)]
+pub(super) struct Board {
+    pub(super) segment: Segment,
+    pub(super) layout: Layout,
+    pub(super) me: usize,
+}
+
+/// Who looks after a rank.
+///
+/// ```text
+///  Awake ◄──► Asleep        a thread drives it
+///    │ leaves       ▲ knock
+///    ▼              │
+///  Idle, Awaited ───┘       nobody does; its own thread sleeps
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(super) enum Presence {
+    /// Somebody drives it and will see what is written, or is about to.
+    Awake = 0,
+    /// Whoever drives it sleeps on its bell.
+    Asleep = 1,
+    /// Nobody drives it, and it waits for nothing: only what cannot wait may wake it.
+    Idle = 2,
+    /// Nobody drives it, and it waits for others.
+    Awaited = 3,
+}
+
+/// Why nothing works any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Breakage {
+    /// The process of this rank is gone.
+    Lost(usize),
+    /// This rank stopped in the middle of a sum.
+    Stuck(usize),
+    /// This rank wrote what has no meaning.
+    Confused(usize),
+}
+
+/// What a board must say to be the one that was expected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Identity {
+    pub(super) job: u64,
+    pub(super) leader: u128,
+    pub(super) term: u64,
+}
+
+impl Board {
+    /// The board of the leader, which makes it.
+    pub(super) fn create(ranks: usize, identity: Identity) -> Result<Self> {
+        let layout = Layout::new(ranks);
+        let segment = Segment::create(layout.bytes())?;
+        let board = Self { segment, layout, me: 0 };
+        for (word, value) in board.expected(identity) {
+            board.segment.u64(word as usize).store(value, Ordering::Relaxed);
+        }
+        Ok(board)
+    }
+
+    /// The board of another rank, in a segment that the leader made.
+    pub(super) fn open(segment: Segment, ranks: usize, me: usize, identity: Identity) -> Result<Self> {
+        let layout = Layout::new(ranks);
+        let board = Self { segment, layout, me };
+        for (word, value) in board.expected(identity) {
+            let found = board.segment.u64(word as usize).load(Ordering::Relaxed);
+            if found != value {
+                return Err(Error::Incompatible {
+                    field: format!("{word:?} of the shared memory"),
+                    ours: format!("{value:016x}"),
+                    peer: "the lowest rank of this machine".to_owned(),
+                    theirs: format!("{found:016x}"),
+                });
+            }
+        }
+        Ok(board)
+    }
+
+    fn expected(&self, identity: Identity) -> [(Head, u64); 7] {
+        [
+            (Head::Magic, MAGIC),
+            (Head::Layout, self.layout.hash()),
+            (Head::Job, identity.job),
+            (Head::IncarnationLow, identity.leader as u64),
+            (Head::IncarnationHigh, (identity.leader >> 64) as u64),
+            (Head::Term, identity.term),
+            (Head::Bytes, self.layout.bytes()),
+        ]
+    }
+
+    /// The other ranks.
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.me;
+        (0..self.layout.ranks).filter(move |rank| *rank != me)
+    }
+
+    /// A counter of `rank`; whatever it wrote before it counted is visible.
+    pub(super) fn count(&self, rank: usize, word: Word) -> u64 {
+        self.segment.u64(self.layout.word(rank, word)).load(Ordering::Acquire)
+    }
+
+    /// Sets a counter of this rank, so that whoever sees it sees what was written before.
+    pub(super) fn set_count(&self, word: Word, count: u64) {
+        self.segment.u64(self.layout.word(self.me, word)).store(count, Ordering::Release);
+    }
+
+    /// Writes an announcement; whether there was room.
+    pub(super) fn announce(&self, announcement: Announcement) -> bool {
+        if !self.may_announce() {
+            return false;
+        }
+        let number = self.count(self.me, Word::Announced);
+        self.write(self.layout.announcement(self.me, number), &announcement.words());
+        self.set_count(Word::Announced, number.wrapping_add(1));
+        true
+    }
+
+    /// Whether there is room for an announcement of this rank.
+    pub(super) fn may_announce(&self) -> bool {
+        !self.is_full(self.me)
+    }
+
+    /// Whether there is none for one of `rank`.
+    pub(super) fn is_full(&self, rank: usize) -> bool {
+        // A leader that claims to have heard what was never said only hurts itself.
+        self.count(rank, Word::Announced).wrapping_sub(self.count(rank, Word::Heard)) >= ANNOUNCEMENTS
+    }
+
+    /// The next announcement of `rank`, for the leader; an error if it means nothing.
+    pub(super) fn hear(&self, rank: usize) -> std::result::Result<Option<Announcement>, Breakage> {
+        let heard = self.segment.u64(self.layout.word(rank, Word::Heard));
+        let number = heard.load(Ordering::Relaxed);
+        let ahead = self.count(rank, Word::Announced).wrapping_sub(number);
+        if ahead == 0 {
+            return Ok(None);
+        }
+        let mut words = [0; ANNOUNCEMENT_WORDS];
+        self.read(self.layout.announcement(rank, number), &mut words);
+        heard.store(number.wrapping_add(1), Ordering::Release);
+        let known = Announcement::of(words).filter(|_| ahead <= ANNOUNCEMENTS);
+        known.map(Some).ok_or(Breakage::Confused(rank))
+    }
+
+    /// Whether every rank has room for another order.
+    pub(super) fn may_order(&self) -> bool {
+        let orders = self.orders();
+        self.others().all(|rank| orders.wrapping_sub(self.count(rank, Word::Obeyed)) < ORDERS)
+    }
+
+    /// Writes an order, for the leader. There must be room.
+    pub(super) fn order(&self, decision: &Decision) {
+        let orders = self.orders();
+        self.write(self.layout.order(orders), &order_words(decision, self.layout.ranks));
+        self.segment.u64(Head::Orders as usize).store(orders + 1, Ordering::Release);
+    }
+
+    /// The order `number`, if it was given; an error if it means nothing.
+    pub(super) fn obey(&self, number: u64) -> std::result::Result<Option<Decision>, Breakage> {
+        let ahead = self.orders().wrapping_sub(number);
+        if ahead == 0 {
+            return Ok(None);
+        }
+        let ranks = self.layout.ranks;
+        let mut words = vec![0; ORDER_WORDS + ranks];
+        self.read(self.layout.order(number), &mut words);
+        self.set_count(Word::Obeyed, number.wrapping_add(1));
+        let known = order_of(&words, ranks).filter(|_| ahead <= ORDERS);
+        known.map(Some).ok_or(Breakage::Confused(0))
+    }
+
+    /// How many orders were given.
+    pub(super) fn orders(&self) -> u64 {
+        self.segment.u64(Head::Orders as usize).load(Ordering::Acquire)
+    }
+
+    /// Wakes `rank` if it sleeps and waits for others; with `urgent` also if it waits for nothing.
+    pub(super) fn knock(&self, rank: usize, urgent: bool) {
+        fence(Ordering::SeqCst);
+        let presence = self.segment.u32(self.layout.word(rank, Word::Presence));
+        let found = presence.load(Ordering::Relaxed);
+        let word = match found {
+            found if found == Presence::Asleep as u32 => Word::Bell,
+            found if found == Presence::Awaited as u32 => Word::Idle,
+            found if found == Presence::Idle as u32 && urgent => Word::Idle,
+            _ => return,
+        };
+        // One of several that knock at once is enough to wake it.
+        if presence.compare_exchange(found, Presence::Awake as u32, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            self.ring(rank, word);
+        }
+    }
+
+    /// Wakes all others, whatever they do.
+    pub(super) fn knock_others(&self, urgent: bool) {
+        for rank in self.others() {
+            self.knock(rank, urgent);
+        }
+    }
+
+    /// Changes a bell and wakes who sleeps on it.
+    pub(super) fn ring(&self, rank: usize, word: Word) {
+        let bell = self.segment.u32(self.layout.word(rank, word));
+        bell.fetch_add(1, Ordering::AcqRel);
+        futex::wake(bell);
+    }
+
+    /// What a bell of this rank shows, to be handed to [`sleep`](Self::sleep).
+    pub(super) fn bell(&self, word: Word) -> u32 {
+        self.segment.u32(self.layout.word(self.me, word)).load(Ordering::Acquire)
+    }
+
+    /// Sleeps until a bell of this rank no longer shows `shown`, at most for `timeout`.
+    pub(super) fn sleep(&self, word: Word, shown: u32, timeout: Duration) {
+        futex::wait(self.segment.u32(self.layout.word(self.me, word)), shown, timeout);
+    }
+
+    /// Says who looks after this rank. After it, look once more for what was written.
+    pub(super) fn appear(&self, presence: Presence) {
+        self.segment.u32(self.layout.word(self.me, Word::Presence)).store(presence as u32, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says that nothing works any more, unless that was said before, and wakes everybody.
+    pub(super) fn break_down(&self, breakage: Breakage) {
+        let (kind, rank) = match breakage {
+            Breakage::Lost(rank) => (1, rank),
+            Breakage::Stuck(rank) => (2, rank),
+            Breakage::Confused(rank) => (3, rank),
+        };
+        let word = self.segment.u64(Head::Broken as usize);
+        let _ = word.compare_exchange(0, kind << 32 | rank as u64, Ordering::SeqCst, Ordering::Relaxed);
+        for rank in 0..self.layout.ranks {
+            self.ring(rank, Word::Bell);
+            self.ring(rank, Word::Idle);
+        }
+    }
+
+    /// Why nothing works any more, if so.
+    pub(super) fn broken(&self) -> Option<Breakage> {
+        let word = self.segment.u64(Head::Broken as usize).load(Ordering::Acquire);
+        let rank = (word & 0xffff_ffff) as usize;
+        match (word >> 32, rank < self.layout.ranks) {
+            (0, _) => None,
+            (1, true) => Some(Breakage::Lost(rank)),
+            (2, true) => Some(Breakage::Stuck(rank)),
+            (_, true) => Some(Breakage::Confused(rank)),
+            (_, false) => Some(Breakage::Confused(0)),
+        }
+    }
+
+    fn write(&self, offset: usize, words: &[u64]) {
+        for (index, word) in words.iter().enumerate() {
+            self.segment.u64(offset + 8 * index).store(*word, Ordering::Relaxed);
+        }
+    }
+
+    fn read(&self, offset: usize, words: &mut [u64]) {
+        for (index, word) in words.iter_mut().enumerate() {
+            *word = self.segment.u64(offset + 8 * index).load(Ordering::Relaxed);
+        }
+    }
+}

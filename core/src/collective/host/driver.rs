@@ -1,0 +1,472 @@
+//! What one rank does, step by step: announce, agree on what is next, reduce it, tell who waits.
+//!
+//! A step never waits. Whoever holds the driver calls [`step`](Driver::step) as long as something moves, and decides how to wait when
+//! nothing does. The thread may change between any two steps, also in the middle of a part.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::board::{Board, Breakage};
+use super::layout::Word;
+use super::record::Announcement;
+use super::road::{Running, Scratch, fits};
+use super::{LocalRank, Operation};
+use crate::error::{Claim as Saying, Error};
+use crate::sched::order::{Claim, Decision, Failure, Order, Slot};
+use crate::types::{Done, Op, Time, WorkerId};
+
+/// What other threads ask of the driver.
+pub(super) enum Wish {
+    Reduce(Operation, Done<()>),
+    Abandon(Slot),
+    /// The rank at this position said goodbye.
+    Left(usize),
+    /// The job is over.
+    Abort(Error),
+    /// Nothing more will be asked.
+    Close,
+}
+
+pub(super) struct Driver {
+    board: Arc<Board>,
+    ranks: Vec<LocalRank>,
+    step_timeout: Duration,
+    /// The leader's; the others have none.
+    order: Option<Order>,
+    pending: BTreeMap<Slot, Pending>,
+    /// Announcements for which there was no room.
+    unsaid: VecDeque<Announcement>,
+    /// When pending operations are overdue, the first first.
+    due: BTreeSet<(Time, Slot)>,
+    current: Option<(Running, Done<()>)>,
+    /// When something moved in the current part.
+    moved: Time,
+    /// Chunks walked so far; the same on all ranks between two parts.
+    chunks: u64,
+    obeyed: u64,
+    scratch: Scratch,
+    /// Nobody orders any more.
+    orphaned: bool,
+    /// Since when some rank has no room for another order.
+    blocked: Option<Time>,
+    closed: Option<Error>,
+    /// Nothing is done any more.
+    aborted: bool,
+}
+
+/// How long the leader may take to answer what cannot wait. It needs no processor time but what an answer takes.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// So many deadlines of operations that are over are not worth a pass over the others.
+const DUE_SLACK: usize = 64;
+
+struct Pending {
+    operation: Operation,
+    done: Done<()>,
+    since: Time,
+    withdrawn: bool,
+    /// The leader was told that it takes too long.
+    overdue: bool,
+}
+
+impl Driver {
+    pub(super) fn new(
+        board: Arc<Board>,
+        ranks: Vec<LocalRank>,
+        step_timeout: Duration,
+        oldest_every: u32,
+        scratch: Scratch,
+    ) -> Self {
+        let count = u32::try_from(ranks.len()).expect("at most RANKS_MAX");
+        let order = (board.me == 0).then(|| Order::new(count, oldest_every));
+        Self {
+            board,
+            ranks,
+            step_timeout,
+            order,
+            pending: BTreeMap::new(),
+            unsaid: VecDeque::new(),
+            due: BTreeSet::new(),
+            current: None,
+            moved: Time::ZERO,
+            chunks: 0,
+            obeyed: 0,
+            scratch,
+            orphaned: false,
+            blocked: None,
+            closed: None,
+            aborted: false,
+        }
+    }
+
+    /// Takes a wish in.
+    pub(super) fn handle(&mut self, now: Time, wish: Wish) {
+        match wish {
+            Wish::Reduce(operation, done) => self.accept(now, operation, done),
+            Wish::Abandon(slot) => {
+                if let Some(pending) = self.pending.get_mut(&slot).filter(|pending| !pending.withdrawn) {
+                    pending.withdrawn = true;
+                    self.due.insert((now + ANSWER_PATIENCE, slot));
+                    self.announce(Announcement::Withdrawn(slot));
+                    // Also if it waits for nothing: the others should hear of it at once.
+                    self.board.knock(0, true);
+                }
+            }
+            Wish::Left(rank) => match &mut self.order {
+                Some(order) => order.handle_left(u32::try_from(rank).expect("at most RANKS_MAX")),
+                None => self.orphaned = true,
+            },
+            Wish::Abort(cause) => {
+                let cause = self.closed.get_or_insert(cause).clone();
+                self.aborted = true;
+                self.fail_all(&cause);
+            }
+            Wish::Close => self.closed = self.closed.take().or_else(|| Some(shut_down())),
+        }
+    }
+
+    /// Does what can be done without waiting; whether that was something.
+    pub(super) fn step(&mut self, now: Time) -> bool {
+        if self.aborted {
+            return false;
+        }
+        if let Some(breakage) = self.board.broken() {
+            return self.break_down(breakage);
+        }
+        match self.try_step(now) {
+            Ok(moved) => moved,
+            Err(breakage) => {
+                self.board.break_down(breakage);
+                true
+            }
+        }
+    }
+
+    /// Whether operations are under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.current.is_some() || !self.pending.is_empty() || !self.unsaid.is_empty()
+    }
+
+    /// Whether a part is being reduced.
+    pub(super) fn is_running(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// Whether a step would do something, as far as can be told without taking it.
+    pub(super) fn has_work(&self) -> bool {
+        let board = &self.board;
+        if self.aborted {
+            return false;
+        }
+        if board.broken().is_some() {
+            return self.closed.is_none();
+        }
+        let unheard = |rank| board.count(rank, Word::Announced) != board.count(rank, Word::Heard);
+        let leading = self
+            .order
+            .as_ref()
+            .is_some_and(|order| board.others().any(unheard) || (order.has_decision() && self.blocked.is_none()));
+        let orphaned = self.orphaned && !self.pending.is_empty();
+        let sayable = !self.unsaid.is_empty() && board.may_announce();
+        self.current.is_some() || leading || board.orders() != self.obeyed || orphaned || sayable
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    pub(super) fn poll_timeout(&mut self) -> Option<Time> {
+        while self.due.first().is_some_and(|(_, slot)| !self.pending.contains_key(slot)) {
+            self.due.pop_first();
+        }
+        let stuck = self.current.as_ref().map(|_| self.moved).or(self.blocked).map(|since| since + self.step_timeout);
+        self.due.first().map(|(due, _)| *due).into_iter().chain(stuck).min()
+    }
+
+    /// Complains about what is overdue.
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        while let Some((due, slot)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
+            self.due.remove(&(due, slot));
+            let Some(pending) = self.pending.get_mut(&slot) else { continue };
+            if pending.withdrawn || std::mem::replace(&mut pending.overdue, true) {
+                if self.order.is_none() {
+                    // The leader does not answer, and what it may still order cannot be done without.
+                    self.board.break_down(Breakage::Stuck(0));
+                }
+                continue;
+            }
+            let overdue = Announcement::Overdue(slot, now.since(pending.since));
+            self.due.insert((now + ANSWER_PATIENCE, slot));
+            self.announce(overdue);
+            self.board.knock(0, true);
+        }
+        if let Some(since) = self.blocked
+            && since + self.step_timeout <= now
+        {
+            let slowest = self.board.others().min_by_key(|rank| self.board.count(*rank, Word::Obeyed));
+            self.board.break_down(Breakage::Stuck(slowest.unwrap_or(0)));
+        }
+        if let Some((running, _)) = &self.current
+            && self.moved + self.step_timeout <= now
+            && let Some(rank) = running.waits_for(&self.board)
+        {
+            // Its half of the part will never come, or come when nobody expects it: there is no way back to order.
+            self.board.break_down(Breakage::Stuck(rank));
+        }
+    }
+
+    fn try_step(&mut self, now: Time) -> Result<bool, Breakage> {
+        let mut moved = self.say_the_unsaid();
+        moved |= self.lead(now)?;
+        if self.current.is_none() {
+            moved |= self.obey(now)?;
+        }
+        let Some((running, _)) = &mut self.current else { return Ok(moved) };
+        let advanced = running.advance(&self.board, &mut self.scratch);
+        if advanced {
+            self.moved = now;
+        }
+        if running.is_over() {
+            let (mut running, done) = self.current.take().expect("looked at above");
+            self.chunks = running.end();
+            running.settle();
+            drop(running);
+            done.ok(());
+            return Ok(true);
+        }
+        Ok(moved | advanced)
+    }
+
+    fn accept(&mut self, now: Time, operation: Operation, done: Done<()>) {
+        let Operation { slot, claim, .. } = operation;
+        let refusal = if let Some(error) = &self.closed {
+            Some(error.clone())
+        } else if !fits(&claim, &operation.source) || !fits(&claim, &operation.destination) {
+            Some(Error::Internal { what: format!("part {} with memory of another length", slot.0) })
+        } else if self.pending.contains_key(&slot) {
+            Some(Error::Internal { what: format!("part {}, {} is reduced twice", slot.0, slot.1) })
+        } else {
+            None
+        };
+        if let Some(error) = refusal {
+            return done.err(error);
+        }
+        self.pending.insert(slot, Pending { operation, done, since: now, withdrawn: false, overdue: false });
+        self.due.insert((now + self.step_timeout, slot));
+        if self.due.len() > 2 * self.pending.len() + DUE_SLACK {
+            self.due.retain(|(_, slot)| self.pending.contains_key(slot));
+        }
+        self.announce(Announcement::Ready(slot, claim));
+    }
+
+    /// Tells the leader, which may be this rank.
+    fn announce(&mut self, announcement: Announcement) {
+        match &mut self.order {
+            Some(order) => tell(order, 0, announcement),
+            None => {
+                self.unsaid.push_back(announcement);
+                self.say_the_unsaid();
+            }
+        }
+    }
+
+    fn say_the_unsaid(&mut self) -> bool {
+        let mut said = false;
+        while self.unsaid.front().is_some_and(|announcement| self.board.announce(*announcement)) {
+            self.unsaid.pop_front();
+            said = true;
+        }
+        if said {
+            self.board.knock(0, false);
+        }
+        said
+    }
+
+    /// The leader's part: hears what the others are ready for, and orders what comes next once it has nothing to do itself.
+    fn lead(&mut self, now: Time) -> Result<bool, Breakage> {
+        let Some(order) = &mut self.order else { return Ok(false) };
+        let mut moved = false;
+        let mut complaints = Vec::new();
+        for rank in self.board.others() {
+            let was_full = self.board.is_full(rank);
+            while let Some(announcement) = self.board.hear(rank)? {
+                match announcement {
+                    Announcement::Overdue(slot, waited) => complaints.push((slot, waited)),
+                    other => tell(order, u32::try_from(rank).expect("at most RANKS_MAX"), other),
+                }
+                moved = true;
+            }
+            if was_full {
+                self.board.knock(rank, false);
+            }
+        }
+        // Only now: whoever is complained of may have spoken meanwhile.
+        for (slot, waited) in complaints {
+            order.handle_overdue(slot, waited);
+        }
+        while self.current.is_none() && self.board.orders() == self.obeyed && order.has_decision() {
+            if !self.board.may_order() {
+                self.blocked.get_or_insert(now);
+                break;
+            }
+            self.blocked = None;
+            let decision = order.next_decision().expect("it has one");
+            self.board.order(&decision);
+            self.board.knock_others(true);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Acts on the next order.
+    fn obey(&mut self, now: Time) -> Result<bool, Breakage> {
+        let Some(decision) = self.board.obey(self.obeyed)? else {
+            return Ok(self.orphaned && self.give_up_orphaned(now));
+        };
+        self.obeyed += 1;
+        match decision {
+            Decision::Fail { slot, failure } => {
+                if let Some(pending) = self.pending.remove(&slot) {
+                    let error = match pending.withdrawn {
+                        true => Error::Cancelled,
+                        false => self.explain(slot, failure, now.since(pending.since)),
+                    };
+                    drop(pending.operation);
+                    pending.done.err(error);
+                }
+            }
+            Decision::Run { slot, claim, weights } => {
+                // The leader knows what this rank claimed; anything else would be written into memory of another length.
+                let ours = self.pending.remove(&slot).filter(|pending| alike(&pending.operation.claim, &claim));
+                let Some(Pending { operation, done, .. }) = ours else { return Err(Breakage::Confused(0)) };
+                let Operation { source, destination, .. } = operation;
+                let place = (self.chunks, self.board.layout.chunk());
+                self.moved = now;
+                self.current = Some((Running::new(claim, weights, source, destination, place, &self.scratch), done));
+            }
+        }
+        Ok(true)
+    }
+
+    /// The leader left in order: what it ordered was done, and it will order nothing more.
+    fn give_up_orphaned(&mut self, now: Time) -> bool {
+        let pending = std::mem::take(&mut self.pending);
+        let any = !pending.is_empty();
+        for (slot, Pending { operation, done, since, withdrawn, .. }) in pending {
+            drop(operation);
+            let left = self.explain(slot, Failure::Left { missing: 1 }, now.since(since));
+            done.err(if withdrawn { Error::Cancelled } else { left });
+        }
+        any
+    }
+
+    fn break_down(&mut self, breakage: Breakage) -> bool {
+        let ranks = &self.ranks;
+        let lost = |rank: usize, cause: String| Error::PeerLost {
+            member: ranks[rank].name.clone(),
+            host: ranks[rank].place.clone(),
+            cause,
+        };
+        let error = match breakage {
+            Breakage::Lost(rank) => lost(rank, "its process ended".to_owned()),
+            Breakage::Stuck(rank) => lost(rank, "its process lives and does nothing any more".to_owned()),
+            Breakage::Confused(rank) => Error::Protocol {
+                peer: ranks[rank].name.clone(),
+                field: "shared memory".to_owned(),
+                problem: "has no meaning".to_owned(),
+            },
+        };
+        let first = self.closed.is_none();
+        let error = self.closed.get_or_insert(error).clone();
+        self.fail_all(&error);
+        first
+    }
+
+    fn explain(&self, (part, round): Slot, failure: Failure, waited: Duration) -> Error {
+        let worker = |rank: u32| self.ranks[rank as usize].rank;
+        let tensor = part.key.to_string();
+        let stalled = |missing: u64, waited: Duration, detail: String| Error::Stalled {
+            tensor: tensor.clone(),
+            round,
+            missing: (0..)
+                .zip(&self.ranks)
+                .filter(|(bit, _)| missing & (1 << bit) != 0)
+                .map(|(_, of)| of.rank)
+                .collect(),
+            waited,
+            detail,
+        };
+        match failure {
+            Failure::Mismatch { first, ours, second, theirs } => {
+                let (field, mine, other) = disagreement(&ours, &theirs);
+                let saying = |worker: WorkerId, value| Saying { worker, value };
+                Error::Mismatch {
+                    tensor,
+                    field: field.to_owned(),
+                    first: saying(worker(first), mine),
+                    second: saying(worker(second), other),
+                }
+            }
+            Failure::GaveUp { rank } => {
+                let detail = format!("{} gave this round up", worker(rank));
+                stalled(1 << rank, waited, detail)
+            }
+            Failure::Overdue { missing, waited } => {
+                stalled(missing, waited, "their processes run on this machine, and did not submit it".to_owned())
+            }
+            Failure::Left { missing } => stalled(missing, waited, "left the job before".to_owned()),
+            Failure::Weights { total } => Error::InvalidArgument {
+                what: format!("the weights of tensor {tensor}, {round} add up to {total}"),
+                hint: "give at least one worker a weight above zero".to_owned(),
+            },
+        }
+    }
+
+    /// Ends everything, whatever the others do.
+    pub(super) fn end(&mut self) {
+        let error = self.closed.get_or_insert_with(shut_down).clone();
+        self.fail_all(&error);
+    }
+
+    fn fail_all(&mut self, error: &Error) {
+        self.unsaid.clear();
+        self.due.clear();
+        if let Some((running, done)) = self.current.take() {
+            drop(running);
+            done.err(error.clone());
+        }
+        for (_, Pending { operation, done, withdrawn, .. }) in std::mem::take(&mut self.pending) {
+            drop(operation);
+            done.err(if withdrawn { Error::Cancelled } else { error.clone() });
+        }
+    }
+}
+
+fn tell(order: &mut Order, rank: u32, announcement: Announcement) {
+    match announcement {
+        Announcement::Ready(slot, claim) => order.handle_ready(rank, slot, claim),
+        Announcement::Withdrawn(slot) => order.handle_withdrawn(rank, slot),
+        Announcement::Overdue(slot, waited) => order.handle_overdue(slot, waited),
+    }
+}
+
+fn alike(ours: &Claim, theirs: &Claim) -> bool {
+    (ours.op, ours.dtype, ours.bytes) == (theirs.op, theirs.dtype, theirs.bytes)
+}
+
+/// The field in which two claims differ, and what each says of it.
+fn disagreement(ours: &Claim, theirs: &Claim) -> (&'static str, String, String) {
+    if ours.dtype != theirs.dtype {
+        ("dtype", ours.dtype.to_string(), theirs.dtype.to_string())
+    } else if ours.bytes != theirs.bytes {
+        ("length", format!("{} bytes", ours.bytes), format!("{} bytes", theirs.bytes))
+    } else {
+        let op = |op: Op| op.to_string();
+        ("op", op(ours.op), op(theirs.op))
+    }
+}
+
+fn shut_down() -> Error {
+    Error::FailedPrecondition {
+        what: "the engine was shut down".to_owned(),
+        hint: "submit before shutdown()".to_owned(),
+    }
+}

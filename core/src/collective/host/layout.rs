@@ -1,0 +1,184 @@
+//! What lies where in the segment that the ranks of a machine share.
+//!
+//! ```text
+//!  header | words of each rank | announcements of each rank | orders | staging: DEPTH x ranks x ranks slices | results: DEPTH x ranks
+//! ```
+//! Every word that one rank writes and others read has cache lines of its own, two of them, because processors fetch them in pairs.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What a segment begins with.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal1");
+/// Chunks that may be on their way at once.
+pub(super) const DEPTH: u64 = 4;
+/// Announcements that the leader may not have read yet, of each rank.
+pub(super) const ANNOUNCEMENTS: u64 = 1024;
+/// Orders that some rank may not have read yet.
+pub(super) const ORDERS: u64 = 64;
+/// Words of an announcement.
+pub(super) const ANNOUNCEMENT_WORDS: usize = 8;
+/// Words of an order before the weights of the ranks.
+pub(super) const ORDER_WORDS: usize = 16;
+
+const LINE: usize = 128;
+const HEADER_BYTES: usize = 4096;
+const RANK_BYTES: usize = 16 * LINE;
+/// Staging and results together stay about this small, so that they stay in cache.
+const CACHED_BYTES: usize = 1 << 20;
+/// A slice is what one rank owns of a chunk.
+const SLICE_MIN: usize = 4 << 10;
+const SLICE_MAX: usize = 64 << 10;
+
+/// Words of the header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Head {
+    Magic = 0,
+    Layout = 8,
+    Job = 16,
+    IncarnationLow = 24,
+    IncarnationHigh = 32,
+    Term = 40,
+    Bytes = 48,
+    /// Why nothing works any more; 0 while all is well.
+    Broken = LINE as isize,
+    /// Orders written.
+    Orders = 2 * LINE as isize,
+}
+
+/// Words of a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Word {
+    /// Changes when whoever drives the rank is woken.
+    Bell = 0,
+    /// Changes when the rank's own thread is woken.
+    Idle = LINE as isize,
+    /// Whether it must be woken, and how.
+    Presence = 2 * LINE as isize,
+    /// Chunks whose contributions it has staged for others.
+    Staged = 3 * LINE as isize,
+    /// Chunks of which it has reduced its slice.
+    Reduced = 4 * LINE as isize,
+    /// Chunks whose results it has taken.
+    Taken = 5 * LINE as isize,
+    /// Announcements that it wrote.
+    Announced = 6 * LINE as isize,
+    /// Announcements of it that the leader has read.
+    Heard = 7 * LINE as isize,
+    /// Orders that it has read.
+    Obeyed = 8 * LINE as isize,
+}
+
+/// The offsets for a number of ranks; the same on all of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Layout {
+    pub(super) ranks: usize,
+    /// Bytes of a slice, a multiple of every element size.
+    pub(super) slice: usize,
+}
+
+impl Layout {
+    pub(super) fn new(ranks: usize) -> Self {
+        let slices = DEPTH as usize * (ranks * ranks + ranks);
+        let fair = (CACHED_BYTES / slices).clamp(SLICE_MIN, SLICE_MAX);
+        Self { ranks, slice: 1 << fair.ilog2() }
+    }
+
+    /// Bytes of the segment.
+    pub(super) fn bytes(self) -> u64 {
+        (self.results() + DEPTH as usize * self.ranks * self.slice) as u64
+    }
+
+    /// Equal for builds that agree about all of this.
+    pub(super) fn hash(self) -> u64 {
+        let facts = [self.ranks, self.slice, DEPTH as usize, ANNOUNCEMENTS as usize, ORDERS as usize, RANK_BYTES];
+        xxh3_64(format!("{facts:?} {ANNOUNCEMENT_WORDS} {ORDER_WORDS} {LINE} {}", self.bytes()).as_bytes())
+    }
+
+    /// Bytes of a chunk: a slice for each rank.
+    pub(super) fn chunk(self) -> usize {
+        self.ranks * self.slice
+    }
+
+    pub(super) fn word(self, rank: usize, word: Word) -> usize {
+        assert!(rank < self.ranks, "rank {rank} of {}", self.ranks);
+        HEADER_BYTES + rank * RANK_BYTES + word as usize
+    }
+
+    pub(super) fn announcement(self, rank: usize, number: u64) -> usize {
+        assert!(rank < self.ranks, "rank {rank} of {}", self.ranks);
+        let place = rank * ANNOUNCEMENTS as usize + (number % ANNOUNCEMENTS) as usize;
+        self.announcements() + place * ANNOUNCEMENT_WORDS * 8
+    }
+
+    pub(super) fn order(self, number: u64) -> usize {
+        self.orders() + (number % ORDERS) as usize * self.order_bytes()
+    }
+
+    /// Where `from` puts what `owner` reduces of chunk `number`.
+    pub(super) fn staged(self, number: u64, from: usize, owner: usize) -> usize {
+        assert!(from < self.ranks && owner < self.ranks, "rank {from} or {owner} of {}", self.ranks);
+        let place = ((number % DEPTH) as usize * self.ranks + from) * self.ranks + owner;
+        self.staging() + place * self.slice
+    }
+
+    /// Where `owner` puts its slice of the result of chunk `number`; those of all owners lie side by side.
+    pub(super) fn result(self, number: u64, owner: usize) -> usize {
+        assert!(owner < self.ranks, "rank {owner} of {}", self.ranks);
+        self.results() + ((number % DEPTH) as usize * self.ranks + owner) * self.slice
+    }
+
+    fn order_bytes(self) -> usize {
+        ((ORDER_WORDS + self.ranks) * 8).next_multiple_of(LINE)
+    }
+
+    fn announcements(self) -> usize {
+        HEADER_BYTES + self.ranks * RANK_BYTES
+    }
+
+    fn orders(self) -> usize {
+        self.announcements() + self.ranks * ANNOUNCEMENTS as usize * ANNOUNCEMENT_WORDS * 8
+    }
+
+    fn staging(self) -> usize {
+        (self.orders() + ORDERS as usize * self.order_bytes()).next_multiple_of(4096)
+    }
+
+    fn results(self) -> usize {
+        self.staging() + DEPTH as usize * self.ranks * self.ranks * self.slice
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn nothing_overlaps_whatever_the_number_of_ranks() {
+        for ranks in [2, 3, 5, 8, 64] {
+            let layout = Layout::new(ranks);
+            let mut runs = BTreeMap::from([(0, HEADER_BYTES)]);
+            for rank in 0..ranks {
+                runs.insert(layout.word(rank, Word::Bell), RANK_BYTES);
+                runs.insert(layout.announcement(rank, 0), ANNOUNCEMENTS as usize * ANNOUNCEMENT_WORDS * 8);
+                for number in 0..DEPTH {
+                    runs.insert(layout.result(number, rank), layout.slice);
+                    for from in 0..ranks {
+                        runs.insert(layout.staged(number, from, rank), layout.slice);
+                    }
+                }
+            }
+            for number in 0..ORDERS {
+                runs.insert(layout.order(number), layout.order_bytes());
+            }
+            let mut end = 0;
+            for (start, bytes) in runs {
+                assert!(start >= end, "{ranks} ranks: {start} lies before {end}");
+                end = start + bytes;
+            }
+            assert_eq!(end as u64, layout.bytes(), "{ranks} ranks");
+            assert_eq!(layout.slice % 64, 0);
+        }
+    }
+}

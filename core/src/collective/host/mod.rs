@@ -1,0 +1,371 @@
+//! The collective of processes with tensors in host memory: a segment that all ranks of a machine map, and no copy beyond it.
+//!
+//! ```text
+//!  all_reduce ─► wishes ─► Driver (one seat) ── announcements ──► leader's Order ── orders ──► every Driver: the same part at a time
+//!                             ▲        │
+//!         whoever waits, or the rank's own thread     chunks: stage, reduce, take (road)
+//! ```
+//! Whoever waits for an operation may take the seat and do the work ([`Collective::help`]); else a thread of the rank does, which sleeps
+//! while there is nothing to do. A second thread sleeps on the sockets to the other ranks: their end is the end of the process.
+
+mod board;
+mod driver;
+mod layout;
+mod record;
+mod rendezvous;
+mod road;
+mod watch;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use self::board::{Board, Presence};
+use self::driver::{Driver, Wish};
+use self::layout::Word;
+use self::road::Scratch;
+use self::watch::Watch;
+use super::{Collective, Operation};
+use crate::error::{Error, Result};
+use crate::local::PrivateSocket;
+use crate::mem::Copies;
+use crate::sched::order::{Order, Slot};
+use crate::types::{Done, Epoch, Incarnation, Time, WorkerId};
+
+/// A rank of the machine, as the view tells it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LocalRank {
+    /// Its rank in the job.
+    pub rank: WorkerId,
+    /// Which life of its process.
+    pub incarnation: Incarnation,
+    /// Its name, such as `worker 2`.
+    pub name: String,
+    /// Host and process, for messages.
+    pub place: String,
+    /// Where it listens for the others.
+    pub door: String,
+}
+
+/// How to meet the other ranks of a machine.
+pub struct HostOptions {
+    /// The job's name.
+    pub job: String,
+    /// The membership in which it is done.
+    pub epoch: Epoch,
+    /// The ranks of this machine in ascending order, at most [`Order::RANKS_MAX`]; the first leads.
+    pub ranks: Vec<LocalRank>,
+    /// The position of this process among them.
+    pub me: usize,
+    /// Where this process listens; the first needs it.
+    pub door: Option<PrivateSocket>,
+    /// How long the others may take to come.
+    pub join_timeout: Duration,
+    /// How long a sum may take.
+    pub step_timeout: Duration,
+    /// Every so many sums the oldest goes first.
+    pub oldest_every: u32,
+    /// Counts what is copied into shared memory.
+    pub copies: Copies,
+    /// A monotonic clock.
+    pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
+}
+
+/// This process's side of a collective in host memory. Dropping it leaves the other ranks.
+pub struct HostCollective {
+    core: Arc<Core>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Core {
+    board: Arc<Board>,
+    clock: Arc<dyn Fn() -> Time + Send + Sync>,
+    /// Who holds it does the work.
+    seat: Mutex<Driver>,
+    wishes: Mutex<VecDeque<Wish>>,
+    /// Whether there are any, to be looked at without the lock.
+    wished: AtomicBool,
+    /// Threads that are about to help.
+    attending: AtomicU32,
+    /// Until when the rank's own thread sleeps if nobody wakes it.
+    naps_until: AtomicU64,
+    spin: Duration,
+    watch: Watch,
+    /// When it leaves the others, finished or not; far away until it wants to.
+    leaves: AtomicU64,
+}
+
+/// How long a thread that has nothing to do looks for work before it sleeps. Waking takes longer than most answers.
+const SPIN: Duration = Duration::from_micros(50);
+/// The same where the threads that are waited for need this core.
+const SPIN_CROWDED: Duration = Duration::from_micros(3);
+/// Steps between two looks at the clock.
+const STEPS_PER_LOOK: u32 = 16;
+/// How long the other ranks may take to hear what a rank that leaves has withdrawn.
+const LEAVING: Duration = Duration::from_secs(1);
+
+impl HostCollective {
+    /// Meets the other ranks of this machine. `failed` says why the job failed meanwhile, if it did.
+    ///
+    /// # Errors
+    /// [`Error::NotFormed`] naming the ranks that did not come, [`Error::Unavailable`] if the first cannot be reached,
+    /// [`Error::Exhausted`] if there is not enough memory to share, or what `failed` says.
+    ///
+    /// # Panics
+    /// If there are fewer than two ranks or more than [`Order::RANKS_MAX`].
+    pub fn join(mut options: HostOptions, failed: &dyn Fn() -> Option<Error>) -> Result<Self> {
+        assert!((2..=Order::RANKS_MAX as usize).contains(&options.ranks.len()) && options.me < options.ranks.len());
+        let meeting = rendezvous::meet(&options, failed)?;
+        // Everybody is here: nobody needs the way in any more, and nothing with a name is left behind.
+        options.door = None;
+        let board = Arc::new(meeting.board);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let spin = if cores >= options.ranks.len() { SPIN } else { SPIN_CROWDED };
+        let HostOptions { ranks, step_timeout, oldest_every, copies, clock, .. } = options;
+        let scratch = Scratch::new(board.layout.slice, copies);
+        let driver = Driver::new(Arc::clone(&board), ranks, step_timeout, oldest_every, scratch);
+        board.appear(Presence::Idle);
+        let core = Arc::new(Core {
+            board,
+            clock,
+            seat: Mutex::new(driver),
+            wishes: Mutex::default(),
+            wished: AtomicBool::new(false),
+            attending: AtomicU32::new(0),
+            naps_until: AtomicU64::new(0),
+            spin,
+            watch: Watch::new(meeting.peers)?,
+            leaves: AtomicU64::new(u64::MAX),
+        });
+        let own = Arc::clone(&core);
+        let watcher = Arc::clone(&core);
+        let threads = vec![
+            spawn("gl-collective", move || own.serve())?,
+            spawn("gl-neighbours", move || {
+                watcher.watch.run(&watcher.board, |rank| watcher.wish(Wish::Left(rank)));
+            })?,
+        ];
+        Ok(Self { core, threads: Mutex::new(threads) })
+    }
+}
+
+impl Collective for HostCollective {
+    fn all_reduce(&self, operation: Operation, done: Done<()>) {
+        self.core.wish(Wish::Reduce(operation, done));
+    }
+
+    fn abandon(&self, slot: Slot) {
+        self.core.wish(Wish::Abandon(slot));
+    }
+
+    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration, attended: bool) {
+        let until = self.core.now() + patience;
+        let mut seat = self.core.sit_down();
+        if attended {
+            self.core.attending.fetch_sub(1, Ordering::SeqCst);
+            // Whoever sat there may have left the work to this thread, and left before it was known that it does not come.
+            seat = seat.or_else(|| self.core.sit_down());
+        }
+        if let Some(driver) = seat {
+            self.core.drive(driver, &|_| enough(), Some(until));
+        }
+    }
+
+    fn attend(&self) {
+        self.core.attending.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn nudge(&self) {
+        self.core.board.knock(self.core.board.me, false);
+    }
+
+    fn abort(&self, cause: Error) {
+        self.core.wish(Wish::Abort(cause));
+    }
+
+    fn shutdown(&self) {
+        let core = &self.core;
+        let leaves = core.now() + LEAVING;
+        if core.leaves.compare_exchange(u64::MAX, leaves.0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return;
+        }
+        // The rank's own thread ends what can be ended, whoever else may be at it; then the other one says goodbye.
+        core.wish(Wish::Close);
+        core.board.ring(core.board.me, Word::Bell);
+        core.board.ring(core.board.me, Word::Idle);
+        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // Whoever is told of an outcome may drop the engine.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Drop for HostCollective {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl fmt::Debug for HostCollective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostCollective").field("board", &self.core.board).finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    fn now(&self) -> Time {
+        (self.clock)()
+    }
+
+    /// Hands a wish to whoever drives; if nobody does, announces it from here, and wakes the rank's own thread only for work.
+    fn wish(&self, wish: Wish) {
+        self.wishes.lock().expect(LOCK).push_back(wish);
+        self.wished.store(true, Ordering::SeqCst);
+        match self.sit_down() {
+            // Just what was wished: whoever submits has other things to do.
+            Some(mut driver) => {
+                self.grant(&mut driver);
+                self.stand_up(driver);
+            }
+            None => self.board.knock(self.board.me, false),
+        }
+    }
+
+    fn sit_down(&self) -> Option<MutexGuard<'_, Driver>> {
+        let driver = match self.seat.try_lock() {
+            Ok(driver) => driver,
+            Err(TryLockError::WouldBlock) => return None,
+            Err(TryLockError::Poisoned(_)) => panic!("{LOCK}"),
+        };
+        self.board.appear(Presence::Awake);
+        Some(driver)
+    }
+
+    /// Leaves the seat, so that whoever must drive next knows.
+    fn stand_up<'a>(&'a self, mut driver: MutexGuard<'a, Driver>) {
+        loop {
+            let naps_until = Time(self.naps_until.load(Ordering::SeqCst));
+            let wakes_late = driver.poll_timeout().is_some_and(|due| due < naps_until);
+            let attended = self.attending.load(Ordering::SeqCst) > 0;
+            self.board.appear(match (attended, driver.is_busy()) {
+                (true, _) => Presence::Awake,
+                (false, true) => Presence::Awaited,
+                (false, false) => Presence::Idle,
+            });
+            // Once more: what was written before that was written for whoever sat here.
+            if (driver.has_work() && !attended) || wakes_late {
+                self.board.appear(Presence::Awake);
+                self.board.ring(self.board.me, Word::Idle);
+            }
+            drop(driver);
+            if !self.wished.load(Ordering::SeqCst) {
+                return;
+            }
+            match self.sit_down() {
+                Some(again) => driver = again,
+                None => return,
+            }
+            self.grant(&mut driver);
+        }
+    }
+
+    /// Takes in what was wished; whether that was something.
+    fn grant(&self, driver: &mut Driver) -> bool {
+        if !self.wished.swap(false, Ordering::SeqCst) {
+            return false;
+        }
+        let now = self.now();
+        loop {
+            let Some(wish) = self.wishes.lock().expect(LOCK).pop_front() else { return true };
+            driver.handle(now, wish);
+        }
+    }
+
+    /// Works until `enough`, until `until`, or, without it, until there is nothing to do.
+    fn drive<'a>(&'a self, mut driver: MutexGuard<'a, Driver>, enough: &dyn Fn(&Driver) -> bool, until: Option<Time>) {
+        let mut now = self.now();
+        let mut idle_since = None;
+        let mut steps = 0_u32;
+        while !enough(&driver) {
+            let moved = self.grant(&mut driver) | driver.step(now);
+            steps = steps.wrapping_add(1);
+            if moved {
+                idle_since = None;
+                continue;
+            }
+            std::hint::spin_loop();
+            if idle_since.is_none() || steps.is_multiple_of(STEPS_PER_LOOK) {
+                now = self.now();
+                // The system may have put the rank that is waited for on this core.
+                std::thread::yield_now();
+            }
+            if now.since(*idle_since.get_or_insert(now)) < self.spin {
+                continue;
+            }
+            driver.handle_timeout(now);
+            let leaves = Time(self.leaves.load(Ordering::SeqCst));
+            if until.is_some_and(|until| until <= now) || leaves <= now || (until.is_none() && !driver.is_running()) {
+                break;
+            }
+            let shown = self.board.bell(Word::Bell);
+            self.board.appear(Presence::Asleep);
+            if !(self.grant(&mut driver) | driver.step(now)) && !enough(&driver) {
+                let wake = [driver.poll_timeout(), until, Some(leaves)].into_iter().flatten().min();
+                self.board.sleep(Word::Bell, shown, wake.map_or(NAP_MAX, |wake| wake.since(now).min(NAP_MAX)));
+            }
+            self.board.appear(Presence::Awake);
+            now = self.now();
+            idle_since = None;
+        }
+        self.stand_up(driver);
+    }
+
+    /// The rank's own thread.
+    fn serve(&self) {
+        let leaves = || Time(self.leaves.load(Ordering::SeqCst));
+        while leaves() == Time(u64::MAX) {
+            let shown = self.board.bell(Word::Idle);
+            if let Some(driver) = self.sit_down() {
+                self.drive(driver, &|_| false, None);
+            }
+            // From here on whoever stands up with an earlier deadline rings.
+            self.naps_until.store(u64::MAX, Ordering::SeqCst);
+            let due = self.seat.try_lock().ok().and_then(|mut driver| driver.poll_timeout());
+            let now = self.now();
+            let nap = due.map_or(NAP_MAX, |due| due.since(now).min(NAP_MAX));
+            self.naps_until.store((now + nap).0, Ordering::SeqCst);
+            if leaves() == Time(u64::MAX) {
+                self.board.sleep(Word::Idle, shown, nap);
+            }
+            self.naps_until.store(0, Ordering::SeqCst);
+        }
+        // Whoever else drives stops when it is time to leave, so that this lock comes.
+        let mut driver = self.seat.lock().expect(LOCK);
+        self.board.appear(Presence::Awake);
+        if driver.is_busy() {
+            self.drive(driver, &|driver| !driver.is_busy(), Some(leaves()));
+            driver = self.seat.lock().expect(LOCK);
+        }
+        self.watch.leave(!driver.is_busy());
+        driver.end();
+    }
+}
+
+/// The longest sleep; whoever wakes from it finds nothing to do and sleeps again.
+const NAP_MAX: Duration = Duration::from_secs(3600);
+
+const LOCK: &str = "nobody panics while driving";
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let failed =
+        |error: std::io::Error| Error::Io { what: format!("starting thread {name}"), cause: error.to_string() };
+    std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests;

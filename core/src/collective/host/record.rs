@@ -1,0 +1,194 @@
+//! Announcements and orders as words of shared memory. What is read is checked: a peer may be compromised or of another mind.
+
+use std::time::Duration;
+
+use super::layout::{ANNOUNCEMENT_WORDS, ORDER_WORDS};
+use crate::sched::order::{Claim, Decision, Failure, Slot};
+use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
+
+/// What a rank tells the leader.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Announcement {
+    Ready(Slot, Claim),
+    Withdrawn(Slot),
+    Overdue(Slot, Duration),
+}
+
+impl Announcement {
+    pub(super) fn words(self) -> [u64; ANNOUNCEMENT_WORDS] {
+        match self {
+            Self::Ready(slot, claim) => {
+                let [key, index, round] = slot_words(slot);
+                let priority = u64::from(claim.priority.0.cast_unsigned());
+                [1 | kind_words(&claim), key, index, round, claim.bytes, claim.weight.to_bits(), priority, 0]
+            }
+            Self::Withdrawn(slot) => {
+                let [key, index, round] = slot_words(slot);
+                [2, key, index, round, 0, 0, 0, 0]
+            }
+            Self::Overdue(slot, waited) => {
+                let [key, index, round] = slot_words(slot);
+                [3, key, index, round, nanos(waited), 0, 0, 0]
+            }
+        }
+    }
+
+    /// What the words say, if they say something.
+    pub(super) fn of(words: [u64; ANNOUNCEMENT_WORDS]) -> Option<Self> {
+        let [kind, key, index, round, bytes, weight, priority, _] = words;
+        let slot = slot_of(key, index, round)?;
+        Some(match kind & 0xff {
+            1 => {
+                let weight = f64::from_bits(weight);
+                let claim = claim_of(kind, bytes, weight, u32::try_from(priority).ok()?)?;
+                Self::Ready(slot, claim)
+            }
+            2 => Self::Withdrawn(slot),
+            3 => Self::Overdue(slot, Duration::from_nanos(bytes)),
+            _ => return None,
+        })
+    }
+}
+
+/// A decision as words, the weights of the ranks last.
+pub(super) fn order_words(decision: &Decision, ranks: usize) -> Vec<u64> {
+    let mut words = vec![0; ORDER_WORDS];
+    match decision {
+        Decision::Run { slot, claim, weights } => {
+            words[..5].copy_from_slice(&header(1, claim, *slot));
+            words.extend(weights.iter().map(|weight| weight.to_bits()));
+        }
+        Decision::Fail { slot, failure } => {
+            let [key, index, round] = slot_words(*slot);
+            words[1..4].copy_from_slice(&[key, index, round]);
+            match *failure {
+                Failure::Mismatch { first, ours, second, theirs } => {
+                    words[..5].copy_from_slice(&header(2, &ours, *slot));
+                    words[5..9].copy_from_slice(&[
+                        u64::from(first),
+                        u64::from(second),
+                        kind_words(&theirs),
+                        theirs.bytes,
+                    ]);
+                }
+                Failure::GaveUp { rank } => (words[0], words[5]) = (3, u64::from(rank)),
+                Failure::Overdue { missing, waited } => {
+                    words[0] = 4;
+                    words[5..7].copy_from_slice(&[missing, nanos(waited)]);
+                }
+                Failure::Left { missing } => (words[0], words[5]) = (5, missing),
+                Failure::Weights { total } => (words[0], words[5]) = (6, total.to_bits()),
+            }
+        }
+    }
+    words.resize(ORDER_WORDS + ranks, 0);
+    words
+}
+
+/// What the words of an order say, if they say something that `ranks` ranks can act on.
+pub(super) fn order_of(words: &[u64], ranks: usize) -> Option<Decision> {
+    let (fixed, weights) = words.split_at_checked(ORDER_WORDS)?;
+    let slot = slot_of(fixed[1], fixed[2], fixed[3])?;
+    let rank = |word: u64| u32::try_from(word).ok().filter(|rank| (*rank as usize) < ranks);
+    let failure = match fixed[0] & 0xff {
+        1 => {
+            let weights: Vec<f64> = weights.get(..ranks)?.iter().map(|bits| f64::from_bits(*bits)).collect();
+            return Some(Decision::Run { slot, claim: claim_of(fixed[0], fixed[4], 1.0, 0)?, weights });
+        }
+        2 => Failure::Mismatch {
+            first: rank(fixed[5])?,
+            ours: claim_of(fixed[0], fixed[4], 1.0, 0)?,
+            second: rank(fixed[6])?,
+            theirs: claim_of(fixed[7], fixed[8], 1.0, 0)?,
+        },
+        3 => Failure::GaveUp { rank: rank(fixed[5])? },
+        4 => Failure::Overdue { missing: fixed[5], waited: Duration::from_nanos(fixed[6]) },
+        5 => Failure::Left { missing: fixed[5] },
+        6 => Failure::Weights { total: f64::from_bits(fixed[5]) },
+        _ => return None,
+    };
+    Some(Decision::Fail { slot, failure })
+}
+
+fn header(kind: u64, claim: &Claim, slot: Slot) -> [u64; 5] {
+    let [key, index, round] = slot_words(slot);
+    [kind | kind_words(claim), key, index, round, claim.bytes]
+}
+
+fn kind_words(claim: &Claim) -> u64 {
+    u64::from(claim.op.code()) << 8 | u64::from(claim.dtype as u8) << 16 | u64::from(claim.op.argument()) << 32
+}
+
+fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32) -> Option<Claim> {
+    let [_, op, dtype, _, a, b, c, d] = kind.to_le_bytes();
+    let op = Op::from_code(op, u32::from_le_bytes([a, b, c, d]))?;
+    let dtype = DType::from_code(dtype)?;
+    op.check(dtype).ok()?;
+    let whole = bytes.is_multiple_of(dtype.bytes());
+    whole.then_some(Claim { op, dtype, bytes, weight, priority: Priority(priority.cast_signed()) })
+}
+
+fn slot_words((part, round): Slot) -> [u64; 3] {
+    [part.key.0, u64::from(part.index), round.0]
+}
+
+fn slot_of(key: u64, index: u64, round: u64) -> Option<Slot> {
+    // One less than the last, so that there is a next.
+    let round = Round(round.min(u64::MAX - 1));
+    Some((PartId { key: TensorKey(key), index: u32::try_from(index).ok()? }, round))
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::WorkerId;
+
+    #[test]
+    fn what_is_written_is_what_is_read() {
+        let slot = (PartId { key: TensorKey(u64::MAX), index: 7 }, Round(9));
+        let claim = Claim {
+            op: Op::Broadcast { root: WorkerId(3) },
+            dtype: DType::BF16,
+            bytes: 6,
+            weight: 0.5,
+            priority: Priority(-7),
+        };
+        for announcement in [
+            Announcement::Ready(slot, claim),
+            Announcement::Withdrawn(slot),
+            Announcement::Overdue(slot, Duration::from_millis(3)),
+        ] {
+            assert_eq!(Announcement::of(announcement.words()), Some(announcement));
+        }
+        let neutral = Claim { weight: 1.0, priority: Priority(0), ..claim };
+        let other = Claim { op: Op::Sum, bytes: 8, ..neutral };
+        let fail = |failure| Decision::Fail { slot, failure };
+        for decision in [
+            Decision::Run { slot, claim: neutral, weights: vec![1.0, 0.25, 0.0] },
+            fail(Failure::Mismatch { first: 2, ours: neutral, second: 0, theirs: other }),
+            fail(Failure::GaveUp { rank: 1 }),
+            fail(Failure::Overdue { missing: 0b101, waited: Duration::from_secs(2) }),
+            fail(Failure::Left { missing: 0b100 }),
+            fail(Failure::Weights { total: 0.0 }),
+        ] {
+            assert_eq!(order_of(&order_words(&decision, 3), 3), Some(decision));
+        }
+    }
+
+    #[test]
+    fn what_means_nothing_is_not_acted_on() {
+        assert_eq!(Announcement::of([0; ANNOUNCEMENT_WORDS]), None);
+        let slot = (PartId { key: TensorKey(1), index: 0 }, Round(0));
+        let odd = Claim { op: Op::Sum, dtype: DType::F32, bytes: 6, weight: 1.0, priority: Priority(0) };
+        assert_eq!(Announcement::of(Announcement::Ready(slot, odd).words()), None, "half an element");
+        let weighted = Claim { op: Op::WeightedMean, dtype: DType::I8, ..odd };
+        assert_eq!(Announcement::of(Announcement::Ready(slot, weighted).words()), None, "no meaning");
+        let stranger = Decision::Fail { slot, failure: Failure::GaveUp { rank: 5 } };
+        assert_eq!(order_of(&order_words(&stranger, 3), 3), None);
+        assert_eq!(order_of(&[], 3), None);
+    }
+}

@@ -1,0 +1,127 @@
+//! How the ranks of a machine find each other: the lowest listens, the others come, and each is given the segment.
+//!
+//! Who comes must run as the same user, which the sockets see to, and must be the life of the rank that the view names.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::HostOptions;
+use super::board::{Board, Identity};
+use super::layout::{Layout, MAGIC};
+use crate::error::{Error, Result};
+use crate::local::{Connection, PrivateSocket, Segment};
+
+/// The ranks of a machine, connected.
+#[derive(Debug)]
+pub(super) struct Meeting {
+    pub(super) board: Board,
+    /// Connections by position: to everybody for the leader, to the leader for the others.
+    pub(super) peers: Vec<(usize, Connection)>,
+}
+
+const HELLO_BYTES: usize = 56;
+/// How often whoever waits looks whether the job failed meanwhile.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Meets the other ranks. `failed` says why the job failed, if it did.
+pub(super) fn meet(options: &HostOptions, failed: &dyn Fn() -> Option<Error>) -> Result<Meeting> {
+    let identity = Identity {
+        job: xxh3_64(options.job.as_bytes()),
+        leader: options.ranks[0].incarnation.0,
+        term: u64::from(options.epoch.term),
+    };
+    match (options.me, &options.door) {
+        (0, Some(door)) => lead(options, identity, door, failed),
+        (0, None) => Err(Error::Internal { what: "the lowest rank of a machine has no door".to_owned() }),
+        (_, _) => follow(options, identity),
+    }
+}
+
+fn lead(
+    options: &HostOptions,
+    identity: Identity,
+    door: &PrivateSocket,
+    failed: &dyn Fn() -> Option<Error>,
+) -> Result<Meeting> {
+    let ranks = options.ranks.len();
+    let board = Board::create(ranks, identity)?;
+    let mut peers: Vec<(usize, Connection)> = Vec::new();
+    let mut waited = Duration::ZERO;
+    while peers.len() + 1 < ranks {
+        if let Some(error) = failed() {
+            return Err(error);
+        }
+        if waited >= options.join_timeout {
+            let came = |rank: &usize| *rank == 0 || peers.iter().any(|(other, _)| other == rank);
+            let missing = (0..ranks).filter(|rank| !came(rank)).map(|rank| options.ranks[rank].name.clone()).collect();
+            return Err(Error::NotFormed { missing, waited });
+        }
+        let Some(peer) = door.accept(LOOK)? else {
+            waited += LOOK;
+            continue;
+        };
+        // A stranger, or a process of another job or life, is turned away and disturbs nobody.
+        let mut hello = [0; HELLO_BYTES];
+        let Ok(Some(received)) = peer.recv(&mut hello, LOOK) else { continue };
+        let known = |rank: &usize| hello == greeting(identity, options, *rank);
+        let Some(rank) = (1..ranks).find(known).filter(|_| received.bytes == HELLO_BYTES) else {
+            tracing::warn!("a process that is not of this job came to the door of its machine");
+            continue;
+        };
+        if peers.iter().any(|(other, _)| *other == rank) {
+            continue;
+        }
+        peer.send(&MAGIC.to_le_bytes(), &[board.segment.fd()], options.join_timeout)?;
+        peers.push((rank, peer));
+    }
+    Ok(Meeting { board, peers })
+}
+
+fn follow(options: &HostOptions, identity: Identity) -> Result<Meeting> {
+    let leader = &options.ranks[0];
+    let unreachable = |error: Error| match error {
+        Error::Unavailable { cause, .. } | Error::Io { cause, .. } => Error::Unavailable {
+            what: format!("{} on this machine at {}", leader.name, leader.door),
+            cause: format!("{cause}; set local_reduce=off if its files cannot be reached from here"),
+        },
+        other => other,
+    };
+    let peer = Connection::connect(Path::new(&leader.door), options.join_timeout).map_err(unreachable)?;
+    peer.send(&greeting(identity, options, options.me), &[], options.join_timeout)?;
+    let mut reply = [0; 8];
+    let turned_away = || Error::PeerLost {
+        member: leader.name.clone(),
+        host: leader.place.clone(),
+        cause: "it closed the connection within this machine; see its log".to_owned(),
+    };
+    let received = peer.recv(&mut reply, options.join_timeout)?.ok_or_else(turned_away)?;
+    let fd: Option<OwnedFd> = received.fds.into_iter().next();
+    let (Some(fd), true) = (fd, reply == MAGIC.to_le_bytes()) else {
+        return Err(Error::Incompatible {
+            field: "the protocol within a machine".to_owned(),
+            ours: format!("{MAGIC:016x}"),
+            peer: leader.name.clone(),
+            theirs: format!("{:016x}", u64::from_le_bytes(reply)),
+        });
+    };
+    let ranks = options.ranks.len();
+    let segment = Segment::map(fd, Layout::new(ranks).bytes())?;
+    let board = Board::open(segment, ranks, options.me, identity)?;
+    Ok(Meeting { board, peers: vec![(0, peer)] })
+}
+
+/// What `rank` says when it comes.
+fn greeting(identity: Identity, options: &HostOptions, rank: usize) -> [u8; HELLO_BYTES] {
+    let mut hello = [0; HELLO_BYTES];
+    let own = options.ranks[rank].incarnation.0;
+    let ranks = options.ranks.len() as u64;
+    hello[..8].copy_from_slice(&MAGIC.to_le_bytes());
+    hello[8..16].copy_from_slice(&identity.job.to_le_bytes());
+    hello[16..32].copy_from_slice(&identity.leader.to_le_bytes());
+    hello[32..48].copy_from_slice(&own.to_le_bytes());
+    hello[48..].copy_from_slice(&(ranks << 32 | rank as u64).to_le_bytes());
+    hello
+}

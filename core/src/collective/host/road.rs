@@ -1,0 +1,321 @@
+//! The road of the data: how the bytes of one part become a sum on all ranks.
+//!
+//! A part is walked in chunks, and a chunk is cut into a slice for each rank. For each chunk a rank
+//! 1. *stages*: copies what it has of the others' slices into shared memory,
+//! 2. *reduces* its own slice, in the order of the ranks, into shared memory and to where it goes,
+//! 3. *takes* the results of the others.
+//!
+//! Several chunks are on their way at once, and nobody waits for more than it needs: each step has a counter that others look at. A
+//! byte of a contribution is read once by its owner's copy and once by the adder, a byte of the result likewise; between two ranks
+//! that is 2 bytes read and 2 written for each byte of the part and rank, of which the shared ones stay in cache.
+//!
+//! A broadcast has one step: the root puts whole chunks where results lie, and the others take them.
+#![expect(unsafe_code, reason = "contributions and shared memory are known by address, who may touch them by counters")]
+
+use super::board::Board;
+use super::layout::{DEPTH, Word};
+use crate::mem::{Copies, Region};
+use crate::reduce::{Kernels, accumulator_bytes};
+use crate::sched::order::Claim;
+use crate::types::{DType, Op};
+
+/// A part that is being reduced.
+#[derive(Debug)]
+pub(super) struct Running {
+    claim: Claim,
+    weights: Vec<f64>,
+    memory: Memory,
+    /// How many chunks were walked before this part.
+    base: u64,
+    chunks: u64,
+    /// Chunks of this part that this rank has done, by step.
+    staged: u64,
+    reduced: u64,
+    taken: u64,
+}
+
+/// Where contribution and result lie.
+#[derive(Debug)]
+enum Memory {
+    /// In one run each, possibly the same.
+    Whole { source: Region, destination: Region },
+    /// The result goes to several runs; the contribution was gathered from as many, because slices do not end where they do.
+    Gathered { bytes: Vec<u8>, destination: Vec<Region> },
+}
+
+/// What adding needs and nobody else sees.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    kernels: Kernels,
+    copies: Copies,
+    /// Half-size floats are added in full size; aligned for the widest vectors.
+    accumulator: Vec<u8>,
+}
+
+impl Scratch {
+    pub(super) fn new(slice: usize, copies: Copies) -> Self {
+        Self { kernels: Kernels::detect(), copies, accumulator: vec![0; 2 * slice] }
+    }
+}
+
+/// Chunks that are staged before the first of them is reduced, so that no rank waits for another that is a little behind.
+const AHEAD: u64 = 2;
+
+impl Running {
+    /// Begins a part, after `base` chunks of others before it.
+    pub(super) fn new(
+        claim: Claim,
+        weights: Vec<f64>,
+        source: Vec<Region>,
+        destination: Vec<Region>,
+        (base, chunk_bytes): (u64, usize),
+        scratch: &Scratch,
+    ) -> Self {
+        let chunks = claim.bytes.div_ceil(chunk_bytes as u64);
+        let memory = Memory::new(source, destination, &scratch.copies);
+        Self { claim, weights, memory, base, chunks, staged: 0, reduced: 0, taken: 0 }
+    }
+
+    /// Does what can be done without waiting; whether that was something.
+    pub(super) fn advance(&mut self, board: &Board, scratch: &mut Scratch) -> bool {
+        if let Op::Broadcast { root } = self.claim.op {
+            return self.pass_on(board, root.0 as usize, scratch);
+        }
+        let mut moved = false;
+        if self.reduced > self.taken && board.others().all(|rank| self.done(board, rank, Word::Reduced, self.taken)) {
+            self.take(board);
+            moved = true;
+        }
+        if self.staged > self.reduced
+            && board.others().all(|rank| {
+                self.done(board, rank, Word::Staged, self.reduced) && self.free(board, rank, Word::Taken, self.reduced)
+            })
+        {
+            self.reduce(board, scratch);
+            moved = true;
+        }
+        if self.staged < self.chunks
+            && self.staged < self.reduced + AHEAD
+            && board.others().all(|rank| self.free(board, rank, Word::Reduced, self.staged))
+        {
+            self.stage(board, scratch);
+            moved = true;
+        }
+        moved
+    }
+
+    /// Whether all of it was done by this rank.
+    pub(super) fn is_over(&self) -> bool {
+        self.taken == self.chunks
+    }
+
+    /// How many chunks will have been walked after it.
+    pub(super) fn end(&self) -> u64 {
+        self.base + self.chunks
+    }
+
+    /// The rank that this one waits for.
+    pub(super) fn waits_for(&self, board: &Board) -> Option<usize> {
+        let step =
+            |rank: usize| [Word::Staged, Word::Reduced, Word::Taken].iter().map(|word| board.count(rank, *word)).min();
+        board.others().min_by_key(|rank| step(*rank))
+    }
+
+    /// Hands the result to where it goes, if it is not there yet.
+    pub(super) fn settle(&mut self) {
+        if let Memory::Gathered { bytes, destination } = &mut self.memory {
+            let mut rest = bytes.as_slice();
+            for region in destination {
+                let (run, later) = rest.split_at(region.len());
+                // SAFETY: the operation owns its destination until it reports, and `bytes` is memory of ours.
+                unsafe { region.as_mut_slice() }.copy_from_slice(run);
+                rest = later;
+            }
+        }
+    }
+
+    /// Whether `rank` has done the step of chunk `number` of this part.
+    fn done(&self, board: &Board, rank: usize, word: Word, number: u64) -> bool {
+        board.count(rank, word) > self.base + number
+    }
+
+    /// Whether `rank` has done the step of the chunk that lay where chunk `number` of this part will.
+    fn free(&self, board: &Board, rank: usize, word: Word, number: u64) -> bool {
+        board.count(rank, word).saturating_add(DEPTH) > self.base + number
+    }
+
+    fn stage(&mut self, board: &Board, scratch: &Scratch) {
+        let number = self.base + self.staged;
+        for owner in board.others() {
+            let (offset, len) = self.slice(board, self.staged, owner);
+            let staged = board.layout.staged(number, board.me, owner);
+            // SAFETY: the owner has reduced what lay here before (`free`), and looks again only after `Staged` counts this chunk.
+            let there = unsafe { board.segment.slice_mut(staged, len) };
+            scratch.copies.copy(self.memory.source(offset, len), there);
+        }
+        self.staged += 1;
+        board.set_count(Word::Staged, number + 1);
+        board.knock_others(false);
+    }
+
+    fn reduce(&mut self, board: &Board, scratch: &mut Scratch) {
+        let number = self.base + self.reduced;
+        let (offset, len) = self.slice(board, self.reduced, board.me);
+        let Claim { op, dtype, .. } = self.claim;
+        let divisor = match op {
+            Op::Mean => f64::from(u32::try_from(self.weights.len()).expect("at most RANKS_MAX")),
+            Op::WeightedMean => self.weights.iter().sum(),
+            Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. } => 1.0,
+        };
+        // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
+        let result = unsafe { board.segment.slice_mut(board.layout.result(number, board.me), len) };
+        let Scratch { kernels, accumulator, .. } = scratch;
+        let fold = |accumulator: &mut [u8]| {
+            for (rank, weight) in self.weights.iter().copied().enumerate() {
+                let contribution = if rank == board.me {
+                    self.memory.source(offset, len)
+                } else {
+                    // SAFETY: `Staged` of this rank counts this chunk, and it writes here again only after `Reduced` of ours does.
+                    unsafe { board.segment.slice(board.layout.staged(number, rank, board.me), len) }
+                };
+                match rank {
+                    0 => kernels.start(op, dtype, weight, contribution, accumulator),
+                    _ => kernels.add(op, dtype, weight, contribution, accumulator),
+                }
+            }
+        };
+        if dtype == dtype.accumulator() {
+            fold(result);
+            kernels.finish_in_place(op, dtype, divisor, result);
+        } else {
+            let bytes = accumulator_bytes(dtype, len as u64);
+            let accumulator = &mut accumulator[..usize::try_from(bytes).expect("twice a slice at most")];
+            fold(accumulator);
+            kernels.finish(op, dtype, divisor, accumulator, result);
+        }
+        self.reduced += 1;
+        board.set_count(Word::Reduced, number + 1);
+        board.knock_others(false);
+        // After the others were told: they wait for it, and nobody waits for this.
+        self.memory.destination(offset, len).copy_from_slice(result);
+    }
+
+    fn take(&mut self, board: &Board) {
+        let number = self.base + self.taken;
+        for owner in board.others() {
+            let (offset, len) = self.slice(board, self.taken, owner);
+            // SAFETY: `Reduced` of the owner counts this chunk, and it writes here again only after `Taken` of ours does.
+            let result = unsafe { board.segment.slice(board.layout.result(number, owner), len) };
+            self.memory.destination(offset, len).copy_from_slice(result);
+        }
+        self.taken += 1;
+        board.set_count(Word::Taken, number + 1);
+        board.knock_others(false);
+    }
+
+    /// One chunk of a broadcast, if it is there or there is room for it.
+    fn pass_on(&mut self, board: &Board, root: usize, scratch: &Scratch) -> bool {
+        if self.is_over() {
+            return false;
+        }
+        let number = self.base + self.taken;
+        let (offset, len) = self.chunk(board, self.taken);
+        let place = board.layout.result(number, 0);
+        if root == board.me {
+            if !board.others().all(|rank| self.free(board, rank, Word::Taken, self.taken)) {
+                return false;
+            }
+            // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
+            let there = unsafe { board.segment.slice_mut(place, len) };
+            scratch.copies.copy(self.memory.source(offset, len), there);
+            self.memory.keep(offset, len);
+        } else {
+            if !self.done(board, root, Word::Reduced, self.taken) {
+                return false;
+            }
+            // SAFETY: `Reduced` of the root counts this chunk, and it writes here again only after `Taken` of ours does.
+            let there = unsafe { board.segment.slice(place, len) };
+            self.memory.destination(offset, len).copy_from_slice(there);
+        }
+        (self.staged, self.reduced, self.taken) = (self.staged + 1, self.reduced + 1, self.taken + 1);
+        for word in [Word::Staged, Word::Reduced, Word::Taken] {
+            board.set_count(word, number + 1);
+        }
+        board.knock_others(false);
+        true
+    }
+
+    /// Offset and length of a chunk within the part.
+    fn chunk(&self, board: &Board, number: u64) -> (usize, usize) {
+        let bytes = usize::try_from(self.claim.bytes).expect("it lies in memory");
+        let offset = usize::try_from(number).expect("chunks of it do") * board.layout.chunk();
+        (offset, (bytes - offset).min(board.layout.chunk()))
+    }
+
+    /// The slice of `owner` in a chunk: all as long, a multiple of 64 bytes, but for the last ones.
+    fn slice(&self, board: &Board, number: u64, owner: usize) -> (usize, usize) {
+        let (offset, len) = self.chunk(board, number);
+        let each = len.div_ceil(board.layout.ranks).next_multiple_of(SLICE_ALIGN);
+        let start = (owner * each).min(len);
+        (offset + start, each.min(len - start))
+    }
+}
+
+/// Whole elements of every type, whole cache lines.
+const SLICE_ALIGN: usize = 64;
+const INSIDE: &str = "slices lie within the part, whose length was checked";
+
+impl Memory {
+    fn new(mut source: Vec<Region>, mut destination: Vec<Region>, copies: &Copies) -> Self {
+        if let ([_], [_]) = (source.as_slice(), destination.as_slice()) {
+            let (source, destination) = (source.remove(0), destination.remove(0));
+            return Self::Whole { source, destination };
+        }
+        let mut bytes = vec![0; source.iter().map(Region::len).sum()];
+        let mut rest = bytes.as_mut_slice();
+        for region in &source {
+            let (run, later) = rest.split_at_mut(region.len());
+            // SAFETY: the operation owns its contribution until it reports, and nobody writes it before it is reduced.
+            copies.copy(unsafe { region.as_slice() }, run);
+            rest = later;
+        }
+        Self::Gathered { bytes, destination }
+    }
+
+    /// A run of the contribution. It must not have been overwritten by the result yet.
+    fn source(&self, offset: usize, len: usize) -> &[u8] {
+        match self {
+            // SAFETY: the operation owns its contribution until it reports. The result may lie in the same memory; it is written through
+            // `&mut self`, and a slice is borrowed from `&self`.
+            Self::Whole { source, .. } => unsafe { source.as_slice() }.get(offset..offset + len).expect(INSIDE),
+            Self::Gathered { bytes, .. } => &bytes[offset..offset + len],
+        }
+    }
+
+    /// A run of the result.
+    fn destination(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        match self {
+            Self::Whole { destination, .. } => {
+                // SAFETY: the operation owns its destination until it reports; that `source` may be the same memory is covered by `&mut
+                // self`.
+                unsafe { destination.as_mut_slice() }.get_mut(offset..offset + len).expect(INSIDE)
+            }
+            Self::Gathered { bytes, .. } => &mut bytes[offset..offset + len],
+        }
+    }
+
+    /// Makes a run of the contribution the result.
+    fn keep(&mut self, offset: usize, len: usize) {
+        if let Self::Whole { source, destination } = self {
+            let run = crate::types::Span { offset: offset as u64, bytes: len as u64 };
+            destination.part(run).copy_from(&source.part(run));
+        }
+    }
+}
+
+/// Bytes that a part of `claim` needs; for the check that regions are as long.
+pub(super) fn fits(claim: &Claim, regions: &[Region]) -> bool {
+    regions.iter().map(|region| region.len() as u64).sum::<u64>() == claim.bytes
+}
+
+const _: () = assert!((SLICE_ALIGN as u64).is_multiple_of(DType::F64.bytes()));

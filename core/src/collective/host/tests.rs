@@ -1,0 +1,434 @@
+use std::sync::mpsc;
+use std::time::Instant;
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::mem::Region;
+use crate::mem::borrow::region_of;
+use crate::sched::order::Claim;
+use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn sums_are_exact_for_any_number_of_ranks_and_any_length() {
+    for ranks in [2, 3, 4] {
+        let machine = Machine::of(ranks);
+        // Around slices, chunks and what lies ahead; nothing, one, and odd lengths.
+        let chunk = layout::Layout::new(ranks).chunk() / 4;
+        for (part, len) in (0..).zip([0, 1, 7, 15, 16, 17, 63, 1000, chunk - 1, chunk, chunk + 1, 9 * chunk + 33]) {
+            let sums = machine.each(|rank, collective| {
+                let mut data: Vec<i32> = (0..len).map(|index| digit(rank, index)).collect();
+                collective.reduce(slot(part, 0), Op::Sum, 1.0, &mut data).unwrap();
+                data
+            });
+            let expected: Vec<i32> = (0..len).map(|index| (0..ranks).map(|rank| digit(rank, index)).sum()).collect();
+            assert!(sums.iter().all(|sum| *sum == expected), "{ranks} ranks, {len} elements");
+        }
+    }
+}
+
+#[test]
+fn every_type_is_summed_as_exactly_as_it_can_hold() {
+    fn check<T: Number>(machine: &Machine, part: u64) {
+        let sums = machine.each(|rank, collective| {
+            let mut data: Vec<T> = (0..1001).map(|index| T::of(digit(rank, index))).collect();
+            collective.reduce(slot(part, 0), Op::Sum, 1.0, &mut data).unwrap();
+            data
+        });
+        for sum in sums {
+            for (index, found) in sum.into_iter().enumerate() {
+                assert!(found == T::of((0..3).map(|rank| digit(rank, index)).sum()), "{} at {index}", T::DTYPE);
+            }
+        }
+    }
+    let machine = Machine::of(3);
+    check::<f32>(&machine, 0);
+    check::<f64>(&machine, 1);
+    check::<f16>(&machine, 2);
+    check::<bf16>(&machine, 3);
+    check::<i32>(&machine, 4);
+    check::<i64>(&machine, 5);
+    check::<i8>(&machine, 6);
+    check::<u8>(&machine, 7);
+}
+
+#[test]
+fn every_reduction_means_what_it_says() {
+    let machine = Machine::of(3);
+    let values = [2.0_f32, -1.0, 8.0];
+    let weights = [1.0, 0.0, 3.0];
+    let table = [
+        (Op::Sum, 9.0),
+        (Op::Mean, 3.0),
+        (Op::Min, -1.0),
+        (Op::Max, 8.0),
+        (Op::WeightedMean, 6.5),
+        (Op::Broadcast { root: WorkerId(2) }, 8.0),
+    ];
+    for (part, (op, expected)) in (0..).zip(table) {
+        let results = machine.each(|rank, collective| {
+            // Long enough for several chunks.
+            let mut data = vec![values[rank]; 300_000];
+            collective.reduce(slot(part, 0), op, weights[rank], &mut data).unwrap();
+            data
+        });
+        assert!(results.iter().flatten().all(|found| *found == expected), "{op}");
+    }
+}
+
+#[test]
+fn half_size_floats_are_rounded_once() {
+    let machine = Machine::of(3);
+    // In bf16, 256 + 1 is 256; added in full size the three make 258.
+    let values = [256.0_f32, 1.0, 1.0].map(bf16::from_f32);
+    let sums = machine.each(|rank, collective| {
+        let mut data = vec![values[rank]; 5];
+        collective.reduce(slot(0, 0), Op::Sum, 1.0, &mut data).unwrap();
+        data
+    });
+    assert!(sums.iter().flatten().all(|sum| sum.to_f32() == 258.0), "{sums:?}");
+}
+
+#[test]
+fn a_result_may_go_elsewhere_and_to_several_places() {
+    let machine = Machine::of(2);
+    let results = machine.each(|rank, collective| {
+        let mut source = vec![digit(rank, 1); 1000];
+        let (mut first, mut second) = (vec![0_i32; 333], vec![0_i32; 667]);
+        let claim = Claim { bytes: 4000, ..claim(Op::Sum, DType::I32, 1.0) };
+        let operation = Operation {
+            slot: slot(1, 0),
+            claim,
+            source: vec![region(&mut source)],
+            destination: vec![region(&mut first), region(&mut second)],
+        };
+        collective.run(operation).unwrap();
+        assert!(source.iter().all(|value| *value == digit(rank, 1)), "the contribution stays");
+        [first, second].concat()
+    });
+    let expected = digit(0, 1) + digit(1, 1);
+    assert!(results.iter().flatten().all(|value| *value == expected));
+}
+
+#[test]
+fn many_parts_in_flight_are_reduced_whatever_the_order_in_which_ranks_come() {
+    let machine = Machine::of(4);
+    let parts = 2000_u64;
+    machine.each(|rank, collective| {
+        let mut data: Vec<Vec<i32>> = (0..parts).map(|part| vec![digit(rank, part as usize); 37]).collect();
+        let (sender, ended) = mpsc::channel();
+        for step in 0..parts {
+            // Each rank in an order of its own: all of these are prime to the number of parts.
+            let part = (step * [1, 3, 7, 1999][rank]) % parts;
+            let sender = sender.clone();
+            let operation = collective.operation(slot(part, 0), Op::Sum, 1.0, &mut data[part as usize]);
+            collective.0.all_reduce(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        }
+        for _ in 0..parts {
+            ended.recv_timeout(PATIENCE).unwrap().unwrap();
+        }
+        for (part, data) in data.iter().enumerate() {
+            let expected: i32 = (0..4).map(|rank| digit(rank, part)).sum();
+            assert!(data.iter().all(|value| *value == expected), "part {part}");
+        }
+    });
+}
+
+#[test]
+fn ranks_that_disagree_all_learn_both_sides() {
+    let machine = Machine::of(3);
+    let errors = machine.each(|rank, collective| {
+        let op = if rank == 1 { Op::Max } else { Op::Sum };
+        collective.reduce(slot(1, 0), op, 1.0, &mut [1_i32; 8]).unwrap_err()
+    });
+    for error in errors {
+        let Error::Mismatch { field, first, second, .. } = &error else { panic!("{error}") };
+        assert_eq!(field, "op");
+        let mut said = [(first.worker.0, first.value.as_str()), (second.worker.0, second.value.as_str())];
+        said.sort_unstable();
+        assert!(said.contains(&(1, "max")) && (said.contains(&(0, "sum")) || said.contains(&(2, "sum"))), "{error}");
+    }
+    let sums = machine.each(|_, collective| {
+        let mut data = [1_i32; 8];
+        collective.reduce(slot(1, 1), Op::Sum, 1.0, &mut data).unwrap();
+        data
+    });
+    assert_eq!(sums, [[3; 8]; 3], "the next round is not disturbed");
+}
+
+#[test]
+fn whoever_does_not_come_is_named_in_time() {
+    for absent in [0, 2] {
+        let machine = Machine::of(3);
+        let (sender, ended) = mpsc::channel();
+        let mut data = [[1_i32; 8]; 3];
+        for (rank, data) in data.iter_mut().enumerate().filter(|(rank, _)| *rank != absent) {
+            let sender = sender.clone();
+            let collective = &machine.0[rank];
+            let operation = collective.operation(slot(1, 0), Op::Sum, 1.0, data);
+            collective.0.all_reduce(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        }
+        // Everybody has spoken; now the time passes.
+        machine.later(2 * PATIENCE);
+        for _ in 0..2 {
+            let error = ended.recv_timeout(PATIENCE).unwrap().unwrap_err();
+            let Error::Stalled { missing, waited, .. } = &error else { panic!("{error}") };
+            assert_eq!(missing, &[WorkerId(absent as u32)]);
+            assert!(*waited >= PATIENCE, "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_gives_up_is_named_and_its_memory_is_free() {
+    let machine = Machine::of(2);
+    let (mut given_up, mut waited_for) = (vec![7_i32; 8], vec![1_i32; 8]);
+    let (sender, ended) = mpsc::channel();
+    let first = &machine.0[1];
+    let operation = first.operation(slot(1, 0), Op::Sum, 1.0, &mut given_up);
+    first.0.all_reduce(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    first.0.abandon(slot(1, 0));
+    assert_eq!(ended.recv_timeout(PATIENCE).unwrap(), Err(Error::Cancelled));
+    assert_eq!(given_up, [7; 8], "it belongs to its caller again");
+    let error = machine.0[0].reduce(slot(1, 0), Op::Sum, 1.0, &mut waited_for).unwrap_err();
+    assert!(matches!(&error, Error::Stalled { missing, .. } if *missing == [WorkerId(1)]), "{error}");
+}
+
+#[test]
+fn whoever_leaves_in_order_disturbs_nothing_that_was_agreed() {
+    for leaver in [0, 1] {
+        let machine = Machine::of(2);
+        let results = machine.each(|rank, collective| {
+            let mut data = vec![1_i32; 100_000];
+            let sum = collective.reduce(slot(1, 0), Op::Sum, 1.0, &mut data);
+            if rank == leaver {
+                collective.0.shutdown();
+                return (sum, Ok(()));
+            }
+            (sum, collective.reduce(slot(1, 1), Op::Sum, 1.0, &mut data))
+        });
+        assert!(results.iter().all(|(sum, _)| sum.is_ok()), "{results:?}");
+        let error = results[1 - leaver].1.as_ref().unwrap_err();
+        assert!(matches!(error, Error::Stalled { missing, .. } if *missing == [WorkerId(leaver as u32)]), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_whose_connection_breaks_is_lost_to_all() {
+    for lost in [0, 2] {
+        let machine = Machine::of(3);
+        let errors = machine.each(|rank, collective| {
+            if rank == lost {
+                collective.0.core.watch.leave(false);
+                return None;
+            }
+            Some(collective.reduce(slot(1, 0), Op::Sum, 1.0, &mut [1_i32; 8]).unwrap_err())
+        });
+        for error in errors.into_iter().flatten() {
+            let Error::PeerLost { member, .. } = &error else { panic!("{error}") };
+            assert_eq!(*member, format!("worker {lost}"));
+        }
+    }
+}
+
+#[test]
+fn a_stranger_at_the_door_is_turned_away_and_who_does_not_come_is_named() {
+    let door = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
+    let path = door.path();
+    let options = |me, door, job: &str| HostOptions {
+        job: job.to_owned(),
+        epoch: Epoch::default(),
+        ranks: (0..2).map(|rank| local_rank(rank, path.to_str().unwrap())).collect(),
+        me,
+        door,
+        join_timeout: Duration::from_millis(400),
+        step_timeout: PATIENCE,
+        oldest_every: 16,
+        copies: Copies::default(),
+        clock: clock().0,
+    };
+    std::thread::scope(|scope| {
+        let leader = scope.spawn(|| HostCollective::join(options(0, Some(door), "job"), &|| None));
+        let stranger = HostCollective::join(options(1, None, "another job"), &|| None);
+        assert!(matches!(stranger, Err(Error::PeerLost { .. })), "{stranger:?}");
+        let error = leader.join().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::NotFormed { missing, .. } if *missing == ["worker 1"]), "{error}");
+    });
+    assert!(!path.exists(), "no name is left");
+}
+
+#[test]
+fn nothing_runs_while_nothing_is_to_be_done() {
+    let machine = Machine::of(2);
+    machine.each(|_, collective| collective.reduce(slot(1, 0), Op::Sum, 1.0, &mut [1_i32; 8]).unwrap());
+    // All threads come to rest: a bell that is rung wakes somebody, and nobody rings.
+    let words = |machine: &Machine| {
+        machine.0.iter().map(|collective| collective.0.core.board.bell(Word::Idle)).collect::<Vec<u32>>()
+    };
+    let mut before = words(&machine);
+    // Far more pauses than the few that their last steps take.
+    for _ in 0..1000 {
+        // A receive that nobody answers is a pause with a deadline.
+        let (_silent, pause) = mpsc::channel::<()>();
+        let _ = pause.recv_timeout(Duration::from_millis(50));
+        let after = words(&machine);
+        if before == after {
+            return;
+        }
+        before = after;
+    }
+    panic!("the bells never rest");
+}
+
+/// The ranks of a machine, in one process but with a mapping each.
+struct Machine(Vec<Member>, Arc<AtomicU64>);
+
+struct Member(HostCollective);
+
+impl Machine {
+    fn of(ranks: usize) -> Self {
+        let door = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
+        let path = door.path();
+        let (mut door, (clock, skew)) = (Some(door), clock());
+        let join = |me: usize, door: Option<PrivateSocket>| {
+            let ranks = (0..ranks).map(|rank| local_rank(rank, path.to_str().unwrap())).collect();
+            let options = HostOptions {
+                job: "test".to_owned(),
+                epoch: Epoch { term: 1, number: me as u32 },
+                ranks,
+                me,
+                door,
+                join_timeout: PATIENCE,
+                step_timeout: PATIENCE,
+                oldest_every: 16,
+                copies: Copies::default(),
+                clock: Arc::clone(&clock),
+            };
+            Member(HostCollective::join(options, &|| None).unwrap())
+        };
+        let members = std::thread::scope(|scope| {
+            let join = &join;
+            let doors: Vec<_> = (0..ranks).map(|_| door.take()).collect();
+            let joining: Vec<_> =
+                doors.into_iter().enumerate().map(|(me, door)| scope.spawn(move || join(me, door))).collect();
+            joining.into_iter().map(|member| member.join().unwrap()).collect()
+        });
+        assert!(!path.exists(), "nothing with a name is left once all are here");
+        Self(members, skew)
+    }
+
+    /// Lets time pass.
+    fn later(&self, by: Duration) {
+        self.1.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
+        for member in &self.0 {
+            member.0.core.board.ring(member.0.core.board.me, Word::Idle);
+        }
+    }
+
+    fn each<T: Send>(&self, run: impl Fn(usize, &Member) -> T + Sync) -> Vec<T> {
+        std::thread::scope(|scope| {
+            let run = &run;
+            let running: Vec<_> =
+                self.0.iter().enumerate().map(|(rank, member)| scope.spawn(move || run(rank, member))).collect();
+            running.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+}
+
+impl Member {
+    fn operation<T: Number>(&self, slot: Slot, op: Op, weight: f64, data: &mut [T]) -> Operation {
+        let bytes = size_of_val(data) as u64;
+        Operation {
+            slot,
+            claim: Claim { bytes, ..claim(op, T::DTYPE, weight) },
+            source: vec![region(data)],
+            destination: vec![region(data)],
+        }
+    }
+
+    /// Reduces in place and helps.
+    fn reduce<T: Number>(&self, slot: Slot, op: Op, weight: f64, data: &mut [T]) -> Result<()> {
+        self.run(self.operation(slot, op, weight, data))
+    }
+
+    fn run(&self, operation: Operation) -> Result<()> {
+        let (sender, ended) = mpsc::channel();
+        self.0.all_reduce(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        let outcome = std::cell::RefCell::new(None);
+        let enough = || {
+            if outcome.borrow().is_none() {
+                *outcome.borrow_mut() = ended.try_recv().ok();
+            }
+            outcome.borrow().is_some()
+        };
+        self.0.help(&enough, PATIENCE, false);
+        outcome.take().unwrap_or_else(|| ended.recv_timeout(PATIENCE).unwrap())
+    }
+}
+
+trait Number: Copy + PartialEq + Send {
+    const DTYPE: DType;
+    fn of(value: i32) -> Self;
+}
+
+macro_rules! numbers {
+    ($($type:ty: $dtype:ident, $of:expr;)+) => { $(
+        impl Number for $type {
+            const DTYPE: DType = DType::$dtype;
+            fn of(value: i32) -> Self {
+                $of(value)
+            }
+        }
+    )+ };
+}
+
+numbers! {
+    f32: F32, |value| value as f32;
+    f64: F64, f64::from;
+    f16: F16, |value| f16::from_f32(value as f32);
+    bf16: BF16, |value| bf16::from_f32(value as f32);
+    i32: I32, |value| value;
+    i64: I64, i64::from;
+    i8: I8, |value| value as i8;
+    u8: U8, |value| value as u8;
+}
+
+/// What a rank contributes: each rank a digit of its own in base 4, so that a sum names everybody whose contribution is missing or was
+/// counted twice, and small enough for every type.
+fn digit(rank: usize, index: usize) -> i32 {
+    (1 + (index % 2) as i32) << (2 * (rank % 3))
+}
+
+fn slot(part: u64, round: u64) -> Slot {
+    (PartId { key: TensorKey(part), index: 0 }, Round(round))
+}
+
+fn claim(op: Op, dtype: DType, weight: f64) -> Claim {
+    Claim { op, dtype, bytes: 0, weight, priority: Priority(0) }
+}
+
+#[expect(unsafe_code, reason = "a test's vector becomes a region")]
+fn region<T: Number>(data: &mut [T]) -> Region {
+    // SAFETY: any element's bytes are bytes; the test waits for the operation before it looks at them again.
+    region_of(unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast::<u8>(), size_of_val(data)) })
+}
+
+fn local_rank(rank: usize, door: &str) -> LocalRank {
+    LocalRank {
+        rank: WorkerId(rank as u32),
+        incarnation: Incarnation(100 + rank as u128),
+        name: format!("worker {rank}"),
+        place: "here (pid 1)".to_owned(),
+        door: door.to_owned(),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test is its own driver")]
+fn clock() -> (Arc<dyn Fn() -> Time + Send + Sync>, Arc<AtomicU64>) {
+    let (start, skew) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+    let ahead = Arc::clone(&skew);
+    let now = move || Time::ZERO + start.elapsed() + Duration::from_nanos(ahead.load(Ordering::SeqCst));
+    (Arc::new(now), skew)
+}

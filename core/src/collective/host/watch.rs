@@ -1,0 +1,80 @@
+//! Notices the end of the other ranks: a goodbye, or that the process is gone.
+//!
+//! A socket that ends says so even of a process in another namespace; the process itself says so even while a child of it still holds
+//! the socket, as children that were forked and not executed do.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use super::board::{Board, Breakage};
+use crate::error::Result;
+use crate::local::{Connection, socket};
+
+/// The connections to the other ranks: to everybody for the leader, to the leader for the others.
+#[derive(Debug)]
+pub(super) struct Watch {
+    peers: Vec<Peer>,
+    stop: Connection,
+    stopped: Connection,
+}
+
+#[derive(Debug)]
+struct Peer {
+    rank: usize,
+    connection: Connection,
+    process: Option<OwnedFd>,
+}
+
+const GOODBYE: &[u8] = b"bye";
+
+impl Watch {
+    pub(super) fn new(peers: Vec<(usize, Connection)>) -> Result<Self> {
+        let (stop, stopped) = Connection::pair()?;
+        let peer =
+            |(rank, connection): (usize, Connection)| Peer { rank, process: connection.peer_process(), connection };
+        Ok(Self { peers: peers.into_iter().map(peer).collect(), stop, stopped })
+    }
+
+    /// Watches until [`leave`](Self::leave): who says goodbye is handed to `left`, and the end of anybody else breaks the board.
+    pub(super) fn run(&self, board: &Board, left: impl Fn(usize)) {
+        const FOREVER: Duration = Duration::from_secs(3600);
+        let mut watched: Vec<&Peer> = self.peers.iter().collect();
+        loop {
+            let own = [self.stopped.fd()];
+            let sockets = watched.iter().map(|peer| peer.connection.fd());
+            let processes = watched.iter().filter_map(|peer| peer.process.as_ref().map(AsFd::as_fd));
+            let fds: Vec<BorrowedFd<'_>> = own.into_iter().chain(sockets).chain(processes).collect();
+            let Ok(ready) = socket::wait_any(&fds, FOREVER) else { return };
+            if ready[0] {
+                return;
+            }
+            let has_news = |fd: BorrowedFd<'_>| socket::wait_any(&[fd], Duration::ZERO).is_ok_and(|bits| bits[0]);
+            watched.retain(|peer| {
+                let spoke = has_news(peer.connection.fd());
+                if !spoke && !peer.process.as_ref().is_some_and(|process| has_news(process.as_fd())) {
+                    return true;
+                }
+                let goodbye = spoke && matches!(peer.connection.recv(&mut [0; 8], Duration::ZERO), Ok(Some(_)));
+                if goodbye {
+                    left(peer.rank);
+                } else if !has_news(self.stopped.fd()) {
+                    // Not the end that this rank made itself, which it announces here before.
+                    board.break_down(Breakage::Lost(peer.rank));
+                }
+                false
+            });
+        }
+    }
+
+    /// Ends [`run`](Self::run) and the connections; with a goodbye if nobody waits for anything of this rank.
+    pub(super) fn leave(&self, goodbye: bool) {
+        self.stop.close();
+        for peer in &self.peers {
+            if goodbye {
+                // Whoever is gone needs none.
+                let _ = peer.connection.send(GOODBYE, &[], Duration::from_secs(1));
+            }
+            peer.connection.close();
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Holds back who submits faster than operations end.
+
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// Bounds the bytes of unresolved submissions: a producer that runs ahead waits here.
+pub(super) struct Room {
+    held: Mutex<Held>,
+    freed: Condvar,
+    bytes_max: u64,
+}
+
+#[derive(Default)]
+struct Held {
+    bytes: u64,
+    /// Producers that wait for room.
+    waiters: u32,
+}
+
+impl Room {
+    pub(super) fn new(bytes_max: u64) -> Self {
+        Self { held: Mutex::default(), freed: Condvar::new(), bytes_max }
+    }
+
+    pub(super) fn enter(&self, bytes: u64, timeout: Option<Duration>) -> Result<()> {
+        let full = |held: &mut Held| held.bytes > 0 && held.bytes + bytes > self.bytes_max;
+        let mut guard = self.held.lock().expect(LOCK);
+        if full(&mut guard) {
+            guard.waiters += 1;
+            guard = match timeout {
+                None => self.freed.wait_while(guard, full).expect(LOCK),
+                Some(timeout) => self.freed.wait_timeout_while(guard, timeout, full).expect(LOCK).0,
+            };
+            guard.waiters -= 1;
+        }
+        if full(&mut guard) {
+            return Err(Error::Exhausted {
+                what: "bytes of unresolved submissions".to_owned(),
+                limit: format!("{} B (submit_bytes_max)", self.bytes_max),
+                hint: "wait for earlier handles, or raise GRADLANE_SUBMIT_BYTES_MAX".to_owned(),
+            });
+        }
+        guard.bytes += bytes;
+        Ok(())
+    }
+
+    pub(super) fn leave(&self, bytes: u64) {
+        let mut held = self.held.lock().expect(LOCK);
+        held.bytes -= bytes;
+        let waiters = held.waiters;
+        drop(held);
+        if waiters > 0 {
+            self.freed.notify_all();
+        }
+    }
+}
+
+const LOCK: &str = "nobody panics while holding it";

@@ -1,0 +1,304 @@
+//! In which order the ranks of one machine reduce their parts together: what all of them are ready for, the most urgent first.
+//!
+//! The lowest rank, the *leader*, holds the [`Order`]. Every rank tells it what it is ready for; it answers each part and round with one
+//! [`Decision`], and all ranks act on the decisions in the order in which they were made. So no rank ever works on another part than
+//! its peers, and memory for one part is enough.
+//!
+//! ```text
+//!  (unknown) ──first ready──► Pending ──last ready──► Decision::Run
+//!                                │
+//!                                └─ claims differ, a rank gave up or left, nobody came for too long ──► Decision::Fail
+//! ```
+//! A rank that comes to a failed round later is told of the failure again. The cost of a decision is logarithmic in what is pending.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use crate::types::{DType, Op, PartId, Priority, Round};
+
+/// One sum of one part.
+pub type Slot = (PartId, Round);
+
+/// What a rank says of the part that it is ready for.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Claim {
+    /// The reduction.
+    pub op: Op,
+    /// Element type.
+    pub dtype: DType,
+    /// Length of the part in bytes.
+    pub bytes: u64,
+    /// Its weight in a weighted mean.
+    pub weight: f64,
+    /// How urgent it is to this rank; the part is as urgent as to the rank that wants it most.
+    pub priority: Priority,
+}
+
+/// What all ranks do next.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Decision {
+    /// Reduce it.
+    Run {
+        /// Which sum.
+        slot: Slot,
+        /// What all ranks claim alike; weight and priority are the first rank's.
+        claim: Claim,
+        /// The weight of each rank.
+        weights: Vec<f64>,
+    },
+    /// It will not be reduced.
+    Fail {
+        /// Which sum.
+        slot: Slot,
+        /// Why.
+        failure: Failure,
+    },
+}
+
+/// Why a sum will not be. Ranks are positions among the ranks of the machine, and sets of them have a bit each.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Failure {
+    /// Two ranks claim different things.
+    Mismatch {
+        /// Who spoke first.
+        first: u32,
+        /// What it claims.
+        ours: Claim,
+        /// Who claims something else.
+        second: u32,
+        /// What that is.
+        theirs: Claim,
+    },
+    /// A rank withdrew, or went on to a later round.
+    GaveUp {
+        /// Which.
+        rank: u32,
+    },
+    /// Some ranks did not come in time.
+    Overdue {
+        /// Which.
+        missing: u64,
+        /// How long they were waited for.
+        waited: Duration,
+    },
+    /// Some ranks left the job.
+    Left {
+        /// Which.
+        missing: u64,
+    },
+    /// The weights of a weighted mean do not add up to a positive number.
+    Weights {
+        /// What they add up to.
+        total: f64,
+    },
+}
+
+/// The machine: `handle_*` in, [`next_decision`](Self::next_decision) out.
+#[derive(Debug)]
+pub struct Order {
+    ranks: u32,
+    oldest_every: u32,
+    pending: BTreeMap<Slot, Pending>,
+    /// Pending parts that all ranks are ready for, the next one first.
+    ready: BTreeSet<(Reverse<Priority>, u64, Slot)>,
+    /// The same by age.
+    ages: BTreeSet<(u64, Slot)>,
+    /// The round after the latest that each rank announced, by part.
+    reached: BTreeMap<PartId, Vec<Round>>,
+    /// Failures that some ranks may not have come to yet.
+    failed: BTreeMap<Slot, Failure>,
+    failures: VecDeque<(Slot, Failure)>,
+    left: u64,
+    announced: u64,
+    /// Decisions since the oldest had its turn.
+    decided: u32,
+}
+
+#[derive(Debug)]
+struct Pending {
+    /// Lower came first.
+    order: u64,
+    first: u32,
+    claim: Claim,
+    priority: Priority,
+    arrived: u64,
+    weights: Vec<f64>,
+}
+
+impl Order {
+    /// How many ranks a machine may have: a bit each.
+    pub const RANKS_MAX: u32 = 64;
+
+    /// The order among `ranks` ranks in which every `oldest_every`-th decision goes to what has waited longest, so that a stream of
+    /// urgent parts starves nobody; 0 for strict priority.
+    ///
+    /// # Panics
+    /// If there are no ranks or more than [`RANKS_MAX`](Self::RANKS_MAX).
+    pub fn new(ranks: u32, oldest_every: u32) -> Self {
+        assert!((1..=Self::RANKS_MAX).contains(&ranks), "{ranks} ranks on one machine");
+        Self {
+            ranks,
+            oldest_every,
+            pending: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            ages: BTreeSet::new(),
+            reached: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            failures: VecDeque::new(),
+            left: 0,
+            announced: 0,
+            decided: 0,
+        }
+    }
+
+    /// `rank` is ready to reduce `slot`. A rank announces the rounds of a part in order.
+    pub fn handle_ready(&mut self, rank: u32, slot: Slot, claim: Claim) {
+        self.pass(rank, slot);
+        if let Some(failure) = self.failed.get(&slot).copied() {
+            self.failures.push_back((slot, failure));
+            self.forget_if_all_came(slot);
+            return;
+        }
+        let ranks = self.ranks as usize;
+        let order = self.announced;
+        let first =
+            || Pending { order, first: rank, claim, priority: claim.priority, arrived: 0, weights: vec![1.0; ranks] };
+        let pending = self.pending.entry(slot).or_insert_with(first);
+        self.announced += u64::from(pending.arrived == 0);
+        pending.arrived |= 1 << rank;
+        pending.weights[rank as usize] = claim.weight;
+        pending.priority = pending.priority.max(claim.priority);
+        let (first, ours) = (pending.first, pending.claim);
+        if (ours.op, ours.dtype, ours.bytes) != (claim.op, claim.dtype, claim.bytes) {
+            return self.fail(slot, Failure::Mismatch { first, ours, second: rank, theirs: claim });
+        }
+        self.complete_or_hopeless(slot);
+    }
+
+    /// `rank` gives up what it was ready for. Too late, it is ignored: the decision was made.
+    pub fn handle_withdrawn(&mut self, rank: u32, slot: Slot) {
+        if self.pending.contains_key(&slot) {
+            self.fail(slot, Failure::GaveUp { rank });
+        }
+    }
+
+    /// A rank has waited for `slot` as long as it may.
+    pub fn handle_overdue(&mut self, slot: Slot, waited: Duration) {
+        let Some(pending) = self.pending.get(&slot) else { return };
+        let missing = self.everybody() & !pending.arrived;
+        if missing != 0 {
+            self.fail(slot, Failure::Overdue { missing, waited });
+        }
+    }
+
+    /// `rank` left the job: what it is not ready for will never be summed.
+    pub fn handle_left(&mut self, rank: u32) {
+        self.left |= 1 << rank;
+        let slots: Vec<Slot> = self.pending.keys().copied().collect();
+        for slot in slots {
+            self.complete_or_hopeless(slot);
+        }
+    }
+
+    /// What comes next: failures at once, then the most urgent of what all are ready for.
+    pub fn next_decision(&mut self) -> Option<Decision> {
+        if let Some((slot, failure)) = self.failures.pop_front() {
+            return Some(Decision::Fail { slot, failure });
+        }
+        let oldest_turn = self.oldest_every > 0 && self.decided + 1 >= self.oldest_every;
+        let slot = if oldest_turn { self.ages.first()?.1 } else { self.ready.first()?.2 };
+        self.decided = if oldest_turn { 0 } else { self.decided.saturating_add(1) };
+        let Pending { claim, weights, .. } = self.remove(slot).expect("what is ready is pending");
+        Some(Decision::Run { slot, claim, weights })
+    }
+
+    /// Whether [`next_decision`](Self::next_decision) has one.
+    pub fn has_decision(&self) -> bool {
+        !self.failures.is_empty() || !self.ready.is_empty()
+    }
+
+    /// The ranks that `slot` waits for, a bit each; nobody if it is not pending.
+    pub fn missing(&self, slot: Slot) -> u64 {
+        self.pending.get(&slot).map_or(0, |pending| self.everybody() & !pending.arrived)
+    }
+
+    fn everybody(&self) -> u64 {
+        u64::MAX >> (Self::RANKS_MAX - self.ranks)
+    }
+
+    /// `rank` came to `slot`: it contributes to no round before it any more.
+    fn pass(&mut self, rank: u32, slot: Slot) {
+        let (part, round) = slot;
+        let ranks = self.ranks as usize;
+        let reached = &mut self.reached.entry(part).or_insert_with(|| vec![Round(0); ranks])[rank as usize];
+        if *reached > round {
+            return;
+        }
+        *reached = round.next();
+        let earlier = (part, Round(0))..slot;
+        let given_up: Vec<Slot> = self
+            .pending
+            .range(earlier.clone())
+            .filter(|(_, pending)| pending.arrived & (1 << rank) == 0)
+            .map(|(slot, _)| *slot)
+            .collect();
+        for slot in given_up {
+            self.fail(slot, Failure::GaveUp { rank });
+        }
+        let failed: Vec<Slot> = self.failed.range(earlier).map(|(slot, _)| *slot).collect();
+        for slot in failed {
+            self.forget_if_all_came(slot);
+        }
+    }
+
+    /// Either all ranks are there, or some may still come, or one never will.
+    fn complete_or_hopeless(&mut self, slot: Slot) {
+        let pending = &self.pending[&slot];
+        let missing = self.everybody() & !pending.arrived;
+        if missing == 0 {
+            let total: f64 = pending.weights.iter().sum();
+            if pending.claim.op == Op::WeightedMean && !(total > 0.0 && total.is_finite()) {
+                return self.fail(slot, Failure::Weights { total });
+            }
+            self.ready.insert((Reverse(pending.priority), pending.order, slot));
+            self.ages.insert((pending.order, slot));
+            return;
+        }
+        if missing & self.left != 0 {
+            return self.fail(slot, Failure::Left { missing: missing & self.left });
+        }
+        let (part, round) = slot;
+        let beyond = |(rank, reached): &(u32, &Round)| missing & (1 << rank) != 0 && **reached > round;
+        let reached = self.reached.get(&part).into_iter().flatten();
+        if let Some((rank, _)) = (0..).zip(reached).find(beyond) {
+            self.fail(slot, Failure::GaveUp { rank });
+        }
+    }
+
+    fn fail(&mut self, slot: Slot, failure: Failure) {
+        self.remove(slot);
+        self.failures.push_back((slot, failure));
+        self.failed.insert(slot, failure);
+        self.forget_if_all_came(slot);
+    }
+
+    fn forget_if_all_came(&mut self, slot: Slot) {
+        let (part, round) = slot;
+        let gone = self.left;
+        let came = |(rank, reached): (u32, &Round)| *reached > round || gone & (1 << rank) != 0;
+        if self.reached.get(&part).is_some_and(|reached| (0..).zip(reached).all(came)) {
+            self.failed.remove(&slot);
+        }
+    }
+
+    fn remove(&mut self, slot: Slot) -> Option<Pending> {
+        let pending = self.pending.remove(&slot)?;
+        self.ready.remove(&(Reverse(pending.priority), pending.order, slot));
+        self.ages.remove(&(pending.order, slot));
+        Some(pending)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+use super::*;
+use crate::types::TensorKey;
+
+#[test]
+fn what_all_are_ready_for_goes_most_urgent_first() {
+    let mut order = Order::new(2, 0);
+    for (part, priority) in [(1, 0), (2, 9), (3, 9), (4, 5)] {
+        order.handle_ready(1, slot(part, 0), urgent(priority));
+    }
+    assert_eq!(runs(&mut order), [] as [u64; 0], "nothing without rank 0");
+    for part in [4, 3, 2, 1] {
+        order.handle_ready(0, slot(part, 0), urgent(0));
+    }
+    assert_eq!(runs(&mut order), [2, 3, 4, 1], "as urgent as to whom wants it most, else by age");
+}
+
+#[test]
+fn the_oldest_has_its_turn_now_and_then() {
+    let mut order = Order::new(1, 3);
+    for (part, priority) in [(1, 0), (2, 0), (3, 9), (4, 9), (5, 9), (6, 9)] {
+        order.handle_ready(0, slot(part, 0), urgent(priority));
+    }
+    assert_eq!(runs(&mut order), [3, 4, 1, 5, 6, 2]);
+}
+
+#[test]
+fn every_rank_hears_of_a_mismatch_and_so_does_who_comes_later() {
+    let mut order = Order::new(3, 0);
+    let other = Claim { op: Op::Max, ..claim() };
+    order.handle_ready(2, slot(1, 0), claim());
+    order.handle_ready(0, slot(1, 0), other);
+    let failure = Failure::Mismatch { first: 2, ours: claim(), second: 0, theirs: other };
+    let told = Some(Decision::Fail { slot: slot(1, 0), failure });
+    assert_eq!((order.next_decision(), order.next_decision()), (told.clone(), None));
+    order.handle_ready(1, slot(1, 0), claim());
+    assert_eq!((order.next_decision(), order.next_decision()), (told, None), "again, for the one that came late");
+    assert!(order.failed.is_empty(), "nobody is left to be told");
+}
+
+#[test]
+fn lengths_and_types_must_agree_too_but_weights_need_not() {
+    let claims = [(Claim { bytes: 8, ..claim() }, false), (Claim { dtype: DType::I32, ..claim() }, false)];
+    for (other, runs) in claims.into_iter().chain([(Claim { weight: 3.0, ..claim() }, true)]) {
+        let mut order = Order::new(2, 0);
+        order.handle_ready(0, slot(1, 0), claim());
+        order.handle_ready(1, slot(1, 0), other);
+        assert_eq!(matches!(order.next_decision(), Some(Decision::Run { .. })), runs, "{other:?}");
+    }
+}
+
+#[test]
+fn weights_come_with_the_decision_and_must_add_up_to_something() {
+    let weighted = |weight| Claim { op: Op::WeightedMean, weight, ..claim() };
+    let mut order = Order::new(2, 0);
+    order.handle_ready(1, slot(1, 0), weighted(2.5));
+    order.handle_ready(0, slot(1, 0), weighted(0.0));
+    let Some(Decision::Run { weights, .. }) = order.next_decision() else { panic!("not run") };
+    assert_eq!(weights, [0.0, 2.5]);
+    order.handle_ready(0, slot(1, 1), weighted(0.0));
+    order.handle_ready(1, slot(1, 1), weighted(0.0));
+    let failure = Failure::Weights { total: 0.0 };
+    assert_eq!(order.next_decision(), Some(Decision::Fail { slot: slot(1, 1), failure }));
+}
+
+#[test]
+fn who_withdraws_or_goes_on_is_named() {
+    let mut order = Order::new(2, 0);
+    order.handle_ready(0, slot(1, 0), claim());
+    order.handle_withdrawn(0, slot(1, 0));
+    assert_eq!(failures(&mut order), [(slot(1, 0), Failure::GaveUp { rank: 0 })]);
+    order.handle_ready(0, slot(1, 1), claim());
+    order.handle_ready(1, slot(1, 2), claim());
+    assert_eq!(failures(&mut order), [(slot(1, 1), Failure::GaveUp { rank: 1 })], "round 0 was failed before");
+    order.handle_ready(0, slot(1, 2), claim());
+    assert_eq!(runs(&mut order), [1]);
+    order.handle_withdrawn(0, slot(1, 2));
+    assert_eq!(failures(&mut order), [], "too late");
+}
+
+#[test]
+fn a_round_that_a_rank_has_passed_fails_as_soon_as_it_is_begun() {
+    let mut order = Order::new(2, 0);
+    order.handle_ready(1, slot(1, 5), claim());
+    order.handle_ready(0, slot(1, 4), claim());
+    assert_eq!(failures(&mut order), [(slot(1, 4), Failure::GaveUp { rank: 1 })]);
+}
+
+#[test]
+fn who_does_not_come_or_leaves_is_named() {
+    let mut order = Order::new(4, 0);
+    order.handle_ready(1, slot(1, 0), claim());
+    order.handle_ready(2, slot(1, 0), claim());
+    assert_eq!(order.missing(slot(1, 0)), 0b1001);
+    order.handle_overdue(slot(1, 0), Duration::from_secs(3));
+    let overdue = Failure::Overdue { missing: 0b1001, waited: Duration::from_secs(3) };
+    assert_eq!(failures(&mut order), [(slot(1, 0), overdue)]);
+    order.handle_ready(1, slot(2, 0), claim());
+    order.handle_left(3);
+    order.handle_ready(1, slot(3, 0), claim());
+    let left = Failure::Left { missing: 0b1000 };
+    assert_eq!(failures(&mut order), [(slot(2, 0), left), (slot(3, 0), left)]);
+}
+
+/// Ranks that submit the same parts in orders of their own, some of which they withdraw: each part is decided once, and the decisions
+/// are complete.
+#[test]
+fn whatever_the_order_of_arrival_every_part_is_decided_once() {
+    for seed in 0..500_u64 {
+        let mut random = Random(seed);
+        let ranks = 1 + random.below(5) as u32;
+        let mut order = Order::new(ranks, random.below(4) as u32);
+        // Each rank walks through all parts and rounds, the rounds of a part in order.
+        let mut left: Vec<Vec<Slot>> = (0..ranks)
+            .map(|_| {
+                let mut next = [0; 4];
+                let mut walk: Vec<u64> = (0..12).map(|step| step % 4).collect();
+                random.shuffle(&mut walk);
+                let slots = walk.into_iter().map(|part| {
+                    next[part as usize] += 1;
+                    slot(part, next[part as usize] - 1)
+                });
+                let mut slots: Vec<Slot> = slots.collect();
+                slots.reverse();
+                slots
+            })
+            .collect();
+        let mut decided = BTreeMap::new();
+        while left.iter().any(|slots| !slots.is_empty()) {
+            let rank = random.below(u64::from(ranks)) as usize;
+            let Some(slot) = left[rank].pop() else { continue };
+            let claim = urgent(random.below(3) as i32);
+            order.handle_ready(rank as u32, slot, claim);
+            if random.below(20) == 0 {
+                order.handle_withdrawn(rank as u32, slot);
+            }
+            while let Some(decision) = order.next_decision() {
+                let (slot, ran) = match decision {
+                    Decision::Run { slot, .. } => (slot, true),
+                    Decision::Fail { slot, .. } => (slot, false),
+                };
+                let before = decided.insert(slot, ran);
+                assert!(before.is_none_or(|before| !before && !ran), "seed {seed}: {slot:?} was decided twice");
+            }
+        }
+        assert_eq!(decided.len(), 12, "seed {seed}");
+        assert!(order.pending.is_empty() && order.failed.is_empty() && order.ready.is_empty(), "seed {seed}");
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % limit
+    }
+
+    fn shuffle(&mut self, items: &mut [u64]) {
+        for end in (1..items.len()).rev() {
+            items.swap(end, self.below(end as u64 + 1) as usize);
+        }
+    }
+}
+
+fn slot(part: u64, round: u64) -> Slot {
+    (PartId { key: TensorKey(part), index: 0 }, Round(round))
+}
+
+fn claim() -> Claim {
+    Claim { op: Op::Sum, dtype: DType::F32, bytes: 4, weight: 1.0, priority: Priority(0) }
+}
+
+fn urgent(priority: i32) -> Claim {
+    Claim { priority: Priority(priority), ..claim() }
+}
+
+fn runs(order: &mut Order) -> Vec<u64> {
+    let next = || match order.next_decision()? {
+        Decision::Run { slot, .. } => Some(slot.0.key.0),
+        Decision::Fail { slot, failure } => panic!("{slot:?}: {failure:?}"),
+    };
+    std::iter::from_fn(next).collect()
+}
+
+fn failures(order: &mut Order) -> Vec<(Slot, Failure)> {
+    let next = || match order.next_decision()? {
+        Decision::Fail { slot, failure } => Some((slot, failure)),
+        Decision::Run { slot, .. } => panic!("{slot:?} runs"),
+    };
+    std::iter::from_fn(next).collect()
+}
