@@ -3,10 +3,12 @@
 //! A question is a module with its arguments (`Arguments`, for clap) and an `answer` that prints a table or says what came out wrong.
 //! This file only lists them.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod net;
 mod reduce;
 mod sched;
 
@@ -25,12 +27,33 @@ struct Cli {
 enum Question {
     Reduce(reduce::Arguments),
     Sched(sched::Arguments),
+    Net(net::Arguments),
+    /// A part of a job, which other questions start
+    #[command(hide = true)]
+    Role {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
 }
 
 fn main() -> ExitCode {
     let answer = match Cli::parse().question {
         Question::Reduce(arguments) => reduce::answer(&arguments),
         Question::Sched(arguments) => sched::answer(&arguments),
+        Question::Net(arguments) => {
+            return net::answer(&arguments).map_or_else(
+                |problem| {
+                    eprintln!("{problem}");
+                    ExitCode::FAILURE
+                },
+                ExitCode::from,
+            );
+        }
+        Question::Role { arguments } => {
+            let line = std::iter::once("gradlane".into()).chain(arguments);
+            let code = gradlane_server::cli::main(line, &[]);
+            return ExitCode::from(u8::try_from(code).unwrap_or(1));
+        }
     };
     match answer {
         Ok(table) => {
