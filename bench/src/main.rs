@@ -1,23 +1,28 @@
-//! `gradlane-bench`: one subcommand a question. Every answer is a ratio within one run, from results that were verified.
+//! `gradlane-bench`: one subcommand a question. Every answer comes from results that were verified, contenders interleaved in one run.
 //!
-//! A question is a module with its arguments (`Arguments`, for clap) and an `answer` that prints a table or says what came out wrong.
-//! This file only lists them.
+//! A question is a module with its arguments (`Arguments`, for clap) and an `answer`. This file only lists them, and the hidden roles
+//! in which the program starts itself again.
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 
 mod net;
+mod push_pull;
 mod reduce;
 mod sched;
 
+mod arguments;
 mod measure;
+mod report;
 mod table;
+mod team;
+
+use report::Conclusion;
 
 /// Microbenchmarks of Gradlane: medians with spread, contenders interleaved in one run, every result verified.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "gradlane-bench", version)]
 struct Cli {
     #[command(subcommand)]
     question: Question,
@@ -25,44 +30,83 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Question {
+    Net(Box<net::Arguments>),
+    PushPull(Box<push_pull::Arguments>),
     Reduce(reduce::Arguments),
     Sched(sched::Arguments),
-    Net(net::Arguments),
-    /// A part of a job, which other questions start
     #[command(hide = true)]
     Role {
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<OsString>,
+        role: Role,
+        /// The process with which this one ends.
+        #[arg(long)]
+        parent: u32,
     },
 }
 
+/// What a process of a benchmark does.
+#[derive(Clone, Copy, ValueEnum)]
+enum Role {
+    Coordinator,
+    Server,
+    Worker,
+}
+
 fn main() -> ExitCode {
-    let answer = match Cli::parse().question {
-        Question::Reduce(arguments) => reduce::answer(&arguments),
-        Question::Sched(arguments) => sched::answer(&arguments),
-        Question::Net(arguments) => {
-            return net::answer(&arguments).map_or_else(
-                |problem| {
-                    eprintln!("{problem}");
-                    ExitCode::FAILURE
-                },
-                ExitCode::from,
-            );
-        }
-        Question::Role { arguments } => {
-            let line = std::iter::once("gradlane".into()).chain(arguments);
-            let code = gradlane_server::cli::main(line, &[]);
-            return ExitCode::from(u8::try_from(code).unwrap_or(1));
-        }
+    let conclusion = match Cli::parse().question {
+        Question::Net(arguments) => net::answer(&arguments),
+        Question::PushPull(arguments) => push_pull::answer(&arguments),
+        Question::Reduce(arguments) => print_table(reduce::answer(&arguments)),
+        Question::Sched(arguments) => print_table(sched::answer(&arguments)),
+        Question::Role { role, parent } => match play(role, parent) {
+            Ok(()) => Conclusion::Good,
+            Err(error) => Conclusion::Failed(error),
+        },
     };
-    match answer {
-        Ok(table) => {
-            print!("{table}");
-            ExitCode::SUCCESS
+    match conclusion {
+        Conclusion::Good => ExitCode::SUCCESS,
+        Conclusion::Exited(code) => ExitCode::from(code),
+        Conclusion::Missed => {
+            eprintln!("an expectation was missed");
+            ExitCode::from(2)
         }
-        Err(wrong) => {
+        Conclusion::Wrong(wrong) => {
             eprintln!("wrong result: {wrong}");
             ExitCode::FAILURE
         }
+        Conclusion::Failed(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print_table(answer: Result<String, String>) -> Conclusion {
+    match answer {
+        Ok(table) => {
+            print!("{table}");
+            Conclusion::Good
+        }
+        Err(wrong) => Conclusion::Wrong(wrong),
+    }
+}
+
+fn play(role: Role, parent: u32) -> Result<(), String> {
+    team::process::die_with(parent)?;
+    match role {
+        Role::Coordinator => push_pull::job::coordinate(),
+        Role::Server => push_pull::job::serve(),
+        Role::Worker => team::rank::obey::<push_pull::worker::Worker>(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_do_not_contradict_each_other() {
+        Cli::command().debug_assert();
     }
 }

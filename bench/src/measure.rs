@@ -36,6 +36,31 @@ impl Samples {
         Self(self.0.iter().zip(&other.0).map(|(ours, theirs)| ours / theirs).collect())
     }
 
+    /// Adds a sample of whatever it is that is measured.
+    pub(crate) fn push(&mut self, sample: f64) {
+        self.0.push(sample);
+    }
+
+    /// All samples, in the order in which they were taken.
+    pub(crate) fn values(&self) -> &[f64] {
+        &self.0
+    }
+
+    /// How many.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The smallest sample that `percent` of all do not exceed; 0 is the smallest, 100 the largest.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(crate) fn percentile(&self, percent: f64) -> f64 {
+        let sorted = self.sorted();
+        let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
+        sorted[rank.clamp(1, sorted.len()) - 1]
+    }
+
     /// The middle sample; of an even number the mean of the two in the middle.
     ///
     /// # Panics
@@ -57,6 +82,12 @@ impl Samples {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         sorted
+    }
+}
+
+impl From<Vec<f64>> for Samples {
+    fn from(samples: Vec<f64>) -> Self {
+        Self(samples)
     }
 }
 
@@ -82,6 +113,12 @@ mod tests {
     #[test]
     fn the_median_of_an_even_number_lies_between() {
         assert_eq!(Samples(vec![4.0, 1.0, 2.0, 3.0]).median(), 2.5);
+    }
+
+    #[test]
+    fn a_percentile_is_one_of_the_samples() {
+        let samples = Samples((1..=200).map(f64::from).collect());
+        assert_eq!([0.0, 50.0, 99.0, 100.0].map(|percent| samples.percentile(percent)), [1.0, 100.0, 198.0, 200.0]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! namespace, and every process runs below a process id namespace that the kernel empties when its first process ends. The holders are
 //! `cat`, reading from a pipe of this process: when it ends, however it ends, they read its end, and everything is gone.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -71,7 +71,12 @@ impl Fabric {
         (0u8..).take(self.machines.len()).map(Machine)
     }
 
-    /// A command that runs `program` at `place`; it is killed when the process that was started for it is.
+    /// Words that put the command behind them at `place`; it stays a child of who starts it, and has to see to its own end.
+    pub(crate) fn words(&self, place: Place) -> Vec<OsString> {
+        vec!["nsenter".into(), self.net(place).into(), "--".into()]
+    }
+
+    /// A command that runs `program` at `place`. It ends with the process that was started for it, and all that it starts with the fabric.
     pub(crate) fn command(&self, place: Place, program: &OsStr) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--pid=/proc/{}/ns/pid_for_children", self.warden.pid()));

@@ -3,41 +3,40 @@
 //! [`fabric`] builds the machines and [`link`] shapes their links, [`job`] starts servers on them. What is asked of them is a file each:
 //! [`exec`] runs a user's command.
 
-use std::ffi::OsString;
+use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
 
-pub(crate) mod exec;
-mod job;
-mod process;
+mod exec;
+
+mod place;
 
 mod fabric;
 mod link;
 mod optimum;
 mod tools;
 
+use crate::report::Conclusion;
 use link::{Link, Rate};
 
 /// Push-pull between network namespaces with shaped links, against the theoretical optimum. Needs root.
-#[derive(Args, Debug)]
+#[derive(Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     question: Question,
 }
 
-#[derive(Subcommand, Debug)]
+#[derive(Subcommand)]
 enum Question {
     Exec(exec::Arguments),
 }
 
-/// Answers, and returns the exit code.
-///
-/// # Errors
-/// What is missing on this host, or what went wrong.
-pub(crate) fn answer(arguments: &Arguments) -> Result<u8, String> {
-    match &arguments.question {
-        Question::Exec(arguments) => exec::run(arguments),
-    }
+/// Answers.
+pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
+    let answer = match &arguments.question {
+        Question::Exec(arguments) => exec::run(arguments).map(Conclusion::Exited),
+    };
+    answer.unwrap_or_else(Conclusion::Failed)
 }
 
 /// What the links are like.
@@ -55,9 +54,9 @@ pub(crate) struct Shape {
     /// Congestion control of kernel TCP, for Gloo and for the plain transfer that checks the rate
     #[arg(long, default_value = "cubic", value_parser = ["cubic", "reno", "bbr"])]
     tcp: String,
-    /// Any setting of Gradlane by its name, such as partition_bytes=1MiB; may be repeated
-    #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
-    options: Vec<String>,
+    /// A setting of all our processes, such as --set partition_bytes=1MiB; the environment is not read. May be repeated.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    settings: Vec<String>,
 }
 
 impl Shape {
@@ -65,17 +64,12 @@ impl Shape {
         Link { rate: self.rate, queue_bytes: self.queue, mtu: self.mtu, tcp: self.tcp.clone() }
     }
 
-    fn settings(&self) -> Result<Vec<(String, String)>, String> {
-        let split = |option: &String| {
-            let (name, value) = option.split_once('=').ok_or_else(|| format!("{option:?} is not NAME=VALUE"))?;
-            Ok((name.to_owned(), value.to_owned()))
+    fn settings(&self) -> Result<BTreeMap<String, String>, String> {
+        let split = |setting: &String| {
+            let (name, value) =
+                setting.split_once('=').ok_or_else(|| format!("--set {setting} has no value; write --set name=value"))?;
+            Ok((name.trim().replace('-', "_"), value.to_owned()))
         };
-        self.options.iter().map(split).collect()
+        self.settings.iter().map(split).collect()
     }
-}
-
-/// The command line that starts this program again.
-fn this_program() -> Result<Vec<OsString>, String> {
-    let this = std::env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
-    Ok(vec![this.into_os_string()])
 }

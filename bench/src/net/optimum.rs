@@ -33,6 +33,10 @@ impl Cluster {
         self.extras < self.workers
     }
 
+    pub(crate) fn machines(self) -> u8 {
+        self.workers + self.extras
+    }
+
     pub(crate) fn servers(self) -> u8 {
         self.extras + if self.is_colocated() { self.workers } else { 0 }
     }

@@ -1,0 +1,284 @@
+//! The arguments that the subcommands share, named as nccl-tests names them: which sizes, types and operations, how often, and where
+//! the results go. Decides what they mean together, and says what is wrong with them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use gradlane_core::config::units::{parse_bytes, print_bytes};
+use gradlane_core::types::{DType, Op};
+
+use crate::report::Expectation;
+
+/// Sizes, types and operations; the cases are all combinations.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Sweep {
+    /// Smallest size of a tensor in bytes; K, M and G are powers of 1024, as in nccl-tests; 64K unless given.
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = parse_size)]
+    first: Option<u64>,
+    /// Largest size. Unless given: that of -b, or 256M if neither is.
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = parse_size)]
+    last: Option<u64>,
+    /// Each size is the one before times this; 4 unless -i is given.
+    #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", conflicts_with = "step", value_parser = clap::value_parser!(u64).range(2..=1024))]
+    factor: Option<u64>,
+    /// Each size is the one before plus this.
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size)]
+    step: Option<u64>,
+    /// Element types, separated by commas: our names, those of nccl-tests (float, half, double), or all.
+    #[arg(short = 'd', long = "datatype", value_name = "TYPES", default_value = "float32", value_parser = parse_types)]
+    dtypes: Types,
+    /// Operations, separated by commas: sum, mean (or avg), min, max, or all.
+    #[arg(short = 'o', long = "op", value_name = "OPS", default_value = "sum", value_parser = parse_ops)]
+    ops: Ops,
+}
+
+/// How often each case is measured.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Effort {
+    /// Exchanges that are timed in one repetition.
+    #[arg(short = 'n', long = "iters", value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) iterations: u32,
+    /// Exchanges before each repetition, of the same size and not timed.
+    #[arg(short = 'w', long = "warmup-iters", alias = "warmup_iters", value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) warmup: u32,
+    /// Repetitions: contenders take turns, one repetition each; what is shown is the median of the repetitions.
+    #[arg(short = 'N', long = "repetitions", alias = "run_cycles", value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repetitions: u32,
+    /// 1 verifies every element of every timed sum, outside of the time; 0 none.
+    #[arg(short = 'c', long = "check", value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(crate) check: u8,
+    /// Give up a repetition after so many seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) patience: u64,
+    /// A few small sizes, few repetitions: checks everything and measures nothing of use. Takes seconds.
+    #[arg(long)]
+    pub(crate) smoke: bool,
+}
+
+/// Where results go and what is expected of them.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Output {
+    /// Write everything that was measured to this file, as JSON.
+    #[arg(short = 'J', long = "json", value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Add a line for each row: fastest, median, 99th percentile and slowest exchange.
+    #[arg(short = 'I', long = "percentiles")]
+    pub(crate) each_row: bool,
+    /// Begin each row with the time of day, UTC.
+    #[arg(short = 'S', long = "timestamps")]
+    pub(crate) timestamps: bool,
+    /// Fail with exit code 2 unless this holds, such as 'algbw>=2.0@4M', 'time<=150@4K' or 'ratio:gloo>=2@64K-256M'; may be repeated.
+    ///
+    /// METRIC is time, p50 or p99 (µs), algbw, busbw or wirebw (GB/s), cpu (seconds per GB), wrong, or ratio:PEER, which is our algbw
+    /// divided by that of PEER in the same repetition. A comparison is >=, <=, > or <. After @ comes a size or FIRST-LAST; without it
+    /// the expectation is of every row. `in:` or `out:` before the metric picks in place or out of place; without it both must hold.
+    /// `NAME/` before everything picks one contender, such as quic/algbw>=1; without it all of ours must hold. An expectation that no
+    /// row answers fails.
+    #[arg(long = "expect", value_name = "EXPECTATION")]
+    pub(crate) expectations: Vec<Expectation>,
+}
+
+/// An operation that a benchmark reduces with.
+pub(crate) type Redop = Op;
+
+#[derive(Clone, Debug)]
+struct Types(Vec<DType>);
+
+#[derive(Clone, Debug)]
+struct Ops(Vec<Op>);
+
+/// One combination of a sweep.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Point {
+    pub(crate) bytes: u64,
+    pub(crate) dtype: DType,
+    pub(crate) op: Redop,
+}
+
+/// What a sweep covers unless it is told.
+const FIRST_BYTES: u64 = 64 << 10;
+const LAST_BYTES: u64 = 256 << 20;
+const FACTOR: u64 = 4;
+/// The largest tensor that is measured: a typing error should not fill the memory.
+const BYTES_MAX: u64 = 16 << 30;
+const SIZES_MAX: usize = 1000;
+
+impl Sweep {
+    /// Every combination, sizes in the innermost loop.
+    ///
+    /// # Errors
+    /// What is wrong with the sizes.
+    pub(crate) fn points(&self) -> Result<Vec<Point>, String> {
+        let sizes = self.sizes()?;
+        let mut points = Vec::new();
+        for &op in &self.ops.0 {
+            for &dtype in &self.dtypes.0 {
+                for &bytes in &sizes {
+                    if bytes % dtype.bytes() != 0 {
+                        return Err(format!(
+                            "a size of {bytes} bytes is no whole number of {dtype} elements of {} bytes; choose -b, -e, -f and -i so that \
+                             every size is",
+                            dtype.bytes()
+                        ));
+                    }
+                    points.push(Point { bytes, dtype, op });
+                }
+            }
+        }
+        Ok(points)
+    }
+
+    /// A sweep of these sizes alone, of the same types and operations.
+    pub(crate) fn smoke(&self) -> Self {
+        Self { first: Some(4 << 10), last: Some(256 << 10), factor: Some(64), step: None, ..self.clone() }
+    }
+
+    /// The element types.
+    pub(crate) fn dtypes(&self) -> &[DType] {
+        &self.dtypes.0
+    }
+
+    /// The operations.
+    pub(crate) fn ops(&self) -> &[Op] {
+        &self.ops.0
+    }
+
+    fn sizes(&self) -> Result<Vec<u64>, String> {
+        let first = self.first.unwrap_or(FIRST_BYTES);
+        let last = self.last.unwrap_or(if self.first.is_some() { first } else { LAST_BYTES });
+        if first > last {
+            return Err(format!(
+                "the sizes begin at {} (-b) and end at {} (-e); the first must not be larger than the last",
+                print_bytes(first),
+                print_bytes(last)
+            ));
+        }
+        let factor = self.factor.unwrap_or(FACTOR);
+        let next = |size: &u64| match self.step {
+            Some(step) => size.checked_add(step),
+            None => size.checked_mul(factor),
+        };
+        let sizes: Vec<u64> =
+            std::iter::successors(Some(first), next).take_while(|size| *size <= last).take(SIZES_MAX + 1).collect();
+        if sizes.len() > SIZES_MAX {
+            return Err(format!("more than {SIZES_MAX} sizes; choose a larger step (-i) or a factor (-f)"));
+        }
+        Ok(sizes)
+    }
+}
+
+impl Effort {
+    /// Whether sums are verified.
+    pub(crate) fn checks(&self) -> bool {
+        self.check == 1
+    }
+
+    /// The effort of a smoke run, if this is one.
+    pub(crate) fn or_smoke(&self) -> Self {
+        if !self.smoke {
+            return self.clone();
+        }
+        Self { iterations: 3, warmup: 1, repetitions: 2, patience: self.patience.min(60), ..self.clone() }
+    }
+}
+
+/// Bytes as nccl-tests writes them (`64K`, `4M`, `1G`: powers of 1024), or with a unit that is spelled out (`4 MiB`, `4 MB`).
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let spelled = match text.chars().last() {
+        Some(letter @ ('K' | 'k' | 'M' | 'm' | 'G' | 'g')) => format!("{}{letter}iB", &text[..text.len() - 1]),
+        Some(_) | None => text.to_owned(),
+    };
+    match parse_bytes(&spelled) {
+        Ok(0) => Err("a size of 0 bytes: nothing would be measured".to_owned()),
+        Ok(bytes) if bytes > BYTES_MAX => Err(format!("is above {}, the largest size", print_bytes(BYTES_MAX))),
+        Ok(bytes) => Ok(bytes),
+        Err(problem) => Err(format!("{text:?} {problem}; write a size such as 65536, 64K, 4M, 1G, 4 MiB or 4 MB")),
+    }
+}
+
+fn parse_types(text: &str) -> Result<Types, String> {
+    if text == "all" {
+        return Ok(Types(DType::ALL.to_vec()));
+    }
+    let parse = |word: &str| match word.trim() {
+        "float" => Ok(DType::F32),
+        "double" => Ok(DType::F64),
+        "half" => Ok(DType::F16),
+        word => word.parse::<DType>().map_err(|error| error.to_string()),
+    };
+    text.split(',').map(parse).collect::<Result<_, _>>().map(Types)
+}
+
+fn parse_ops(text: &str) -> Result<Ops, String> {
+    if text == "all" {
+        return Ok(Ops(vec![Op::Sum, Op::Mean, Op::Min, Op::Max]));
+    }
+    text.split(',').map(|word| parse_op(word.trim())).collect::<Result<_, _>>().map(Ops)
+}
+
+/// An operation by its name.
+pub(crate) fn parse_op(word: &str) -> Result<Op, String> {
+    match word {
+        "sum" => Ok(Op::Sum),
+        "mean" | "avg" => Ok(Op::Mean),
+        "min" => Ok(Op::Min),
+        "max" => Ok(Op::Max),
+        other => Err(format!("{other:?} is no operation; use sum, mean, min or max")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sweep(first: &str, last: Option<&str>) -> Sweep {
+        Sweep {
+            first: Some(parse_size(first).unwrap()),
+            last: last.map(|last| parse_size(last).unwrap()),
+            factor: None,
+            step: None,
+            dtypes: Types(vec![DType::F32]),
+            ops: Ops(vec![Op::Sum]),
+        }
+    }
+
+    fn bytes(sweep: &Sweep) -> Vec<u64> {
+        sweep.points().unwrap().into_iter().map(|point| point.bytes).collect()
+    }
+
+    #[test]
+    fn sizes_grow_by_the_factor_or_by_the_step() {
+        let mut sizes = sweep("64K", Some("1M"));
+        assert_eq!(bytes(&sizes), [64 << 10, 256 << 10, 1 << 20]);
+        sizes.step = Some(512 << 10);
+        assert_eq!(bytes(&sizes), [64 << 10, 576 << 10]);
+        assert_eq!(bytes(&sweep("8M", None)), [8 << 20]);
+    }
+
+    #[test]
+    fn what_is_wrong_with_sizes_is_said() {
+        assert!(sweep("4M", Some("1M")).points().unwrap_err().contains("4 MiB (-b) and end at 1 MiB (-e)"));
+        assert!(sweep("6", None).points().unwrap_err().contains("no whole number of float32 elements"));
+        assert!(parse_size("0").unwrap_err().contains("0 bytes"));
+        assert!(parse_size("4MX").unwrap_err().contains("unit"));
+        assert!(parse_size("17G").unwrap_err().contains("largest"));
+        let many = Sweep { step: Some(4), ..sweep("4", Some("1M")) };
+        assert!(many.points().unwrap_err().contains("larger step"));
+    }
+
+    #[test]
+    fn sizes_are_written_as_in_nccl_tests_or_spelled_out() {
+        for (text, bytes) in [("4M", 4 << 20), ("64k", 64 << 10), ("1G", 1 << 30), ("4 MB", 4_000_000), ("12", 12)] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn types_and_operations_have_the_names_of_nccl_tests_too() {
+        assert_eq!(parse_types("float,bf16,half").unwrap().0, [DType::F32, DType::BF16, DType::F16]);
+        assert_eq!(parse_types("all").unwrap().0.len(), DType::ALL.len());
+        assert_eq!(parse_ops("avg,max").unwrap().0, [Op::Mean, Op::Max]);
+        assert!(parse_op("prod").unwrap_err().contains("use sum"));
+    }
+}

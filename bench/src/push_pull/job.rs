@@ -1,0 +1,178 @@
+//! A job of ours on this host: coordinator, servers and workers, each a process of its own, joined as in production.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{self, BufRead};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gradlane_core::config::Config;
+use gradlane_core::transport::quic::Credentials;
+use gradlane_core::types::{JoinString, Role};
+use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions};
+use serde::{Deserialize, Serialize};
+
+use super::worker::{JOIN, SETTINGS};
+use crate::team::process::{Process, role};
+use crate::team::rank::{INTERFACE, obey_as_helper};
+use crate::team::{Abilities, Team, Wire};
+
+/// How to start a job.
+#[derive(Clone, Debug)]
+pub(crate) struct JobOptions {
+    /// For tables.
+    pub(crate) name: String,
+    pub(crate) workers: u32,
+    pub(crate) servers: u32,
+    /// Settings of all processes, by the name of the knob.
+    pub(crate) settings: BTreeMap<String, String>,
+    /// A running job to join as its workers, instead of starting coordinator and servers.
+    pub(crate) join: Option<JoinString>,
+    /// Words to put before a process's command, such as `ip netns exec NAME`: of the coordinator, of each server, of each worker. Empty
+    /// for none.
+    pub(crate) before: Before,
+    /// The network interface that workers count bytes at, and what its counters mean.
+    pub(crate) interface: String,
+    pub(crate) wire: Option<Wire>,
+    pub(crate) patience: Duration,
+}
+
+/// See [`JobOptions::before`]. Where a list is shorter than there are processes, the others have none.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Before {
+    pub(crate) coordinator: Vec<OsString>,
+    pub(crate) servers: Vec<Vec<OsString>>,
+    pub(crate) workers: Vec<Vec<OsString>>,
+    /// Settings of one process each that differ from those of all, such as `bind`.
+    pub(crate) coordinator_settings: BTreeMap<String, String>,
+    pub(crate) server_settings: Vec<BTreeMap<String, String>>,
+}
+
+/// The first line that a coordinator or a server reads.
+#[derive(Serialize, Deserialize)]
+struct Start {
+    settings: BTreeMap<String, String>,
+    workers: u32,
+    servers: u32,
+    join: Option<String>,
+    index: u32,
+}
+
+/// Starts all processes and returns once the workers have joined.
+///
+/// # Errors
+/// What the first process that could not says.
+pub(crate) fn start(options: &JobOptions) -> Result<Team, String> {
+    config(&options.settings)?;
+    let mut helpers = Vec::new();
+    let join = match &options.join {
+        Some(join) => join.to_string(),
+        None => start_helpers(options, &mut helpers)?,
+    };
+    let none = Vec::new();
+    let mut ranks = Vec::new();
+    for rank in 0..options.workers {
+        let before = options.before.workers.get(rank as usize).unwrap_or(&none);
+        ranks.push(Process::start(&format!("worker {rank}"), role("worker", before)?)?);
+    }
+    let mut team = Team {
+        name: options.name.clone(),
+        ours: true,
+        abilities: Abilities { out_of_place: true, mean: true },
+        wire: options.wire,
+        ranks,
+        helpers,
+        patience: options.patience,
+    };
+    let settings = serde_json::to_string(&options.settings).expect("a map of texts");
+    let with = BTreeMap::from([
+        (JOIN.to_owned(), join),
+        (SETTINGS.to_owned(), settings),
+        (INTERFACE.to_owned(), options.interface.clone()),
+    ]);
+    team.join(|_| with.clone())?;
+    Ok(team)
+}
+
+/// Starts coordinator and servers; the join string of the job.
+///
+/// # Errors
+/// What the first process that could not says.
+pub(crate) fn start_helpers(options: &JobOptions, helpers: &mut Vec<Process>) -> Result<String, String> {
+    let order = |join: Option<String>, index: u32, own: Option<&BTreeMap<String, String>>| {
+        let mut settings = options.settings.clone();
+        settings.extend(own.into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
+        let start = Start { settings, workers: options.workers, servers: options.servers, join, index };
+        serde_json::to_string(&start).expect("plain values")
+    };
+    let before = &options.before;
+    let mut coordinator = Process::start("coordinator", role("coordinator", &before.coordinator)?)?;
+    coordinator.tell(&order(None, 0, Some(&before.coordinator_settings)))?;
+    let join = coordinator.line(options.patience)?;
+    helpers.push(coordinator);
+    let none = Vec::new();
+    for index in 0..options.servers {
+        let words = before.servers.get(index as usize).unwrap_or(&none);
+        let mut server = Process::start(&format!("server {index}"), role("server", words)?)?;
+        server.tell(&order(Some(join.clone()), index, before.server_settings.get(index as usize)))?;
+        helpers.push(server);
+    }
+    for server in &mut helpers[1..] {
+        server.line(options.patience)?;
+    }
+    // Servers end with the job, and the coordinator ends it; so it is dismissed after the others.
+    helpers.reverse();
+    Ok(join)
+}
+
+/// The hidden role `coordinator`.
+///
+/// # Errors
+/// Why it could not start or ended.
+pub(crate) fn coordinate() -> Result<(), String> {
+    let start = read_start()?;
+    let options = EmbeddedOptions { config: config(&start.settings)?, workers: start.workers, servers: start.servers };
+    let embedded = Embedded::start_coordinator(&options).map_err(|error| error.to_string())?;
+    println!("{}", embedded.join_string());
+    obey_as_helper()?;
+    // The workers have left before; a job that failed has said so elsewhere.
+    let _ = embedded.stop(Duration::from_secs(5));
+    Ok(())
+}
+
+/// The hidden role `server`.
+///
+/// # Errors
+/// Why it could not start or ended.
+pub(crate) fn serve() -> Result<(), String> {
+    let start = read_start()?;
+    let config = config(&start.settings)?;
+    let text = |error: gradlane_core::Error| error.to_string();
+    let join: JoinString = start.join.unwrap_or_default().parse().map_err(text)?;
+    let credentials = Credentials::enroll(&join, Role::Server, config.join_timeout).map_err(text)?;
+    let server = Server::start(ServerOptions {
+        config,
+        coordinator: join.address,
+        credentials: Arc::new(credentials),
+        index: Some(start.index),
+    })
+    .map_err(text)?;
+    println!("listening");
+    obey_as_helper()?;
+    server.stop(Duration::from_secs(1));
+    Ok(())
+}
+
+/// Settings by name, and nothing of the environment: a run depends on its arguments only.
+///
+/// # Errors
+/// The setting that is unknown or malformed.
+pub(crate) fn config(settings: &BTreeMap<String, String>) -> Result<Config, String> {
+    Config::load(settings, [], None).map(|(config, _)| config).map_err(|error| error.to_string())
+}
+
+fn read_start() -> Result<Start, String> {
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line).map_err(|cause| format!("standard input: {cause}"))?;
+    serde_json::from_str(&line).map_err(|cause| format!("{line:?} is no start: {cause}"))
+}

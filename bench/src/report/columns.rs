@@ -1,0 +1,204 @@
+//! The table: the columns of nccl-tests in their order and width, then ours.
+
+use std::fmt::Write as _;
+use std::time::SystemTime;
+
+use super::{Figures, Place, Report, Row};
+use crate::arguments::Output;
+use crate::measure::Samples;
+
+/// What the columns mean; for the help of every subcommand that prints them.
+pub(crate) const DEFINITIONS: &str = "\
+Columns (n workers, S bytes, GB = 10^9 bytes):
+  size     S: bytes of one worker's tensor (of all tensors of a model)
+  count    elements of it
+  time     microseconds of one exchange, on the slowest worker; median of the repetitions
+  algbw    S / time, GB/s
+  busbw    algbw x 2(n-1)/n, as nccl-tests defines it for all-reduce: comparable with the speed of a link in a ring
+  #wrong   elements that are not what they must be; N/A with -c 0
+  wirebw   bytes that a worker's link carried in one direction / time, GB/s, protocol overhead included: S/time for push-pull,
+           busbw for a ring. On one host this is counted at the loopback interface, so traffic of others on it counts too; `-` where
+           nothing passes a network
+  cpu      user and system seconds of all processes of the job (workers, servers, coordinator) per GB of S
+  ratios   our algbw divided by the peer's in the same repetition: median +- half the distance of the extremes
+Left group: the sum goes to other memory than the contribution (out of place); right group: over it (in place).
+With --inflight K, an exchange is K tensors of the size submitted at once and time is that of all of them divided by K.
+Exit code: 0; 1 if a sum is wrong or the run failed; 2 if an expectation is missed or the arguments are wrong.";
+
+/// Prints rows as they come.
+#[derive(Debug)]
+pub(crate) struct Columns {
+    timestamps: bool,
+    iterations: bool,
+    checked: bool,
+}
+
+impl Columns {
+    /// As `output` asks.
+    pub(crate) fn new(output: &Output, checked: bool) -> Self {
+        Self { timestamps: output.timestamps, iterations: output.each_row, checked }
+    }
+
+    /// What stands above the rows.
+    pub(crate) fn heading(&self, report: &Report) -> String {
+        let mut text = String::new();
+        for line in &report.setting {
+            line_to(&mut text, &format!("# {line}"));
+        }
+        let stamp = if self.timestamps { " ".repeat(STAMP) } else { String::new() };
+        let group = |name: &str| format!("{name:^32}");
+        line_to(&mut text, &format!("#{stamp}{:55}{}  {}", "", group("out-of-place"), group("in-place")));
+        let figures = format!("{:>9} {:>7} {:>7} {:>6}", "time", "algbw", "busbw", "#wrong");
+        let units = format!("{:>9} {:>7} {:>7} {:>6}", "(us)", "(GB/s)", "(GB/s)", "");
+        line_to(
+            &mut text,
+            &format!(
+                "#{stamp}{:>13} {:>13} {:>9} {:>7} {:>7}   {figures}   {figures} {:>7} {:>7}  contender",
+                "size", "count", "type", "redop", "root", "wirebw", "cpu"
+            ),
+        );
+        line_to(
+            &mut text,
+            &format!(
+                "#{stamp}{:>13} {:>13} {:>9} {:>7} {:>7}   {units}   {units} {:>7} {:>7}",
+                "(B)", "(elements)", "", "", "", "(GB/s)", "(s/GB)"
+            ),
+        );
+        text
+    }
+
+    /// One row.
+    pub(crate) fn row(&self, report: &Report, row: &Row) -> String {
+        let mut text = String::new();
+        let stamp = if self.timestamps { format!("{:STAMP$}", clock()) } else { String::new() };
+        let main = row.in_place.as_ref().or(row.out_of_place.as_ref());
+        let wirebw = main.and_then(|figures| figures.wirebw.as_ref());
+        let redop = row.op.map_or_else(|| "none".to_owned(), |op| op.to_string());
+        let name =
+            if row.variant.is_empty() { row.contender.clone() } else { format!("{} {}", row.contender, row.variant) };
+        let mut line = format!(
+            " {stamp}{:>13} {:>13} {:>9} {redop:>7} {:>7}   {}   {} {:>7} {:>7}  {name}",
+            row.bytes,
+            row.count,
+            row.dtype.to_string(),
+            -1,
+            self.group(row.out_of_place.as_ref()),
+            self.group(row.in_place.as_ref()),
+            wirebw.map_or_else(|| "-".to_owned(), |samples| short(samples.median())),
+            main.map_or_else(|| "-".to_owned(), |figures| short(figures.cpu_per_gb.median())),
+        );
+        if row.ours {
+            for peer in report.peers() {
+                for (place, word) in [(Place::Out, "out"), (Place::In, "in")] {
+                    if let Some(ratio) = report.ratio(row, &peer, place) {
+                        write!(line, "  {word} {ratio:.2} x {peer}").expect("writing to a string does not fail");
+                    }
+                }
+            }
+        }
+        line_to(&mut text, &line);
+        for (figures, place) in [(&row.out_of_place, "out-of-place"), (&row.in_place, "in-place")] {
+            if let Some(figures) = figures.as_ref().filter(|_| self.iterations) {
+                let at = |percent| figures.exchanges.percentile(percent);
+                line_to(
+                    &mut text,
+                    &format!(
+                        "#   {name} {place}: exchanges {}, min {:.1}, p50 {:.1}, p99 {:.1}, max {:.1} us; time {:.1} ±{:.0}% of {}",
+                        figures.exchanges.len(),
+                        at(0.0),
+                        at(50.0),
+                        at(99.0),
+                        at(100.0),
+                        figures.time_us.median(),
+                        figures.time_us.spread() * 100.0,
+                        figures.time_us.len(),
+                    ),
+                );
+            }
+        }
+        text
+    }
+
+    /// What stands below the rows.
+    pub(crate) fn trailer(&self, report: &Report) -> String {
+        let (wrong, at) = report.wrong();
+        let mut text = String::new();
+        match (self.checked, wrong) {
+            (false, _) => line_to(&mut text, "# Out of bounds values : not checked (-c 0)"),
+            (true, 0) => line_to(&mut text, "# Out of bounds values : 0 OK"),
+            (true, wrong) => {
+                line_to(&mut text, &format!("# Out of bounds values : {wrong} FAILED; {}", at.unwrap_or_default()));
+            }
+        }
+        let ours = report.rows.iter().filter(|row| row.ours);
+        let busbw: Vec<f64> = ours
+            .flat_map(|row| [row.out_of_place.as_ref(), row.in_place.as_ref()])
+            .flatten()
+            .map(|figures| figures.busbw.median())
+            .collect();
+        if !busbw.is_empty() {
+            let mean = busbw.iter().sum::<f64>() / busbw.len() as f64;
+            line_to(&mut text, &format!("# Avg bus bandwidth    : {mean:.4}"));
+        }
+        text
+    }
+
+    fn group(&self, figures: Option<&Figures>) -> String {
+        let Some(figures) = figures else { return format!("{:>9} {:>7} {:>7} {:>6}", "-", "-", "-", "-") };
+        let wrong = if self.checked { figures.wrong.to_string() } else { "N/A".to_owned() };
+        let median = |samples: &Samples| short(samples.median());
+        format!(
+            "{:>9} {:>7} {:>7} {wrong:>6}",
+            format!("{:.1}", figures.time_us.median()),
+            median(&figures.algbw),
+            median(&figures.busbw)
+        )
+    }
+}
+
+/// Three digits or so, whatever the size.
+fn short(figure: f64) -> String {
+    match figure {
+        figure if figure >= 1000.0 => format!("{figure:.0}"),
+        figure if figure >= 10.0 => format!("{figure:.2}"),
+        figure => format!("{figure:.3}"),
+    }
+}
+
+fn line_to(text: &mut String, line: &str) {
+    text.push_str(line.trim_end());
+    text.push('\n');
+}
+
+/// Width of a time of day and the space behind it.
+const STAMP: usize = 9;
+
+/// The time of day, UTC.
+#[expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+fn clock() -> String {
+    let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs()) % 86_400;
+    format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::{report, row};
+
+    #[test]
+    fn the_first_thirteen_columns_are_those_of_nccl_tests() {
+        let report = report(vec![row("quic", true, 4 << 20, 2.0), row("gloo", false, 4 << 20, 0.5)]);
+        let columns = Columns::new(&Output::default(), true);
+        let heading = columns.heading(&report);
+        let names: Vec<&str> = heading.lines().nth(1).unwrap().split_whitespace().skip(1).collect();
+        let figures = ["time", "algbw", "busbw", "#wrong"];
+        assert_eq!(names[..5], ["size", "count", "type", "redop", "root"]);
+        assert_eq!((&names[5..9], &names[9..13]), (&figures[..], &figures[..]));
+        let text = columns.row(&report, &report.rows[0]);
+        let cells: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(cells[..5], ["4194304", "1048576", "float32", "sum", "-1"]);
+        assert_eq!(cells[5..9], ["-"; 4], "not measured out of place");
+        assert_eq!(cells[9..13], ["2097.2", "2.000", "2.000", "0"]);
+        assert!(text.trim_end().ends_with("quic  in 4.00 ±0% x gloo"), "{text}");
+    }
+}

@@ -1,0 +1,253 @@
+//! Expectations: thresholds that a script gives and that decide the exit code.
+
+use std::fmt;
+use std::str::FromStr;
+
+use gradlane_core::config::units::print_bytes;
+
+use super::{Figures, Report, Row};
+use crate::arguments::parse_size;
+
+/// A threshold, such as `quic/in:algbw>=2.0@4M` or `ratio:gloo>=2@64K-256M`.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Expectation {
+    /// As it was written.
+    text: String,
+    contender: Option<String>,
+    place: Option<Place>,
+    metric: Metric,
+    comparison: Comparison,
+    threshold: f64,
+    sizes: Option<(u64, u64)>,
+}
+
+/// Where the result goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// To other memory than the contribution's.
+    Out,
+    /// Over the contribution.
+    In,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Metric {
+    Time,
+    P50,
+    P99,
+    Algbw,
+    Busbw,
+    Wirebw,
+    Cpu,
+    Wrong,
+    /// Our algbw divided by this peer's.
+    Ratio(String),
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Comparison {
+    AtLeast,
+    AtMost,
+    Above,
+    Below,
+}
+
+/// Longest first: `>=` begins with `>`.
+const COMPARISONS: [(&str, Comparison); 4] =
+    [(">=", Comparison::AtLeast), ("<=", Comparison::AtMost), (">", Comparison::Above), ("<", Comparison::Below)];
+
+impl FromStr for Expectation {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (symbol, comparison) =
+            COMPARISONS.into_iter().find(|(symbol, _)| text.contains(symbol)).ok_or_else(|| {
+                format!("{text:?} compares nothing; write METRIC>=VALUE@SIZE, such as algbw>=2.0@4M or ratio:gloo>=2")
+            })?;
+        let (left, right) = text.split_once(symbol).expect("it was found");
+        let (contender, metric) = match left.split_once('/') {
+            Some((contender, metric)) => (Some(contender.trim().to_owned()), metric),
+            None => (None, left),
+        };
+        let metric = metric.trim();
+        let (place, metric) = match (metric.strip_prefix("in:"), metric.strip_prefix("out:")) {
+            (Some(metric), _) => (Some(Place::In), metric),
+            (_, Some(metric)) => (Some(Place::Out), metric),
+            (None, None) => (None, metric),
+        };
+        let (threshold, sizes) = match right.split_once('@') {
+            Some((threshold, sizes)) => (threshold, Some(parse_sizes(sizes)?)),
+            None => (right, None),
+        };
+        let threshold = threshold.trim().parse::<f64>().ok().filter(|threshold| threshold.is_finite());
+        Ok(Self {
+            text: text.to_owned(),
+            contender,
+            place,
+            metric: metric.parse()?,
+            comparison,
+            threshold: threshold.ok_or_else(|| format!("{right:?} does not begin with a number"))?,
+            sizes,
+        })
+    }
+}
+
+impl FromStr for Metric {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "time" => Self::Time,
+            "p50" => Self::P50,
+            "p99" => Self::P99,
+            "algbw" => Self::Algbw,
+            "busbw" => Self::Busbw,
+            "wirebw" => Self::Wirebw,
+            "cpu" => Self::Cpu,
+            "wrong" => Self::Wrong,
+            _ => match text.strip_prefix("ratio:") {
+                Some(peer) if !peer.is_empty() => Self::Ratio(peer.to_owned()),
+                Some(_) | None => {
+                    return Err(format!(
+                        "{text:?} is no metric; use time, p50, p99, algbw, busbw, wirebw, cpu, wrong or ratio:PEER"
+                    ));
+                }
+            },
+        })
+    }
+}
+
+fn parse_sizes(text: &str) -> Result<(u64, u64), String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let (first, last) = (parse_size(first)?, parse_size(last)?);
+    if first > last {
+        return Err(format!("the sizes {text} end before they begin"));
+    }
+    Ok((first, last))
+}
+
+/// How an expectation turned out.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Verdict {
+    /// The expectation, as it was written.
+    pub(crate) text: String,
+    /// Each figure that it was compared with: where, the figure, whether it holds.
+    pub(crate) found: Vec<(String, f64, bool)>,
+}
+
+impl Verdict {
+    /// Whether something was measured and all of it holds.
+    pub(crate) fn holds(&self) -> bool {
+        !self.found.is_empty() && self.found.iter().all(|(_, _, holds)| *holds)
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = if self.holds() { "met" } else { "MISSED" };
+        write!(f, "# Expectation {}: {word}", self.text)?;
+        if self.found.is_empty() {
+            return write!(f, ", because no row answers it");
+        }
+        for (place, figure, holds) in self.found.iter().filter(|(_, _, holds)| !*holds || self.found.len() == 1) {
+            write!(f, "{} {place} is {figure:.3}", if *holds { ";" } else { "; not" })?;
+        }
+        Ok(())
+    }
+}
+
+impl Expectation {
+    /// Compares it with what was measured.
+    pub(crate) fn judge(&self, report: &Report) -> Verdict {
+        let mut found = Vec::new();
+        for row in report.rows.iter().filter(|row| self.concerns(row)) {
+            for place in [Place::Out, Place::In] {
+                let wanted = self.place.is_none_or(|wanted| wanted == place);
+                let figure = row.figures(place).filter(|_| wanted).and_then(|of| self.figure(report, row, place, of));
+                if let Some(figure) = figure {
+                    let words = if place == Place::In { "in place" } else { "out of place" };
+                    let at = format!("{} of {} {words}", row.contender, print_bytes(row.bytes));
+                    found.push((at, figure, self.comparison.holds(figure, self.threshold)));
+                }
+            }
+        }
+        Verdict { text: self.text.clone(), found }
+    }
+
+    fn concerns(&self, row: &Row) -> bool {
+        let contender = match &self.contender {
+            Some(contender) => row.contender == *contender,
+            None => row.ours,
+        };
+        contender && self.sizes.is_none_or(|(first, last)| (first..=last).contains(&row.bytes))
+    }
+
+    fn figure(&self, report: &Report, row: &Row, place: Place, figures: &Figures) -> Option<f64> {
+        match &self.metric {
+            Metric::Time => Some(figures.time_us.median()),
+            Metric::P50 => Some(figures.exchanges.percentile(50.0)),
+            Metric::P99 => Some(figures.exchanges.percentile(99.0)),
+            Metric::Algbw => Some(figures.algbw.median()),
+            Metric::Busbw => Some(figures.busbw.median()),
+            Metric::Wirebw => figures.wirebw.as_ref().map(|wirebw| wirebw.median()),
+            Metric::Cpu => Some(figures.cpu_per_gb.median()),
+            Metric::Wrong => Some(figures.wrong as f64),
+            Metric::Ratio(peer) => report.ratio(row, peer, place).map(|ratio| ratio.median()),
+        }
+    }
+}
+
+impl Comparison {
+    fn holds(self, figure: f64, threshold: f64) -> bool {
+        match self {
+            Self::AtLeast => figure >= threshold,
+            Self::AtMost => figure <= threshold,
+            Self::Above => figure > threshold,
+            Self::Below => figure < threshold,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::{report, row};
+
+    fn judge(text: &str) -> Verdict {
+        let report = report(vec![row("quic", true, 4 << 20, 2.0), row("gloo", false, 4 << 20, 0.5)]);
+        text.parse::<Expectation>().unwrap().judge(&report)
+    }
+
+    #[test]
+    fn a_threshold_holds_or_is_missed() {
+        assert!(judge("algbw>=2.0@4M").holds());
+        assert!(!judge("algbw>2.0@4M").holds());
+        assert!(judge("ratio:gloo>=4").holds());
+        assert!(!judge("ratio:gloo>=4.1").holds());
+        assert!(judge("gloo/in:algbw<=0.5@1M-8M").holds());
+        assert!(judge("wrong<=0").holds());
+    }
+
+    #[test]
+    fn an_expectation_that_nothing_answers_is_missed() {
+        let verdict = judge("algbw>=0@8M");
+        assert!(!verdict.holds());
+        assert!(verdict.to_string().ends_with("MISSED, because no row answers it"), "{verdict}");
+        assert!(!judge("ratio:mpi>=0").holds());
+    }
+
+    #[test]
+    fn what_is_no_expectation_is_refused_with_an_example() {
+        for (text, problem) in [
+            ("algbw", "compares nothing"),
+            ("speed>=1", "no metric"),
+            ("algbw>=fast", "number"),
+            ("algbw>=1@0", "0 bytes"),
+            ("algbw>=1@4M-1M", "end before"),
+            ("ratio:>=1", "no metric"),
+        ] {
+            let found = text.parse::<Expectation>().unwrap_err();
+            assert!(found.contains(problem), "{text}: {found}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Teams take turns at the same cases; a row for each comes out.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use gradlane_core::types::Op;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::orders::{Case, Repeat};
+use super::{Repetition, Team};
+use crate::arguments::Effort;
+use crate::measure::Samples;
+use crate::report::{Figures, Place, Row};
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) effort: Effort,
+    pub(crate) places: Vec<Place>,
+    /// See [`Repeat::spoil`].
+    pub(crate) spoil: bool,
+}
+
+/// A case and how it is named in tables.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) case: Case,
+    /// See [`Row::variant`].
+    pub(crate) variant: String,
+    /// `bytes` and `count` of the row: those of one tensor where several equal ones are in flight.
+    pub(crate) bytes: u64,
+    pub(crate) count: u64,
+    /// Equal tensors in flight: the time of an exchange is divided by them.
+    pub(crate) inflight: u32,
+}
+
+impl Entry {
+    /// Several equal tensors at once.
+    pub(crate) fn single(case: Case) -> Self {
+        let inflight = u32::try_from(case.tensors.len()).expect("few tensors");
+        let (bytes, count) = (case.bytes() / u64::from(inflight), case.elements() / u64::from(inflight));
+        let variant = if inflight == 1 { String::new() } else { format!("x{inflight}") };
+        Self { case, variant, bytes, count, inflight }
+    }
+
+    /// All tensors of a model as one exchange.
+    pub(crate) fn model(case: Case, name: &str) -> Self {
+        Self { bytes: case.bytes(), count: case.elements(), case, variant: name.to_owned(), inflight: 1 }
+    }
+}
+
+/// Measures all entries with all teams; `show` gets the rows of an entry once they are complete.
+///
+/// # Errors
+/// What the first rank that could not go on says.
+pub(crate) fn run(
+    teams: &mut [Team],
+    entries: &[Entry],
+    plan: &Plan,
+    mut show: impl FnMut(Vec<Row>),
+) -> Result<(), String> {
+    let progress = progress(entries.len() * plan.places.len() * plan.effort.repetitions as usize);
+    for entry in entries {
+        let able: Vec<bool> =
+            teams.iter().map(|team| plan.places.iter().any(|place| team.can(&entry.case, *place))).collect();
+        for (team, _) in teams.iter_mut().zip(&able).filter(|(_, able)| **able) {
+            progress.set_message(format!("{}: {} bytes", team.name, entry.bytes));
+            team.prepare(&entry.case)?;
+        }
+        let mut rows: Vec<Row> = teams.iter().map(|team| blank(team, entry)).collect();
+        for place in &plan.places {
+            let mut figures: Vec<Figures> = teams.iter().map(|_| Figures::default()).collect();
+            for number in 0..plan.effort.repetitions as usize {
+                // Who goes first changes, so that nobody always has the caches of the same predecessor.
+                for turn in 0..teams.len() {
+                    let index = (turn + number) % teams.len();
+                    if !teams[index].can(&entry.case, *place) {
+                        continue;
+                    }
+                    let repeat = Repeat {
+                        in_place: *place == Place::In,
+                        warmup: plan.effort.warmup,
+                        iterations: plan.effort.iterations,
+                        check: plan.effort.checks(),
+                        spoil: plan.spoil && teams[index].ours,
+                    };
+                    let repetition = teams[index].repeat(&repeat)?;
+                    let ranks = teams[index].ranks.len();
+                    figures[index].add(&repetition, entry, ranks);
+                }
+                progress.inc(1);
+            }
+            for (row, figures) in rows.iter_mut().zip(figures) {
+                let measured = (figures.time_us.len() > 0).then_some(figures);
+                match place {
+                    Place::Out => row.out_of_place = measured,
+                    Place::In => row.in_place = measured,
+                }
+            }
+        }
+        rows.retain(|row| row.out_of_place.is_some() || row.in_place.is_some());
+        progress.suspend(|| show(rows));
+    }
+    progress.finish_and_clear();
+    Ok(())
+}
+
+fn blank(team: &Team, entry: &Entry) -> Row {
+    Row {
+        contender: team.name.clone(),
+        ours: team.ours,
+        bytes: entry.bytes,
+        count: entry.count,
+        dtype: entry.case.dtype(),
+        op: Some(entry.case.op()),
+        variant: entry.variant.clone(),
+        out_of_place: None,
+        in_place: None,
+    }
+}
+
+impl Figures {
+    /// Adds what a repetition found.
+    pub(crate) fn add(&mut self, repetition: &Repetition, entry: &Entry, ranks: usize) {
+        let inflight = f64::from(entry.inflight);
+        let exchanges = repetition.seconds.len() as f64;
+        let seconds = repetition.total_seconds / exchanges / inflight;
+        let gigabytes = entry.bytes as f64 / 1e9;
+        let algbw = gigabytes / seconds;
+        // A broadcast moves every byte once; its factor is 1 in nccl-tests.
+        let factor = match entry.case.op() {
+            Op::Broadcast { .. } => 1.0,
+            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => 2.0 * (ranks as f64 - 1.0) / ranks as f64,
+        };
+        self.time_us.push(seconds * 1e6);
+        self.algbw.push(algbw);
+        self.busbw.push(algbw * factor);
+        if let Some(bytes) = repetition.wire_bytes {
+            self.wirebw.get_or_insert_default().push(bytes / 1e9 / repetition.total_seconds);
+        }
+        self.cpu_per_gb.push(repetition.cpu_seconds / (gigabytes * inflight * exchanges));
+        let exchanges = self.exchanges.values().iter().copied();
+        self.exchanges = Samples::from(
+            exchanges.chain(repetition.seconds.iter().map(|seconds| seconds / inflight * 1e6)).collect::<Vec<_>>(),
+        );
+        self.wrong += repetition.wrong;
+        self.wrong_at = self.wrong_at.take().or_else(|| repetition.wrong_at.clone());
+    }
+}
+
+/// A bar on a terminal, nothing elsewhere.
+pub(crate) fn progress(steps: usize) -> ProgressBar {
+    let target =
+        if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(steps as u64), target);
+    let style =
+        ProgressStyle::with_template("[{elapsed}] {bar:30} {pos}/{len} {msg}").expect("a template that is right");
+    bar.set_style(style);
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}

@@ -1,0 +1,115 @@
+//! Gloo through torch.distributed: a peer that most people have. Its ranks are Python processes that obey our orders.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::process::Process;
+use super::rank::INTERFACE;
+use super::{Abilities, Team, Wire};
+
+/// What a rank of Gloo runs.
+const SCRIPT: &str = include_str!("gloo_rank.py");
+
+/// Where Gloo's ranks run and meet.
+pub(crate) struct Venue {
+    /// The interpreter.
+    pub(crate) python: PathBuf,
+    /// Words before the interpreter, by rank, such as `ip netns exec NAME`; as many as ranks.
+    pub(crate) before: Vec<Vec<OsString>>,
+    /// The address of rank 0, at which the ranks meet.
+    pub(crate) host: String,
+    /// The network interface of each rank.
+    pub(crate) interface: String,
+    /// What the counters of that interface mean.
+    pub(crate) wire: Wire,
+    /// How long an order may take.
+    pub(crate) patience: Duration,
+}
+
+impl Venue {
+    /// So many ranks on this host.
+    pub(crate) fn loopback(python: PathBuf, ranks: u32, patience: Duration) -> Self {
+        Self {
+            python,
+            before: vec![Vec::new(); ranks as usize],
+            host: "127.0.0.1".to_owned(),
+            interface: "lo".to_owned(),
+            wire: Wire::Loopback { ends: 2 },
+            patience,
+        }
+    }
+}
+
+/// Starts the ranks and lets them find each other.
+///
+/// # Errors
+/// If there is no torch, or the ranks do not find each other.
+pub(crate) fn start(venue: &Venue) -> Result<Team, String> {
+    check(&venue.python)?;
+    let mut ranks = Vec::new();
+    for (rank, before) in venue.before.iter().enumerate() {
+        let mut words = before.iter().cloned().chain([venue.python.clone().into_os_string()]);
+        let mut command = Command::new(words.next().expect("the interpreter at least"));
+        command.args(words).args(["-c", SCRIPT]).arg(std::process::id().to_string());
+        ranks.push(Process::start(&format!("gloo rank {rank}"), command)?);
+    }
+    let mut team = Team {
+        name: "gloo".to_owned(),
+        ours: false,
+        abilities: Abilities { out_of_place: false, mean: false },
+        wire: Some(venue.wire),
+        ranks,
+        helpers: Vec::new(),
+        patience: venue.patience,
+    };
+    let port = free_port()?;
+    let with = BTreeMap::from([
+        ("host".to_owned(), venue.host.clone()),
+        ("port".to_owned(), port.to_string()),
+        (INTERFACE.to_owned(), venue.interface.clone()),
+    ]);
+    team.join(|_| with.clone())?;
+    Ok(team)
+}
+
+/// The interpreter that `asked` names, or else that of the active virtual environment, or of `.venv` in a directory above, or `python3`.
+pub(crate) fn interpreter(asked: Option<&Path>) -> PathBuf {
+    if let Some(asked) = asked {
+        return asked.to_owned();
+    }
+    #[expect(clippy::disallowed_methods, reason = "no setting of the engine: where Python's own tools look")]
+    let active = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
+    let here = std::env::current_dir().unwrap_or_default();
+    let above = here.ancestors().map(|folder| folder.join(".venv"));
+    active
+        .into_iter()
+        .chain(above)
+        .map(|environment| environment.join("bin/python"))
+        .find(|python| python.exists())
+        .unwrap_or_else(|| PathBuf::from("python3"))
+}
+
+/// Whether torch.distributed is there with Gloo in it.
+fn check(python: &Path) -> Result<(), String> {
+    const QUESTION: &str = "import torch.distributed as d; raise SystemExit(0 if d.is_available() and d.is_gloo_available() else 'torch was built without Gloo')";
+    let hint = "install torch, or name an interpreter that has it with --python";
+    let answer = Command::new(python).args(["-c", QUESTION]).stdin(Stdio::null()).output().map_err(|cause| {
+        format!("--backend gloo needs Python with torch; {} does not start: {cause}; {hint}", python.display())
+    })?;
+    if answer.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&answer.stderr);
+    let last = said.lines().last().unwrap_or("no reason given").to_owned();
+    Err(format!("--backend gloo needs torch with Gloo, and {} says: {last}; {hint}", python.display()))
+}
+
+/// A port that is free now. Another process could take it before the rank does; the rank then says so.
+fn free_port() -> Result<u16, String> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(|cause| format!("no free port: {cause}"))?;
+    listener.local_addr().map(|address| address.port()).map_err(|cause| format!("no free port: {cause}"))
+}

@@ -1,0 +1,212 @@
+//! A team is one contender: its ranks as processes, and whoever serves them. All teams of a run do the same work and take turns.
+
+pub(crate) mod buffers;
+pub(crate) mod contest;
+pub(crate) mod gloo;
+pub(crate) mod orders;
+pub(crate) mod process;
+pub(crate) mod rank;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::report::Place;
+use orders::{Answer, Case, Measured, Order, Repeat};
+use process::Process;
+
+/// A contender. Dropping it kills its processes.
+pub(crate) struct Team {
+    /// For tables, such as `quic` or `gloo`.
+    pub(crate) name: String,
+    /// Whether it is ours.
+    pub(crate) ours: bool,
+    /// What it can do.
+    pub(crate) abilities: Abilities,
+    /// What the interface counters mean; `None` if it passes no network.
+    pub(crate) wire: Option<Wire>,
+    /// By rank.
+    pub(crate) ranks: Vec<Process>,
+    /// Coordinator, servers: asked for their processor time only, and dismissed last.
+    pub(crate) helpers: Vec<Process>,
+    /// How long an order may take.
+    pub(crate) patience: Duration,
+}
+
+/// What a contender can do; cases beyond it are left out of its rows.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Abilities {
+    /// Sums to other memory than the contribution's.
+    pub(crate) out_of_place: bool,
+    /// Means as well as sums, smallest and largest.
+    pub(crate) mean: bool,
+}
+
+/// Whose bytes the interface counters that ranks report are.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Wire {
+    /// Each rank has a network namespace of its own: they are its own.
+    OwnLink,
+    /// All processes share the loopback interface, which counts every byte once. `ends` is how many ends of it are ranks: 1 where ranks
+    /// talk to servers, 2 where they talk to each other.
+    Loopback {
+        /// See above.
+        ends: u32,
+    },
+}
+
+/// One repetition of a team.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct Repetition {
+    /// Of each exchange: that of the rank for which it took longest.
+    pub(crate) seconds: Vec<f64>,
+    /// All of the timed exchanges: that of the rank for which they took longest.
+    pub(crate) total_seconds: f64,
+    /// Of all processes, for the timed exchanges.
+    pub(crate) cpu_seconds: f64,
+    /// What a rank's link carried in one direction, mean of the two and of the ranks; `None` if no network was passed.
+    pub(crate) wire_bytes: Option<f64>,
+    pub(crate) wrong: u64,
+    pub(crate) wrong_at: Option<String>,
+}
+
+impl Team {
+    /// Tells every rank to join, each with its own `with`.
+    ///
+    /// # Errors
+    /// What the first rank that could not says.
+    pub(crate) fn join(&mut self, with: impl Fn(u32) -> BTreeMap<String, String>) -> Result<(), String> {
+        let ranks = u32::try_from(self.ranks.len()).expect("few ranks");
+        for (rank, process) in (0..).zip(&mut self.ranks) {
+            process.order(&Order::Join { rank, ranks, with: with(rank) })?;
+        }
+        self.all_done()
+    }
+
+    /// Whether it can do this.
+    pub(crate) fn can(&self, case: &Case, place: Place) -> bool {
+        (self.abilities.out_of_place || place == Place::In) && (self.abilities.mean || case.op != "mean")
+    }
+
+    /// Makes ready for a case.
+    ///
+    /// # Errors
+    /// As [`Team::join`].
+    pub(crate) fn prepare(&mut self, case: &Case) -> Result<(), String> {
+        for process in &mut self.ranks {
+            process.order(&Order::Prepare(case.clone()))?;
+        }
+        self.all_done()
+    }
+
+    /// Measures the case once.
+    ///
+    /// # Errors
+    /// As [`Team::join`].
+    pub(crate) fn repeat(&mut self, repeat: &Repeat) -> Result<Repetition, String> {
+        let before = self.helpers_cpu_seconds()?;
+        for (rank, process) in self.ranks.iter_mut().enumerate() {
+            process.order(&Order::Repeat(Repeat { spoil: repeat.spoil && rank == 0, ..repeat.clone() }))?;
+        }
+        let mut measured = Vec::new();
+        for process in &mut self.ranks {
+            match process.answer(self.patience)? {
+                Answer::Measured(figures) => measured.push(figures),
+                other => return Err(format!("a rank of {} was asked to measure and answered {other:?}", self.name)),
+            }
+        }
+        // Helpers do not know which exchanges are timed; warm-up has its share. What ranks exchange to meet is too little to matter.
+        let timed = f64::from(repeat.iterations) / f64::from(repeat.iterations + repeat.warmup);
+        let helpers = (self.helpers_cpu_seconds()? - before) * timed;
+        Ok(Repetition::of(&measured, helpers, self.wire))
+    }
+
+    /// Ends it in order.
+    ///
+    /// # Errors
+    /// Who did not leave, or not without a complaint.
+    pub(crate) fn end(mut self) -> Result<(), String> {
+        const GRACE: Duration = Duration::from_secs(20);
+        for process in &mut self.ranks {
+            process.dismiss();
+        }
+        for process in &mut self.ranks {
+            process.wait(GRACE)?;
+        }
+        for process in &mut self.helpers {
+            process.dismiss();
+        }
+        self.helpers.iter_mut().try_for_each(|process| process.wait(GRACE))
+    }
+
+    fn all_done(&mut self) -> Result<(), String> {
+        for process in &mut self.ranks {
+            match process.answer(self.patience)? {
+                Answer::Done => {}
+                other => return Err(format!("a rank of {} answered {other:?}", self.name)),
+            }
+        }
+        Ok(())
+    }
+
+    fn helpers_cpu_seconds(&mut self) -> Result<f64, String> {
+        let mut sum = 0.0;
+        for process in &mut self.helpers {
+            process.order(&Order::Usage)?;
+            match process.answer(self.patience)? {
+                Answer::Usage { cpu_seconds } => sum += cpu_seconds,
+                other => return Err(format!("a helper of {} answered {other:?}", self.name)),
+            }
+        }
+        Ok(sum)
+    }
+}
+
+impl Repetition {
+    fn of(ranks: &[Measured], helpers_cpu_seconds: f64, wire: Option<Wire>) -> Self {
+        let exchanges = ranks.iter().map(|rank| rank.seconds.len()).min().unwrap_or(0);
+        let slowest = |index: usize| ranks.iter().map(|rank| rank.seconds[index]).fold(0.0, f64::max);
+        let total = |rank: &Measured| rank.seconds.iter().sum::<f64>();
+        let bytes = |rank: &Measured| (rank.sent_bytes + rank.received_bytes) as f64 / 2.0;
+        let mean = ranks.iter().map(bytes).sum::<f64>() / ranks.len() as f64;
+        Self {
+            seconds: (0..exchanges).map(slowest).collect(),
+            total_seconds: ranks.iter().map(total).fold(0.0, f64::max),
+            cpu_seconds: helpers_cpu_seconds + ranks.iter().map(|rank| rank.cpu_seconds).sum::<f64>(),
+            wire_bytes: wire.map(|wire| match wire {
+                Wire::OwnLink => mean,
+                // Every byte was sent by one end and received by the other; half of a rank's ends are for each direction.
+                Wire::Loopback { ends } => mean * f64::from(ends) / (2.0 * ranks.len() as f64),
+            }),
+            wrong: ranks.iter().map(|rank| rank.wrong).sum(),
+            wrong_at: ranks.iter().find_map(|rank| rank.wrong_at.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(seconds: &[f64], bytes: u64) -> Measured {
+        Measured { seconds: seconds.to_vec(), sent_bytes: bytes, received_bytes: bytes, ..Measured::default() }
+    }
+
+    #[test]
+    fn an_exchange_takes_as_long_as_on_its_slowest_rank() {
+        let ranks = [rank(&[1.0, 4.0], 0), rank(&[2.0, 1.0], 0)];
+        let repetition = Repetition::of(&ranks, 0.5, None);
+        assert_eq!((repetition.seconds, repetition.total_seconds), (vec![2.0, 4.0], 5.0));
+        assert_eq!((repetition.cpu_seconds, repetition.wire_bytes), (0.5, None));
+    }
+
+    #[test]
+    fn the_loopback_counts_each_byte_once_for_all_ranks() {
+        // Two workers push 100 bytes each to a server and get 100 each: 400 on the interface, 100 a worker and direction.
+        let pushes = [rank(&[1.0], 400), rank(&[1.0], 400)];
+        assert_eq!(Repetition::of(&pushes, 0.0, Some(Wire::Loopback { ends: 1 })).wire_bytes, Some(100.0));
+        // Two ranks of a ring send 100 bytes each to the other: 200 on the interface.
+        let ring = [rank(&[1.0], 200), rank(&[1.0], 200)];
+        assert_eq!(Repetition::of(&ring, 0.0, Some(Wire::Loopback { ends: 2 })).wire_bytes, Some(100.0));
+        assert_eq!(Repetition::of(&ring, 0.0, Some(Wire::OwnLink)).wire_bytes, Some(200.0));
+    }
+}

@@ -1,0 +1,188 @@
+//! A process of a contender: started, ordered about over pipes with deadlines, and gone when the benchmark is.
+//!
+//! Whatever ends the benchmark, SIGKILL included, ends its processes: ours ask the kernel to die with their parent before they do
+//! anything else (see [`die_with`]), and so do the scripts of peers.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+use super::orders::{Answer, Order};
+
+/// A child that obeys. Dropping it kills it.
+pub(crate) struct Process {
+    /// For messages, such as `gloo rank 1`.
+    name: String,
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: Receiver<String>,
+    /// The end of what it said on standard error.
+    complaints: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Process {
+    /// Starts `command`, with pipes for standard input, output and error.
+    ///
+    /// Call it on the benchmark's main thread: the kernel ties a child to the thread that started it.
+    ///
+    /// # Errors
+    /// That it could not be started.
+    pub(crate) fn start(name: &str, mut command: Command) -> Result<Self, String> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = command.spawn().map_err(|cause| format!("{name}: {program} does not start: {cause}"))?;
+        let orders = child.stdin.take();
+        let (output, errors) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+        let (sender, answers) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(io::Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let complaints = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&complaints);
+        std::thread::spawn(move || keep_end(errors, &heard));
+        Ok(Self { name: name.to_owned(), child, orders, answers, complaints })
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Gives an order; the answer is asked for with [`Process::answer`].
+    ///
+    /// # Errors
+    /// That it is gone, with what it said last.
+    pub(crate) fn order(&mut self, order: &Order) -> Result<(), String> {
+        self.tell(&serde_json::to_string(order).expect("orders have no maps with odd keys"))
+    }
+
+    /// Gives it a line that is no order.
+    ///
+    /// # Errors
+    /// As [`Process::order`].
+    pub(crate) fn tell(&mut self, line: &str) -> Result<(), String> {
+        let orders = self.orders.as_mut().expect("open until it is dismissed");
+        if writeln!(orders, "{line}").and_then(|()| orders.flush()).is_err() {
+            return Err(self.gone());
+        }
+        Ok(())
+    }
+
+    /// The answer to the order before.
+    ///
+    /// # Errors
+    /// What it says went wrong; that it says nothing for so long; that it is gone.
+    pub(crate) fn answer(&mut self, patience: Duration) -> Result<Answer, String> {
+        let line = self.line(patience)?;
+        match serde_json::from_str(&line) {
+            Ok(Answer::Failed { error }) => Err(format!("{}: {error}", self.name)),
+            Ok(answer) => Ok(answer),
+            Err(cause) => Err(format!("{} answered {line:?}: {cause}", self.name)),
+        }
+    }
+
+    /// The next line that it prints.
+    ///
+    /// # Errors
+    /// As [`Process::answer`].
+    pub(crate) fn line(&mut self, patience: Duration) -> Result<String, String> {
+        match self.answers.recv_timeout(patience) {
+            Ok(line) => Ok(line),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(format!("{} says nothing for {} s{}", self.name, patience.as_secs(), self.complaints()))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(self.gone()),
+        }
+    }
+
+    /// Ends its standard input, so that it leaves; see [`Process::wait`].
+    pub(crate) fn dismiss(&mut self) {
+        self.orders = None;
+    }
+
+    /// Waits until it has left.
+    ///
+    /// # Errors
+    /// That it does not within `patience` (it is killed when dropped), or failed.
+    pub(crate) fn wait(&mut self, patience: Duration) -> Result<(), String> {
+        loop {
+            // Its output ends when it does, and that can be waited for with a deadline.
+            match self.answers.recv_timeout(patience) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => return Err(format!("{} does not leave", self.name)),
+            }
+        }
+        match self.child.wait() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("{} left with {status}{}", self.name, self.complaints())),
+            Err(cause) => Err(format!("{}: {cause}", self.name)),
+        }
+    }
+
+    fn gone(&mut self) -> String {
+        let _ = self.child.kill();
+        let status = self.child.wait().map_or_else(|cause| cause.to_string(), |status| status.to_string());
+        format!("{} ended unasked ({status}){}", self.name, self.complaints())
+    }
+
+    fn complaints(&self) -> String {
+        let text = self.complaints.lock().expect("nobody panics while holding it").clone();
+        match String::from_utf8_lossy(&text).trim() {
+            "" => String::new(),
+            text => format!("; its last words:\n{text}"),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A command that runs this program again, in a hidden role, tied to this process. `before` are words to put before it, such as
+/// `ip netns exec NAME`.
+///
+/// # Errors
+/// If the system does not tell where this program is.
+pub(crate) fn role(role: &str, before: &[OsString]) -> Result<Command, String> {
+    let this = std::env::current_exe().map_err(|cause| format!("this program does not find itself: {cause}"))?;
+    let mut words = before.iter().cloned().chain([this.into_os_string()]);
+    let mut command = Command::new(words.next().expect("this program at least"));
+    command.args(words).args(["role", role, "--parent"]).arg(std::process::id().to_string());
+    Ok(command)
+}
+
+/// Makes the kernel kill this process when its parent, which is `parent`, ends.
+///
+/// # Errors
+/// If it has ended already, or the kernel refuses.
+pub(crate) fn die_with(parent: u32) -> Result<(), String> {
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|cause| format!("prctl: {cause}"))?;
+    // It may have ended before the line above; nobody would send the signal then.
+    let living = getppid().map(Pid::as_raw_nonzero).is_some_and(|found| u32::try_from(found.get()) == Ok(parent));
+    if living { Ok(()) } else { Err("the benchmark that started this has ended".to_owned()) }
+}
+
+/// Reads to the end and keeps the last kilobytes.
+fn keep_end(mut errors: impl Read, kept: &Mutex<Vec<u8>>) {
+    const KEPT_BYTES: usize = 4096;
+    let mut piece = [0; 1024];
+    while let Ok(bytes @ 1..) = errors.read(&mut piece) {
+        let mut kept = kept.lock().expect("nobody panics while holding it");
+        kept.extend_from_slice(&piece[..bytes]);
+        let surplus = kept.len().saturating_sub(KEPT_BYTES);
+        kept.drain(..surplus);
+    }
+}
