@@ -49,6 +49,8 @@ enum Role {
     Coordinator,
     Server,
     Worker,
+    /// One end of a plain transfer.
+    Probe,
 }
 
 fn main() -> ExitCode {
@@ -96,6 +98,7 @@ fn play(role: Role, parent: u32) -> Result<(), String> {
         Role::Coordinator => push_pull::job::coordinate(),
         Role::Server => push_pull::job::serve(),
         Role::Worker => team::rank::obey::<push_pull::worker::Worker>(),
+        Role::Probe => net::probe::obey(),
     }
 }
 

@@ -53,7 +53,6 @@ impl Fabric {
     /// # Errors
     /// What is missing on this host, or which command failed with what.
     pub(crate) fn build(machines: u8, link: Link) -> Result<Self, String> {
-        assert!(machines <= MACHINES_MAX, "{machines} machines");
         let warden = Holder::start(&["--pid", "--fork", "--kill-child"])?;
         let bridge = Holder::start(&["--net"])?;
         let machines = (0..machines).map(|_| Holder::start(&["--net"])).collect::<Result<Vec<_>, _>>()?;
@@ -183,8 +182,6 @@ fn port(machine: Machine) -> String {
 
 const NETWORK: &str = "10.77.0.0/24";
 const BRIDGE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 254);
-/// What the addresses have room for, and more than one host can carry.
-pub(crate) const MACHINES_MAX: u8 = 128;
 
 /// A process that does nothing but keep namespaces alive. Dropping it lets them go.
 struct Holder {

@@ -48,6 +48,12 @@ impl fmt::Display for Link {
 pub(crate) struct Rate(u64);
 
 impl Rate {
+    pub(crate) const SLOW: Self = Self(200_000_000);
+
+    pub(crate) fn min(self, other: Self) -> Self {
+        Self(self.0.min(other.0))
+    }
+
     pub(crate) fn bits_per_second(self) -> u64 {
         self.0
     }

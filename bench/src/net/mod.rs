@@ -7,23 +7,31 @@ use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
 
+mod contest;
 mod exec;
 
 mod place;
+pub(crate) mod probe;
 
 mod fabric;
 mod link;
 mod optimum;
 mod tools;
 
-use crate::report::Conclusion;
+use crate::report::{Conclusion, DEFINITIONS};
 use link::{Link, Rate};
 
-/// Push-pull between network namespaces with shaped links, against the theoretical optimum. Needs root.
+/// How near to the theoretical optimum is push-pull between machines with shaped links? Needs root.
+///
+/// The machines are network namespaces of this host, joined by a bridge; each has one link, limited to a rate in both directions. They
+/// are gone when the benchmark is, however it ends.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, after_long_help = format!("{}\n\n{DEFINITIONS}", contest::DEFINITIONS))]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    question: Question,
+    question: Option<Question>,
+    #[command(flatten)]
+    contest: contest::Arguments,
 }
 
 #[derive(Subcommand)]
@@ -34,7 +42,8 @@ enum Question {
 /// Answers.
 pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
     let answer = match &arguments.question {
-        Question::Exec(arguments) => exec::run(arguments).map(Conclusion::Exited),
+        Some(Question::Exec(arguments)) => exec::run(arguments).map(Conclusion::Exited),
+        None => contest::run(&arguments.contest),
     };
     answer.unwrap_or_else(Conclusion::Failed)
 }
@@ -60,14 +69,20 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// For a smoke run, whose transfers should not depend on how fast the machine is.
+    fn slow_down(&mut self) {
+        self.rate = self.rate.min(Rate::SLOW);
+    }
+
     fn link(&self) -> Link {
         Link { rate: self.rate, queue_bytes: self.queue, mtu: self.mtu, tcp: self.tcp.clone() }
     }
 
     fn settings(&self) -> Result<BTreeMap<String, String>, String> {
         let split = |setting: &String| {
-            let (name, value) =
-                setting.split_once('=').ok_or_else(|| format!("--set {setting} has no value; write --set name=value"))?;
+            let (name, value) = setting
+                .split_once('=')
+                .ok_or_else(|| format!("--set {setting} has no value; write --set name=value"))?;
             Ok((name.trim().replace('-', "_"), value.to_owned()))
         };
         self.settings.iter().map(split).collect()

@@ -67,6 +67,8 @@ pub(crate) struct Figures {
     pub(crate) wirebw: Option<Samples>,
     /// User and system time of all processes of the job, in seconds per GB of tensor.
     pub(crate) cpu_per_gb: Samples,
+    /// Time divided by the least that the links allow, where that is known.
+    pub(crate) over_optimum: Option<Samples>,
     /// Time of each exchange of every repetition, µs.
     pub(crate) exchanges: Samples,
     /// Elements that were not what they had to be.
@@ -173,6 +175,7 @@ pub(crate) mod tests {
             busbw: twice(algbw),
             wirebw: None,
             cpu_per_gb: twice(0.5),
+            over_optimum: None,
             exchanges: twice(bytes as f64 / algbw / 1e3),
             wrong: 0,
             wrong_at: None,
