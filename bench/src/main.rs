@@ -49,6 +49,8 @@ enum Role {
     Coordinator,
     Server,
     Worker,
+    /// A worker that fills the links before it is urgent.
+    LoadedWorker,
     /// One end of a plain transfer.
     Probe,
 }
@@ -98,6 +100,7 @@ fn play(role: Role, parent: u32) -> Result<(), String> {
         Role::Coordinator => push_pull::job::coordinate(),
         Role::Server => push_pull::job::serve(),
         Role::Worker => team::rank::obey::<push_pull::worker::Worker>(),
+        Role::LoadedWorker => team::rank::obey::<net::latency::LoadedWorker>(),
         Role::Probe => net::probe::obey(),
     }
 }

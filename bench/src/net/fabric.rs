@@ -106,11 +106,23 @@ impl Fabric {
             let mut script = String::from("table ip loss\ndelete table ip loss\n");
             if let Some(one_of) = one_of {
                 script += &format!(
-                    "table ip loss {{ chain arriving {{ type filter hook prerouting priority 0; \
-                     iifname eth0 meta l4proto {{ tcp, udp }} numgen random mod {one_of} 0 drop; }} }}\n"
+                    "table ip loss {{\nchain arriving {{\ntype filter hook prerouting priority 0;\n\
+                     iifname eth0 meta l4proto {{ tcp, udp }} numgen random mod {one_of} 0 drop\n}}\n}}\n"
                 );
             }
             self.run(Place::Machine(machine), &["nft", "-f", "-"], &script)?;
+        }
+        Ok(())
+    }
+
+    /// Makes every packet on the links one frame: no segmentation is left to whoever receives, so that what is lost is frames.
+    ///
+    /// # Errors
+    /// Which command failed with what.
+    pub(crate) fn segment(&self) -> Result<(), String> {
+        for machine in self.machines() {
+            let script = "link set dev eth0 gso_max_segs 1\n";
+            self.run(Place::Machine(machine), &["ip", "-batch", "-"], script)?;
         }
         Ok(())
     }

@@ -119,14 +119,6 @@ impl Count {
             dropped: self.dropped - before.dropped,
         }
     }
-
-    pub(crate) fn plus(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes + other.bytes,
-            packets: self.packets + other.packets,
-            dropped: self.dropped + other.dropped,
-        }
-    }
 }
 
 impl Traffic {

@@ -9,6 +9,8 @@ use clap::{Args, Subcommand};
 
 mod contest;
 mod exec;
+pub(crate) mod latency;
+mod loss;
 
 mod place;
 pub(crate) mod probe;
@@ -37,12 +39,16 @@ pub(crate) struct Arguments {
 #[derive(Subcommand)]
 enum Question {
     Exec(exec::Arguments),
+    Latency(latency::Arguments),
+    Loss(loss::Arguments),
 }
 
 /// Answers.
 pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
     let answer = match &arguments.question {
         Some(Question::Exec(arguments)) => exec::run(arguments).map(Conclusion::Exited),
+        Some(Question::Latency(arguments)) => latency::run(arguments),
+        Some(Question::Loss(arguments)) => loss::run(arguments),
         None => contest::run(&arguments.contest),
     };
     answer.unwrap_or_else(Conclusion::Failed)

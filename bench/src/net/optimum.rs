@@ -25,12 +25,6 @@ impl Cluster {
         2.0 * n * (n - 1.0) / (n * n + k * n - 2.0 * k)
     }
 
-    /// The same for a ring of the workers.
-    pub(crate) fn ring_load(self) -> f64 {
-        let n = f64::from(self.workers);
-        2.0 * (n - 1.0) / n
-    }
-
     /// Whether servers also run beside the workers: only then do all links carry the same when there are fewer extra machines.
     pub(crate) fn is_colocated(self) -> bool {
         self.extras < self.workers
@@ -136,7 +130,7 @@ mod tests {
     fn without_extra_machines_it_is_the_ring() {
         for n in 2..=8 {
             let cluster = Cluster { workers: n, extras: 0 };
-            assert!((cluster.load() - cluster.ring_load()).abs() < 1e-12);
+            assert!((cluster.load() - 2.0 * f64::from(n - 1) / f64::from(n)).abs() < 1e-12);
             assert_eq!(cluster.servers(), n);
         }
     }

@@ -24,6 +24,8 @@ pub(crate) struct JobOptions {
     pub(crate) name: String,
     pub(crate) workers: u32,
     pub(crate) servers: u32,
+    /// The hidden role of the workers.
+    pub(crate) worker_role: &'static str,
     /// Settings of all processes, by the name of the knob.
     pub(crate) settings: BTreeMap<String, String>,
     /// A running job to join as its workers, instead of starting coordinator and servers.
@@ -73,7 +75,7 @@ pub(crate) fn start(options: &JobOptions) -> Result<Team, String> {
     let mut ranks = Vec::new();
     for rank in 0..options.workers {
         let before = options.before.workers.get(rank as usize).unwrap_or(&none);
-        ranks.push(Process::start(&format!("worker {rank}"), role("worker", before)?)?);
+        ranks.push(Process::start(&format!("worker {rank}"), role(options.worker_role, before)?)?);
     }
     let mut team = Team {
         name: options.name.clone(),

@@ -156,6 +156,7 @@ fn teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String>
         name: "quic".to_owned(),
         workers: arguments.workers,
         servers: arguments.servers,
+        worker_role: "worker",
         settings,
         join,
         before: job::Before::default(),

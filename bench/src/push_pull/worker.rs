@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::cluster::MemberConfig;
-use gradlane_core::engine::{Engine, EngineOptions, Submission, process};
+use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
 use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
 use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec};
 
@@ -69,10 +69,28 @@ impl Exchanger for Worker {
     }
 }
 
+impl Worker {
+    /// Submits all tensors of a case. The set must be left alone until all handles have resolved.
+    ///
+    /// # Errors
+    /// What the first could not be submitted for; what was submitted has resolved then.
+    pub(crate) fn begin(&self, case: &Case, set: &mut Set, in_place: bool) -> Result<Vec<Handle>, String> {
+        begin(&self.engine, case, set, in_place)
+    }
+}
+
 fn push_pull(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String> {
+    let mut outcome = Ok(());
+    // Every handle is waited for, whatever became of the others: the memory is theirs until then. The job's step timeout ends all waits.
+    for handle in begin(engine, case, set, in_place)? {
+        outcome = outcome.and(handle.wait(None));
+    }
+    outcome.map_err(|error| error.to_string())
+}
+
+fn begin(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> Result<Vec<Handle>, String> {
     let op = case.op();
     let mut handles = Vec::with_capacity(case.tensors.len());
-    let mut outcome = Ok(());
     for ((spec, (source, destination)), tensor) in specs(case).into_iter().zip(set.regions(in_place)).zip(&case.tensors)
     {
         let priority = Priority(tensor.priority);
@@ -80,16 +98,15 @@ fn push_pull(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> Res
         match engine.push_pull(submission, |_| {}) {
             Ok(handle) => handles.push(handle),
             Err(error) => {
-                outcome = Err(error);
-                break;
+                for handle in handles {
+                    // The first error is told.
+                    let _ = handle.wait(None);
+                }
+                return Err(error.to_string());
             }
         }
     }
-    // Every handle is waited for, whatever became of the others: the memory is theirs until then. The job's step timeout ends all waits.
-    for handle in handles {
-        outcome = outcome.and(handle.wait(None));
-    }
-    outcome.map_err(|error| error.to_string())
+    Ok(handles)
 }
 
 fn specs(case: &Case) -> Vec<TensorSpec> {
