@@ -9,9 +9,9 @@ use gradlane_core::types::{DType, Op};
 
 use crate::report::Expectation;
 
-/// Sizes, types and operations; the cases are all combinations.
+/// Which sizes.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Sweep {
+pub(crate) struct Sizes {
     /// Smallest size of a tensor in bytes; K, M and G are powers of 1024, as in nccl-tests; 64K unless given.
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = parse_size)]
     first: Option<u64>,
@@ -24,6 +24,13 @@ pub(crate) struct Sweep {
     /// Each size is the one before plus this.
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size)]
     step: Option<u64>,
+}
+
+/// Sizes, types and operations; the cases are all combinations.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Sweep {
+    #[command(flatten)]
+    sizes: Sizes,
     /// Element types, separated by commas: our names, those of nccl-tests (float, half, double), or all.
     #[arg(short = 'd', long = "datatype", value_name = "TYPES", default_value = "float32", value_parser = parse_types)]
     dtypes: Types,
@@ -109,7 +116,7 @@ impl Sweep {
     /// # Errors
     /// What is wrong with the sizes.
     pub(crate) fn points(&self) -> Result<Vec<Point>, String> {
-        let sizes = self.sizes()?;
+        let sizes = self.sizes.list()?;
         let mut points = Vec::new();
         for &op in &self.ops.0 {
             for &dtype in &self.dtypes.0 {
@@ -128,9 +135,9 @@ impl Sweep {
         Ok(points)
     }
 
-    /// A sweep of these sizes alone, of the same types and operations.
+    /// The same types and operations with the sizes of a smoke run.
     pub(crate) fn smoke(&self) -> Self {
-        Self { first: Some(4 << 10), last: Some(256 << 10), factor: Some(64), step: None, ..self.clone() }
+        Self { sizes: self.sizes.smoke(), ..self.clone() }
     }
 
     /// The element types.
@@ -142,8 +149,19 @@ impl Sweep {
     pub(crate) fn ops(&self) -> &[Op] {
         &self.ops.0
     }
+}
 
-    fn sizes(&self) -> Result<Vec<u64>, String> {
+impl Sizes {
+    /// Those of a smoke run.
+    pub(crate) fn smoke(&self) -> Self {
+        Self { first: Some(4 << 10), last: Some(256 << 10), factor: Some(64), step: None }
+    }
+
+    /// All of them, from the smallest.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub(crate) fn list(&self) -> Result<Vec<u64>, String> {
         let first = self.first.unwrap_or(FIRST_BYTES);
         let last = self.last.unwrap_or(if self.first.is_some() { first } else { LAST_BYTES });
         if first > last {
@@ -171,6 +189,12 @@ impl Effort {
     /// Whether sums are verified.
     pub(crate) fn checks(&self) -> bool {
         self.check == 1
+    }
+
+    /// In words, for the head of a table.
+    pub(crate) fn describe(&self) -> String {
+        let Self { repetitions, iterations, warmup, check, .. } = self;
+        format!("{repetitions} repetitions of {iterations} exchanges after {warmup} to warm up; validation {check}")
     }
 
     /// The effort of a smoke run, if this is one.
@@ -233,11 +257,9 @@ mod tests {
     use super::*;
 
     fn sweep(first: &str, last: Option<&str>) -> Sweep {
+        let (first, last) = (parse_size(first).unwrap(), last.map(|last| parse_size(last).unwrap()));
         Sweep {
-            first: Some(parse_size(first).unwrap()),
-            last: last.map(|last| parse_size(last).unwrap()),
-            factor: None,
-            step: None,
+            sizes: Sizes { first: Some(first), last, factor: None, step: None },
             dtypes: Types(vec![DType::F32]),
             ops: Ops(vec![Op::Sum]),
         }
@@ -251,7 +273,7 @@ mod tests {
     fn sizes_grow_by_the_factor_or_by_the_step() {
         let mut sizes = sweep("64K", Some("1M"));
         assert_eq!(bytes(&sizes), [64 << 10, 256 << 10, 1 << 20]);
-        sizes.step = Some(512 << 10);
+        sizes.sizes.step = Some(512 << 10);
         assert_eq!(bytes(&sizes), [64 << 10, 576 << 10]);
         assert_eq!(bytes(&sweep("8M", None)), [8 << 20]);
     }
@@ -263,7 +285,8 @@ mod tests {
         assert!(parse_size("0").unwrap_err().contains("0 bytes"));
         assert!(parse_size("4MX").unwrap_err().contains("unit"));
         assert!(parse_size("17G").unwrap_err().contains("largest"));
-        let many = Sweep { step: Some(4), ..sweep("4", Some("1M")) };
+        let mut many = sweep("4", Some("1M"));
+        many.sizes.step = Some(4);
         assert!(many.points().unwrap_err().contains("larger step"));
     }
 

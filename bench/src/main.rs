@@ -3,14 +3,17 @@
 //! A question is a module with its arguments (`Arguments`, for clap) and an `answer`. This file only lists them, and the hidden roles
 //! in which the program starts itself again.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
+mod latency;
 mod net;
 mod push_pull;
 mod reduce;
 mod sched;
+mod transport;
 
 mod arguments;
 mod measure;
@@ -19,6 +22,7 @@ mod table;
 mod team;
 
 use report::Conclusion;
+use team::process::{Death, become_program, die_with};
 
 /// Microbenchmarks of Gradlane: medians with spread, contenders interleaved in one run, every result verified.
 #[derive(Parser)]
@@ -30,37 +34,55 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Question {
+    Latency(Box<latency::Arguments>),
     Net(Box<net::Arguments>),
     PushPull(Box<push_pull::Arguments>),
     Reduce(reduce::Arguments),
     Sched(sched::Arguments),
+    Transport(Box<transport::Arguments>),
     #[command(hide = true)]
     Role {
-        role: Role,
         /// The process with which this one ends.
         #[arg(long)]
         parent: u32,
+        #[command(subcommand)]
+        role: Role,
     },
 }
 
 /// What a process of a benchmark does.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Subcommand)]
 enum Role {
     Coordinator,
     Server,
     Worker,
-    /// A worker that fills the links before it is urgent.
-    LoadedWorker,
+    /// Keeps and gives back.
+    Store,
+    RawWorker,
+    StreamStore {
+        #[arg(long)]
+        tls: bool,
+    },
+    StreamWorker,
     /// One end of a plain transfer.
     Probe,
+    /// Becomes another program.
+    Exec {
+        #[arg(long, value_enum)]
+        death: Death,
+        #[arg(last = true)]
+        words: Vec<OsString>,
+    },
 }
 
 fn main() -> ExitCode {
     let conclusion = match Cli::parse().question {
+        Question::Latency(arguments) => latency::answer(&arguments),
         Question::Net(arguments) => net::answer(&arguments),
         Question::PushPull(arguments) => push_pull::answer(&arguments),
         Question::Reduce(arguments) => print_table(reduce::answer(&arguments)),
         Question::Sched(arguments) => print_table(sched::answer(&arguments)),
+        Question::Transport(arguments) => transport::answer(&arguments),
         Question::Role { role, parent } => match play(role, parent) {
             Ok(()) => Conclusion::Good,
             Err(error) => Conclusion::Failed(error),
@@ -95,13 +117,18 @@ fn print_table(answer: Result<String, String>) -> Conclusion {
 }
 
 fn play(role: Role, parent: u32) -> Result<(), String> {
-    team::process::die_with(parent)?;
+    let death = if let Role::Exec { death, .. } = &role { *death } else { Death::Killed };
+    die_with(parent, death)?;
     match role {
         Role::Coordinator => push_pull::job::coordinate(),
         Role::Server => push_pull::job::serve(),
         Role::Worker => team::rank::obey::<push_pull::worker::Worker>(),
-        Role::LoadedWorker => team::rank::obey::<net::latency::LoadedWorker>(),
+        Role::Store => transport::serve(),
+        Role::RawWorker => team::rank::obey::<transport::worker::RawWorker>(),
+        Role::StreamStore { tls } => transport::stream::serve(tls),
+        Role::StreamWorker => team::rank::obey::<transport::stream::StreamWorker>(),
         Role::Probe => net::probe::obey(),
+        Role::Exec { words, .. } => Err(become_program(&words)),
     }
 }
 

@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use gradlane_core::Error;
 use gradlane_core::engine::{Clock, Membership, Timer};
 use gradlane_core::error::Result;
@@ -41,6 +42,8 @@ struct State {
     links: BTreeMap<LinkId, NodeId>,
     /// What each open exchange said; needed when its body has landed.
     headers: BTreeMap<ExchangeId, Header>,
+    /// Bodies under way: their memory and how much of it is filled.
+    landing: BTreeMap<ExchangeId, (Lease, usize)>,
     bodies: BTreeMap<ExchangeId, Lease>,
     stopped: bool,
 }
@@ -57,6 +60,7 @@ impl DataPlane {
                 view: None,
                 links: BTreeMap::new(),
                 headers: BTreeMap::new(),
+                landing: BTreeMap::new(),
                 bodies: BTreeMap::new(),
                 stopped: false,
             }),
@@ -166,11 +170,12 @@ impl DataPlane {
                 state.headers.insert(exchange, header);
                 state.aggregator.handle_opened(now, node, exchange, &header);
             }),
-            Incoming::Landed { exchange, body } => self.landed(exchange, body),
+            Incoming::Body { exchange, chunks } => self.fill(exchange, &chunks),
             Incoming::Torn { exchange, reason } => {
                 tracing::debug!(exchange = exchange.0, %reason, "exchange torn");
                 self.with(|state, now| {
                     state.headers.remove(&exchange);
+                    state.landing.remove(&exchange);
                     state.aggregator.handle_torn(now, exchange);
                 });
             }
@@ -179,6 +184,22 @@ impl DataPlane {
                 state.aggregator.handle_answered(now, exchange);
             }),
         }
+    }
+
+    /// Takes the next bytes of a body; the transport lets no more through than were announced.
+    fn fill(self: &Arc<Self>, exchange: ExchangeId, chunks: &[Bytes]) {
+        let mut state = self.state.lock().expect(LOCK);
+        let Some((body, filled)) = state.landing.get_mut(&exchange) else { return };
+        for chunk in chunks {
+            body[*filled..][..chunk.len()].copy_from_slice(chunk);
+            *filled += chunk.len();
+        }
+        if *filled < body.len() {
+            return;
+        }
+        let (body, _) = state.landing.remove(&exchange).expect("found above");
+        drop(state);
+        self.landed(exchange, body);
     }
 
     /// Checks a body off the transport's thread, then counts it.
@@ -221,7 +242,8 @@ impl DataPlane {
         match command {
             Command::Land { exchange, bytes } => {
                 let bytes = usize::try_from(bytes).expect("bounded by PART_BYTES_MAX");
-                self.send(Outgoing::Land { exchange, into: self.pool.lease(bytes) });
+                state.landing.insert(exchange, (self.pool.lease(bytes), 0));
+                self.send(Outgoing::Accept { exchange });
             }
             Command::Start { slot, exchange, dtype, op, weight, .. } => {
                 self.lanes().submit(Job::Start { slot, dtype, op, weight, body: self.body(state, exchange) });

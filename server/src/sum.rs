@@ -192,8 +192,10 @@ impl Lane {
             },
             Job::Answer { slot, exchange, header } => match slots.get(&slot) {
                 Some(Sum::Published(Published { sum, checksum })) => {
-                    let header = Header { flags: header.flags.with(Flags::CHECKSUM), checksum: *checksum, ..header };
-                    sink(Outgoing::Answer { exchange, header, body: sum.clone() });
+                    let header = Header { flags: header.flags.with(Flags::CHECKSUM), ..header };
+                    sink(Outgoing::Answer { exchange, header });
+                    sink(Outgoing::Block { exchange, block: sum.clone() });
+                    sink(Outgoing::End { exchange, checksum: *checksum });
                 }
                 Some(Sum::Open(_)) | None => {
                     refuse(sink, Job::Answer { slot, exchange, header }, "it was not published");
@@ -244,12 +246,16 @@ mod tests {
             lanes.submit(Job::Drop { slot });
         }
         drop(lanes);
-        let answers: Vec<Outgoing> = sent.try_iter().collect();
-        assert_eq!(answers.len(), 6);
-        for answer in answers {
-            let Outgoing::Answer { header, body, .. } = answer else { panic!("{answer:?}") };
-            assert_eq!(*body, 7_i32.to_le_bytes());
-            assert_eq!(header.checksum, crc32c::crc32c(&body));
+        let sent: Vec<Outgoing> = sent.try_iter().collect();
+        assert_eq!(sent.len(), 6 * 3);
+        for answer in sent.chunks(3) {
+            let [Outgoing::Answer { header, .. }, Outgoing::Block { block, .. }, Outgoing::End { checksum, .. }] =
+                answer
+            else {
+                panic!("{answer:?}")
+            };
+            assert!(header.flags.contains(Flags::CHECKSUM));
+            assert_eq!((&block[..], *checksum), (&7_i32.to_le_bytes()[..], crc32c::crc32c(block)));
         }
     }
 
@@ -262,10 +268,10 @@ mod tests {
         lanes.submit(Job::Answer { slot, exchange: ExchangeId(1), header: header(slot) });
         lanes.submit(Job::Drop { slot });
         drop(lanes);
-        let Some(Outgoing::Answer { body, .. }) = sent.try_iter().next() else { panic!("no answer") };
-        assert_eq!(*body, 3_i32.to_le_bytes());
+        let Some(Outgoing::Block { block, .. }) = sent.try_iter().nth(1) else { panic!("no answer") };
+        assert_eq!(*block, 3_i32.to_le_bytes());
         assert_ne!(pool.bytes_in_use(), 0);
-        drop(body);
+        drop(block);
         assert_eq!(pool.bytes_in_use(), 0);
     }
 
@@ -329,6 +335,7 @@ mod tests {
             bytes: 4,
             weight: 1.0,
             contributors: 2,
+            urgency: 0,
             checksum: 0,
         }
     }

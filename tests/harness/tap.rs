@@ -70,7 +70,7 @@ impl<T: Transport, F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<T, F> {
             if let (Some(refusals), Ok(Answer::Reject(error))) = (refusals, &outcome) {
                 let _ = refusals.send(error.clone());
             }
-            done(outcome.map_err(|Torn { error, landing_begun }| Torn { error: lost(error), landing_begun }));
+            done(outcome.map_err(|Torn { error, landed }| Torn { error: lost(error), landed }));
         };
         self.inner.pull(exchange, into, Box::new(done));
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::unbounded;
 use gradlane_core::Error;
 use gradlane_core::transport::quic::{ControlEvent, ControlLink, Credentials, vandal};
-use gradlane_core::types::{DType, Incarnation, Op, PartId, Round, TensorKey, Time, WorkerId};
+use gradlane_core::types::{DType, Incarnation, MachineId, Op, PartId, Round, TensorKey, Time, WorkerId};
 use gradlane_core::types::{Epoch, Phase, Role, View};
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_core::wire::{Flags, Frame, Header, HeaderKind, VERSION};
@@ -115,6 +115,8 @@ fn frames_that_nobody_may_send_end_their_link_and_nothing_else() {
         host: String::new(),
         pid: 0,
         address: String::new(),
+        machine: MachineId::UNKNOWN,
+        door: String::new(),
         workers: 0,
         servers: 0,
     };
@@ -189,6 +191,7 @@ fn push() -> Header {
         bytes: 4,
         weight: 1.0,
         contributors: 0,
+        urgency: 0,
         checksum: 0,
     }
 }

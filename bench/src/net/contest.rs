@@ -15,7 +15,7 @@ use crate::measure::Samples;
 use crate::push_pull::{Backend, Model, job};
 use crate::report::{Columns, Conclusion, Figures, Report, Row};
 use crate::team::contest::Entry;
-use crate::team::orders::{Case, Repeat};
+use crate::team::orders::Case;
 use crate::team::{Repetition, Team, gloo};
 
 #[derive(Args, Clone)]
@@ -106,10 +106,6 @@ impl Arguments {
         }
         lines
     }
-
-    fn repeat(&self, iterations: u32) -> Repeat {
-        Repeat { in_place: true, warmup: 0, iterations, check: true, spoil: false }
-    }
 }
 
 /// One arrangement of machines.
@@ -126,13 +122,13 @@ fn measure(arguments: &Arguments, cluster: Cluster, report: &mut Report, columns
         let mut found: Vec<Found> = teams.iter().map(|_| Found::default()).collect();
         for team in &mut teams {
             team.prepare(&entry.case)?;
-            team.repeat(&arguments.repeat(arguments.warmup))?;
+            team.repeat(&super::exchanges(arguments.warmup))?;
         }
         for number in 0..arguments.repetitions as usize {
             for turn in 0..teams.len() {
                 let index = (turn + number) % teams.len();
                 let before = fabric.traffic()?;
-                let repetition = teams[index].repeat(&arguments.repeat(arguments.iterations))?;
+                let repetition = teams[index].repeat(&super::exchanges(arguments.iterations))?;
                 let carried: Vec<Traffic> =
                     fabric.traffic()?.into_iter().zip(before).map(|(after, before)| after.since(before)).collect();
                 found[index].add(&fabric, cluster, &entry, repetition, &carried);

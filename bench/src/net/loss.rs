@@ -17,7 +17,7 @@ use crate::push_pull::job;
 use crate::report::Conclusion;
 use crate::table::Table;
 use crate::team::Team;
-use crate::team::orders::{Case, Repeat};
+use crate::team::orders::Case;
 
 /// What does random loss cost, and does it lose anything?
 ///
@@ -83,7 +83,7 @@ fn light(arguments: &Arguments) -> Result<Conclusion, String> {
     for _ in 0..arguments.repetitions {
         for loss in [None, Some(arguments.loss)] {
             fabric.lose(loss.map(|loss| loss.one_of))?;
-            let repetition = team.repeat(&once())?;
+            let repetition = team.repeat(&super::exchanges(1))?;
             if repetition.wrong > 0 {
                 return Ok(Conclusion::Wrong(repetition.wrong_at.unwrap_or_default()));
             }
@@ -111,7 +111,7 @@ fn heavy(arguments: &Arguments) -> Result<Conclusion, String> {
     let fabric = fabric(arguments, cluster)?;
     let mut team = start(arguments, &fabric, cluster, arguments.heavy_bytes)?;
     fabric.lose(Some(arguments.heavy_loss.one_of))?;
-    let repetition = team.repeat(&once())?;
+    let repetition = team.repeat(&super::exchanges(1))?;
     fabric.lose(None)?;
     println!(
         "# with loss of {}: {} bytes of each of 2 workers were summed in {:.2} s, {} elements wrong",
@@ -134,12 +134,8 @@ fn start(arguments: &Arguments, fabric: &Fabric, cluster: Cluster, bytes: u64) -
     let patience = Duration::from_secs(arguments.patience);
     let mut team = job::start(&place::job(fabric, cluster, &arguments.shape.settings()?, patience))?;
     team.prepare(&Case::single("tensor", bytes, DType::F32, Op::Sum, 1))?;
-    team.repeat(&once())?;
+    team.repeat(&super::exchanges(1))?;
     Ok(team)
-}
-
-fn once() -> Repeat {
-    Repeat { in_place: true, warmup: 0, iterations: 1, check: true, spoil: false }
 }
 
 /// Megabytes a second in each direction.

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 
 mod contest;
 mod exec;
-pub(crate) mod latency;
+mod latency;
 mod loss;
 
 mod place;
@@ -20,7 +20,9 @@ mod link;
 mod optimum;
 mod tools;
 
+use crate::push_pull::job;
 use crate::report::{Conclusion, DEFINITIONS};
+use crate::team::orders::Repeat;
 use link::{Link, Rate};
 
 /// How near to the theoretical optimum is push-pull between machines with shaped links? Needs root.
@@ -54,6 +56,11 @@ pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
     answer.unwrap_or_else(Conclusion::Failed)
 }
 
+/// So many exchanges, all of them timed and verified.
+fn exchanges(iterations: u32) -> Repeat {
+    Repeat { in_place: true, warmup: 0, iterations, check: true, spoil: false }
+}
+
 /// What the links are like.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Shape {
@@ -85,12 +92,6 @@ impl Shape {
     }
 
     fn settings(&self) -> Result<BTreeMap<String, String>, String> {
-        let split = |setting: &String| {
-            let (name, value) = setting
-                .split_once('=')
-                .ok_or_else(|| format!("--set {setting} has no value; write --set name=value"))?;
-            Ok((name.trim().replace('-', "_"), value.to_owned()))
-        };
-        self.settings.iter().map(split).collect()
+        job::settings(&self.settings)
     }
 }

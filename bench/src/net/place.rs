@@ -30,7 +30,6 @@ pub(crate) fn job(
         name: "quic".to_owned(),
         workers: cluster.workers.into(),
         servers: cluster.servers().into(),
-        worker_role: "worker",
         settings: settings.clone(),
         join: None,
         before,

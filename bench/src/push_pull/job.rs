@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gradlane_core::config::Config;
 use gradlane_core::transport::quic::Credentials;
-use gradlane_core::types::{JoinString, Role};
+use gradlane_core::types::{DType, JoinString, Role};
 use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions};
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +24,6 @@ pub(crate) struct JobOptions {
     pub(crate) name: String,
     pub(crate) workers: u32,
     pub(crate) servers: u32,
-    /// The hidden role of the workers.
-    pub(crate) worker_role: &'static str,
     /// Settings of all processes, by the name of the knob.
     pub(crate) settings: BTreeMap<String, String>,
     /// A running job to join as its workers, instead of starting coordinator and servers.
@@ -52,12 +50,31 @@ pub(crate) struct Before {
 
 /// The first line that a coordinator or a server reads.
 #[derive(Serialize, Deserialize)]
-struct Start {
-    settings: BTreeMap<String, String>,
-    workers: u32,
-    servers: u32,
-    join: Option<String>,
-    index: u32,
+pub(crate) struct Start {
+    pub(crate) settings: BTreeMap<String, String>,
+    pub(crate) workers: u32,
+    pub(crate) servers: u32,
+    /// The job that a server joins.
+    pub(crate) join: Option<String>,
+    /// Which of the servers it is.
+    pub(crate) index: u32,
+}
+
+impl Start {
+    /// The line that says it.
+    pub(crate) fn line(&self) -> String {
+        serde_json::to_string(self).expect("plain values")
+    }
+
+    /// Reads it from standard input.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub(crate) fn read() -> Result<Self, String> {
+        let mut line = String::new();
+        io::stdin().lock().read_line(&mut line).map_err(|cause| format!("standard input: {cause}"))?;
+        serde_json::from_str(&line).map_err(|cause| format!("{line:?} is no start: {cause}"))
+    }
 }
 
 /// Starts all processes and returns once the workers have joined.
@@ -75,12 +92,13 @@ pub(crate) fn start(options: &JobOptions) -> Result<Team, String> {
     let mut ranks = Vec::new();
     for rank in 0..options.workers {
         let before = options.before.workers.get(rank as usize).unwrap_or(&none);
-        ranks.push(Process::start(&format!("worker {rank}"), role(options.worker_role, before)?)?);
+        ranks.push(Process::start(&format!("worker {rank}"), role("worker", before)?)?);
     }
     let mut team = Team {
         name: options.name.clone(),
         ours: true,
-        abilities: Abilities { out_of_place: true, mean: true },
+        size: options.workers,
+        abilities: Abilities { out_of_place: true, mean: true, dtypes: &DType::ALL },
         wire: options.wire,
         ranks,
         helpers,
@@ -104,8 +122,7 @@ pub(crate) fn start_helpers(options: &JobOptions, helpers: &mut Vec<Process>) ->
     let order = |join: Option<String>, index: u32, own: Option<&BTreeMap<String, String>>| {
         let mut settings = options.settings.clone();
         settings.extend(own.into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
-        let start = Start { settings, workers: options.workers, servers: options.servers, join, index };
-        serde_json::to_string(&start).expect("plain values")
+        Start { settings, workers: options.workers, servers: options.servers, join, index }.line()
     };
     let before = &options.before;
     let mut coordinator = Process::start("coordinator", role("coordinator", &before.coordinator)?)?;
@@ -132,7 +149,7 @@ pub(crate) fn start_helpers(options: &JobOptions, helpers: &mut Vec<Process>) ->
 /// # Errors
 /// Why it could not start or ended.
 pub(crate) fn coordinate() -> Result<(), String> {
-    let start = read_start()?;
+    let start = Start::read()?;
     let options = EmbeddedOptions { config: config(&start.settings)?, workers: start.workers, servers: start.servers };
     let embedded = Embedded::start_coordinator(&options).map_err(|error| error.to_string())?;
     println!("{}", embedded.join_string());
@@ -147,7 +164,7 @@ pub(crate) fn coordinate() -> Result<(), String> {
 /// # Errors
 /// Why it could not start or ended.
 pub(crate) fn serve() -> Result<(), String> {
-    let start = read_start()?;
+    let start = Start::read()?;
     let config = config(&start.settings)?;
     let text = |error: gradlane_core::Error| error.to_string();
     let join: JoinString = start.join.unwrap_or_default().parse().map_err(text)?;
@@ -173,8 +190,17 @@ pub(crate) fn config(settings: &BTreeMap<String, String>) -> Result<Config, Stri
     Config::load(settings, [], None).map(|(config, _)| config).map_err(|error| error.to_string())
 }
 
-fn read_start() -> Result<Start, String> {
-    let mut line = String::new();
-    io::stdin().lock().read_line(&mut line).map_err(|cause| format!("standard input: {cause}"))?;
-    serde_json::from_str(&line).map_err(|cause| format!("{line:?} is no start: {cause}"))
+/// The settings of a run on this host, with what `--set` says.
+///
+/// # Errors
+/// What is no setting.
+pub(crate) fn settings(given: &[String]) -> Result<BTreeMap<String, String>, String> {
+    let mut settings = BTreeMap::from([("bind".to_owned(), "127.0.0.1:0".to_owned())]);
+    for setting in given {
+        let (name, value) =
+            setting.split_once('=').ok_or_else(|| format!("--set {setting} has no value; write --set name=value"))?;
+        settings.insert(name.trim().replace('-', "_"), value.trim().to_owned());
+    }
+    config(&settings)?;
+    Ok(settings)
 }

@@ -3,19 +3,20 @@
 pub(crate) mod job;
 pub(crate) mod worker;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use gradlane_core::config::Knob;
 use gradlane_core::pipeline::models;
 use gradlane_core::types::{JoinString, TensorSpec};
 
-use crate::arguments::{Effort, Output, Sweep};
-use crate::report::{Columns, Conclusion, DEFINITIONS, Place, Report};
+use crate::arguments::{Effort, Output, Point, Sweep};
+use crate::report::{Conclusion, DEFINITIONS, Place, Report};
 use crate::team::contest::{self, Entry, Plan};
-use crate::team::orders::Case;
-use crate::team::{Team, Wire, gloo};
+use crate::team::orders::{Case, Mode};
+use crate::team::{Team, Wire, gloo, mpi};
+use crate::transport;
 use job::JobOptions;
 
 /// What does a reduction cost, over workers and servers in processes of their own?
@@ -41,6 +42,15 @@ pub(crate) struct Arguments {
     /// Tensors that are submitted at once; all are waited for.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     inflight: u32,
+    /// What an exchange is. push-pull: the engine sums the contributions of all workers and brings the sum to each. The others move
+    /// bytes without summation, by the transport alone, in parts over all servers: push-only sends every tensor to the servers, which
+    /// keep it and acknowledge it; pull-only gets back what was pushed before, untimed; push-then-pull does the one and then the other.
+    /// These are out of place, and have no peers.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "push-pull")]
+    mode: Vec<Mode>,
+    /// Roads that the bytes take, separated by commas; each is a contender.
+    #[arg(long, value_delimiter = ',', default_value = "quic", value_parser = Road::parse)]
+    road: Vec<&'static Road>,
     /// Instead of single tensors, all gradients of a model at once, the last first, with the model's priorities.
     #[arg(long, value_enum)]
     model: Option<Model>,
@@ -69,11 +79,58 @@ pub(crate) enum Model {
     Resnet50,
     Vgg16,
     BertLarge,
+    Gpt2,
+}
+
+/// A road that bytes take between workers and servers: settings that choose it.
+#[derive(PartialEq, Debug)]
+struct Road {
+    name: &'static str,
+    settings: &'static [(&'static str, &'static str)],
+    /// Whether it passes the network.
+    wire: Option<Wire>,
+}
+
+/// Every road. What a build cannot do is known by the settings that it does not have.
+const ROADS: [Road; 4] = [
+    Road { name: "quic", settings: &[("road", "quic")], wire: Some(Wire::Loopback { ends: 1 }) },
+    Road { name: "shm", settings: &[("road", "shm"), ("local_reduce", "false")], wire: None },
+    Road { name: "local", settings: &[("local_reduce", "true")], wire: None },
+    Road { name: "auto", settings: &[], wire: Some(Wire::Loopback { ends: 1 }) },
+];
+
+impl Road {
+    fn parse(text: &str) -> Result<&'static Self, String> {
+        let names = || ROADS.map(|road| road.name).join(", ");
+        ROADS
+            .iter()
+            .find(|road| road.name == text)
+            .ok_or_else(|| format!("{text:?} is no road; use one of {}", names()))
+    }
+
+    /// The settings that choose it, as far as this build has a choice.
+    ///
+    /// # Errors
+    /// That it cannot take this road.
+    fn settings(&self) -> Result<Vec<(String, String)>, String> {
+        let known = |name: &str| Knob::find(name).is_some();
+        match self.settings.iter().find(|(name, _)| !known(name)) {
+            // Where there is no choice, all bytes go by QUIC.
+            Some(_) if self.name == "quic" => {}
+            Some((name, _)) => return Err(format!("--road {}: this build has no setting {name}", self.name)),
+            None => {}
+        }
+        let known = self.settings.iter().filter(|(name, _)| known(name));
+        Ok(known.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub(crate) enum Backend {
+    /// torch.distributed over Gloo.
     Gloo,
+    /// The MPI that mpicc and mpirun belong to.
+    Mpi,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
@@ -90,38 +147,60 @@ pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
 
 fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     let effort = arguments.effort.or_smoke();
+    let (reducing, moving): (Vec<Mode>, Vec<Mode>) = arguments.mode.iter().partition(|mode| **mode == Mode::PushPull);
+    if !moving.is_empty() && (!reducing.is_empty() || arguments.model.is_some() || arguments.join.is_some()) {
+        return Err("push-only, pull-only and push-then-pull sum nothing and are measured in a run of their own, of single tensors, with \
+                    servers of their own: give --mode without push-pull, and neither --model nor --join"
+            .to_owned());
+    }
+    let patience = Duration::from_secs(effort.patience);
     let entries = entries(arguments)?;
-    let mut teams = teams(arguments, Duration::from_secs(effort.patience))?;
-    let places = match arguments.place {
-        Places::Both => vec![Place::Out, Place::In],
-        Places::In => vec![Place::In],
-        Places::Out => vec![Place::Out],
+    let teams = if moving.is_empty() { teams(arguments, patience)? } else { raw_teams(arguments, patience)? };
+    let places = match (arguments.place, moving.is_empty()) {
+        (Places::Out, _) | (_, false) => vec![Place::Out],
+        (Places::In, true) => vec![Place::In],
+        (Places::Both, true) => vec![Place::Out, Place::In],
     };
-    let columns = Columns::new(&arguments.output, effort.checks());
-    let mut report =
-        Report { question: "push-pull".to_owned(), setting: setting(arguments, &effort), ..Report::default() };
-    print!("{}", columns.heading(&report));
+    let setting = vec![
+        format!("gradlane-bench push-pull, {}", env!("CARGO_PKG_VERSION")),
+        format!(
+            "{} workers, {} servers, {} in flight; {}",
+            arguments.workers,
+            arguments.servers,
+            arguments.inflight,
+            effort.describe()
+        ),
+    ];
+    let report = Report { question: "push-pull".to_owned(), setting, ..Report::default() };
     let plan = Plan { effort, places, spoil: arguments.plant_wrong_sum };
-    contest::run(&mut teams, &entries, &plan, |rows| {
-        let first = report.rows.len();
-        report.rows.extend(rows);
-        for row in &report.rows[first..] {
-            print!("{}", columns.row(&report, row));
-        }
-    })?;
-    print!("{}", columns.trailer(&report));
-    let conclusion = report.conclude(&arguments.output);
-    teams.into_iter().try_for_each(Team::end)?;
-    Ok(conclusion)
+    contest::hold(teams, &entries, &plan, report, &arguments.output)
+}
+
+/// Workers and stores for the modes that sum nothing.
+fn raw_teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String> {
+    if !arguments.backend.is_empty() || arguments.road.iter().any(|road| road.name != "quic") {
+        return Err("push-only, pull-only and push-then-pull have no --backend, and no --road but quic; see transport"
+            .to_owned());
+    }
+    let settings = job::settings(&arguments.settings)?;
+    let part_bytes = job::config(&settings)?.partition_bytes;
+    let (workers, servers) = (arguments.workers, arguments.servers);
+    Ok(vec![transport::start_raw("quic", workers, servers, part_bytes, &settings, patience)?])
 }
 
 fn entries(arguments: &Arguments) -> Result<Vec<Entry>, String> {
     let Some(model) = arguments.model else {
         let sweep = if arguments.effort.smoke { arguments.sweep.smoke() } else { arguments.sweep.clone() };
-        let entry = |point: crate::arguments::Point| {
-            Entry::single(Case::single("tensor", point.bytes, point.dtype, point.op, arguments.inflight))
-        };
-        return Ok(sweep.points()?.into_iter().map(entry).collect());
+        let mut entries = Vec::new();
+        for &mode in &arguments.mode {
+            for Point { bytes, dtype, op } in sweep.points()? {
+                entries.push(Entry::single(match mode {
+                    Mode::PushPull => Case::single("tensor", bytes, dtype, op, arguments.inflight),
+                    Mode::PushOnly | Mode::PullOnly | Mode::PushThenPull => Case::raw(bytes, arguments.inflight, mode),
+                }));
+            }
+        }
+        return Ok(entries);
     };
     let (name, specs) = model.tensors();
     let mut entries = Vec::new();
@@ -140,33 +219,33 @@ impl Model {
             Self::Resnet50 => ("resnet50", models::resnet50()),
             Self::Vgg16 => ("vgg16", models::vgg16()),
             Self::BertLarge => ("bert-large", models::bert_large()),
+            Self::Gpt2 => ("gpt2", models::gpt2()),
         }
     }
 }
 
 fn teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String> {
-    let mut settings = BTreeMap::from([("bind".to_owned(), "127.0.0.1:0".to_owned())]);
-    for setting in &arguments.settings {
-        let (name, value) =
-            setting.split_once('=').ok_or_else(|| format!("--set {setting} has no value; write --set name=value"))?;
-        settings.insert(name.trim().replace('-', "_"), value.to_owned());
-    }
+    let settings = job::settings(&arguments.settings)?;
     let join = arguments.join.as_deref().map(read_join).transpose()?;
-    let options = JobOptions {
-        name: "quic".to_owned(),
-        workers: arguments.workers,
-        servers: arguments.servers,
-        worker_role: "worker",
-        settings,
-        join,
-        before: job::Before::default(),
-        interface: "lo".to_owned(),
-        wire: Some(Wire::Loopback { ends: 1 }),
-        patience,
-    };
-    let mut teams = vec![job::start(&options)?];
+    let mut teams = Vec::new();
+    for road in &arguments.road {
+        let mut settings = settings.clone();
+        settings.extend(road.settings()?);
+        teams.push(job::start(&JobOptions {
+            name: road.name.to_owned(),
+            workers: arguments.workers,
+            servers: arguments.servers,
+            settings,
+            join: join.clone(),
+            before: job::Before::default(),
+            interface: "lo".to_owned(),
+            wire: road.wire,
+            patience,
+        })?);
+    }
     for backend in &arguments.backend {
         match backend {
+            Backend::Mpi => teams.push(mpi::start(arguments.workers, patience)?),
             Backend::Gloo => {
                 let python = gloo::interpreter(arguments.python.as_deref());
                 teams.push(gloo::start(&gloo::Venue::loopback(python, arguments.workers, patience))?);
@@ -183,24 +262,4 @@ fn read_join(text: &str) -> Result<JoinString, String> {
         None => text.to_owned(),
     };
     text.trim().parse().map_err(|error: gradlane_core::Error| format!("--join: {error}"))
-}
-
-fn setting(arguments: &Arguments, effort: &Effort) -> Vec<String> {
-    let mut lines = vec![
-        format!("gradlane-bench push-pull, {}", env!("CARGO_PKG_VERSION")),
-        format!(
-            "{} workers, {} servers, {} in flight; {} repetitions of {} exchanges after {} to warm up; validation {}",
-            arguments.workers,
-            arguments.servers,
-            arguments.inflight,
-            effort.repetitions,
-            effort.iterations,
-            effort.warmup,
-            effort.check
-        ),
-    ];
-    if effort.smoke {
-        lines.push("a smoke run: the figures mean nothing".to_owned());
-    }
-    lines
 }

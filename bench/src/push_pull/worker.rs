@@ -7,7 +7,7 @@ use std::time::Duration;
 use gradlane_core::cluster::MemberConfig;
 use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
 use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
-use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec};
+use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
 
 use super::job::config;
 use crate::team::buffers::{Buffers, Set};
@@ -15,13 +15,18 @@ use crate::team::orders::Case;
 use crate::team::rank::Exchanger;
 
 /// What a worker joins with: the join string of the job.
-pub(super) const JOIN: &str = "join";
+pub(crate) const JOIN: &str = "join";
 /// What a worker joins with: its settings, as a JSON object.
-pub(super) const SETTINGS: &str = "settings";
+pub(crate) const SETTINGS: &str = "settings";
 
 /// A joined worker.
 pub(crate) struct Worker {
     engine: Engine,
+    /// Less urgent tensors, where a case wants them, and those that are under way.
+    backlog: Option<(Case, Buffers)>,
+    under_way: Vec<Handle>,
+    rank: u32,
+    ranks: u32,
     /// The tensor by whose exchange the workers meet.
     meeting: (Case, Buffers),
     shutdown: Duration,
@@ -45,13 +50,41 @@ impl Exchanger for Worker {
             transport: Arc::new(transport),
         })
         .map_err(text)?;
-        let case = Case::single("meeting", 4, gradlane_core::types::DType::F32, Op::Sum, 1);
+        let case = Case::single("meeting", 4, DType::F32, Op::Sum, 1);
         let meeting = (case.clone(), Buffers::new(&case, rank, ranks));
-        Ok(Self { engine, meeting, shutdown })
+        Ok(Self { engine, backlog: None, under_way: Vec::new(), rank, ranks, meeting, shutdown })
     }
 
     fn prepare(&mut self, case: &Case) -> Result<(), String> {
+        self.backlog = None;
+        if case.backlog_bytes > 0 {
+            let tensors = u32::try_from(case.backlog_bytes / BACKLOG_TENSOR_BYTES).unwrap_or(u32::MAX).max(1);
+            let mut backlog = Case::single("backlog", BACKLOG_TENSOR_BYTES, DType::F32, Op::Sum, tensors);
+            for tensor in &mut backlog.tensors {
+                tensor.priority = i32::MIN;
+            }
+            self.engine.declare(specs(&backlog), false, None).map_err(|error| error.to_string())?;
+            let buffers = Buffers::new(&backlog, self.rank, self.ranks);
+            self.backlog = Some((backlog, buffers));
+        }
         self.engine.declare(specs(case), case.fuse, None).map_err(|error| error.to_string())
+    }
+
+    fn load(&mut self, _case: &Case) -> Result<(), String> {
+        let Some((backlog, buffers)) = &mut self.backlog else { return Ok(()) };
+        let (handles, outcome) = submit(&self.engine, backlog, buffers.set(0), false);
+        // Once the first sum is back, both directions of the road are full.
+        let first = handles.first().map_or(Ok(()), |first| first.wait(None));
+        self.under_way = handles;
+        outcome.and(first.map_err(|error| error.to_string()))
+    }
+
+    fn unload(&mut self) -> Result<bool, String> {
+        if self.under_way.is_empty() {
+            return Ok(false);
+        }
+        let over = self.under_way.iter().all(|handle| handle.outcome().is_some());
+        wait(std::mem::take(&mut self.under_way)).map(|()| over)
     }
 
     fn exchange(&mut self, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String> {
@@ -69,44 +102,31 @@ impl Exchanger for Worker {
     }
 }
 
-impl Worker {
-    /// Submits all tensors of a case. The set must be left alone until all handles have resolved.
-    ///
-    /// # Errors
-    /// What the first could not be submitted for; what was submitted has resolved then.
-    pub(crate) fn begin(&self, case: &Case, set: &mut Set, in_place: bool) -> Result<Vec<Handle>, String> {
-        begin(&self.engine, case, set, in_place)
-    }
-}
-
 fn push_pull(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String> {
-    let mut outcome = Ok(());
-    // Every handle is waited for, whatever became of the others: the memory is theirs until then. The job's step timeout ends all waits.
-    for handle in begin(engine, case, set, in_place)? {
-        outcome = outcome.and(handle.wait(None));
-    }
-    outcome.map_err(|error| error.to_string())
+    let (handles, outcome) = submit(engine, case, set, in_place);
+    outcome.and(wait(handles))
 }
 
-fn begin(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> Result<Vec<Handle>, String> {
+/// Submits all tensors of a case. The handles must be waited for, whatever the outcome: the memory of the set is theirs until then.
+fn submit(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> (Vec<Handle>, Result<(), String>) {
     let op = case.op();
     let mut handles = Vec::with_capacity(case.tensors.len());
-    for ((spec, (source, destination)), tensor) in specs(case).into_iter().zip(set.regions(in_place)).zip(&case.tensors)
-    {
+    for ((spec, regions), tensor) in specs(case).into_iter().zip(set.regions(in_place)).zip(&case.tensors) {
+        let (source, destination) = regions;
         let priority = Priority(tensor.priority);
         let submission = Submission { tensor: spec, source, destination, op, weight: 1.0, priority, timeout: None };
         match engine.push_pull(submission, |_| {}) {
             Ok(handle) => handles.push(handle),
-            Err(error) => {
-                for handle in handles {
-                    // The first error is told.
-                    let _ = handle.wait(None);
-                }
-                return Err(error.to_string());
-            }
+            Err(error) => return (handles, Err(error.to_string())),
         }
     }
-    Ok(handles)
+    (handles, Ok(()))
+}
+
+/// Waits for all of them; the job's step timeout ends every wait.
+fn wait(handles: Vec<Handle>) -> Result<(), String> {
+    let outcomes: Vec<_> = handles.into_iter().map(|handle| handle.wait(None)).collect();
+    outcomes.into_iter().collect::<Result<(), _>>().map_err(|error| error.to_string())
 }
 
 fn specs(case: &Case) -> Vec<TensorSpec> {
@@ -118,3 +138,6 @@ fn specs(case: &Case) -> Vec<TensorSpec> {
     };
     case.tensors.iter().map(spec).collect()
 }
+
+/// Of one tensor of a backlog: as long as a part.
+const BACKLOG_TENSOR_BYTES: u64 = 4 << 20;

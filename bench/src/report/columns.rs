@@ -16,9 +16,9 @@ Columns (n workers, S bytes, GB = 10^9 bytes):
   algbw    S / time, GB/s
   busbw    algbw x 2(n-1)/n, as nccl-tests defines it for all-reduce: comparable with the speed of a link in a ring
   #wrong   elements that are not what they must be; N/A with -c 0
-  wirebw   bytes that a worker's link carried in one direction / time, GB/s, protocol overhead included: S/time for push-pull,
-           busbw for a ring. On one host this is counted at the loopback interface, so traffic of others on it counts too; `-` where
-           nothing passes a network
+  wirebw   bytes that a worker's link carried / time, GB/s, mean of the two directions, protocol overhead included: about algbw for
+           push-pull, busbw for a ring. On one host it is counted at the loopback interface, where traffic of others counts too; `-`
+           where nothing passes a network
   cpu      user and system seconds of all processes of the job (workers, servers, coordinator) per GB of S
   ratios   our algbw divided by the peer's in the same repetition: median +- half the distance of the extremes
 Left group: the sum goes to other memory than the contribution (out of place); right group: over it (in place).
@@ -114,6 +114,12 @@ impl Columns {
                         figures.time_us.len(),
                     ),
                 );
+                if figures.late > 0 {
+                    line_to(
+                        &mut text,
+                        &format!("#   {name} {place}: the backlog was over before the end of {} batches", figures.late),
+                    );
+                }
             }
         }
         text

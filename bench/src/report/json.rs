@@ -56,6 +56,7 @@ fn figures(figures: &Figures) -> Value {
         "exchange_us": {
             "count": figures.exchanges.len(), "min": at(0.0), "p50": at(50.0), "p90": at(90.0), "p99": at(99.0), "max": at(100.0),
         },
+        "late": figures.late,
         "wrong": figures.wrong,
         "wrong_at": figures.wrong_at,
     })

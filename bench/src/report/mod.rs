@@ -63,7 +63,7 @@ pub(crate) struct Figures {
     pub(crate) algbw: Samples,
     /// What nccl-tests calls the bus bandwidth, GB/s.
     pub(crate) busbw: Samples,
-    /// What a worker's link carried in one direction, GB/s; `None` if it carried nothing or nobody counted.
+    /// What a worker's link carried, mean of the two directions, GB/s; `None` if it carried nothing or nobody counted.
     pub(crate) wirebw: Option<Samples>,
     /// User and system time of all processes of the job, in seconds per GB of tensor.
     pub(crate) cpu_per_gb: Samples,
@@ -71,6 +71,8 @@ pub(crate) struct Figures {
     pub(crate) over_optimum: Option<Samples>,
     /// Time of each exchange of every repetition, µs.
     pub(crate) exchanges: Samples,
+    /// Batches during which the backlog under which they were measured ended.
+    pub(crate) late: u64,
     /// Elements that were not what they had to be.
     pub(crate) wrong: u64,
     /// Where the first of them was.
@@ -177,6 +179,7 @@ pub(crate) mod tests {
             cpu_per_gb: twice(0.5),
             over_optimum: None,
             exchanges: twice(bytes as f64 / algbw / 1e3),
+            late: 0,
             wrong: 0,
             wrong_at: None,
         };

@@ -6,10 +6,10 @@
 #![expect(unsafe_code, reason = "the engine takes memory by address; see `Set::regions`")]
 
 use gradlane_core::mem::Region;
-use gradlane_core::types::{DType, Op};
+use gradlane_core::types::{DType, Op, WorkerId};
 use half::{bf16, f16};
 
-use super::orders::Case;
+use super::orders::{Case, ECHO};
 
 /// The memory of all sets of a case.
 pub(crate) struct Buffers {
@@ -22,6 +22,8 @@ pub(crate) struct Buffers {
 
 /// The tensors of one exchange.
 pub(crate) struct Set {
+    /// Which of the sets it is.
+    pub(crate) number: usize,
     contributions: Vec<Vec<u8>>,
     /// Where sums go if not over the contributions.
     sums: Vec<Vec<u8>>,
@@ -41,8 +43,9 @@ impl Buffers {
         let memory =
             |elements: u64| vec![UNTOUCHED; usize::try_from(elements * dtype.bytes()).expect("it fits in memory")];
         let all = || case.tensors.iter().map(|tensor| memory(tensor.elements)).collect();
-        let sets = (0..case.sets).map(|_| Set { contributions: all(), sums: all() }).collect();
-        let mut buffers = Self { dtype, op: case.op(), rank, ranks, sets };
+        let sets = (0..case.sets).map(|number| Set { number, contributions: all(), sums: all() }).collect();
+        let op = if case.op == ECHO { Op::Broadcast { root: WorkerId(rank) } } else { case.op() };
+        let mut buffers = Self { dtype, op, rank, ranks, sets };
         buffers.fill();
         buffers
     }
@@ -153,6 +156,21 @@ impl Set {
             unsafe { (Region::new(source, bytes), Region::new(sum, bytes)) }
         });
         regions.collect()
+    }
+
+    /// Takes a contribution out, for who needs to own it; [`Set::give_back`] undoes it.
+    pub(crate) fn take_contribution(&mut self, tensor: usize) -> Vec<u8> {
+        std::mem::take(&mut self.contributions[tensor])
+    }
+
+    /// Undoes [`Set::take_contribution`].
+    pub(crate) fn give_back(&mut self, tensor: usize, contribution: Vec<u8>) {
+        self.contributions[tensor] = contribution;
+    }
+
+    /// Where a sum goes.
+    pub(crate) fn sum_mut(&mut self, tensor: usize, in_place: bool) -> &mut [u8] {
+        if in_place { &mut self.contributions[tensor] } else { &mut self.sums[tensor] }
     }
 
     /// Changes one element of a sum.

@@ -6,11 +6,11 @@ use std::time::Duration;
 use gradlane_core::types::Op;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::orders::{Case, Repeat};
+use super::orders::{Case, ECHO, Mode, Repeat};
 use super::{Repetition, Team};
-use crate::arguments::Effort;
+use crate::arguments::{Effort, Output};
 use crate::measure::Samples;
-use crate::report::{Figures, Place, Row};
+use crate::report::{Columns, Conclusion, Figures, Place, Report, Row};
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -39,7 +39,11 @@ impl Entry {
     pub(crate) fn single(case: Case) -> Self {
         let inflight = u32::try_from(case.tensors.len()).expect("few tensors");
         let (bytes, count) = (case.bytes() / u64::from(inflight), case.elements() / u64::from(inflight));
-        let variant = if inflight == 1 { String::new() } else { format!("x{inflight}") };
+        let mut words = Vec::new();
+        words.extend((case.mode != Mode::PushPull).then(|| case.mode.name().to_owned()));
+        words.extend((inflight > 1).then(|| format!("x{inflight}")));
+        words.extend((case.backlog_bytes > 0).then(|| "busy".to_owned()));
+        let variant = words.join(" ");
         Self { case, variant, bytes, count, inflight }
     }
 
@@ -53,12 +57,7 @@ impl Entry {
 ///
 /// # Errors
 /// What the first rank that could not go on says.
-pub(crate) fn run(
-    teams: &mut [Team],
-    entries: &[Entry],
-    plan: &Plan,
-    mut show: impl FnMut(Vec<Row>),
-) -> Result<(), String> {
+fn run(teams: &mut [Team], entries: &[Entry], plan: &Plan, mut show: impl FnMut(Vec<Row>)) -> Result<(), String> {
     let progress = progress(entries.len() * plan.places.len() * plan.effort.repetitions as usize);
     for entry in entries {
         let able: Vec<bool> =
@@ -85,7 +84,7 @@ pub(crate) fn run(
                         spoil: plan.spoil && teams[index].ours,
                     };
                     let repetition = teams[index].repeat(&repeat)?;
-                    let ranks = teams[index].ranks.len();
+                    let ranks = teams[index].size;
                     figures[index].add(&repetition, entry, ranks);
                 }
                 progress.inc(1);
@@ -105,6 +104,34 @@ pub(crate) fn run(
     Ok(())
 }
 
+/// Measures all entries with all teams, prints the table as it comes, and ends the teams.
+///
+/// # Errors
+/// As [`run`], and who did not leave in order.
+pub(crate) fn hold(
+    mut teams: Vec<Team>,
+    entries: &[Entry],
+    plan: &Plan,
+    mut report: Report,
+    output: &Output,
+) -> Result<Conclusion, String> {
+    let columns = Columns::new(output, plan.effort.checks());
+    if plan.effort.smoke {
+        report.setting.push("a smoke run: the figures mean nothing".to_owned());
+    }
+    print!("{}", columns.heading(&report));
+    run(&mut teams, entries, plan, |rows| {
+        let first = report.rows.len();
+        report.rows.extend(rows);
+        for row in &report.rows[first..] {
+            print!("{}", columns.row(&report, row));
+        }
+    })?;
+    print!("{}", columns.trailer(&report));
+    teams.into_iter().try_for_each(Team::end)?;
+    Ok(report.conclude(output))
+}
+
 fn blank(team: &Team, entry: &Entry) -> Row {
     Row {
         contender: team.name.clone(),
@@ -112,7 +139,7 @@ fn blank(team: &Team, entry: &Entry) -> Row {
         bytes: entry.bytes,
         count: entry.count,
         dtype: entry.case.dtype(),
-        op: Some(entry.case.op()),
+        op: (entry.case.op != ECHO).then(|| entry.case.op()),
         variant: entry.variant.clone(),
         out_of_place: None,
         in_place: None,
@@ -121,7 +148,7 @@ fn blank(team: &Team, entry: &Entry) -> Row {
 
 impl Figures {
     /// Adds what a repetition found.
-    pub(crate) fn add(&mut self, repetition: &Repetition, entry: &Entry, ranks: usize) {
+    pub(crate) fn add(&mut self, repetition: &Repetition, entry: &Entry, ranks: u32) {
         let inflight = f64::from(entry.inflight);
         let exchanges = repetition.seconds.len() as f64;
         let seconds = repetition.total_seconds / exchanges / inflight;
@@ -130,7 +157,9 @@ impl Figures {
         // A broadcast moves every byte once; its factor is 1 in nccl-tests.
         let factor = match entry.case.op() {
             Op::Broadcast { .. } => 1.0,
-            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => 2.0 * (ranks as f64 - 1.0) / ranks as f64,
+            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => {
+                2.0 * (f64::from(ranks) - 1.0) / f64::from(ranks)
+            }
         };
         self.time_us.push(seconds * 1e6);
         self.algbw.push(algbw);
@@ -143,6 +172,7 @@ impl Figures {
         self.exchanges = Samples::from(
             exchanges.chain(repetition.seconds.iter().map(|seconds| seconds / inflight * 1e6)).collect::<Vec<_>>(),
         );
+        self.late += repetition.late;
         self.wrong += repetition.wrong;
         self.wrong_at = self.wrong_at.take().or_else(|| repetition.wrong_at.clone());
     }

@@ -7,12 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::process::Process;
+use gradlane_core::types::DType;
+
+use super::process::{Death, Process, tied};
 use super::rank::INTERFACE;
 use super::{Abilities, Team, Wire};
 
 /// What a rank of Gloo runs.
 const SCRIPT: &str = include_str!("gloo_rank.py");
+
+/// What Gloo adds, as torch offers it.
+const DTYPES: &[DType] =
+    &[DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::I8, DType::U8];
 
 /// Where Gloo's ranks run and meet.
 pub(crate) struct Venue {
@@ -52,15 +58,14 @@ pub(crate) fn start(venue: &Venue) -> Result<Team, String> {
     check(&venue.python)?;
     let mut ranks = Vec::new();
     for (rank, before) in venue.before.iter().enumerate() {
-        let mut words = before.iter().cloned().chain([venue.python.clone().into_os_string()]);
-        let mut command = Command::new(words.next().expect("the interpreter at least"));
-        command.args(words).args(["-c", SCRIPT]).arg(std::process::id().to_string());
-        ranks.push(Process::start(&format!("gloo rank {rank}"), command)?);
+        let words = [venue.python.clone().into_os_string(), "-c".into(), SCRIPT.into()];
+        ranks.push(Process::start(&format!("gloo rank {rank}"), tied(&words, before, Death::Killed)?)?);
     }
     let mut team = Team {
         name: "gloo".to_owned(),
         ours: false,
-        abilities: Abilities { out_of_place: false, mean: false },
+        size: u32::try_from(ranks.len()).expect("few ranks"),
+        abilities: Abilities { out_of_place: false, mean: false, dtypes: DTYPES },
         wire: Some(venue.wire),
         ranks,
         helpers: Vec::new(),

@@ -3,12 +3,15 @@
 pub(crate) mod buffers;
 pub(crate) mod contest;
 pub(crate) mod gloo;
+pub(crate) mod mpi;
 pub(crate) mod orders;
 pub(crate) mod process;
 pub(crate) mod rank;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
+
+use gradlane_core::types::DType;
 
 use crate::report::Place;
 use orders::{Answer, Case, Measured, Order, Repeat};
@@ -20,11 +23,13 @@ pub(crate) struct Team {
     pub(crate) name: String,
     /// Whether it is ours.
     pub(crate) ours: bool,
+    /// How many ranks it has.
+    pub(crate) size: u32,
     /// What it can do.
     pub(crate) abilities: Abilities,
     /// What the interface counters mean; `None` if it passes no network.
     pub(crate) wire: Option<Wire>,
-    /// By rank.
+    /// By rank; or one that speaks for all.
     pub(crate) ranks: Vec<Process>,
     /// Coordinator, servers: asked for their processor time only, and dismissed last.
     pub(crate) helpers: Vec<Process>,
@@ -39,6 +44,8 @@ pub(crate) struct Abilities {
     pub(crate) out_of_place: bool,
     /// Means as well as sums, smallest and largest.
     pub(crate) mean: bool,
+    /// These types.
+    pub(crate) dtypes: &'static [DType],
 }
 
 /// Whose bytes the interface counters that ranks report are.
@@ -67,6 +74,8 @@ pub(crate) struct Repetition {
     pub(crate) wire_bytes: Option<f64>,
     pub(crate) wrong: u64,
     pub(crate) wrong_at: Option<String>,
+    /// See [`Measured::late`].
+    pub(crate) late: u64,
 }
 
 impl Team {
@@ -75,16 +84,27 @@ impl Team {
     /// # Errors
     /// What the first rank that could not says.
     pub(crate) fn join(&mut self, with: impl Fn(u32) -> BTreeMap<String, String>) -> Result<(), String> {
-        let ranks = u32::try_from(self.ranks.len()).expect("few ranks");
+        let ranks = self.size;
         for (rank, process) in (0..).zip(&mut self.ranks) {
             process.order(&Order::Join { rank, ranks, with: with(rank) })?;
         }
         self.all_done()
     }
 
+    /// Waits until every rank obeys.
+    ///
+    /// # Errors
+    /// As [`Team::join`].
+    pub(crate) fn wait_ready(&mut self) -> Result<(), String> {
+        self.ranks.iter_mut().try_for_each(|process| process.order(&Order::Usage))?;
+        self.ranks.iter_mut().try_for_each(|process| process.answer(self.patience).map(drop))
+    }
+
     /// Whether it can do this.
     pub(crate) fn can(&self, case: &Case, place: Place) -> bool {
-        (self.abilities.out_of_place || place == Place::In) && (self.abilities.mean || case.op != "mean")
+        let Abilities { out_of_place, mean, dtypes } = self.abilities;
+        let plain = self.ours || case.backlog_bytes == 0;
+        plain && (out_of_place || place == Place::In) && (mean || case.op != "mean") && dtypes.contains(&case.dtype())
     }
 
     /// Makes ready for a case.
@@ -178,6 +198,7 @@ impl Repetition {
                 Wire::Loopback { ends } => mean * f64::from(ends) / (2.0 * ranks.len() as f64),
             }),
             wrong: ranks.iter().map(|rank| rank.wrong).sum(),
+            late: ranks.iter().map(|rank| rank.late).sum(),
             wrong_at: ranks.iter().find_map(|rank| rank.wrong_at.clone()),
         }
     }

@@ -38,7 +38,40 @@ pub(crate) struct Case {
     pub(crate) sets: usize,
     /// Whether small neighbours may share parts; a model's do.
     pub(crate) fuse: bool,
+    /// Which way bytes go.
+    pub(crate) mode: Mode,
+    /// Bytes of less urgent tensors that are under way while the case is measured.
+    pub(crate) backlog_bytes: u64,
 }
+
+/// Which way bytes go in an exchange.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum, Debug)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Mode {
+    /// A push and its answer in one exchange, all tensors at once: bytes go both ways at the same time.
+    PushPull,
+    /// All pushes, and when all are acknowledged all pulls.
+    PushThenPull,
+    /// Pushes that are acknowledged without a body.
+    PushOnly,
+    /// Pulls of what was pushed before.
+    PullOnly,
+}
+
+impl Mode {
+    /// As it is written on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::PushPull => "push-pull",
+            Self::PushThenPull => "push-then-pull",
+            Self::PushOnly => "push-only",
+            Self::PullOnly => "pull-only",
+        }
+    }
+}
+
+/// The operation of a case that reduces nothing: every rank gets back what it pushed.
+pub(crate) const ECHO: &str = "echo";
 
 /// One tensor of a case.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
@@ -101,6 +134,9 @@ pub(crate) struct Measured {
     pub(crate) wrong: u64,
     /// Where the first of them was, and what.
     pub(crate) wrong_at: Option<String>,
+    /// Batches during which the backlog ended, so that some of their exchanges were not under it.
+    #[serde(default)]
+    pub(crate) late: u64,
 }
 
 impl Case {
@@ -111,8 +147,7 @@ impl Case {
             elements: bytes / dtype.bytes(),
             priority: Priority::default().0,
         };
-        let tensors: Vec<Tensor> = (0..inflight).map(tensor).collect();
-        Self { tensors, dtype: dtype.name().to_owned(), op: op_name(op).to_owned(), sets: 1, fuse: false }.with_sets()
+        Self::of((0..inflight).map(tensor).collect(), dtype, op_name(op)).with_sets()
     }
 
     /// A case of all tensors of a model, submitted from the last to the first, as a backward pass makes its gradients; what the next
@@ -124,7 +159,29 @@ impl Case {
             priority: Priority::of_position(position).0,
         };
         let tensors: Vec<Tensor> = specs.iter().enumerate().rev().map(tensor).collect();
-        Self { tensors, dtype: dtype.name().to_owned(), op: op_name(op).to_owned(), sets: 1, fuse: true }.with_sets()
+        Self { fuse: true, ..Self::of(tensors, dtype, op_name(op)) }.with_sets()
+    }
+
+    /// A case that moves bytes and reduces nothing.
+    pub(crate) fn raw(bytes: u64, inflight: u32, mode: Mode) -> Self {
+        Self { op: ECHO.to_owned(), mode, ..Self::single("message", bytes, DType::U8, Op::Sum, inflight) }
+    }
+
+    /// The same case, measured while so many bytes of less urgent tensors are under way, a few exchanges at a time.
+    pub(crate) fn under_backlog(self, backlog_bytes: u64) -> Self {
+        Self { backlog_bytes, sets: EXCHANGES_A_BACKLOG, ..self }
+    }
+
+    fn of(tensors: Vec<Tensor>, dtype: DType, op: &str) -> Self {
+        Self {
+            tensors,
+            dtype: dtype.name().to_owned(),
+            op: op.to_owned(),
+            sets: 1,
+            fuse: false,
+            mode: Mode::PushPull,
+            backlog_bytes: 0,
+        }
     }
 
     /// Bytes of one exchange of one rank.
@@ -151,7 +208,7 @@ impl Case {
     /// If the benchmark wrote another name.
     pub(crate) fn op(&self) -> Op {
         match self.op.as_str() {
-            "broadcast" => Op::Broadcast { root: WorkerId(0) },
+            "broadcast" | ECHO => Op::Broadcast { root: WorkerId(0) },
             name => crate::arguments::parse_op(name).expect("written from an operation"),
         }
     }
@@ -174,6 +231,8 @@ fn op_name(op: Op) -> &'static str {
     }
 }
 
+/// Urgent exchanges while one backlog is under way: few enough that it outlasts them.
+const EXCHANGES_A_BACKLOG: usize = 4;
 /// All sets of a case together, unless one alone is larger.
 const SETS_BYTES: u64 = 4 << 20;
 const SETS_MAX: u64 = 64;

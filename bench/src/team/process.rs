@@ -1,18 +1,36 @@
 //! A process of a contender: started, ordered about over pipes with deadlines, and gone when the benchmark is.
 //!
-//! Whatever ends the benchmark, SIGKILL included, ends its processes: ours ask the kernel to die with their parent before they do
-//! anything else (see [`die_with`]), and so do the scripts of peers.
+//! Whatever ends the benchmark, SIGKILL included, ends its processes: they ask the kernel to die with their parent before they do
+//! anything else (see [`die_with`]), and peers are started through one of ours.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use clap::ValueEnum;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::orders::{Answer, Order};
+
+/// How orders are written. Answers are JSON in any case.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Speech {
+    Json,
+    Words(fn(&Order) -> String),
+}
+
+/// How a process ends if the benchmark does.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum, Debug)]
+pub(crate) enum Death {
+    /// By SIGKILL.
+    Killed,
+    /// By SIGTERM: it has something to clean up.
+    Told,
+}
 
 /// A child that obeys. Dropping it kills it.
 pub(crate) struct Process {
@@ -21,6 +39,7 @@ pub(crate) struct Process {
     child: Child,
     orders: Option<ChildStdin>,
     answers: Receiver<String>,
+    speech: Speech,
     /// The end of what it said on standard error.
     complaints: Arc<Mutex<Vec<u8>>>,
 }
@@ -49,12 +68,13 @@ impl Process {
         let complaints = Arc::new(Mutex::new(Vec::new()));
         let heard = Arc::clone(&complaints);
         std::thread::spawn(move || keep_end(errors, &heard));
-        Ok(Self { name: name.to_owned(), child, orders, answers, complaints })
+        Ok(Self { name: name.to_owned(), child, orders, answers, speech: Speech::Json, complaints })
     }
 
-    /// Its process id.
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+    /// The same process, which takes orders in other words.
+    pub(crate) fn speaking(mut self, speech: Speech) -> Self {
+        self.speech = speech;
+        self
     }
 
     /// Gives an order; the answer is asked for with [`Process::answer`].
@@ -62,7 +82,11 @@ impl Process {
     /// # Errors
     /// That it is gone, with what it said last.
     pub(crate) fn order(&mut self, order: &Order) -> Result<(), String> {
-        self.tell(&serde_json::to_string(order).expect("orders have no maps with odd keys"))
+        let line = match self.speech {
+            Speech::Json => serde_json::to_string(order).expect("orders have no maps with odd keys"),
+            Speech::Words(words_of) => words_of(order),
+        };
+        self.tell(&line)
     }
 
     /// Gives it a line that is no order.
@@ -160,16 +184,39 @@ pub(crate) fn role(role: &str, before: &[OsString]) -> Result<Command, String> {
     let this = std::env::current_exe().map_err(|cause| format!("this program does not find itself: {cause}"))?;
     let mut words = before.iter().cloned().chain([this.into_os_string()]);
     let mut command = Command::new(words.next().expect("this program at least"));
-    command.args(words).args(["role", role, "--parent"]).arg(std::process::id().to_string());
+    command.args(words).args(["role", "--parent"]).arg(std::process::id().to_string()).arg(role);
     Ok(command)
 }
 
-/// Makes the kernel kill this process when its parent, which is `parent`, ends.
+/// A command that runs another program, tied to this process in the same way: the tie outlives the `exec` by which this program
+/// becomes the other.
+///
+/// # Errors
+/// As [`role`].
+pub(crate) fn tied(words: &[OsString], before: &[OsString], death: Death) -> Result<Command, String> {
+    let mut command = role("exec", before)?;
+    command.arg("--death").arg(death.to_possible_value().expect("no variant is skipped").get_name());
+    command.arg("--").args(words);
+    Ok(command)
+}
+
+/// Becomes another program; returns only if that fails.
+pub(crate) fn become_program(words: &[OsString]) -> String {
+    let Some((program, arguments)) = words.split_first() else { return "there is no program to run".to_owned() };
+    let cause = Command::new(program).args(arguments).exec();
+    format!("{} does not start: {cause}", program.to_string_lossy())
+}
+
+/// Makes the kernel end this process when its parent, which is `parent`, ends.
 ///
 /// # Errors
 /// If it has ended already, or the kernel refuses.
-pub(crate) fn die_with(parent: u32) -> Result<(), String> {
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|cause| format!("prctl: {cause}"))?;
+pub(crate) fn die_with(parent: u32, death: Death) -> Result<(), String> {
+    let signal = match death {
+        Death::Killed => Signal::KILL,
+        Death::Told => Signal::TERM,
+    };
+    set_parent_process_death_signal(Some(signal)).map_err(|cause| format!("prctl: {cause}"))?;
     // It may have ended before the line above; nobody would send the signal then.
     let living = getppid().map(Pid::as_raw_nonzero).is_some_and(|found| u32::try_from(found.get()) == Ok(parent));
     if living { Ok(()) } else { Err("the benchmark that started this has ended".to_owned()) }

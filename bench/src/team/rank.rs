@@ -23,6 +23,26 @@ pub(crate) trait Exchanger: Sized {
     /// Exchanges all tensors of a case and returns when the last sum is there.
     fn exchange(&mut self, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String>;
 
+    /// What must be done before exchanges of this set are timed, such as pushing what is going to be pulled.
+    fn provide(&mut self, _case: &Case, _set: &mut Set) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// What must be done after they were timed and before the sums are verified, such as pulling what was pushed.
+    fn settle(&mut self, _case: &Case, _set: &mut Set) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Begins the backlog of a case.
+    fn load(&mut self, _case: &Case) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Waits for its end; whether it was over already.
+    fn unload(&mut self) -> Result<bool, String> {
+        Ok(false)
+    }
+
     /// Waits until all ranks are here.
     fn meet(&mut self) -> Result<(), String>;
 
@@ -94,6 +114,7 @@ impl<E: Exchanger> Member<E> {
         let mut measured = Measured::default();
         for index in 0..repeat.warmup as usize {
             let set = index % buffers.len();
+            self.exchanger.provide(case, buffers.set(set))?;
             self.exchanger.exchange(case, buffers.set(set), in_place)?;
             if repeat.check {
                 buffers.fill_set(set);
@@ -101,11 +122,16 @@ impl<E: Exchanger> Member<E> {
         }
         let mut left = repeat.iterations as usize;
         while left > 0 {
-            let batch = if repeat.check { left.min(buffers.len()) } else { left };
+            let whole = !repeat.check && case.backlog_bytes == 0;
+            let batch = if whole { left } else { left.min(buffers.len()) };
             left -= batch;
+            for index in 0..batch.min(buffers.len()) {
+                self.exchanger.provide(case, buffers.set(index))?;
+            }
             // Before the meeting, because it takes longer than a small exchange and would keep the ranks from starting together.
             let wire_before = wire_bytes(&self.interface)?;
             self.exchanger.meet()?;
+            self.exchanger.load(case)?;
             let cpu_before = cpu_seconds();
             for index in 0..batch {
                 let set = index % buffers.len();
@@ -118,6 +144,10 @@ impl<E: Exchanger> Member<E> {
             let wire = wire_bytes(&self.interface)?;
             measured.received_bytes += wire.0.saturating_sub(wire_before.0);
             measured.sent_bytes += wire.1.saturating_sub(wire_before.1);
+            measured.late += u64::from(self.exchanger.unload()?);
+            for index in 0..batch.min(buffers.len()) {
+                self.exchanger.settle(case, buffers.set(index))?;
+            }
             if repeat.spoil && left == 0 {
                 buffers.set(0).spoil(in_place);
             }

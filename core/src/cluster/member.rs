@@ -376,6 +376,8 @@ impl Member {
             host: config.host.clone(),
             pid: config.pid,
             address: config.address.clone(),
+            machine: config.machine,
+            door: config.door.clone(),
             workers: config.workers,
             servers: config.servers,
         }

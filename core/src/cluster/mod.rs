@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{Incarnation, PartLayout, Role, TensorKey, View};
+use crate::types::{Incarnation, MachineId, PartLayout, Role, TensorKey, View};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 
@@ -31,6 +31,10 @@ pub struct MemberConfig {
     pub pid: u32,
     /// Where a server accepts exchanges; empty for a worker.
     pub address: String,
+    /// The machine it runs on.
+    pub machine: MachineId,
+    /// Path of the socket at which processes of its machine reach it; empty for none.
+    pub door: String,
     /// How many workers the job must have; 0 if this process does not know.
     pub workers: u32,
     /// How many servers the job must have; 0 if this process does not know.

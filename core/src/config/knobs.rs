@@ -138,6 +138,8 @@ knobs! {
         local_size: Optional<Count> = "" in "1" to "4096";
         /// Index of this host.
         node_rank: Optional<Count> = "" in "0" to "4095";
+        /// Name of this machine: processes that share memory have the same; found out if absent.
+        machine: Optional<Text> = "";
         /// Number of hosts with workers.
         num_nodes: Optional<Count> = "" in "1" to "4096";
         /// Number of servers; 0 embeds one in the worker of rank 0.

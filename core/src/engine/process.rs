@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 
 use crate::cluster::MemberConfig;
 use crate::config::Config;
-use crate::types::{Incarnation, Role};
+use crate::types::{Incarnation, MachineId, Role};
 
 /// The membership settings of this process, for any rank; the caller fills in what it asks for.
 pub fn member(role: Role, config: &Config) -> MemberConfig {
@@ -15,6 +15,8 @@ pub fn member(role: Role, config: &Config) -> MemberConfig {
         host: host(),
         pid: std::process::id(),
         address: String::new(),
+        machine: machine(config),
+        door: String::new(),
         workers: 0,
         servers: 0,
         coordinator: String::new(),
@@ -29,6 +31,17 @@ pub fn member(role: Role, config: &Config) -> MemberConfig {
 /// This host's name.
 pub fn host() -> String {
     gethostname::gethostname().to_string_lossy().into_owned()
+}
+
+/// The machine this process runs on, by the name that the settings give it, or else as the system tells it: one boot, one network
+/// namespace, one user.
+fn machine(config: &Config) -> MachineId {
+    let name = config.machine.clone().or_else(|| {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        let network = std::fs::read_link("/proc/self/ns/net").ok()?;
+        Some(format!("{} {} {}", boot.trim(), network.display(), rustix::process::geteuid().as_raw()))
+    });
+    name.map_or(MachineId::UNKNOWN, |name| MachineId(xxhash_rust::xxh3::xxh3_64(name.as_bytes())))
 }
 
 /// Draws the identity of this life of the process.
@@ -69,6 +82,16 @@ mod tests {
         assert_eq!(announced("0.0.0.0:77", None, "127.0.0.1:9"), "127.0.0.1:77");
         assert_eq!(announced("10.1.2.3:77", None, "127.0.0.1:9"), "10.1.2.3:77");
         assert_eq!(announced("0.0.0.0:77", Some("node7"), "127.0.0.1:9"), "node7:77");
+    }
+
+    #[test]
+    fn processes_of_one_machine_know_it_by_the_same_id() {
+        let config = Config::default();
+        assert_eq!(machine(&config), machine(&config));
+        assert!(!cfg!(target_os = "linux") || machine(&config) != MachineId::UNKNOWN);
+        let named = |name: &str| machine(&Config { machine: Some(name.to_owned()), ..Config::default() });
+        assert_eq!(named("a"), named("a"));
+        assert_ne!(named("a"), named("b"));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The parameter lists of well-known models, names and shapes in the order of their definition: what placement is tested with and
 //! what benchmarks reduce.
 //!
-//! Names and shapes are those of torchvision (ResNet-50, VGG-16) and of Hugging Face's `BertModel` (BERT-large, uncased).
+//! Names and shapes are those of torchvision (ResNet-50, VGG-16) and of Hugging Face's `BertModel` (BERT-large, uncased) and `GPT2Model`
+//! (GPT-2, the smallest).
 
 use crate::types::{DType, TensorSpec};
 
@@ -11,6 +12,9 @@ pub const RESNET50_PARAMETERS: u64 = 25_557_032;
 pub const VGG16_PARAMETERS: u64 = 138_357_544;
 /// Parameters of BERT-large with its pooler.
 pub const BERT_LARGE_PARAMETERS: u64 = 335_141_888;
+
+/// Parameters of the smallest GPT-2, whose output shares the embedding of its input.
+pub const GPT2_PARAMETERS: u64 = 124_439_808;
 
 /// ResNet-50: 161 tensors, mostly small ones.
 pub fn resnet50() -> Vec<TensorSpec> {
@@ -91,6 +95,26 @@ pub fn bert_large() -> Vec<TensorSpec> {
     list.0
 }
 
+/// GPT-2 with 12 layers: 148 tensors, a third of the bytes in the embedding.
+pub fn gpt2() -> Vec<TensorSpec> {
+    const HIDDEN: u64 = 768;
+    let mut list = List::default();
+    list.tensor("wte.weight".to_owned(), &[50_257, HIDDEN]);
+    list.tensor("wpe.weight".to_owned(), &[1024, HIDDEN]);
+    for layer in 0..12 {
+        let name = format!("h.{layer}");
+        list.norm(&format!("{name}.ln_1"), HIDDEN);
+        // These projections are stored with their inputs first.
+        list.linear_transposed(&format!("{name}.attn.c_attn"), HIDDEN, 3 * HIDDEN);
+        list.linear_transposed(&format!("{name}.attn.c_proj"), HIDDEN, HIDDEN);
+        list.norm(&format!("{name}.ln_2"), HIDDEN);
+        list.linear_transposed(&format!("{name}.mlp.c_fc"), HIDDEN, 4 * HIDDEN);
+        list.linear_transposed(&format!("{name}.mlp.c_proj"), 4 * HIDDEN, HIDDEN);
+    }
+    list.norm("ln_f", HIDDEN);
+    list.0
+}
+
 #[derive(Default)]
 struct List(Vec<TensorSpec>);
 
@@ -104,6 +128,11 @@ impl List {
 
     fn linear(&mut self, name: &str, out: u64, inputs: u64) {
         self.tensor(format!("{name}.weight"), &[out, inputs]);
+        self.tensor(format!("{name}.bias"), &[out]);
+    }
+
+    fn linear_transposed(&mut self, name: &str, inputs: u64, out: u64) {
+        self.tensor(format!("{name}.weight"), &[inputs, out]);
         self.tensor(format!("{name}.bias"), &[out]);
     }
 
@@ -129,6 +158,7 @@ mod tests {
             (resnet50(), 161, RESNET50_PARAMETERS),
             (vgg16(), 32, VGG16_PARAMETERS),
             (bert_large(), 391, BERT_LARGE_PARAMETERS),
+            (gpt2(), 148, GPT2_PARAMETERS),
         ];
         for (specs, tensors, parameters) in table {
             assert_eq!(specs.len(), tensors);

@@ -2,9 +2,12 @@
 //!
 //! The server's side is played by the test itself, event by event.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+
+use bytes::Bytes;
 
 use super::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Transport};
 use crate::error::{Error, Result};
@@ -40,6 +43,8 @@ macro_rules! promises {
             a_push_without_a_body_asks_for_the_sum_only
             a_reject_carries_the_error
             an_answer_that_has_arrived_outlives_the_listener
+            a_sum_may_begin_before_the_contribution_is_whole
+            a_sum_that_breaks_off_tells_how_much_landed_and_the_error_comes_with_the_repeat
             an_early_answer_refuses_the_rest_of_the_body
             an_abandoned_exchange_is_cancelled_on_both_sides
             an_exchange_may_be_abandoned_at_any_moment
@@ -144,6 +149,59 @@ pub(super) fn an_answer_that_has_arrived_outlives_the_listener(world: &dyn World
     assert!(pushed == pulled);
 }
 
+pub(super) fn a_sum_may_begin_before_the_contribution_is_whole(world: &dyn World) {
+    const LEN: usize = 3 << 20;
+    let (server, worker) = connected(world);
+    let mut memory = pattern(LEN, 4);
+    let sent = worker.push(ExchangeId(1), &mut memory);
+    let sum = worker.pull(ExchangeId(1), &mut memory);
+    let (exchange, pushed) = server.opened();
+    let header = Header { kind: HeaderKind::Sum, flags: Flags::EARLY, ..pushed };
+    server.send(Outgoing::Answer { exchange, header });
+    let block = |byte| {
+        let mut block = server.pool.lease(LEN / 2);
+        block.fill(byte);
+        Outgoing::Block { exchange, block: block.freeze() }
+    };
+    server.send(block(1));
+    server.send(Outgoing::Accept { exchange });
+    let mut body = Body::new(&server.pool, &pushed);
+    while !body.is_whole() {
+        match server.next() {
+            Incoming::Body { chunks, .. } => body.take(&chunks),
+            other => panic!("{other:?} where a body was due"),
+        }
+    }
+    assert!(body.memory[..] == pattern(LEN, 4));
+    server.send(block(2));
+    server.send(Outgoing::End { exchange, checksum: 0 });
+    assert_eq!(sent.soon(), Ok(()));
+    sum_of(sum.soon());
+    assert!(memory[..LEN / 2].iter().all(|byte| *byte == 1) && memory[LEN / 2..].iter().all(|byte| *byte == 2));
+    assert!(matches!(server.next(), Incoming::Answered { .. }));
+}
+
+pub(super) fn a_sum_that_breaks_off_tells_how_much_landed_and_the_error_comes_with_the_repeat(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let mut memory = pattern(8000, 1);
+    let sent = worker.push(ExchangeId(1), &mut memory);
+    let sum = worker.pull(ExchangeId(1), &mut memory);
+    let (exchange, mut body) = server.land();
+    body.fill(1);
+    let mut first = server.pool.lease(4000);
+    first.fill(1);
+    server.send(Outgoing::Answer { exchange, header: Header { kind: HeaderKind::Sum, ..header(8000) } });
+    server.send(Outgoing::Block { exchange, block: first.freeze() });
+    server.send(Outgoing::Reject { exchange, header: header(8000), error: Error::Cancelled });
+    assert_eq!(sent.soon(), Ok(()));
+    let torn = sum.soon().expect_err("half a sum is none");
+    assert!(torn.error.retryable(), "{torn:?}");
+    let landed = usize::try_from(torn.landed).unwrap();
+    assert!(landed <= 4000 && memory[landed..] == pattern(8000, 1)[landed..], "{landed} bytes landed, no more");
+    server.torn(exchange);
+    server.still_serves(&worker);
+}
+
 pub(super) fn an_early_answer_refuses_the_rest_of_the_body(world: &dyn World) {
     let (server, worker) = connected(world);
     // More than any window of a transport holds, so that the body cannot have been handed over.
@@ -170,7 +228,7 @@ pub(super) fn an_abandoned_exchange_is_cancelled_on_both_sides(world: &dyn World
     worker.transport.abandon(id);
     assert_torn(sum.soon(), &Error::Cancelled);
     assert!(matches!(server.next(), Incoming::Torn { exchange: torn, .. } if torn == exchange));
-    server.send(Outgoing::Answer { exchange, header: header(100_000), body: body.freeze() });
+    server.answer((exchange, body));
     worker.transport.abandon(id);
     server.still_serves(&worker);
 }
@@ -194,10 +252,9 @@ pub(super) fn a_push_may_be_abandoned_while_its_body_is_under_way(world: &dyn Wo
     let (exchange, _) = server.opened();
     worker.transport.abandon(id);
     assert_eq!(sent.soon(), Err(Error::Cancelled));
-    server.send(Outgoing::Land { exchange, into: server.pool.lease(24 << 20) });
-    assert!(matches!(server.next(), Incoming::Torn { exchange: torn, .. } if torn == exchange));
+    server.send(Outgoing::Accept { exchange });
+    server.torn(exchange);
     server.still_serves(&worker);
-    assert!(server.pool.bytes_in_use() < 24 << 20, "the lease of the torn body was returned");
 }
 
 pub(super) fn a_server_that_stops_tears_what_is_under_way(world: &dyn World) {
@@ -212,7 +269,7 @@ pub(super) fn a_server_that_stops_tears_what_is_under_way(world: &dyn World) {
     assert_eq!(also_sent.soon(), Ok(()));
     (server.listener.stop)(SOON);
     let torn = sum.soon().expect_err("the server is gone");
-    assert!(!torn.landing_begun && torn.error.retryable(), "{torn:?}");
+    assert!(torn.landed == 0 && torn.error.retryable(), "{torn:?}");
     let (link, reason) = worker.lost.soon();
     assert_eq!(link, worker.link);
     assert!(reason.retryable(), "{reason:?}");
@@ -248,7 +305,7 @@ pub(super) fn a_sum_of_another_length_does_not_touch_the_memory(world: &dyn Worl
     assert_eq!(sent.soon(), Ok(()));
     let torn = sum.soon().expect_err("404 bytes do not fit");
     assert!(matches!(&torn.error, Error::Protocol { field, .. } if field == "length"), "{torn:?}");
-    assert!(!torn.landing_begun);
+    assert_eq!(torn.landed, 0);
     assert_eq!(memory, pattern(400, 1));
 }
 
@@ -258,12 +315,14 @@ pub(super) fn a_changed_body_is_told_from_a_whole_one(world: &dyn World) {
     let sent = worker.push(ExchangeId(1), &mut memory);
     let sum = worker.pull(ExchangeId(1), &mut memory);
     let (exchange, body) = server.land();
-    let header = Header { kind: HeaderKind::Sum, flags: Flags::CHECKSUM, checksum: 1, ..header(400) };
-    server.send(Outgoing::Answer { exchange, header, body: body.freeze() });
+    let header = Header { kind: HeaderKind::Sum, flags: Flags::CHECKSUM, ..header(400) };
+    server.send(Outgoing::Answer { exchange, header });
+    server.send(Outgoing::Block { exchange, block: body.freeze() });
+    server.send(Outgoing::End { exchange, checksum: 1 });
     assert_eq!(sent.soon(), Ok(()));
     let torn = sum.soon().expect_err("its checksum is not 1");
     assert!(matches!(torn.error, Error::Checksum { round: Round(3), .. }), "{torn:?}");
-    assert!(torn.landing_begun);
+    assert_eq!(torn.landed, 400);
 }
 
 pub(super) fn a_server_with_another_identity_is_refused(world: &dyn World) {
@@ -348,16 +407,30 @@ impl Server {
 
     pub(super) fn land(&self) -> (ExchangeId, Lease) {
         let (exchange, header) = self.opened();
-        let into = self.pool.lease(usize::try_from(header.body_bytes()).unwrap());
-        self.send(Outgoing::Land { exchange, into });
-        match self.next() {
-            Incoming::Landed { exchange: landed, body } if landed == exchange => (exchange, body),
-            other => panic!("{other:?} where the body was to land"),
+        self.send(Outgoing::Accept { exchange });
+        let mut body = Body::new(&self.pool, &header);
+        while !body.is_whole() {
+            match self.next() {
+                Incoming::Body { exchange: of, chunks } if of == exchange => body.take(&chunks),
+                other => panic!("{other:?} where a body was due"),
+            }
         }
+        (exchange, body.memory)
     }
 
     pub(super) fn answer(&self, (exchange, body): (ExchangeId, Lease)) {
-        self.send(answer(exchange, body));
+        answer(exchange, body).into_iter().for_each(|outgoing| self.send(outgoing));
+    }
+
+    /// Waits until the exchange is torn, whatever came of its body before.
+    pub(super) fn torn(&self, exchange: ExchangeId) {
+        loop {
+            match self.next() {
+                Incoming::Torn { exchange: torn, .. } if torn == exchange => return,
+                Incoming::Body { .. } => {}
+                other => panic!("{other:?} where the exchange was to be torn"),
+            }
+        }
     }
 
     /// From now on answers each exchange with its own body, until the listener is dropped.
@@ -365,20 +438,33 @@ impl Server {
         let listener = Arc::new(self.listener);
         let door = Arc::downgrade(&listener);
         std::thread::spawn(move || {
+            let mut bodies = BTreeMap::new();
             for event in self.events {
                 let outgoing = match event {
                     Incoming::Opened { exchange, header, .. } => {
-                        let bytes = usize::try_from(header.body_bytes()).unwrap();
-                        Outgoing::Land { exchange, into: self.pool.lease(bytes) }
+                        let body = Body::new(&self.pool, &header);
+                        if body.is_whole() {
+                            answer(exchange, body.memory)
+                        } else {
+                            bodies.insert(exchange, body);
+                            vec![Outgoing::Accept { exchange }]
+                        }
                     }
-                    Incoming::Landed { exchange, body } => answer(exchange, body),
+                    Incoming::Body { exchange, chunks } => {
+                        let body = bodies.get_mut(&exchange).unwrap();
+                        body.take(&chunks);
+                        if !body.is_whole() {
+                            continue;
+                        }
+                        answer(exchange, bodies.remove(&exchange).unwrap().memory)
+                    }
                     Incoming::LinkUp { .. }
                     | Incoming::LinkDown { .. }
                     | Incoming::Torn { .. }
                     | Incoming::Answered { .. } => continue,
                 };
                 let Some(listener) = door.upgrade() else { return };
-                (listener.outbox)(outgoing);
+                outgoing.into_iter().for_each(&listener.outbox);
             }
         });
         listener
@@ -392,6 +478,29 @@ impl Server {
         assert_eq!(sent.soon(), Ok(()));
         sum_of(sum.soon());
         assert!(matches!(self.next(), Incoming::Answered { .. }));
+    }
+}
+
+/// A body that is received.
+struct Body {
+    memory: Lease,
+    filled: usize,
+}
+
+impl Body {
+    fn new(pool: &Pool, header: &Header) -> Self {
+        Self { memory: pool.lease(usize::try_from(header.body_bytes()).unwrap()), filled: 0 }
+    }
+
+    fn take(&mut self, chunks: &[Bytes]) {
+        for chunk in chunks {
+            self.memory[self.filled..][..chunk.len()].copy_from_slice(chunk);
+            self.filled += chunk.len();
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.filled == self.memory.len()
     }
 }
 
@@ -411,7 +520,7 @@ impl Worker {
         let (sender, due) = channel();
         // In two runs, as a part of two fused tensors is.
         let (first, second) = region_of(body).split_at(body.len() / 3);
-        let push = Push { header, body: vec![first, second], urgency: 3 };
+        let push = Push { header, body: vec![first, second] };
         self.transport.push(self.link, id, push, Done::new(move |outcome| drop(sender.send(outcome))));
         Due(due)
     }
@@ -440,15 +549,14 @@ pub(super) fn connected(world: &dyn World) -> (Server, Worker) {
     (server, worker)
 }
 
-pub(super) fn answer(exchange: ExchangeId, body: Lease) -> Outgoing {
-    let header = Header {
-        kind: HeaderKind::Sum,
-        flags: Flags::CHECKSUM,
-        checksum: crc32c::crc32c(&body),
-        contributors: 1,
-        ..header(body.len() as u64)
-    };
-    Outgoing::Answer { exchange, header, body: body.freeze() }
+pub(super) fn answer(exchange: ExchangeId, body: Lease) -> Vec<Outgoing> {
+    let header = Header { kind: HeaderKind::Sum, flags: Flags::CHECKSUM, contributors: 1, ..header(body.len() as u64) };
+    let checksum = crc32c::crc32c(&body);
+    vec![
+        Outgoing::Answer { exchange, header },
+        Outgoing::Block { exchange, block: body.freeze() },
+        Outgoing::End { exchange, checksum },
+    ]
 }
 
 pub(super) fn header(bytes: u64) -> Header {
@@ -463,6 +571,7 @@ pub(super) fn header(bytes: u64) -> Header {
         bytes,
         weight: 1.0,
         contributors: 0,
+        urgency: 3,
         checksum: 0,
     }
 }

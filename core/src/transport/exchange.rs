@@ -18,7 +18,7 @@ impl PullEnd {
 
     /// The pull failed before anything was written.
     pub(super) fn torn(self, error: Error) {
-        self.report(Err(Torn { error, landing_begun: false }));
+        self.report(Err(Torn { error, landed: 0 }));
     }
 }
 
@@ -26,8 +26,7 @@ impl Drop for PullEnd {
     fn drop(&mut self) {
         if let Some(done) = self.0.take() {
             let error = Error::Internal { what: "a pull was dropped before it reported".to_owned() };
-            // The landing may have begun; to say so only costs the repeat of a push its body.
-            done(Err(Torn { error, landing_begun: true }));
+            done(Err(Torn { error, landed: 0 }));
         }
     }
 }
@@ -55,15 +54,20 @@ pub(super) fn check_sum(sum: &Header, push: &Header, landing_bytes: usize, peer:
     Ok(())
 }
 
-/// Whether a body with this CRC-32C is the one that `header` announced.
+/// Whether a sum with the CRC-32C `got` is the one that was `sent`, which counts only if its header says that it was computed.
 ///
 /// # Errors
 /// [`Error::Checksum`].
-pub(super) fn check_body(header: &Header, crc: u32, peer: &str) -> Result<()> {
-    if !header.flags.contains(Flags::CHECKSUM) || header.checksum == crc {
+pub(super) fn check_crc(header: &Header, sent: u32, got: u32, peer: &str) -> Result<()> {
+    if !header.flags.contains(Flags::CHECKSUM) || sent == got {
         return Ok(());
     }
     Err(Error::Checksum { tensor: header.part.to_string(), round: header.round, from: peer.to_owned() })
+}
+
+/// What a worker hears whose answer was begun and not brought to its end.
+pub(super) fn broken_off() -> Error {
+    Error::Unavailable { what: "the sum".to_owned(), cause: "the server broke off sending it".to_owned() }
 }
 
 /// What a caller hears who pulls an exchange that is over or never was.

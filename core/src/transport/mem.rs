@@ -13,12 +13,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
 
-use super::exchange::{PullEnd, check_body, check_sum, link_gone, unknown_exchange};
+use super::exchange::{PullEnd, broken_off, check_crc, check_sum, link_gone, unknown_exchange};
 use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled, Push, Torn, Transport};
 use crate::error::{Error, Result};
 use crate::mem::{Frozen, Landing, Loan, Region, Returned};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
-use crate::wire::{Header, HeaderKind};
+use crate::wire::{Flags, Header, HeaderKind};
 
 /// A network of its own: transports reach the listeners of the same value only. Ends when its last handle, transport and listener are
 /// dropped.
@@ -173,12 +173,14 @@ struct Exchange {
     returned: mpsc::Receiver<Returned>,
     pushing: Option<Done<()>>,
     pulling: Option<(Vec<Region>, PullEnd)>,
+    /// The sum as far as the server has sent it.
+    answer: Option<(Header, Vec<Frozen>)>,
     /// What the server said or what went wrong; afterwards the server knows the exchange no more.
     outcome: Option<Outcome>,
 }
 
 enum Outcome {
-    Sum(Header, Frozen),
+    Sum { header: Header, blocks: Vec<Frozen>, checksum: u32 },
     Reject(Error),
     Failed(Error),
 }
@@ -269,6 +271,7 @@ impl Switch {
             returned,
             pushing: Some(done),
             pulling: None,
+            answer: None,
             outcome: None,
         };
         let address = address.clone();
@@ -282,27 +285,39 @@ impl Switch {
 
     fn outgoing(&mut self, from: &str, outgoing: Outgoing) {
         match outgoing {
-            Outgoing::Land { exchange: id, mut into } => {
+            Outgoing::Accept { exchange: id } => {
                 let Some(exchange) = self.open_exchange(id) else { return };
-                let body = std::mem::take(&mut exchange.body);
-                if into.len() as u64 != exchange.header.body_bytes() {
-                    let what = format!("a body of {} bytes lands in {}", exchange.header.body_bytes(), into.len());
-                    return self.fail(id, Error::Internal { what });
-                }
-                let mut rest = &mut into[..];
-                for piece in body {
-                    let (now, later) = rest.split_at_mut(piece.len());
-                    now.copy_from_slice(&piece);
-                    rest = later;
-                }
+                // Copied, so that the worker has its memory back however long the server looks at it.
+                let chunks = exchange.body.drain(..).map(|piece| Bytes::copy_from_slice(&piece)).collect();
                 self.handed_over(id);
-                self.tell(from, Incoming::Landed { exchange: id, body: into });
+                self.tell(from, Incoming::Body { exchange: id, chunks });
             }
-            Outgoing::Answer { exchange: id, mut header, body } => {
-                header.kind = HeaderKind::Sum;
-                self.answer(from, id, Outcome::Sum(header, body));
+            Outgoing::Answer { exchange: id, header } => {
+                let Some(exchange) = self.open_exchange(id) else { return };
+                exchange.answer = Some((Header { kind: HeaderKind::Sum, ..header }, Vec::new()));
+                if !header.flags.contains(Flags::EARLY) {
+                    exchange.body.clear();
+                    self.handed_over(id);
+                }
             }
-            Outgoing::Reject { exchange: id, header: _, error } => self.answer(from, id, Outcome::Reject(error)),
+            Outgoing::Block { exchange: id, block } => {
+                if let Some((_, blocks)) = self.open_exchange(id).and_then(|exchange| exchange.answer.as_mut()) {
+                    blocks.push(block);
+                }
+            }
+            Outgoing::End { exchange: id, checksum } => {
+                let answer = self.open_exchange(id).and_then(|exchange| exchange.answer.take());
+                if let Some((header, blocks)) = answer {
+                    self.answer(from, id, Outcome::Sum { header, blocks, checksum });
+                }
+            }
+            Outgoing::Reject { exchange: id, header: _, error } => {
+                let Some(exchange) = self.open_exchange(id) else { return };
+                if exchange.answer.is_some() {
+                    return self.fail(id, broken_off());
+                }
+                self.answer(from, id, Outcome::Reject(error));
+            }
             Outgoing::Disconnect { link, reason } => self.close_links_by_id(link, &reason),
         }
     }
@@ -354,9 +369,11 @@ impl Switch {
         match exchange.outcome.expect("checked above") {
             Outcome::Failed(error) => pull.torn(error),
             Outcome::Reject(error) => pull.report(Ok(Answer::Reject(error))),
-            Outcome::Sum(sum, body) => {
-                let returned = exchange.returned.recv().expect("the body was dropped with the answer");
-                pull.report(land(&exchange.header, sum, &body, into, returned, &exchange.server));
+            Outcome::Sum { header, blocks, checksum } => {
+                drop(exchange.body);
+                let returned = exchange.returned.recv().expect("the body was dropped above");
+                let landing = Landing::new(into, returned);
+                pull.report(land(&exchange.header, header, &blocks, checksum, landing, &exchange.server));
             }
         }
     }
@@ -392,17 +409,17 @@ impl Switch {
 fn land(
     push: &Header,
     sum: Header,
-    body: &[u8],
-    into: Vec<Region>,
-    returned: Returned,
+    blocks: &[Frozen],
+    checksum: u32,
+    mut landing: Landing,
     server: &str,
 ) -> std::result::Result<Answer, Torn> {
-    let mut landing = Landing::new(into, returned);
     let fits = check_sum(&sum, push, landing.bytes_left(), server);
-    fits.map_err(|error| Torn { error, landing_begun: false })?;
-    landing.write(body);
-    let whole = check_body(&sum, crc32c::crc32c(body), server);
-    whole.map_err(|error| Torn { error, landing_begun: true })?;
+    fits.map_err(|error| Torn { error, landed: 0 })?;
+    blocks.iter().for_each(|block| landing.write(block));
+    let crc = blocks.iter().fold(0, |crc, block| crc32c::crc32c_append(crc, block));
+    let whole = check_crc(&sum, checksum, crc, server);
+    whole.map_err(|error| Torn { error, landed: sum.bytes })?;
     Ok(Answer::Sum(sum))
 }
 

@@ -6,8 +6,10 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::error::Error;
-use crate::mem::{Frozen, Lease, Region};
+use crate::mem::{Frozen, Region};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::Header;
 
@@ -32,12 +34,11 @@ pub struct Peer {
 /// A contribution on its way out.
 #[derive(Debug)]
 pub struct Push {
-    /// Opens the stream; `header.body_bytes()` equals the length of `body`.
+    /// Opens the stream; `header.body_bytes()` equals the length of `body`. Of two exchanges on one link the one with the higher
+    /// `urgency` goes first, both ways.
     pub header: Header,
     /// What is sent, run after run, from where it lies.
     pub body: Vec<Region>,
-    /// Which of two exchanges on one link goes first; higher is sooner. 0 to 7.
-    pub urgency: u8,
 }
 
 /// What came back.
@@ -54,9 +55,8 @@ pub enum Answer {
 pub struct Torn {
     /// The cause.
     pub error: Error,
-    /// Whether bytes of the sum were already written where it lands. The contribution may then be gone, and a repeat must ask for the
-    /// sum only.
-    pub landing_begun: bool,
+    /// How many bytes of the sum were already written where it lands. So much of a contribution that lies there is gone.
+    pub landed: u64,
 }
 
 /// A way to carry exchanges from a worker to its servers.
@@ -110,7 +110,7 @@ pub enum Incoming {
         /// Why.
         reason: Error,
     },
-    /// An exchange begins. Answer with [`Outgoing::Land`] to receive its body (if it has one), or at once with a sum or a reject.
+    /// An exchange begins. Say [`Outgoing::Accept`] to receive its body (if it has one), or answer at once.
     Opened {
         /// The connection.
         link: LinkId,
@@ -119,14 +119,18 @@ pub enum Incoming {
         /// What the peer says, checked field by field.
         header: Header,
     },
-    /// The whole body lies in the lease, its checksum verified by the receiver of this event, not by the transport.
-    Landed {
+    /// The next bytes of an accepted body, in their order. It is whole when as many came as the header announced; the transport lets no
+    /// more through, and does not look at the checksum.
+    ///
+    /// The chunks are cut anywhere, also within an element, and lie where they were received: whoever holds them for long holds up the
+    /// peer.
+    Body {
         /// The exchange.
         exchange: ExchangeId,
-        /// The body, as long as the header announced.
-        body: Lease,
+        /// The bytes; none of the chunks is empty.
+        chunks: Vec<Bytes>,
     },
-    /// The exchange ended without an answer delivered: reset, connection lost. Nothing of it may count unless it had landed.
+    /// The exchange ended without an answer delivered: reset, connection lost, a body cut short.
     Torn {
         /// The exchange.
         exchange: ExchangeId,
@@ -143,23 +147,35 @@ pub enum Incoming {
 /// What a server wants of its listener. An exchange that has ended is ignored.
 #[derive(Debug)]
 pub enum Outgoing {
-    /// Receive the body into this memory, which is as long as the header announced.
-    Land {
+    /// Receive the body.
+    Accept {
         /// The exchange.
         exchange: ExchangeId,
-        /// Where to.
-        into: Lease,
     },
-    /// Send the sum. A body still under way is refused (the peer may repeat a push that was already counted).
+    /// Begin to send the sum; its blocks follow. A body that is not accepted or still under way is refused (the peer may repeat a push
+    /// that was already counted), unless the header's flags say [`Flags::EARLY`](crate::wire::Flags::EARLY).
     Answer {
         /// The exchange.
         exchange: ExchangeId,
-        /// Its `bytes` equal the body's length.
+        /// Its `bytes` equal the length of all blocks.
         header: Header,
-        /// The sum, shared by all who get it.
-        body: Frozen,
     },
-    /// Send an error instead of the sum.
+    /// Send the next bytes of the sum.
+    Block {
+        /// An exchange whose answer was begun.
+        exchange: ExchangeId,
+        /// The bytes, shared by all who get them.
+        block: Frozen,
+    },
+    /// All blocks were given.
+    End {
+        /// An exchange whose answer was begun.
+        exchange: ExchangeId,
+        /// CRC-32C of all blocks; sent if the answer's header says [`Flags::CHECKSUM`](crate::wire::Flags::CHECKSUM).
+        checksum: u32,
+    },
+    /// Send an error instead of the sum. Where the sum is already on its way, the exchange breaks off: the peer asks again and hears the
+    /// error then.
     Reject {
         /// The exchange.
         exchange: ExchangeId,

@@ -91,6 +91,20 @@ impl fmt::Display for Epoch {
     }
 }
 
+/// A machine as its processes see it: equal for those that can share memory, being of one boot, one network namespace and one user.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct MachineId(pub u64);
+
+impl MachineId {
+    /// A process that could not find out where it runs; it shares memory with nobody.
+    pub const UNKNOWN: Self = Self(0);
+
+    /// Whether processes of these two can share memory.
+    pub fn is_shared_with(self, other: Self) -> bool {
+        self != Self::UNKNOWN && self == other
+    }
+}
+
 /// One life of a process: 128 random bits drawn at its start. A restarted process is another incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Incarnation(pub u128);
@@ -127,6 +141,13 @@ mod tests {
     #[test]
     fn an_epoch_of_a_later_term_is_newer_whatever_its_number() {
         assert!(Epoch { term: 2, number: 0 } > Epoch { term: 1, number: 9 });
+    }
+
+    #[test]
+    fn unknown_machines_are_not_the_same_machine() {
+        assert!(MachineId(3).is_shared_with(MachineId(3)));
+        assert!(!MachineId(3).is_shared_with(MachineId(4)));
+        assert!(!MachineId::UNKNOWN.is_shared_with(MachineId::UNKNOWN));
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub mod view;
 pub use defect::{Defect, planted};
 pub use done::Done;
 pub use dtype::DType;
-pub use id::{Epoch, ExchangeId, Incarnation, LinkId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId};
+pub use id::{Epoch, ExchangeId, Incarnation, LinkId, MachineId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId};
 pub use join::JoinString;
 pub use layout::{PartLayout, Piece, TensorSpec};
 pub use op::Op;

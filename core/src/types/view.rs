@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Epoch, Incarnation, NodeId, ServerId, WorkerId};
+use super::{Epoch, Incarnation, MachineId, NodeId, ServerId, WorkerId};
 use crate::error::Error;
 
 /// What a process does in a job.
@@ -51,6 +51,10 @@ pub struct Member {
     pub pid: u32,
     /// Where a server accepts exchanges, `host:port`; empty for a worker.
     pub address: String,
+    /// The machine it runs on.
+    pub machine: MachineId,
+    /// Path of the socket at which processes of its machine reach it; empty for none.
+    pub door: String,
 }
 
 impl Member {

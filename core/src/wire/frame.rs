@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{Incarnation, PartId, PartLayout, Role, Round, TensorKey, TensorSpec, Time, View, WorkerId};
+use crate::types::{
+    Incarnation, MachineId, PartId, PartLayout, Role, Round, TensorKey, TensorSpec, Time, View, WorkerId,
+};
 
 mod encoding;
 mod fields;
@@ -105,6 +107,10 @@ pub struct Join {
     pub pid: u32,
     /// Where a server accepts exchanges; empty for a worker.
     pub address: String,
+    /// The machine it runs on.
+    pub machine: MachineId,
+    /// Path of the socket at which processes of its machine reach it; empty for none.
+    pub door: String,
     /// How many workers it believes the job has; 0 if it does not know.
     pub workers: u32,
     /// How many servers it believes the job has; 0 if it does not know.

@@ -8,6 +8,9 @@ use super::{VERSION, limits};
 /// Bytes of an encoded header.
 pub const HEADER_BYTES: usize = 64;
 
+/// The most urgent class of exchanges.
+pub const URGENCY_MAX: u8 = 7;
+
 const MAGIC: [u8; 4] = *b"GLNE";
 
 /// Opens one direction of an exchange; the module's parent has the picture.
@@ -33,7 +36,9 @@ pub struct Header {
     pub weight: f64,
     /// Sum: how many workers contributed. 0 elsewhere (a broadcast's root travels with `op`).
     pub contributors: u32,
-    /// CRC-32C of the body; 0 without [`Flags::CHECKSUM`].
+    /// Which of two exchanges on one link goes first; higher is sooner. 0 to 7.
+    pub urgency: u8,
+    /// Push with [`Flags::CHECKSUM`]: CRC-32C of the body. Push with [`Flags::RESUMED`]: how many bytes of the sum landed. 0 elsewhere.
     pub checksum: u32,
 }
 
@@ -54,14 +59,20 @@ pub enum HeaderKind {
 pub struct Flags(pub u16);
 
 impl Flags {
-    /// `checksum` is filled in.
+    /// Push: `checksum` is the body's. Sum: the CRC-32C of the body follows it, as 4 bytes in little-endian order.
     pub const CHECKSUM: Self = Self(1);
     /// Push: no body follows, though `bytes` still tells the part's length.
     pub const NO_BODY: Self = Self(2);
     /// Push: the contribution was delivered before; only the sum is wanted. Comes with [`Flags::NO_BODY`].
     pub const PULL_ONLY: Self = Self(4);
 
-    const ALL: u16 = 7;
+    /// Push: a repeat, after bytes of the sum landed where the contribution lay; `checksum` tells how many. Never with
+    /// [`Flags::CHECKSUM`].
+    pub const RESUMED: Self = Self(8);
+    /// Sum: the server has not received the whole contribution yet and still wants the rest.
+    pub const EARLY: Self = Self(16);
+
+    const ALL: u16 = 31;
 
     /// Whether all bits of `other` are set.
     pub fn contains(self, other: Self) -> bool {
@@ -81,6 +92,11 @@ impl Header {
         if self.flags.contains(Flags::NO_BODY) { 0 } else { self.bytes }
     }
 
+    /// Bytes that follow the body of a sum: its checksum, where there is one.
+    pub fn trailer_bytes(&self) -> usize {
+        if self.kind == HeaderKind::Sum && self.flags.contains(Flags::CHECKSUM) { size_of::<u32>() } else { 0 }
+    }
+
     /// The header's bytes on the wire.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let argument = match self.kind {
@@ -98,6 +114,7 @@ impl Header {
         bytes[24..28].copy_from_slice(&self.part.index.to_le_bytes());
         bytes[28] = self.dtype as u8;
         bytes[29] = self.op.code();
+        bytes[30] = self.urgency;
         bytes[32..40].copy_from_slice(&self.round.0.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.bytes.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.weight.to_le_bytes());
@@ -137,6 +154,9 @@ impl Header {
         if flags.0 & !Flags::ALL != 0 {
             return Err(bad("flags", format!("are {:#06x}", flags.0)));
         }
+        if flags.contains(Flags::RESUMED) && flags.contains(Flags::CHECKSUM) {
+            return Err(bad("flags", "announce a checksum of a body that is partly overwritten".to_owned()));
+        }
         if flags.contains(Flags::PULL_ONLY) && !flags.contains(Flags::NO_BODY) {
             return Err(bad("flags", "ask for a sum only and announce a body".to_owned()));
         }
@@ -145,8 +165,12 @@ impl Header {
         let root = if kind == HeaderKind::Push { argument } else { 0 };
         let op = Op::from_code(bytes[29], root).ok_or_else(|| bad("op", format!("is {}", bytes[29])))?;
         op.check(dtype).map_err(|_| bad("op", format!("is {op} of {dtype}")))?;
-        if bytes[30..32] != [0, 0] {
-            return Err(bad("reserved bytes", "are not zero".to_owned()));
+        let urgency = bytes[30];
+        if urgency > URGENCY_MAX {
+            return Err(bad("urgency", format!("is {urgency}, above {URGENCY_MAX}")));
+        }
+        if bytes[31] != 0 {
+            return Err(bad("reserved byte", format!("is {}", bytes[31])));
         }
         let length = u64_at(40);
         let limit = match kind {
@@ -174,6 +198,7 @@ impl Header {
             bytes: length,
             weight,
             contributors: if kind == HeaderKind::Push { 0 } else { argument },
+            urgency,
             checksum: u32_at(60),
         })
     }
@@ -198,6 +223,7 @@ mod tests {
             bytes: 4096,
             weight: 1.5,
             contributors: 0,
+            urgency: 6,
             checksum: 0xdead_beef,
         }
     }
@@ -207,7 +233,7 @@ mod tests {
         #[rustfmt::skip]
         let golden: [u8; HEADER_BYTES] = [
             b'G', b'L', b'N', b'E', 1, 1, 1, 0,  2, 0, 0, 0, 3, 0, 0, 0,
-            8, 7, 6, 5, 4, 3, 2, 1,              9, 0, 0, 0, 3, 6, 0, 0,
+            8, 7, 6, 5, 4, 3, 2, 1,              9, 0, 0, 0, 3, 6, 6, 0,
             77, 0, 0, 0, 0, 0, 0, 0,             0, 16, 0, 0, 0, 0, 0, 0,
             0, 0, 0, 0, 0, 0, 0xf8, 0x3f,        5, 0, 0, 0, 0xef, 0xbe, 0xad, 0xde,
         ];
@@ -224,7 +250,9 @@ mod tests {
             (6, 4, "flags"),
             (28, 0, "dtype"),
             (29, 0, "op"),
-            (30, 1, "reserved"),
+            (6, 9, "flags"),
+            (30, 8, "urgency"),
+            (31, 1, "reserved"),
             (40, 1, "length"),
             (47, 1, "length"),
             (55, 0xff, "weight"),

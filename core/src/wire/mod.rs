@@ -8,7 +8,7 @@
 //! ```text
 //!  byte 0          4   5    6      8       12      16              24      28    29   30    32
 //!       ┌──────────┬───┬────┬──────┬───────┬───────┬───────────────┬───────┬─────┬────┬─────┬────────────────┐
-//!       │ "GLNE"   │ver│kind│flags │ term  │ epoch │ tensor key    │ part  │dtype│ op │  0  │ round          │
+//!       │ "GLNE"   │ver│kind│flags │ term  │ epoch │ tensor key    │ part  │dtype│ op │urg.0│ round          │
 //!       └──────────┴───┴────┴──────┴───────┴───────┴───────────────┴───────┴─────┴────┴─────┴────────────────┘
 //!       40               48                56         60          64
 //!       ┌────────────────┬─────────────────┬──────────┬───────────┐
@@ -20,7 +20,9 @@
 //! |---|---|---|---|
 //! | weight | of this worker in a weighted mean, else 1 | what the sum was divided by | 0 |
 //! | argument | root of a broadcast, else 0 | how many workers contributed | 0 |
+//! | CRC-32C | of the body, with `CHECKSUM`; landed bytes with `RESUMED` | 0; the 4 bytes follow the body | 0 |
 //! | body | the contribution; none with `PULL_ONLY` or from the receivers of a broadcast | the result | an encoded [`Error`](crate::Error) |
+//! | urg. | which of two exchanges goes first, 0 to 7 | as in the push | as in the push |
 //! | part bytes | the length of the part stands in `body bytes` even when no body follows: see [`Flags::NO_BODY`] | | |
 //!
 //! **Control.** A long-lived stream to the coordinator carries frames: `u32` length of the rest, `u8` version, `u8` kind, fields.
@@ -40,7 +42,7 @@ mod fuzz;
 mod samples;
 
 pub use frame::Frame;
-pub use header::{Flags, Header, HeaderKind};
+pub use header::{Flags, Header, HeaderKind, URGENCY_MAX};
 
 /// Version of both shapes. A peer of another version is refused before any data.
 pub const VERSION: u8 = 1;

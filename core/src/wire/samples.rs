@@ -6,8 +6,8 @@ use super::frame::{Health, Join, MemberStatus, Progress, Stall, Status};
 use super::{Flags, Frame, Header, HeaderKind};
 use crate::error::{Claim, Error};
 use crate::types::{
-    DType, Epoch, Incarnation, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Role, Round, ServerId, Span,
-    TensorKey, TensorSpec, Time, View, WorkerId,
+    DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Role, Round, ServerId,
+    Span, TensorKey, TensorSpec, Time, View, WorkerId,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -20,6 +20,8 @@ pub(super) fn frames() -> Vec<Frame> {
             host: "n1".to_owned(),
             pid: 77,
             address: String::new(),
+            machine: MachineId(6),
+            door: String::new(),
             workers: 2,
             servers: 0,
         }),
@@ -68,6 +70,7 @@ pub(super) fn headers() -> Vec<Header> {
             bytes: 4096,
             weight: 1.0,
             contributors: 0,
+            urgency: 0,
             checksum: 6,
         })
         .to_vec()
@@ -131,6 +134,8 @@ fn member(role: Role) -> Member {
         host: "n1".to_owned(),
         pid: 77,
         address,
+        machine: MachineId(6),
+        door: String::new(),
     }
 }
 

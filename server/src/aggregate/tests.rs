@@ -1,7 +1,7 @@
 //! The aggregator's specification, one behaviour a test.
 
 use gradlane_core::error::Code;
-use gradlane_core::types::{DType, Epoch, Incarnation, Member, Op, Phase, Role};
+use gradlane_core::types::{DType, Epoch, Incarnation, MachineId, Member, Op, Phase, Role};
 use gradlane_core::wire::{Flags, HeaderKind};
 
 use super::*;
@@ -821,6 +821,8 @@ pub(super) fn view(workers: u32, number: u32, phase: Phase) -> View {
         host: "host".to_owned(),
         pid: 1,
         address: String::new(),
+        machine: MachineId::UNKNOWN,
+        door: String::new(),
     };
     let members = (0..workers).map(member).collect();
     View { job: "job".to_owned(), epoch: Epoch { term: 1, number }, phase, members }
@@ -838,6 +840,7 @@ pub(super) fn header(round: u64) -> Header {
         bytes: 16,
         weight: 1.0,
         contributors: 0,
+        urgency: 0,
         checksum: 0,
     }
 }

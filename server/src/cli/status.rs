@@ -107,7 +107,7 @@ fn health(health: Health) -> &'static str {
 #[cfg(test)]
 mod tests {
     use gradlane_core::Error;
-    use gradlane_core::types::{Epoch, Incarnation, Member, NodeId, Round, TensorKey, View};
+    use gradlane_core::types::{Epoch, Incarnation, MachineId, Member, NodeId, Round, TensorKey, View};
     use gradlane_core::wire::frame::{MemberStatus, Progress};
 
     use super::*;
@@ -148,6 +148,8 @@ mod tests {
             host: "n1".to_owned(),
             pid,
             address: address.to_owned(),
+            machine: MachineId::UNKNOWN,
+            door: String::new(),
         };
         let members = vec![member(Role::Worker, 70, ""), member(Role::Server, 80, "10.0.0.1:9")];
         let progress = Progress { last: Some((TensorKey(1), Round(7))), pending: 2, bytes_in_flight: 64 };

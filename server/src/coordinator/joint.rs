@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{DType, Incarnation, LinkId, NodeId, Role, TensorSpec, Time};
+use gradlane_core::types::{DType, Incarnation, LinkId, MachineId, NodeId, Role, TensorSpec, Time};
 use gradlane_core::wire::Frame;
 
 use super::*;
@@ -324,6 +324,8 @@ impl Node {
             host: format!("n{number}"),
             pid: number as u32,
             address: if role == Role::Server { format!("n{number}:7000") } else { String::new() },
+            machine: MachineId::UNKNOWN,
+            door: String::new(),
             workers: WORKERS as u32,
             servers: 0,
             coordinator: "n0:6000".to_owned(),

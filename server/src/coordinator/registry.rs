@@ -180,7 +180,7 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use gradlane_core::types::{DType, Epoch, Incarnation, NodeId, Phase, Role};
+    use gradlane_core::types::{DType, Epoch, Incarnation, MachineId, NodeId, Phase, Role};
 
     use super::*;
 
@@ -311,6 +311,8 @@ mod tests {
             host: host.to_owned(),
             pid: 1,
             address: String::new(),
+            machine: MachineId::UNKNOWN,
+            door: String::new(),
         };
         let workers = worker_hosts.iter().enumerate().map(|(index, host)| member(Role::Worker, index, host));
         let servers = server_hosts.iter().enumerate().map(|(index, host)| member(Role::Server, index, host));

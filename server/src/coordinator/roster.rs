@@ -117,6 +117,8 @@ impl Roster {
                 host: join.host,
                 pid: join.pid,
                 address: join.address,
+                machine: join.machine,
+                door: join.door,
             },
         };
         let life = seat.member.incarnation;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use gradlane_core::error::{Claim, Error};
 use gradlane_core::types::{
-    DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Role, Round, TensorKey, TensorSpec, Time, View, WorkerId,
+    DType, Epoch, Incarnation, LinkId, MachineId, NodeId, PartId, Phase, Role, Round, TensorKey, TensorSpec, Time,
+    View, WorkerId,
 };
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Health, Join, Progress, Stall};
@@ -811,6 +812,8 @@ fn worker(number: u32) -> Join {
         host: format!("n{number}"),
         pid: 10 + number,
         address: String::new(),
+        machine: MachineId::UNKNOWN,
+        door: String::new(),
         workers: 0,
         servers: 0,
     }

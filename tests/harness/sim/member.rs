@@ -2,7 +2,7 @@
 
 use gradlane_core::Error;
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
-use gradlane_core::types::{Incarnation, Role, Time};
+use gradlane_core::types::{Incarnation, MachineId, Role, Time};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Progress;
 
@@ -35,6 +35,8 @@ impl MemberDriver {
             host: host(me.who),
             pid: pid(me),
             address: if role == Role::Server { number.to_string() } else { String::new() },
+            machine: MachineId::UNKNOWN,
+            door: String::new(),
             workers: context.plan.workers,
             servers: context.plan.servers,
             coordinator: "coordinator:1".to_owned(),

@@ -246,6 +246,7 @@ impl WorkerProcess {
             bytes: task.bytes,
             weight: payload.part.weight,
             contributors: 0,
+            urgency: 0,
             checksum: 0,
         };
         let mut body = Vec::new();

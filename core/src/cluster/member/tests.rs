@@ -1,7 +1,7 @@
 //! What a member does, sentence by sentence.
 
 use super::*;
-use crate::types::{DType, Epoch, Incarnation, NodeId, PartId, Round, TensorKey, WorkerId};
+use crate::types::{DType, Epoch, Incarnation, MachineId, NodeId, PartId, Round, TensorKey, WorkerId};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -315,6 +315,8 @@ fn config() -> MemberConfig {
         host: "n1".to_owned(),
         pid: 1,
         address: String::new(),
+        machine: MachineId::UNKNOWN,
+        door: String::new(),
         workers: 2,
         servers: 1,
         coordinator: "n0:7000".to_owned(),
@@ -354,6 +356,8 @@ fn view(number: u32) -> View {
         host: format!("n{index}"),
         pid: 1,
         address: String::new(),
+        machine: MachineId::UNKNOWN,
+        door: String::new(),
     };
     View {
         job: "test".to_owned(),

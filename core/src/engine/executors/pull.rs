@@ -30,7 +30,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
             Ok(Answer::Reject(error @ Error::Checksum { .. })) => Outcome::Retry { error, landing_begun: false },
             Ok(Answer::Reject(error)) => Outcome::Failed(error),
             Err(Torn { error: error @ (Error::Cancelled | Error::Protocol { .. }), .. }) => Outcome::Failed(error),
-            Err(Torn { error, landing_begun }) => Outcome::Retry { error, landing_begun },
+            Err(Torn { error, landed }) => Outcome::Retry { error, landing_begun: landed > 0 },
         };
         reporter.with(|state, now| {
             let outcome = match outcome {

@@ -48,12 +48,13 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
         let exchange = ExchangeId(shared.exchanges.fetch_add(1, Ordering::Relaxed));
         payload.exchange = Some(exchange);
         let sum_only = task.attempt == Attempt::SumOnly;
+        let priority = payload.priority;
         let flags = match (sum_only, payload.part.op.sends_body(rank)) {
             (true, _) => Flags::NO_BODY.with(Flags::PULL_ONLY),
             (false, false) => Flags::NO_BODY,
             (false, true) => Flags::default(),
         };
-        let header = Header {
+        let mut header = Header {
             kind: HeaderKind::Push,
             flags,
             epoch,
@@ -64,6 +65,7 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
             bytes: task.bytes,
             weight: payload.part.weight,
             contributors: 0,
+            urgency: 0,
             checksum: 0,
         };
         let body = if flags.contains(Flags::NO_BODY) {
@@ -71,7 +73,7 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
         } else {
             payload.source.iter().map(Region::again).collect()
         };
-        let priority = payload.priority;
-        Some((link, exchange, Push { header, body, urgency: state.urgency(priority) }))
+        header.urgency = state.urgency(priority);
+        Some((link, exchange, Push { header, body }))
     })
 }

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, oneshot};
 use super::closing::{STREAM_GIVEN_UP, close_with, connection_error, early_end, read_error, read_exact_error, written};
 use crate::error::{Error, Result};
 use crate::mem::{Landing, Loan, Region, Returned};
-use crate::transport::exchange::{PullEnd, check_body, check_sum};
+use crate::transport::exchange::{PullEnd, check_crc, check_sum};
 use crate::transport::{Answer, Push, Torn};
 use crate::types::Done;
 use crate::wire::header::HEADER_BYTES;
@@ -49,7 +49,7 @@ pub(super) async fn run(
     });
     let mut memory = Memory { streams: wire.first_stream.take(), returned: Some(returned) };
 
-    let sending = memory.send(&wire, &push.header, loan.into_pieces(), push.urgency);
+    let sending = memory.send(&wire, &push.header, loan.into_pieces());
     let sent = select! {
         biased;
         () = cancel.notified() => Err(Error::Cancelled),
@@ -78,15 +78,15 @@ pub(super) async fn run(
         }
         return;
     };
-    let mut landing_begun = false;
-    let receiving = memory.receive(&wire, &push.header, into, &mut landing_begun);
+    let mut landed = 0;
+    let receiving = memory.receive(&wire, &push.header, into, &mut landed);
     let outcome = select! {
         biased;
         () = cancel.notified() => Err(Error::Cancelled),
         outcome = receiving => outcome,
     };
     memory.take_back().await;
-    end.report(outcome.map_err(|error| Torn { error, landing_begun }));
+    end.report(outcome.map_err(|error| Torn { error, landed }));
 }
 
 /// The streams that may refer to the caller's memory, and the news that they do no longer.
@@ -97,27 +97,21 @@ struct Memory {
 }
 
 impl Memory {
-    async fn send(&mut self, wire: &Wire, header: &Header, mut body: Vec<Bytes>, urgency: u8) -> Result<()> {
+    async fn send(&mut self, wire: &Wire, header: &Header, mut body: Vec<Bytes>) -> Result<()> {
         if self.streams.is_none() {
             let opened = wire.connection.open_bi().await;
             self.streams = Some(opened.map_err(|error| connection_error(&error, &wire.peer))?);
         }
         let (sender, _) = self.streams.as_mut().expect("opened above");
         // Fails only for a stream that has ended, which the writing below reports.
-        let _ = sender.set_priority(i32::from(urgency));
+        let _ = sender.set_priority(i32::from(header.urgency));
         body.insert(0, Bytes::copy_from_slice(&header.encode()));
         written(sender.write_all_chunks(&mut body).await, &wire.peer)?;
         let _ = sender.finish();
         Ok(())
     }
 
-    async fn receive(
-        &mut self,
-        wire: &Wire,
-        push: &Header,
-        into: Vec<Region>,
-        landing_begun: &mut bool,
-    ) -> Result<Answer> {
+    async fn receive(&mut self, wire: &Wire, push: &Header, into: Vec<Region>, landed: &mut u64) -> Result<Answer> {
         let peer = wire.peer.as_str();
         let (sender, receiver) = self.streams.as_mut().expect("what is pulled was sent");
         let mut header = [0; HEADER_BYTES];
@@ -133,28 +127,36 @@ impl Memory {
         }
         broken(wire, check_sum(&header, push, into.iter().map(Region::len).sum(), peer))?;
 
-        // A server that answers needs no more of the body: what is not acknowledged yet would only be kept for a retransmission. So the
-        // memory is free now, not an acknowledgement's delay later.
-        let _ = sender.reset(STREAM_GIVEN_UP);
+        if !header.flags.contains(Flags::EARLY) {
+            // A server that answers needs no more of the body: what is not acknowledged yet would only be kept for a retransmission. So
+            // the memory is free now, not an acknowledgement's delay later.
+            let _ = sender.reset(STREAM_GIVEN_UP);
+        }
         let returned = self.returned.take().expect("taken only here").await.expect("a loan returns");
         let mut landing = Landing::new(into, returned);
         let mut crc = 0;
-        while let Some(chunk) = receiver.read_chunk(usize::MAX, true).await.map_err(|error| read_error(error, peer))? {
-            if chunk.bytes.len() > landing.bytes_left() {
-                return broken(wire, Err(early_end("sum", "is longer than announced", peer)));
-            }
-            *landing_begun = true;
+        while landing.bytes_left() > 0 {
+            let chunk =
+                receiver.read_chunk(landing.bytes_left(), true).await.map_err(|error| read_error(error, peer))?;
+            let Some(chunk) = chunk else {
+                let problem = format!("ends {} bytes early", landing.bytes_left());
+                return broken(wire, Err(early_end("sum", &problem, peer)));
+            };
+            *landed += chunk.bytes.len() as u64;
             landing.write(&chunk.bytes);
             if header.flags.contains(Flags::CHECKSUM) {
                 // Here the bytes are still in the cache.
                 crc = crc32c::crc32c_append(crc, &chunk.bytes);
             }
         }
-        if landing.bytes_left() > 0 {
-            let problem = format!("ends {} bytes early", landing.bytes_left());
-            return broken(wire, Err(early_end("sum", &problem, peer)));
+        let mut sent = [0; size_of::<u32>()];
+        let read = receiver.read_exact(&mut sent[..header.trailer_bytes()]).await;
+        read.map_err(|error| read_exact_error(error, "checksum of the sum", peer))?;
+        check_crc(&header, u32::from_le_bytes(sent), crc, peer)?;
+        let end = receiver.read_chunk(1, true).await.map_err(|error| read_error(error, peer))?;
+        if end.is_some() {
+            return broken(wire, Err(early_end("sum", "is longer than announced", peer)));
         }
-        check_body(&header, crc, peer)?;
         Ok(Answer::Sum(header))
     }
 

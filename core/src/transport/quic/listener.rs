@@ -1,8 +1,9 @@
 //! A server's side: one task for each link and one for each exchange, all on the listener's thread.
 //!
 //! ```text
-//!  exchange   header read ──► Opened ──► waits ──Land──► reads the body ──► Landed ──► waits ──Answer, Reject──► writes, confirmed ──► Answered
-//!                                          └────────────────────Answer, Reject: the body is stopped──────────────────┘
+//!  the body     held ──Accept──► Body, Body, … its end      (an Answer that is not early, and a Reject, stop it)
+//!  the answer   header read ──► Opened ──► waits ──Answer──► Block, Block, … End ──► confirmed ──► Answered
+//!                                          └────Reject──────────────────────────────┘
 //!             the peer gives up, the link is lost, or a body is cut short: Torn, from every state after Opened
 //! ```
 //! The task of a link ends after those of its exchanges, so that every [`Incoming::Torn`] comes before [`Incoming::LinkDown`].
@@ -16,6 +17,7 @@ use bytes::Bytes;
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 use tokio::select;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::closing::{
@@ -28,7 +30,7 @@ use super::settings::Settings;
 use super::socket;
 use super::tls::Admission;
 use crate::error::{Error, Result};
-use crate::mem::Lease;
+use crate::transport::exchange::broken_off;
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
 use crate::types::{ExchangeId, LinkId};
 use crate::wire::header::HEADER_BYTES;
@@ -116,8 +118,10 @@ async fn run(endpoint: Endpoint, door: Door, hall: Hall, mut commands: Unbounded
                 }
                 Some(Command::Outgoing(outgoing)) => {
                     let exchange = match &outgoing {
-                        Outgoing::Land { exchange, .. }
+                        Outgoing::Accept { exchange }
                         | Outgoing::Answer { exchange, .. }
+                        | Outgoing::Block { exchange, .. }
+                        | Outgoing::End { exchange, .. }
                         | Outgoing::Reject { exchange, .. } => *exchange,
                         Outgoing::Disconnect { .. } => unreachable!("matched above"),
                     };
@@ -213,11 +217,7 @@ async fn serve_exchange(mut wire: Wire, link: LinkId, exchange: ExchangeId) {
     hall.tell(Incoming::Opened { link, exchange, header });
     let event = match wire.serve(exchange, &header, &mut commands).await {
         Ok(()) => Incoming::Answered { exchange },
-        Err(reason) => {
-            let _ = wire.sender.reset(STREAM_GIVEN_UP);
-            let _ = wire.receiver.stop(STREAM_GIVEN_UP);
-            Incoming::Torn { exchange, reason }
-        }
+        Err(reason) => Incoming::Torn { exchange, reason },
     };
     hall.command(Command::Ended { exchange });
     hall.tell(event);
@@ -245,76 +245,47 @@ impl Wire {
 
     /// Follows the commands until the peer has the answer.
     async fn serve(
-        &mut self,
+        self,
         exchange: ExchangeId,
         header: &Header,
         commands: &mut UnboundedReceiver<Outgoing>,
     ) -> Result<()> {
-        let mut landed = false;
-        let mut given_up = std::pin::pin!(self.sender.stopped());
-        loop {
-            let mut command = select! {
-                biased;
-                stopped = &mut given_up => return Err(gave_up(stopped, &self.peer)),
-                command = commands.recv() => command.ok_or(Error::Cancelled)?,
-            };
-            if let Outgoing::Land { into, .. } = command {
-                if landed {
-                    return Err(Error::Internal { what: "a body was landed twice".to_owned() });
-                }
-                if into.len() as u64 != header.body_bytes() {
-                    let what = format!("a body of {} bytes was to land in {}", header.body_bytes(), into.len());
-                    return Err(Error::Internal { what });
-                }
-                command = select! {
-                    biased;
-                    stopped = &mut given_up => return Err(gave_up(stopped, &self.peer)),
-                    body = read_body(&mut self.receiver, into, &self.peer) => {
-                        let body = body.inspect_err(|error| {
-                            if matches!(error, Error::Protocol { .. }) {
-                                broken(&self.connection, &self.peer, error);
-                            }
-                        })?;
-                        landed = true;
-                        self.hall.tell(Incoming::Landed { exchange, body });
-                        continue;
-                    }
-                    command = commands.recv() => command.ok_or(Error::Cancelled)?,
-                };
+        let Self { hall, connection, peer, mut sender, mut receiver } = self;
+        let given_up = sender.stopped();
+        let (intake, wishes) = watch::channel(Intake::Hold);
+        let receiving = async {
+            let outcome = receive(&hall, exchange, header, &mut receiver, wishes, &peer).await;
+            if let Err(error @ Error::Protocol { .. }) = &outcome {
+                broken(&connection, &peer, error);
             }
-            if !landed {
-                let _ = self.receiver.stop(STREAM_ANSWERED);
+            match outcome {
+                // The exchange ends with its answer.
+                Ok(()) => std::future::pending().await,
+                Err(error) => error,
             }
-            let (header, body) = match command {
-                Outgoing::Answer { mut header, body, .. } => {
-                    header.kind = HeaderKind::Sum;
-                    (header, Bytes::from_owner(body))
+        };
+        let outcome = select! {
+            biased;
+            stopped = given_up => Err(gave_up(stopped, &peer)),
+            error = receiving => Err(error),
+            answered = answer(&mut sender, commands, &intake, &peer) => answered,
+        };
+        let outcome = match outcome {
+            Ok(()) => {
+                let _ = receiver.stop(STREAM_ANSWERED);
+                // What is written lies in this process still, and the end of the link would take it along.
+                match sender.stopped().await {
+                    Ok(None) => Ok(()),
+                    stopped => Err(gave_up(stopped, &peer)),
                 }
-                Outgoing::Reject { mut header, error, .. } => {
-                    let body = reject::to_body(&error);
-                    header.kind = HeaderKind::Reject;
-                    header.flags = Flags::default();
-                    (header.bytes, header.weight, header.contributors, header.checksum) =
-                        (body.len() as u64, 0.0, 0, 0);
-                    (header, Bytes::from(body))
-                }
-                Outgoing::Land { .. } => {
-                    return Err(Error::Internal { what: "a body was landed twice".to_owned() });
-                }
-                Outgoing::Disconnect { .. } => unreachable!("not sent to an exchange"),
-            };
-            let mut chunks = [Bytes::copy_from_slice(&header.encode()), body];
-            self.sender.write_all_chunks(&mut chunks).await.map_err(|error| match error {
-                quinn::WriteError::ConnectionLost(lost) => connection_error(&lost, &self.peer),
-                other => Error::Unavailable { what: self.peer.to_string(), cause: other.to_string() },
-            })?;
-            let _ = self.sender.finish();
-            // What is written lies in this process still, and the end of the link would take it along.
-            return match given_up.await {
-                Ok(None) => Ok(()),
-                stopped => Err(gave_up(stopped, &self.peer)),
-            };
+            }
+            Err(error) => Err(error),
+        };
+        if outcome.is_err() {
+            let _ = sender.reset(STREAM_GIVEN_UP);
+            let _ = receiver.stop(STREAM_GIVEN_UP);
         }
+        outcome
     }
 
     fn broken(&self, error: &Error) {
@@ -328,20 +299,126 @@ fn broken(connection: &Connection, peer: &str, error: &Error) {
     close_with(connection, error);
 }
 
-/// Reads exactly the body, and sees its end: what is cut short never counts.
-async fn read_body(receiver: &mut RecvStream, mut into: Lease, peer: &str) -> Result<Lease> {
-    let mut filled = 0;
-    while let Some(chunk) = receiver.read_chunk(usize::MAX, true).await.map_err(|error| read_error(error, peer))? {
-        let Some(place) = into.get_mut(filled..filled + chunk.bytes.len()) else {
-            return Err(early_end("body", "is longer than announced", peer));
+/// What is to become of a body.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Intake {
+    Hold,
+    Accept,
+    Refuse,
+}
+
+/// Passes the body on when it is accepted, and sees its end; stops it once it is refused.
+async fn receive(
+    hall: &Hall,
+    exchange: ExchangeId,
+    header: &Header,
+    receiver: &mut RecvStream,
+    mut wishes: watch::Receiver<Intake>,
+    peer: &str,
+) -> Result<()> {
+    let accepted = wishes.wait_for(|wish| *wish != Intake::Hold).await.is_ok_and(|wish| *wish == Intake::Accept);
+    if accepted {
+        let refused = async {
+            if wishes.wait_for(|wish| *wish == Intake::Refuse).await.is_err() {
+                std::future::pending().await
+            }
         };
-        place.copy_from_slice(&chunk.bytes);
-        filled += chunk.bytes.len();
+        select! {
+            biased;
+            outcome = receive_all(hall, exchange, header, receiver, peer) => return outcome,
+            () = refused => {}
+        }
     }
-    if filled < into.len() {
-        return Err(early_end("body", &format!("ends after {filled} of {} bytes", into.len()), peer));
+    let _ = receiver.stop(STREAM_ANSWERED);
+    Ok(())
+}
+
+async fn receive_all(
+    hall: &Hall,
+    exchange: ExchangeId,
+    header: &Header,
+    receiver: &mut RecvStream,
+    peer: &str,
+) -> Result<()> {
+    let mut left = header.body_bytes();
+    loop {
+        let mut chunks = vec![Bytes::new(); CHUNKS_A_READ];
+        let read = receiver.read_chunks(&mut chunks).await.map_err(|error| read_error(error, peer))?;
+        let Some(count) = read else { break };
+        chunks.truncate(count);
+        let bytes: u64 = chunks.iter().map(|chunk| chunk.len() as u64).sum();
+        left = left.checked_sub(bytes).ok_or_else(|| early_end("body", "is longer than announced", peer))?;
+        if bytes > 0 {
+            hall.tell(Incoming::Body { exchange, chunks });
+        }
     }
-    Ok(into)
+    if left > 0 {
+        return Err(early_end("body", &format!("ends {left} bytes early"), peer));
+    }
+    Ok(())
+}
+
+/// Writes what the commands say, until the stream is finished.
+async fn answer(
+    sender: &mut SendStream,
+    commands: &mut UnboundedReceiver<Outgoing>,
+    intake: &watch::Sender<Intake>,
+    peer: &str,
+) -> Result<()> {
+    let mut begun = None;
+    loop {
+        let command = commands.recv().await.ok_or(Error::Cancelled)?;
+        let mut chunks: Vec<Bytes> = match (command, begun) {
+            (Outgoing::Accept { .. }, _) => {
+                intake.send_if_modified(|wish| {
+                    *wish == Intake::Hold && {
+                        *wish = Intake::Accept;
+                        true
+                    }
+                });
+                continue;
+            }
+            (Outgoing::Answer { header, .. }, None) => {
+                let header = Header { kind: HeaderKind::Sum, ..header };
+                if !header.flags.contains(Flags::EARLY) {
+                    intake.send_replace(Intake::Refuse);
+                }
+                let _ = sender.set_priority(i32::from(header.urgency));
+                begun = Some(header);
+                vec![Bytes::copy_from_slice(&header.encode())]
+            }
+            (Outgoing::Block { block, .. }, Some(_)) => vec![Bytes::from_owner(block)],
+            (Outgoing::End { checksum, .. }, Some(header)) => {
+                let trailer = Bytes::copy_from_slice(&checksum.to_le_bytes()[..header.trailer_bytes()]);
+                write(sender, &mut [trailer], peer).await?;
+                let _ = sender.finish();
+                return Ok(());
+            }
+            (Outgoing::Reject { mut header, error, .. }, None) => {
+                intake.send_replace(Intake::Refuse);
+                let body = reject::to_body(&error);
+                header.kind = HeaderKind::Reject;
+                header.flags = Flags::default();
+                (header.bytes, header.weight, header.contributors, header.checksum) = (body.len() as u64, 0.0, 0, 0);
+                write(sender, &mut [Bytes::copy_from_slice(&header.encode()), Bytes::from(body)], peer).await?;
+                let _ = sender.finish();
+                return Ok(());
+            }
+            (Outgoing::Reject { .. }, Some(_)) => return Err(broken_off()),
+            (Outgoing::Answer { .. }, Some(_)) | (Outgoing::Block { .. } | Outgoing::End { .. }, None) => {
+                return Err(Error::Internal { what: "an answer was begun twice or not at all".to_owned() });
+            }
+            (Outgoing::Disconnect { .. }, _) => unreachable!("not sent to an exchange"),
+        };
+        write(sender, &mut chunks, peer).await?;
+    }
+}
+
+async fn write(sender: &mut SendStream, chunks: &mut [Bytes], peer: &str) -> Result<()> {
+    sender.write_all_chunks(chunks).await.map_err(|error| match error {
+        quinn::WriteError::ConnectionLost(lost) => connection_error(&lost, peer),
+        other => Error::Unavailable { what: peer.to_owned(), cause: other.to_string() },
+    })
 }
 
 fn gave_up(stopped: std::result::Result<Option<VarInt>, quinn::StoppedError>, peer: &str) -> Error {
@@ -353,5 +430,7 @@ fn gave_up(stopped: std::result::Result<Option<VarInt>, quinn::StoppedError>, pe
     }
 }
 
+/// How many pieces of a body are taken from the connection at once.
+const CHUNKS_A_READ: usize = 32;
 /// How long the thread of a listener that was dropped waits for its peers to hear of it; nobody waits for the thread.
 const GOODBYE: Duration = Duration::from_millis(500);

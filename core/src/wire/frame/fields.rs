@@ -3,8 +3,8 @@
 use super::{Health, Join, MemberStatus, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    DType, Epoch, Incarnation, Member, NodeId, PartId, PartLayout, Phase, Piece, Role, Round, ServerId, Span,
-    TensorKey, TensorSpec, View, WorkerId,
+    DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Phase, Piece, Role, Round, ServerId,
+    Span, TensorKey, TensorSpec, View, WorkerId,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -24,6 +24,8 @@ impl Field for Join {
         writer.text(&self.host, TEXT_BYTES_MAX);
         writer.u32(self.pid);
         writer.text(&self.address, TEXT_BYTES_MAX);
+        writer.u64(self.machine.0);
+        writer.text(&self.door, TEXT_BYTES_MAX);
         writer.u32(self.workers);
         writer.u32(self.servers);
     }
@@ -36,6 +38,8 @@ impl Field for Join {
             host: reader.text(TEXT_BYTES_MAX, "host")?,
             pid: reader.u32("process id")?,
             address: reader.text(TEXT_BYTES_MAX, "address")?,
+            machine: MachineId(reader.u64("machine")?),
+            door: reader.text(TEXT_BYTES_MAX, "door")?,
             workers: reader.u32("number of workers")?,
             servers: reader.u32("number of servers")?,
         })
@@ -226,6 +230,8 @@ impl Field for Member {
         writer.text(&self.host, TEXT_BYTES_MAX);
         writer.u32(self.pid);
         writer.text(&self.address, TEXT_BYTES_MAX);
+        writer.u64(self.machine.0);
+        writer.text(&self.door, TEXT_BYTES_MAX);
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
@@ -237,6 +243,8 @@ impl Field for Member {
             host: reader.text(TEXT_BYTES_MAX, "host")?,
             pid: reader.u32("process id")?,
             address: reader.text(TEXT_BYTES_MAX, "address")?,
+            machine: MachineId(reader.u64("machine")?),
+            door: reader.text(TEXT_BYTES_MAX, "door")?,
         })
     }
 }

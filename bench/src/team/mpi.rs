@@ -1,0 +1,99 @@
+//! MPI's all-reduce, where there is an MPI: `mpicc` compiles the peer and `mpirun` starts it, both when it is asked for.
+
+use std::fmt::Write as _;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use gradlane_core::types::DType;
+
+use super::orders::Order;
+use super::process::{Death, Process, Speech, tied};
+use super::{Abilities, Team};
+
+/// The peer: all ranks of it.
+const SOURCE: &str = include_str!("mpi_ranks.c");
+/// What MPI has of our types.
+const DTYPES: &[DType] = &[DType::F32, DType::F64, DType::I32, DType::I64, DType::I8, DType::U8];
+
+/// Compiles and starts the ranks on this host.
+///
+/// # Errors
+/// If there is no MPI, or it does not start.
+pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
+    let folder = tempfile::tempdir().map_err(|cause| format!("no temporary directory: {cause}"))?;
+    let (source, program) = (folder.path().join("mpi_ranks.c"), folder.path().join("mpi_ranks"));
+    std::fs::write(&source, SOURCE).map_err(|cause| format!("{}: {cause}", source.display()))?;
+    let mut compiler = Command::new("mpicc");
+    compiler.arg("-O2").arg("-o").arg(&program).arg(&source).stdin(Stdio::null());
+    let compiled = compiler.output().map_err(|cause| missing("mpicc", &cause))?;
+    if !compiled.status.success() {
+        return Err(format!("mpicc does not compile the peer:\n{}", String::from_utf8_lossy(&compiled.stderr).trim()));
+    }
+    // Told to end, mpirun removes its files; killed, it could not. Its ranks are tied to it.
+    let mut words = vec!["mpirun".into(), "-n".into(), ranks.to_string().into()];
+    // More ranks than cores, and root, are refused otherwise; other implementations than OpenMPI know neither word nor need.
+    if is_open_mpi()? {
+        words.extend(["--oversubscribe", "--allow-run-as-root"].map(Into::into));
+    }
+    words.push(program.into_os_string());
+    let process = Process::start("mpirun", tied(&words, &[], Death::Told)?)?.speaking(Speech::Words(words_of));
+    let mut team = Team {
+        name: "mpi".to_owned(),
+        ours: false,
+        size: ranks,
+        abilities: Abilities { out_of_place: true, mean: false, dtypes: DTYPES },
+        wire: None,
+        ranks: vec![process],
+        helpers: Vec::new(),
+        patience,
+    };
+    // Any order at all: the answer says that every rank is there and the program's file is needed no more.
+    team.wait_ready()?;
+    Ok(team)
+}
+
+fn is_open_mpi() -> Result<bool, String> {
+    let version = Command::new("mpirun").arg("--version").output().map_err(|cause| missing("mpirun", &cause))?;
+    Ok(String::from_utf8_lossy(&version.stdout).contains("Open MPI"))
+}
+
+fn missing(program: &str, cause: &std::io::Error) -> String {
+    format!("--backend mpi needs {program}, which does not start: {cause}; install OpenMPI with its compiler wrappers")
+}
+
+/// An order in words, because C has no parser of JSON.
+fn words_of(order: &Order) -> String {
+    match order {
+        Order::Join { .. } | Order::Usage => "usage".to_owned(),
+        Order::Prepare(case) => {
+            let mut words = format!("prepare {} {} {} {}", case.dtype, case.op, case.sets, case.tensors.len());
+            for tensor in &case.tensors {
+                write!(words, " {}", tensor.elements).expect("writing to a string does not fail");
+            }
+            words
+        }
+        Order::Repeat(repeat) => format!(
+            "repeat {} {} {} {}",
+            u8::from(repeat.in_place),
+            repeat.warmup,
+            repeat.iterations,
+            u8::from(repeat.check)
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::types::Op;
+
+    use super::*;
+    use crate::team::orders::{Case, Repeat};
+
+    #[test]
+    fn orders_in_words_name_what_the_peer_reads() {
+        let case = Case::single("t", 4096, DType::F32, Op::Max, 2);
+        assert_eq!(words_of(&Order::Prepare(case)), "prepare float32 max 64 2 1024 1024");
+        let repeat = Repeat { in_place: true, warmup: 2, iterations: 20, check: false, spoil: false };
+        assert_eq!(words_of(&Order::Repeat(repeat)), "repeat 1 2 20 0");
+    }
+}

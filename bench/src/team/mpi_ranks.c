@@ -1,0 +1,197 @@
+/* All ranks of an MPI job, as a peer of gradlane-bench: rank 0 reads orders in words (see mpi.rs), everybody carries them out, rank 0
+ * answers for all in the JSON of orders.rs. What is contributed and how it is verified is that of buffers.rs. */
+#include <mpi.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#define PERIOD 7
+
+static int rank, ranks;   /* this one, and how many */
+static MPI_Datatype type;
+static MPI_Op op;
+static char type_name[16], op_name[16];
+static size_t width;          /* bytes of an element */
+static long sets, tensors;    /* of the case */
+static long *elements;        /* of each tensor */
+static char **from, **to;     /* set by set, tensor by tensor */
+
+static double seconds(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+static long contribution(long element, long of, long tensor, long set) {
+    return (element + 3 * of + 5 * tensor + set) % PERIOD - 3;
+}
+
+static void store(char *memory, long index, long value) {
+    if (!strcmp(type_name, "float32")) ((float *)memory)[index] = value;
+    else if (!strcmp(type_name, "float64")) ((double *)memory)[index] = value;
+    else if (!strcmp(type_name, "int32")) ((int *)memory)[index] = value;
+    else if (!strcmp(type_name, "int64")) ((long long *)memory)[index] = value;
+    else ((char *)memory)[index] = value; /* int8 and uint8 have the same bits */
+}
+
+static long wrapped(long value) { return strcmp(type_name, "uint8") ? value : (unsigned char)value; }
+
+static long expected(long element, long tensor, long set) {
+    long result = wrapped(contribution(element, 0, tensor, set));
+    for (int of = 1; of < ranks && strcmp(op_name, "broadcast"); of++) {
+        long value = wrapped(contribution(element, of, tensor, set));
+        if (!strcmp(op_name, "sum")) result += value;
+        else if (!strcmp(op_name, "min")) result = value < result ? value : result;
+        else result = value > result ? value : result;
+    }
+    return result;
+}
+
+/* Writes the contributions of a set, and over its sums. */
+static void fill(long set) {
+    for (long t = 0; t < tensors; t++) {
+        char *memory = from[set * tensors + t];
+        for (long i = 0; i < elements[t] && i < PERIOD; i++) store(memory, i, contribution(i, rank, t, set));
+        for (size_t done = PERIOD * width, all = elements[t] * width; done < all;) {
+            size_t more = done < all - done ? done : all - done;
+            memcpy(memory + done, memory, more);
+            done += more;
+        }
+        memset(to[set * tensors + t], 0xA5, elements[t] * width);
+    }
+}
+
+static long verify(long set, int in_place) {
+    long wrong = 0;
+    char period[PERIOD * 8];
+    for (long t = 0; t < tensors; t++) {
+        char *memory = in_place ? from[set * tensors + t] : to[set * tensors + t];
+        for (long i = 0; i < PERIOD; i++) store(period, i, expected(i, t, set));
+        for (long i = 0; i < elements[t]; i += PERIOD) {
+            long here = elements[t] - i < PERIOD ? elements[t] - i : PERIOD;
+            if (memcmp(memory + i * width, period, here * width) == 0) continue;
+            for (long k = 0; k < here; k++) wrong += memcmp(memory + (i + k) * width, period + k * width, width) != 0;
+        }
+    }
+    return wrong;
+}
+
+static void exchange(long set, int in_place) {
+    static MPI_Request *requests;
+    requests = realloc(requests, tensors * sizeof *requests);
+    for (long t = 0; t < tensors; t++) {
+        char *source = from[set * tensors + t], *sink = in_place ? source : to[set * tensors + t];
+        if (tensors == 1 && strcmp(op_name, "broadcast"))
+            MPI_Allreduce(in_place ? MPI_IN_PLACE : source, sink, elements[t], type, op, MPI_COMM_WORLD);
+        else if (strcmp(op_name, "broadcast"))
+            MPI_Iallreduce(in_place ? MPI_IN_PLACE : source, sink, elements[t], type, op, MPI_COMM_WORLD, &requests[t]);
+        else
+            MPI_Ibcast(source, elements[t], type, 0, MPI_COMM_WORLD, &requests[t]);
+    }
+    if (tensors > 1 || !strcmp(op_name, "broadcast")) MPI_Waitall(tensors, requests, MPI_STATUSES_IGNORE);
+}
+
+static const char *prepare(char *words) {
+    for (long i = 0; i < sets * tensors; i++) free(from[i]), free(to[i]);
+    int read;
+    sets = tensors = 0;
+    if (sscanf(words, "%15s %15s %ld %ld%n", type_name, op_name, &sets, &tensors, &read) != 4) return "not understood";
+    static const struct { const char *name; size_t width; } types[] =
+        {{"float32", 4}, {"float64", 8}, {"int32", 4}, {"int64", 8}, {"int8", 1}, {"uint8", 1}};
+    MPI_Datatype of[] = {MPI_FLOAT, MPI_DOUBLE, MPI_INT, MPI_INT64_T, MPI_INT8_T, MPI_UINT8_T};
+    width = 0;
+    for (int i = 0; i < 6; i++) if (!strcmp(types[i].name, type_name)) type = of[i], width = types[i].width;
+    if (width == 0) return "MPI has no such type";
+    op = !strcmp(op_name, "min") ? MPI_MIN : !strcmp(op_name, "max") ? MPI_MAX : MPI_SUM;
+    elements = realloc(elements, tensors * sizeof *elements);
+    words += read;
+    for (long t = 0; t < tensors; t++, words += read) sscanf(words, "%ld%n", &elements[t], &read);
+    from = realloc(from, sets * tensors * sizeof *from);
+    to = realloc(to, sets * tensors * sizeof *to);
+    for (long i = 0; i < sets * tensors; i++) {
+        size_t bytes = (elements[i % tensors] * width + 63 + PERIOD * width) / 64 * 64;
+        if (!(from[i] = aligned_alloc(64, bytes)) || !(to[i] = aligned_alloc(64, bytes))) return "out of memory";
+    }
+    for (long set = 0; set < sets; set++) fill(set);
+    return NULL;
+}
+
+static void repeat(int in_place, long warmup, long iterations, int check) {
+    double *taken = calloc(iterations, sizeof *taken), *slowest = calloc(iterations, sizeof *slowest);
+    double spent = 0, all_spent = 0, whole = 0, all_whole = 0;
+    long wrong = 0, all_wrong = 0, done = 0;
+    for (long i = 0; i < warmup; i++) {
+        exchange(i % sets, in_place);
+        if (check) fill(i % sets);
+    }
+    while (done < iterations) {
+        long batch = check && sets < iterations - done ? sets : iterations - done;
+        MPI_Barrier(MPI_COMM_WORLD);
+        double cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
+        for (long i = 0; i < batch; i++) {
+            double begun = seconds(CLOCK_MONOTONIC);
+            exchange(i % sets, in_place);
+            whole += taken[done + i] = seconds(CLOCK_MONOTONIC) - begun;
+        }
+        spent += seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
+        for (long i = 0; check && i < batch && i < sets; i++) wrong += verify(i, in_place), fill(i);
+        done += batch;
+    }
+    MPI_Reduce(taken, slowest, iterations, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+    MPI_Reduce(&whole, &all_whole, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+    MPI_Reduce(&spent, &all_spent, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+    MPI_Reduce(&wrong, &all_wrong, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD);
+    if (rank == 0) {
+        printf("{\"is\":\"measured\",\"seconds\":[");
+        for (long i = 0; i < iterations; i++) printf("%s%.9f", i ? "," : "", slowest[i]);
+        printf("],\"cpu_seconds\":%.9f,\"sent_bytes\":0,\"received_bytes\":0,\"wrong\":%ld,\"wrong_at\":%s}\n", all_spent,
+               all_wrong, all_wrong ? "\"in the MPI job\"" : "null");
+    }
+    free(taken), free(slowest);
+}
+
+/* The next order; NULL at the end. Ranks that wait for one sleep: spinning, as MPI waits, would cost the other contenders a core. */
+static char *hear(void) {
+    static char *line;
+    static size_t room;
+    int bytes;
+    if (rank == 0) {
+        bytes = getline(&line, &room, stdin);
+        for (int of = 1; of < ranks; of++) MPI_Send(bytes > 0 ? line : "", bytes > 0 ? bytes + 1 : 1, MPI_CHAR, of, 0, MPI_COMM_WORLD);
+        return bytes > 0 ? line : NULL;
+    }
+    MPI_Status status;
+    for (int here = 0; !here;) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        MPI_Iprobe(0, 0, MPI_COMM_WORLD, &here, &status);
+    }
+    MPI_Get_count(&status, MPI_CHAR, &bytes);
+    line = realloc(line, bytes);
+    MPI_Recv(line, bytes, MPI_CHAR, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    return *line ? line : NULL;
+}
+
+int main(int argc, char **argv) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    for (;;) {
+        char *line = hear();
+        if (!line) break;
+        const char *problem = NULL;
+        int in_place, check;
+        long warmup, iterations;
+        if (!strncmp(line, "prepare ", 8)) problem = prepare(line + 8);
+        else if (sscanf(line, "repeat %d %ld %ld %d", &in_place, &warmup, &iterations, &check) == 4)
+            repeat(in_place, warmup, iterations, check);
+        if (rank == 0 && problem) printf("{\"is\":\"failed\",\"error\":\"%s\"}\n", problem);
+        else if (rank == 0 && strncmp(line, "repeat", 6)) printf("{\"is\":\"done\"}\n");
+        fflush(stdout);
+    }
+    MPI_Finalize();
+    return 0;
+}

@@ -1,0 +1,206 @@
+//! What does a transport carry without anything behind it? Raw exchanges: what a worker pushes is kept and given back, nothing is summed.
+
+pub(crate) mod store;
+pub(crate) mod stream;
+pub(crate) mod worker;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use gradlane_core::transport::quic::{Credentials, Settings, listener};
+use gradlane_core::types::{DType, JoinString, Role};
+use gradlane_core::wire::limits::PART_BYTES_MAX;
+
+use crate::arguments::{Effort, Output, Sizes};
+use crate::push_pull::job::{self, Start, config};
+use crate::push_pull::worker::{JOIN, SETTINGS};
+use crate::report::{Conclusion, DEFINITIONS, Place, Report};
+use crate::team::contest::{self, Entry, Plan};
+use crate::team::orders::{Case, Mode};
+use crate::team::process::{Process, role};
+use crate::team::rank::obey_as_helper;
+use crate::team::{Abilities, Team, Wire};
+use worker::{DOORS, Door, PART_BYTES};
+
+/// What does a transport carry, without summation?
+///
+/// A worker in one process exchanges messages with a store in another, which keeps what is pushed and gives it back. Peers with the same
+/// messages in the same order, in the same run: plain TCP, and TCP with TLS 1.3 (rustls, AES-128-GCM), each with a connection and a
+/// thread a direction. Out of place only. The road mem is our in-process transport, worker and store in one process.
+#[derive(Args)]
+#[command(after_long_help = DEFINITIONS)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    sizes: Sizes,
+    #[command(flatten)]
+    effort: Effort,
+    #[command(flatten)]
+    output: Output,
+    /// Messages that are sent at once; all are waited for.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=128))]
+    inflight: u32,
+    /// Which way bytes go: push-pull sends each message and gets it back in the same exchange, both ways at once; push-then-pull sends
+    /// all and then gets all back; push-only is acknowledged without a body; pull-only gets what was pushed before, untimed.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "push-pull")]
+    mode: Vec<Mode>,
+    /// Our transports, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "quic")]
+    road: Vec<Road>,
+    /// Peers, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,tls")]
+    peer: Vec<Peer>,
+    /// A setting of our processes, such as --set socket_buffer_bytes=4MiB; the environment is not read. May be repeated.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    settings: Vec<String>,
+    /// Spoil one message, to see that it is noticed.
+    #[arg(long, hide = true)]
+    plant_wrong_sum: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+enum Road {
+    Quic,
+    Mem,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+enum Peer {
+    /// Plain TCP.
+    Tcp,
+    /// TCP with TLS 1.3.
+    Tls,
+}
+
+/// Measures, printing rows as they come.
+pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
+    measure(arguments).unwrap_or_else(Conclusion::Failed)
+}
+
+fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
+    let effort = arguments.effort.or_smoke();
+    let patience = Duration::from_secs(effort.patience);
+    let sizes = if effort.smoke { arguments.sizes.smoke() } else { arguments.sizes.clone() };
+    let mut entries = Vec::new();
+    for &mode in &arguments.mode {
+        for bytes in sizes.list()? {
+            if bytes > PART_BYTES_MAX {
+                return Err(format!(
+                    "a message of {bytes} bytes: no exchange carries more than {PART_BYTES_MAX}; choose a smaller -e"
+                ));
+            }
+            entries.push(Entry::single(Case::raw(bytes, arguments.inflight, mode)));
+        }
+    }
+    let settings = job::settings(&arguments.settings)?;
+    let mut teams = Vec::new();
+    for road in &arguments.road {
+        teams.push(match road {
+            Road::Quic => start_raw("quic", 1, 1, PART_BYTES_MAX, &settings, patience)?,
+            Road::Mem => start_in_process(patience)?,
+        });
+    }
+    for peer in &arguments.peer {
+        teams.push(start_streams(*peer == Peer::Tls, patience)?);
+    }
+    let setting = vec![
+        format!("gradlane-bench transport, {}", env!("CARGO_PKG_VERSION")),
+        format!("one worker, one store, {} messages in flight; {}", arguments.inflight, effort.describe()),
+    ];
+    let report = Report { question: "transport".to_owned(), setting, ..Report::default() };
+    let plan = Plan { effort, places: vec![Place::Out], spoil: arguments.plant_wrong_sum };
+    contest::hold(teams, &entries, &plan, report, &arguments.output)
+}
+
+/// Raw workers and stores of ours, as processes on this host.
+pub(crate) fn start_raw(
+    name: &str,
+    workers: u32,
+    servers: u32,
+    part_bytes: u64,
+    settings: &BTreeMap<String, String>,
+    patience: Duration,
+) -> Result<Team, String> {
+    let start = |join, index| Start { settings: settings.clone(), workers, servers, join, index };
+    let mut coordinator = Process::start("coordinator", role("coordinator", &[])?)?;
+    coordinator.tell(&start(None, 0).line())?;
+    let join = coordinator.line(patience)?;
+    let mut helpers = Vec::new();
+    let mut doors: Vec<Door> = Vec::new();
+    for index in 0..servers {
+        let mut store = Process::start(&format!("store {index}"), role("store", &[])?)?;
+        store.tell(&start(Some(join.clone()), index).line())?;
+        let door = store.line(patience)?;
+        doors.push(serde_json::from_str(&door).map_err(|cause| format!("{door:?} is no door: {cause}"))?);
+        helpers.push(store);
+    }
+    helpers.push(coordinator);
+    let mut ranks = Vec::new();
+    for rank in 0..workers {
+        ranks.push(Process::start(&format!("worker {rank}"), role("raw-worker", &[])?)?);
+    }
+    let with = BTreeMap::from([
+        (JOIN.to_owned(), join),
+        (SETTINGS.to_owned(), serde_json::to_string(settings).expect("a map of texts")),
+        (DOORS.to_owned(), serde_json::to_string(&doors).expect("plain values")),
+        (PART_BYTES.to_owned(), part_bytes.to_string()),
+    ]);
+    let wire = Some(Wire::Loopback { ends: 1 });
+    join_all(Team { helpers, ..team(name, true, ranks, wire, patience) }, &with)
+}
+
+/// A worker of ours that has its store in its own process.
+fn start_in_process(patience: Duration) -> Result<Team, String> {
+    let ranks = vec![Process::start("worker", role("raw-worker", &[])?)?];
+    let with = BTreeMap::from([(PART_BYTES.to_owned(), PART_BYTES_MAX.to_string())]);
+    join_all(team("mem", true, ranks, None, patience), &with)
+}
+
+fn start_streams(tls: bool, patience: Duration) -> Result<Team, String> {
+    let name = if tls { "tls" } else { "tcp" };
+    let mut command = role("stream-store", &[])?;
+    command.args(tls.then_some("--tls"));
+    let mut store = Process::start(&format!("{name} store"), command)?;
+    let door = store.line(patience)?;
+    let ranks = vec![Process::start(&format!("{name} worker"), role("stream-worker", &[])?)?];
+    let with = BTreeMap::from([(stream::DOOR.to_owned(), door)]);
+    let wire = Some(Wire::Loopback { ends: 1 });
+    join_all(Team { helpers: vec![store], ..team(name, false, ranks, wire, patience) }, &with)
+}
+
+fn team(name: &str, ours: bool, ranks: Vec<Process>, wire: Option<Wire>, patience: Duration) -> Team {
+    Team {
+        name: name.to_owned(),
+        ours,
+        size: u32::try_from(ranks.len()).expect("few ranks"),
+        abilities: Abilities { out_of_place: true, mean: false, dtypes: &DType::ALL },
+        wire,
+        ranks,
+        helpers: Vec::new(),
+        patience,
+    }
+}
+
+fn join_all(mut team: Team, with: &BTreeMap<String, String>) -> Result<Team, String> {
+    team.join(|_| with.clone())?;
+    Ok(team)
+}
+
+/// The hidden role `store`.
+///
+/// # Errors
+/// Why it could not start or ended.
+pub(crate) fn serve() -> Result<(), String> {
+    let text = |error: gradlane_core::Error| error.to_string();
+    let start = Start::read()?;
+    let config = config(&start.settings)?;
+    let join: JoinString = start.join.unwrap_or_default().parse().map_err(text)?;
+    let credentials = Credentials::enroll(&join, Role::Server, config.join_timeout).map_err(text)?;
+    let settings = Settings::from_config(&config);
+    let listener = store::open(start.workers, |inbox| listener::bind(&config.bind, &credentials, &settings, inbox))?;
+    let door = Door { address: listener.address.clone(), node: credentials.node().0 };
+    println!("{}", serde_json::to_string(&door).expect("plain values"));
+    obey_as_helper()?;
+    (listener.stop)(Duration::from_secs(1));
+    Ok(())
+}

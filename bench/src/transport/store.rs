@@ -1,0 +1,137 @@
+//! The server's side of raw exchanges: keeps what is pushed, gives it back, adds nothing.
+//!
+//! A body is copied once, from where it was received to where it is kept, which is what any server does at least. It is answered when
+//! it is whole.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use gradlane_core::Error;
+use gradlane_core::mem::{Frozen, Lease, Pool};
+use gradlane_core::transport::{Inbox, Incoming, Listener, Outgoing};
+use gradlane_core::types::{ExchangeId, LinkId, PartId, Round, TensorKey};
+use gradlane_core::wire::{Flags, Header, HeaderKind};
+
+/// The round of a push that wants what it brought back.
+pub(super) const ECHO: Round = Round(0);
+/// The round of a push that wants to hear only that it was kept.
+pub(super) const KEEP: Round = Round(1);
+/// The part with which workers meet: nobody is answered before all have asked.
+pub(super) const MEETING: TensorKey = TensorKey(u64::MAX);
+
+/// What all links of a server share.
+pub(super) struct Store {
+    workers: usize,
+    pool: Pool,
+    shelf: Mutex<Shelf>,
+    outbox: OnceLock<Box<dyn Fn(Outgoing) + Send + Sync>>,
+}
+
+#[derive(Default)]
+struct Shelf {
+    kept: BTreeMap<(LinkId, PartId), Frozen>,
+    arriving: BTreeMap<ExchangeId, Arriving>,
+    waiting: Vec<(ExchangeId, Header)>,
+}
+
+struct Arriving {
+    link: LinkId,
+    header: Header,
+    body: Lease,
+    bytes: usize,
+}
+
+/// Opens a store for so many workers: `listen` opens the door.
+pub(super) fn open(
+    workers: u32,
+    listen: impl FnOnce(Inbox) -> gradlane_core::Result<Listener>,
+) -> Result<Listener, String> {
+    let store = Arc::new(Store {
+        workers: workers as usize,
+        pool: Pool::new(),
+        shelf: Mutex::default(),
+        outbox: OnceLock::new(),
+    });
+    let receiver = Arc::clone(&store);
+    let listener = listen(Box::new(move |incoming| receiver.handle(incoming))).map_err(|error| error.to_string())?;
+    let Listener { address, outbox, stop } = listener;
+    // Events before this line find no outbox only if somebody connects before the address is known to anybody.
+    let _ = store.outbox.set(outbox);
+    Ok(Listener { address, outbox: Box::new(move |outgoing| store.send(outgoing)), stop })
+}
+
+impl Store {
+    fn handle(&self, incoming: Incoming) {
+        for outgoing in self.answers(incoming) {
+            self.send(outgoing);
+        }
+    }
+
+    fn answers(&self, incoming: Incoming) -> Vec<Outgoing> {
+        let mut shelf = self.shelf.lock().expect("nobody panics while holding it");
+        match incoming {
+            Incoming::LinkUp { .. } | Incoming::Answered { .. } => Vec::new(),
+            Incoming::LinkDown { link, .. } => {
+                shelf.kept.retain(|(of, _), _| *of != link);
+                Vec::new()
+            }
+            Incoming::Torn { exchange, .. } => {
+                shelf.arriving.remove(&exchange);
+                shelf.waiting.retain(|(waiting, _)| *waiting != exchange);
+                Vec::new()
+            }
+            Incoming::Opened { exchange, header, .. } if header.part.key == MEETING => {
+                shelf.waiting.push((exchange, header));
+                if shelf.waiting.len() < self.workers {
+                    return Vec::new();
+                }
+                shelf.waiting.drain(..).flat_map(|(exchange, header)| answer(exchange, &header, None)).collect()
+            }
+            Incoming::Opened { link, exchange, header } if header.body_bytes() > 0 => {
+                let bytes = usize::try_from(header.body_bytes()).expect("at most PART_BYTES_MAX");
+                let body = self.pool.lease(bytes);
+                shelf.arriving.insert(exchange, Arriving { link, header, body, bytes: 0 });
+                vec![Outgoing::Accept { exchange }]
+            }
+            Incoming::Opened { link, exchange, header } => match shelf.kept.get(&(link, header.part)) {
+                Some(kept) => answer(exchange, &header, Some(kept.clone())),
+                None => {
+                    let error = Error::FailedPrecondition {
+                        what: "a pull of what was never pushed".to_owned(),
+                        hint: "push first".to_owned(),
+                    };
+                    vec![Outgoing::Reject { exchange, header, error }]
+                }
+            },
+            Incoming::Body { exchange, chunks } => {
+                let Some(arriving) = shelf.arriving.get_mut(&exchange) else { return Vec::new() };
+                for chunk in chunks {
+                    arriving.body[arriving.bytes..][..chunk.len()].copy_from_slice(&chunk);
+                    arriving.bytes += chunk.len();
+                }
+                if arriving.bytes < arriving.body.len() {
+                    return Vec::new();
+                }
+                let Arriving { link, header, body, .. } = shelf.arriving.remove(&exchange).expect("just seen");
+                let body = body.freeze();
+                shelf.kept.insert((link, header.part), body.clone());
+                answer(exchange, &header, (header.round == ECHO).then_some(body))
+            }
+        }
+    }
+
+    fn send(&self, outgoing: Outgoing) {
+        if let Some(outbox) = self.outbox.get() {
+            outbox(outgoing);
+        }
+    }
+}
+
+/// The answer to an exchange, with a body or without.
+fn answer(exchange: ExchangeId, push: &Header, body: Option<Frozen>) -> Vec<Outgoing> {
+    let bytes = body.as_ref().map_or(0, |body| body.len() as u64);
+    let header = Header { kind: HeaderKind::Sum, flags: Flags::default(), bytes, contributors: 1, ..*push };
+    let begin = Outgoing::Answer { exchange, header };
+    let block = body.filter(|body| !body.is_empty()).map(|block| Outgoing::Block { exchange, block });
+    [Some(begin), block, Some(Outgoing::End { exchange, checksum: 0 })].into_iter().flatten().collect()
+}

@@ -1,0 +1,203 @@
+//! A worker of raw exchanges: the transport as the engine uses it, without the engine.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use gradlane_core::mem::Region;
+use gradlane_core::transport::mem::MemNetwork;
+use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
+use gradlane_core::transport::{Answer, Listener, Peer, Push, Torn, Transport};
+use gradlane_core::types::{DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Role, TensorKey};
+use gradlane_core::wire::{Flags, Header, HeaderKind};
+use serde::{Deserialize, Serialize};
+
+use super::store::{self, ECHO, KEEP, MEETING};
+use crate::push_pull::job::config;
+use crate::push_pull::worker::{JOIN, SETTINGS};
+use crate::team::buffers::Set;
+use crate::team::orders::{Case, Mode};
+use crate::team::rank::Exchanger;
+
+/// What a worker joins with: the [`Door`]s of the stores as a JSON list; absent to have one in its own process.
+pub(super) const DOORS: &str = "doors";
+/// What a worker joins with: how many bytes of a tensor travel in one exchange.
+pub(super) const PART_BYTES: &str = "part_bytes";
+
+/// Where a store is and who it is.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Door {
+    pub(super) address: String,
+    pub(super) node: [u8; 32],
+}
+
+/// A worker that is connected to all stores.
+pub(crate) struct RawWorker {
+    transport: Arc<dyn Transport>,
+    links: Vec<LinkId>,
+    exchanges: u64,
+    part_bytes: usize,
+    /// Of a worker that has its store in its own process.
+    _store: Option<Listener>,
+}
+
+/// One exchange to make.
+struct Step {
+    server: usize,
+    header: Header,
+    body: Vec<Region>,
+    into: Vec<Region>,
+}
+
+impl Exchanger for RawWorker {
+    fn join(_rank: u32, ranks: u32, with: &BTreeMap<String, String>) -> Result<Self, String> {
+        let text = |error: gradlane_core::Error| error.to_string();
+        let given = |name: &str| with.get(name).map_or("", String::as_str);
+        let part_bytes = given(PART_BYTES).parse().map_err(|cause| format!("{PART_BYTES}: {cause}"))?;
+        let (transport, doors, store): (Arc<dyn Transport>, Vec<Door>, _) = if with.contains_key(DOORS) {
+            let config = config(&serde_json::from_str(given(SETTINGS)).map_err(|cause| format!("settings: {cause}"))?)?;
+            let join: JoinString = given(JOIN).parse().map_err(text)?;
+            let credentials = Credentials::enroll(&join, Role::Worker, config.join_timeout).map_err(text)?;
+            let transport = QuicTransport::new(&credentials, &Settings::from_config(&config)).map_err(text)?;
+            let doors = serde_json::from_str(given(DOORS)).map_err(|cause| format!("doors: {cause}"))?;
+            (Arc::new(transport), doors, None)
+        } else {
+            let network = MemNetwork::new().map_err(text)?;
+            let node = NodeId([1; 32]);
+            let listener = store::open(ranks, |inbox| network.listen("store", node, inbox))?;
+            let door = Door { address: listener.address.clone(), node: node.0 };
+            (Arc::new(network.transport(NodeId([2; 32]))), vec![door], Some(listener))
+        };
+        let mut links = Vec::new();
+        for (index, door) in doors.into_iter().enumerate() {
+            let peer = Peer { address: door.address, node: NodeId(door.node), name: format!("store {index}") };
+            let (sender, connected) = channel();
+            let done = Done::new(move |outcome| drop(sender.send(outcome)));
+            transport.connect(peer, PATIENCE, Box::new(|_, _| {}), done);
+            let link = connected.recv_timeout(PATIENCE).map_err(|_| "connecting never ended".to_owned())?;
+            links.push(link.map_err(text)?);
+        }
+        Ok(Self { transport, links, exchanges: 0, part_bytes, _store: store })
+    }
+
+    fn prepare(&mut self, _case: &Case) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn exchange(&mut self, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String> {
+        match case.mode {
+            Mode::PushPull | Mode::PushOnly | Mode::PullOnly => self.go(case.mode, set, in_place),
+            Mode::PushThenPull => {
+                self.go(Mode::PushOnly, set, in_place)?;
+                self.go(Mode::PullOnly, set, in_place)
+            }
+        }
+    }
+
+    fn provide(&mut self, case: &Case, set: &mut Set) -> Result<(), String> {
+        if case.mode == Mode::PullOnly { self.go(Mode::PushOnly, set, false) } else { Ok(()) }
+    }
+
+    fn settle(&mut self, case: &Case, set: &mut Set) -> Result<(), String> {
+        if case.mode == Mode::PushOnly { self.go(Mode::PullOnly, set, false) } else { Ok(()) }
+    }
+
+    fn meet(&mut self) -> Result<(), String> {
+        let part = PartId { key: MEETING, index: 0 };
+        let header = Header { flags: Flags::NO_BODY.with(Flags::PULL_ONLY), ..header(part, 0) };
+        self.run(vec![Step { server: 0, header, body: Vec::new(), into: Vec::new() }])
+    }
+
+    fn leave(self) -> Result<(), String> {
+        self.transport.shutdown(Duration::from_secs(2));
+        Ok(())
+    }
+}
+
+impl RawWorker {
+    /// All parts of all tensors of a set, one way or both at once.
+    fn go(&mut self, mode: Mode, set: &mut Set, in_place: bool) -> Result<(), String> {
+        let number = set.number as u64;
+        let mut steps = Vec::new();
+        for (tensor, (mut source, mut sum)) in (0..).zip(set.regions(in_place)) {
+            for index in 0.. {
+                let at = source.len().min(self.part_bytes);
+                let (body, rest) = source.split_at(at);
+                let (into, room) = sum.split_at(at);
+                let part = PartId { key: TensorKey(number << 32 | tensor), index };
+                let push = header(part, at as u64);
+                let (header, body, into) = match mode {
+                    Mode::PushPull | Mode::PushThenPull => (push, vec![body], vec![into]),
+                    Mode::PushOnly => (Header { round: KEEP, ..push }, vec![body], Vec::new()),
+                    Mode::PullOnly => {
+                        (Header { flags: Flags::NO_BODY.with(Flags::PULL_ONLY), ..push }, Vec::new(), vec![into])
+                    }
+                };
+                let server = (tensor as usize + index as usize) % self.links.len();
+                steps.push(Step { server, header, body, into });
+                (source, sum) = (rest, room);
+                if source.is_empty() {
+                    break;
+                }
+            }
+        }
+        self.run(steps)
+    }
+
+    fn run(&mut self, steps: Vec<Step>) -> Result<(), String> {
+        let (sender, ended) = channel();
+        let due = 2 * steps.len();
+        for Step { server, header, body, into } in steps {
+            self.exchanges += 1;
+            let id = ExchangeId(self.exchanges);
+            let pushed = sender.clone();
+            let done = Done::new(move |outcome| drop(pushed.send(outcome)));
+            self.transport.push(self.links[server], id, Push { header, body }, done);
+            self.transport.pull(id, into, pulled(sender.clone()));
+        }
+        let mut outcome = Ok(());
+        for _ in 0..due {
+            let one = ended.recv_timeout(PATIENCE).map_err(|_| "an exchange does not end".to_owned());
+            outcome = outcome.and(one.and_then(|end| end.map_err(|error| error.to_string())));
+            if outcome.is_err() {
+                // The memory of the set is free afterwards.
+                self.transport.shutdown(PATIENCE);
+                break;
+            }
+        }
+        outcome
+    }
+}
+
+fn pulled(sender: Sender<gradlane_core::Result<()>>) -> Box<dyn FnOnce(Result<Answer, Torn>) + Send> {
+    Box::new(move |outcome| {
+        let outcome = match outcome {
+            Ok(Answer::Sum(_)) => Ok(()),
+            Ok(Answer::Reject(error)) => Err(error),
+            Err(torn) => Err(torn.error),
+        };
+        // Nobody listens any more after the first failure.
+        let _ = sender.send(outcome);
+    })
+}
+
+fn header(part: PartId, bytes: u64) -> Header {
+    Header {
+        kind: HeaderKind::Push,
+        flags: Flags::default(),
+        epoch: Epoch::default(),
+        part,
+        dtype: DType::U8,
+        op: Op::Sum,
+        round: ECHO,
+        bytes,
+        weight: 1.0,
+        contributors: 0,
+        urgency: 0,
+        checksum: 0,
+    }
+}
+
+/// Above all that an exchange takes that goes on at all.
+const PATIENCE: Duration = Duration::from_secs(60);
