@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 use std::hint::black_box;
-use std::iter::zip;
+use std::iter::{repeat, repeat_n, zip};
 
 use clap::Args;
 use gradlane_core::reduce::{Kernels, accumulator_bytes};
@@ -22,11 +22,14 @@ const SMOKE_BYTES: u64 = 4096 + 24;
 
 /// How close does summation come to the speed of memory?
 ///
-/// GB/s count every byte that is read and written (10⁹ bytes). Of an f32 sum these are 3 for each byte of the contribution (two
-/// reads, one write); of an f16 or bf16 sum, whose accumulator is f32, they are 5; of a memcpy 2 (one read, one write).
-/// "of plain" is sum ÷ plain loop; "of copy" is sum ÷ memcpy; both are medians of the ratios of neighbouring samples. "of copy" may
-/// exceed 1: a memcpy that fetches the lines it overwrites moves bytes that are not counted. The plain loop is `sum += x`, compiled
-/// for the base instruction set. ± is half the distance between the slowest and the fastest sample.
+/// GB/s count every byte that is touched, read or written (10⁹ bytes). Of an f32 sum these are 3 for each byte of the contribution
+/// (two reads, one write); of an f16 or bf16 sum, whose accumulator is f32, they are 5; of a memcpy 2 (one read, one write).
+///
+/// The bound is the time in which a memcpy of this machine, in this run and in as much memory, touches as many bytes; "of copy" is
+/// the share of the bound that the sum reaches, sum ÷ memcpy. It may exceed 1: a memcpy that fetches the lines it overwrites moves
+/// bytes that are not counted, and a sum reads more than it writes. "of plain" is sum ÷ plain loop, which is `sum += x`, compiled for
+/// the base instruction set. Both are medians of the ratios of neighbouring samples. ± is half the distance between the slowest and
+/// the fastest sample.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Bytes of a contribution; several are separated by commas.
@@ -35,6 +38,12 @@ pub(crate) struct Arguments {
     /// Element types; several are separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "f32,f16,bf16")]
     dtype: Vec<DType>,
+    /// Whose kernels: `best`, of the widest vectors that this machine has, or `all` that it can run.
+    #[arg(long, default_value = "best")]
+    kernels: Which,
+    /// Bytes by which contributions miss an even address, as those do that a network cuts.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..4096))]
+    misplaced: u16,
     /// Samples of each contender.
     #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(5..))]
     iterations: u32,
@@ -43,31 +52,43 @@ pub(crate) struct Arguments {
     smoke: bool,
 }
 
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Which {
+    Best,
+    All,
+}
+
 /// Measures, and returns the table; or says which result was wrong.
 pub(crate) fn answer(arguments: &Arguments) -> Result<String, String> {
-    let kernels = Kernels::detect();
+    let contenders = match arguments.kernels {
+        Which::Best => vec![Kernels::detect()],
+        Which::All => Kernels::all(),
+    };
+    let misplaced = usize::from(arguments.misplaced);
     let smoke_sizes = [SMOKE_BYTES];
     let (sizes, iterations, sample_bytes) = match arguments.smoke {
         true => (&smoke_sizes[..], 5, SMOKE_BYTES),
         false => (&arguments.bytes[..], arguments.iterations, SAMPLE_BYTES),
     };
-    let mut table = Table::new(["dtype", "bytes", "sum GB/s", "plain GB/s", "copy GB/s", "of plain", "of copy"]);
+    let mut table =
+        Table::new(["dtype", "bytes", "kernels", "sum GB/s", "plain GB/s", "copy GB/s", "of plain", "of copy"]);
     for &bytes in sizes {
-        for &dtype in &arguments.dtype {
+        for (&dtype, &kernels) in arguments.dtype.iter().flat_map(|dtype| zip(repeat(dtype), &contenders)) {
             let passes = sample_bytes.div_ceil(bytes);
             let speeds = match dtype {
-                DType::F32 => contest::<f32>(kernels, dtype, bytes, iterations, passes),
-                DType::F64 => contest::<f64>(kernels, dtype, bytes, iterations, passes),
-                DType::F16 => contest::<f16>(kernels, dtype, bytes, iterations, passes),
-                DType::BF16 => contest::<bf16>(kernels, dtype, bytes, iterations, passes),
-                DType::I32 => contest::<i32>(kernels, dtype, bytes, iterations, passes),
-                DType::I64 => contest::<i64>(kernels, dtype, bytes, iterations, passes),
-                DType::I8 => contest::<i8>(kernels, dtype, bytes, iterations, passes),
-                DType::U8 => contest::<u8>(kernels, dtype, bytes, iterations, passes),
+                DType::F32 => contest::<f32>(kernels, dtype, bytes, misplaced, iterations, passes),
+                DType::F64 => contest::<f64>(kernels, dtype, bytes, misplaced, iterations, passes),
+                DType::F16 => contest::<f16>(kernels, dtype, bytes, misplaced, iterations, passes),
+                DType::BF16 => contest::<bf16>(kernels, dtype, bytes, misplaced, iterations, passes),
+                DType::I32 => contest::<i32>(kernels, dtype, bytes, misplaced, iterations, passes),
+                DType::I64 => contest::<i64>(kernels, dtype, bytes, misplaced, iterations, passes),
+                DType::I8 => contest::<i8>(kernels, dtype, bytes, misplaced, iterations, passes),
+                DType::U8 => contest::<u8>(kernels, dtype, bytes, misplaced, iterations, passes),
             }?;
             table.push([
                 dtype.to_string(),
                 bytes.to_string(),
+                kernels.to_string(),
                 speeds.sum.to_string(),
                 speeds.plain.to_string(),
                 speeds.copy.to_string(),
@@ -77,7 +98,13 @@ pub(crate) fn answer(arguments: &Arguments) -> Result<String, String> {
         }
     }
     let mut text = String::new();
-    writeln!(text, "kernels {kernels}, one thread, {iterations} samples each, taken in turns; all sums verified")
+    writeln!(text, "one thread, {iterations} samples each, taken in turns; all sums verified")
+        .and_then(|()| {
+            writeln!(
+                text,
+                "GB/s of bytes touched: 3 a byte of f32, 5 of f16 and bf16, 2 of a copy; the bound is the copy"
+            )
+        })
         .and_then(|()| write!(text, "{table}"))
         .expect("writing to a string does not fail");
     Ok(text)
@@ -95,6 +122,7 @@ fn contest<T: Plain>(
     kernels: Kernels,
     dtype: DType,
     bytes: u64,
+    misplaced: usize,
     iterations: u32,
     passes: u64,
 ) -> Result<Speeds, String> {
@@ -104,14 +132,16 @@ fn contest<T: Plain>(
 
     let terms: Vec<T> = (0..elements).map(|index| T::term(value(index))).collect();
     let mut plain = vec![T::sum(0); elements];
-    let contribution = Aligned::new(terms.iter().flat_map(|x| x.bytes()), bytes);
-    let mut accumulator = Aligned::new(std::iter::repeat_n(0, accumulator_bytes as usize), accumulator_bytes);
+    let displaced = repeat_n(0, misplaced).chain(terms.iter().flat_map(|x| x.bytes()));
+    let contribution = Aligned::new(displaced, bytes + misplaced as u64);
+    let mut accumulator = Aligned::new(repeat_n(0, accumulator_bytes as usize), accumulator_bytes);
     let copy_bytes = (bytes + accumulator_bytes) / 2;
-    let from = Aligned::new(std::iter::repeat_n(1, copy_bytes as usize), copy_bytes);
-    let mut to = Aligned::new(std::iter::repeat_n(0, copy_bytes as usize), copy_bytes);
+    let from = Aligned::new(repeat_n(1, copy_bytes as usize), copy_bytes);
+    let mut to = Aligned::new(repeat_n(0, copy_bytes as usize), copy_bytes);
 
     let mut speeds = Speeds::default();
-    let mut add = || kernels.add(Op::Sum, dtype, 1.0, black_box(contribution.bytes()), accumulator.bytes_mut());
+    let mut add =
+        || kernels.add(Op::Sum, dtype, 1.0, black_box(&contribution.bytes()[misplaced..]), accumulator.bytes_mut());
     let mut add_plainly = || add_plainly(black_box(&terms), &mut plain);
     let mut copy = || black_box(to.bytes_mut()).copy_from_slice(black_box(from.bytes()));
     let sum_traffic = (bytes + 2 * accumulator_bytes) * passes;
@@ -234,7 +264,14 @@ mod tests {
 
     #[test]
     fn a_smoke_run_verifies_every_element_type() {
-        let arguments = Arguments { bytes: vec![], dtype: DType::ALL.to_vec(), iterations: 5, smoke: true };
+        let arguments = Arguments {
+            bytes: vec![],
+            dtype: DType::ALL.to_vec(),
+            kernels: Which::All,
+            misplaced: 3,
+            iterations: 5,
+            smoke: true,
+        };
         let table = answer(&arguments).expect("all sums are right");
         for dtype in DType::ALL {
             assert!(table.contains(dtype.name()), "{table}");

@@ -98,6 +98,7 @@ impl Load {
     fn new() -> Self {
         let config = SchedulerConfig {
             credit_bytes: u64::MAX,
+            credit_tasks: u32::MAX,
             oldest_every: Config::default().oldest_every,
             ..SchedulerConfig::default()
         };

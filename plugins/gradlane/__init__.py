@@ -12,6 +12,7 @@ This module works with any buffer and imports no framework; `gradlane.torch` off
 
 from __future__ import annotations
 
+from gradlane import timeline
 from gradlane._core import __version__
 from gradlane._handle import Handle
 from gradlane._objects import allgather, broadcast_object
@@ -48,6 +49,7 @@ from gradlane.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from gradlane.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "AbortedError",
@@ -94,4 +96,7 @@ __all__ = [
     "rank",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
+    "timeline",
 ]

@@ -4,6 +4,8 @@ Nothing here is public: `gradlane` and its framework modules are the interface. 
 arrive as the classes of `gradlane.errors`. Times are in seconds; a timeout of None means the job's setting.
 """
 
+from os import PathLike
+from pathlib import Path
 from typing import Literal, TypedDict, final
 
 __version__: str
@@ -72,6 +74,12 @@ class Session:
     def barrier(self, name: str, timeout: float | None) -> None: ...
     def metrics(self) -> dict[str, int | float]: ...
     def layout(self) -> str: ...
+    def start_timeline(self, place: str | PathLike[str]) -> Path:
+        """Records from now on what this worker does, in the file whose path is returned."""
+    def stop_timeline(self) -> None:
+        """Completes the file; does nothing if none is recorded."""
+    def record_span(self, thread: int, thread_name: str, name: str, start_ns: int, end_ns: int) -> None:
+        """Adds what a thread did, in nanoseconds since 1970; does nothing if no timeline is recorded."""
     def next_done(self, timeout: float) -> list[int]:
         """Ids of handles that resolved since the last call; waits for the first one, and is empty after `timeout`."""
     def shutdown(self, timeout: float) -> None:

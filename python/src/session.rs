@@ -1,12 +1,13 @@
 //! `gradlane._core.Session`: a process's place in a job.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use gradlane_core::engine::{self, Engine, EngineOptions, Submission, process};
-use gradlane_core::mem::Region;
+use gradlane_core::engine::{self, Engine, EngineOptions, Submission, Thread, Timeline, process};
+use gradlane_core::mem::{Copies, Region};
 use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec, WorkerId};
 use gradlane_core::{Error, Result};
@@ -34,6 +35,7 @@ enum Place {
     Alone {
         handles: AtomicU64,
         closed: AtomicBool,
+        timeline: Timeline,
     },
 }
 
@@ -72,9 +74,15 @@ impl Session {
     /// A job of one worker, without any server.
     #[staticmethod]
     fn local(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<Self> {
-        // The settings mean nothing here, but a typing error in one should show in a trial run on a laptop.
-        config(&settings).map_err(|error| errors::raise(py, &error))?;
-        Ok(Self::new(Place::Alone { handles: AtomicU64::new(1), closed: AtomicBool::new(false) }))
+        // Most settings mean nothing here, but a typing error in one should show in a trial run on a laptop.
+        let alone = config(&settings).and_then(|config| {
+            let timeline = Timeline::new(engine::Clock::start(), config.timeline_bytes_max);
+            if let Some(place) = &config.timeline {
+                timeline.start(place, WorkerId(0))?;
+            }
+            Ok(Place::Alone { handles: AtomicU64::new(1), closed: AtomicBool::new(false), timeline })
+        });
+        alone.map(Self::new).map_err(|error| errors::raise(py, &error))
     }
 
     #[getter]
@@ -135,7 +143,7 @@ impl Session {
         let submission = submission.map_err(|error| errors::raise(py, &error))?;
         let inner = match &*self.place {
             Place::Joined(engine) => self.submit_to(py, engine, submission, owner),
-            Place::Alone { handles, closed } => alone(handles, closed, submission),
+            Place::Alone { handles, closed, .. } => alone(handles, closed, submission),
         };
         let inner = inner.map_err(|error| errors::raise(py, &error))?;
         Ok(Handle { inner, owners: Arc::clone(&self.owners) })
@@ -178,6 +186,32 @@ impl Session {
         }
     }
 
+    /// Records from now on what this worker does, in the file whose path is returned.
+    fn start_timeline(&self, py: Python<'_>, place: PathBuf) -> PyResult<PathBuf> {
+        let started = match &*self.place {
+            Place::Joined(engine) => py.detach(|| engine.start_timeline(&place)),
+            Place::Alone { timeline, .. } => timeline.start(&place, WorkerId(0)),
+        };
+        started.map_err(|error| errors::raise(py, &error))
+    }
+
+    /// Completes the file of the timeline; does nothing if none is recorded.
+    fn stop_timeline(&self, py: Python<'_>) {
+        py.detach(|| match &*self.place {
+            Place::Joined(engine) => engine.stop_timeline(),
+            Place::Alone { timeline, .. } => timeline.stop(),
+        });
+    }
+
+    /// Adds what a thread did, in nanoseconds since 1970, to the timeline; does nothing if none is recorded.
+    fn record_span(&self, thread: u64, thread_name: &str, name: &str, start_ns: u64, end_ns: u64) {
+        let timeline = match &*self.place {
+            Place::Joined(engine) => engine.timeline(),
+            Place::Alone { timeline, .. } => timeline,
+        };
+        timeline.record(Thread { id: thread, name: thread_name }, name, start_ns, end_ns);
+    }
+
     /// Ids of operations that ended since the last call; waits up to `timeout` seconds for the first. Operations that were submitted
     /// before the first call are not reported.
     fn next_done(&self, py: Python<'_>, timeout: f64) -> Vec<u64> {
@@ -193,8 +227,9 @@ impl Session {
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let outcome = match &*self.place {
             Place::Joined(engine) => py.detach(|| engine.shutdown(duration(timeout))),
-            Place::Alone { closed, .. } => {
+            Place::Alone { closed, timeline, .. } => {
                 closed.store(true, Ordering::Relaxed);
+                timeline.stop();
                 Ok(())
             }
         };
@@ -256,6 +291,7 @@ fn join_job(
         coordinator: join.address,
         credentials,
         transport: Arc::new(transport),
+        copies: Copies::default(),
     })
 }
 

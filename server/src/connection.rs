@@ -3,23 +3,24 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+
 use gradlane_core::Error;
 use gradlane_core::engine::{Clock, Membership, Timer};
 use gradlane_core::error::Result;
-use gradlane_core::mem::{Lease, Pool};
+use gradlane_core::mem::Pool;
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
-use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, TensorKey, Time, View};
-use gradlane_core::wire::Header;
+use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, TensorKey, Time, View, WorkerId};
 use gradlane_core::wire::frame::{Progress, Stall};
 
-use crate::aggregate::{Aggregator, AggregatorConfig, Command};
+use crate::accumulator::Workshop;
+use crate::aggregate::{Aggregator, AggregatorConfig, Command, SlotId, Step};
+use crate::lanes::{Job, Outlets, SumLanes, Told};
 use crate::stats::Stats;
-use crate::sum::{Job, SumLanes};
 
 /// The data side of one server.
 pub(crate) struct DataPlane {
@@ -27,6 +28,8 @@ pub(crate) struct DataPlane {
     pool: Pool,
     pub(crate) stats: Stats,
     state: Mutex<State>,
+    /// Where the bodies go that are being received. A lock of its own, because bytes come more often than anything else.
+    routes: Mutex<BTreeMap<ExchangeId, Route>>,
     /// Told when nothing is open any more, or will be waited for.
     drained: Condvar,
     lanes: OnceLock<SumLanes>,
@@ -40,42 +43,56 @@ struct State {
     aggregator: Aggregator,
     view: Option<View>,
     links: BTreeMap<LinkId, NodeId>,
-    /// What each open exchange said; needed when its body has landed.
-    headers: BTreeMap<ExchangeId, Header>,
-    /// Bodies under way: their memory and how much of it is filled.
-    landing: BTreeMap<ExchangeId, (Lease, usize)>,
-    bodies: BTreeMap<ExchangeId, Lease>,
     stopped: bool,
+}
+
+/// Where the bytes of an exchange go.
+#[derive(Clone, Copy)]
+struct Route {
+    slot: SlotId,
+    worker: WorkerId,
 }
 
 impl DataPlane {
     /// A data plane without a listener: see [`DataPlane::attach`].
     pub(crate) fn new(config: AggregatorConfig, sum_threads: NonZeroUsize, clock: Clock) -> Result<Arc<Self>> {
+        let pool = Pool::new();
+        let kernels = Kernels::detect();
+        let stats = Stats::default();
+        let copies = stats.copies().clone();
+        let workshop =
+            Workshop { kernels, pool: pool.clone(), copies, block_bytes: config.block_bytes, defect: config.defect };
         let plane = Arc::new(Self {
             clock,
-            pool: Pool::new(),
-            stats: Stats::default(),
+            pool,
+            stats,
             state: Mutex::new(State {
                 aggregator: Aggregator::new(config),
                 view: None,
                 links: BTreeMap::new(),
-                headers: BTreeMap::new(),
-                landing: BTreeMap::new(),
-                bodies: BTreeMap::new(),
                 stopped: false,
             }),
+            routes: Mutex::new(BTreeMap::new()),
             drained: Condvar::new(),
             lanes: OnceLock::new(),
             listener: OnceLock::new(),
             timer: OnceLock::new(),
             membership: OnceLock::new(),
         });
-        let sink = Arc::downgrade(&plane);
-        let lanes = SumLanes::new(sum_threads, Kernels::detect(), &plane.pool, move |outgoing| {
-            if let Some(plane) = sink.upgrade() {
-                plane.send(outgoing);
-            }
-        })?;
+        let (sender, listener) = (Arc::downgrade(&plane), Arc::downgrade(&plane));
+        let outlets = Outlets {
+            send: Box::new(move |outgoing| {
+                if let Some(plane) = sender.upgrade() {
+                    plane.send(outgoing);
+                }
+            }),
+            tell: Box::new(move |told| {
+                if let Some(plane) = listener.upgrade() {
+                    plane.hear(told);
+                }
+            }),
+        };
+        let lanes = SumLanes::new(sum_threads, &workshop, outlets)?;
         let timed = Arc::downgrade(&plane);
         let timer = Timer::start("gl-aggregate", clock, move |_| {
             // The next deadline is armed by `with` itself.
@@ -132,6 +149,11 @@ impl DataPlane {
         self.state.lock().expect(LOCK).aggregator.progress()
     }
 
+    /// Bytes of memory for sums: in use, and taken from the system.
+    pub(crate) fn memory_bytes(&self) -> (u64, u64) {
+        (self.pool.bytes_in_use() as u64, self.pool.bytes_held() as u64)
+    }
+
     /// From now on refuses rounds that nobody has begun.
     pub(crate) fn refuse(self: &Arc<Self>, refusal: Error) {
         self.with(|state, now| state.aggregator.handle_drain(now, refusal));
@@ -167,67 +189,53 @@ impl DataPlane {
             }
             Incoming::Opened { link, exchange, header } => self.with(|state, now| {
                 let node = *state.links.get(&link).expect("a link is up before its exchanges");
-                state.headers.insert(exchange, header);
                 state.aggregator.handle_opened(now, node, exchange, &header);
             }),
-            Incoming::Body { exchange, chunks } => self.fill(exchange, &chunks),
+            Incoming::Body { exchange, chunks } => self.receive(exchange, chunks),
             Incoming::Torn { exchange, reason } => {
                 tracing::debug!(exchange = exchange.0, %reason, "exchange torn");
-                self.with(|state, now| {
-                    state.headers.remove(&exchange);
-                    state.landing.remove(&exchange);
-                    state.aggregator.handle_torn(now, exchange);
-                });
+                self.routes().remove(&exchange);
+                self.with(|state, now| state.aggregator.handle_torn(now, exchange));
             }
-            Incoming::Answered { exchange } => self.with(|state, now| {
-                state.headers.remove(&exchange);
-                state.aggregator.handle_answered(now, exchange);
-            }),
+            Incoming::Answered { exchange } => {
+                self.routes().remove(&exchange);
+                self.with(|state, now| state.aggregator.handle_answered(now, exchange));
+            }
         }
     }
 
-    /// Takes the next bytes of a body; the transport lets no more through than were announced.
-    fn fill(self: &Arc<Self>, exchange: ExchangeId, chunks: &[Bytes]) {
-        let mut state = self.state.lock().expect(LOCK);
-        let Some((body, filled)) = state.landing.get_mut(&exchange) else { return };
-        for chunk in chunks {
-            body[*filled..][..chunk.len()].copy_from_slice(chunk);
-            *filled += chunk.len();
+    /// Hands the next bytes of a body to the lane of its part.
+    fn receive(&self, exchange: ExchangeId, chunks: Vec<Bytes>) {
+        let route = self.routes().get(&exchange).copied();
+        if let Some(Route { slot, worker }) = route {
+            self.stats.received(chunks.iter().map(|chunk| chunk.len() as u64).sum());
+            self.lanes().submit(Job::Body { slot, worker, exchange, chunks });
+            self.lanes().run();
         }
-        if *filled < body.len() {
-            return;
-        }
-        let (body, _) = state.landing.remove(&exchange).expect("found above");
-        drop(state);
-        self.landed(exchange, body);
     }
 
-    /// Checks a body off the transport's thread, then counts it.
-    fn landed(self: &Arc<Self>, exchange: ExchangeId, body: Lease) {
-        self.stats.received(body.len() as u64);
-        let header = self.state.lock().expect(LOCK).headers.get(&exchange).copied();
-        let Some(header) = header else { return };
-        let plane = Arc::clone(self);
-        let then = Box::new(move |body, intact| plane.count(exchange, body, intact));
-        self.lanes().submit(Job::Verify { header, body, then });
+    /// A lane says what became of a contribution.
+    fn hear(self: &Arc<Self>, Told { slot, worker, exchange, receipt }: Told) {
+        // Whatever else it brings is not needed.
+        self.routes().remove(&exchange);
+        self.change(|state, now| state.aggregator.handle_receipt(now, slot, worker, exchange, receipt));
     }
 
-    fn count(self: &Arc<Self>, exchange: ExchangeId, body: Lease, intact: bool) {
-        self.with(|state, now| {
-            // Kept until the machine names it, also if its exchange is gone meanwhile: then it is discarded at once.
-            state.bodies.insert(exchange, body);
-            state.aggregator.handle_landed(now, exchange, intact);
-        });
+    /// Changes the machine, and lets the lanes run.
+    fn with<T>(self: &Arc<Self>, change: impl FnOnce(&mut State, Time) -> T) -> T {
+        let result = self.change(change);
+        self.lanes().run();
+        result
     }
 
     /// Runs `change` on the machine, then carries out its commands. They stay under the lock: lanes and listener only queue, and the
     /// order of commands about one slot must reach its lane unchanged.
-    fn with<T>(self: &Arc<Self>, change: impl FnOnce(&mut State, Time) -> T) -> T {
+    fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut State, Time) -> T) -> T {
         let now = self.clock.now();
         let mut state = self.state.lock().expect(LOCK);
         let result = change(&mut state, now);
         while let Some(command) = state.aggregator.next_command() {
-            self.carry_out(&mut state, command);
+            self.carry_out(command);
         }
         let due = state.aggregator.poll_timeout();
         if state.aggregator.is_drained() {
@@ -238,36 +246,32 @@ impl DataPlane {
         result
     }
 
-    fn carry_out(&self, state: &mut State, command: Command) {
+    fn carry_out(&self, command: Command) {
         match command {
-            Command::Land { exchange, bytes } => {
-                let bytes = usize::try_from(bytes).expect("bounded by PART_BYTES_MAX");
-                state.landing.insert(exchange, (self.pool.lease(bytes), 0));
-                self.send(Outgoing::Accept { exchange });
+            Command::Sum { slot, step } => {
+                let accepted = match &step {
+                    Step::Receive { worker, exchange, .. } => {
+                        self.routes().insert(*exchange, Route { slot, worker: *worker });
+                        Some(*exchange)
+                    }
+                    Step::Answer { header, .. } => {
+                        self.stats.sent(header.bytes);
+                        None
+                    }
+                    Step::Begin(_) | Step::Publish { .. } | Step::Seal | Step::Drop => None,
+                };
+                self.lanes().submit(Job::Step { slot, step });
+                // After its step, so that no byte comes before it.
+                if let Some(exchange) = accepted {
+                    self.send(Outgoing::Accept { exchange });
+                }
             }
-            Command::Start { slot, exchange, dtype, op, weight, .. } => {
-                self.lanes().submit(Job::Start { slot, dtype, op, weight, body: self.body(state, exchange) });
+            Command::Reject { exchange, header, error } => {
+                self.routes().remove(&exchange);
+                self.send(Outgoing::Reject { exchange, header, error });
             }
-            Command::Add { slot, exchange, weight } => {
-                self.lanes().submit(Job::Add { slot, weight, body: self.body(state, exchange) });
-            }
-            Command::Publish { slot, divisor } => self.lanes().submit(Job::Publish { slot, divisor }),
-            Command::Answer { slot, exchange, header } => {
-                self.stats.sent(header.bytes);
-                self.lanes().submit(Job::Answer { slot, exchange, header });
-            }
-            Command::Reject { exchange, header, error } => self.send(Outgoing::Reject { exchange, header, error }),
-            Command::Discard { exchange } => {
-                state.bodies.remove(&exchange);
-            }
-            Command::Drop { slot } => self.lanes().submit(Job::Drop { slot }),
             Command::Stalled { stall } => self.report(stall),
         }
-    }
-
-    /// A landed body; one without bytes never landed.
-    fn body(&self, state: &mut State, exchange: ExchangeId) -> Lease {
-        state.bodies.remove(&exchange).unwrap_or_else(|| self.pool.lease(0))
     }
 
     fn report(&self, stall: Stall) {
@@ -277,6 +281,10 @@ impl DataPlane {
         if let Some(Ok(membership)) = membership.as_ref().map(|membership| membership.try_lock()) {
             membership.report_stall(stall);
         }
+    }
+
+    fn routes(&self) -> MutexGuard<'_, BTreeMap<ExchangeId, Route>> {
+        self.routes.lock().expect(LOCK)
     }
 
     fn lanes(&self) -> &SumLanes {
@@ -291,3 +299,6 @@ impl DataPlane {
 }
 
 const LOCK: &str = "nobody panics while holding it";
+
+#[cfg(test)]
+mod tests;

@@ -1,16 +1,17 @@
 //! Gradlane's aggregation server and coordinator, as a library that embeds them and as the `gradlane-server` binary.
 //!
-//! [`aggregate`] and [`coordinator`]'s machine decide; everything else carries out.
+//! [`aggregate`] and [`coordinator`]'s machine decide, [`sum`] and [`accumulator`] add; everything else carries out.
 
+pub mod accumulator;
 pub mod aggregate;
 pub mod coordinator;
+pub mod sum;
 
-mod accumulator;
 mod connection;
+mod lanes;
 mod life;
 mod server;
 mod stats;
-mod sum;
 
 pub mod cli;
 pub mod doctor;

@@ -12,6 +12,7 @@ use gradlane_core::transport::quic::{Settings, listener};
 use gradlane_core::types::{Phase, Role, ServerId};
 use gradlane_core::{Error, Result};
 
+use crate::accumulator::BLOCK_BYTES;
 use crate::aggregate::AggregatorConfig;
 use crate::connection::DataPlane;
 use crate::life::{Life, ServerState, Turn};
@@ -52,6 +53,7 @@ impl Server {
             stall_warn: config.stall_warn,
             step_timeout: config.step_timeout,
             memory_bytes_max: config.server_bytes_max,
+            block_bytes: BLOCK_BYTES,
             defect: None,
         };
         let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
@@ -90,6 +92,11 @@ impl Server {
     /// Bytes in and out.
     pub fn stats(&self) -> &crate::stats::Stats {
         &self.plane.stats
+    }
+
+    /// Bytes of memory for sums: in use, and taken from the system.
+    pub fn memory_bytes(&self) -> (u64, u64) {
+        self.plane.memory_bytes()
     }
 
     /// Where it stands in its life.

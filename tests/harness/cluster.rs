@@ -8,7 +8,7 @@ use gradlane_core::Result;
 use gradlane_core::cluster::MemberConfig;
 use gradlane_core::config::Config;
 use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
-use gradlane_core::mem::Region;
+use gradlane_core::mem::{Copies, Region};
 use gradlane_core::transport::Transport;
 use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
 use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec};
@@ -115,7 +115,8 @@ pub fn worker_over(
     let transport = wrap(QuicTransport::new(&credentials, settings)?);
     let member = MemberConfig { requested: rank, workers, ..process::member(Role::Worker, config) };
     let coordinator = join.address.clone();
-    Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport })
+    let copies = Copies::default();
+    Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport, copies })
 }
 
 /// A tensor of a test, reduced in place. It must outlive its handles.

@@ -3,10 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::Sender;
 use gradlane_core::Error;
 use gradlane_core::mem::Region;
-use gradlane_core::transport::{Answer, LinkLost, Peer, Pulled, Push, Torn, Transport};
+use gradlane_core::transport::{LinkLost, Peer, Pulled, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId};
 use gradlane_core::wire::Flags;
 
@@ -29,19 +28,12 @@ pub struct Tap<T, F> {
     inner: T,
     pushes: AtomicU64,
     before: F,
-    refusals: Option<Sender<Error>>,
 }
 
 impl<T: Transport, F: Fn(u64) -> Fate + Send + Sync> Tap<T, F> {
     /// Over `inner`.
     pub fn new(inner: T, before: F) -> Self {
-        Self { inner, pushes: AtomicU64::new(0), before, refusals: None }
-    }
-
-    /// Tells every error that a server answers with, also those after which the engine tries again.
-    #[must_use]
-    pub fn telling(self, refusals: Sender<Error>) -> Self {
-        Self { refusals: Some(refusals), ..self }
+        Self { inner, pushes: AtomicU64::new(0), before }
     }
 }
 
@@ -65,11 +57,7 @@ impl<T: Transport, F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<T, F> {
     }
 
     fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
-        let refusals = self.refusals.clone();
-        let done = move |outcome: Result<Answer, Torn>| {
-            if let (Some(refusals), Ok(Answer::Reject(error))) = (refusals, &outcome) {
-                let _ = refusals.send(error.clone());
-            }
+        let done = move |outcome: Result<_, Torn>| {
             done(outcome.map_err(|Torn { error, landed }| Torn { error: lost(error), landed }));
         };
         self.inner.pull(exchange, into, Box::new(done));

@@ -96,6 +96,27 @@ fn workers_that_submit_in_different_orders_do_not_wait_for_each_other() {
 }
 
 #[test]
+fn many_small_tensors_in_opposite_orders_do_not_wait_for_each_other() {
+    // So many more than may be in flight at once on a worker that without lending, each would hold all it may with what the other
+    // holds back.
+    const TENSORS: usize = 2200;
+    let cluster = Cluster::start(2, 1);
+    all(&cluster.workers, |engine| {
+        let mut tensors: Vec<Tensor> =
+            (0..TENSORS).map(|index| Tensor::new(&format!("t{index}"), vec![1_f32; 100])).collect();
+        if engine.rank().0 == 1 {
+            tensors.reverse();
+        }
+        for _ in 0..2 {
+            let submit = |tensor: &mut Tensor| tensor.push_pull(engine, Op::Mean).unwrap();
+            let handles: Vec<_> = tensors.iter_mut().map(submit).collect();
+            handles.into_iter().for_each(|handle| handle.wait(Some(PATIENCE)).unwrap());
+        }
+        assert!(tensors.iter().flat_map(|tensor| &tensor.data).all(|mean| *mean == 1.0));
+    });
+}
+
+#[test]
 fn a_server_short_of_memory_makes_workers_wait_and_nothing_else() {
     // The sums of 16 parts and, for each that is under way, two bodies.
     let settings = [("server_bytes_max", "20 MiB"), ("partition_bytes", "1 MiB"), ("fuse_bytes", "0")];

@@ -3,6 +3,7 @@
 mod actors;
 mod barrier;
 mod breaks;
+mod copies;
 mod errors;
 mod flow;
 mod handles;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use gradlane_core::Error;
 use gradlane_core::config::Config;
 use gradlane_core::engine::{Engine, EngineOptions, process};
+use gradlane_core::mem::Copies;
 use gradlane_core::transport::quic::{Authority, Credentials, QuicTransport, Settings};
 use gradlane_core::types::{JoinString, Op, Role};
 use gradlane_server::coordinator::CoordinatorConfig;
@@ -181,5 +182,6 @@ fn join(coordinator: &str, credentials: &Arc<Credentials>) -> gradlane_core::Res
         coordinator: coordinator.to_owned(),
         credentials: Arc::clone(credentials),
         transport: Arc::new(transport),
+        copies: Copies::default(),
     })
 }

@@ -45,7 +45,7 @@ fn a_seed_has_one_history() {
 
 #[test]
 fn a_wrong_sum_tells_who_was_counted_how_often() {
-    let counted_twice = first_failure(500, Some(Defect::AnswerOldRound)).expect("caught above");
+    let counted_twice = first_failure(500, Some(Defect::PrefixIgnored)).expect("caught above");
     assert_eq!(counted_twice.violation.checker, Checker::Sum);
     let text = counted_twice.to_string();
     assert!(text.contains("counted per rank: ") && text.contains("SEED="), "{text}");

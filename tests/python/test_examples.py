@@ -1,11 +1,16 @@
 """The examples run as their first lines say, alone and together."""
 
+import json
+import os
 import re
+import select
+import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
-from processes import run_all
+from processes import Running, children, run_all
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -47,3 +52,58 @@ def test_digits_fails_the_check_of_a_training_that_is_too_short():
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     assert run("digits.py", "--steps", "1", "--check").code == 1
+
+
+CAN_SHAPE = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare", "nsenter", "setpriv")))
+SMALL = ["--width", "0.1", "--steps", "1", "--turns", "1"]
+
+
+@pytest.mark.torch
+def test_overlap_compares_all_contenders_on_the_links_that_there_are(tmp_path):
+    pytest.importorskip("torch")
+    links = ["--rate", "200mbit"] if CAN_SHAPE else []
+    ended = run("overlap.py", *SMALL, *links, "--timeline", str(tmp_path / "overlap.json"))
+    assert ended.code == 0, ended.output
+    rows = ["compute alone", "send alone", "CrossBarrier", "DistributedDataParallel", "PyTorch's over Gloo"]
+    for row in rows:
+        assert re.search(rf"^{row} +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+$", ended.output, re.MULTILINE), ended.output
+    for rank in range(2):
+        events = json.loads((tmp_path / f"overlap.{rank}.json").read_text())
+        assert {"forward", "backward", "step", "PUSH", "PULL"} <= {event["name"] for event in events}
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(CAN_SHAPE, reason="the links can be made here")
+def test_overlap_says_what_shaped_links_need():
+    pytest.importorskip("torch")
+    ended = run("overlap.py", *SMALL, "--rate", "1gbit")
+    assert ended.code == 2 and re.search("need (root|.*install)", ended.output), ended.output
+
+
+@pytest.mark.skipif(not CAN_SHAPE, reason="needs root, iproute2 and util-linux")
+def test_machines_are_gone_when_their_maker_is_killed():
+    script = f"""
+import signal, sys; sys.path.insert(0, {str(EXAMPLES)!r})
+from shaped import Machines
+with Machines(2, "100mbit") as machines:
+    for machine in (0, 1, None):
+        machines.start(machine, ["cat", "/dev/zero"], {{}}, piped=True)
+    print("made", flush=True)
+    signal.pause()
+"""
+    with Running([sys.executable, "-c", script], env={}) as maker:
+        maker.line("made")
+        ends = [os.pidfd_open(child) for child in children(maker.pid)]
+        assert len(ends) == 6  # three namespaces, three commands
+        os.kill(maker.pid, signal.SIGKILL)
+        for end in ends:
+            assert select.select([end], [], [], 10.0)[0], "a process outlived its maker"
+            os.close(end)
+
+
+@pytest.mark.skipif(not CAN_SHAPE, reason="needs root, iproute2 and util-linux")
+@pytest.mark.parametrize("rate", ["fast", "1gb", "0gbit", "500gbit"])
+def test_a_rate_that_is_none_is_refused_with_an_example(rate):
+    script = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); from shaped import Machines; Machines(1, {rate!r})"
+    [ended] = run_all([([sys.executable, "-c", script], {})], timeout=20.0)
+    assert f"--rate {rate} is no rate; write it like 1gbit" in ended.output

@@ -11,6 +11,7 @@ use crate::types::{self, Phase, Role, TensorSpec, Time, View};
 use crate::wire::Frame;
 use crate::wire::frame::{Join, Progress, Stall};
 
+use super::declarations::Answered;
 use super::requests::Requests;
 use super::{MemberCommand, MemberConfig, MemberEvent};
 
@@ -222,13 +223,14 @@ impl Member {
         self.progress = progress;
     }
 
-    /// Asks for the layout of `tensors`, which may share parts if `fuse`. Ends in [`MemberEvent::Declared`] with the returned number:
+    /// Asks for the layout of `tensors`, which may share parts if `fuse`; without, several that are asked for one after the other go
+    /// in one frame. Ends in [`MemberEvent::Declared`] with the returned number:
     /// soon while the coordinator is there, after its return otherwise. May be called before the job formed.
     pub fn declare(&mut self, tensors: Vec<TensorSpec>, fuse: bool) -> u64 {
         let request = self.requests.number();
         let asked = self.may_ask().and_then(|()| self.requests.declare(request, tensors, fuse));
         match asked {
-            Ok(frame) => self.ask(frame),
+            Ok(frame) => frame.into_iter().for_each(|frame| self.ask(frame)),
             Err(error) => self.tell(MemberEvent::Declared { request, outcome: Err(error) }),
         }
         request
@@ -422,10 +424,12 @@ impl Member {
         }
     }
 
-    fn settle(&mut self, answer: std::result::Result<Option<MemberEvent>, String>) {
+    fn settle(&mut self, answer: std::result::Result<Answered, String>) {
         match answer {
-            Ok(Some(event)) => self.tell(event),
-            Ok(None) => {}
+            Ok(Answered { events, frames }) => {
+                events.into_iter().for_each(|event| self.tell(event));
+                frames.into_iter().for_each(|frame| self.ask(frame));
+            }
             Err(problem) => self.fail_protocol("request", &problem),
         }
     }

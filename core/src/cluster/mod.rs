@@ -11,6 +11,7 @@ use crate::types::{Incarnation, MachineId, PartLayout, Role, TensorKey, View};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 
+mod declarations;
 mod member;
 mod requests;
 

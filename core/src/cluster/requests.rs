@@ -8,6 +8,7 @@ use crate::types::{PartLayout, TensorSpec, Time};
 use crate::wire::{Frame, limits};
 
 use super::MemberEvent;
+use super::declarations::{Answered, Declarations};
 
 /// What a barrier's answer may take beyond its timeout: the way there and back, and a reconnection.
 const ANSWER_MARGIN: Duration = Duration::from_secs(2);
@@ -16,16 +17,8 @@ const ANSWER_MARGIN: Duration = Duration::from_secs(2);
 #[derive(Default, Debug)]
 pub(super) struct Requests {
     last: u64,
-    declarations: BTreeMap<u64, Declaration>,
+    declarations: Declarations,
     barriers: BTreeMap<u64, Barrier>,
-}
-
-// It has no deadline of its own: a coordinator that is there answers at once, and one that is not is the member's
-// `control_lost_timeout`.
-#[derive(Debug)]
-struct Declaration {
-    tensors: Vec<TensorSpec>,
-    fuse: bool,
 }
 
 #[derive(Debug)]
@@ -42,16 +35,9 @@ impl Requests {
         self.last
     }
 
-    /// Keeps a declaration until it is answered; returns the frame that asks.
-    ///
-    /// # Errors
-    /// What the coordinator's reader would refuse: sent, it would cost the connection, again and again.
-    pub(super) fn declare(&mut self, request: u64, tensors: Vec<TensorSpec>, fuse: bool) -> Result<Frame> {
-        limits::check_tensors(&tensors)?;
-        let declaration = Declaration { tensors, fuse };
-        let frame = declaration.frame(request);
-        self.declarations.insert(request, declaration);
-        Ok(frame)
+    /// Keeps a declaration until it is answered: see [`Declarations::declare`].
+    pub(super) fn declare(&mut self, request: u64, tensors: Vec<TensorSpec>, fuse: bool) -> Result<Option<Frame>> {
+        self.declarations.declare(request, tensors, fuse)
     }
 
     /// Keeps an arrival at a barrier until it is answered; returns the frame that asks.
@@ -75,12 +61,11 @@ impl Requests {
 
     /// The frames that ask everything again, each with what is left of its time.
     pub(super) fn frames(&self, now: Time) -> Vec<Frame> {
-        let declarations = self.declarations.iter().map(|(request, declaration)| declaration.frame(*request));
         let barriers = self.barriers.iter().map(|(request, barrier)| barrier.frame(now, *request));
-        declarations.chain(barriers).collect()
+        self.declarations.frames().chain(barriers).collect()
     }
 
-    /// Takes the answer to a declaration; nothing if it was given up before.
+    /// Takes the answer to a frame of declarations; it leads to nothing if they were given up before.
     ///
     /// # Errors
     /// What is wrong with `request`.
@@ -88,23 +73,22 @@ impl Requests {
         &mut self,
         request: u64,
         outcome: Result<Vec<PartLayout>>,
-    ) -> std::result::Result<Option<MemberEvent>, String> {
-        if self.declarations.remove(&request).is_some() {
-            return Ok(Some(MemberEvent::Declared { request, outcome }));
+    ) -> std::result::Result<Answered, String> {
+        match self.declarations.answered(request, outcome) {
+            Some(answered) => Ok(answered),
+            None => self.check_given_up(request),
         }
-        self.check_given_up(request).map(|()| None)
     }
 
     /// Takes the answer to a barrier, like [`Requests::declared`].
-    pub(super) fn barrier_done(
-        &mut self,
-        request: u64,
-        outcome: Result<()>,
-    ) -> std::result::Result<Option<MemberEvent>, String> {
-        if self.barriers.remove(&request).is_some() {
-            return Ok(Some(MemberEvent::BarrierDone { request, outcome }));
+    pub(super) fn barrier_done(&mut self, request: u64, outcome: Result<()>) -> std::result::Result<Answered, String> {
+        match self.barriers.remove(&request) {
+            Some(_) => {
+                let events = vec![MemberEvent::BarrierDone { request, outcome }];
+                Ok(Answered { events, frames: Vec::new() })
+            }
+            None => self.check_given_up(request),
         }
-        self.check_given_up(request).map(|()| None)
     }
 
     /// Gives up the barriers whose time is over for so long that the coordinator's own verdict should have come.
@@ -125,7 +109,7 @@ impl Requests {
 
     /// Ends everything with `error`.
     pub(super) fn fail_all(&mut self, error: &Error) -> Vec<MemberEvent> {
-        let declarations = std::mem::take(&mut self.declarations).into_keys();
+        let declarations = self.declarations.end();
         let barriers = std::mem::take(&mut self.barriers).into_keys();
         let declared = |request| MemberEvent::Declared { request, outcome: Err(error.clone()) };
         let barrier_done = |request| MemberEvent::BarrierDone { request, outcome: Err(error.clone()) };
@@ -137,20 +121,14 @@ impl Requests {
         self.barriers.values().map(Barrier::give_up_at).min()
     }
 
-    fn check_given_up(&self, request: u64) -> std::result::Result<(), String> {
-        if self.declarations.contains_key(&request) || self.barriers.contains_key(&request) {
+    fn check_given_up(&self, request: u64) -> std::result::Result<Answered, String> {
+        if self.declarations.knows(request) || self.barriers.contains_key(&request) {
             return Err(format!("{request} asks something else"));
         }
         if request == 0 || request > self.last {
             return Err(format!("{request} was never asked"));
         }
-        Ok(())
-    }
-}
-
-impl Declaration {
-    fn frame(&self, request: u64) -> Frame {
-        Frame::Declare { request, tensors: self.tensors.clone(), fuse: self.fuse }
+        Ok(Answered::default())
     }
 }
 

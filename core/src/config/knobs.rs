@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::choices::{Congestion, QuicDriver};
 use super::kinds::{
     Address, Bytes, Count, Flag, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
 };
@@ -156,6 +157,10 @@ knobs! {
         socket_buffer_bytes: Bytes = "16 MiB" in "64 KiB" to "1 GiB";
         /// Largest UDP payload; found out by probing if absent.
         datagram_bytes_max: Optional<Bytes> = "" in "1452" to "65507";
+        /// Who drives the connections between workers and servers.
+        quic_driver: QuicDriver = "direct";
+        /// Congestion control between workers and servers; `cubic` shares a network fairly with TCP.
+        congestion: Congestion = "cubic";
         /// Whether contributions and sums carry a CRC-32C.
         checksum: Flag = "true";
     }
@@ -202,6 +207,10 @@ knobs! {
     "Log" {
         /// Level or filter of the log, such as info or info,gradlane_core::sched=trace.
         log: LogFilter = "warn", alias "BYTEPS_LOG_LEVEL";
+        /// Timeline of a worker in Chrome's trace format: a file name that ends in .json, before which the rank is put, or a folder; none if absent.
+        timeline: Optional<Path> = "", alias "BYTEPS_TRACE_DIR";
+        /// Size at which a timeline ends.
+        timeline_bytes_max: Bytes = "256 MiB" in "64 KiB" to "64 GiB";
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where drivers take the time from, to hand it to machines.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::types::Time;
 
@@ -18,6 +18,13 @@ impl Clock {
     /// The time now.
     pub fn now(self) -> Time {
         Time::ZERO + self.0.elapsed()
+    }
+
+    /// When [`Time::ZERO`] was, in nanoseconds since 1970; 0 where the wall clock shows less.
+    #[expect(clippy::disallowed_methods, reason = "the one place where drivers read the clock")]
+    pub fn origin_unix_ns(self) -> u64 {
+        let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(wall.saturating_sub(self.0.elapsed()).as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// `time` as the operating system counts it, for waits with a deadline.

@@ -16,39 +16,48 @@ pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
 pub struct Handle {
     id: u64,
     slot: Arc<Slot>,
-    cancel: Arc<dyn Fn() + Send + Sync>,
+    cancel: Option<Canceller>,
 }
+
+/// Gives up the operation with this id. Shared by all handles of an engine.
+pub(super) type Canceller = Arc<dyn Fn(u64) + Send + Sync>;
 
 #[derive(Default)]
 struct Slot {
-    outcome: Mutex<Option<Result<()>>>,
+    state: Mutex<Resolution>,
     resolved: Condvar,
+}
+
+#[derive(Default)]
+struct Resolution {
+    outcome: Option<Result<()>>,
+    /// Nobody is woken where nobody waits: that is a call of the system for each of a thousand small tensors.
+    waiters: u32,
 }
 
 impl Handle {
     /// A handle and the token that resolves it. `then` runs once on the thread that resolves, before anybody sees the outcome: who waited
     /// finds everything that the operation held given back. It must not use the handle.
-    pub(super) fn new(
-        id: u64,
-        cancel: impl Fn() + Send + Sync + 'static,
-        then: impl FnOnce(u64) + Send + 'static,
-    ) -> (Self, Done<()>) {
+    pub(super) fn new(id: u64, cancel: Option<Canceller>, then: impl FnOnce(u64) + Send + 'static) -> (Self, Done<()>) {
         let slot = Arc::new(Slot::default());
         let there = Arc::clone(&slot);
         let done = Done::new(move |outcome| {
-            let mut slot = there.outcome.lock().expect(LOCK);
-            *slot = Some(outcome);
+            let mut state = there.state.lock().expect(LOCK);
+            state.outcome = Some(outcome);
             then(id);
-            drop(slot);
-            there.resolved.notify_all();
+            let waiters = state.waiters;
+            drop(state);
+            if waiters > 0 {
+                there.resolved.notify_all();
+            }
         });
-        (Self { id, slot, cancel: Arc::new(cancel) }, done)
+        (Self { id, slot, cancel }, done)
     }
 
     /// A handle that is resolved already.
     pub fn resolved(id: u64, outcome: Result<()>) -> Self {
-        let slot = Slot { outcome: Mutex::new(Some(outcome)), resolved: Condvar::new() };
-        Self { id, slot: Arc::new(slot), cancel: Arc::new(|| {}) }
+        let state = Mutex::new(Resolution { outcome: Some(outcome), waiters: 0 });
+        Self { id, slot: Arc::new(Slot { state, resolved: Condvar::new() }), cancel: None }
     }
 
     /// Unique within its engine.
@@ -61,14 +70,19 @@ impl Handle {
     /// # Errors
     /// The operation's error, or [`Error::Timeout`] when `timeout` passes first; the operation then goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        let mut guard = self.slot.state.lock().expect(LOCK);
+        if let Some(outcome) = &guard.outcome {
+            return outcome.clone();
+        }
         let clock = Clock::start();
-        let guard = self.slot.outcome.lock().expect(LOCK);
-        let unresolved = |outcome: &mut Option<Result<()>>| outcome.is_none();
-        let guard = match timeout {
+        let unresolved = |state: &mut Resolution| state.outcome.is_none();
+        guard.waiters += 1;
+        let mut guard = match timeout {
             None => self.slot.resolved.wait_while(guard, unresolved).expect(LOCK),
             Some(timeout) => self.slot.resolved.wait_timeout_while(guard, timeout, unresolved).expect(LOCK).0,
         };
-        guard.clone().unwrap_or_else(|| {
+        guard.waiters -= 1;
+        guard.outcome.clone().unwrap_or_else(|| {
             let waited = clock.now().since(crate::types::Time::ZERO);
             Err(Error::Timeout { what: STILL_RUNNING.to_owned(), waited })
         })
@@ -76,12 +90,14 @@ impl Handle {
 
     /// The outcome, if there is one yet.
     pub fn outcome(&self) -> Option<Result<()>> {
-        self.slot.outcome.lock().expect(LOCK).clone()
+        self.slot.state.lock().expect(LOCK).outcome.clone()
     }
 
     /// Gives the operation up. It resolves with [`Error::Cancelled`] once its memory is free, unless it was done already.
     pub fn cancel(&self) {
-        (self.cancel)();
+        if let Some(cancel) = &self.cancel {
+            cancel(self.id);
+        }
     }
 }
 
@@ -99,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_wait_that_times_out_leaves_the_operation_running() {
-        let (handle, done) = Handle::new(1, || {}, |_| {});
+        let (handle, done) = Handle::new(1, None, |_| {});
         assert!(matches!(handle.wait(Some(Duration::from_millis(1))), Err(Error::Timeout { .. })));
         done.ok(());
         assert_eq!(handle.wait(None), Ok(()));
@@ -108,7 +124,7 @@ mod tests {
 
     #[test]
     fn an_operation_that_is_dropped_resolves_with_an_error() {
-        let (handle, done) = Handle::new(1, || {}, |_| {});
+        let (handle, done) = Handle::new(1, None, |_| {});
         drop(done);
         assert!(matches!(handle.wait(None), Err(Error::Internal { .. })));
     }

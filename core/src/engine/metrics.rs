@@ -2,16 +2,19 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::mem::Copies;
+
 macro_rules! metrics {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Counts since the engine started.
         #[derive(Default, Debug)]
-        pub struct Metrics { $($(#[$doc])* pub $name: AtomicU64),* }
+        pub struct Metrics { $($(#[$doc])* pub $name: AtomicU64,)* copies: Copies }
 
         impl Metrics {
             /// Every counter with its name.
             pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
-                vec![$((stringify!($name), self.$name.load(Ordering::Relaxed))),*]
+                let counters = [$((stringify!($name), self.$name.load(Ordering::Relaxed))),*];
+                counters.into_iter().chain([("copied_bytes", self.copied_bytes())]).collect()
             }
         }
     };
@@ -36,14 +39,22 @@ metrics! {
     header_bytes,
     /// Exchanges repeated after a loss.
     repeats,
-    /// Bytes copied between a tensor and a buffer of the engine. Stays 0: contributions leave from where they lie and sums land
-    /// where they go.
-    copied_bytes,
     /// Connections to servers established, repeats included.
     connections,
 }
 
 impl Metrics {
+    /// All zero, over `copies` made by the transport.
+    pub(super) fn new(copies: Copies) -> Self {
+        Self { copies, ..Self::default() }
+    }
+
+    /// Bytes copied on their way between a tensor and the system, by whatever road. Over a network it stays 0: contributions leave from
+    /// where they lie, and sums are written once, where they go.
+    pub fn copied_bytes(&self) -> u64 {
+        self.copies.bytes()
+    }
+
     /// Adds to a counter.
     pub(super) fn add(counter: &AtomicU64, by: u64) {
         counter.fetch_add(by, Ordering::Relaxed);

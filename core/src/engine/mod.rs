@@ -20,6 +20,7 @@ pub mod process;
 mod shared;
 mod stage_loop;
 mod timer;
+mod trace;
 mod worker;
 
 pub use clock::Clock;
@@ -28,4 +29,5 @@ pub use local::reduce_alone;
 pub use membership::{Membership, MembershipOptions, status};
 pub use metrics::Metrics;
 pub use timer::Timer;
+pub use trace::{Thread, Timeline};
 pub use worker::{Engine, EngineOptions, Submission};

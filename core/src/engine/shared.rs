@@ -1,18 +1,19 @@
 //! What the engine's threads share: the machines under one lock, and what must happen after the lock is released.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::Sender;
 
 use super::links::Links;
+use super::trace::{Subject, TaskTrace, Timeline};
 use super::{Clock, Metrics, Timer};
 use crate::error::{Error, Result};
 use crate::mem::Region;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::pipeline::stage::Stage;
-use crate::sched::{Command, GroupId, Scheduler, StallDetector, StallReport, TaskId, TaskSpec};
+use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, StallReport, Task, TaskId, TaskSpec};
 use crate::transport::Transport;
 use crate::types::{Done, Epoch, ExchangeId, Op, Priority, Round, TensorKey, Time, View, WorkerId};
 use crate::wire::frame::Progress;
@@ -56,7 +57,9 @@ pub(super) struct State {
     /// By ticket: submissions whose tensor is declared.
     pub(super) tickets: BTreeMap<u64, Ticket>,
     /// By tensor: submissions that wait for the answer to their declaration, oldest first.
-    pub(super) parked: BTreeMap<TensorKey, Vec<Parked>>,
+    parked: BTreeMap<TensorKey, Vec<Parked>>,
+    /// When those of them that have a deadline give up.
+    parked_until: BTreeSet<(Time, u64)>,
     pub(super) payloads: BTreeMap<TaskId, Payload>,
     pub(super) groups: BTreeMap<GroupId, u64>,
     pub(super) last: Option<(TensorKey, Round)>,
@@ -64,6 +67,10 @@ pub(super) struct State {
     most_urgent: Priority,
     pub(super) bytes_pending: u64,
     pub(super) stalls: StallDetector,
+    /// When the timer will call, as far as it was told.
+    armed: Option<Time>,
+    /// Present while a timeline is recorded.
+    trace: Option<TaskTrace>,
     /// Dropped by effects after the lock is released.
     effects: Vec<Effect>,
 }
@@ -71,7 +78,6 @@ pub(super) struct State {
 /// One submission.
 pub(super) struct Ticket {
     pub(super) key: TensorKey,
-    pub(super) name: Arc<str>,
     pub(super) bytes: u64,
     pub(super) source: Region,
     pub(super) destination: Region,
@@ -113,6 +119,7 @@ enum Effect {
 impl Shared {
     pub(super) fn new(
         transport: Arc<dyn Transport>,
+        metrics: Metrics,
         clock: Clock,
         settings: Settings,
         bells: BTreeMap<Stage, Sender<()>>,
@@ -128,18 +135,21 @@ impl Shared {
             closed: false,
             tickets: BTreeMap::new(),
             parked: BTreeMap::new(),
+            parked_until: BTreeSet::new(),
             payloads: BTreeMap::new(),
             groups: BTreeMap::new(),
             last: None,
             most_urgent: Priority(i32::MIN),
             bytes_pending: 0,
             stalls: StallDetector::new(clock.now(), settings.stall_warn),
+            armed: None,
+            trace: None,
             effects: Vec::new(),
         };
         Self {
             clock,
             transport,
-            metrics: Metrics::default(),
+            metrics,
             settings,
             bells,
             exchanges: AtomicU64::new(1),
@@ -155,9 +165,7 @@ impl Shared {
             let mut state = self.state.lock().expect("the machines do not panic");
             let result = change(&mut state, now);
             state.drain();
-            if let Some(due) = state.next_due() {
-                state.effects.push(Effect::Arm(due));
-            }
+            state.arm();
             (result, std::mem::take(&mut state.effects))
         };
         for effect in effects {
@@ -211,6 +219,33 @@ impl State {
         7 - u8::try_from(class).expect("at most 7")
     }
 
+    /// The next task for `stage`; see [`Scheduler::take`].
+    pub(super) fn take(&mut self, now: Time, stage: Stage) -> Option<Task> {
+        let task = self.scheduler.take(now, stage)?;
+        if let Some(trace) = &mut self.trace {
+            trace.taken(now, &task, stage);
+        }
+        Some(task)
+    }
+
+    /// Takes a task back from its executor; see [`Scheduler::finish`].
+    pub(super) fn finish(&mut self, now: Time, id: TaskId, outcome: Outcome) {
+        if let Some(trace) = &mut self.trace {
+            trace.finished(now, id, &outcome);
+        }
+        self.scheduler.finish(now, id, outcome);
+    }
+
+    /// Records all tasks on `timeline` from now on, or none any more.
+    pub(super) fn trace(&mut self, now: Time, timeline: Option<Arc<Timeline>>) {
+        self.trace = timeline.map(TaskTrace::new);
+        if let Some(trace) = &mut self.trace {
+            for (id, payload) in &self.payloads {
+                trace.found(now, *id, payload.subject(), || names(&self.registry, &payload.part));
+            }
+        }
+    }
+
     /// Hands a submission of a declared tensor to the scheduler.
     pub(super) fn begin(&mut self, now: Time, ticket: u64) {
         let submission = self.tickets.get_mut(&ticket).expect("begun once, before it resolves");
@@ -220,13 +255,8 @@ impl State {
             Err(error) => return self.resolve(ticket, Err(error)),
         };
         self.last = Some((submission.key, submitted.round));
-        let group = self.scheduler.open_group(
-            now,
-            Arc::clone(&submission.name),
-            submitted.round,
-            submitted.shares,
-            submission.deadline,
-        );
+        let group =
+            self.scheduler.open_group(now, submitted.name, submitted.round, submitted.shares, submission.deadline);
         submission.group = Some(group);
         self.groups.insert(group, ticket);
         for part in submitted.ready {
@@ -245,10 +275,7 @@ impl State {
             let Some(submission) = self.tickets.get(ticket) else {
                 return self.give_up_part(&part);
             };
-            let group = submission.group.expect("its submission opened a group");
-            if !groups.contains(&group) {
-                groups.push(group);
-            }
+            groups.push(submission.group.expect("its submission opened a group"));
             source.push(submission.source.part(piece.span));
             destination.push(submission.destination.part(piece.span));
             priority = priority.max(submission.priority);
@@ -265,7 +292,11 @@ impl State {
             },
         );
         self.most_urgent = self.most_urgent.max(priority);
-        self.payloads.insert(task, Payload { part, source, destination, exchange: None, priority });
+        let payload = Payload { part, source, destination, exchange: None, priority };
+        if let Some(trace) = &mut self.trace {
+            trace.submitted(now, task, payload.subject(), || names(&self.registry, &payload.part));
+        }
+        self.payloads.insert(task, payload);
     }
 
     /// A part of which one submission ended before the others came: they cannot be summed without it.
@@ -293,8 +324,7 @@ impl State {
     /// An error of a server, which knows tensors by key only, with the tensor's name.
     pub(super) fn with_name(&self, task: TaskId, error: Error) -> Error {
         let Some(payload) = self.payloads.get(&task) else { return error };
-        let names = payload.part.layout.pieces.iter().filter_map(|piece| self.registry.name_of(piece.tensor));
-        let name = names.collect::<Vec<_>>().join(" + ");
+        let name = names(&self.registry, &payload.part).join(" + ");
         match error {
             Error::Mismatch { field, first, second, .. } => Error::Mismatch { tensor: name, field, first, second },
             Error::Stalled { round, missing, waited, detail, .. } => {
@@ -309,6 +339,9 @@ impl State {
     pub(super) fn resolve(&mut self, ticket: u64, outcome: Result<()>) {
         if let Some(submission) = self.tickets.remove(&ticket) {
             self.bytes_pending -= submission.bytes;
+            if let (None, Some(due)) = (submission.group, submission.deadline) {
+                self.parked_until.remove(&(due, ticket));
+            }
             if let Some(group) = submission.group {
                 self.groups.remove(&group);
             }
@@ -316,9 +349,20 @@ impl State {
         }
     }
 
+    /// Keeps a submission until its declaration is answered.
+    pub(super) fn park(&mut self, key: TensorKey, parked: Parked) {
+        if let Some(due) = self.tickets.get(&parked.ticket).and_then(|submission| submission.deadline) {
+            self.parked_until.insert((due, parked.ticket));
+        }
+        self.parked.entry(key).or_default().push(parked);
+    }
+
     /// Submissions whose declaration was answered go on.
     pub(super) fn unpark(&mut self, now: Time, key: TensorKey) {
         for Parked { ticket, op, weight } in self.parked.remove(&key).unwrap_or_default() {
+            if let Some(due) = self.tickets.get(&ticket).and_then(|submission| submission.deadline) {
+                self.parked_until.remove(&(due, ticket));
+            }
             if self.tickets.contains_key(&ticket) {
                 self.begin(now, ticket);
             } else if let Ok(given_up) = self.registry.submit(key, op, weight, ticket) {
@@ -364,8 +408,9 @@ impl State {
         }
     }
 
-    /// What is due at `now`.
-    pub(super) fn handle_timeout(&mut self, now: Time) {
+    /// The timer called.
+    pub(super) fn handle_timer(&mut self, now: Time) {
+        self.armed = None;
         self.scheduler.handle_timeout(now);
         for report in self.stalls.handle_timeout(now, &self.scheduler) {
             self.warn(&report);
@@ -373,20 +418,21 @@ impl State {
         for (peer, server) in self.links.due(now) {
             self.effects.push(Effect::Dial(peer, server));
         }
-        let late: Vec<u64> = self
-            .parked
-            .values()
-            .flatten()
-            .map(|parked| parked.ticket)
-            .filter(|ticket| {
-                self.tickets.get(ticket).is_some_and(|submission| submission.deadline.is_some_and(|due| due <= now))
-            })
-            .collect();
-        for ticket in late {
-            let submission = &self.tickets[&ticket];
-            let what = format!("tensor {}: waiting for its declaration", submission.name);
+        while let Some((_, ticket)) = self.parked_until.first().copied().filter(|(due, _)| *due <= now) {
+            let submission = self.tickets.get(&ticket).expect("it leaves with its submission");
+            let name = self.registry.name_of(submission.key).expect("it was declared here");
+            let what = format!("tensor {name}: waiting for its declaration");
             let waited = now.since(submission.submitted);
             self.resolve(ticket, Err(Error::Timeout { what, waited }));
+        }
+    }
+
+    /// Tells the timer when to call, if that is sooner than it knows.
+    fn arm(&mut self) {
+        let due = self.next_due();
+        if let Some(due) = due.filter(|due| self.armed.is_none_or(|armed| *due < armed)) {
+            self.armed = Some(due);
+            self.effects.push(Effect::Arm(due));
         }
     }
 
@@ -405,8 +451,7 @@ impl State {
     }
 
     fn next_due(&self) -> Option<Time> {
-        let parked =
-            self.parked.values().flatten().filter_map(|parked| self.tickets.get(&parked.ticket)?.deadline).min();
+        let parked = self.parked_until.first().map(|(due, _)| *due);
         // Nothing can stall while nothing is under way: an idle engine does not wake to look.
         let stalls = self.stalls.poll_timeout().filter(|_| !self.scheduler.is_idle());
         [self.scheduler.poll_timeout(), self.links.next_due(), parked, stalls].into_iter().flatten().min()
@@ -423,6 +468,9 @@ impl State {
                 }
                 Command::Release(task) => {
                     self.payloads.remove(&task);
+                    if let Some(trace) = &mut self.trace {
+                        trace.released(task);
+                    }
                 }
                 Command::Resolved { group, outcome } => {
                     let ticket = self.groups.remove(&group).expect("a group resolves once");
@@ -431,4 +479,22 @@ impl State {
             }
         }
     }
+}
+
+impl Payload {
+    fn subject(&self) -> Subject {
+        let layout = &self.part.layout;
+        Subject {
+            part: layout.part,
+            round: self.part.round,
+            bytes: layout.bytes(),
+            priority: self.priority,
+            server: layout.server,
+        }
+    }
+}
+
+/// The tensors of a part.
+fn names(registry: &Registry, part: &ReadyPart) -> Vec<String> {
+    part.layout.pieces.iter().filter_map(|piece| registry.name_of(piece.tensor)).map(str::to_owned).collect()
 }

@@ -22,7 +22,7 @@ pub(super) fn spawn(
 ) -> Result<JoinHandle<()>> {
     let run = move || {
         while bell.recv().is_ok() {
-            while let Some(task) = shared.with(|state, now| state.scheduler.take(now, stage)) {
+            while let Some(task) = shared.with(|state, now| state.take(now, stage)) {
                 tracing::trace!(%stage, part = %task.part, round = task.round.0, "task taken");
                 execute(&shared, task);
             }

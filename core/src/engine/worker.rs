@@ -1,6 +1,7 @@
 //! The engine of one worker: accepts submissions, resolves handles, starts and ends the threads.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -9,12 +10,13 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 
 use super::executors::executor;
+use super::handle::Canceller;
 use super::shared::{Parked, Settings, Shared, State, Ticket};
-use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timer, stage_loop, status};
+use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timeline, Timer, stage_loop, status};
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::mem::Region;
+use crate::mem::{Copies, Region};
 use crate::pipeline::registry::{Lookup, Registry};
 use crate::pipeline::{DeviceKind, Pipeline, Topology};
 use crate::sched::{Scheduler, SchedulerConfig};
@@ -35,6 +37,8 @@ pub struct EngineOptions {
     pub credentials: Arc<Credentials>,
     /// Carries the exchanges.
     pub transport: Arc<dyn Transport>,
+    /// Counts what the transport copies.
+    pub copies: Copies,
 }
 
 /// One reduction to do.
@@ -68,6 +72,8 @@ pub struct Engine {
     tickets: AtomicU64,
     requests: AtomicU64,
     room: Arc<Room>,
+    cancel: Canceller,
+    timeline: Arc<Timeline>,
 }
 
 /// How far the membership got; waited for by the caller's threads.
@@ -86,9 +92,16 @@ struct Reached {
 
 /// Bounds the bytes of unresolved submissions: a producer that runs ahead waits here.
 struct Room {
-    bytes: Mutex<u64>,
+    held: Mutex<Held>,
     freed: Condvar,
     bytes_max: u64,
+}
+
+#[derive(Default)]
+struct Held {
+    bytes: u64,
+    /// Producers that wait for room.
+    waiters: u32,
 }
 
 impl Engine {
@@ -122,12 +135,13 @@ impl Engine {
             dial_patience: Duration::from_secs(3),
             stall_warn: config.stall_warn,
         };
-        let shared = Arc::new(Shared::new(options.transport, clock, settings, bells, scheduler));
+        let shared =
+            Arc::new(Shared::new(options.transport, Metrics::new(options.copies), clock, settings, bells, scheduler));
         let timed = Arc::downgrade(&shared);
         let timer = Timer::start("gl-timer", clock, move |_| {
             // The next deadline is armed by `with` itself.
             if let Some(shared) = timed.upgrade() {
-                shared.with(|state, now| state.handle_timeout(now));
+                shared.with(|state, now| state.handle_timer(now));
             }
             None
         })?;
@@ -152,7 +166,14 @@ impl Engine {
             move || progress.progress(),
             move |event| on_event(&listener, &reached, event),
         )?;
-        let room = Room { bytes: Mutex::new(0), freed: Condvar::new(), bytes_max: config.submit_bytes_max };
+        let room = Room { held: Mutex::default(), freed: Condvar::new(), bytes_max: config.submit_bytes_max };
+        let cancelled = Arc::downgrade(&shared);
+        let cancel = Arc::new(move |id| {
+            if let Some(shared) = cancelled.upgrade() {
+                shared.with(|state, now| state.cancel(now, id));
+            }
+        });
+        let timeline = Timeline::new(clock, config.timeline_bytes_max);
         let engine = Self {
             shared,
             membership: Mutex::new(membership),
@@ -164,8 +185,13 @@ impl Engine {
             tickets: AtomicU64::new(1),
             requests: AtomicU64::new(1),
             room: Arc::new(room),
+            cancel,
+            timeline: Arc::new(timeline),
         };
         engine.milestones.wait(None, |reached| reached.joined.is_some())?;
+        if let Some(place) = &engine.config.timeline {
+            engine.start_timeline(place)?;
+        }
         Ok(engine)
     }
 
@@ -188,6 +214,25 @@ impl Engine {
     /// The parts of every declared tensor, one a line, for people.
     pub fn layout(&self) -> String {
         self.shared.with(|state, _| state.registry.describe())
+    }
+
+    /// Records from now on what every task does, and what is given to [`Timeline::record`]. See [`Timeline::start`] for `place`, the
+    /// answer and the errors.
+    pub fn start_timeline(&self, place: &Path) -> Result<PathBuf> {
+        let path = self.timeline.start(place, self.rank())?;
+        self.shared.with(|state, now| state.trace(now, Some(Arc::clone(&self.timeline))));
+        Ok(path)
+    }
+
+    /// Completes the timeline's file. Does nothing if none is recorded.
+    pub fn stop_timeline(&self) {
+        self.shared.with(|state, now| state.trace(now, None));
+        self.timeline.stop();
+    }
+
+    /// Where the caller's own spans go.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
     }
 
     /// Declares tensors before their first use, all in one round trip. With `fuse`, small neighbours may share parts; all of the list
@@ -213,7 +258,7 @@ impl Engine {
         if unknown.is_empty() {
             return Ok(());
         }
-        let (handle, done) = Handle::new(0, || {}, |_| {});
+        let (handle, done) = Handle::new(0, None, |_| {});
         self.send_declaration(request, unknown, fuse, done);
         handle.wait(timeout)
     }
@@ -228,19 +273,14 @@ impl Engine {
     /// declared before on this worker, a job that has ended. Everything else resolves the handle.
     pub fn push_pull(&self, submission: Submission, then: impl FnOnce(u64) + Send + 'static) -> Result<Handle> {
         let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
-        check(&tensor, &source, &destination, op, weight, self.size())?;
+        check(&tensor, &source, &destination, op, weight)?;
+        check_root(op, || self.size())?;
         let bytes = source.len() as u64;
         self.room.enter(bytes, timeout)?;
 
         let id = self.tickets.fetch_add(1, Ordering::Relaxed);
-        let canceller = Arc::downgrade(&self.shared);
-        let cancel = move || {
-            if let Some(shared) = canceller.upgrade() {
-                shared.with(|state, now| state.cancel(now, id));
-            }
-        };
         let room = Arc::clone(&self.room);
-        let (handle, done) = Handle::new(id, cancel, move |id| {
+        let (handle, done) = Handle::new(id, Some(Arc::clone(&self.cancel)), move |id| {
             room.leave(bytes);
             then(id);
         });
@@ -249,7 +289,6 @@ impl Engine {
         let declare = self.shared.with(|state, now| {
             let ticket = Ticket {
                 key: tensor.key(),
-                name: Arc::from(tensor.name.as_str()),
                 bytes,
                 source,
                 destination,
@@ -264,7 +303,7 @@ impl Engine {
             accept(state, now, id, ticket, &tensor, request)
         });
         if declare {
-            let (_, done) = Handle::new(0, || {}, |_| {});
+            let (_, done) = Handle::new(0, None, |_| {});
             self.send_declaration(request, vec![tensor], false, done);
         }
         Ok(handle)
@@ -279,7 +318,7 @@ impl Engine {
             return Handle::resolved(0, Err(error));
         }
         let timeout = timeout.unwrap_or(self.config.step_timeout);
-        let (handle, done) = Handle::new(0, || {}, |_| {});
+        let (handle, done) = Handle::new(0, None, |_| {});
         self.membership.lock().expect(LOCK).barrier(name.to_owned(), timeout, done);
         handle
     }
@@ -333,6 +372,7 @@ impl Engine {
         // Out of the lock first: a callback under way may want to arm it.
         let timer = self.shared.timer.lock().expect(LOCK).take();
         drop(timer);
+        self.stop_timeline();
         left
     }
 
@@ -385,12 +425,16 @@ impl Milestones {
 
 impl Room {
     fn enter(&self, bytes: u64, timeout: Option<Duration>) -> Result<()> {
-        let full = |held: &mut u64| *held > 0 && *held + bytes > self.bytes_max;
-        let guard = self.bytes.lock().expect(LOCK);
-        let mut guard = match timeout {
-            None => self.freed.wait_while(guard, full).expect(LOCK),
-            Some(timeout) => self.freed.wait_timeout_while(guard, timeout, full).expect(LOCK).0,
-        };
+        let full = |held: &mut Held| held.bytes > 0 && held.bytes + bytes > self.bytes_max;
+        let mut guard = self.held.lock().expect(LOCK);
+        if full(&mut guard) {
+            guard.waiters += 1;
+            guard = match timeout {
+                None => self.freed.wait_while(guard, full).expect(LOCK),
+                Some(timeout) => self.freed.wait_timeout_while(guard, timeout, full).expect(LOCK).0,
+            };
+            guard.waiters -= 1;
+        }
         if full(&mut guard) {
             return Err(Error::Exhausted {
                 what: "bytes of unresolved submissions".to_owned(),
@@ -398,20 +442,25 @@ impl Room {
                 hint: "wait for earlier handles, or raise GRADLANE_SUBMIT_BYTES_MAX".to_owned(),
             });
         }
-        *guard += bytes;
+        guard.bytes += bytes;
         Ok(())
     }
 
     fn leave(&self, bytes: u64) {
-        *self.bytes.lock().expect(LOCK) -= bytes;
-        self.freed.notify_all();
+        let mut held = self.held.lock().expect(LOCK);
+        held.bytes -= bytes;
+        let waiters = held.waiters;
+        drop(held);
+        if waiters > 0 {
+            self.freed.notify_all();
+        }
     }
 }
 
 const LOCK: &str = "nobody panics while holding it";
 
 /// What can be known of a submission without asking anybody.
-fn check(tensor: &TensorSpec, source: &Region, destination: &Region, op: Op, weight: f64, size: u32) -> Result<()> {
+fn check(tensor: &TensorSpec, source: &Region, destination: &Region, op: Op, weight: f64) -> Result<()> {
     op.check(tensor.dtype)?;
     let invalid = |what: String, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
     if tensor.bytes() != Some(source.len() as u64) || source.len() != destination.len() {
@@ -430,12 +479,20 @@ fn check(tensor: &TensorSpec, source: &Region, destination: &Region, op: Op, wei
     if !weight.is_finite() || weight < 0.0 {
         return invalid(format!("weight {weight}"), "a weight is zero or a positive number");
     }
-    if let Op::Broadcast { root } = op
-        && root.0 >= size
-    {
-        return invalid(format!("a broadcast from {root} in a job of {size} workers"), "roots count from 0");
-    }
     Ok(())
+}
+
+/// A root must be one of the workers.
+fn check_root(op: Op, size: impl FnOnce() -> u32) -> Result<()> {
+    let Op::Broadcast { root } = op else { return Ok(()) };
+    let size = size();
+    if root.0 < size {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument {
+        what: format!("a broadcast from {root} in a job of {size} workers"),
+        hint: "roots count from 0".to_owned(),
+    })
 }
 
 /// Takes a submission in; whether its tensor must be declared first.
@@ -451,10 +508,10 @@ fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, tensor: &Tensor
     match state.registry.lookup(tensor) {
         Err(error) => state.resolve(id, Err(error)),
         Ok(Lookup::Ready) => state.begin(now, id),
-        Ok(Lookup::Declaring) => state.parked.entry(key).or_default().push(parked),
+        Ok(Lookup::Declaring) => state.park(key, parked),
         Ok(Lookup::Unknown) => {
             state.registry.declaring(request, std::slice::from_ref(tensor));
-            state.parked.entry(key).or_default().push(parked);
+            state.park(key, parked);
             return true;
         }
     }

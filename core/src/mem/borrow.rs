@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 
 use crate::types::Span;
+use crate::wire;
 
 /// A run of the caller's memory, valid until the operation it was lent to reports its end.
 #[derive(Debug)]
@@ -110,7 +111,7 @@ impl Region {
 /// Called by an operation on its own contribution before the contribution is lent, so that nobody writes it meanwhile.
 pub(crate) fn checksum(regions: &[Region]) -> u32 {
     // SAFETY: the regions are written by a `Landing` only, which this operation makes after its contribution was sent.
-    regions.iter().fold(0, |crc, region| crc32c::crc32c_append(crc, unsafe { region.as_slice() }))
+    regions.iter().fold(0, |crc, region| wire::checksum(crc, unsafe { region.as_slice() }))
 }
 
 /// Regions lent out for reading, as counted pieces.

@@ -2,10 +2,12 @@
 //!
 //! Memory of the engine: [`Lease`] (mutable, owned) → [`Frozen`] (shared) → back to the [`Pool`]. Memory of the caller: a [`Region`] is
 //! lent out by a [`Loan`] for reading; when its last reader is gone it comes back as a proof, [`Returned`], and only with that proof may
-//! a [`Landing`] write where the loan may have read.
+//! a [`Landing`] write where the loan may have read. Copies on the way are made and counted by [`Copies`].
 
 pub mod borrow;
+pub mod copies;
 pub mod pool;
 
 pub use borrow::{Landing, Loan, Region, Returned};
+pub use copies::Copies;
 pub use pool::{Frozen, Lease, Pool};

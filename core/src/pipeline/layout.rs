@@ -122,8 +122,8 @@ impl Layouter {
 
     fn draft(&self, fresh: &[(&TensorSpec, Item)], fuse: bool) -> Result<Vec<PartLayout>> {
         let items: Vec<Item> = fresh.iter().map(|(_, item)| *item).collect();
-        let servers = self.placement.servers();
-        let count = |item: &Item| u128::from(partition::part_count(item.bytes, item.dtype, servers, &self.config));
+        let shares = self.placement.shares();
+        let count = |item: &Item| u128::from(partition::part_count(item.bytes, item.dtype, shares, &self.config));
         if items.iter().map(count).sum::<u128>() + self.parts.len() as u128 > PARTS_MAX as u128 {
             return Err(Error::Exhausted {
                 what: "parts of this job".to_owned(),
@@ -142,7 +142,7 @@ impl Layouter {
             match group.as_slice() {
                 [_] => drafts.extend(
                     (0u32..)
-                        .zip(partition::cut(item.bytes, item.dtype, servers, &self.config))
+                        .zip(partition::cut(item.bytes, item.dtype, shares, &self.config))
                         .map(|(index, span)| draft(spec, index, vec![Piece { tensor: spec.key(), span }])),
                 ),
                 shared => {
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
     use crate::pipeline::models;
-    use crate::pipeline::placement::HOT_SERVER_IMBALANCE;
+    use crate::pipeline::placement::{HOT_SERVER_IMBALANCE, weights_for};
     use crate::types::DType;
     use crate::wire::limits::PART_BYTES_MAX;
 
@@ -215,6 +215,42 @@ mod tests {
                 "{servers} servers: {}",
                 layouter.placement().imbalance()
             );
+        }
+    }
+
+    #[test]
+    fn servers_of_unequal_weight_get_their_shares_of_one_large_tensor_within_a_part() {
+        for (n, k) in [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4), (8, 3), (8, 4)] {
+            for bytes in [64_000_000, 64 << 20, 100_000_004, 1 << 30] {
+                let weights = weights(n, k);
+                let total: f64 = weights.iter().sum();
+                let mut layouter = Layouter::new(LayoutConfig::default(), weights);
+                let parts = layouter.declare(&[tensor("w", bytes / 4)], false).unwrap();
+                let largest = parts.iter().map(PartLayout::bytes).max().unwrap() as f64;
+                for (index, load) in layouter.placement().loads().iter().enumerate() {
+                    let share = bytes as f64 * load.weight / total;
+                    let off = (load.bytes as f64 - share).abs() / largest;
+                    assert!(off < 1.0, "{bytes} B over ({n},{k}), server {index}: {} of {share}", load.bytes);
+                }
+            }
+        }
+        let mut layouter = Layouter::new(LayoutConfig::default(), weights(4, 2));
+        layouter.declare(&[tensor("w", 16_000_000)], false).unwrap();
+        assert!(layouter.placement().imbalance() <= 1.001, "64 MB: {}", layouter.placement().imbalance());
+    }
+
+    #[test]
+    fn real_models_load_servers_of_unequal_weight_within_5_percent() {
+        for (name, specs) in
+            [("ResNet-50", models::resnet50()), ("VGG-16", models::vgg16()), ("BERT-large", models::bert_large())]
+        {
+            for (n, k) in [(2, 1), (2, 2), (4, 1), (4, 2), (4, 3), (4, 4), (8, 2), (8, 5)] {
+                let mut layouter = Layouter::new(LayoutConfig::default(), weights(n, k));
+                layouter.declare(&specs, true).unwrap();
+                let imbalance = layouter.placement().imbalance();
+                println!("{name:<12}({n},{k}){imbalance:>10.4}");
+                assert!(imbalance <= 1.05, "{name} over ({n},{k}): {imbalance}");
+            }
         }
     }
 
@@ -317,6 +353,13 @@ mod tests {
 
     fn layouter(servers: usize) -> Layouter {
         Layouter::new(LayoutConfig::default(), vec![1.0; servers])
+    }
+
+    /// Of a server beside each of `n` workers, and one on each of `k` further machines.
+    fn weights(n: u32, k: u32) -> Vec<f64> {
+        let workers: Vec<Option<u32>> = (0..n).map(Some).collect();
+        let servers: Vec<Option<u32>> = (0..n + k).map(Some).collect();
+        weights_for(&workers, &servers)
     }
 
     fn tensor(name: &str, len: u64) -> TensorSpec {

@@ -1,8 +1,10 @@
 //! How tensors are cut into parts and which small ones share a part; sizes only, no servers' names and no loads.
 //!
-//! A tensor larger than a part is cut into parts of nearly equal size, as many as a multiple of the number of servers where the
-//! parts stay large enough: then the tensor alone loads the servers evenly, whatever lies on them already. VGG-16's fc6 (411 MB) is 98
-//! parts of 4 MiB; over 16 servers, two of them would carry 7 and the others 6, and 112 parts of 3.7 MB load all alike.
+//! A tensor larger than a part is cut into parts of nearly equal size, as many as a multiple of the number of equal shares that the
+//! servers' weights add up to, where the parts stay large enough: then the tensor alone loads the servers by their weights, whatever
+//! lies on them already. VGG-16's fc6 (411 MB) is 98 parts of 4 MiB; over 16 equal servers, two of them would carry 7 and the others 6,
+//! and 112 parts of 3.7 MB load all alike. Where that many parts would be too small there are as many as may be: the smaller the
+//! parts, the closer the loads come to the weights.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -31,20 +33,24 @@ impl Default for LayoutConfig {
     }
 }
 
-/// In how many parts a tensor of `bytes` bytes is cut for `servers` servers; 0 for an empty tensor.
-pub fn part_count(bytes: u64, dtype: DType, servers: u64, config: &LayoutConfig) -> u64 {
+/// In how many parts a tensor of `bytes` bytes is cut if multiples of `shares` parts load the servers as they should; 0 for an empty
+/// tensor. Of equal servers, `shares` is their number.
+pub fn part_count(bytes: u64, dtype: DType, shares: u64, config: &LayoutConfig) -> u64 {
     let align = align(dtype);
     let units = bytes.div_ceil(align);
     let units_max = (config.partition_bytes.min(PART_BYTES_MAX) / align).max(1);
     let units_min = (config.part_bytes_min / align).max(1);
     let fewest = units.div_ceil(units_max);
-    let even = fewest.next_multiple_of(servers.max(1));
-    if fewest > 1 && units / even >= units_min { even } else { fewest }
+    if fewest <= 1 {
+        return fewest;
+    }
+    let most = units / units_min;
+    fewest.next_multiple_of(shares.max(1)).min(most).max(fewest)
 }
 
 /// The parts of a tensor: [`part_count`] spans that tile it, as equal as alignment allows.
-pub fn cut(bytes: u64, dtype: DType, servers: u64, config: &LayoutConfig) -> impl Iterator<Item = Span> {
-    let parts = NonZeroU64::new(part_count(bytes, dtype, servers, config));
+pub fn cut(bytes: u64, dtype: DType, shares: u64, config: &LayoutConfig) -> impl Iterator<Item = Span> {
+    let parts = NonZeroU64::new(part_count(bytes, dtype, shares, config));
     let align = NonZeroU64::new(align(dtype)).expect("elements have bytes");
     parts.into_iter().flat_map(move |parts| span::tile(bytes, parts, align))
 }
@@ -113,7 +119,7 @@ mod tests {
     fn parts_are_not_made_tiny_to_be_even() {
         let just_two_parts = (4 << 20) + 256;
         assert_eq!(part_count(just_two_parts, DType::F32, 8, &LayoutConfig::default()), 8, "512 KiB each");
-        assert_eq!(part_count(just_two_parts, DType::F32, 9, &LayoutConfig::default()), 2);
+        assert_eq!(part_count(just_two_parts, DType::F32, 9, &LayoutConfig::default()), 8, "one server goes without");
     }
 
     #[test]
@@ -134,7 +140,7 @@ mod tests {
         fn parts_tile_a_tensor_within_bounds(
             elements in 0..1u64 << 34,
             dtype in prop::sample::select(DType::ALL.to_vec()),
-            servers in 0..65u64,
+            shares in 0..65u64,
             partition_bytes in 1u64 << 16..1 << 27,
             part_bytes_min in 0..1u64 << 20,
         ) {
@@ -142,7 +148,7 @@ mod tests {
             let bytes = elements * dtype.bytes();
             let mut end = 0;
             let mut count = 0;
-            for part in cut(bytes, dtype, servers, &config) {
+            for part in cut(bytes, dtype, shares, &config) {
                 prop_assert_eq!(part.offset, end);
                 prop_assert_eq!(part.offset % align(dtype), 0);
                 prop_assert!(part.bytes > 0 && part.bytes <= partition_bytes.min(PART_BYTES_MAX));
@@ -150,7 +156,7 @@ mod tests {
                 count += 1;
             }
             prop_assert_eq!(end, bytes);
-            prop_assert_eq!(count, part_count(bytes, dtype, servers, &config));
+            prop_assert_eq!(count, part_count(bytes, dtype, shares, &config));
         }
 
         #[test]

@@ -5,7 +5,7 @@
 //! servers its worst carries 1.66 times the mean of VGG-16, with this placement 1.0 times.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Error, Result};
 use crate::types::{PartId, ServerId};
@@ -17,14 +17,18 @@ pub const HOT_SERVER_IMBALANCE: f64 = 1.25;
 #[derive(Clone, Debug)]
 pub struct Placement {
     servers: Vec<Load>,
+    /// Of how many equal parts every server can have exactly its share.
+    shares: u64,
     parts: BTreeMap<PartId, Placed>,
 }
 
 /// What lies on one server.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Load {
-    /// Its share of the work relative to the others'; 0 gets nothing.
+    /// Its share of the work relative to the others'; 0 gets nothing while another server has a weight.
     pub weight: f64,
+    /// Whether it left.
+    pub gone: bool,
     /// Bytes of the parts on it.
     pub bytes: u64,
     /// How many parts lie on it.
@@ -45,8 +49,9 @@ impl Placement {
     pub fn new(weights: &[f64]) -> Self {
         assert!(weights.iter().all(|weight| weight.is_finite() && *weight >= 0.0), "weights {weights:?}");
         assert!(weights.iter().any(|weight| *weight > 0.0), "no server has a positive weight: {weights:?}");
-        let servers = weights.iter().map(|weight| Load { weight: *weight, bytes: 0, parts: 0 }).collect();
-        Self { servers, parts: BTreeMap::new() }
+        let servers: Vec<Load> =
+            weights.iter().map(|weight| Load { weight: *weight, gone: false, bytes: 0, parts: 0 }).collect();
+        Self { shares: even_shares(&servers), servers, parts: BTreeMap::new() }
     }
 
     /// Places new parts, given with their bytes, largest first; the answer is in the order of `parts`.
@@ -71,16 +76,23 @@ impl Placement {
     /// # Errors
     /// [`Error::Unavailable`] if no other server has a weight; nothing is changed then.
     pub fn remove_server(&mut self, gone: ServerId) -> Result<Vec<(PartId, ServerId)>> {
-        let others = (0u32..).zip(&self.servers).any(|(index, server)| index != gone.0 && server.weight > 0.0);
-        if !others {
+        let stay = |(index, server): &(u32, &Load)| *index != gone.0 && !server.gone;
+        let staying: Vec<(u32, f64)> =
+            (0u32..).zip(&self.servers).filter(stay).map(|(index, server)| (index, server.weight)).collect();
+        if staying.is_empty() {
             return Err(Error::Unavailable {
                 what: "summation".to_owned(),
                 cause: format!("{gone} was the last server"),
             });
         }
         if let Some(server) = self.servers.get_mut(gone.0 as usize) {
-            *server = Load { weight: 0.0, bytes: 0, parts: 0 };
+            *server = Load { weight: 0.0, gone: true, bytes: 0, parts: 0 };
         }
+        if staying.iter().all(|(_, weight)| *weight == 0.0) {
+            // Those that were spared are better than none.
+            staying.iter().for_each(|(index, _)| self.servers[*index as usize].weight = 1.0);
+        }
+        self.shares = even_shares(&self.servers);
         let orphans: Vec<(PartId, u64)> = self
             .parts
             .iter()
@@ -102,6 +114,11 @@ impl Placement {
     /// The servers' loads, by index.
     pub fn loads(&self) -> &[Load] {
         &self.servers
+    }
+
+    /// Of how many equal parts every server can have exactly its share, where that is no very large number.
+    pub fn shares(&self) -> u64 {
+        self.shares
     }
 
     /// How many servers take parts.
@@ -161,28 +178,43 @@ impl Placement {
     }
 }
 
-/// The shares of the servers beside the workers and of those on machines of their own, as fractions of all bytes.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Shares {
-    /// Of each server that shares a machine with a worker.
-    pub colocated: f64,
-    /// Of each server on an extra machine.
-    pub extra: f64,
+/// The weights of the servers, in their order, from the machines on which workers and servers run; `None` is an unknown machine.
+///
+/// All network interfaces carry the same number of bytes with them, and no split ends earlier (Jiang et al., "A Unified Architecture
+/// for Accelerating Distributed DNN Training", OSDI 2020, section 4.1). With n machines that have workers and k that have servers
+/// only, each of the k weighs 2(n−1) and a server beside workers n−k; with k ≥ n the servers beside workers sum nothing. Servers of one
+/// machine split its weight. While any machine is unknown all servers weigh the same.
+pub fn weights_for<M: Ord>(workers: &[Option<M>], servers: &[Option<M>]) -> Vec<f64> {
+    let known = |machines: &[Option<M>]| machines.iter().all(Option::is_some);
+    if !known(workers) || !known(servers) {
+        return vec![1.0; servers.len()];
+    }
+    let training: BTreeSet<&M> = workers.iter().flatten().collect();
+    let mut serving: BTreeMap<&M, u32> = BTreeMap::new();
+    for machine in servers.iter().flatten() {
+        *serving.entry(machine).or_default() += 1;
+    }
+    let extras = serving.keys().filter(|machine| !training.contains(*machine)).count();
+    let (n, k) = (training.len() as f64, extras as f64);
+    // Where all machines that sum are of one kind there is nothing to weigh, and one of the formulas would give all of them zero.
+    let one_kind = extras == 0 || extras == serving.len();
+    let weight_of = |machine: &M| match training.contains(machine) {
+        _ if one_kind => 1.0,
+        true => (n - k).max(0.0),
+        false => (2.0 * (n - 1.0)).max(1.0),
+    };
+    servers.iter().flatten().map(|machine| weight_of(machine) / f64::from(serving[machine])).collect()
 }
 
-/// The split that ends earliest when each of `n` worker machines runs a server and `k` extra machines do nothing but add.
-///
-/// Jiang et al., "A Unified Architecture for Accelerating Distributed DNN Training" (OSDI 2020), section 4.1: an extra machine gets
-/// 2(n−1)/(n²+kn−2k), a worker's machine (n−k)/(n²+kn−2k). Every network interface then carries the same number of bytes. From k = n on
-/// the workers' machines sum nothing.
-pub fn weights_for(n: u32, k: u32) -> Shares {
-    let (machines, extras) = (f64::from(n), f64::from(k));
-    if k >= n {
-        return Shares { colocated: 0.0, extra: if k == 0 { 0.0 } else { 1.0 / extras } };
-    }
-    let denominator = machines * machines + extras * machines - 2.0 * extras;
-    let extra = if k == 0 { 0.0 } else { 2.0 * (machines - 1.0) / denominator };
-    Shares { colocated: (machines - extras) / denominator, extra }
+/// Of how many equal parts every server can have exactly its share: the number of servers if they weigh the same. Where only a very
+/// fine cut would do, the number of servers with a weight.
+fn even_shares(servers: &[Load]) -> u64 {
+    const FINEST: u64 = 4096;
+    let total: f64 = servers.iter().map(|server| server.weight).sum();
+    let whole = |share: f64| (share - share.round()).abs() < 1e-6;
+    let taking = servers.iter().filter(|server| server.weight > 0.0).count() as u64;
+    let even = |parts: &u64| servers.iter().all(|server| whole(*parts as f64 * server.weight / total));
+    (taking..=FINEST).find(even).unwrap_or(taking)
 }
 
 fn megabytes(bytes: u64) -> String {
@@ -245,7 +277,7 @@ mod tests {
 
     #[test]
     fn the_last_server_cannot_be_removed() {
-        let mut placement = Placement::new(&[1.0, 0.0]);
+        let mut placement = Placement::new(&[1.0]);
         placement.place(&[(part(0), 1)]);
         assert!(matches!(placement.remove_server(server(0)), Err(Error::Unavailable { .. })));
         assert_eq!(placement.server_of(part(0)), Some(server(0)));
@@ -266,33 +298,83 @@ mod tests {
     }
 
     #[test]
+    fn servers_that_were_spared_step_in_for_the_last_weighted_one() {
+        let mut placement = Placement::new(&[0.0, 1.0, 0.0]);
+        placement.place(&parts(0..10, 10));
+        assert_eq!(placement.remove_server(server(0)).unwrap(), [], "nothing lay there");
+        let moved = placement.remove_server(server(1)).unwrap();
+        assert!(moved.len() == 10 && moved.iter().all(|(_, to)| *to == server(2)), "{moved:?}");
+        assert!(matches!(placement.remove_server(server(2)), Err(Error::Unavailable { .. })));
+    }
+
+    #[test]
     fn the_optimal_split_loads_every_network_interface_alike() {
         for n in 2..=64u32 {
             for k in 0..=n {
-                let Shares { colocated, extra } = weights_for(n, k);
-                let (machines, extras) = (f64::from(n), f64::from(k));
-                assert!(
-                    (machines * colocated + extras * extra - 1.0).abs() < 1e-12,
-                    "n={n} k={k}: all bytes are summed once"
-                );
+                let (workers, servers) = machines(n, k);
+                let weights = weights_for(&workers, &servers);
+                let total: f64 = weights.iter().sum();
                 // Of a model of size 1, a worker's machine sends what others sum and the sums it made; an extra one only sums.
-                let worker_sends = (1.0 - colocated) + (machines - 1.0) * colocated;
+                let (machines, extras) = (f64::from(n), f64::from(k));
                 let optimal =
                     2.0 * machines * (machines - 1.0) / (machines * machines + extras * machines - 2.0 * extras);
-                assert!((worker_sends - optimal).abs() < 1e-12, "n={n} k={k}");
-                assert!(k == 0 || (machines * extra - optimal).abs() < 1e-12, "n={n} k={k}");
+                for (index, weight) in weights.iter().enumerate() {
+                    let share = weight / total;
+                    let sends = if index < n as usize { 1.0 + (machines - 2.0) * share } else { machines * share };
+                    assert!((sends - optimal).abs() < 1e-12, "n={n} k={k}, server {index}: {sends} and not {optimal}");
+                }
             }
         }
     }
 
     #[test]
     fn the_split_is_defined_at_its_ends() {
-        assert_eq!(weights_for(4, 0), Shares { colocated: 0.25, extra: 0.0 }, "as an all-reduce");
-        assert_eq!(weights_for(4, 4), Shares { colocated: 0.0, extra: 0.25 });
-        assert_eq!(weights_for(2, 8), Shares { colocated: 0.0, extra: 0.125 }, "more extra machines than workers");
-        assert_eq!(weights_for(1, 0), Shares { colocated: 1.0, extra: 0.0 });
-        assert_eq!(weights_for(1, 1), Shares { colocated: 0.0, extra: 1.0 });
-        assert_eq!(weights_for(0, 0), Shares { colocated: 0.0, extra: 0.0 });
+        let weights = |n, k| {
+            let (workers, servers) = machines(n, k);
+            weights_for(&workers, &servers)
+        };
+        assert_eq!(weights(4, 0), [1.0; 4], "as an all-reduce");
+        assert_eq!(weights(4, 2), [2.0, 2.0, 2.0, 2.0, 6.0, 6.0]);
+        assert_eq!(weights(2, 2), [0.0, 0.0, 2.0, 2.0], "enough extra machines");
+        assert_eq!(weights(1, 3), [0.0, 1.0, 1.0, 1.0], "more than enough");
+        assert_eq!(weights(1, 0), [1.0]);
+        assert_eq!(weights_for(&some(&[1, 2]), &some(&[8, 9])), [1.0, 1.0], "none beside workers");
+        assert_eq!(weights_for(&some(&[1, 1]), &some(&[1, 1, 1])), [1.0 / 3.0; 3], "all on one machine");
+    }
+
+    #[test]
+    fn machines_are_counted_and_not_processes() {
+        let workers = some(&[1, 1, 2, 2, 3, 4]);
+        assert_eq!(
+            weights_for(&workers, &some(&[1, 1, 2, 3, 4, 8, 8, 9])),
+            [1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 6.0],
+            "servers of one machine split its weight"
+        );
+    }
+
+    #[test]
+    fn servers_weigh_the_same_while_a_machine_is_unknown() {
+        assert_eq!(weights_for(&[Some(1), None], &some(&[1, 2, 9])), [1.0; 3]);
+        assert_eq!(weights_for(&some(&[1, 2]), &[Some(1), None]), [1.0; 2]);
+    }
+
+    #[test]
+    fn the_shares_are_the_coarsest_equal_cut() {
+        let shares = |weights: &[f64]| Placement::new(weights).shares();
+        assert_eq!(shares(&[1.0; 7]), 7);
+        assert_eq!(shares(&[2.0, 2.0, 2.0, 2.0, 6.0, 6.0]), 10);
+        assert_eq!(shares(&[0.0, 0.0, 1.0, 1.0]), 2);
+        assert_eq!(shares(&[1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 1.0]), 6);
+        assert_eq!(shares(&[1.0, std::f64::consts::PI]), 2, "no cut fits");
+    }
+
+    /// A worker and a server on each of `n` machines, a server on each of `k` further ones.
+    fn machines(n: u32, k: u32) -> (Vec<Option<u32>>, Vec<Option<u32>>) {
+        ((0..n).map(Some).collect(), (0..n + k).map(Some).collect())
+    }
+
+    fn some(machines: &[u32]) -> Vec<Option<u32>> {
+        machines.iter().copied().map(Some).collect()
     }
 
     fn parts(indices: std::ops::Range<u32>, bytes: u64) -> Vec<(PartId, u64)> {

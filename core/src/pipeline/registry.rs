@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::{Claim, Error, Result};
-use crate::types::{Op, PartId, PartLayout, Round, Span, TensorKey, TensorSpec, WorkerId};
+use crate::types::{Op, PartId, PartLayout, Round, TensorKey, TensorSpec, WorkerId};
 use crate::wire::limits::PART_BYTES_MAX;
 
 /// The tensors of one worker.
@@ -24,13 +24,13 @@ pub struct Registry {
     parts: BTreeMap<PartId, Arc<PartLayout>>,
     requests: BTreeMap<u64, Vec<TensorKey>>,
     fusing: BTreeMap<(PartId, Round), Assembly>,
-    /// Where each submission that shares a part still waits.
-    pending: BTreeSet<(u64, PartId, Round)>,
 }
 
 #[derive(Debug)]
 struct Tensor {
     spec: TensorSpec,
+    /// Shared with its submissions, for their messages.
+    name: Arc<str>,
     state: State,
     /// How often it was submitted.
     rounds: u64,
@@ -39,8 +39,16 @@ struct Tensor {
 #[derive(Debug)]
 enum State {
     Declaring { request: u64 },
-    Ready { parts: Vec<Arc<PartLayout>> },
+    Ready { parts: Vec<Share> },
     Failed { error: Error, declare_again: bool },
+}
+
+/// A part that holds bytes of a tensor.
+#[derive(Clone, Debug)]
+struct Share {
+    part: Arc<PartLayout>,
+    /// Of the tensor among the part's pieces.
+    position: usize,
 }
 
 /// A round of a fused part, before all its tensors were submitted.
@@ -50,6 +58,8 @@ struct Assembly {
     weight: f64,
     /// In piece order.
     tickets: Vec<Option<u64>>,
+    /// How many of them are missing.
+    missing: usize,
 }
 
 /// What is known of a tensor.
@@ -66,6 +76,8 @@ pub enum Lookup {
 /// A submission that was accepted.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Submitted {
+    /// The tensor's name.
+    pub name: Arc<str>,
     /// Which sum of the tensor this is.
     pub round: Round,
     /// In how many parts it takes part; 0 for an empty tensor.
@@ -102,7 +114,6 @@ impl Registry {
             parts: BTreeMap::new(),
             requests: BTreeMap::new(),
             fusing: BTreeMap::new(),
-            pending: BTreeSet::new(),
         }
     }
 
@@ -126,7 +137,8 @@ impl Registry {
     pub fn declaring(&mut self, request: u64, specs: &[TensorSpec]) {
         for spec in specs {
             let state = State::Declaring { request };
-            self.tensors.insert(spec.key(), Tensor { spec: spec.clone(), state, rounds: 0 });
+            let name = Arc::from(spec.name.as_str());
+            self.tensors.insert(spec.key(), Tensor { spec: spec.clone(), name, state, rounds: 0 });
         }
         self.requests.insert(request, specs.iter().map(TensorSpec::key).collect());
     }
@@ -174,9 +186,9 @@ impl Registry {
                 State::Ready { parts } => parts,
                 State::Declaring { .. } | State::Failed { .. } => Vec::new(),
             };
-            next.extend(parts.iter().flat_map(|part| &part.pieces).map(|piece| piece.tensor));
-            for part in parts {
-                self.drop_assemblies(part.part);
+            next.extend(parts.iter().flat_map(|share| &share.part.pieces).map(|piece| piece.tensor));
+            for share in parts {
+                self.drop_assemblies(share.part.part);
             }
         }
         failed.into_iter().collect()
@@ -188,14 +200,14 @@ impl Registry {
     /// [`Error::InvalidArgument`] if the reduction has no meaning for the dtype or differs from that of the tensors it shares a part
     /// with; the tensor's own failure; [`Error::FailedPrecondition`] if it is not ready. A refused submission is not counted.
     pub fn submit(&mut self, key: TensorKey, op: Op, weight: f64, ticket: u64) -> Result<Submitted> {
-        let (parts, round) = self.submittable(key, op)?;
-        for part in parts.iter().filter(|part| part.pieces.len() > 1) {
-            self.agree(part, round, key, op, weight)?;
+        let (name, parts, round) = self.submittable(key, op)?;
+        for share in parts.iter().filter(|share| share.part.pieces.len() > 1) {
+            self.agree(&share.part, round, key, op, weight)?;
         }
         let shares = u32::try_from(parts.len()).expect("PARTS_MAX fits");
-        let assemble = |part: Arc<PartLayout>| match part.pieces.as_slice() {
-            [_] => Some(ReadyPart { layout: part, round, op, weight, tickets: vec![ticket] }),
-            _ => self.assemble(part, round, key, op, weight, ticket),
+        let assemble = |share: Share| match share.part.pieces.as_slice() {
+            [_] => Some(ReadyPart { layout: share.part, round, op, weight, tickets: vec![ticket] }),
+            _ => self.assemble(share, round, op, weight, ticket),
         };
         let mut ready: Vec<ReadyPart> = parts.into_iter().filter_map(assemble).collect();
         // Among equal priorities the order of submission decides. If all ranks began with the first part, its server would have to
@@ -205,7 +217,7 @@ impl Registry {
             run.rotate_left(self.rank.0 as usize % run.len());
         }
         self.tensors.get_mut(&key).expect("submittable").rounds += 1;
-        Ok(Submitted { round, shares, ready })
+        Ok(Submitted { name, round, shares, ready })
     }
 
     /// The tensor's name, if this worker declared it.
@@ -221,10 +233,10 @@ impl Registry {
     /// The tensors without whose submission on this worker the parts that `ticket` shares cannot be sent; by key where this worker
     /// never declared them.
     pub fn waiting_for(&self, ticket: u64) -> Vec<String> {
-        let first = (ticket, PartId { key: TensorKey(0), index: 0 }, Round(0));
+        // A scan, because it is asked for when something stalls, and an index would cost every submission.
         let mut names = Vec::new();
-        for (_, part, round) in self.pending.range(first..).take_while(|(of, _, _)| *of == ticket) {
-            let (Some(layout), Some(assembly)) = (self.parts.get(part), self.fusing.get(&(*part, *round))) else {
+        for ((part, _), assembly) in &self.fusing {
+            let Some(layout) = self.parts.get(part).filter(|_| assembly.tickets.contains(&Some(ticket))) else {
                 continue;
             };
             let missing = layout.pieces.iter().zip(&assembly.tickets).filter(|(_, ticket)| ticket.is_none());
@@ -275,12 +287,12 @@ impl Registry {
         }
     }
 
-    fn submittable(&self, key: TensorKey, op: Op) -> Result<(Vec<Arc<PartLayout>>, Round)> {
+    fn submittable(&self, key: TensorKey, op: Op) -> Result<(Arc<str>, Vec<Share>, Round)> {
         let tensor = self.tensors.get(&key);
         match tensor.map(|tensor| (tensor, &tensor.state)) {
             Some((tensor, State::Ready { parts })) => {
                 op.check(tensor.spec.dtype)?;
-                Ok((parts.clone(), Round(tensor.rounds)))
+                Ok((Arc::clone(&tensor.name), parts.clone(), Round(tensor.rounds)))
             }
             Some((_, State::Failed { error, .. })) => Err(error.clone()),
             Some((_, State::Declaring { .. })) | None => Err(Error::FailedPrecondition {
@@ -311,40 +323,27 @@ impl Registry {
         })
     }
 
-    fn assemble(
-        &mut self,
-        part: Arc<PartLayout>,
-        round: Round,
-        key: TensorKey,
-        op: Op,
-        weight: f64,
-        ticket: u64,
-    ) -> Option<ReadyPart> {
-        let id = part.part;
-        let empty = || Assembly { op, weight, tickets: vec![None; part.pieces.len()] };
-        let assembly = self.fusing.entry((id, round)).or_insert_with(empty);
-        let position = part.pieces.iter().position(|piece| piece.tensor == key).expect("a tensor lies in its parts");
+    fn assemble(&mut self, share: Share, round: Round, op: Op, weight: f64, ticket: u64) -> Option<ReadyPart> {
+        let Share { part, position } = share;
+        let at = (part.part, round);
+        let pieces = part.pieces.len();
+        let empty = || Assembly { op, weight, tickets: vec![None; pieces], missing: pieces };
+        let assembly = self.fusing.entry(at).or_insert_with(empty);
         let before = assembly.tickets[position].replace(ticket);
         assert!(before.is_none(), "a round of a tensor is submitted once");
-        let Some(tickets) = assembly.tickets.iter().copied().collect::<Option<Vec<u64>>>() else {
-            self.pending.insert((ticket, id, round));
+        assembly.missing -= 1;
+        if assembly.missing > 0 {
             return None;
-        };
-        self.fusing.remove(&(id, round));
-        for ticket in &tickets {
-            self.pending.remove(&(*ticket, id, round));
         }
-        Some(ReadyPart { layout: part, round, op, weight, tickets })
+        let assembly = self.fusing.remove(&at).expect("completed above");
+        Some(ReadyPart { layout: part, round, op, weight, tickets: assembly.tickets.into_iter().flatten().collect() })
     }
 
     fn drop_assemblies(&mut self, part: PartId) {
         let rounds: Vec<(PartId, Round)> =
             self.fusing.range((part, Round(0))..=(part, Round(u64::MAX))).map(|(at, _)| *at).collect();
         for at in rounds {
-            let assembly = self.fusing.remove(&at).expect("found above");
-            for ticket in assembly.tickets.into_iter().flatten() {
-                self.pending.remove(&(ticket, at.0, at.1));
-            }
+            self.fusing.remove(&at);
         }
     }
 
@@ -354,15 +353,18 @@ impl Registry {
 }
 
 /// The parts of a tensor in the order of its bytes, if they tile it: what the coordinator says must not lead outside the tensor.
-fn tiling(spec: &TensorSpec, mut parts: Vec<Arc<PartLayout>>) -> Result<Vec<Arc<PartLayout>>> {
+fn tiling(spec: &TensorSpec, parts: Vec<Arc<PartLayout>>) -> Result<Vec<Share>> {
     let key = spec.key();
-    let span = |part: &PartLayout| {
-        part.pieces.iter().find(|piece| piece.tensor == key).map_or(Span { offset: 0, bytes: 0 }, |piece| piece.span)
+    let share = |part: Arc<PartLayout>| {
+        let position = part.pieces.iter().position(|piece| piece.tensor == key)?;
+        Some(Share { part, position })
     };
-    parts.sort_by_key(|part| span(part));
+    let span = |share: &Share| share.part.pieces[share.position].span;
+    let mut shares: Vec<Share> = parts.into_iter().filter_map(share).collect();
+    shares.sort_by_key(span);
     let mut end = 0;
-    for part in &parts {
-        let span = span(part);
+    for share in &shares {
+        let (part, span) = (&share.part, span(share));
         if part.dtype != spec.dtype || span.offset != end || span.bytes == 0 || span.bytes % spec.dtype.bytes() != 0 {
             return Err(broken(format!("part {} does not continue tensor {}", part.part, spec.name)));
         }
@@ -371,7 +373,7 @@ fn tiling(spec: &TensorSpec, mut parts: Vec<Arc<PartLayout>>) -> Result<Vec<Arc<
     if Some(end) != spec.bytes() {
         return Err(broken(format!("has {end} bytes of tensor {} of shape {:?}", spec.name, spec.shape)));
     }
-    Ok(parts)
+    Ok(shares)
 }
 
 fn broken(problem: String) -> Error {

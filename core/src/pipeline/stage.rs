@@ -47,11 +47,10 @@ impl Stage {
     pub const fn index(self) -> usize {
         self as usize
     }
-}
 
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+    /// What it is called in messages and timelines.
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Reduce => "REDUCE",
             Self::CopyD2H => "COPYD2H",
             Self::PcieReduce => "PCIE_REDUCE",
@@ -61,7 +60,13 @@ impl fmt::Display for Stage {
             Self::Decompress => "DECOMPRESS",
             Self::CopyH2D => "COPYH2D",
             Self::Broadcast => "BROADCAST",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+#[cfg(target_arch = "x86_64")]
+use super::f16c;
 use super::passes::Pass;
 use crate::types::DType;
 
@@ -22,6 +24,7 @@ pub struct Kernels {
 enum Isa {
     /// Whatever the target guarantees: SSE2 on x86-64, NEON on aarch64.
     Portable,
+    /// AVX2 with F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -44,7 +47,7 @@ impl Kernels {
         let mut all = vec![Self::portable()];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
                 all.push(Self { isa: Isa::Avx2 });
             }
             if is_x86_feature_detected!("avx512f")
@@ -73,7 +76,7 @@ impl Kernels {
     pub(super) fn run(self, dtype: DType, pass: Pass<'_>) {
         match self.isa {
             Isa::Portable => pass.run(dtype),
-            // SAFETY: `all` made this value after the processor said that it has AVX2.
+            // SAFETY: `all` made this value after the processor said that it has AVX2 and F16C.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { run_avx2(dtype, pass) },
             // SAFETY: `all` made this value after the processor said that it has these four parts of AVX-512.
@@ -90,9 +93,10 @@ impl fmt::Display for Kernels {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,f16c")]
 fn run_avx2(dtype: DType, pass: Pass<'_>) {
-    pass.run(dtype);
+    let rest = if dtype == DType::F16 { f16c::vectors(pass) } else { pass };
+    rest.run(dtype);
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -30,6 +30,8 @@
 
 mod convert;
 mod element;
+#[cfg(target_arch = "x86_64")]
+mod f16c;
 mod kernels;
 mod passes;
 

@@ -169,6 +169,29 @@ fn all_kernels_round_every_half_float_back_to_itself() {
 }
 
 #[test]
+fn all_kernels_add_and_divide_every_half_float_alike() {
+    // Every bit pattern, subnormals and infinities among them, at an odd address and with a tail; where one gives NaN, all do.
+    let every: Vec<u8> = (0..=u16::MAX).chain(0..5).flat_map(u16::to_le_bytes).collect();
+    let other = of_f16(&[1.5]).repeat(every.len() / 2);
+    for op in [Op::Sum, Op::Mean, Op::WeightedMean] {
+        let result = |kernels: Kernels| {
+            let displaced = |bytes: &[u8]| [&[0], bytes].concat();
+            let (every, other) = (displaced(&every), displaced(&other));
+            let mut accumulator = vec![0; 2 * (every.len() - 1) + 1];
+            kernels.start(op, DType::F16, 0.5, &other[1..], &mut accumulator[1..]);
+            kernels.add(op, DType::F16, 3.0, &every[1..], &mut accumulator[1..]);
+            let mut out = vec![0; every.len()];
+            kernels.finish(op, DType::F16, 3.5, &accumulator[1..], &mut out[1..]);
+            f16s(&out[1..]).into_iter().map(|x| if x.is_nan() { 0x7e00 } else { x.to_bits() }).collect::<Vec<_>>()
+        };
+        let expected = result(Kernels::portable());
+        for kernels in Kernels::all() {
+            assert!(result(kernels) == expected, "{kernels} {op}");
+        }
+    }
+}
+
+#[test]
 fn a_part_may_be_cut_into_runs_of_whole_elements() {
     for dtype in DType::ALL {
         for op in ops_of(dtype) {

@@ -139,37 +139,41 @@ fn rank(entry: &Entry) -> Rank {
     (Reverse(entry.priority), entry.order)
 }
 
-/// Bytes in flight, and how many there may be.
+/// Bytes and tasks in flight, and how many of each there may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Credit {
-    limit: u64,
-    in_flight: u64,
+    bytes_max: u64,
+    tasks_max: u32,
+    bytes: u64,
+    tasks: u32,
 }
 
 impl Credit {
-    /// Nothing in flight yet, `limit` bytes allowed.
-    pub const fn new(limit: u64) -> Self {
-        Self { limit, in_flight: 0 }
+    /// Nothing in flight yet, `bytes_max` bytes in `tasks_max` tasks allowed.
+    pub const fn new(bytes_max: u64, tasks_max: u32) -> Self {
+        Self { bytes_max, tasks_max, bytes: 0, tasks: 0 }
     }
 
     /// Whether a task of `bytes` may start. One larger than the whole credit runs alone.
     pub const fn fits(&self, bytes: u64) -> bool {
-        self.in_flight == 0 || self.in_flight.saturating_add(bytes) <= self.limit
+        self.tasks == 0 || (self.tasks < self.tasks_max && self.bytes.saturating_add(bytes) <= self.bytes_max)
     }
 
     /// Takes `bytes` for a task that starts.
     pub const fn draw(&mut self, bytes: u64) {
-        self.in_flight = self.in_flight.saturating_add(bytes);
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.tasks += 1;
     }
 
     /// Gives back what a task drew.
     pub fn give_back(&mut self, bytes: u64) {
-        self.in_flight = self.in_flight.checked_sub(bytes).expect("credit is given back once");
+        self.bytes = self.bytes.checked_sub(bytes).expect("credit is given back once");
+        self.tasks = self.tasks.checked_sub(1).expect("credit is given back once");
     }
 
     /// Bytes drawn and not given back.
     pub const fn in_flight(&self) -> u64 {
-        self.in_flight
+        self.bytes
     }
 }
 
@@ -234,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_part_larger_than_the_credit_runs_alone() {
-        let mut credit = Credit::new(100);
+        let mut credit = Credit::new(100, 10);
         assert!(credit.fits(250));
         credit.draw(250);
         assert!(!credit.fits(1), "nothing beside it");
@@ -243,6 +247,17 @@ mod tests {
         assert!(credit.fits(40));
         assert!(!credit.fits(41));
         assert!(!credit.fits(u64::MAX));
+    }
+
+    #[test]
+    fn many_small_parts_are_bounded_by_their_number() {
+        let mut credit = Credit::new(100, 2);
+        credit.draw(1);
+        assert!(credit.fits(1));
+        credit.draw(1);
+        assert!(!credit.fits(1), "though there are 98 bytes left");
+        credit.give_back(1);
+        assert!(credit.fits(1));
     }
 
     fn entries<const N: usize>(tasks: [(i32, u64); N]) -> [Entry; N] {

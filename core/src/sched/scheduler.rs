@@ -20,7 +20,7 @@
 //! waits for PULL goes there even if unwanted, is abandoned on arrival, and is gone when the executor says that the memory is free.
 //!
 //! # Rules
-//! - Credit is drawn when a task is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come
+//! - Credit counts bytes and tasks. It is drawn when a task is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come
 //!   may wait for another worker, whose credit waits for this one: when no credit came back for `credit_patience` while a task needs
 //!   some, that of the tasks which wait for their sums for so long is lent on. So workers may submit in different orders.
 //! - A task is not pushed before the sum of the round before of the same part arrived: a server keeps two rounds of a part alive.
@@ -45,6 +45,8 @@ use crate::types::{Defect, PartId, Round, ServerId, TensorKey, Time, planted};
 pub struct SchedulerConfig {
     /// Bytes in flight at most, over all servers.
     pub credit_bytes: u64,
+    /// Tasks in flight at most, over all servers: an exchange costs its stream, its queue places and an answer, whatever its size.
+    pub credit_tasks: u32,
     /// Every so many takes of a stage, the oldest task goes first; 0 never.
     pub oldest_every: u32,
     /// The pause before the first repeat; each further one doubles it.
@@ -61,6 +63,8 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
             credit_bytes: 64 << 20,
+            // More than most models have parts: their workers may submit in any order without a pause for lending.
+            credit_tasks: 1024,
             oldest_every: 16,
             retry_min: Duration::from_millis(20),
             retry_max: Duration::from_secs(2),
@@ -96,6 +100,8 @@ pub struct Scheduler {
     pipeline: Pipeline,
     queues: [StageQueue; Stage::COUNT],
     credit: Credit,
+    /// The tasks that drew credit and did not give it back; each knows its place here.
+    holders: Vec<TaskId>,
     /// When credit is lent on, if a task waits for some.
     credit_due: Option<Time>,
     tasks: Arena<Work>,
@@ -125,7 +131,8 @@ impl Scheduler {
             config,
             pipeline,
             queues: [const { StageQueue::new(0) }; Stage::COUNT].map(|_| StageQueue::new(config.oldest_every)),
-            credit: Credit::new(config.credit_bytes),
+            credit: Credit::new(config.credit_bytes, config.credit_tasks),
+            holders: Vec::new(),
             credit_due: None,
             tasks: Arena::new(),
             groups: Arena::new(),
@@ -178,10 +185,10 @@ impl Scheduler {
             since: now,
             failures: 0,
             last_failure: None,
-            landing_begun: false,
+            landed: 0,
             doomed: false,
             holds_round: false,
-            holds_credit: false,
+            credit_place: None,
         }));
         self.submitted += 1;
         if !wanted {
@@ -214,7 +221,10 @@ impl Scheduler {
         work.place = Place::Running;
         if stage == Stage::Push {
             self.credit.draw(entry.bytes);
-            work.holds_credit = true;
+            if work.credit_place.is_none() {
+                work.credit_place = Some(self.holders.len());
+                self.holders.push(entry.task);
+            }
         }
         if work.doomed {
             self.commands.push_back(Command::Abandon(entry.task));
@@ -244,14 +254,14 @@ impl Scheduler {
                     None => drop(self.vanish(id, !doomed)),
                 }
             }
-            Outcome::Retry { error, landing_begun } if exchanging => {
+            Outcome::Retry { error, landed } if exchanging => {
                 if !planted(self.config.defect, Defect::CreditLeaked) {
                     self.give_credit_back(id);
                 }
                 if doomed {
                     self.vanish(id, false);
                 } else {
-                    self.repeat(now, id, error, landing_begun);
+                    self.repeat(now, id, error, landed);
                 }
             }
             Outcome::Retry { error, .. } | Outcome::Failed(error) => {
@@ -393,13 +403,15 @@ impl Scheduler {
     }
 
     /// Sends a task back to PUSH, after a pause that doubles with each failure.
-    fn repeat(&mut self, now: Time, id: TaskId, error: Error, landing_begun: bool) {
+    fn repeat(&mut self, now: Time, id: TaskId, error: Error, landed: u64) {
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
         let doubled = self.config.retry_min.saturating_mul(2u32.saturating_pow(work.failures));
         let at = now + doubled.min(self.config.retry_max);
         work.failures = work.failures.saturating_add(1);
         work.last_failure = Some(error);
-        work.landing_begun |= landing_begun && !planted(self.config.defect, Defect::LandingForgotten);
+        if !planted(self.config.defect, Defect::LandingForgotten) {
+            work.landed = work.landed.max(landed);
+        }
         self.timers.insert((at, Timer::Repeat(id)));
         self.enter(now, id, Stage::Push, Some(at));
     }
@@ -436,10 +448,14 @@ impl Scheduler {
 
     fn give_credit_back(&mut self, id: TaskId) {
         let work = self.tasks.get_mut(id.0).expect("a task that drew credit exists");
-        if !std::mem::take(&mut work.holds_credit) {
+        let Some(place) = work.credit_place.take() else {
             return;
-        }
+        };
         self.credit.give_back(work.spec.bytes);
+        self.holders.swap_remove(place);
+        if let Some(moved) = self.holders.get(place) {
+            self.tasks.get_mut(moved.0).expect("it holds credit").credit_place = Some(place);
+        }
         if let Some(at) = self.credit_due.take() {
             self.timers.remove(&(at, Timer::Credit));
         }
@@ -463,8 +479,8 @@ impl Scheduler {
         let waits = |work: &Work| {
             (work.stage == Stage::Pull || work.failures > 0) && work.since + self.config.credit_patience <= now
         };
-        let waiting: Vec<TaskId> =
-            self.tasks.iter().filter(|(_, work)| work.holds_credit && waits(work)).map(|(id, _)| TaskId(id)).collect();
+        let holders = self.holders.iter().copied();
+        let waiting: Vec<TaskId> = holders.filter(|id| self.tasks.get(id.0).is_some_and(waits)).collect();
         for id in waiting {
             self.give_credit_back(id);
         }

@@ -45,6 +45,9 @@ impl StallDetector {
     }
 
     /// Looks, if it is time to: one report for each submission, stage and server.
+    ///
+    /// A pass over everything that is open, once an interval: an index of what came when would cost every move more than this costs in
+    /// the ten seconds between two looks.
     pub fn handle_timeout(&mut self, now: Time, scheduler: &Scheduler) -> Vec<StallReport> {
         if self.next.is_none_or(|next| now < next) {
             return Vec::new();

@@ -60,8 +60,11 @@ pub enum Attempt {
     First,
     /// Push it again: an earlier attempt failed, and the contribution is still whole.
     Again,
-    /// Ask for the sum only: an earlier attempt began to land it, possibly on top of the contribution.
-    SumOnly,
+    /// Push what is left of it: earlier attempts landed so many bytes of the sum, possibly on top of the contribution's first ones.
+    Resumed {
+        /// Bytes of the sum that landed.
+        landed: u64,
+    },
 }
 
 /// How a stage of a task ended. By then the executor holds nothing of the task's memory, except that a PUSH which is `Done` leaves its
@@ -74,8 +77,8 @@ pub enum Outcome {
     Retry {
         /// The cause.
         error: Error,
-        /// Whether bytes of the sum were written.
-        landing_begun: bool,
+        /// Bytes of the sum that were written.
+        landed: u64,
     },
     /// There is no sense in repeating it.
     Failed(Error),
@@ -93,13 +96,14 @@ pub(super) struct Work {
     pub(super) since: Time,
     pub(super) failures: u32,
     pub(super) last_failure: Option<Error>,
-    pub(super) landing_begun: bool,
+    /// Bytes of the sum that the attempts so far have landed, at most.
+    pub(super) landed: u64,
     /// Nobody wants it any more; it ends as soon as its memory is free.
     pub(super) doomed: bool,
     /// Whether later rounds of its part must wait for it.
     pub(super) holds_round: bool,
-    /// Whether its bytes count as in flight.
-    pub(super) holds_credit: bool,
+    /// Where it stands among the tasks that hold credit; `None` if it holds none.
+    pub(super) credit_place: Option<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,10 +137,10 @@ impl Work {
     }
 
     pub(super) fn attempt(&self) -> Attempt {
-        match (self.failures, self.landing_begun) {
+        match (self.failures, self.landed) {
             (0, _) => Attempt::First,
-            (_, false) => Attempt::Again,
-            (_, true) => Attempt::SumOnly,
+            (_, 0) => Attempt::Again,
+            (_, landed) => Attempt::Resumed { landed },
         }
     }
 

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::mem::borrow::region_of;
 use crate::mem::{Lease, Pool};
 use crate::types::{DType, Done, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Round, TensorKey};
-use crate::wire::{Flags, Header, HeaderKind};
+use crate::wire::{self, Flags, Header, HeaderKind};
 
 /// A transport under test and its listeners.
 pub(super) trait World {
@@ -110,7 +110,7 @@ pub(super) fn many_exchanges_run_at_once(world: &dyn World) {
 pub(super) fn a_push_without_a_body_asks_for_the_sum_only(world: &dyn World) {
     let (server, worker) = connected(world);
     let (id, mut memory) = (ExchangeId(1), vec![0; 400]);
-    let header = Header { flags: Flags::NO_BODY.with(Flags::PULL_ONLY), ..header(400) };
+    let header = Header { flags: Flags::NO_BODY, ..header(400) };
     let sent = worker.push_with(id, header, &mut []);
     let sum = worker.pull(id, &mut memory);
     let (exchange, seen) = server.opened();
@@ -518,9 +518,7 @@ impl Worker {
 
     pub(super) fn push_with(&self, id: ExchangeId, header: Header, body: &mut [u8]) -> Due<Result<()>> {
         let (sender, due) = channel();
-        // In two runs, as a part of two fused tensors is.
-        let (first, second) = region_of(body).split_at(body.len() / 3);
-        let push = Push { header, body: vec![first, second] };
+        let push = push_of(header, body);
         self.transport.push(self.link, id, push, Done::new(move |outcome| drop(sender.send(outcome))));
         Due(due)
     }
@@ -551,12 +549,18 @@ pub(super) fn connected(world: &dyn World) -> (Server, Worker) {
 
 pub(super) fn answer(exchange: ExchangeId, body: Lease) -> Vec<Outgoing> {
     let header = Header { kind: HeaderKind::Sum, flags: Flags::CHECKSUM, contributors: 1, ..header(body.len() as u64) };
-    let checksum = crc32c::crc32c(&body);
+    let checksum = wire::checksum(0, &body);
     vec![
         Outgoing::Answer { exchange, header },
         Outgoing::Block { exchange, block: body.freeze() },
         Outgoing::End { exchange, checksum },
     ]
+}
+
+pub(super) fn push_of(header: Header, body: &mut [u8]) -> Push {
+    // In two runs, as a part of two fused tensors is.
+    let (first, second) = region_of(body).split_at(body.len() / 3);
+    Push { header, body: vec![first, second] }
 }
 
 pub(super) fn header(bytes: u64) -> Header {

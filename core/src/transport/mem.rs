@@ -16,9 +16,9 @@ use crossbeam_channel::{Sender, unbounded};
 use super::exchange::{PullEnd, broken_off, check_crc, check_sum, link_gone, unknown_exchange};
 use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled, Push, Torn, Transport};
 use crate::error::{Error, Result};
-use crate::mem::{Frozen, Landing, Loan, Region, Returned};
+use crate::mem::{Copies, Frozen, Landing, Loan, Region, Returned};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
-use crate::wire::{Flags, Header, HeaderKind};
+use crate::wire::{self, Flags, Header, HeaderKind};
 
 /// A network of its own: transports reach the listeners of the same value only. Ends when its last handle, transport and listener are
 /// dropped.
@@ -26,6 +26,7 @@ use crate::wire::{Flags, Header, HeaderKind};
 pub struct MemNetwork {
     calls: Sender<Call>,
     transports: Arc<AtomicU64>,
+    copies: Copies,
 }
 
 impl MemNetwork {
@@ -35,14 +36,18 @@ impl MemNetwork {
     /// [`Error::Io`] if no thread can be started.
     pub fn new() -> Result<Self> {
         let (calls, inbox) = unbounded();
+        let copies = Copies::default();
+        let mut switch = Switch { copies: copies.clone(), ..Switch::default() };
         std::thread::Builder::new()
             .name("gradlane-mem".to_owned())
-            .spawn(move || {
-                let mut switch = Switch::default();
-                inbox.iter().for_each(|call| switch.handle(call));
-            })
+            .spawn(move || inbox.iter().for_each(|call| switch.handle(call)))
             .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
-        Ok(Self { calls, transports: Arc::new(AtomicU64::new(0)) })
+        Ok(Self { calls, transports: Arc::new(AtomicU64::new(0)), copies })
+    }
+
+    /// Counts what the network copies: every body once.
+    pub fn copies(&self) -> &Copies {
+        &self.copies
     }
 
     /// Opens `mem://name` under the identity `node`.
@@ -147,6 +152,7 @@ struct Switch {
     exchanges: BTreeMap<ExchangeId, Exchange>,
     by_key: BTreeMap<Key, ExchangeId>,
     names_given: u64,
+    copies: Copies,
 }
 
 struct Door {
@@ -286,9 +292,10 @@ impl Switch {
     fn outgoing(&mut self, from: &str, outgoing: Outgoing) {
         match outgoing {
             Outgoing::Accept { exchange: id } => {
+                let copies = self.copies.clone();
                 let Some(exchange) = self.open_exchange(id) else { return };
                 // Copied, so that the worker has its memory back however long the server looks at it.
-                let chunks = exchange.body.drain(..).map(|piece| Bytes::copy_from_slice(&piece)).collect();
+                let chunks = exchange.body.drain(..).map(|piece| Bytes::from(copies.to_vec(&piece))).collect();
                 self.handed_over(id);
                 self.tell(from, Incoming::Body { exchange: id, chunks });
             }
@@ -417,7 +424,7 @@ fn land(
     let fits = check_sum(&sum, push, landing.bytes_left(), server);
     fits.map_err(|error| Torn { error, landed: 0 })?;
     blocks.iter().for_each(|block| landing.write(block));
-    let crc = blocks.iter().fold(0, |crc, block| crc32c::crc32c_append(crc, block));
+    let crc = blocks.iter().fold(0, |crc, block| wire::checksum(crc, block));
     let whole = check_crc(&sum, checksum, crc, server);
     whole.map_err(|error| Torn { error, landed: sum.bytes })?;
     Ok(Answer::Sum(sum))
@@ -439,6 +446,18 @@ mod tests {
 
         fn transport(&self) -> Arc<dyn Transport> {
             Arc::new(self.0.transport(NodeId([8; 32])))
+        }
+    }
+
+    #[test]
+    fn a_body_that_is_staged_shows_in_the_count() {
+        let network = MemNetwork::new().unwrap();
+        let world = MemWorld(network.clone());
+        let server = contract::Server::new(&world);
+        let worker = server.connect(world.transport());
+        for staged in 1..=3 {
+            server.still_serves(&worker);
+            assert_eq!(network.copies().bytes(), 5000 * staged);
         }
     }
 

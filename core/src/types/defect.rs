@@ -6,17 +6,22 @@
 /// A known mistake that a machine makes on purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Defect {
-    /// A repeated push is added again. Shows when a worker repeats a contribution that had arrived.
-    DuplicateCounted,
+    /// What was taken of a contribution that broke off is added once more by its repeat. Shows when a stream is reset or a connection lost
+    /// within a body.
+    PrefixIgnored,
     /// A push of an earlier membership is accepted. Shows when a process resumes after the epoch moved on.
     StaleEpochAccepted,
-    /// A sum is published while one worker is still missing.
-    PublishBeforeAll,
+    /// A block of a sum is sent while one contribution has not passed it.
+    BlockSentEarly,
+    /// A repeat whose front is overwritten by the sum is added from its front. Shows when a stream is reset within an answer that began
+    /// before its contribution was whole.
+    ResumedGarbage,
     /// One slot a part instead of two, and no look at the round: the next round overwrites a sum that a slow worker has not read.
     OneSlot,
     /// A contribution that broke off half-way marks its worker as counted. Shows when a stream is reset or a connection lost.
     TornCounted,
-    /// A repeated push of an open round is answered with the published sum of the round before. Shows as [`Self::DuplicateCounted`].
+    /// A repeated push of an open round is answered with the published sum of the round before. Shows when a worker repeats a
+    /// contribution that had arrived.
     AnswerOldRound,
     /// A repeated push of an open round is not remembered as waiting: it is never answered.
     MissingWaiterLost,
@@ -28,7 +33,8 @@ pub enum Defect {
     RoundGateOpen,
     /// When the pause before a repeat is over, nobody is woken.
     RetryForgotten,
-    /// A contribution is pushed again although the sum had begun to land on top of it. Shows when a connection is lost in a pull.
+    /// A contribution is pushed again without saying that the sum had begun to land on top of it. Shows when a connection is lost in a
+    /// pull.
     LandingForgotten,
     /// A failed group resolves twice.
     HandleTwice,
@@ -47,9 +53,10 @@ pub enum Defect {
 impl Defect {
     /// Every defect.
     pub const ALL: &'static [Self] = &[
-        Self::DuplicateCounted,
+        Self::PrefixIgnored,
         Self::StaleEpochAccepted,
-        Self::PublishBeforeAll,
+        Self::BlockSentEarly,
+        Self::ResumedGarbage,
         Self::OneSlot,
         Self::TornCounted,
         Self::AnswerOldRound,

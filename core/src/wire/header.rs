@@ -63,16 +63,13 @@ impl Flags {
     pub const CHECKSUM: Self = Self(1);
     /// Push: no body follows, though `bytes` still tells the part's length.
     pub const NO_BODY: Self = Self(2);
-    /// Push: the contribution was delivered before; only the sum is wanted. Comes with [`Flags::NO_BODY`].
-    pub const PULL_ONLY: Self = Self(4);
-
     /// Push: a repeat, after bytes of the sum landed where the contribution lay; `checksum` tells how many. Never with
     /// [`Flags::CHECKSUM`].
     pub const RESUMED: Self = Self(8);
     /// Sum: the server has not received the whole contribution yet and still wants the rest.
     pub const EARLY: Self = Self(16);
 
-    const ALL: u16 = 31;
+    const ALL: u16 = 27;
 
     /// Whether all bits of `other` are set.
     pub fn contains(self, other: Self) -> bool {
@@ -157,8 +154,8 @@ impl Header {
         if flags.contains(Flags::RESUMED) && flags.contains(Flags::CHECKSUM) {
             return Err(bad("flags", "announce a checksum of a body that is partly overwritten".to_owned()));
         }
-        if flags.contains(Flags::PULL_ONLY) && !flags.contains(Flags::NO_BODY) {
-            return Err(bad("flags", "ask for a sum only and announce a body".to_owned()));
+        if flags.contains(Flags::RESUMED) && flags.contains(Flags::NO_BODY) {
+            return Err(bad("flags", "resume a body and announce none".to_owned()));
         }
         let dtype = DType::from_code(bytes[28]).ok_or_else(|| bad("dtype", format!("is {}", bytes[28])))?;
         let argument = u32_at(56);

@@ -21,7 +21,7 @@
 //! | weight | of this worker in a weighted mean, else 1 | what the sum was divided by | 0 |
 //! | argument | root of a broadcast, else 0 | how many workers contributed | 0 |
 //! | CRC-32C | of the body, with `CHECKSUM`; landed bytes with `RESUMED` | 0; the 4 bytes follow the body | 0 |
-//! | body | the contribution; none with `PULL_ONLY` or from the receivers of a broadcast | the result | an encoded [`Error`](crate::Error) |
+//! | body | the contribution; none from the receivers of a broadcast | the result | an encoded [`Error`](crate::Error) |
 //! | urg. | which of two exchanges goes first, 0 to 7 | as in the push | as in the push |
 //! | part bytes | the length of the part stands in `body bytes` even when no body follows: see [`Flags::NO_BODY`] | | |
 //!
@@ -30,6 +30,7 @@
 //!
 //! Bytes from a peer never panic and never size an allocation before a check against [`limits`].
 
+mod checksum;
 pub mod codec;
 pub mod frame;
 pub mod header;
@@ -41,6 +42,7 @@ mod fuzz;
 #[cfg(test)]
 mod samples;
 
+pub use checksum::checksum;
 pub use frame::Frame;
 pub use header::{Flags, Header, HeaderKind, URGENCY_MAX};
 

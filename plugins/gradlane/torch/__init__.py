@@ -5,8 +5,9 @@
     gl.init()
     model = gl.DistributedDataParallel(model)    # the rest of the training script stays as it is
 
-Three ways to average gradients, all over one engine: `DistributedDataParallel` wraps the model, `DistributedOptimizer`
-the optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper.
+Four ways to average gradients, all over one engine: `DistributedDataParallel` wraps the model, `DistributedOptimizer`
+the optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper. `CrossBarrier` wraps both, and lets the next forward
+pass begin while gradients are still on their way.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ from gradlane import (
     rank,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
+    timeline,
 )
 from gradlane.errors import UnusedParametersError
 from gradlane.torch.broadcast import (
@@ -48,6 +52,7 @@ from gradlane.torch.broadcast import (
     broadcast_parameters,
 )
 from gradlane.torch.compression import Compression
+from gradlane.torch.cross_barrier import CrossBarrier
 from gradlane.torch.ddp import DistributedDataParallel
 from gradlane.torch.hook import State, ddp_comm_hook
 from gradlane.torch.ops import (
@@ -68,6 +73,7 @@ from gradlane.torch.optimizer import DistributedOptimizer
 __all__ = [
     "Average",
     "Compression",
+    "CrossBarrier",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "Error",
@@ -113,5 +119,8 @@ __all__ = [
     "rank",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
+    "timeline",
 ]

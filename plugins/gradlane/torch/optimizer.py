@@ -51,12 +51,12 @@ def DistributedOptimizer(
         InvalidArgumentError: two parameters have one name, or one of the optimizer's has none.
         MismatchError: a worker's parameter has another dtype or shape (both are named).
     """
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, Averaging):
         raise InvalidArgumentError("the optimizer is distributed already; wrap it once")
     kind = type(optimizer)
     synchronizer = _Synchronizer(
         _names.namespace("optimizer", name),
-        _name(optimizer, None if named_parameters is None else list(named_parameters)),
+        name_parameters(optimizer, None if named_parameters is None else list(named_parameters)),
         compression,
         backward_passes_per_step,
         op,
@@ -71,7 +71,11 @@ def DistributedOptimizer(
     return optimizer
 
 
-class _Distributed(torch.optim.Optimizer):
+class Averaging(torch.optim.Optimizer):
+    """Marks optimizers that average their gradients; wrapping one again would average averages."""
+
+
+class _Distributed(Averaging):
     """What a distributed optimizer offers beside its own class."""
 
     _synchronizer: _Synchronizer
@@ -88,7 +92,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes accumulate, from the next step on."""
-        self._synchronizer.passes = _check_passes(passes)
+        self._synchronizer.passes = check_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients.
@@ -118,7 +122,7 @@ class _Synchronizer:
         op: ReduceOp,
         sparse_as_dense: bool,
     ) -> None:
-        self.passes = _check_passes(passes)
+        self.passes = check_passes(passes)
         self._passed: Counter[int] = Counter()
         self._is_complete = False
         self._is_skipped = False
@@ -195,7 +199,7 @@ class _Synchronizer:
         return gradient_is_ready
 
 
-def _name(
+def name_parameters(
     optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.nn.Parameter]] | None
 ) -> list[tuple[str, torch.nn.Parameter]]:
     """The optimizer's parameters that require gradients, named and in the order of `named`."""
@@ -225,7 +229,7 @@ def _name(
     return [(name, parameter) for name, parameter in named if id(parameter) in own]
 
 
-def _check_passes(passes: int) -> int:
+def check_passes(passes: int) -> int:
     if passes < 1:
         raise InvalidArgumentError(f"backward_passes_per_step={passes}; give at least 1")
     return passes

@@ -1,86 +1,72 @@
-//! From a counted contribution to the end of its exchange and its round: adding in order, publishing, failing, freeing, answering.
+//! From a begun contribution to the end of its exchange and its round: letting the sum flow, sealing, failing, freeing, answering.
 
 use gradlane_core::error::Error;
 use gradlane_core::types::{Epoch, ExchangeId, PartId, Round, Time, WorkerId};
 use gradlane_core::wire::{Flags, Header, HeaderKind};
 
-use super::round::{Contribution, Open, Published, RoundState, Spec};
-use super::{Aggregator, Command, Exchange, ExchangeState, Part, SlotId, parity};
+use super::round::{Open, Published, RoundState};
+use super::{Aggregator, Command, Exchange, ExchangeState, Part, SlotId, Step, parity};
 
 impl Aggregator {
-    /// Counts a worker; with a `weight` its body is in memory, without it sends none. Adds what has its turn, publishes when all came.
-    pub(super) fn arrive(
-        &mut self,
-        now: Time,
-        id: SlotId,
-        worker: WorkerId,
-        exchange: ExchangeId,
-        weight: Option<f64>,
-    ) {
+    /// Counts a worker: all of its contribution is in the sum, or it has none to make. Seals the sum when every sender was counted.
+    pub(super) fn count(&mut self, now: Time, id: SlotId, worker: WorkerId) {
         self.last_counted = Some((id.part.key, id.round));
-        self.exchange_mut(exchange).state = ExchangeState::Waiting;
         let open = self.open_mut(id);
-        let first = open.since.is_none();
-        open.since.get_or_insert(now);
-        let superseded = open.waiters.insert(worker, exchange);
-        if let Some(weight) = weight {
-            open.weights.insert(worker, weight);
-            open.unfolded.insert(worker, Contribution { exchange, weight });
-        }
-        if first {
+        if open.since.is_none() {
+            open.since = Some(now);
             self.waiting.insert((now, id));
         }
-        self.supersede(superseded);
-        self.fold(id);
         self.slot_mut(id).expect("open").arrived.insert(worker);
-        let complete = self.slot(id).is_some_and(|slot| slot.complete(self.workers(), &self.config));
-        if complete {
-            self.publish(id);
-        }
-        self.book(id);
+        self.flow(id);
+        self.seal(id);
         self.reach(id, worker);
     }
 
-    /// Gives the accumulator every body that has its turn.
-    fn fold(&mut self, id: SlotId) {
-        let Self { membership, parts, config, commands, .. } = self;
-        let workers = membership.as_ref().map_or(&[][..], |membership| &membership.workers);
-        let slot = parts.get_mut(&id.part).and_then(|part| part.slots[parity(id.round)].as_mut()).expect("open");
-        let Spec { dtype, bytes, op, .. } = slot.spec;
-        let RoundState::Open(open) = &mut slot.state else { unreachable!("only an open round adds") };
-        while let Some(Contribution { exchange, weight }) = open.take_turn(op, workers, config.deterministic) {
-            commands.push_back(if open.folded == 1 {
-                Command::Start { slot: id, exchange, bytes, dtype, op, weight }
-            } else {
-                Command::Add { slot: id, exchange, weight }
-            });
+    /// Lets the sum flow once every sender has begun, or where there is only one block, once every sender was counted.
+    pub(super) fn flow(&mut self, id: SlotId) {
+        let (workers, block_bytes) = (self.workers(), self.config.block_bytes);
+        let slot = self.slot(id).expect("open");
+        let RoundState::Open(open) = &slot.state else { unreachable!("only an open round begins to flow") };
+        let due = if slot.spec.bytes > block_bytes { slot.begun(workers) } else { slot.complete(workers) };
+        if open.flowing.is_some() || !due {
+            return;
         }
-    }
-
-    fn publish(&mut self, id: SlotId) {
-        let slot = self.slot(id).expect("complete");
-        let RoundState::Open(open) = &slot.state else { unreachable!("only an open round is complete") };
-        let contributors = open.folded;
         let divisor = match slot.divisor(open, &self.config) {
             Ok(divisor) => divisor,
             Err(error) => return self.fail(id, error),
         };
-        let published = Published { divisor, contributors };
-        let open = self.close(id, RoundState::Published(published)).expect("was open");
-        self.commands.push_back(Command::Publish { slot: id, divisor });
-        // A body still on its way is a repeat of one that was counted: its sender is answered without it.
-        for exchange in open.waiters.into_values().chain(open.landing.into_values()) {
+        let published = Published { divisor, contributors: u32::try_from(open.uploads.len()).unwrap_or(u32::MAX) };
+        let listeners: Vec<ExchangeId> = open.listeners.values().copied().collect();
+        self.open_mut(id).flowing = Some(published);
+        self.step(id, Step::Publish { divisor });
+        for exchange in listeners {
             self.answer(id, published, exchange);
         }
+    }
+
+    /// Once every sender was counted the sum exists, and nothing that becomes of the round takes it away from those who listen.
+    fn seal(&mut self, id: SlotId) {
+        let slot = self.slot(id).expect("open");
+        let RoundState::Open(Open { flowing: Some(published), .. }) = slot.state else { return };
+        if !slot.complete(self.workers()) {
+            return;
+        }
+        self.close(id, RoundState::Published(published));
+        self.step(id, Step::Seal);
+        self.book(id);
     }
 
     /// There will be no sum: whoever waits gets `error`, and so does everybody who comes later.
     pub(super) fn fail(&mut self, id: SlotId, error: Error) {
         let Some(open) = self.close(id, RoundState::Failed(error.clone())) else { return };
-        for worker in open.landing.keys() {
+        for worker in open.listeners.keys() {
             self.slot_mut(id).expect("failed").arrived.insert(*worker);
         }
-        self.let_go(id, open, &error);
+        // Who has received some of it already hears the error when it asks for the rest.
+        for exchange in open.listeners.into_values() {
+            self.reject(exchange, error.clone());
+        }
+        self.step(id, Step::Drop);
         self.book(id);
     }
 
@@ -94,18 +80,6 @@ impl Aggregator {
             self.waiting.remove(&(since, id));
         }
         Some(open)
-    }
-
-    /// Ends the exchanges of a round that was open and frees its bodies.
-    fn let_go(&mut self, id: SlotId, open: Open, error: &Error) {
-        for exchange in open.landing.into_values().chain(open.waiters.into_values()) {
-            self.reject(exchange, error.clone());
-        }
-        let unused = open.unfolded.into_values();
-        self.commands.extend(unused.map(|Contribution { exchange, .. }| Command::Discard { exchange }));
-        if open.folded > 0 {
-            self.commands.push_back(Command::Drop { slot: id });
-        }
     }
 
     /// Notes that `worker` has come to this round. When all have, nobody can ask for the one before.
@@ -129,7 +103,7 @@ impl Aggregator {
         self.booked -= slot.booked;
         self.starved = None;
         if let RoundState::Published(_) = slot.state {
-            self.commands.push_back(Command::Drop { slot: id });
+            self.step(id, Step::Drop);
         }
     }
 
@@ -143,20 +117,25 @@ impl Aggregator {
         self.parts.remove(&part);
     }
 
+    /// Sends the sum, as far as it is complete, and the rest as it becomes so.
     pub(super) fn answer(&mut self, id: SlotId, published: Published, exchange: ExchangeId) {
         let epoch = self.membership.as_ref().map_or(Epoch::default(), |ours| ours.epoch);
         let entry = self.exchange_mut(exchange);
-        entry.state = ExchangeState::Answering;
+        let early = match std::mem::replace(&mut entry.state, ExchangeState::Answering) {
+            ExchangeState::Landing => Flags::EARLY,
+            ExchangeState::Waiting | ExchangeState::Answering => Flags::default(),
+        };
+        let worker = entry.worker;
         let header = Header {
             kind: HeaderKind::Sum,
-            flags: Flags::CHECKSUM,
+            flags: Flags::CHECKSUM.with(early),
             epoch,
             weight: published.divisor,
             contributors: published.contributors,
             checksum: 0,
             ..entry.header
         };
-        self.commands.push_back(Command::Answer { slot: id, exchange, header });
+        self.step(id, Step::Answer { worker, exchange, header });
     }
 
     /// Ends an older exchange of a worker that has sent a newer one. The worker has given it up, unless the newer one is a straggler
@@ -166,6 +145,16 @@ impl Aggregator {
             let (what, cause) = ("the exchange".to_owned(), "the same worker began it anew".to_owned());
             self.reject(exchange, Error::Unavailable { what, cause });
         }
+    }
+
+    /// Ends the exchange of one worker, which no longer listens.
+    pub(super) fn dismiss(&mut self, id: SlotId, worker: WorkerId, exchange: ExchangeId, error: Error) {
+        self.open_mut(id).listeners.remove(&worker);
+        self.reject(exchange, error);
+    }
+
+    pub(super) fn step(&mut self, slot: SlotId, step: Step) {
+        self.commands.push_back(Command::Sum { slot, step });
     }
 
     pub(super) fn reject(&mut self, exchange: ExchangeId, error: Error) {

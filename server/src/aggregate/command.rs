@@ -1,11 +1,11 @@
-//! What the aggregator asks of its driver.
+//! What the aggregator asks of its driver, and what it hears of sums.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{DType, ExchangeId, Op, PartId, Round};
+use gradlane_core::types::{DType, ExchangeId, Op, PartId, Round, WorkerId};
 use gradlane_core::wire::Header;
 use gradlane_core::wire::frame::Stall;
 
-/// The accumulator, later the sum, of one round of one part.
+/// The sum of one round of one part, from its first byte to its last reader.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId {
     /// Which part.
@@ -17,52 +17,13 @@ pub struct SlotId {
 /// What the driver must do.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
-    /// Receive the body of the exchange into memory of this size.
-    Land {
-        /// The exchange.
-        exchange: ExchangeId,
-        /// Size of its body; not zero.
-        bytes: u64,
-    },
-    /// Make the accumulator of a slot from the first body, and free the body.
-    Start {
-        /// A slot that is new to the driver.
-        slot: SlotId,
-        /// Whose body.
-        exchange: ExchangeId,
-        /// Size of the part.
-        bytes: u64,
-        /// Its element type.
-        dtype: DType,
-        /// How bodies are added.
-        op: Op,
-        /// Factor of this body in a weighted mean.
-        weight: f64,
-    },
-    /// Add another body to the slot, and free the body.
-    Add {
+    /// The next step of a sum. Those of one slot are made in their order. [`Step::Receive`] also means that the exchange's body is to be
+    /// accepted.
+    Sum {
         /// The slot.
         slot: SlotId,
-        /// Whose body.
-        exchange: ExchangeId,
-        /// Factor of this body in a weighted mean.
-        weight: f64,
-    },
-    /// Divide, round once, and freeze the result.
-    Publish {
-        /// The slot.
-        slot: SlotId,
-        /// What the accumulator is divided by.
-        divisor: f64,
-    },
-    /// Send the published sum.
-    Answer {
-        /// The slot, published before.
-        slot: SlotId,
-        /// To whom.
-        exchange: ExchangeId,
-        /// Complete but for the checksum.
-        header: Header,
+        /// What to do.
+        step: Step,
     },
     /// Send an error; the exchange has ended.
     Reject {
@@ -73,19 +34,113 @@ pub enum Command {
         /// Why.
         error: Error,
     },
-    /// Free a landed body that is not needed. An unknown exchange is no mistake.
-    Discard {
-        /// Whose body.
-        exchange: ExchangeId,
-    },
-    /// Free the memory of a slot. Answers under way keep what they send.
-    Drop {
-        /// The slot.
-        slot: SlotId,
-    },
     /// Tell the coordinator that a round waits.
     Stalled {
         /// Which, for whom, since when.
         stall: Stall,
     },
+}
+
+/// A step in the life of a sum: `Begin`, any number of `Receive` and `Answer`, `Publish` and `Seal` in between, `Drop`.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Step {
+    /// Begin a sum without contributions.
+    Begin(SumSpec),
+    /// Take the contribution of `worker` from what `exchange` brings. What earlier exchanges brought of it stays; the rest of them is
+    /// ignored.
+    Receive {
+        /// Whose contribution.
+        worker: WorkerId,
+        /// What brings it.
+        exchange: ExchangeId,
+        /// What its header said.
+        upload: Upload,
+    },
+    /// All contributions have begun: send each block of the sum as soon as all have passed it, but for the last.
+    Publish {
+        /// What the sum is divided by.
+        divisor: f64,
+    },
+    /// Send the sum, from its first block on.
+    Answer {
+        /// To whom; an earlier exchange of the same worker gets no more.
+        worker: WorkerId,
+        /// On which exchange.
+        exchange: ExchangeId,
+        /// Complete.
+        header: Header,
+    },
+    /// All contributions are whole: the last block may go too.
+    Seal,
+    /// Free the memory. Blocks that were sent are kept by whoever sends them.
+    Drop,
+}
+
+/// What is summed.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SumSpec {
+    /// Bytes of the part.
+    pub bytes: u64,
+    /// Its element type.
+    pub dtype: DType,
+    /// How contributions are combined.
+    pub op: Op,
+    /// Who contributes, by rank.
+    pub senders: Vec<WorkerId>,
+    /// In which order they are added.
+    pub order: Order,
+}
+
+/// In which order contributions are added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// As their bytes come.
+    Arrival,
+    /// By rank, so that every run gives the same bits.
+    Rank,
+}
+
+impl SumSpec {
+    /// The place of a worker among the senders.
+    pub fn sender(&self, worker: WorkerId) -> Option<usize> {
+        self.senders.binary_search(&worker).ok()
+    }
+
+    /// Bytes in which `bytes` bytes of contributions are added: half-size floats grow to twice their size, but for a broadcast, which is
+    /// kept bit for bit.
+    pub fn grown(&self, bytes: u64) -> u64 {
+        grown(self.op, self.dtype, bytes)
+    }
+}
+
+/// See [`SumSpec::grown`].
+pub(super) fn grown(op: Op, dtype: DType, bytes: u64) -> u64 {
+    match op {
+        Op::Broadcast { .. } => bytes,
+        Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => {
+            bytes / dtype.bytes() * dtype.accumulator().bytes()
+        }
+    }
+}
+
+/// What a header says of the contribution that follows it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Upload {
+    /// Its factor in a weighted mean.
+    pub weight: f64,
+    /// CRC-32C of the contribution, as it was before anything landed on it.
+    pub checksum: Option<u32>,
+    /// So many of its first bytes are overwritten with the sum.
+    pub landed: u64,
+}
+
+/// What became of a contribution.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Receipt {
+    /// All of it was taken.
+    Whole,
+    /// All of it was taken, and it is not what was announced: the sum is spoiled.
+    Damaged,
+    /// Bytes of it that were never taken are overwritten: it cannot be had any more.
+    Lost,
 }

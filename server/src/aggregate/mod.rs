@@ -1,15 +1,20 @@
 //! Which contribution counts, when a sum is published and who gets it; owns no bytes, threads or clocks.
 //!
-//! The [`Aggregator`] hears what happens to exchanges (`handle_*`) and says what is to be done ([`Command`]). Its driver keeps the bodies
-//! by [`ExchangeId`] and the accumulators by [`SlotId`], and drains [`Aggregator::next_command`] completely after each input.
+//! The [`Aggregator`] hears what happens to exchanges (`handle_*`) and says what is to be done ([`Command`]). Its driver keeps the sums by
+//! [`SlotId`] and drains [`Aggregator::next_command`] completely after each input.
 //!
-//! **Driving it.** [`Command::Land`] asks for a body; when all of it is in memory and its checksum was compared, report
-//! [`Aggregator::handle_landed`] and keep the bytes until `Start`, `Add` or `Discard` names the exchange, even if the exchange itself is
-//! rejected, answered or torn before. A part of no bytes is never landed: its body is empty. Commands of one slot are carried out in
-//! their order; those of different slots, and the sending of answers, may overlap as they like.
+//! **Driving it.** [`Step::Receive`] asks for the body of an exchange. Whoever makes the sum reports what became of it with
+//! [`Aggregator::handle_receipt`]: once when a contribution is whole, and again when one that is whole already is to be received once
+//! more. The steps of one slot are made in their order; those of different slots, and the sending of answers, may overlap as they like. A
+//! part of no bytes has no body to receive.
 //!
-//! **Counted once.** A contribution is counted when it lies in memory whole: from then on its worker's bit is set and a repeat is only
-//! asked to wait for the sum. What breaks off earlier never happened. Of two uploads of one worker the later one counts.
+//! **Counted once.** A contribution is taken by its prefix, whichever exchanges bring it, and counted when all of it was taken: from then
+//! on its worker's bit is set and a repeat is only asked to wait for the sum. A transfer that breaks off has done nothing that its repeat
+//! does not continue. Of two uploads of one worker the later one is read.
+//!
+//! **Cut-through.** When every sender has begun, the sum flows: its blocks go to all who listen as soon as every contribution has passed
+//! them. The last block waits until every sender was counted ([`Step::Seal`]); until then the round can still fail for everybody, and
+//! nobody has a whole sum. A contribution that turns out damaged has spoiled the sum, so it fails the round.
 //!
 //! **Two rounds of a part are alive at most.** A worker pushes round s+1 only when it has the sum of s, so when all have reached s+1
 //! nobody can ask for s again and its memory goes. In the rare cases where a worker may run ahead without that proof (the root of a
@@ -36,11 +41,9 @@ mod opening;
 mod round;
 
 #[cfg(test)]
-mod random_tests;
-#[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
-pub use command::{Command, SlotId};
+pub use command::{Command, Order, Receipt, SlotId, Step, SumSpec, Upload};
 
 /// Parts that one server may come to know: at 64 KiB, the smallest part of a large tensor, 64 GiB.
 pub const PARTS_SEEN_MAX: usize = 1 << 20;
@@ -56,9 +59,12 @@ pub struct AggregatorConfig {
     pub stall_warn: Duration,
     /// A round older than this fails.
     pub step_timeout: Duration,
-    /// Bytes of bodies, accumulators and sums together. To be larger than three times this server's share of the model, whose last sums stay in
-    /// memory between steps while the next are added (half-size floats in f32), plus the credit of all workers.
+    /// Bytes of all sums, finished ones and those in the making. To be larger than three times this server's share of the model, whose last
+    /// sums stay in memory between steps while the next are added (half-size floats in f32); in rank order also than the credit of all
+    /// workers.
     pub memory_bytes_max: u64,
+    /// A sum of at most so many bytes has one block, which cannot leave before it is complete: then nothing is said of it before.
+    pub block_bytes: u64,
     /// The mistake to make, for the tests of the simulation.
     pub defect: Option<Defect>,
 }
@@ -104,12 +110,13 @@ struct Exchange {
     state: ExchangeState,
 }
 
-/// How far an exchange is. While it is landing, its round is open.
+/// How far an exchange is.
 ///
 /// ```text
-///   push with a body ──► Landing ──landed──► Waiting ──published──► Answering ──answered──► (gone)
-///   push without ────────────────────────────┘ (straight to Answering where the sum exists)
-///   Landing, Waiting ──rejected──► (gone)         any ──torn──► (gone)
+///   push with a body ──► Landing ──counted──► Waiting ──the sum flows──► Answering ──answered──► (gone)
+///                           └──── the sum flows before all of the body came ────┘
+///   push without ─────────────────────────────┘ (straight to Answering where the sum flows already)
+///   any ──rejected, torn──► (gone)
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ExchangeState {
@@ -159,38 +166,44 @@ impl Aggregator {
         }
     }
 
-    /// The whole body lies in memory; `checksum_ok` if it is what the header announced.
-    pub fn handle_landed(&mut self, now: Time, exchange: ExchangeId, checksum_ok: bool) {
-        let Some(Exchange { worker, slot: id, header, state: ExchangeState::Landing }) = self.exchanges.get(&exchange)
-        else {
-            return self.commands.push_back(Command::Discard { exchange });
-        };
-        let (worker, id, weight) = (*worker, *id, header.weight);
-        self.open_mut(id).landing.remove(&worker);
-        if checksum_ok {
-            return self.arrive(now, id, worker, exchange, Some(weight));
+    /// Whoever makes the sum of `slot` says what became of the contribution of `worker`, the latest bytes of which `exchange` brought.
+    /// A receipt that comes too late is ignored.
+    pub fn handle_receipt(&mut self, now: Time, id: SlotId, worker: WorkerId, exchange: ExchangeId, receipt: Receipt) {
+        let Some(Slot { state: RoundState::Open(open), arrived, .. }) = self.slot(id) else { return };
+        let latest = open.uploads.get(&worker).is_some_and(|(latest, _)| *latest == exchange);
+        let listens = open.listeners.get(&worker) == Some(&exchange);
+        if !latest || arrived.contains(worker) {
+            return;
         }
-        self.book(id);
-        self.commands.push_back(Command::Discard { exchange });
-        let (tensor, round, from) = (id.part.key.to_string(), id.round, worker.to_string());
-        self.reject(exchange, Error::Checksum { tensor, round, from });
+        match receipt {
+            Receipt::Whole => {
+                if let Some(Exchange { state: state @ ExchangeState::Landing, .. }) = self.exchanges.get_mut(&exchange)
+                {
+                    *state = ExchangeState::Waiting;
+                }
+                self.count(now, id, worker);
+            }
+            Receipt::Damaged => {
+                let (tensor, round, from) = (id.part.key.to_string(), id.round, worker.to_string());
+                self.fail(id, Error::Checksum { tensor, round, from });
+            }
+            Receipt::Lost if listens => self.dismiss(id, worker, exchange, opening::lost(worker)),
+            Receipt::Lost => {}
+        }
     }
 
     /// The exchange broke off. Unknown ones are ignored.
     pub fn handle_torn(&mut self, _now: Time, exchange: ExchangeId) {
-        let Some(Exchange { worker, slot: id, .. }) = self.exchanges.remove(&exchange) else { return };
-        let torn_counted = planted(self.config.defect, Defect::TornCounted);
+        let Some(Exchange { worker, slot: id, state, .. }) = self.exchanges.remove(&exchange) else { return };
+        let torn_counted = planted(self.config.defect, Defect::TornCounted) && state != ExchangeState::Waiting;
         let Some(slot) = self.slot_mut(id) else { return };
-        if let RoundState::Open(open) = &mut slot.state {
-            if open.landing.get(&worker) == Some(&exchange) {
-                open.landing.remove(&worker);
-                if torn_counted {
-                    slot.arrived.insert(worker);
-                }
-            } else if open.waiters.get(&worker) == Some(&exchange) {
-                open.waiters.remove(&worker);
+        if let RoundState::Open(open) = &mut slot.state
+            && open.listeners.get(&worker) == Some(&exchange)
+        {
+            open.listeners.remove(&worker);
+            if torn_counted {
+                slot.arrived.insert(worker);
             }
-            self.book(id);
         }
     }
 
@@ -288,12 +301,6 @@ impl Aggregator {
 
     fn warning_due(&self, oldest: Time) -> Time {
         self.warned.map_or(oldest, |warned| warned.max(oldest)) + self.config.stall_warn
-    }
-
-    /// Bytes that a round needs beyond what is accounted to it.
-    fn growth(&self, id: SlotId) -> u64 {
-        let grown = |slot: &Slot| slot.needs(self.workers(), &self.config).saturating_sub(slot.booked);
-        self.slot(id).map_or(0, grown)
     }
 
     /// Accounts what a round occupies now.

@@ -1,4 +1,4 @@
-//! From a header to its place in a round: what is refused, which round may begin, who lands a body and who only waits.
+//! From a header to its place in a round: what is refused, which round may begin, whose body is received and who only waits.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use gradlane_core::wire::{Flags, Header, HeaderKind, limits};
 use super::closing::over;
 use super::membership::not_yet;
 use super::round::{RoundState, Slot, Spec};
-use super::{Aggregator, Command, Exchange, ExchangeState, PARTS_SEEN_MAX, Part, SlotId, parity};
+use super::{Aggregator, Exchange, ExchangeState, PARTS_SEEN_MAX, Part, SlotId, Step, Upload, parity};
 
 /// Rounds that a worker may have given up in a row without the others noticing.
 const ROUNDS_AHEAD_MAX: u64 = 1 << 16;
@@ -28,7 +28,7 @@ impl Aggregator {
         let id = self.locate(now, worker, header)?;
         let claim = Spec::of(worker, header);
         let disagreement = self.slot(id).and_then(|slot| slot.spec.disagreement(&claim, id.part));
-        self.exchanges.insert(exchange, Exchange { worker, slot: id, header: *header, state: ExchangeState::Landing });
+        self.exchanges.insert(exchange, Exchange { worker, slot: id, header: *header, state: ExchangeState::Waiting });
         let outcome = self.enter(now, id, worker, exchange, disagreement);
         if outcome.is_err() {
             self.exchanges.remove(&exchange);
@@ -61,8 +61,8 @@ impl Aggregator {
                 });
             }
         }
-        if header.flags.contains(Flags::PULL_ONLY) {
-            return Err(not_pushed(worker));
+        if header.flags.contains(Flags::RESUMED) {
+            return Err(lost(worker));
         }
         for passed in self.alive(id.part) {
             if passed.round.0 + 2 <= round.0 || one_slot {
@@ -149,6 +149,9 @@ impl Aggregator {
         slot.booked = slot.needs(self.workers(), &self.config);
         self.check_memory(now, slot.booked)?;
         self.booked += slot.booked;
+        if let RoundState::Open(_) = slot.state {
+            self.step(id, Step::Begin(slot.spec.sum(self.workers(), &self.config)));
+        }
         let empty = || Part { latest: id.round, ahead: BTreeMap::new(), blocked: None, slots: [None, None] };
         let part = self.parts.entry(id.part).or_insert_with(empty);
         part.latest = id.round;
@@ -168,7 +171,6 @@ impl Aggregator {
         disagreement: Option<Error>,
     ) -> Result<()> {
         let header = self.exchanges[&exchange].header;
-        let defect = self.config.defect;
         let slot = self.slot_mut(id).expect("located");
         if let RoundState::Open(_) = slot.state
             && let Some(error) = &disagreement
@@ -191,29 +193,66 @@ impl Aggregator {
                 self.answer(id, published, exchange);
                 Ok(())
             }
-            RoundState::Open(open) => {
-                let pull_only = header.flags.contains(Flags::PULL_ONLY);
-                let counted = slot.arrived.contains(worker);
-                if counted && (pull_only || !planted(defect, Defect::DuplicateCounted)) {
-                    self.wait_again(id, worker, exchange);
-                } else if pull_only {
-                    return Err(not_pushed(worker));
-                } else if header.body_bytes() == 0 {
-                    let weight = header.op.sends_body(worker).then_some(header.weight);
-                    self.arrive(now, id, worker, exchange, weight);
-                } else {
-                    let superseded = open.landing.insert(worker, exchange);
-                    let growth = self.growth(id);
-                    if let Err(error) = self.check_memory(now, growth) {
-                        self.open_mut(id).landing.remove(&worker);
-                        return Err(error);
-                    }
-                    self.book(id);
-                    self.supersede(superseded);
-                    self.commands.push_back(Command::Land { exchange, bytes: header.bytes });
-                }
+            RoundState::Open(_) if slot.arrived.contains(worker) => {
+                self.wait_again(id, worker, exchange);
                 Ok(())
             }
+            RoundState::Open(_) if header.op.sends_body(worker) => self.receive(now, id, worker, exchange, &header),
+            RoundState::Open(_) => {
+                self.listen(id, worker, exchange);
+                self.count(now, id, worker);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes the contribution of a worker that was not counted yet, from its beginning or from where an earlier exchange broke off.
+    fn receive(
+        &mut self,
+        now: Time,
+        id: SlotId,
+        worker: WorkerId,
+        exchange: ExchangeId,
+        header: &Header,
+    ) -> Result<()> {
+        let open = self.open_mut(id);
+        let before = open.uploads.get(&worker).map(|(_, upload)| *upload);
+        if let Some(before) = before
+            && before.weight.to_bits() != header.weight.to_bits()
+        {
+            let problem = format!("is {} in a repeat of a push that said {}", header.weight, before.weight);
+            return Err(Error::Protocol { peer: worker.to_string(), field: "weight".to_owned(), problem });
+        }
+        let upload = if header.flags.contains(Flags::RESUMED) {
+            // What is overwritten has no checksum; what was announced before still holds for all that is taken.
+            Upload { landed: u64::from(header.checksum), ..before.ok_or_else(|| lost(worker))? }
+        } else {
+            let checksum = header.flags.contains(Flags::CHECKSUM).then_some(header.checksum);
+            Upload { weight: header.weight, checksum, landed: 0 }
+        };
+        open.uploads.insert(worker, (exchange, upload));
+        self.exchange_mut(exchange).state =
+            if header.bytes > 0 { ExchangeState::Landing } else { ExchangeState::Waiting };
+        if header.bytes > 0 {
+            self.step(id, Step::Receive { worker, exchange, upload });
+        }
+        self.listen(id, worker, exchange);
+        if header.bytes > 0 {
+            self.flow(id);
+        } else {
+            self.count(now, id, worker);
+        }
+        Ok(())
+    }
+
+    /// The sum will go to this exchange, and not to an earlier one of the same worker.
+    fn listen(&mut self, id: SlotId, worker: WorkerId, exchange: ExchangeId) {
+        let open = self.open_mut(id);
+        let superseded = open.listeners.insert(worker, exchange);
+        let flowing = open.flowing;
+        self.supersede(superseded);
+        if let Some(published) = flowing {
+            self.answer(id, published, exchange);
         }
     }
 
@@ -225,12 +264,10 @@ impl Aggregator {
         {
             return self.answer(before, *published, exchange);
         }
-        self.exchange_mut(exchange).state = ExchangeState::Waiting;
-        let superseded = self.open_mut(id).waiters.insert(worker, exchange);
         if planted(self.config.defect, Defect::MissingWaiterLost) {
-            self.open_mut(id).waiters.remove(&worker);
+            return;
         }
-        self.supersede(superseded);
+        self.listen(id, worker, exchange);
     }
 }
 
@@ -245,8 +282,10 @@ fn check_body(worker: WorkerId, header: &Header) -> Result<()> {
     if header.part.index as usize >= limits::PARTS_MAX {
         return bad("part", "is beyond the parts a tensor may have");
     }
-    let wants_body = header.op.sends_body(worker) && !header.flags.contains(Flags::PULL_ONLY);
-    match (wants_body, header.flags.contains(Flags::NO_BODY)) {
+    if header.flags.contains(Flags::RESUMED) && u64::from(header.checksum) > header.bytes {
+        return bad("checksum", "says that more landed than there is");
+    }
+    match (header.op.sends_body(worker), header.flags.contains(Flags::NO_BODY)) {
         (true, true) if header.bytes > 0 => bad("flags", "announce no body where one is due"),
         (false, false) if header.bytes > 0 => bad("flags", "announce a body where none is due"),
         (true | false, true | false) => Ok(()),
@@ -259,7 +298,12 @@ fn gave_up(id: SlotId, worker: WorkerId, waited: Duration) -> Error {
     Error::Stalled { tensor: id.part.key.to_string(), round: id.round, missing: vec![worker], waited, detail }
 }
 
-fn not_pushed(worker: WorkerId) -> Error {
-    let problem = "ask for the sum of a round to which it has not contributed".to_owned();
-    Error::Protocol { peer: worker.to_string(), field: "flags".to_owned(), problem }
+/// The answer to a repeat whose front is overwritten by a sum that this server knows nothing of.
+pub(super) fn lost(worker: WorkerId) -> Error {
+    Error::FailedPrecondition {
+        what: format!(
+            "the contribution of {worker} is lost: a sum began to land on it, and the server that sent it is gone"
+        ),
+        hint: "restart from a checkpoint; sums that land beside their contribution survive this".to_owned(),
+    }
 }

@@ -1,4 +1,4 @@
-//! One round of one part: what was claimed of it, who was counted, in which order bodies are added, who waits for the sum.
+//! One round of one part: what was claimed of it, whose contribution has begun, who was counted, who waits for the sum.
 //!
 //! Which rounds may be alive, what an exchange is told and what memory costs in total is decided by the parent module.
 
@@ -8,22 +8,23 @@ use gradlane_core::error::{Claim, Error};
 use gradlane_core::types::{DType, Defect, ExchangeId, Op, PartId, Time, WorkerId, planted};
 use gradlane_core::wire::Header;
 
+use super::command::grown;
 use super::ledger::Ledger;
-use super::{AggregatorConfig, SlotId};
+use super::{AggregatorConfig, Order, SlotId, SumSpec, Upload};
 
 /// A round in its slot.
 ///
 /// ```text
-///              first push            every sender counted              every worker reached the next round
-///   (absent) ─────────────► Open ───────────────────────────► Published ────────────────────────────────► (absent)
-///                            │                                                                                ▲
-///                            │ claims differ, step timeout, no divisor                                        │
-///                            └────────────────────────────────► Failed ───────────────────────────────────────┘
+///              first push          every sender began        every sender counted         every worker reached the next round
+///   (absent) ─────────────► Open ─────────────────► Open ─────────────────────► Published ──────────────────────► (absent)
+///                            │                   (flowing)                                                            ▲
+///                            │ claims differ, step timeout, no divisor, damage │                                      │
+///                            └─────────────────────────────────────────────────┴───► Failed ──────────────────────────┘
 ///   any ─── the tensor is forgotten, the job ends or aborts, other workers ───► (absent)
 /// ```
 #[derive(Debug)]
 pub(super) enum RoundState {
-    /// Contributions are missing.
+    /// Contributions are missing, wholly or in part.
     Open(Open),
     /// The sum exists and never changes.
     Published(Published),
@@ -31,12 +32,12 @@ pub(super) enum RoundState {
     Failed(Error),
 }
 
-/// What a published sum was made of.
+/// What a published sum is made of.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Published {
-    /// What the sum was divided by.
+    /// What the sum is divided by.
     pub(super) divisor: f64,
-    /// How many bodies are in it.
+    /// How many contributions are in it.
     pub(super) contributors: u32,
 }
 
@@ -64,28 +65,33 @@ impl Slot {
         workers.iter().copied().filter(is_missing).collect()
     }
 
-    /// Whether an open round can be published: every sender was counted.
-    pub(super) fn complete(&self, workers: &[WorkerId], config: &AggregatorConfig) -> bool {
+    /// Whether the contribution of every sender has begun, so that the divisor is known and the sum may flow.
+    pub(super) fn begun(&self, workers: &[WorkerId]) -> bool {
         let RoundState::Open(open) = &self.state else { return false };
-        let missing = match self.spec.op {
-            Op::Broadcast { root } => usize::from(!self.arrived.contains(root)),
-            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => {
-                workers.len().saturating_sub(self.arrived.len())
-            }
-        };
-        let tolerated = usize::from(planted(config.defect, Defect::PublishBeforeAll));
-        open.folded > 0 && missing <= tolerated
+        match self.spec.op {
+            Op::Broadcast { root } => open.uploads.contains_key(&root),
+            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => open.uploads.len() >= workers.len(),
+        }
+    }
+
+    /// Whether every sender was counted.
+    pub(super) fn complete(&self, workers: &[WorkerId]) -> bool {
+        match self.spec.op {
+            Op::Broadcast { root } => self.arrived.contains(root),
+            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => self.arrived.len() >= workers.len(),
+        }
     }
 
     /// What the sum is divided by; an error where that is no number one can divide by.
     pub(super) fn divisor(&self, open: &Open, config: &AggregatorConfig) -> Result<f64, Error> {
+        let contributors = || f64::from(u32::try_from(open.uploads.len()).unwrap_or(u32::MAX));
         match self.spec.op {
             Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. } => Ok(1.0),
-            Op::Mean => Ok(f64::from(open.folded)),
-            Op::WeightedMean if planted(config.defect, Defect::DivisorWrong) => Ok(f64::from(open.folded)),
+            Op::Mean => Ok(contributors()),
+            Op::WeightedMean if planted(config.defect, Defect::DivisorWrong) => Ok(contributors()),
             Op::WeightedMean => {
                 // Added by rank and not by arrival, so that equal weights give the same bits in every run.
-                let total: f64 = open.weights.values().sum();
+                let total: f64 = open.uploads.values().map(|(_, upload)| upload.weight).sum();
                 if total > 0.0 && total.is_finite() {
                     return Ok(total);
                 }
@@ -99,19 +105,18 @@ impl Slot {
 
     /// Bytes that the round may occupy in its present state.
     ///
-    /// An open round owns its accumulator and room for the bodies that it cannot do without: one, or in rank order one for each sender
-    /// not yet added, because there a late rank may occupy its room until all earlier ones came. With less, rounds that wait for each
-    /// other's memory could stand still for ever; with this, staging is freed by adding alone and never by somebody's pull.
+    /// An open round owns the memory in which its sum grows. In rank order it also owns room for the contributions of all ranks but the
+    /// first, because each may be here whole before the ones before it have begun. All of it is booked when the round begins: rounds that
+    /// wait for each other's memory half-way could stand still for ever.
     pub(super) fn needs(&self, workers: &[WorkerId], config: &AggregatorConfig) -> u64 {
         match &self.state {
-            RoundState::Open(open) => {
-                let senders = match self.spec.op {
-                    Op::Broadcast { .. } => 1,
-                    Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => workers.len(),
+            RoundState::Open(_) => {
+                let Spec { dtype, bytes, op, .. } = self.spec;
+                let staged = match (op, order(config)) {
+                    (Op::Broadcast { .. }, _) | (_, Order::Arrival) => 0,
+                    (_, Order::Rank) => workers.len().saturating_sub(1) as u64,
                 };
-                let owed = if config.deterministic { senders.saturating_sub(open.folded as usize) } else { 1 };
-                let bodies = owed.max(open.landing.len() + open.unfolded.len());
-                self.spec.accumulator_bytes() + self.spec.bytes * bodies as u64
+                grown(op, dtype, bytes) + bytes * staged
             }
             RoundState::Published(_) => self.spec.bytes,
             RoundState::Failed(_) => 0,
@@ -124,42 +129,12 @@ impl Slot {
 pub(super) struct Open {
     /// When the first contribution was counted.
     pub(super) since: Option<Time>,
-    /// Bodies on their way, the latest exchange of each worker.
-    pub(super) landing: BTreeMap<WorkerId, ExchangeId>,
-    /// Who gets the sum, the latest exchange of each counted worker.
-    pub(super) waiters: BTreeMap<WorkerId, ExchangeId>,
-    /// Bodies in memory whose turn has not come.
-    pub(super) unfolded: BTreeMap<WorkerId, Contribution>,
-    /// Bodies given to the accumulator.
-    pub(super) folded: u32,
-    /// Weight of each counted body.
-    pub(super) weights: BTreeMap<WorkerId, f64>,
-}
-
-/// A body in memory.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Contribution {
-    /// The exchange that brought it.
-    pub(super) exchange: ExchangeId,
-    /// Its factor in a weighted mean.
-    pub(super) weight: f64,
-}
-
-impl Open {
-    /// Takes the body that is to be added next: any, or in rank order that of the lowest rank not yet added.
-    pub(super) fn take_turn(&mut self, op: Op, workers: &[WorkerId], deterministic: bool) -> Option<Contribution> {
-        let contribution = if deterministic {
-            let turn = match op {
-                Op::Broadcast { root } => root,
-                Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => *workers.get(self.folded as usize)?,
-            };
-            self.unfolded.remove(&turn)?
-        } else {
-            self.unfolded.pop_first()?.1
-        };
-        self.folded += 1;
-        Some(contribution)
-    }
+    /// What brings the contribution of each sender that has begun: its latest exchange, also when that broke off, and what was said of it.
+    pub(super) uploads: BTreeMap<WorkerId, (ExchangeId, Upload)>,
+    /// Who gets the sum: the latest exchange of each worker.
+    pub(super) listeners: BTreeMap<WorkerId, ExchangeId>,
+    /// Present once every sender has begun: the sum flows to the listeners.
+    pub(super) flowing: Option<Published>,
 }
 
 /// What a header claims of a round; equal on all workers.
@@ -174,6 +149,12 @@ pub(super) struct Spec {
 impl Spec {
     pub(super) fn of(worker: WorkerId, header: &Header) -> Self {
         Self { said_by: worker, dtype: header.dtype, bytes: header.bytes, op: header.op }
+    }
+
+    /// The sum that `workers` make of it.
+    pub(super) fn sum(&self, workers: &[WorkerId], config: &AggregatorConfig) -> SumSpec {
+        let senders = workers.iter().copied().filter(|worker| self.op.sends_body(*worker)).collect();
+        SumSpec { bytes: self.bytes, dtype: self.dtype, op: self.op, senders, order: order(config) }
     }
 
     /// What `second` says otherwise of `part`, if anything.
@@ -194,9 +175,8 @@ impl Spec {
             second: Claim { worker: second.said_by, value: theirs },
         })
     }
+}
 
-    /// Bytes of the accumulator: that of the half-size floats has twice the size of a body.
-    fn accumulator_bytes(&self) -> u64 {
-        self.bytes / self.dtype.bytes() * self.dtype.accumulator().bytes()
-    }
+fn order(config: &AggregatorConfig) -> Order {
+    if config.deterministic { Order::Rank } else { Order::Arrival }
 }

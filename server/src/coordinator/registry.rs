@@ -3,11 +3,11 @@
 //!
 //! A declaration succeeds whole or declares nothing. How tensors are cut and placed is the business of [`Layouter`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use gradlane_core::error::{Claim, Error, Result};
-use gradlane_core::pipeline::{LayoutConfig, Layouter, Shares, weights_for};
-use gradlane_core::types::{Member, PartId, PartLayout, TensorKey, TensorSpec, View, WorkerId};
+use gradlane_core::pipeline::{LayoutConfig, Layouter, weights_for};
+use gradlane_core::types::{MachineId, Member, PartId, PartLayout, TensorKey, TensorSpec, View, WorkerId};
 use gradlane_core::wire::limits;
 
 /// Every tensor that was declared.
@@ -129,18 +129,12 @@ impl Registry {
     }
 }
 
-/// How much of the sums each server of `view` gets: [`weights_for`], where servers on hosts without a worker count as extra machines.
+/// How much of the sums each server of `view` gets: more on machines of their own than beside workers.
 fn weights(view: &View) -> Vec<f64> {
-    let worker_hosts: BTreeSet<&str> = view.workers().map(|worker| worker.host.as_str()).collect();
-    let is_extra = |server: &Member| !worker_hosts.contains(server.host.as_str());
-    let extra_hosts: BTreeSet<&str> =
-        view.servers().filter(|server| is_extra(server)).map(|server| server.host.as_str()).collect();
-    if extra_hosts.is_empty() || view.servers().all(is_extra) {
-        return view.servers().map(|_| 1.0).collect();
-    }
-    let count = |hosts: &BTreeSet<&str>| u32::try_from(hosts.len()).expect("a job has at most MEMBERS_MAX hosts");
-    let Shares { colocated, extra } = weights_for(count(&worker_hosts), count(&extra_hosts));
-    view.servers().map(|server| if is_extra(server) { extra } else { colocated }).collect()
+    let machine = |member: &Member| Some(member.machine).filter(|machine| *machine != MachineId::UNKNOWN);
+    let workers: Vec<_> = view.workers().map(machine).collect();
+    let servers: Vec<_> = view.servers().map(machine).collect();
+    weights_for(&workers, &servers)
 }
 
 enum Refusal {
@@ -180,7 +174,9 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use gradlane_core::types::{DType, Epoch, Incarnation, MachineId, NodeId, Phase, Role};
+    use std::collections::BTreeSet;
+
+    use gradlane_core::types::{DType, Epoch, Incarnation, NodeId, Phase, Role};
 
     use super::*;
 
@@ -257,10 +253,10 @@ mod tests {
 
     #[test]
     fn servers_on_machines_of_their_own_get_the_larger_share() {
-        assert_eq!(weights(&view(&["n0", "n1"], &["n0", "n1"])), [1.0, 1.0], "all beside workers");
-        assert_eq!(weights(&view(&["n0", "n1"], &["c0", "c1"])), [1.0, 1.0], "none beside workers");
-        let Shares { colocated, extra } = weights_for(2, 1);
-        assert_eq!(weights(&view(&["n0", "n1"], &["n0", "c0", "n1"])), [colocated, extra, colocated]);
+        assert_eq!(weights(&view(&[1, 2], &[1, 2])), [1.0, 1.0], "all beside workers");
+        assert_eq!(weights(&view(&[1, 2], &[8, 9])), [1.0, 1.0], "none beside workers");
+        assert_eq!(weights(&view(&[1, 2], &[1, 9, 2])), [1.0, 2.0, 1.0]);
+        assert_eq!(weights(&view(&[1, 2], &[1, 9, 0])), [1.0, 1.0, 1.0], "one does not know where it runs");
     }
 
     #[test]
@@ -299,23 +295,23 @@ mod tests {
     }
 
     fn registry() -> Registry {
-        Registry::new(LayoutConfig::default(), &view(&["n0"], &["n0"]))
+        Registry::new(LayoutConfig::default(), &view(&[1], &[1]))
     }
 
-    fn view(worker_hosts: &[&str], server_hosts: &[&str]) -> View {
-        let member = |role, index: usize, host: &str| Member {
+    fn view(worker_machines: &[u64], server_machines: &[u64]) -> View {
+        let member = |role, index: usize, machine: u64| Member {
             role,
             index: index as u32,
             node: NodeId([index as u8; 32]),
             incarnation: Incarnation(index as u128),
-            host: host.to_owned(),
+            host: "n".to_owned(),
             pid: 1,
             address: String::new(),
-            machine: MachineId::UNKNOWN,
+            machine: MachineId(machine),
             door: String::new(),
         };
-        let workers = worker_hosts.iter().enumerate().map(|(index, host)| member(Role::Worker, index, host));
-        let servers = server_hosts.iter().enumerate().map(|(index, host)| member(Role::Server, index, host));
+        let workers = worker_machines.iter().enumerate().map(|(index, machine)| member(Role::Worker, index, *machine));
+        let servers = server_machines.iter().enumerate().map(|(index, machine)| member(Role::Server, index, *machine));
         View {
             job: "test".to_owned(),
             epoch: Epoch { term: 1, number: 1 },

@@ -1,15 +1,15 @@
 //! What lies between the processes: control connections, links and exchanges, and what becomes of bytes on their way.
 //!
 //! The network knows frames and headers as bytes only. A connection that is lost is noticed by each side in its own time; what was sent
-//! before may arrive meanwhile, or never. An exchange may break off before its header, within its body, after its body, or within its
-//! answer.
+//! before may arrive meanwhile, or never. Bodies and answers come in pieces. An exchange may break off before its header, within its body,
+//! after its body, or within its answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::Error;
-use gradlane_core::types::{ExchangeId, LinkId, Time};
-use gradlane_core::wire::HeaderKind;
+use gradlane_core::types::{ExchangeId, LinkId, PartId, Round, Span, Time};
+use gradlane_core::wire::Header;
 use gradlane_core::wire::header::HEADER_BYTES;
 
 use super::workload::{Plan, timing};
@@ -21,6 +21,8 @@ pub(super) struct Network {
     controls: BTreeMap<u64, Control>,
     links: BTreeMap<LinkId, Link>,
     exchanges: BTreeMap<ExchangeId, Exchange>,
+    /// Rounds of parts of which a contribution was changed on its way.
+    damaged: BTreeSet<(PartId, Round)>,
     /// Until when nothing passes from one process to another.
     blocked: BTreeMap<(Who, Who), Time>,
     numbers: u64,
@@ -54,13 +56,25 @@ pub(super) struct Exchange {
     pub(super) server: Address,
     /// As it was sent.
     pub(super) header: [u8; HEADER_BYTES],
-    /// As it was sent.
+    /// As it was sent, perhaps but for one bit.
     pub(super) body: Vec<u8>,
-    /// The server's header and what follows.
-    pub(super) answer: Option<([u8; HEADER_BYTES], Vec<u8>)>,
+    /// The server's header and what follows, as far as the server has sent it.
+    pub(super) answer: Option<Answer>,
     /// Where it will break off, if it will.
     pub(super) doom: Option<Doom>,
-    corrupt: bool,
+}
+
+/// What a server sends back.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// Of a sum or a reject.
+    pub(super) header: [u8; HEADER_BYTES],
+    /// The sum or the error.
+    pub(super) body: Vec<u8>,
+    /// The checksum of the sum, once all of it was sent.
+    pub(super) end: Option<u32>,
+    /// When the last of it arrives.
+    arrival: Time,
 }
 
 /// Where an exchange breaks off.
@@ -68,9 +82,9 @@ pub(super) struct Exchange {
 pub(super) enum Doom {
     /// The server never hears of it.
     BeforeHeader,
-    /// The server waits for the body.
+    /// The server waits for the rest of the body.
     WithinBody,
-    /// The body arrived, the worker does not know.
+    /// The body arrived, and perhaps the server has looked at all of it.
     AfterBody,
     /// Some of the sum landed.
     WithinAnswer,
@@ -79,6 +93,11 @@ pub(super) enum Doom {
 }
 
 impl Network {
+    /// Whether the network changed a contribution to this round.
+    pub(super) fn damaged(&self, part: PartId, round: Round) -> bool {
+        self.damaged.contains(&(part, round))
+    }
+
     /// Where an exchange will break off, for the log.
     pub(super) fn doom(&self, exchange: ExchangeId) -> Option<Doom> {
         self.exchanges.get(&exchange)?.doom
@@ -207,7 +226,7 @@ impl Context {
         worker: Address,
         link: LinkId,
         header: [u8; HEADER_BYTES],
-        body: Vec<u8>,
+        mut body: Vec<u8>,
         replay: bool,
     ) -> ExchangeId {
         let id = ExchangeId(self.number());
@@ -216,8 +235,12 @@ impl Context {
         let healthy = self.healed() || replay;
         let dooms = [Doom::BeforeHeader, Doom::WithinBody, Doom::AfterBody, Doom::WithinAnswer, Doom::AnswerLost];
         let doom = (!healthy && classes.resets && self.random.chance(15)).then(|| self.random.pick(&dooms));
-        let corrupt = !healthy && classes.corruption && self.plan.settings.checksum && self.random.chance(10);
-        let exchange = Exchange { link, worker, server, header, body, answer: None, doom, corrupt };
+        if !healthy && classes.corruption && self.plan.settings.checksum && self.random.chance(1) {
+            self.flip(&mut body);
+            let sent = Header::decode(&header, "a worker").expect("a worker sends what a server reads");
+            self.network.damaged.insert((sent.part, sent.round));
+        }
+        let exchange = Exchange { link, worker, server, header, body, answer: None, doom };
         self.network.exchanges.insert(id, exchange);
         // Handed over at once, or only when the server takes the body in.
         if !replay && self.random.chance(50) {
@@ -233,54 +256,100 @@ impl Context {
         id
     }
 
-    /// The server takes the body in.
-    pub(super) fn land(&mut self, id: ExchangeId) {
+    /// The server accepts the body: it comes in pieces. What was acknowledged may lie unread for a while.
+    pub(super) fn accept(&mut self, id: ExchangeId) {
         let Some(exchange) = self.network.exchanges.get(&id) else { return };
         let (link, worker, server) = (exchange.link, exchange.worker, exchange.server);
-        match exchange.doom {
-            Some(Doom::WithinBody) => self.tear_both(id),
-            Some(Doom::BeforeHeader | Doom::AfterBody | Doom::WithinAnswer | Doom::AnswerLost) | None => {
-                self.carry(link, worker, server, Input::Body { exchange: id });
-            }
+        let (bytes, doom) = (exchange.body.len() as u64, exchange.doom);
+        let until = if doom == Some(Doom::WithinBody) { self.random.below(bytes) } else { bytes };
+        let (mut offset, mut arrival, mut read) = (0, self.now, self.now);
+        while offset < until && !self.network.links[&link].severed {
+            let length = (1 + self.random.below(bytes)).min(until - offset);
+            arrival = arrival.max(self.arrival(worker.who, server.who));
+            let most = if self.random.chance(10) { 400 } else { 5 };
+            read = read.max(arrival + self.random.millis(0, most));
+            self.post_at(server, read, Input::Body { exchange: id, span: Span { offset, bytes: length } });
+            offset += length;
         }
-    }
-
-    /// The body has arrived: its bytes, perhaps not as they were sent.
-    pub(super) fn body_of(&mut self, id: ExchangeId) -> Vec<u8> {
-        let exchange = &self.network.exchanges[&id];
-        let (link, worker, server, doom) = (exchange.link, exchange.worker, exchange.server, exchange.doom);
-        let mut body = exchange.body.clone();
-        if exchange.corrupt {
-            let at = self.random.below(body.len() as u64) as usize;
-            body[at] ^= 1 << self.random.below(8);
+        if offset == bytes {
+            let latency = self.arrival(server.who, worker.who).since(self.now);
+            self.post_at(worker, arrival + latency, Input::Pushed { exchange: id });
+            self.post_at(worker, arrival + latency, Input::Returned { exchange: id });
         }
-        self.carry(link, server, worker, Input::Pushed { exchange: id });
-        if doom == Some(Doom::AfterBody) {
+        if let Some(Doom::WithinBody | Doom::AfterBody) = doom {
             self.tear_both(id);
         }
-        body
     }
 
-    /// The server sends its answer.
-    pub(super) fn answer(&mut self, id: ExchangeId, header: [u8; HEADER_BYTES], mut body: Vec<u8>) {
-        let Some(exchange) = self.network.exchanges.get(&id) else { return };
-        let (link, worker, server) = (exchange.link, exchange.worker, exchange.server);
-        let doom = exchange.doom;
-        // An error is not checked end to end: what protects it is the connection.
-        let is_sum = header[5] == HeaderKind::Sum as u8;
-        if is_sum && !body.is_empty() && self.corrupts_answers() {
-            let at = self.random.below(body.len() as u64) as usize;
-            body[at] ^= 1 << self.random.below(8);
+    /// Bytes of a body, perhaps not as they were sent.
+    pub(super) fn body_of(&self, id: ExchangeId, span: Span) -> Vec<u8> {
+        self.network.exchanges[&id].body[span.offset as usize..span.end() as usize].to_vec()
+    }
+
+    /// The server begins its answer.
+    pub(super) fn answer(&mut self, id: ExchangeId, header: [u8; HEADER_BYTES]) {
+        let arrival = self.now;
+        if let Some(exchange) = self.network.exchanges.get_mut(&id) {
+            exchange.answer = Some(Answer { header, body: Vec::new(), end: None, arrival });
+            self.carry_answer(id);
         }
-        self.network.exchanges.get_mut(&id).expect("found above").answer = Some((header, body));
-        if doom == Some(Doom::AnswerLost) {
-            let after = self.random.millis(0, 300);
-            self.post(worker, after, Input::ExchangeTorn { exchange: id, error: reset() });
-        } else {
-            self.carry(link, server, worker, Input::Answer { exchange: id });
+    }
+
+    /// The server sends the next bytes of its answer.
+    pub(super) fn extend_answer(&mut self, id: ExchangeId, block: &[u8]) {
+        let mut block = block.to_vec();
+        if self.corrupts_answers() {
+            self.flip(&mut block);
         }
+        if let Some(answer) = self.network.exchanges.get_mut(&id).and_then(|exchange| exchange.answer.as_mut()) {
+            answer.body.extend(block);
+            self.carry_answer(id);
+        }
+    }
+
+    /// The server has sent all of its answer.
+    pub(super) fn end_answer(&mut self, id: ExchangeId, checksum: u32) {
+        let Some(exchange) = self.network.exchanges.get_mut(&id) else { return };
+        let server = exchange.server;
+        let Some(answer) = exchange.answer.as_mut() else { return };
+        answer.end = Some(checksum);
+        self.carry_answer(id);
         let after = self.random.millis(0, 30);
         self.post(server, after, Input::Answered { exchange: id });
+    }
+
+    /// The server gives an error instead of the sum.
+    pub(super) fn reject(&mut self, id: ExchangeId, header: [u8; HEADER_BYTES], body: &[u8]) {
+        let Some(exchange) = self.network.exchanges.get(&id) else { return };
+        if exchange.answer.is_some() {
+            return self.tear_both(id);
+        }
+        let (server, arrival) = (exchange.server, self.now);
+        let answer = Answer { header, body: body.to_vec(), end: Some(0), arrival };
+        self.network.exchanges.get_mut(&id).expect("found above").answer = Some(answer);
+        self.carry_answer(id);
+        let after = self.random.millis(0, 30);
+        self.post(server, after, Input::Answered { exchange: id });
+    }
+
+    /// Lets the worker see what the server has sent by now. A stream keeps its order.
+    fn carry_answer(&mut self, id: ExchangeId) {
+        let exchange = &self.network.exchanges[&id];
+        let (link, worker, server, doom) = (exchange.link, exchange.worker, exchange.server, exchange.doom);
+        if self.network.links[&link].severed {
+            return;
+        }
+        let latency = self.arrival(server.who, worker.who);
+        let exchange = self.network.exchanges.get_mut(&id).expect("found above");
+        let answer = exchange.answer.as_mut().expect("the caller has begun it");
+        answer.arrival = answer.arrival.max(latency);
+        let (at, bytes, ended) = (answer.arrival, answer.body.len(), answer.end.is_some());
+        if doom != Some(Doom::AnswerLost) {
+            self.post_at(worker, at, Input::Answer { exchange: id, bytes, ended });
+        } else if ended {
+            let after = self.random.millis(0, 300);
+            self.post(worker, after, Input::ExchangeTorn { exchange: id, error: reset() });
+        }
     }
 
     /// One side gives an exchange up: the other hears of it.
@@ -296,15 +365,23 @@ impl Context {
         self.network.exchanges.get(&id)
     }
 
-    /// After how many of its bytes the answer breaks off, if it does.
+    /// After how many of the bytes that came the answer breaks off, if it does.
     pub(super) fn landing_cut(&mut self, id: ExchangeId) -> Option<usize> {
         let exchange = self.network.exchanges.get(&id)?;
-        let bytes = exchange.answer.as_ref().map_or(0, |(_, body)| body.len() as u64);
+        let bytes = exchange.answer.as_ref().map_or(0, |answer| answer.body.len() as u64);
         (exchange.doom == Some(Doom::WithinAnswer) && bytes > 0).then(|| self.random.below(bytes) as usize)
     }
 
+    /// Changes one bit.
+    fn flip(&mut self, bytes: &mut [u8]) {
+        if !bytes.is_empty() {
+            let at = self.random.below(bytes.len() as u64) as usize;
+            bytes[at] ^= 1 << self.random.below(8);
+        }
+    }
+
     fn corrupts_answers(&mut self) -> bool {
-        !self.healed() && self.plan.classes.corruption && self.plan.settings.checksum && self.random.chance(5)
+        !self.healed() && self.plan.classes.corruption && self.plan.settings.checksum && self.random.chance(2)
     }
 
     fn tear_both(&mut self, id: ExchangeId) {

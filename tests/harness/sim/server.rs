@@ -1,13 +1,18 @@
-//! A server process: the aggregator behind its links, with real bodies and the real arithmetic, as `connection` and `sum` drive it.
+//! A server process: the aggregator and its sums behind links, with real bodies and the real arithmetic, as `connection` and `lanes` drive
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Error, Result};
-use gradlane_core::reduce::{Kernels, accumulator_bytes};
-use gradlane_core::types::{DType, ExchangeId, LinkId, NodeId, Op, PartId, Phase, Time, View};
-use gradlane_core::wire::{Flags, Header, reject};
-use gradlane_server::aggregate::{Aggregator, AggregatorConfig, Command, SlotId};
+use gradlane_core::mem::{Copies, Pool};
+use gradlane_core::reduce::Kernels;
+use gradlane_core::transport::Outgoing;
+use gradlane_core::types::{ExchangeId, LinkId, NodeId, PartId, Phase, Time, View, WorkerId};
+use gradlane_core::wire::{Header, reject};
+use gradlane_server::accumulator::Workshop;
+use gradlane_server::aggregate::{Aggregator, AggregatorConfig, Command, Receipt, SlotId, Step};
+use gradlane_server::sum::{Event, Sums};
 
 use super::checkers::Checker;
 use super::member::MemberDriver;
@@ -24,21 +29,11 @@ pub(super) struct ServerProcess {
     lost: BTreeSet<LinkId>,
     /// Exchanges that have not ended on this side.
     headers: BTreeMap<ExchangeId, (LinkId, Header)>,
-    bodies: BTreeMap<ExchangeId, Vec<u8>>,
-    slots: BTreeMap<SlotId, Sum>,
+    /// Where the bodies of exchanges go.
+    routes: BTreeMap<ExchangeId, (SlotId, WorkerId)>,
+    sums: Sums,
     ended: Option<Result<()>>,
 }
-
-/// The memory of a round.
-#[derive(Debug)]
-struct Sum {
-    dtype: DType,
-    op: Op,
-    accumulator: Vec<u8>,
-    published: Option<Vec<u8>>,
-}
-
-const KERNELS: Kernels = Kernels::portable();
 
 impl ServerProcess {
     /// A server that joins.
@@ -48,6 +43,14 @@ impl ServerProcess {
             stall_warn: timing::STALL_WARN,
             step_timeout: timing::STEP,
             memory_bytes_max: context.plan.settings.memory_bytes_max,
+            block_bytes: context.plan.settings.block_bytes,
+            defect: context.plan.defect,
+        };
+        let workshop = Workshop {
+            kernels: Kernels::portable(),
+            pool: Pool::new(),
+            copies: Copies::default(),
+            block_bytes: context.plan.settings.block_bytes,
             defect: context.plan.defect,
         };
         let mut this = Self {
@@ -58,8 +61,8 @@ impl ServerProcess {
             links: BTreeMap::new(),
             lost: BTreeSet::new(),
             headers: BTreeMap::new(),
-            bodies: BTreeMap::new(),
-            slots: BTreeMap::new(),
+            routes: BTreeMap::new(),
+            sums: Sums::new(workshop),
             ended: None,
         };
         this.settle(context);
@@ -73,9 +76,9 @@ impl ServerProcess {
         if ended.is_none() || self.view.is_none() {
             return;
         }
-        let left = (self.slots.len(), self.bodies.len(), self.aggregator.progress().bytes_in_flight);
-        if left != (0, 0, 0) {
-            let text = format!("{}: after the end, sums, bodies and booked bytes are {left:?}", self.me.who);
+        let left = (self.sums.len(), self.aggregator.progress().bytes_in_flight);
+        if left != (0, 0) {
+            let text = format!("{}: after the end, sums and booked bytes are {left:?}", self.me.who);
             context.witness.fail(context.now, Checker::Memory, text);
         }
     }
@@ -128,51 +131,62 @@ impl ServerProcess {
     fn carry_out(&mut self, context: &mut Context, command: Command) {
         context.log.note(context.now, self.me.who, "decides", &[], || format!("{command:?}"));
         match command {
-            Command::Land { exchange, .. } => {
-                self.check_epoch(context, exchange);
-                context.land(exchange);
-            }
-            Command::Start { slot, exchange, bytes, dtype, op, weight } => {
-                let body = self.bodies.remove(&exchange).unwrap_or_default();
-                let mut accumulator = vec![0; accumulator_bytes(dtype, bytes) as usize];
-                KERNELS.start(op, dtype, weight, &body, &mut accumulator);
-                let fresh = self.slots.insert(slot, Sum { dtype, op, accumulator, published: None });
-                assert!(fresh.is_none(), "a slot is started once");
-            }
-            Command::Add { slot, exchange, weight } => {
-                let body = self.bodies.remove(&exchange).unwrap_or_default();
-                let sum = self.slots.get_mut(&slot).expect("started before");
-                assert!(sum.published.is_none(), "a published sum never changes");
-                KERNELS.add(sum.op, sum.dtype, weight, &body, &mut sum.accumulator);
-            }
-            Command::Publish { slot, divisor } => {
-                let sum = self.slots.get_mut(&slot).expect("started before");
-                let ratio = sum.dtype.bytes() as usize;
-                let elements = sum.accumulator.len() / sum.dtype.accumulator().bytes() as usize;
-                let mut out = vec![0; elements * ratio];
-                KERNELS.finish(sum.op, sum.dtype, divisor, &sum.accumulator, &mut out);
-                sum.published = Some(out);
-            }
-            Command::Answer { slot, exchange, mut header } => {
-                self.check_epoch(context, exchange);
-                if self.headers.contains_key(&exchange) {
-                    let sum = self.slots.get(&slot).expect("published before");
-                    let body = sum.published.clone().expect("published before");
-                    header.checksum = crc32c::crc32c(&body);
-                    header.flags = header.flags.with(Flags::CHECKSUM);
-                    context.answer(exchange, header.encode(), body);
+            Command::Sum { slot, step } => {
+                let mut accepted = None;
+                if let Step::Receive { worker, exchange, .. } = &step {
+                    self.check_epoch(context, *exchange);
+                    self.routes.insert(*exchange, (slot, *worker));
+                    accepted = Some(*exchange);
+                }
+                if let Step::Answer { exchange, .. } = &step {
+                    self.check_epoch(context, *exchange);
+                }
+                let mut events = Vec::new();
+                self.sums.step(slot, step, &mut |event| events.push(event));
+                self.say(context, events);
+                if let Some(exchange) = accepted {
+                    context.accept(exchange);
                 }
             }
-            Command::Reject { exchange, mut header, error } => {
-                if self.headers.contains_key(&exchange) {
-                    let body = reject::to_body(&error);
-                    header.bytes = body.len() as u64;
-                    context.answer(exchange, header.encode(), body);
-                }
-            }
-            Command::Discard { exchange } => drop(self.bodies.remove(&exchange)),
-            Command::Drop { slot } => drop(self.slots.remove(&slot)),
+            Command::Reject { exchange, header, error } => self.reject(context, exchange, header, &error),
             Command::Stalled { stall } => self.member.member.report_stall(stall),
+        }
+    }
+
+    /// Does what the sums want: with exchanges that are still open, and in its own time.
+    fn say(&mut self, context: &mut Context, events: Vec<Event>) {
+        for event in events {
+            match event {
+                Event::Receipt { slot, worker, exchange, receipt } => {
+                    if receipt == Receipt::Damaged && context.network.damaged(slot.part, slot.round) {
+                        // One for all: nobody has a sum of this round.
+                        context.spoil(slot.part.key);
+                    }
+                    let after = context.random.millis(0, 2);
+                    context.post(self.me, after, Input::Receipt { slot, worker, exchange, receipt });
+                }
+                Event::Send(Outgoing::Answer { exchange, header }) if self.headers.contains_key(&exchange) => {
+                    context.answer(exchange, header.encode());
+                }
+                Event::Send(Outgoing::Block { exchange, block }) if self.headers.contains_key(&exchange) => {
+                    context.extend_answer(exchange, &block);
+                }
+                Event::Send(Outgoing::End { exchange, checksum }) if self.headers.contains_key(&exchange) => {
+                    context.end_answer(exchange, checksum);
+                }
+                Event::Send(Outgoing::Reject { exchange, header, error }) => {
+                    self.reject(context, exchange, header, &error);
+                }
+                Event::Send(_) => {}
+            }
+        }
+    }
+
+    fn reject(&mut self, context: &mut Context, exchange: ExchangeId, mut header: Header, error: &Error) {
+        if self.headers.contains_key(&exchange) {
+            let body = reject::to_body(error);
+            header.bytes = body.len() as u64;
+            context.reject(exchange, header.encode(), &body);
         }
     }
 
@@ -188,17 +202,15 @@ impl ServerProcess {
                 self.headers.insert(exchange, (link, header));
                 self.aggregator.handle_opened(now, node, exchange, &header);
             }
-            Input::Body { exchange } => {
-                let Some((_, header)) = self.headers.get(&exchange).copied() else { return };
-                let body = context.body_of(exchange);
-                let checked = header.flags.contains(Flags::CHECKSUM);
-                let intact = !checked || crc32c::crc32c(&body) == header.checksum;
-                let after = context.random.millis(0, 2);
-                context.post(self.me, after, Input::Verified { exchange, body, intact });
+            Input::Body { exchange, span } if self.headers.contains_key(&exchange) => {
+                let Some((slot, worker)) = self.routes.get(&exchange).copied() else { return };
+                let chunk = context.body_of(exchange, span);
+                let mut events = Vec::new();
+                self.sums.receive(slot, worker, exchange, &[chunk], &mut |event| events.push(event));
+                self.say(context, events);
             }
-            Input::Verified { exchange, body, intact } => {
-                self.bodies.insert(exchange, body);
-                self.aggregator.handle_landed(now, exchange, intact);
+            Input::Receipt { slot, worker, exchange, receipt } => {
+                self.aggregator.handle_receipt(now, slot, worker, exchange, receipt);
             }
             Input::ExchangeTorn { exchange, .. } if self.headers.remove(&exchange).is_some() => {
                 self.aggregator.handle_torn(now, exchange);
@@ -221,7 +233,7 @@ impl ServerProcess {
 
     fn check_bounds(&self, context: &mut Context) {
         let mut rounds: BTreeMap<PartId, usize> = BTreeMap::new();
-        for slot in self.slots.keys() {
+        for slot in self.sums.slots() {
             *rounds.entry(slot.part).or_default() += 1;
         }
         if let Some((part, alive)) = rounds.into_iter().find(|(_, alive)| *alive > 2) {
@@ -264,7 +276,7 @@ impl Process for ServerProcess {
             }
             Input::Opened { .. }
             | Input::Body { .. }
-            | Input::Verified { .. }
+            | Input::Receipt { .. }
             | Input::Answered { .. }
             | Input::ExchangeTorn { .. } => self.handle_exchange(context, input),
             Input::ControlDialled { .. }
@@ -279,7 +291,7 @@ impl Process for ServerProcess {
             | Input::LinkFailed { .. }
             | Input::Pushed { .. }
             | Input::Answer { .. }
-            | Input::Landed { .. }
+            | Input::Returned { .. }
             | Input::Bell { .. }
             | Input::Script => {}
         }

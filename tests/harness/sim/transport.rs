@@ -31,7 +31,7 @@ pub(super) enum Ending {
     /// The server's reason not to give it.
     Rejected { task: TaskId, error: Error },
     /// The exchange failed.
-    Torn { task: TaskId, error: Error, landing_begun: bool },
+    Torn { task: TaskId, error: Error, landed: u64 },
 }
 
 #[derive(Debug)]
@@ -41,26 +41,24 @@ struct Flight {
     push: Header,
     /// What the transport may read or write.
     regions: Vec<Region>,
+    /// Nothing refers to the contribution's memory any more.
+    returned: bool,
+    /// Bytes of the answer that came, and whether those are all; nothing before its header.
+    arrived: Option<(usize, bool)>,
     state: State,
 }
 
 /// ```text
-/// Pushing ──handed over──► Idle ──pull──► Pulling ──answer──► Landing ──► (gone)
-///                           └─answer or failure─► Arrived ──pull──► (as if it arrived then)
+/// Pushing ──handed over──► Idle ──pull──► Pulling ──the sum begins──► Landing ──all of it came──► (gone)
+///                           └─failure─► Failed ──pull──► (gone)
 /// ```
 #[derive(Debug)]
 enum State {
     Pushing,
     Idle,
-    Arrived(Arrival),
+    Failed(Error),
     Pulling { into: Vec<Region> },
-    Landing { into: Vec<Region>, sum: Header },
-}
-
-#[derive(Debug)]
-enum Arrival {
-    Answer,
-    Torn(Error),
+    Landing { into: Vec<Region>, sum: Header, landed: usize },
 }
 
 impl Transport {
@@ -99,22 +97,27 @@ impl Transport {
             // Nothing that a server would have to take in.
             context.post(self.me, std::time::Duration::ZERO, Input::Pushed { exchange });
         }
-        self.flights.insert(exchange, Flight { link, task, push: header, regions, state: State::Pushing });
+        let (returned, arrived, state) = (header.body_bytes() == 0, None, State::Pushing);
+        self.flights.insert(exchange, Flight { link, task, push: header, regions, returned, arrived, state });
         exchange
     }
 
     /// Waits for the sum and lands it.
-    pub(super) fn pull(&mut self, context: &mut Context, exchange: ExchangeId, task: TaskId, into: Vec<Region>) {
+    pub(super) fn pull(
+        &mut self,
+        context: &mut Context,
+        exchange: ExchangeId,
+        task: TaskId,
+        into: Vec<Region>,
+        memory: &mut [Buffer],
+    ) {
         let Some(flight) = self.flights.get_mut(&exchange) else {
             let error = Error::FailedPrecondition { what: "the exchange has ended".to_owned(), hint: String::new() };
-            return self.endings.push(Ending::Torn { task, error, landing_begun: false });
+            return self.endings.push(Ending::Torn { task, error, landed: 0 });
         };
         match std::mem::replace(&mut flight.state, State::Pulling { into }) {
-            State::Idle => {}
-            State::Arrived(Arrival::Answer) => {
-                context.post(self.me, std::time::Duration::ZERO, Input::Answer { exchange })
-            }
-            State::Arrived(Arrival::Torn(error)) => self.tear(exchange, error),
+            State::Idle => self.proceed(context, exchange, memory),
+            State::Failed(error) => self.tear(exchange, error),
             State::Pushing | State::Pulling { .. } | State::Landing { .. } => {
                 unreachable!("pulled once, after the push")
             }
@@ -139,57 +142,78 @@ impl Transport {
         }
     }
 
-    /// The answer begins to arrive.
-    pub(super) fn answered(&mut self, context: &mut Context, exchange: ExchangeId, memory: &mut [Buffer]) {
-        // An answer may come before the server took the body in; then nobody wants the rest of it.
-        self.pushed(exchange);
-        let Some(flight) = self.flights.get_mut(&exchange) else { return };
-        let into = match &flight.state {
-            State::Pulling { into } => into.clone(),
-            State::Idle => return flight.state = State::Arrived(Arrival::Answer),
-            State::Arrived(_) | State::Landing { .. } => return,
-            State::Pushing => unreachable!("handed over above"),
-        };
-        let entry = context.exchange(exchange).expect("it is open here");
-        let (header, body) = entry.answer.clone().expect("an answer arrived");
-        let header = Header::decode(&header, "a server").expect("a server sends what a worker reads");
-        let task = flight.task;
-        if header.kind == HeaderKind::Reject {
-            let error = reject::from_body(&body, "a server").unwrap_or_else(|error| error);
-            self.flights.remove(&exchange);
-            return self.endings.push(Ending::Rejected { task, error });
+    /// The contribution was acknowledged to its last byte.
+    pub(super) fn returned(&mut self, context: &mut Context, exchange: ExchangeId, memory: &mut [Buffer]) {
+        if let Some(flight) = self.flights.get_mut(&exchange) {
+            flight.returned = true;
+            self.proceed(context, exchange, memory);
         }
-        let landing: u64 = into.iter().map(|region| region.span.bytes).sum();
-        let push = &flight.push;
-        if (header.part, header.round, header.dtype, header.bytes) != (push.part, push.round, push.dtype, landing) {
-            let (peer, field) = ("a server".to_owned(), "part or round".to_owned());
-            let error = Error::Protocol { peer, field, problem: "is another".to_owned() };
-            return self.tear(exchange, error);
-        }
-        let torn_at = context.landing_cut(exchange);
-        let cut = torn_at.unwrap_or_else(|| context.random.below(body.len() as u64 + 1) as usize);
-        write(context, self.me, memory, &into, 0, &body[..cut]);
-        self.flights.get_mut(&exchange).expect("found above").state = State::Landing { into, sum: header };
-        let after = context.random.millis(0, 20);
-        let next = match torn_at {
-            Some(_) => {
-                let (what, cause) = ("the exchange".to_owned(), "stream reset".to_owned());
-                Input::ExchangeTorn { exchange, error: Error::Unavailable { what, cause } }
-            }
-            None => Input::Landed { exchange },
-        };
-        context.post(self.me, after, next);
     }
 
-    /// The rest of the sum arrived.
-    pub(super) fn landed(&mut self, context: &mut Context, exchange: ExchangeId, memory: &mut [Buffer]) {
-        let Some(Flight { state: State::Landing { into, sum }, task, .. }) = self.flights.get(&exchange) else {
+    /// More of the answer arrived.
+    pub(super) fn arrived(
+        &mut self,
+        context: &mut Context,
+        exchange: ExchangeId,
+        bytes: usize,
+        ended: bool,
+        memory: &mut [Buffer],
+    ) {
+        let Some(flight) = self.flights.get_mut(&exchange) else { return };
+        flight.arrived = Some((bytes, ended));
+        let answer = context.exchange(exchange).and_then(|entry| entry.answer.as_ref()).expect("it arrived");
+        let header = Header::decode(&answer.header, "a server").expect("a server sends what a worker reads");
+        if !header.flags.contains(Flags::EARLY) {
+            // Nobody wants the rest of the body.
+            flight.returned = true;
+            self.pushed(exchange);
+        }
+        self.proceed(context, exchange, memory);
+    }
+
+    /// Takes of the answer what has come, if somebody waits for it and where it goes is free.
+    fn proceed(&mut self, context: &mut Context, exchange: ExchangeId, memory: &mut [Buffer]) {
+        let Some(flight) = self.flights.get_mut(&exchange) else { return };
+        let Some((bytes, ended)) = flight.arrived else { return };
+        let entry = context.exchange(exchange).expect("it is open here");
+        let answer = entry.answer.as_ref().expect("some of it arrived");
+        let task = flight.task;
+        if let State::Pulling { into } = &flight.state {
+            let header = Header::decode(&answer.header, "a server").expect("a server sends what a worker reads");
+            if header.kind == HeaderKind::Reject {
+                let error = reject::from_body(&answer.body, "a server").unwrap_or_else(|error| error);
+                self.flights.remove(&exchange);
+                return self.endings.push(Ending::Rejected { task, error });
+            }
+            let landing: u64 = into.iter().map(|region| region.span.bytes).sum();
+            let push = &flight.push;
+            if (header.part, header.round, header.dtype, header.bytes) != (push.part, push.round, push.dtype, landing) {
+                let (peer, field) = ("a server".to_owned(), "part or round".to_owned());
+                let error = Error::Protocol { peer, field, problem: "is another".to_owned() };
+                return self.tear(exchange, error);
+            }
+            flight.state = State::Landing { into: into.clone(), sum: header, landed: 0 };
+        }
+        let State::Landing { into, sum, landed } = &mut flight.state else { return };
+        if !flight.returned {
             return;
-        };
-        let (into, sum, task) = (into.clone(), *sum, *task);
-        let (_, body) = context.exchange(exchange).and_then(|entry| entry.answer.clone()).expect("it landed");
-        write(context, self.me, memory, &into, 0, &body);
-        if sum.flags.contains(Flags::CHECKSUM) && crc32c::crc32c(&body) != sum.checksum {
+        }
+        let (sum, from, into) = (*sum, *landed, into.clone());
+        let (body, end) = (answer.body[..bytes].to_vec(), answer.end);
+        let cut = context.landing_cut(exchange).map(|cut| cut.clamp(from, bytes));
+        let until = cut.unwrap_or(bytes);
+        write(context, self.me, memory, &into, from, &body[..until]);
+        let flight = self.flights.get_mut(&exchange).expect("found above");
+        flight.state = State::Landing { into, sum, landed: until };
+        if cut.is_some() {
+            context.reset_exchange(self.me, exchange);
+            let (what, cause) = ("the exchange".to_owned(), "stream reset".to_owned());
+            return self.tear(exchange, Error::Unavailable { what, cause });
+        }
+        if !ended {
+            return;
+        }
+        if sum.flags.contains(Flags::CHECKSUM) && Some(crc32c::crc32c(&body)) != end {
             let (tensor, from) = (sum.part.to_string(), "a server".to_owned());
             return self.tear(exchange, Error::Checksum { tensor, round: sum.round, from });
         }
@@ -218,29 +242,31 @@ impl Transport {
         let task = flight.task;
         let ending = match flight.state {
             State::Pushing => Ending::Pushed { task, outcome: Err(error) },
-            State::Pulling { .. } => Ending::Torn { task, error, landing_begun: false },
-            State::Landing { .. } => Ending::Torn { task, error, landing_begun: true },
+            State::Pulling { .. } => Ending::Torn { task, error, landed: 0 },
+            State::Landing { landed, .. } => Ending::Torn { task, error, landed: landed as u64 },
             // Nobody waits for it yet; whoever pulls hears of it.
-            State::Idle => return flight.state = State::Arrived(Arrival::Torn(error)),
-            State::Arrived(Arrival::Answer) => return flight.state = State::Arrived(Arrival::Torn(error)),
-            State::Arrived(Arrival::Torn(_)) => return,
+            State::Idle => return flight.state = State::Failed(error),
+            State::Failed(_) => return,
         };
         self.flights.remove(&exchange);
         self.endings.push(ending);
     }
 }
 
-/// Writes a run of the sum, which begins at `from`, to where it goes.
-fn write(context: &mut Context, me: Address, memory: &mut [Buffer], into: &[Region], from: usize, bytes: &[u8]) {
-    let mut rest = &bytes[from..];
+/// Writes what came of the sum to where it goes, but for the first `from` bytes, which lie there already.
+fn write(context: &mut Context, me: Address, memory: &mut [Buffer], into: &[Region], from: usize, sum: &[u8]) {
+    let mut at = 0;
     for Region { buffer, span } in into {
-        let (now, after) = rest.split_at(rest.len().min(span.bytes as usize));
+        let length = span.bytes as usize;
+        let (begin, end) = (from.clamp(at, at + length), sum.len().clamp(at, at + length));
         let buffer = &mut memory[*buffer];
-        if !now.is_empty() && !buffer.lent {
-            let text = format!("{}: a sum lands in memory that was given back", me.who);
-            context.witness.fail(context.now, Checker::Memory, text);
+        if begin < end {
+            if !buffer.lent {
+                let text = format!("{}: a sum lands in memory that was given back", me.who);
+                context.witness.fail(context.now, Checker::Memory, text);
+            }
+            buffer.bytes[span.offset as usize..][begin - at..end - at].copy_from_slice(&sum[begin..end]);
         }
-        buffer.bytes[span.offset as usize..][..now.len()].copy_from_slice(now);
-        rest = after;
+        at += length;
     }
 }

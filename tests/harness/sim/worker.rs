@@ -224,16 +224,16 @@ impl WorkerProcess {
     fn push(&mut self, context: &mut Context, task: Task) {
         let LinkState::Up(link) = self.engine.links[&task.server].state else {
             let error = Error::Unavailable { what: task.server.to_string(), cause: "not connected".to_owned() };
-            let outcome = Outcome::Retry { error, landing_begun: false };
+            let outcome = Outcome::Retry { error, landed: 0 };
             return self.engine.scheduler.finish(context.now, task.id, outcome);
         };
         self.check_push(context, &task);
         let (epoch, rank) = (self.engine.epoch(), self.engine.rank);
         let payload = self.engine.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
-        let flags = match (task.attempt == Attempt::SumOnly, payload.part.op.sends_body(rank)) {
-            (true, _) => Flags::NO_BODY.with(Flags::PULL_ONLY),
-            (false, false) => Flags::NO_BODY,
-            (false, true) => Flags::default(),
+        let (flags, landed) = match (task.attempt, payload.part.op.sends_body(rank)) {
+            (_, false) => (Flags::NO_BODY, 0),
+            (Attempt::Resumed { landed }, true) => (Flags::RESUMED, landed),
+            (Attempt::First | Attempt::Again, true) => (Flags::default(), 0),
         };
         let mut header = Header {
             kind: HeaderKind::Push,
@@ -247,14 +247,14 @@ impl WorkerProcess {
             weight: payload.part.weight,
             contributors: 0,
             urgency: 0,
-            checksum: 0,
+            checksum: landed as u32,
         };
         let mut body = Vec::new();
         if header.body_bytes() > 0 {
             for Region { buffer, span } in &payload.source {
                 body.extend_from_slice(&self.memory[*buffer].bytes[span.offset as usize..span.end() as usize]);
             }
-            if context.plan.settings.checksum {
+            if context.plan.settings.checksum && !flags.contains(Flags::RESUMED) {
                 header.checksum = crc32c::crc32c(&body);
                 header.flags = header.flags.with(Flags::CHECKSUM);
             }
@@ -290,13 +290,17 @@ impl WorkerProcess {
             let text = format!("{} pushes {} of part {} before its turn", self.me.who, task.round, task.part);
             context.witness.fail(now, Checker::Rounds, text);
         }
-        if task.attempt == Attempt::SumOnly || !payload.part.op.sends_body(self.engine.rank) {
+        if !payload.part.op.sends_body(self.engine.rank) {
             return;
         }
+        // What the repeat says to be overwritten may be anything; all that follows is the caller's.
+        let mut overwritten = if let Attempt::Resumed { landed } = task.attempt { landed as usize } else { 0 };
         for (Region { buffer, span }, ticket) in payload.source.iter().zip(&payload.part.tickets) {
             let Operation { tensor, round, .. } = self.script.operations[ticket];
             let due = oracle::contribution(&context.plan, tensor, round, self.engine.rank.0);
-            let run = span.offset as usize..span.end() as usize;
+            let skipped = overwritten.min(span.bytes as usize);
+            overwritten -= skipped;
+            let run = span.offset as usize + skipped..span.end() as usize;
             if !self.memory[*buffer].lent || self.memory[*buffer].bytes[run.clone()] != due[run] {
                 let text = format!("{} pushes other bytes than tensor {tensor}, round {round} had", self.me.who);
                 context.witness.fail(now, Checker::Contribution, text);
@@ -308,7 +312,7 @@ impl WorkerProcess {
         let payload = &self.engine.payloads[&task.id];
         let exchange = payload.exchange.expect("a task is pulled after it was pushed");
         let into = payload.destination.clone();
-        self.transport.pull(context, exchange, task.id, into);
+        self.transport.pull(context, exchange, task.id, into, &mut self.memory);
     }
 
     fn finish(&mut self, context: &mut Context, ending: Ending) {
@@ -318,7 +322,7 @@ impl WorkerProcess {
                 let outcome = match outcome {
                     Ok(()) => Outcome::Done,
                     Err(Error::Cancelled) => Outcome::Failed(Error::Cancelled),
-                    Err(error) => Outcome::Retry { error, landing_begun: false },
+                    Err(error) => Outcome::Retry { error, landed: 0 },
                 };
                 (task, outcome)
             }
@@ -327,14 +331,13 @@ impl WorkerProcess {
                 (task, Outcome::Done)
             }
             Ending::Rejected { task, error } => {
-                let again = error.retryable() || matches!(error, Error::Checksum { .. });
-                let retry = |error| Outcome::Retry { error, landing_begun: false };
-                (task, if again { retry(error) } else { Outcome::Failed(error) })
+                let retry = |error| Outcome::Retry { error, landed: 0 };
+                (task, if error.retryable() { retry(error) } else { Outcome::Failed(error) })
             }
             Ending::Torn { task, error: error @ (Error::Cancelled | Error::Protocol { .. }), .. } => {
                 (task, Outcome::Failed(error))
             }
-            Ending::Torn { task, error, landing_begun } => (task, Outcome::Retry { error, landing_begun }),
+            Ending::Torn { task, error, landed } => (task, Outcome::Retry { error, landed }),
         };
         self.engine.scheduler.finish(context.now, task, outcome);
     }
@@ -397,15 +400,17 @@ impl Process for WorkerProcess {
                 self.handle_link(context, input);
             }
             Input::Pushed { exchange } => self.transport.pushed(exchange),
-            Input::Answer { exchange } => self.transport.answered(context, exchange, &mut self.memory),
-            Input::Landed { exchange } => self.transport.landed(context, exchange, &mut self.memory),
+            Input::Returned { exchange } => self.transport.returned(context, exchange, &mut self.memory),
+            Input::Answer { exchange, bytes, ended } => {
+                self.transport.arrived(context, exchange, bytes, ended, &mut self.memory);
+            }
             Input::ExchangeTorn { exchange, error } => self.transport.torn(exchange, error),
             Input::Bell { stage } => self.run_stage(context, stage),
             Input::Script => self.run_script(context),
             Input::LinkDialled { .. }
             | Input::Opened { .. }
             | Input::Body { .. }
-            | Input::Verified { .. }
+            | Input::Receipt { .. }
             | Input::Answered { .. } => {}
         }
         self.settle(context);

@@ -49,6 +49,8 @@ pub(super) struct Settings {
     pub(super) checksum: bool,
     /// Whether sums are made in the order of ranks.
     pub(super) deterministic: bool,
+    /// Bytes of a contribution in one block of a sum.
+    pub(super) block_bytes: u64,
     /// Whether processes ask for their own number as rank.
     pub(super) fixed_ranks: bool,
     /// After this long without a packet a connection is given up.
@@ -267,5 +269,6 @@ fn settings(random: &mut Random, tensors: &[Tensor], workers: u32) -> Settings {
         fixed_ranks: random.chance(50),
         idle_timeout: random.millis(1000, 10_000),
         latency_ms: random.pick(&[(0, 2), (0, 20), (1, 100), (5, 400)]),
+        block_bytes: random.pick(&[64, 256, 1024]),
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use gradlane_core::Error;
 use gradlane_core::pipeline::Stage;
-use gradlane_core::types::{ExchangeId, LinkId, NodeId, Time};
+use gradlane_core::types::{ExchangeId, LinkId, NodeId, Span, TensorKey, Time, WorkerId};
+use gradlane_server::aggregate::{Receipt, SlotId};
 
 use super::checkers::{Violation, Witness};
 use super::coordinator::CoordinatorProcess;
@@ -65,14 +66,14 @@ pub(super) enum Input {
     Pushed { exchange: ExchangeId },
     /// A header came in at a server.
     Opened { exchange: ExchangeId },
-    /// A whole body came in at a server.
-    Body { exchange: ExchangeId },
-    /// A server's thread compared the checksum of a body.
-    Verified { exchange: ExchangeId, body: Vec<u8>, intact: bool },
-    /// An answer begins to come in at a worker.
-    Answer { exchange: ExchangeId },
-    /// The rest of a sum came in.
-    Landed { exchange: ExchangeId },
+    /// Some bytes of a body came in at a server.
+    Body { exchange: ExchangeId, span: Span },
+    /// A server's thread says what became of a contribution.
+    Receipt { slot: SlotId, worker: WorkerId, exchange: ExchangeId, receipt: Receipt },
+    /// All of a contribution was acknowledged: nothing refers to its memory any more.
+    Returned { exchange: ExchangeId },
+    /// An answer has come in at a worker so far; whether that is all.
+    Answer { exchange: ExchangeId, bytes: usize, ended: bool },
     /// An answer was handed over.
     Answered { exchange: ExchangeId },
     /// A stream was reset.
@@ -336,6 +337,12 @@ impl Context {
     /// The current life of a process.
     pub(super) fn address(&self, who: Who) -> Address {
         Address { who, life: self.lives.get(&who).copied().unwrap_or(0) }
+    }
+
+    /// A contribution to a tensor was damaged on its way: it, and those that share parts with it, may fail.
+    pub(super) fn spoil(&mut self, key: TensorKey) {
+        let spoiled = self.plan.tensors.iter().position(|tensor| tensor.spec.key() == key);
+        self.witness.excuse(spoiled.map(|tensor| self.plan.companions(tensor)).unwrap_or_default());
     }
 
     /// Lets `input` reach `to` after a while.

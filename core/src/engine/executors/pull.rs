@@ -25,19 +25,18 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
                 Metrics::add(&reporter.metrics.header_bytes, HEADER_BYTES as u64);
                 Outcome::Done
             }
-            Ok(Answer::Reject(error)) if error.retryable() => Outcome::Retry { error, landing_begun: false },
-            // The contribution or the answer was damaged on its way; what lies in memory here is still good unless landing began.
-            Ok(Answer::Reject(error @ Error::Checksum { .. })) => Outcome::Retry { error, landing_begun: false },
+            Ok(Answer::Reject(error)) if error.retryable() => Outcome::Retry { error, landed: 0 },
             Ok(Answer::Reject(error)) => Outcome::Failed(error),
             Err(Torn { error: error @ (Error::Cancelled | Error::Protocol { .. }), .. }) => Outcome::Failed(error),
-            Err(Torn { error, landed }) => Outcome::Retry { error, landing_begun: landed > 0 },
+            // Also a sum that was damaged on its way: the server still has it.
+            Err(Torn { error, landed }) => Outcome::Retry { error, landed },
         };
         reporter.with(|state, now| {
             let outcome = match outcome {
                 Outcome::Failed(error) => Outcome::Failed(state.with_name(task.id, error)),
                 Outcome::Done | Outcome::Retry { .. } => outcome,
             };
-            state.scheduler.finish(now, task.id, outcome);
+            state.finish(now, task.id, outcome);
         });
     });
     shared.transport.pull(exchange, into, pulled);

@@ -15,7 +15,7 @@ use crate::wire::{Flags, Header, HeaderKind};
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
     let Some((link, exchange, mut push)) = prepare(shared, &task) else { return };
-    if shared.settings.checksum && push.header.body_bytes() > 0 {
+    if shared.settings.checksum && push.header.body_bytes() > 0 && !push.header.flags.contains(Flags::RESUMED) {
         push.header.checksum = borrow::checksum(&push.body);
         push.header.flags = push.header.flags.with(Flags::CHECKSUM);
     }
@@ -28,9 +28,9 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
         let outcome = match outcome {
             Ok(()) => Outcome::Done,
             Err(Error::Cancelled) => Outcome::Failed(Error::Cancelled),
-            Err(error) => Outcome::Retry { error, landing_begun: false },
+            Err(error) => Outcome::Retry { error, landed: 0 },
         };
-        reporter.with(|state, now| state.scheduler.finish(now, task.id, outcome));
+        reporter.with(|state, now| state.finish(now, task.id, outcome));
     });
     shared.transport.push(link, exchange, push, done);
 }
@@ -40,19 +40,19 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
     shared.with(|state, now| {
         let Some(link) = state.links.up(task.server) else {
             let error = Error::Unavailable { what: task.server.to_string(), cause: "not connected".to_owned() };
-            state.scheduler.finish(now, task.id, Outcome::Retry { error, landing_begun: false });
+            state.finish(now, task.id, Outcome::Retry { error, landed: 0 });
             return None;
         };
         let (epoch, rank) = (state.epoch(), state.rank);
         let payload = state.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
         let exchange = ExchangeId(shared.exchanges.fetch_add(1, Ordering::Relaxed));
         payload.exchange = Some(exchange);
-        let sum_only = task.attempt == Attempt::SumOnly;
         let priority = payload.priority;
-        let flags = match (sum_only, payload.part.op.sends_body(rank)) {
-            (true, _) => Flags::NO_BODY.with(Flags::PULL_ONLY),
-            (false, false) => Flags::NO_BODY,
-            (false, true) => Flags::default(),
+        // Also what lies beside the place where the sum lands is sent as if the sum had overwritten it: one rule, and the server has it.
+        let (flags, landed) = match (task.attempt, payload.part.op.sends_body(rank)) {
+            (_, false) => (Flags::NO_BODY, 0),
+            (Attempt::Resumed { landed }, true) => (Flags::RESUMED, landed),
+            (Attempt::First | Attempt::Again, true) => (Flags::default(), 0),
         };
         let mut header = Header {
             kind: HeaderKind::Push,
@@ -66,7 +66,7 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
             weight: payload.part.weight,
             contributors: 0,
             urgency: 0,
-            checksum: 0,
+            checksum: u32::try_from(landed).expect("at most PART_BYTES_MAX"),
         };
         let body = if flags.contains(Flags::NO_BODY) {
             Vec::new()

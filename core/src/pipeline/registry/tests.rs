@@ -1,6 +1,6 @@
 use super::*;
 use crate::pipeline::{LayoutConfig, Layouter};
-use crate::types::{DType, Piece, ServerId};
+use crate::types::{DType, Piece, ServerId, Span};
 
 #[test]
 fn a_tensor_is_declared_once_and_then_submitted_round_after_round() {
@@ -44,7 +44,7 @@ fn each_rank_begins_with_another_part() {
 fn an_empty_tensor_is_ready_with_no_parts() {
     let mut registry = ready(&[tensor("empty", 0)]);
     let submitted = registry.submit(TensorKey::of("empty"), Op::Sum, 1.0, 1).unwrap();
-    assert_eq!(submitted, Submitted { round: Round(0), shares: 0, ready: Vec::new() });
+    assert_eq!(submitted, Submitted { name: Arc::from("empty"), round: Round(0), shares: 0, ready: Vec::new() });
 }
 
 #[test]

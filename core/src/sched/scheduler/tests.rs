@@ -164,7 +164,7 @@ fn a_failed_exchange_is_repeated_after_a_pause_that_doubles() {
     let task = world.submit(part(0), 10, 0, &[group]);
     for (attempt, pause) in [(Attempt::First, 1), (Attempt::Again, 2), (Attempt::Again, 3), (Attempt::Again, 3)] {
         assert_eq!(world.take(Stage::Push).unwrap().attempt, attempt);
-        world.finish(task, retry(false));
+        world.finish(task, retry(0));
         assert_eq!(world.scheduler.credit_in_flight(), 0);
         assert_eq!(world.take(Stage::Push), None);
         world.commands();
@@ -177,19 +177,19 @@ fn a_failed_exchange_is_repeated_after_a_pause_that_doubles() {
 }
 
 #[test]
-fn once_the_sum_began_to_land_only_the_sum_is_asked_for() {
+fn once_the_sum_began_to_land_every_repeat_says_how_much_of_it() {
     let mut world = World::new(config(), host());
     let group = world.open("w", 1);
     let task = world.submit(part(0), 10, 0, &[group]);
     world.take(Stage::Push).unwrap();
     world.finish(task, Outcome::Done);
     world.take(Stage::Pull).unwrap();
-    world.finish(task, retry(true));
+    world.finish(task, retry(8));
     world.wait(SECOND);
-    assert_eq!(world.take(Stage::Push).unwrap().attempt, Attempt::SumOnly);
-    world.finish(task, retry(false));
+    assert_eq!(world.take(Stage::Push).unwrap().attempt, Attempt::Resumed { landed: 8 });
+    world.finish(task, retry(0));
     world.wait(SECOND);
-    assert_eq!(world.take(Stage::Push).unwrap().attempt, Attempt::SumOnly, "for good");
+    assert_eq!(world.take(Stage::Push).unwrap().attempt, Attempt::Resumed { landed: 8 }, "for good");
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn only_an_exchange_can_be_repeated() {
     let group = world.open("w", 1);
     let task = world.submit(part(0), 10, 0, &[group]);
     world.take(Stage::CopyD2H).unwrap();
-    world.finish(task, retry(false));
+    world.finish(task, retry(0));
     assert!(world.commands().contains(&resolved(group, Err(unreachable()))));
 }
 
@@ -243,7 +243,7 @@ fn a_deadline_says_what_a_waiting_tensor_waits_for() {
     let repeated = world.open("weight", 2);
     let task = world.submit(part(0), 10, 0, &[repeated]);
     world.take(Stage::Push).unwrap();
-    world.finish(task, retry(false));
+    world.finish(task, retry(0));
     world.commands();
     world.wait(30 * SECOND);
     let texts: Vec<String> = world.commands().iter().filter_map(failure).map(|error| error.to_string()).collect();
@@ -425,8 +425,8 @@ fn part(index: u32) -> PartId {
     PartId { key: TensorKey(1), index }
 }
 
-fn retry(landing_begun: bool) -> Outcome {
-    Outcome::Retry { error: unreachable(), landing_begun }
+fn retry(landed: u64) -> Outcome {
+    Outcome::Retry { error: unreachable(), landed }
 }
 
 fn unreachable() -> Error {

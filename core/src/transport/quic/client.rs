@@ -1,4 +1,4 @@
-//! A worker's side: links to servers, and which exchanges are under way on them.
+//! A worker's side in tasks: links to servers, and which exchanges are under way on them.
 //!
 //! The transport's thread owns all links and exchanges; callers send it messages. Each exchange is a task on that thread, which alone
 //! knows its streams and memory: see [`exchange`](super::exchange).
@@ -20,7 +20,7 @@ use super::exchange::{self, Pull, Wire};
 use super::identity::Credentials;
 use super::settings::Settings;
 use super::socket;
-use super::tls::{self, PeerOf, peer_of};
+use super::tls::{self, check_server};
 use crate::error::{Error, Result};
 use crate::mem::Region;
 use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
@@ -29,17 +29,14 @@ use crate::types::{Done, ExchangeId, LinkId};
 
 /// Carries exchanges over QUIC. Dropping it closes it.
 #[derive(Debug)]
-pub struct QuicTransport {
+pub(super) struct TaskTransport {
     calls: mpsc::UnboundedSender<Call>,
     thread: EndpointThread,
 }
 
-impl QuicTransport {
+impl TaskTransport {
     /// A transport that connects as `credentials` say, from any free port.
-    ///
-    /// # Errors
-    /// [`Error::Auth`] if the credentials are not usable, [`Error::Io`] if the system gives no socket or thread.
-    pub fn new(credentials: &Credentials, settings: &Settings) -> Result<Self> {
+    pub(super) fn new(credentials: &Credentials, settings: &Settings) -> Result<Self> {
         let socket = socket::bind_any(settings.socket_buffer_bytes)?;
         Self::on_socket(socket, credentials, settings)
     }
@@ -65,7 +62,7 @@ impl QuicTransport {
     }
 }
 
-impl Transport for QuicTransport {
+impl Transport for TaskTransport {
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
         self.call(Call::Connect { peer, patience, lost, done });
     }
@@ -94,7 +91,7 @@ impl Transport for QuicTransport {
     }
 }
 
-impl Drop for QuicTransport {
+impl Drop for TaskTransport {
     fn drop(&mut self) {
         self.shutdown(DROP_PATIENCE);
     }
@@ -201,7 +198,7 @@ impl Hub {
                 Ok(dialed) => dialed,
                 Err(error) => return done.err(error),
             };
-            if let Err(error) = check_server(&dialed.connection, &peer) {
+            if let Err(error) = check_server(dialed.peer(), &peer) {
                 dialed.connection.close(CLOSE_ORDERLY, b"");
                 return done.err(error);
             }
@@ -306,16 +303,4 @@ impl Drop for Ended {
     fn drop(&mut self) {
         send(&self.calls, Call::ExchangeEnded { exchange: self.exchange });
     }
-}
-
-fn check_server(connection: &Connection, peer: &Peer) -> Result<()> {
-    let found = match peer_of(connection)? {
-        PeerOf::Member(identity) if identity.node == peer.node => return Ok(()),
-        PeerOf::Member(identity) => format!("{} {}", identity.role, identity.node),
-        PeerOf::Newcomer => "a process that is no member".to_owned(),
-    };
-    Err(Error::Auth {
-        problem: format!("at {} answers {found} instead of {}, {}", peer.address, peer.name, peer.node),
-        hint: "another process took its address, or it was restarted: wait for the next membership".to_owned(),
-    })
 }

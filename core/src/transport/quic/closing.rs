@@ -71,9 +71,7 @@ pub(super) fn connection_error(error: &ConnectionError, peer: &str) -> Error {
 pub(super) fn read_error(error: ReadError, peer: &str) -> Error {
     match error {
         ReadError::ConnectionLost(lost) => connection_error(&lost, peer),
-        ReadError::Reset(_) => {
-            Error::Unavailable { what: peer.to_owned(), cause: "it gave the exchange up".to_owned() }
-        }
+        ReadError::Reset(_) => gave_up(peer),
         other @ (ReadError::ClosedStream | ReadError::IllegalOrderedRead | ReadError::ZeroRttRejected) => {
             Error::Internal { what: format!("reading a stream: {other}") }
         }
@@ -86,6 +84,11 @@ pub(super) fn read_exact_error(error: ReadExactError, field: &str, peer: &str) -
         ReadExactError::FinishedEarly(got) => early_end(field, &format!("ends after {got} bytes"), peer),
         ReadExactError::ReadError(error) => read_error(error, peer),
     }
+}
+
+/// `peer` reset or stopped a stream.
+pub(super) fn gave_up(peer: &str) -> Error {
+    Error::Unavailable { what: peer.to_owned(), cause: "it gave the exchange up".to_owned() }
 }
 
 /// `peer` finished a stream in the middle of `field`.

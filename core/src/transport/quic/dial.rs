@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::closing::connection_error;
 use super::endpoint::resolve;
 use super::settings::Settings;
+use super::tls::{PeerOf, peer_of};
 use crate::error::{Error, Result};
 
 /// How to connect.
@@ -28,6 +29,13 @@ pub(super) struct Dialed {
     /// A first stream, not used yet. A server grants streams only once it knows the certificate, and in TLS 1.3 a client has finished
     /// its handshake before that: being able to open one is what tells that it was let in.
     pub(super) stream: (SendStream, RecvStream),
+}
+
+impl Dialed {
+    /// Who answered.
+    pub(super) fn peer(&self) -> Result<PeerOf> {
+        peer_of(self.connection.handshake_data(), self.connection.peer_identity())
+    }
 }
 
 impl Dialer {
@@ -78,7 +86,7 @@ impl Dialer {
     }
 }
 
-fn silent(address: &str, peer: &str) -> Error {
+pub(super) fn silent(address: &str, peer: &str) -> Error {
     Error::Unavailable { what: peer.to_owned(), cause: format!("nothing answers at {address}") }
 }
 
@@ -89,9 +97,9 @@ fn connect_error(error: &ConnectError, remote: SocketAddr, peer: &str) -> Error 
     }
 }
 
-fn random_fraction() -> f64 {
+pub(super) fn random_fraction() -> f64 {
     f64::from(u16::try_from(RandomState::new().hash_one(0u8) >> 48).expect("16 bits")) / f64::from(u16::MAX)
 }
 
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+pub(super) const PAUSE_MIN: Duration = Duration::from_millis(100);
+pub(super) const PAUSE_MAX: Duration = Duration::from_secs(5);

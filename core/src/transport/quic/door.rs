@@ -3,6 +3,7 @@
 //! Until a handshake is done a peer costs one of a few places, for a few seconds. When half of them are taken, an address has to prove
 //! first that it is real; when all are, newcomers are turned away. Links that exist do not notice.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,17 @@ pub(super) enum Arrival {
     Newcomer(Connection),
 }
 
+/// What is done with a peer that knocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    /// Its handshake begins.
+    Try,
+    /// It has to prove first that its address is real.
+    Prove,
+    /// There is no place.
+    TurnAway,
+}
+
 /// A door: its settings for peers of this host and of others, whose datagrams differ in size.
 pub(super) struct Door {
     near: Arc<ServerConfig>,
@@ -40,7 +52,7 @@ impl Door {
         admission: Admission,
     ) -> Result<(Self, ServerConfig)> {
         let tls = tls::server(credentials, admission)?;
-        let config = |remote: std::net::IpAddr| {
+        let config = |remote: IpAddr| {
             let mut config = ServerConfig::with_crypto(Arc::clone(&tls) as _);
             config
                 // No stream before the certificate is known; see `Dialed::stream`.
@@ -63,6 +75,27 @@ impl Door {
         Ok((door, far))
     }
 
+    /// What to do with a peer that knocks while `taken` handshakes are under way.
+    pub(super) fn verdict(&self, taken: usize, may_retry: bool) -> Verdict {
+        if taken >= HANDSHAKES_MAX / 2 && may_retry {
+            Verdict::Prove
+        } else if taken >= HANDSHAKES_MAX {
+            Verdict::TurnAway
+        } else {
+            Verdict::Try
+        }
+    }
+
+    /// How a peer at `remote` is let try.
+    pub(super) fn config_for(&self, remote: IpAddr) -> Arc<ServerConfig> {
+        Arc::clone(if remote.to_canonical().is_loopback() { &self.near } else { &self.far })
+    }
+
+    /// How long it may try.
+    pub(super) fn handshake_timeout(&self) -> Duration {
+        self.handshake_timeout
+    }
+
     /// Lets peers in until the endpoint is closed.
     pub(super) async fn watch(self, endpoint: Endpoint, arrivals: mpsc::UnboundedSender<Arrival>) {
         while let Some(incoming) = endpoint.accept().await {
@@ -72,20 +105,19 @@ impl Door {
 
     fn try_in(&self, incoming: Incoming, arrivals: &mpsc::UnboundedSender<Arrival>) {
         let remote = incoming.remote_address();
-        if self.places.available_permits() <= HANDSHAKES_MAX / 2
-            && !incoming.remote_address_validated()
-            && incoming.may_retry()
-        {
+        let may_retry = !incoming.remote_address_validated() && incoming.may_retry();
+        let verdict = self.verdict(HANDSHAKES_MAX - self.places.available_permits(), may_retry);
+        let place = match verdict {
             // Fails only for an address that has proven itself.
-            let _ = incoming.retry();
-            return;
-        }
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            Verdict::Prove => return drop(incoming.retry()),
+            Verdict::TurnAway => None,
+            Verdict::Try => Arc::clone(&self.places).try_acquire_owned().ok(),
+        };
+        let Some(place) = place else {
             tracing::debug!(%remote, "turned away: too many handshakes at once");
             return incoming.refuse();
         };
-        let config = if remote.ip().to_canonical().is_loopback() { &self.near } else { &self.far };
-        let connecting = match incoming.accept_with(Arc::clone(config)) {
+        let connecting = match incoming.accept_with(self.config_for(remote.ip())) {
             Ok(connecting) => connecting,
             Err(error) => return tracing::debug!(%remote, %error, "handshake not begun"),
         };
@@ -100,7 +132,7 @@ impl Door {
                 }
                 Err(_) => return tracing::debug!(%remote, "handshake not finished in time"),
             };
-            let arrival = match peer_of(&connection) {
+            let arrival = match peer_of(connection.handshake_data(), connection.peer_identity()) {
                 Ok(PeerOf::Member(identity)) => Arrival::Member(connection, identity),
                 Ok(PeerOf::Newcomer) => Arrival::Newcomer(connection),
                 Err(error) => {

@@ -1,4 +1,4 @@
-//! The thread of an endpoint: one runtime, one socket, one driver.
+//! The thread of an endpoint; for quinn's async layer with one runtime, one socket, one driver.
 
 use std::future::Future;
 use std::net::{SocketAddr, UdpSocket};
@@ -39,11 +39,7 @@ impl EndpointThread {
     {
         let config = settings.endpoint();
         let (started, starting) = bounded(1);
-        let (ending, ended) = bounded::<()>(0);
-        let io = |what: &str, error: std::io::Error| Error::Io { what: what.to_owned(), cause: error.to_string() };
-        let body = move || {
-            // Dropped when the thread ends, however it ends.
-            let _ending = ending;
+        let thread = Self::run(name, move || {
             let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
                 Err(error) => return drop(started.send(Err(error))),
@@ -64,11 +60,27 @@ impl EndpointThread {
             });
             // A name that is still being resolved must not hold the thread up.
             runtime.shutdown_background();
-        };
-        let thread =
-            thread::Builder::new().name(name.to_owned()).spawn(body).map_err(|error| io("starting a thread", error))?;
+        })?;
         let outcome = starting.recv().map_err(|_| Error::Internal { what: format!("thread {name} panicked") })?;
-        outcome.map_err(|error| io("starting an endpoint", error))?;
+        outcome.map_err(|error| io("starting an endpoint", &error))?;
+        Ok(thread)
+    }
+
+    /// Runs `body` on a thread of its own.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no thread.
+    pub(super) fn run(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Self> {
+        let (ending, ended) = bounded::<()>(0);
+        let body = move || {
+            // Dropped when the thread ends, however it ends.
+            let _ending = ending;
+            body();
+        };
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(body)
+            .map_err(|error| io("starting a thread", &error))?;
         Ok(Self { thread: Mutex::new(Some(thread)), ended, process: std::process::id() })
     }
 
@@ -96,6 +108,10 @@ impl EndpointThread {
             Err(crossbeam_channel::RecvTimeoutError::Disconnected) => drop(thread.join()),
         }
     }
+}
+
+fn io(what: &str, error: &std::io::Error) -> Error {
+    Error::Io { what: what.to_owned(), cause: error.to_string() }
 }
 
 /// The addresses of `host:port`.

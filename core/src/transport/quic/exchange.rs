@@ -16,7 +16,7 @@ use crate::transport::exchange::{PullEnd, check_crc, check_sum};
 use crate::transport::{Answer, Push, Torn};
 use crate::types::Done;
 use crate::wire::header::HEADER_BYTES;
-use crate::wire::{Flags, Header, HeaderKind, limits, reject};
+use crate::wire::{self, Flags, Header, HeaderKind, limits, reject};
 
 /// What an exchange needs of its link.
 pub(super) struct Wire {
@@ -105,7 +105,7 @@ impl Memory {
         let (sender, _) = self.streams.as_mut().expect("opened above");
         // Fails only for a stream that has ended, which the writing below reports.
         let _ = sender.set_priority(i32::from(header.urgency));
-        body.insert(0, Bytes::copy_from_slice(&header.encode()));
+        body.insert(0, Bytes::from(Vec::from(header.encode())));
         written(sender.write_all_chunks(&mut body).await, &wire.peer)?;
         let _ = sender.finish();
         Ok(())
@@ -123,6 +123,11 @@ impl Memory {
             let mut body = vec![0; length];
             let read = receiver.read_exact(&mut body).await;
             read.map_err(|error| read_exact_error(error, "reject", peer))?;
+            // To stop the stream before its end would tell the server that its answer did not arrive.
+            let end = receiver.read_chunk(1, true).await.map_err(|error| read_error(error, peer))?;
+            if end.is_some() {
+                return broken(wire, Err(early_end("reject", "is longer than announced", peer)));
+            }
             return Ok(Answer::Reject(broken(wire, reject::from_body(&body, peer))?));
         }
         broken(wire, check_sum(&header, push, into.iter().map(Region::len).sum(), peer))?;
@@ -132,7 +137,18 @@ impl Memory {
             // the memory is free now, not an acknowledgement's delay later.
             let _ = sender.reset(STREAM_GIVEN_UP);
         }
-        let returned = self.returned.take().expect("taken only here").await.expect("a loan returns");
+        let stopped = sender.stopped();
+        let mut returned = self.returned.take().expect("taken only here");
+        let returned = select! {
+            biased;
+            returned = &mut returned => returned,
+            // Acknowledged to the last byte, or not wanted any more.
+            _ = stopped => {
+                let _ = sender.reset(STREAM_GIVEN_UP);
+                returned.await
+            }
+        };
+        let returned = returned.expect("a loan returns");
         let mut landing = Landing::new(into, returned);
         let mut crc = 0;
         while landing.bytes_left() > 0 {
@@ -146,7 +162,7 @@ impl Memory {
             landing.write(&chunk.bytes);
             if header.flags.contains(Flags::CHECKSUM) {
                 // Here the bytes are still in the cache.
-                crc = crc32c::crc32c_append(crc, &chunk.bytes);
+                crc = wire::checksum(crc, &chunk.bytes);
             }
         }
         let mut sent = [0; size_of::<u32>()];

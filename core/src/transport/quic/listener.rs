@@ -1,4 +1,4 @@
-//! A server's side: one task for each link and one for each exchange, all on the listener's thread.
+//! A server's side in tasks: one for each link and one for each exchange, all on the listener's thread.
 //!
 //! ```text
 //!  the body     held ──Accept──► Body, Body, … its end      (an Answer that is not early, and a Reject, stop it)
@@ -21,12 +21,12 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::closing::{
-    CLOSE_ORDERLY, STREAM_ANSWERED, STREAM_GIVEN_UP, close_with, connection_error, early_end, read_error,
+    CLOSE_ORDERLY, STREAM_ANSWERED, STREAM_GIVEN_UP, close_with, connection_error, early_end, gave_up, read_error,
 };
 use super::door::{Arrival, Door};
 use super::endpoint::EndpointThread;
 use super::identity::{Credentials, PeerIdentity};
-use super::settings::Settings;
+use super::settings::{Driver, Settings};
 use super::socket;
 use super::tls::Admission;
 use crate::error::{Error, Result};
@@ -41,6 +41,10 @@ use crate::wire::{Flags, Header, HeaderKind, reject};
 /// # Errors
 /// [`Error::InvalidArgument`] if `address` is not one, [`Error::Io`] if it is taken, [`Error::Auth`] if the credentials are unusable.
 pub fn bind(address: &str, credentials: &Credentials, settings: &Settings, inbox: Inbox) -> Result<Listener> {
+    #[cfg(target_os = "linux")]
+    if settings.driver == Driver::Direct {
+        return super::direct::bind(address, credentials, settings, inbox);
+    }
     let socket = socket::bind(parse(address)?, settings.socket_buffer_bytes)?;
     let bound =
         socket.local_addr().map_err(|error| Error::Io { what: address.to_owned(), cause: error.to_string() })?;
@@ -266,7 +270,7 @@ impl Wire {
         };
         let outcome = select! {
             biased;
-            stopped = given_up => Err(gave_up(stopped, &peer)),
+            stopped = given_up => Err(stopped_error(stopped, &peer)),
             error = receiving => Err(error),
             answered = answer(&mut sender, commands, &intake, &peer) => answered,
         };
@@ -276,7 +280,7 @@ impl Wire {
                 // What is written lies in this process still, and the end of the link would take it along.
                 match sender.stopped().await {
                     Ok(None) => Ok(()),
-                    stopped => Err(gave_up(stopped, &peer)),
+                    stopped => Err(stopped_error(stopped, &peer)),
                 }
             }
             Err(error) => Err(error),
@@ -385,11 +389,11 @@ async fn answer(
                 }
                 let _ = sender.set_priority(i32::from(header.urgency));
                 begun = Some(header);
-                vec![Bytes::copy_from_slice(&header.encode())]
+                vec![Bytes::from(Vec::from(header.encode()))]
             }
             (Outgoing::Block { block, .. }, Some(_)) => vec![Bytes::from_owner(block)],
             (Outgoing::End { checksum, .. }, Some(header)) => {
-                let trailer = Bytes::copy_from_slice(&checksum.to_le_bytes()[..header.trailer_bytes()]);
+                let trailer = Bytes::from(Vec::from(checksum.to_le_bytes())).slice(..header.trailer_bytes());
                 write(sender, &mut [trailer], peer).await?;
                 let _ = sender.finish();
                 return Ok(());
@@ -400,7 +404,7 @@ async fn answer(
                 header.kind = HeaderKind::Reject;
                 header.flags = Flags::default();
                 (header.bytes, header.weight, header.contributors, header.checksum) = (body.len() as u64, 0.0, 0, 0);
-                write(sender, &mut [Bytes::copy_from_slice(&header.encode()), Bytes::from(body)], peer).await?;
+                write(sender, &mut [Bytes::from(Vec::from(header.encode())), Bytes::from(body)], peer).await?;
                 let _ = sender.finish();
                 return Ok(());
             }
@@ -421,12 +425,10 @@ async fn write(sender: &mut SendStream, chunks: &mut [Bytes], peer: &str) -> Res
     })
 }
 
-fn gave_up(stopped: std::result::Result<Option<VarInt>, quinn::StoppedError>, peer: &str) -> Error {
+fn stopped_error(stopped: std::result::Result<Option<VarInt>, quinn::StoppedError>, peer: &str) -> Error {
     match stopped {
         Err(quinn::StoppedError::ConnectionLost(lost)) => connection_error(&lost, peer),
-        Ok(_) | Err(quinn::StoppedError::ZeroRttRejected) => {
-            Error::Unavailable { what: peer.to_owned(), cause: "it gave the exchange up".to_owned() }
-        }
+        Ok(_) | Err(quinn::StoppedError::ZeroRttRejected) => gave_up(peer),
     }
 }
 

@@ -8,7 +8,6 @@
 //! Who a peer is comes from its certificate ([`identity`]), which a process gets from the coordinator with the join string
 //! ([`enroll`]). The control stream to the coordinator ([`control`]) has threads of its own: a heartbeat does not wait behind data.
 
-pub mod client;
 pub mod control;
 pub mod enroll;
 pub mod identity;
@@ -17,18 +16,22 @@ pub mod settings;
 #[cfg(feature = "testing")]
 pub mod vandal;
 
+mod client;
 mod closing;
 mod dial;
+#[cfg(target_os = "linux")]
+mod direct;
 mod door;
 mod endpoint;
 mod exchange;
 mod socket;
 mod tls;
+mod transport;
 
-pub use client::QuicTransport;
 pub use control::{ControlEvent, ControlIncoming, ControlLink, ControlListener};
 pub use identity::{Authority, Credentials, PeerIdentity};
-pub use settings::Settings;
+pub use settings::{Congestion, Driver, Settings};
+pub use transport::QuicTransport;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,10 +4,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::congestion::CubicConfig;
+use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig};
 use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
 use crate::config::Config;
+pub use crate::config::{Congestion, QuicDriver as Driver};
 use crate::wire::header::HEADER_BYTES;
 
 /// What can be chosen about connections. The defaults suit a private network of a data centre.
@@ -25,17 +26,28 @@ pub struct Settings {
     pub handshake_timeout: Duration,
     /// What the socket should buffer in each direction. The kernel may grant less; see `net.core.rmem_max`.
     pub socket_buffer_bytes: usize,
+    /// The largest UDP payload; found out by probing if absent.
+    pub datagram_bytes_max: Option<u16>,
+    /// Who drives the connections of the data path.
+    pub driver: Driver,
+    /// How senders find out what the network can take.
+    pub congestion: Congestion,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
             bytes_in_flight_max: 256 << 20,
-            exchanges_in_flight_max: 256,
+            // Every part of a job that workers submit in different orders may be open at once, each waiting for another worker. What a
+            // stream costs that is not in use is 50 bytes.
+            exchanges_in_flight_max: 1 << 14,
             idle_timeout: Duration::from_secs(10),
             keep_alive: Duration::from_secs(2),
             handshake_timeout: Duration::from_secs(3),
             socket_buffer_bytes: 16 << 20,
+            datagram_bytes_max: None,
+            driver: if cfg!(target_os = "linux") { Driver::Direct } else { Driver::Async },
+            congestion: Congestion::Cubic,
         }
     }
 }
@@ -43,21 +55,53 @@ impl Default for Settings {
 impl Settings {
     /// The settings of a process.
     pub fn from_config(config: &Config) -> Self {
-        let socket_buffer_bytes = usize::try_from(config.socket_buffer_bytes).unwrap_or(usize::MAX);
-        Self { socket_buffer_bytes, ..Self::default() }
+        let defaults = Self::default();
+        let driver = match config.quic_driver {
+            Driver::Direct => defaults.driver,
+            Driver::Async => Driver::Async,
+        };
+        Self {
+            socket_buffer_bytes: usize::try_from(config.socket_buffer_bytes).unwrap_or(usize::MAX),
+            datagram_bytes_max: config.datagram_bytes_max.map(|bytes| u16::try_from(bytes).unwrap_or(u16::MAX)),
+            driver,
+            congestion: config.congestion,
+            ..defaults
+        }
     }
 
     /// For a connection with a peer at `remote`, which may open `streams` exchanges at once.
     pub(super) fn transport(&self, remote: IpAddr, streams: u32) -> Arc<TransportConfig> {
+        let limit = self.datagram_bytes_max.unwrap_or(DATAGRAM_BYTES_MAX);
         let mut mtu_discovery = MtuDiscoveryConfig::default();
-        // Found by probing, never assumed: a datagram that is too large for the path is just a lost probe.
-        mtu_discovery.upper_bound(if remote.is_loopback() { DATAGRAM_BYTES_MAX } else { JUMBO_BYTES });
+        // Found by probing: a datagram that is too large for the path is just a lost probe.
+        mtu_discovery.upper_bound(path_limit(remote).min(limit));
 
-        let mut congestion = CubicConfig::default();
-        congestion.initial_window(INITIAL_WINDOW_BYTES);
+        let congestion: Arc<dyn ControllerFactory + Send + Sync> = match self.congestion {
+            Congestion::Cubic => {
+                let mut cubic = CubicConfig::default();
+                cubic.initial_window(INITIAL_WINDOW_BYTES);
+                Arc::new(cubic)
+            }
+            Congestion::Bbr => {
+                let mut bbr = BbrConfig::default();
+                bbr.initial_window(INITIAL_WINDOW_BYTES);
+                Arc::new(bbr)
+            }
+            Congestion::NewReno => {
+                let mut newreno = NewRenoConfig::default();
+                newreno.initial_window(INITIAL_WINDOW_BYTES);
+                Arc::new(newreno)
+            }
+        };
 
         let mut ack_frequency = AckFrequencyConfig::default();
         ack_frequency.ack_eliciting_threshold(VarInt::from_u32(ACK_EVERY)).max_ack_delay(Some(ACK_DELAY_MAX));
+
+        // Parts finish one after the other instead of all late together. The direct driver gives each stream a priority of its own, which
+        // only "fair" sending looks at before every packet. It also decides what comes next until the last moment; with tasks what is
+        // sent is bounded by the PUSH credit, not here.
+        let is_direct = self.driver == Driver::Direct;
+        let send_window = if is_direct { SEND_WINDOW_BYTES } else { u64::from(self.bytes_in_flight_max) };
 
         let idle_timeout = IdleTimeout::try_from(self.idle_timeout.min(Duration::from_secs(3600)));
         let mut transport = TransportConfig::default();
@@ -69,16 +113,20 @@ impl Settings {
             .keep_alive_interval(Some(self.keep_alive))
             .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
             .receive_window(VarInt::from_u32(self.bytes_in_flight_max))
-            // What is sent is the caller's memory, not a copy: the PUSH credit bounds it, not this.
-            .send_window(u64::from(self.bytes_in_flight_max))
-            // Parts finish one after the other instead of all late together.
-            .send_fairness(false)
+            .send_window(send_window)
+            .send_fairness(is_direct)
             .mtu_discovery_config(Some(mtu_discovery))
             .ack_frequency_config(Some(ack_frequency))
-            .congestion_controller_factory(Arc::new(congestion));
+            .congestion_controller_factory(congestion);
+        if remote.is_loopback() {
+            // There is no path to find out about, and the search would take a dozen round trips. Where loopback was made narrower, what is
+            // lost is sent again in datagrams of `min_mtu`, and the search begins there.
+            transport.initial_mtu(path_limit(remote).min(limit));
+        }
         Arc::new(transport)
     }
 
+    /// For an endpoint, whatever its peers.
     pub(super) fn endpoint(&self) -> EndpointConfig {
         let mut endpoint = EndpointConfig::default();
         endpoint.max_udp_payload_size(DATAGRAM_BYTES_MAX).expect("a UDP datagram can be this long");
@@ -86,14 +134,25 @@ impl Settings {
     }
 }
 
+/// The largest UDP payload that is worth a try with a peer at `remote`.
+fn path_limit(remote: IpAddr) -> u16 {
+    if remote.is_loopback() { LOOPBACK_BYTES } else { JUMBO_BYTES }
+}
+
 /// A UDP datagram over IPv4 holds no more. The smallest datagram (`min_mtu`) stays at QUIC's 1,200: quinn-proto asserts that a handshake
 /// packet padded to it is shorter than 2^14.
 pub(super) const DATAGRAM_BYTES_MAX: u16 = 65_507;
+/// UDP payload of a packet of 65,536 bytes, the most that the interface of loopback takes, over IPv6. Over IPv4 there would be room for 19
+/// more.
+const LOOPBACK_BYTES: u16 = 65_488;
 /// UDP payload of a 9,000-byte Ethernet frame over IPv6. Above it no network between hosts is worth the probes.
 const JUMBO_BYTES: u16 = 8_952;
 /// A part of the usual 4 MiB with its header is sent without waiting for its receiver. Not larger: quinn-proto closes a connection when a
 /// stream has more than 1,024 gaps, and a window of 4 MiB in packets of 1,200 bytes stays below that even at 20 % loss.
 const STREAM_WINDOW_BYTES: u32 = (4 << 20) + (64 << 10) + HEADER_BYTES as u32;
+/// What may be written and not acknowledged: what a network of 100 Gbit/s with a round trip of 1 ms holds, and no more than the receiving
+/// socket buffers by default.
+const SEND_WINDOW_BYTES: u64 = 16 << 20;
 /// A private network takes one part at once; with the default of 14,720 bytes a 4 MiB part needs eight round trips.
 const INITIAL_WINDOW_BYTES: u64 = 4 << 20;
 /// An acknowledgement for this many packets: fewer of them cost less on both sides, and losses are still seen at once.

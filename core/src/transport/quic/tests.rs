@@ -20,6 +20,17 @@ use crate::wire::frame::Progress;
 
 contract::promises!(Loopback::new());
 
+/// The promises once more, kept by quinn's async layer.
+mod tasks {
+    use super::*;
+
+    contract::promises!(Loopback { settings: tasks(), ..Loopback::new() });
+
+    pub(super) fn tasks() -> Settings {
+        Settings { driver: Driver::Async, ..Settings::default() }
+    }
+}
+
 #[test]
 fn a_newcomer_with_the_join_string_becomes_a_member() {
     let coordinator = Coordinator::new("resnet");
@@ -281,16 +292,17 @@ fn a_worker_is_no_coordinator() {
 }
 
 /// A job on this host.
-struct Loopback {
+pub(super) struct Loopback {
     authority: Authority,
+    pub(super) settings: Settings,
 }
 
 impl Loopback {
-    fn new() -> Self {
-        Self { authority: Authority::create("test").unwrap() }
+    pub(super) fn new() -> Self {
+        Self { authority: Authority::create("test").unwrap(), settings: Settings::default() }
     }
 
-    fn credentials(&self, role: Role) -> Credentials {
+    pub(super) fn credentials(&self, role: Role) -> Credentials {
         self.authority.credentials(role).unwrap()
     }
 }
@@ -298,11 +310,11 @@ impl Loopback {
 impl World for Loopback {
     fn listen(&self, inbox: Inbox) -> (Listener, NodeId) {
         let credentials = self.credentials(Role::Server);
-        (listener::bind("127.0.0.1:0", &credentials, &Settings::default(), inbox).unwrap(), credentials.node())
+        (listener::bind("127.0.0.1:0", &credentials, &self.settings, inbox).unwrap(), credentials.node())
     }
 
     fn transport(&self) -> Arc<dyn Transport> {
-        Arc::new(QuicTransport::new(&self.credentials(Role::Worker), &Settings::default()).unwrap())
+        Arc::new(QuicTransport::new(&self.credentials(Role::Worker), &self.settings).unwrap())
     }
 }
 

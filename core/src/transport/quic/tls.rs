@@ -2,6 +2,7 @@
 //!
 //! Resumption would skip the client's certificate and early data could be replayed, and reconnecting is rare: both are off.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use quinn::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
@@ -14,6 +15,7 @@ use rustls::{CertificateError, CipherSuite, DigitallySignedStruct, RootCertStore
 
 use super::identity::{Credentials, PeerIdentity, public_key_hash};
 use crate::error::{Error, Result};
+use crate::transport::Peer;
 
 /// The protocol of members: exchanges and control.
 pub(super) const ALPN: &[u8] = b"gradlane/1";
@@ -92,16 +94,14 @@ pub(super) enum PeerOf {
     Newcomer,
 }
 
-/// Whoever chose the members' protocol must have shown a certificate, whatever the handshake let pass.
-pub(super) fn peer_of(connection: &quinn::Connection) -> Result<PeerOf> {
-    let protocol = connection
-        .handshake_data()
-        .and_then(|data| data.downcast::<HandshakeData>().ok())
-        .and_then(|data| data.protocol);
+/// Tells it from what TLS knows: the data of the handshake and the peer's identity. Whoever chose the members' protocol must have shown a
+/// certificate, whatever the handshake let pass.
+pub(super) fn peer_of(handshake: Option<Box<dyn Any>>, identity: Option<Box<dyn Any>>) -> Result<PeerOf> {
+    let protocol = handshake.and_then(|data| data.downcast::<HandshakeData>().ok()).and_then(|data| data.protocol);
     if protocol.as_deref() == Some(ALPN_ENROLL) {
         return Ok(PeerOf::Newcomer);
     }
-    let chain = connection.peer_identity().and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
+    let chain = identity.and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
     match chain.as_deref().and_then(|chain| chain.first()) {
         Some(certificate) => Ok(PeerOf::Member(PeerIdentity::of(certificate)?)),
         None => Err(Error::Auth {
@@ -109,6 +109,19 @@ pub(super) fn peer_of(connection: &quinn::Connection) -> Result<PeerOf> {
             hint: "start it with the job's join string".to_owned(),
         }),
     }
+}
+
+/// Whether `found` is the server that `peer` names.
+pub(super) fn check_server(found: Result<PeerOf>, peer: &Peer) -> Result<()> {
+    let found = match found? {
+        PeerOf::Member(identity) if identity.node == peer.node => return Ok(()),
+        PeerOf::Member(identity) => format!("{} {}", identity.role, identity.node),
+        PeerOf::Newcomer => "a process that is no member".to_owned(),
+    };
+    Err(Error::Auth {
+        problem: format!("at {} answers {found} instead of {}, {}", peer.address, peer.name, peer.node),
+        hint: "another process took its address, or it was restarted: wait for the next membership".to_owned(),
+    })
 }
 
 /// Accepts a server whose chain holds the authority with the known key, and is otherwise valid under it.

@@ -55,6 +55,7 @@ fn run(seed: u64, defect: Option<Defect>) -> Checked {
     let device = if random.one_in(2) { DeviceKind::Cuda } else { DeviceKind::Host };
     let config = SchedulerConfig {
         credit_bytes: CREDIT,
+        credit_tasks: 4,
         oldest_every: u32::try_from(random.below(4)).unwrap(),
         retry_min: Duration::from_millis(10),
         retry_max: Duration::from_millis(100),
@@ -82,7 +83,7 @@ struct Known {
     part: PartId,
     round: u64,
     bytes: u64,
-    landing_begun: bool,
+    landed: u64,
     in_flight: bool,
 }
 
@@ -142,7 +143,7 @@ impl Model {
             let bytes = [1, 7, 30, 60, 250][usize::try_from(random.below(5)).unwrap()];
             let priority = i32::try_from(random.below(3)).unwrap();
             let task = self.world.submit_round(part, round, bytes, priority, &groups);
-            let known = Known { part, round, bytes, landing_begun: false, in_flight: false };
+            let known = Known { part, round, bytes, landed: 0, in_flight: false };
             assert!(self.tasks.insert(task, known).is_none());
         }
     }
@@ -158,7 +159,8 @@ impl Model {
         let known = self.tasks.get_mut(&task.id).ok_or("a task that is gone was taken")?;
         if stage == Stage::Push {
             known.in_flight = true;
-            ensure(known.landing_begun == (task.attempt == Attempt::SumOnly), "a clobbered contribution was pushed")?;
+            let told = if let Attempt::Resumed { landed } = task.attempt { landed } else { 0 };
+            ensure(known.landed == told, "a clobbered contribution was pushed as if it were whole")?;
             ensure(
                 self.rounds[&task.part].open.first() == Some(&task.round.0),
                 "pushed before the round before was summed",
@@ -174,12 +176,14 @@ impl Model {
         let stage = self.running.remove(&id).expect("picked");
         let outcome = match random.below(20) {
             0 => Outcome::Failed(unreachable()),
-            1..5 => retry(stage == Stage::Pull && random.one_in(2)),
+            1..5 => retry(if stage == Stage::Pull && random.one_in(2) { 1 + u64::from(random.one_in(2)) } else { 0 }),
             _ => Outcome::Done,
         };
         let known = self.tasks.get_mut(&id).expect("a running task is not released");
         known.in_flight &= stage == Stage::Push && outcome == Outcome::Done;
-        known.landing_begun |= matches!(outcome, Outcome::Retry { landing_begun: true, .. });
+        if let Outcome::Retry { landed, .. } = outcome {
+            known.landed = known.landed.max(landed);
+        }
         if stage == Stage::Pull && outcome == Outcome::Done {
             self.rounds.get_mut(&known.part).expect("submitted").open.remove(&known.round);
         }

@@ -14,7 +14,7 @@ use super::super::dial::Dialer;
 use super::super::endpoint::EndpointThread;
 use super::super::identity::Credentials;
 use super::super::settings::Settings;
-use super::super::tls::{PeerOf, peer_of};
+use super::super::tls::PeerOf;
 use super::super::{socket, tls};
 use super::ControlEvent;
 use super::frames::{Outbox, Posted, converse, outbox};
@@ -104,7 +104,7 @@ async fn live(
         Ok(dialed) => dialed,
         Err(error) => return error,
     };
-    let wrong = match peer_of(&dialed.connection) {
+    let wrong = match dialed.peer() {
         Ok(PeerOf::Member(identity)) if identity.role == Role::Coordinator => None,
         Ok(PeerOf::Member(identity)) => Some(format!("the process at {address} is a {}", identity.role)),
         Ok(PeerOf::Newcomer) => Some(format!("the process at {address} is no member of the job")),

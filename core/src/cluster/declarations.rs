@@ -1,0 +1,147 @@
+//! The declarations a member made and has no answer to yet. Decides which of them share a frame; leaves sending to the member.
+//!
+//! A training loop that declares nothing itself declares each tensor at its first submission, one after the other. While the frame of one
+//! is under way, the others wait for each other and go together with the next: a model costs two or three round trips and not one for each
+//! tensor. Declarations that may share parts ask for that as a whole, and go alone.
+//!
+//! The coordinator takes a frame whole or not at all. So that one tensor it refuses fails nobody else's, a refused frame of several
+//! declarations is asked again in halves.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::error::Result;
+use crate::types::{PartLayout, TensorKey, TensorSpec};
+use crate::wire::{Frame, limits};
+
+use super::MemberEvent;
+
+/// Unanswered declarations by request number.
+#[derive(Default, Debug)]
+pub(super) struct Declarations {
+    unanswered: BTreeMap<u64, Declaration>,
+    /// By the number of a frame, its first request: the requests that it asks.
+    asked: BTreeMap<u64, Vec<u64>>,
+    /// Requests that wait for the frames of others like them, in order.
+    waiting: VecDeque<u64>,
+}
+
+// It has no deadline of its own: a coordinator that is there answers at once, and one that is not is the member's
+// `control_lost_timeout`.
+#[derive(Debug)]
+struct Declaration {
+    tensors: Vec<TensorSpec>,
+    fuse: bool,
+}
+
+/// What an answer leads to.
+#[derive(Default, Debug)]
+pub(super) struct Answered {
+    /// To be told.
+    pub(super) events: Vec<MemberEvent>,
+    /// To be asked.
+    pub(super) frames: Vec<Frame>,
+}
+
+/// Tensors that wait for one frame at most: far below what it holds.
+const JOINED_TENSORS_MAX: usize = 4096;
+
+impl Declarations {
+    /// Keeps a declaration until it is answered; returns the frame that asks, unless it waits for one under way.
+    ///
+    /// # Errors
+    /// What the coordinator's reader would refuse: sent, it would cost the connection, again and again.
+    pub(super) fn declare(&mut self, request: u64, tensors: Vec<TensorSpec>, fuse: bool) -> Result<Option<Frame>> {
+        limits::check_tensors(&tensors)?;
+        self.unanswered.insert(request, Declaration { tensors, fuse });
+        if !fuse && self.joinable_under_way() {
+            self.waiting.push_back(request);
+            return Ok(None);
+        }
+        Ok(Some(self.ask(vec![request])))
+    }
+
+    /// The frames that ask everything again that was asked.
+    pub(super) fn frames(&self) -> impl Iterator<Item = Frame> {
+        self.asked.iter().map(|(number, requests)| self.frame(*number, requests))
+    }
+
+    /// Whether a frame with this number, or a declaration that waits for one, has no answer.
+    pub(super) fn knows(&self, number: u64) -> bool {
+        self.unanswered.contains_key(&number)
+    }
+
+    /// Takes the answer to a frame; nothing if there is no such frame.
+    pub(super) fn answered(&mut self, number: u64, outcome: Result<Vec<PartLayout>>) -> Option<Answered> {
+        let requests = self.asked.remove(&number)?;
+        let mut answered = Answered::default();
+        match (outcome, requests.as_slice()) {
+            (outcome, [request]) => {
+                self.unanswered.remove(request);
+                answered.events.push(MemberEvent::Declared { request: *request, outcome });
+            }
+            (Ok(layouts), _) => {
+                let mut parts_of: BTreeMap<TensorKey, Vec<usize>> = BTreeMap::new();
+                for (position, layout) in layouts.iter().enumerate() {
+                    for piece in &layout.pieces {
+                        parts_of.entry(piece.tensor).or_default().push(position);
+                    }
+                }
+                for request in requests {
+                    let declaration = self.unanswered.remove(&request).expect("asked until answered");
+                    let keys = declaration.tensors.iter().map(TensorSpec::key);
+                    // Each once, though two of these tensors may share it.
+                    let parts: BTreeSet<usize> = keys.filter_map(|key| parts_of.get(&key)).flatten().copied().collect();
+                    let layouts = parts.into_iter().map(|position| layouts[position].clone()).collect();
+                    answered.events.push(MemberEvent::Declared { request, outcome: Ok(layouts) });
+                }
+            }
+            (Err(_), _) => {
+                let (first, second) = requests.split_at(requests.len() / 2);
+                answered.frames.extend([first, second].map(|half| self.ask(half.to_vec())));
+            }
+        }
+        if !self.waiting.is_empty() && !self.joinable_under_way() {
+            let requests = self.next_joined();
+            answered.frames.push(self.ask(requests));
+        }
+        Some(answered)
+    }
+
+    /// Ends everything: the requests that have no answer.
+    pub(super) fn end(&mut self) -> impl Iterator<Item = u64> + use<> {
+        self.asked.clear();
+        self.waiting.clear();
+        std::mem::take(&mut self.unanswered).into_keys()
+    }
+
+    fn joinable_under_way(&self) -> bool {
+        self.asked.keys().any(|number| !self.unanswered[number].fuse)
+    }
+
+    /// Those that waited, as many as one frame may carry.
+    fn next_joined(&mut self) -> Vec<u64> {
+        let mut requests = Vec::new();
+        let mut tensors = 0;
+        while let Some(request) = self.waiting.front() {
+            tensors += self.unanswered[request].tensors.len();
+            if tensors > JOINED_TENSORS_MAX && !requests.is_empty() {
+                break;
+            }
+            requests.extend(self.waiting.pop_front());
+        }
+        requests
+    }
+
+    fn ask(&mut self, requests: Vec<u64>) -> Frame {
+        let number = requests[0];
+        let frame = self.frame(number, &requests);
+        self.asked.insert(number, requests);
+        frame
+    }
+
+    fn frame(&self, number: u64, requests: &[u64]) -> Frame {
+        let declarations = requests.iter().map(|request| &self.unanswered[request]);
+        let fuse = self.unanswered[&number].fuse;
+        Frame::Declare { request: number, tensors: declarations.flat_map(|one| &one.tensors).cloned().collect(), fuse }
+    }
+}

@@ -1,0 +1,54 @@
+//! Settings that are one word of a few.
+
+use super::kinds::{Kind, Unit};
+
+/// Makes a kind whose values are words, and the enum of its values at once.
+macro_rules! choice {
+    ($(#[doc = $doc:literal])+ $name:ident { $( $(#[doc = $meaning:literal])+ $value:ident = $word:literal, )+ }) => {
+        $(#[doc = $doc])+
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum $name {
+            $( $(#[doc = $meaning])+ $value, )+
+        }
+
+        impl Kind for $name {
+            type Value = Self;
+            const UNIT: Unit = Unit::Choice(&[$($word),+]);
+
+            fn parse(text: &str) -> Result<Self, String> {
+                match text.trim() {
+                    $( $word => Ok(Self::$value), )+
+                    _ => Err("is none of the choices".to_owned()),
+                }
+            }
+
+            fn print(value: &Self) -> String {
+                match value {
+                    $( Self::$value => $word.to_owned(), )+
+                }
+            }
+        }
+    };
+}
+
+choice! {
+    /// Who drives the connections of the data path.
+    QuicDriver {
+        /// A loop of our own on a thread of its own. Linux only; elsewhere it means the same as `async`.
+        Direct = "direct",
+        /// The tasks of quinn's async layer.
+        Async = "async",
+    }
+}
+
+choice! {
+    /// How a sender finds out what the network can take.
+    Congestion {
+        /// As TCP does on Linux (RFC 9438): fair to it, slowed down by loss.
+        Cubic = "cubic",
+        /// By measured bandwidth and delay (version 1): full speed in spite of loss, and not fair to those that heed it.
+        Bbr = "bbr",
+        /// As the QUIC standard does (RFC 9002).
+        NewReno = "newreno",
+    }
+}

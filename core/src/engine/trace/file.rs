@@ -1,0 +1,284 @@
+//! Writes a timeline in Chrome's trace format, on a thread of its own.
+//!
+//! The file is an array of events, a line each, that is closed at the end; viewers read one that is not. Whole lines are written whenever
+//! nothing more waits, so a process that is killed leaves a file that can be read. Memory is bounded by a channel, the file by a number of
+//! bytes; what finds no room is counted, and the last line says how much that was.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::{Subject, Thread};
+use crate::error::{Error, Result};
+use crate::types::WorkerId;
+
+/// One thing to write.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// What a part's row is called and where it lies.
+    Row { row: u64, subject: Subject, tensors: Arc<[String]> },
+    /// What a thread's row is called.
+    Thread { row: u64, name: String },
+    /// Something that took time.
+    Span(Span),
+}
+
+/// A group of rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Process {
+    /// The threads of the training script.
+    Script,
+    /// The parts.
+    Gradients,
+}
+
+/// Something that took time.
+#[derive(Debug)]
+pub(super) struct Span {
+    pub(super) process: Process,
+    pub(super) row: u64,
+    pub(super) name: Cow<'static, str>,
+    /// Since 1970.
+    pub(super) start_ns: u64,
+    pub(super) end_ns: u64,
+    /// Absent for the script's own.
+    pub(super) of: Option<Of>,
+}
+
+/// Which task a span is of, and what more there is to say of it.
+#[derive(Debug)]
+pub(super) struct Of {
+    pub(super) subject: Subject,
+    pub(super) tensors: Arc<[String]>,
+    pub(super) note: (&'static str, String),
+}
+
+/// An open file. Dropping it completes the file.
+#[derive(Debug)]
+pub(super) struct Writer {
+    /// Taken when it is dropped.
+    sender: Option<Sender<Event>>,
+    lost: Arc<AtomicU64>,
+    threads: Mutex<BTreeSet<u64>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    /// Creates the file and the folders above it, and starts the thread.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with the path.
+    pub(super) fn open(path: &Path, rank: WorkerId, bytes_max: u64) -> Result<Self> {
+        let failed = |error: std::io::Error| Error::Io {
+            what: format!("writing the timeline {}", path.display()),
+            cause: error.to_string(),
+        };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        let file = File::create(path).map_err(failed)?;
+        let (sender, receiver) = bounded(EVENTS_WAITING_MAX);
+        let lost = Arc::new(AtomicU64::new(0));
+        let mut sheet =
+            Sheet { file, rank, text: String::new(), room: bytes_max, full: false, lost: Arc::clone(&lost) };
+        sheet.head().map_err(failed)?;
+        let thread = std::thread::Builder::new()
+            .name("gl-timeline".to_owned())
+            .spawn(move || sheet.fill(&receiver))
+            .map_err(failed)?;
+        Ok(Self { sender: Some(sender), lost, threads: Mutex::default(), thread: Some(thread) })
+    }
+
+    /// Has an event written, unless so many wait that there is no room; whether there was. Never waits.
+    pub(super) fn send(&self, event: Event) -> bool {
+        let sender = self.sender.as_ref().expect("taken by the drop only");
+        let sent = sender.try_send(event).is_ok();
+        if !sent {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        sent
+    }
+
+    /// Names the row of a thread, once.
+    pub(super) fn thread(&self, thread: Thread<'_>) {
+        let mut known = self.threads.lock().expect("nobody panics while holding it");
+        if !known.contains(&thread.id) && self.send(Event::Thread { row: thread.id, name: thread.name.to_owned() }) {
+            known.insert(thread.id);
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.sender = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// So many events wait at most: some 10 MiB.
+const EVENTS_WAITING_MAX: usize = 64 << 10;
+/// Written at once at most, more or less.
+const TEXT_BYTES: usize = 64 << 10;
+
+/// The file as its thread sees it.
+struct Sheet {
+    file: File,
+    rank: WorkerId,
+    /// Whole lines that are not written yet.
+    text: String,
+    /// Bytes that may still be written, the last line aside.
+    room: u64,
+    /// Whether something did not fit: nothing more is written, because a timeline with holes would mislead.
+    full: bool,
+    lost: Arc<AtomicU64>,
+}
+
+impl Sheet {
+    fn head(&mut self) -> std::io::Result<()> {
+        let rank = self.rank;
+        self.text.push_str("[\n");
+        for (process, name) in [(Process::Script, ""), (Process::Gradients, ": gradients")] {
+            let pid = self.pid(process);
+            let name = text(&format!("{rank}{name}"));
+            self.line(format_args!(r#""ph":"M","pid":{pid},"name":"process_name","args":{{"name":{name}}}"#));
+            self.line(format_args!(
+                r#""ph":"M","pid":{pid},"name":"process_sort_index","args":{{"sort_index":{pid}}}"#
+            ));
+        }
+        self.flush()
+    }
+
+    fn fill(mut self, events: &Receiver<Event>) {
+        while let Ok(event) = events.recv() {
+            self.event(event);
+            while self.text.len() < TEXT_BYTES
+                && let Ok(event) = events.try_recv()
+            {
+                self.event(event);
+            }
+            if let Err(error) = self.flush() {
+                tracing::warn!(%error, "the timeline cannot be written any more");
+                self.full = true;
+            }
+        }
+        self.tail();
+    }
+
+    fn tail(&mut self) {
+        let lost = self.lost.load(Ordering::Relaxed);
+        let pid = self.pid(Process::Script);
+        // It has no comma after it, which the end of an array demands.
+        writeln!(self.text, r#"{{"ph":"M","pid":{pid},"name":"events_lost","args":{{"count":{lost}}}}}"#)
+            .expect("a string takes everything");
+        self.text.push_str("]\n");
+        let _ = self.flush();
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Row { row, subject, tensors } => {
+                let pid = self.pid(Process::Gradients);
+                let (name, order) = (text(&label(&subject, &tensors)), -i64::from(subject.priority.0));
+                let tensors = serde_json::Value::from(tensors.to_vec());
+                self.line(format_args!(
+                    r#""ph":"M","pid":{pid},"tid":{row},"name":"thread_name","args":{{"name":{name},"tensors":{tensors}}}"#
+                ));
+                self.line(format_args!(
+                    r#""ph":"M","pid":{pid},"tid":{row},"name":"thread_sort_index","args":{{"sort_index":{order}}}"#
+                ));
+            }
+            Event::Thread { row, name } => {
+                let (pid, name) = (self.pid(Process::Script), text(&name));
+                self.line(format_args!(
+                    r#""ph":"M","pid":{pid},"tid":{row},"name":"thread_name","args":{{"name":{name}}}"#
+                ));
+            }
+            Event::Span(span) => self.span(&span),
+        }
+    }
+
+    fn span(&mut self, span: &Span) {
+        let pid = self.pid(span.process);
+        let (name, row) = (text(&span.name), span.row);
+        let (start, length) = (Micros(span.start_ns), Micros(span.end_ns.saturating_sub(span.start_ns)));
+        let mut details = String::new();
+        if let Some(Of { subject, tensors, note: (word, note) }) = &span.of {
+            let Subject { part, round, bytes, priority, server } = subject;
+            let (tensor, note) = (text(&gathered(tensors)), text(note));
+            write!(
+                details,
+                r#","cat":"task","args":{{"tensor":{tensor},"part":{},"round":{},"bytes":{bytes},"priority":{},"server":{},"{word}":{note}}}"#,
+                part.index, round.0, priority.0, server.0
+            )
+            .expect("a string takes everything");
+        }
+        self.line(format_args!(
+            r#""ph":"X","pid":{pid},"tid":{row},"name":{name},"ts":{start},"dur":{length}{details}"#
+        ));
+    }
+
+    /// Adds an event, if there is room for it and was for all before it.
+    fn line(&mut self, inner: std::fmt::Arguments<'_>) {
+        let before = self.text.len();
+        writeln!(self.text, "{{{inner}}},").expect("a string takes everything");
+        let bytes = (self.text.len() - before) as u64;
+        if self.full || bytes > self.room {
+            self.full = true;
+            self.text.truncate(before);
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.room -= bytes;
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        let written = self.file.write_all(self.text.as_bytes());
+        self.text.clear();
+        written
+    }
+
+    /// Chrome's name for a group of rows; distinct for all workers, so that files can be merged.
+    fn pid(&self, process: Process) -> u32 {
+        2 * self.rank.0 + u32::from(process == Process::Gradients)
+    }
+}
+
+/// What a part's row is called.
+fn label(subject: &Subject, tensors: &[String]) -> String {
+    match tensors {
+        [one] => format!("{one} [{}]", subject.part.index),
+        several => gathered(several),
+    }
+}
+
+fn gathered(tensors: &[String]) -> String {
+    match tensors {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first, others @ ..] => format!("{first} + {} more", others.len()),
+    }
+}
+
+/// A text as JSON has it.
+fn text(text: &str) -> serde_json::Value {
+    serde_json::Value::from(text)
+}
+
+/// Nanoseconds, written in microseconds.
+struct Micros(u64);
+
+impl std::fmt::Display for Micros {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
+    }
+}

@@ -1,0 +1,225 @@
+//! The timeline: what each task did and when, beside what the training script did, as a file for Perfetto or `chrome://tracing`.
+//!
+//! A row a part, in the order of priority, and a row a thread of the script. Times are those of the wall clock, so that the files of
+//! several workers, and those of other profilers, lie on one axis. How the file is written is [`file`]'s business.
+
+mod file;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, RwLock};
+
+use file::{Event, Of, Process, Span, Writer};
+
+use super::Clock;
+use crate::error::{Error, Result};
+use crate::pipeline::stage::Stage;
+use crate::sched::{Outcome, Task, TaskId};
+use crate::types::{PartId, Priority, Round, ServerId, Time, WorkerId};
+
+/// Where spans go while a file is open; nowhere else.
+#[derive(Debug)]
+pub struct Timeline {
+    /// When the engine's clock began, in nanoseconds since 1970.
+    origin_ns: u64,
+    bytes_max: u64,
+    writer: RwLock<Option<Writer>>,
+}
+
+/// A thread of the training script.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Thread<'a> {
+    /// The system's number for it.
+    pub id: u64,
+    /// For people.
+    pub name: &'a str,
+}
+
+impl Timeline {
+    /// No file yet; one takes at most `bytes_max` bytes. `clock` is that of the tasks.
+    pub fn new(clock: Clock, bytes_max: u64) -> Self {
+        Self { origin_ns: clock.origin_unix_ns(), bytes_max, writer: RwLock::new(None) }
+    }
+
+    /// Opens the file of worker `rank`, and says which it is. `place` is a file name that ends in `.json`, before which the rank is put,
+    /// or else a folder, in which it is `RANK/comm.json`.
+    ///
+    /// # Errors
+    /// The file cannot be written, or one is open already.
+    pub fn start(&self, place: &Path, rank: WorkerId) -> Result<PathBuf> {
+        let mut writer = self.writer.write().expect(LOCK);
+        if writer.is_some() {
+            return Err(Error::FailedPrecondition {
+                what: "a timeline is being recorded already".to_owned(),
+                hint: "stop it before another one is started".to_owned(),
+            });
+        }
+        let path = path_of(place, rank);
+        *writer = Some(Writer::open(&path, rank, self.bytes_max)?);
+        Ok(path)
+    }
+
+    /// Completes the file. Does nothing if none is open.
+    pub fn stop(&self) {
+        let writer = self.writer.write().expect(LOCK).take();
+        drop(writer);
+    }
+
+    /// Records what the training script did from `start_ns` to `end_ns`, in nanoseconds since 1970.
+    pub fn record(&self, thread: Thread<'_>, name: &str, start_ns: u64, end_ns: u64) {
+        if let Some(writer) = &*self.writer.read().expect(LOCK) {
+            writer.thread(thread);
+            let name = name.to_owned().into();
+            writer.send(Event::Span(Span {
+                process: Process::Script,
+                row: thread.id,
+                name,
+                start_ns,
+                end_ns,
+                of: None,
+            }));
+        }
+    }
+
+    fn send(&self, event: Event) -> bool {
+        self.writer.read().expect(LOCK).as_ref().is_some_and(|writer| writer.send(event))
+    }
+
+    fn unix_ns(&self, time: Time) -> u64 {
+        self.origin_ns.saturating_add(time.0)
+    }
+}
+
+/// What is said of a task with each of its spans.
+#[derive(Clone, Debug)]
+pub(super) struct Subject {
+    pub(super) part: PartId,
+    pub(super) round: Round,
+    pub(super) bytes: u64,
+    pub(super) priority: Priority,
+    pub(super) server: ServerId,
+}
+
+/// The tasks under way, while a timeline is recorded.
+#[derive(Debug)]
+pub(super) struct TaskTrace {
+    timeline: Arc<Timeline>,
+    rows: BTreeMap<PartId, Row>,
+    courses: BTreeMap<TaskId, Course>,
+}
+
+#[derive(Debug)]
+struct Row {
+    number: u64,
+    tensors: Arc<[String]>,
+    /// Whether the file knows its name.
+    named: bool,
+    /// The end of its last span.
+    until: Time,
+}
+
+#[derive(Debug)]
+struct Course {
+    subject: Subject,
+    /// When it came where it is.
+    since: Time,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    Waits,
+    Runs(Stage),
+    /// It ran before anybody recorded it.
+    Unknown,
+}
+
+impl TaskTrace {
+    pub(super) const fn new(timeline: Arc<Timeline>) -> Self {
+        Self { timeline, rows: BTreeMap::new(), courses: BTreeMap::new() }
+    }
+
+    /// A task waits for its first stage. `tensors` names those of its part.
+    pub(super) fn submitted(&mut self, now: Time, id: TaskId, subject: Subject, tensors: impl FnOnce() -> Vec<String>) {
+        self.follow(now, id, subject, tensors, Place::Waits);
+    }
+
+    /// A task was under way when recording began; it is recorded from its next stage on.
+    pub(super) fn found(&mut self, now: Time, id: TaskId, subject: Subject, tensors: impl FnOnce() -> Vec<String>) {
+        self.follow(now, id, subject, tensors, Place::Unknown);
+    }
+
+    /// Its stage begins.
+    pub(super) fn taken(&mut self, now: Time, task: &Task, stage: Stage) {
+        let Some(course) = self.courses.get_mut(&task.id) else { return };
+        let since = std::mem::replace(&mut course.since, now);
+        if let Place::Waits = std::mem::replace(&mut course.place, Place::Runs(stage)) {
+            let subject = course.subject.clone();
+            self.write(since, now, "QUEUE", subject, ("for", stage.name().to_owned()));
+        }
+    }
+
+    /// Its stage ended.
+    pub(super) fn finished(&mut self, now: Time, id: TaskId, outcome: &Outcome) {
+        let Some(course) = self.courses.get_mut(&id) else { return };
+        let since = std::mem::replace(&mut course.since, now);
+        if let Place::Runs(stage) = std::mem::replace(&mut course.place, Place::Waits) {
+            let subject = course.subject.clone();
+            let how = match outcome {
+                Outcome::Done => "done".to_owned(),
+                Outcome::Retry { error, .. } => format!("to be repeated: {error}"),
+                Outcome::Failed(error) => error.to_string(),
+            };
+            self.write(since, now, stage.name(), subject, ("outcome", how));
+        }
+    }
+
+    /// It is gone.
+    pub(super) fn released(&mut self, id: TaskId) {
+        self.courses.remove(&id);
+    }
+
+    fn follow(&mut self, now: Time, id: TaskId, subject: Subject, tensors: impl FnOnce() -> Vec<String>, place: Place) {
+        let number = self.rows.len() as u64 + 1;
+        self.rows.entry(subject.part).or_insert_with(|| Row {
+            number,
+            tensors: tensors().into(),
+            named: false,
+            until: Time::ZERO,
+        });
+        self.courses.insert(id, Course { subject, since: now, place });
+    }
+
+    fn write(&mut self, since: Time, until: Time, name: &'static str, subject: Subject, note: (&'static str, String)) {
+        let row = self.rows.get_mut(&subject.part).expect("a task comes with its row");
+        let (number, tensors) = (row.number, Arc::clone(&row.tensors));
+        if !row.named {
+            let subject = subject.clone();
+            row.named = self.timeline.send(Event::Row { row: number, subject, tensors: Arc::clone(&tensors) });
+        }
+        // Spans of a row must not overlap. They would where a round is submitted before the one before it ended, for which it waits.
+        let start = since.max(row.until);
+        row.until = until;
+        self.timeline.send(Event::Span(Span {
+            process: Process::Gradients,
+            row: number,
+            name: name.into(),
+            start_ns: self.timeline.unix_ns(start),
+            end_ns: self.timeline.unix_ns(until),
+            of: Some(Of { subject, tensors, note }),
+        }));
+    }
+}
+
+/// Where the timeline of worker `rank` is written.
+fn path_of(place: &Path, rank: WorkerId) -> PathBuf {
+    match place.extension() {
+        Some(extension) if extension == "json" => place.with_extension(format!("{}.json", rank.0)),
+        Some(_) | None => place.join(rank.0.to_string()).join("comm.json"),
+    }
+}
+
+const LOCK: &str = "nobody panics while holding the timeline";
+
+#[cfg(test)]
+mod tests;

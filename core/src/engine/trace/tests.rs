@@ -1,0 +1,184 @@
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::file::Writer;
+use super::*;
+use crate::pipeline::{DeviceKind, Pipeline, Topology};
+use crate::sched::{Command, Scheduler, SchedulerConfig, TaskSpec};
+use crate::types::TensorKey;
+
+#[test]
+fn a_task_leaves_its_stages_and_what_they_were_of() {
+    let place = tempfile::tempdir().unwrap();
+    let path = record(place.path(), |timeline| {
+        let mut trace = TaskTrace::new(Arc::clone(timeline));
+        let mut scheduler = scheduler();
+        let (id, subject) = submit(&mut scheduler);
+        trace.submitted(at(0), id, subject, || vec!["weight".to_owned()]);
+        for (stage, taken, finished) in [(Stage::Push, 10, 30), (Stage::Pull, 31, 80)] {
+            let task = scheduler.take(at(taken), stage).unwrap();
+            trace.taken(at(taken), &task, stage);
+            trace.finished(at(finished), id, &Outcome::Done);
+            scheduler.finish(at(finished), id, Outcome::Done);
+        }
+        while let Some(command) = scheduler.next_command() {
+            if let Command::Release(id) = command {
+                trace.released(id);
+            }
+        }
+        assert!(trace.courses.is_empty(), "nothing is kept of what is gone");
+    });
+    let spans = spans(&path);
+    let told: Vec<(&str, f64)> =
+        spans.iter().map(|span| (span["name"].as_str().unwrap(), span["dur"].as_f64().unwrap())).collect();
+    assert_eq!(told, [("QUEUE", 10.0), ("PUSH", 20.0), ("QUEUE", 1.0), ("PULL", 49.0)]);
+    let args = &spans[1]["args"];
+    let of = ["tensor", "part", "round", "bytes", "priority", "server", "outcome"].map(|word| args[word].to_string());
+    assert_eq!(of, ["\"weight\"", "2", "5", "100", "-3", "1", "\"done\""]);
+    assert!(spans[0]["ts"].as_f64().unwrap() > 1.7e15, "microseconds since 1970");
+}
+
+#[test]
+fn a_repeated_push_says_why() {
+    let place = tempfile::tempdir().unwrap();
+    let path = record(place.path(), |timeline| {
+        let mut trace = TaskTrace::new(Arc::clone(timeline));
+        let mut scheduler = scheduler();
+        let (id, subject) = submit(&mut scheduler);
+        trace.submitted(at(0), id, subject, || vec!["a".to_owned(), "b".to_owned()]);
+        let task = scheduler.take(at(1), Stage::Push).unwrap();
+        trace.taken(at(1), &task, Stage::Push);
+        trace.finished(at(2), id, &Outcome::Retry { error: Error::Cancelled, landed: 0 });
+    });
+    let spans = spans(&path);
+    assert!(spans[1]["args"]["outcome"].as_str().unwrap().starts_with("to be repeated: "));
+    assert_eq!(spans[1]["args"]["tensor"], "a + 1 more");
+}
+
+#[test]
+fn a_task_that_runs_already_is_recorded_from_its_next_stage_on() {
+    let place = tempfile::tempdir().unwrap();
+    let path = record(place.path(), |timeline| {
+        let mut scheduler = scheduler();
+        let (id, subject) = submit(&mut scheduler);
+        scheduler.take(at(1), Stage::Push).unwrap();
+        let mut trace = TaskTrace::new(Arc::clone(timeline));
+        trace.found(at(2), id, subject, || vec!["late".to_owned()]);
+        trace.finished(at(3), id, &Outcome::Done);
+        scheduler.finish(at(3), id, Outcome::Done);
+        let task = scheduler.take(at(5), Stage::Pull).unwrap();
+        trace.taken(at(5), &task, Stage::Pull);
+        trace.finished(at(9), id, &Outcome::Done);
+    });
+    let names: Vec<String> = spans(&path).iter().map(|span| span["name"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(names, ["QUEUE", "PULL"]);
+}
+
+#[test]
+fn the_script_has_rows_of_its_own() {
+    let place = tempfile::tempdir().unwrap();
+    let path = record(place.path(), |timeline| {
+        let thread = Thread { id: 77, name: "main \"thread\"" };
+        timeline.record(thread, "backward", 1_000_500, 3_000_500);
+        timeline.record(thread, "step", 3_000_500, 3_000_500);
+    });
+    let events = read(&std::fs::read_to_string(&path).unwrap());
+    let named = |event: &&Value| event["name"] == "thread_name";
+    let names: Vec<&Value> = events.iter().filter(named).map(|event| &event["args"]["name"]).collect();
+    assert_eq!(names, ["main \"thread\""], "once");
+    let spans = spans(&path);
+    assert_eq!((spans[0]["ts"].as_f64(), spans[0]["dur"].as_f64()), (Some(1000.5), Some(2000.0)));
+    assert_eq!(spans.len(), 2);
+}
+
+#[test]
+fn a_full_file_says_how_much_is_missing() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("small.json");
+    let bytes_max = 4096;
+    {
+        let timeline = Timeline { origin_ns: 0, bytes_max, writer: RwLock::new(None) };
+        timeline.start(&path, WorkerId(0)).unwrap();
+        for number in 0..1000 {
+            timeline.record(Thread { id: 1, name: "main" }, "step", number, number + 1);
+        }
+        timeline.stop();
+    }
+    let text = std::fs::read_to_string(place.path().join("small.0.json")).unwrap();
+    assert!(text.len() as u64 <= bytes_max + 100, "{} B", text.len());
+    let events = read(&text);
+    let written = events.iter().filter(|event| event["ph"] == "X").count() as u64;
+    let lost = &events.last().unwrap()["args"]["count"];
+    assert!(written > 0);
+    assert_eq!(lost.as_u64(), Some(1000 - written));
+}
+
+#[test]
+fn a_file_that_nobody_completed_can_be_read() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("killed.json");
+    let writer = Writer::open(&path, WorkerId(1), 1 << 20).unwrap();
+    // The head is there before `open` returns, and whole lines follow.
+    let text = std::fs::read_to_string(&path).unwrap();
+    let closed = format!("{}]", text.trim_end().trim_end_matches(','));
+    assert_eq!(read(&closed)[0]["args"]["name"], "worker 1");
+    drop(writer);
+}
+
+#[test]
+fn only_one_timeline_is_recorded_at_a_time() {
+    let place = tempfile::tempdir().unwrap();
+    let timeline = Timeline::new(Clock::start(), 1 << 20);
+    timeline.start(place.path(), WorkerId(0)).unwrap();
+    assert!(matches!(timeline.start(place.path(), WorkerId(0)), Err(Error::FailedPrecondition { .. })));
+    timeline.stop();
+    timeline.start(place.path(), WorkerId(0)).unwrap();
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_named() {
+    let timeline = Timeline::new(Clock::start(), 1 << 20);
+    let error = timeline.start(Path::new("/dev/null/timeline"), WorkerId(0)).unwrap_err();
+    assert!(error.to_string().contains("/dev/null/timeline/0/comm.json"), "{error}");
+}
+
+fn record(folder: &Path, script: impl FnOnce(&Arc<Timeline>)) -> PathBuf {
+    let timeline = Arc::new(Timeline::new(Clock::start(), 1 << 20));
+    let path = timeline.start(folder, WorkerId(3)).unwrap();
+    assert_eq!(path, folder.join("3/comm.json"));
+    script(&timeline);
+    timeline.stop();
+    path
+}
+
+fn scheduler() -> Scheduler {
+    Scheduler::new(SchedulerConfig::default(), Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false))
+}
+
+fn submit(scheduler: &mut Scheduler) -> (TaskId, Subject) {
+    let subject = Subject {
+        part: PartId { key: TensorKey(1), index: 2 },
+        round: Round(5),
+        bytes: 100,
+        priority: Priority(-3),
+        server: ServerId(1),
+    };
+    let Subject { part, round, bytes, priority, server } = subject.clone();
+    let group = scheduler.open_group(at(0), "weight".into(), round, 1, None);
+    let task = scheduler.submit(at(0), TaskSpec { part, server, bytes, round, priority, groups: vec![group] });
+    (task, subject)
+}
+
+fn at(micros: u64) -> Time {
+    Time::ZERO + Duration::from_micros(micros)
+}
+
+fn spans(path: &Path) -> Vec<Value> {
+    let events = read(&std::fs::read_to_string(path).unwrap());
+    events.into_iter().filter(|event| event["ph"] == "X").collect()
+}
+
+fn read(text: &str) -> Vec<Value> {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in:\n{text}"))
+}

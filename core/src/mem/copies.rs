@@ -1,0 +1,61 @@
+//! The one way in which the data path copies bytes of tensors, so that every copy is counted.
+//!
+//! What counts is staging: bytes put where they are neither wanted in the end nor handed to the system. Not counted are the writes that
+//! there must be, each with a way of its own: a sum that lands where the caller wants it ([`Landing`](super::Landing)), and a
+//! contribution that is added to an accumulator or makes one ([`Kernels`](crate::reduce::Kernels)). A transport that encrypts does so on
+//! its own account.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Copies, and counts what it copied. Clones share the count.
+///
+/// ```
+/// use gradlane_core::mem::Copies;
+///
+/// let copies = Copies::default();
+/// let mut staged = [0; 3];
+/// copies.copy(b"abc", &mut staged);
+/// assert_eq!((&staged, copies.bytes()), (b"abc", 3));
+/// ```
+#[derive(Clone, Default, Debug)]
+pub struct Copies(Arc<AtomicU64>);
+
+impl Copies {
+    /// Copies `from` to `to`, which is only on the way to where the bytes are wanted.
+    ///
+    /// # Panics
+    /// If their lengths differ.
+    pub fn copy(&self, from: &[u8], to: &mut [u8]) {
+        to.copy_from_slice(from);
+        self.0.fetch_add(from.len() as u64, Ordering::Relaxed);
+    }
+
+    /// A copy of `from`, in memory of its own.
+    pub fn to_vec(&self, from: &[u8]) -> Vec<u8> {
+        let copy = from.to_vec();
+        self.0.fetch_add(from.len() as u64, Ordering::Relaxed);
+        copy
+    }
+
+    /// How many bytes were copied so far.
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_copy_through_any_clone_is_counted() {
+        let copies = Copies::default();
+        let clone = copies.clone();
+        let mut staged = [0; 5];
+        copies.copy(b"ab", &mut staged[..2]);
+        clone.copy(b"cde", &mut staged[2..]);
+        assert_eq!((&staged, copies.bytes(), clone.bytes()), (b"abcde", 5, 5));
+        assert_eq!((copies.to_vec(b"fg"), copies.bytes()), (b"fg".to_vec(), 7));
+    }
+}

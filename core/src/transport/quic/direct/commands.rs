@@ -1,0 +1,205 @@
+//! Commands to a loop that sleeps in the kernel: a queue, and a bell that is rung only for a sleeper.
+//!
+//! Who sends looks at one flag after its command is in the queue; the loop raises the flag and looks at the queue once more before it
+//! sleeps. So a busy loop costs its callers no system call, and no command is slept through.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use rustix::event::{EventfdFlags, eventfd};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender, WeakUnboundedSender};
+
+/// A queue of commands for one loop.
+///
+/// # Errors
+/// If the system gives no event descriptor.
+pub(super) fn channel<T>() -> io::Result<(Commands<T>, Inbox<T>)> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+    let bell = Arc::new(Bell { event: bell, sleeping: AtomicBool::new(false) });
+    Ok((Commands { sender: Some(sender), bell: Arc::clone(&bell) }, Inbox { receiver, bell }))
+}
+
+/// The callers' end. The loop is told when the last one is dropped.
+#[derive(Debug)]
+pub(super) struct Commands<T> {
+    /// Present until drop.
+    sender: Option<UnboundedSender<T>>,
+    bell: Arc<Bell>,
+}
+
+impl<T> Commands<T> {
+    /// Hands `command` over; never blocks.
+    ///
+    /// # Errors
+    /// The command itself, if the loop takes none any more.
+    pub(super) fn send(&self, command: T) -> Result<(), T> {
+        let sender = self.sender.as_ref().expect("taken only by drop");
+        sender.send(command).map_err(|refused| refused.0)?;
+        self.bell.ring();
+        Ok(())
+    }
+}
+
+impl<T> Commands<T> {
+    /// A callers' end that does not count as one.
+    pub(super) fn downgrade(&self) -> WeakCommands<T> {
+        let sender = self.sender.as_ref().expect("taken only by drop");
+        WeakCommands { sender: sender.downgrade(), bell: Arc::clone(&self.bell) }
+    }
+}
+
+/// What a loop keeps for those who work for it: it does not keep the loop running.
+#[derive(Debug)]
+pub(super) struct WeakCommands<T> {
+    sender: WeakUnboundedSender<T>,
+    bell: Arc<Bell>,
+}
+
+impl<T> WeakCommands<T> {
+    /// A callers' end, while there still is one.
+    pub(super) fn upgrade(&self) -> Option<Commands<T>> {
+        let sender = self.sender.upgrade()?;
+        Some(Commands { sender: Some(sender), bell: Arc::clone(&self.bell) })
+    }
+}
+
+impl<T> Clone for Commands<T> {
+    fn clone(&self) -> Self {
+        Self { sender: self.sender.clone(), bell: Arc::clone(&self.bell) }
+    }
+}
+
+impl<T> Drop for Commands<T> {
+    fn drop(&mut self) {
+        // First the sender, then the bell: who is woken must find the queue closed if this was the last.
+        self.sender.take();
+        self.bell.ring();
+    }
+}
+
+/// The loop's end.
+#[derive(Debug)]
+pub(super) struct Inbox<T> {
+    receiver: UnboundedReceiver<T>,
+    bell: Arc<Bell>,
+}
+
+/// What the inbox holds for the loop.
+pub(super) enum Next<T> {
+    /// A command.
+    Command(T),
+    /// Nothing now.
+    Empty,
+    /// Nothing, and nothing will come: all callers are gone, or the inbox was closed.
+    Closed,
+}
+
+impl<T> Inbox<T> {
+    pub(super) fn next(&mut self) -> Next<T> {
+        match self.receiver.try_recv() {
+            Ok(command) => Next::Command(command),
+            Err(mpsc::error::TryRecvError::Empty) => Next::Empty,
+            Err(mpsc::error::TryRecvError::Disconnected) => Next::Closed,
+        }
+    }
+
+    /// From now on commands are refused; what is in the queue is still handed out.
+    pub(super) fn close(&mut self) {
+        self.receiver.close();
+    }
+
+    /// Announces that the loop is about to sleep. Returns whether it may: nothing is in the queue.
+    pub(super) fn doze(&self) -> bool {
+        self.bell.sleeping.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let quiet = self.receiver.is_empty() && !self.receiver.is_closed();
+        if !quiet {
+            self.bell.sleeping.store(false, Ordering::SeqCst);
+        }
+        quiet
+    }
+
+    /// The loop is awake again; `rung` if the bell was what woke it.
+    pub(super) fn awake(&self, rung: bool) {
+        self.bell.sleeping.store(false, Ordering::SeqCst);
+        if rung {
+            let _ = rustix::io::read(&self.bell.event, &mut [0; 8]);
+        }
+    }
+
+    /// Readable once the bell was rung.
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.event.as_fd()
+    }
+}
+
+#[derive(Debug)]
+struct Bell {
+    event: OwnedFd,
+    sleeping: AtomicBool,
+}
+
+impl Bell {
+    fn ring(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleeping.load(Ordering::SeqCst) && self.sleeping.swap(false, Ordering::SeqCst) {
+            // Fails only when it was rung 2^64 times unheard.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_does_not_fall_asleep_over_a_command() {
+        let (commands, mut inbox) = channel().unwrap();
+        assert!(inbox.doze());
+        inbox.awake(false);
+        commands.send(1).unwrap();
+        assert!(!inbox.doze());
+        assert!(matches!(inbox.next(), Next::Command(1)));
+        assert!(matches!(inbox.next(), Next::Empty));
+    }
+
+    #[test]
+    fn the_bell_rings_for_a_sleeper_only() {
+        let (commands, inbox) = channel().unwrap();
+        let rung = || rustix::io::read(&inbox.bell.event, &mut [0; 8]).is_ok();
+        commands.send(1).unwrap();
+        assert!(!rung());
+        let (commands, inbox) = channel().unwrap();
+        let rung = || rustix::io::read(&inbox.bell.event, &mut [0; 8]).is_ok();
+        assert!(inbox.doze());
+        commands.send(1).unwrap();
+        commands.send(2).unwrap();
+        assert!(rung());
+        assert!(!rung(), "once");
+    }
+
+    #[test]
+    fn the_loop_hears_that_the_last_caller_is_gone() {
+        let (commands, mut inbox) = channel::<u8>().unwrap();
+        let second = commands.clone();
+        drop(commands);
+        assert!(inbox.doze());
+        drop(second);
+        assert!(rustix::io::read(&inbox.bell.event, &mut [0; 8]).is_ok());
+        assert!(matches!(inbox.next(), Next::Closed));
+    }
+
+    #[test]
+    fn a_closed_inbox_hands_out_what_it_holds_and_refuses_the_rest() {
+        let (commands, mut inbox) = channel().unwrap();
+        commands.send(1).unwrap();
+        inbox.close();
+        assert_eq!(commands.send(2), Err(2));
+        assert!(matches!(inbox.next(), Next::Command(1)));
+        assert!(matches!(inbox.next(), Next::Closed));
+    }
+}

@@ -1,0 +1,389 @@
+//! The loop of an endpoint: what quinn-proto decides, done with system calls on one thread.
+//!
+//! Each turn: commands, one batch of datagrams, timers, what the connections have to tell, what the role makes of it, and as many
+//! datagrams as may leave. When nothing moved, the thread sleeps in `poll(2)` until the socket, a command or a timer wakes it. There is
+//! no lock and no task: connections are fields, and what happens on them is a call to the [`Role`], a worker's or a server's.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use quinn_proto::{
+    ClientConfig, ConnectError, Connection, ConnectionHandle, DatagramEvent, Endpoint, EndpointConfig, Event, Incoming,
+    ServerConfig, VarInt,
+};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::commands::{Inbox, Next};
+use super::wire::{Batch, Wire};
+use crate::error::Error;
+
+/// What an endpoint is there for.
+pub(super) trait Role {
+    /// What its callers ask of it.
+    type Command;
+
+    /// Obeys. Returns how long to wait for the goodbye of the peers if that was the last command.
+    fn command(&mut self, net: &mut Net, command: Self::Command) -> Option<Duration>;
+
+    /// Answers a command that came after the last one.
+    fn refuse(&mut self, command: Self::Command);
+
+    /// A peer wants to connect.
+    fn knock(&mut self, net: &mut Net, incoming: Incoming);
+
+    /// Something happened on a connection.
+    fn event(&mut self, net: &mut Net, connection: ConnectionHandle, event: Event);
+
+    /// Everything that happened was told: time for what is better done once a turn.
+    fn settle(&mut self, net: &mut Net);
+
+    /// When it wants to be called though nothing happens.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// It is past its deadline.
+    fn expire(&mut self, net: &mut Net);
+
+    /// Ends everything: connections are closed, nobody waits. Called once, before the last goodbyes.
+    fn end(&mut self, net: &mut Net, reason: &Error);
+
+    /// How long to wait for the peers' goodbye when all callers are gone.
+    const GOODBYE: Duration;
+}
+
+/// Runs `role` until it is told to stop, or nobody can tell it anything any more.
+pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Command>) {
+    let (patience, reason) = loop {
+        net.now = now();
+        let (mut moved, mut last) = (false, None);
+        for _ in 0..COMMANDS_A_TURN {
+            match inbox.next() {
+                Next::Command(command) => {
+                    moved = true;
+                    last = role.command(&mut net, command);
+                }
+                Next::Empty => break,
+                Next::Closed => last = Some(R::GOODBYE),
+            }
+            if last.is_some() {
+                break;
+            }
+        }
+        if let Some(patience) = last {
+            break (patience, Error::Cancelled);
+        }
+        match net.turn(&mut role) {
+            Ok(turned) => moved |= turned,
+            Err(error) => {
+                tracing::error!(%error, "the socket of an endpoint failed");
+                break (Duration::ZERO, Error::Io { what: "the UDP socket".to_owned(), cause: error.to_string() });
+            }
+        }
+        if !moved && inbox.doze() {
+            let rung = net.sleep(role.deadline(), &inbox);
+            inbox.awake(rung);
+        }
+    };
+    // What comes from now on is refused by the queue, and what is in it below.
+    inbox.close();
+    role.end(&mut net, &reason);
+    while let Next::Command(command) = inbox.next() {
+        role.refuse(command);
+    }
+    let until = net.now + patience;
+    while !net.is_idle() && now() < until {
+        net.now = now();
+        match net.turn(&mut role) {
+            Ok(true) => {}
+            Ok(false) => drop(net.sleep(Some(until), &inbox)),
+            Err(_) => break,
+        }
+    }
+    if !net.is_idle() {
+        tracing::debug!(?patience, "a peer did not confirm the end of its link");
+    }
+}
+
+/// An endpoint: its socket and its connections.
+pub(super) struct Net {
+    wire: Wire,
+    endpoint: Endpoint,
+    /// By handle; quinn-proto uses small numbers, and uses them again.
+    lines: Vec<Option<Line>>,
+    /// Connections to look at in this turn.
+    stirred: Vec<ConnectionHandle>,
+    /// Their timers.
+    due: BTreeSet<(Instant, ConnectionHandle)>,
+    now: Instant,
+    batches: Vec<Batch>,
+    buffer: Vec<u8>,
+}
+
+struct Line {
+    connection: Connection,
+    due: Option<Instant>,
+    /// It is in `stirred`.
+    is_stirred: bool,
+    /// Something was done to it since its events were heard.
+    is_touched: bool,
+}
+
+impl Net {
+    pub(super) fn new(wire: Wire, config: EndpointConfig, server: Option<ServerConfig>) -> Self {
+        let probes = !wire.may_fragment();
+        Self {
+            endpoint: Endpoint::new(Arc::new(config), server.map(Arc::new), probes, None),
+            wire,
+            lines: Vec::new(),
+            stirred: Vec::new(),
+            due: BTreeSet::new(),
+            now: now(),
+            batches: Vec::new(),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// When this turn began.
+    pub(super) fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// The connection, to do something to it; none if it is forgotten already.
+    pub(super) fn connection(&mut self, handle: ConnectionHandle) -> Option<&mut Connection> {
+        let line = self.lines.get_mut(handle.0)?.as_mut()?;
+        line.is_touched = true;
+        if !line.is_stirred {
+            line.is_stirred = true;
+            self.stirred.push(handle);
+        }
+        Some(&mut line.connection)
+    }
+
+    /// Begins to connect.
+    pub(super) fn connect(
+        &mut self,
+        config: ClientConfig,
+        remote: SocketAddr,
+        name: &str,
+    ) -> Result<ConnectionHandle, ConnectError> {
+        let (handle, connection) = self.endpoint.connect(self.now, config, self.wire.own_family(remote), name)?;
+        self.insert(handle, connection);
+        Ok(handle)
+    }
+
+    /// Lets a peer try its handshake.
+    pub(super) fn accept(&mut self, incoming: Incoming, config: Arc<ServerConfig>) -> Option<ConnectionHandle> {
+        let remote = incoming.remote_address();
+        self.buffer.clear();
+        match self.endpoint.accept(incoming, self.now, &mut self.buffer, Some(config)) {
+            Ok((handle, connection)) => {
+                self.insert(handle, connection);
+                Some(handle)
+            }
+            Err(error) => {
+                tracing::debug!(%remote, error = %error.cause, "handshake not begun");
+                if let Some(transmit) = error.response {
+                    self.wire.respond(&transmit, &self.buffer);
+                }
+                None
+            }
+        }
+    }
+
+    /// Makes a peer prove that its address is real.
+    pub(super) fn retry(&mut self, incoming: Incoming) {
+        self.buffer.clear();
+        match self.endpoint.retry(incoming, &mut self.buffer) {
+            Ok(transmit) => self.wire.respond(&transmit, &self.buffer),
+            Err(error) => self.endpoint.ignore(error.into_incoming()),
+        }
+    }
+
+    /// Turns a peer away.
+    pub(super) fn refuse(&mut self, incoming: Incoming) {
+        self.buffer.clear();
+        let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
+        self.wire.respond(&transmit, &self.buffer);
+    }
+
+    /// Closes a connection. It is not heard of any more.
+    pub(super) fn close(&mut self, handle: ConnectionHandle, code: VarInt, reason: Vec<u8>) {
+        let now = self.now;
+        if let Some(connection) = self.connection(handle) {
+            connection.close(now, code, Bytes::from(reason));
+        }
+    }
+
+    /// Whether all connections are over, their goodbyes included.
+    fn is_idle(&self) -> bool {
+        self.lines.iter().all(Option::is_none)
+    }
+
+    fn insert(&mut self, handle: ConnectionHandle, connection: Connection) {
+        if self.lines.len() <= handle.0 {
+            self.lines.resize_with(handle.0 + 1, || None);
+        }
+        self.lines[handle.0] = Some(Line { connection, due: None, is_stirred: true, is_touched: false });
+        self.stirred.push(handle);
+    }
+
+    fn turn<R: Role>(&mut self, role: &mut R) -> std::io::Result<bool> {
+        let received = self.receive(role)?;
+        let expired = self.expire(role);
+        self.tell(role);
+        role.settle(self);
+        let sent = self.transmit();
+        Ok(received || expired || sent || (!self.stirred.is_empty() && !self.wire.is_full()))
+    }
+
+    fn receive<R: Role>(&mut self, role: &mut R) -> std::io::Result<bool> {
+        let mut batches = std::mem::take(&mut self.batches);
+        let received = self.wire.receive(&mut batches);
+        for mut batch in batches.drain(..) {
+            while !batch.datagrams.is_empty() {
+                let datagram = batch.datagrams.split_to(batch.stride.min(batch.datagrams.len()));
+                self.buffer.clear();
+                let event = self.endpoint.handle(self.now, batch.from, batch.to, batch.ecn, datagram, &mut self.buffer);
+                match event {
+                    Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                        // Not by `connection`: what arrived is told in this turn.
+                        if let Some(Some(line)) = self.lines.get_mut(handle.0) {
+                            line.connection.handle_event(event);
+                            stir(&mut self.stirred, line, handle);
+                        }
+                    }
+                    Some(DatagramEvent::NewConnection(incoming)) => role.knock(self, incoming),
+                    Some(DatagramEvent::Response(transmit)) => self.wire.respond(&transmit, &self.buffer),
+                    None => {}
+                }
+            }
+        }
+        self.batches = batches;
+        received
+    }
+
+    fn expire<R: Role>(&mut self, role: &mut R) -> bool {
+        let mut expired = false;
+        while let Some((_, handle)) = self.due.first().copied().filter(|(due, _)| *due <= self.now) {
+            self.due.pop_first();
+            expired = true;
+            if let Some(Some(line)) = self.lines.get_mut(handle.0) {
+                line.due = None;
+                line.connection.handle_timeout(self.now);
+                stir(&mut self.stirred, line, handle);
+            }
+        }
+        if role.deadline().is_some_and(|deadline| deadline <= self.now) {
+            role.expire(self);
+            expired = true;
+        }
+        expired
+    }
+
+    /// Passes on what the connections have to say, to the endpoint and to the role.
+    fn tell<R: Role>(&mut self, role: &mut R) {
+        let mut at = 0;
+        // The role may stir more of them.
+        while at < self.stirred.len() {
+            let handle = self.stirred[at];
+            at += 1;
+            let mut is_over = false;
+            while let Some(Some(line)) = self.lines.get_mut(handle.0) {
+                line.is_touched = false;
+                while let Some(event) = line.connection.poll_endpoint_events() {
+                    is_over |= event.is_drained();
+                    if let Some(reply) = self.endpoint.handle_event(handle, event) {
+                        line.connection.handle_event(reply);
+                    }
+                }
+                match line.connection.poll() {
+                    Some(event) => role.event(self, handle, event),
+                    None => break,
+                }
+            }
+            if is_over {
+                self.forget(handle);
+            }
+        }
+    }
+
+    fn forget(&mut self, handle: ConnectionHandle) {
+        if let Some(due) = self.lines[handle.0].take().and_then(|line| line.due) {
+            self.due.remove(&(due, handle));
+        }
+    }
+
+    /// Sends what may leave. A connection that has more than its share stays stirred.
+    fn transmit(&mut self) -> bool {
+        if self.stirred.is_empty() || !self.wire.flush() {
+            return false;
+        }
+        let now = now();
+        let mut sent = false;
+        let stirred = std::mem::take(&mut self.stirred);
+        for handle in stirred {
+            let Some(Some(line)) = self.lines.get_mut(handle.0) else { continue };
+            line.is_stirred = false;
+            // What was done to it after its events were heard may have made new ones.
+            let mut again = line.is_touched;
+            let segments = self.wire.segments(line.connection.current_mtu());
+            let mut bytes = 0;
+            while !self.wire.is_full() {
+                if bytes >= BYTES_A_TURN {
+                    again = true;
+                    break;
+                }
+                self.buffer.clear();
+                let Some(transmit) = line.connection.poll_transmit(now, segments, &mut self.buffer) else { break };
+                bytes += transmit.size;
+                sent = true;
+                self.wire.send(transmit, &mut self.buffer);
+            }
+            if again || self.wire.is_full() {
+                stir(&mut self.stirred, line, handle);
+            }
+            let due = line.connection.poll_timeout();
+            if due != line.due {
+                line.due.map(|due| self.due.remove(&(due, handle)));
+                due.map(|due| self.due.insert((due, handle)));
+                line.due = due;
+            }
+        }
+        sent
+    }
+
+    /// Sleeps until something happens or is due, at most until `deadline`. Returns whether the bell rang.
+    fn sleep<C>(&self, deadline: Option<Instant>, inbox: &Inbox<C>) -> bool {
+        let timers = self.due.first().map(|(due, _)| *due);
+        let until = deadline.into_iter().chain(timers).min();
+        let wait = until.map_or(SLEEP_MAX, |until| until.saturating_duration_since(now()).min(SLEEP_MAX));
+        let wait = Timespec::try_from(wait).expect("a minute fits");
+        let events = if self.wire.is_full() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let bell = inbox.bell();
+        let mut sources = [PollFd::new(&self.wire, events), PollFd::new(&bell, PollFlags::IN)];
+        // Interrupted by a signal it only returns early.
+        let _ = rustix::event::poll(&mut sources, Some(&wait));
+        sources[1].revents().contains(PollFlags::IN)
+    }
+}
+
+fn stir(stirred: &mut Vec<ConnectionHandle>, line: &mut Line, handle: ConnectionHandle) {
+    if !line.is_stirred {
+        line.is_stirred = true;
+        stirred.push(handle);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "quinn-proto's time is the system's, and this loop is its driver")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Commands obeyed before datagrams are looked at again.
+const COMMANDS_A_TURN: usize = 256;
+/// What one connection may send before the others and the receiving have their turn.
+const BYTES_A_TURN: usize = 1 << 20;
+/// The longest sleep; nothing depends on it.
+const SLEEP_MAX: Duration = Duration::from_secs(60);

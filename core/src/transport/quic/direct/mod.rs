@@ -1,0 +1,159 @@
+//! QUIC without an async runtime: one thread, one socket, quinn-proto driven by a loop of our own.
+//!
+//! The same exchanges, rules and errors as the tasks of quinn's async layer, at a smaller price a packet: a batch of datagrams is received
+//! into memory of which the chunks of a stream are slices, and handed to quinn-proto, the exchanges and the socket again without a lock, a
+//! channel or a wake-up between them.
+//!
+//! [`driver`] is the loop, with the socket ([`wire`]), its memory ([`arena`]) and the queue of commands ([`commands`]) below it. What
+//! happens on connections it tells a role: the [`worker`]'s with its [`exchange`]s, or the [`server`]'s with those it has [`served`].
+//!
+//! **Which goes first.** Every stream has a rank of its own: first by the urgency of its exchange, then by age. So what is urgent overtakes
+//! at the next packet, and of what is equally urgent one exchange is finished after the other, instead of all late together. quinn-proto
+//! orders only what it was given, and what it was given has used up the peer's credit: so it gets no more than a window's worth
+//! ([`Settings`]), and the rest waits here, in the same order.
+
+use std::time::Duration;
+
+use super::door::Door;
+use super::endpoint::EndpointThread;
+use super::identity::Credentials;
+use super::settings::Settings;
+use super::tls::{self, Admission};
+use super::{listener, socket};
+use crate::error::{Error, Result};
+use crate::mem::Region;
+use crate::transport::exchange::PullEnd;
+use crate::transport::{Inbox, LinkLost, Listener, Peer, Pulled, Push, Transport};
+use crate::types::{Done, ExchangeId, LinkId};
+use commands::Commands;
+use driver::Net;
+use exchange::Pull;
+use server::{Command, Server};
+use wire::Wire;
+use worker::{Call, Worker};
+
+mod arena;
+mod commands;
+mod dialing;
+mod driver;
+mod exchange;
+mod served;
+mod server;
+mod wire;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+/// Carries exchanges over QUIC. Dropping it closes it.
+pub(super) struct DirectTransport {
+    calls: Commands<Call>,
+    thread: EndpointThread,
+}
+
+impl DirectTransport {
+    /// A transport that connects as `credentials` say, from any free port.
+    pub(super) fn new(credentials: &Credentials, settings: &Settings) -> Result<Self> {
+        Self::on_wire(open(socket::bind_any(settings.socket_buffer_bytes)?)?, credentials, settings)
+    }
+
+    fn on_wire(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<Self> {
+        let tls = tls::client(credentials)?;
+        let (calls, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
+        let net = Net::new(wire, settings.endpoint(), None);
+        let worker = Worker::new(tls, settings.clone(), calls.downgrade());
+        let thread = EndpointThread::run("gradlane-quic", move || driver::run(net, worker, inbox))?;
+        Ok(Self { calls, thread })
+    }
+
+    fn call(&self, call: Call) {
+        let refused = if self.thread.is_ours() { self.calls.send(call).err() } else { Some(call) };
+        if let Some(call) = refused {
+            call.refuse();
+        }
+    }
+}
+
+impl Transport for DirectTransport {
+    fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
+        self.call(Call::Connect { peer, patience, lost, done });
+    }
+
+    fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>) {
+        let bytes: usize = push.body.iter().map(Region::len).sum();
+        assert_eq!(bytes as u64, push.header.body_bytes(), "a push announces the bytes it carries");
+        self.call(Call::Push { link, exchange, push, done });
+    }
+
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
+        self.call(Call::Pull { exchange, pull: Pull { into, end: PullEnd::new(done) } });
+    }
+
+    fn abandon(&self, exchange: ExchangeId) {
+        self.call(Call::Abandon { exchange });
+    }
+
+    fn disconnect(&self, link: LinkId) {
+        self.call(Call::Disconnect { link });
+    }
+
+    fn shutdown(&self, patience: Duration) {
+        self.call(Call::Shutdown { patience });
+        self.thread.join(patience);
+    }
+}
+
+impl Drop for DirectTransport {
+    fn drop(&mut self) {
+        self.shutdown(DROP_PATIENCE);
+    }
+}
+
+/// Listens at `address`; see [`listener::bind`].
+pub(super) fn bind(address: &str, credentials: &Credentials, settings: &Settings, inbox: Inbox) -> Result<Listener> {
+    let wire = open(socket::bind(listener::parse(address)?, settings.socket_buffer_bytes)?)?;
+    listen_on(wire, credentials, settings, inbox)
+}
+
+fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: Inbox) -> Result<Listener> {
+    let address = wire.local_addr().map_err(|error| no_socket(&error))?.to_string();
+    let (door, config) = Door::new(credentials, settings, Admission::Members)?;
+    let (commands, orders) = commands::channel().map_err(|error| no_queue(&error))?;
+    let net = Net::new(wire, settings.endpoint(), Some(config));
+    let server = Server::new(door, settings.exchanges_in_flight_max, inbox);
+    let thread = EndpointThread::run("gradlane-listen", move || driver::run(net, server, orders))?;
+    // Dropping the listener drops its outbox, and with the last sender the thread ends.
+    let stop = commands.clone();
+    Ok(Listener {
+        address,
+        outbox: Box::new(move |outgoing| drop(commands.send(Command::Outgoing(outgoing)))),
+        stop: Box::new(move |patience| {
+            if thread.is_ours() {
+                drop(stop.send(Command::Stop(patience)));
+                thread.join(patience);
+            }
+        }),
+    })
+}
+
+fn open(socket: std::net::UdpSocket) -> Result<Wire> {
+    Wire::new(socket).map_err(|error| no_socket(&error))
+}
+
+fn no_socket(error: &std::io::Error) -> Error {
+    Error::Io { what: "preparing a UDP socket".to_owned(), cause: error.to_string() }
+}
+
+fn no_queue(error: &std::io::Error) -> Error {
+    Error::Io { what: "opening an event descriptor".to_owned(), cause: error.to_string() }
+}
+
+/// The rank of the `nth` stream of a link among the others: the more urgent first, then the older. Ages are compared within 2^24
+/// streams; beyond, an old one would only wait longer.
+fn precedence(urgency: u8, nth: u32) -> i32 {
+    const AGES: u32 = 1 << 24;
+    (i32::from(urgency) + 1) * AGES as i32 - (nth % AGES) as i32
+}
+
+/// How long dropping a transport waits for its thread.
+const DROP_PATIENCE: Duration = Duration::from_secs(2);

@@ -1,0 +1,335 @@
+//! A server's side: who is let in, and the exchanges of all links.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use quinn_proto::{ConnectionError, ConnectionHandle, Dir, Event, Incoming as Knock, StreamEvent, StreamId, VarInt};
+
+use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode_reason, gave_up};
+use super::super::door::{Door, Verdict};
+use super::super::tls::{PeerOf, peer_of};
+use super::driver::{Net, Role};
+use super::precedence;
+use super::served::{Found, Served};
+use crate::error::Error;
+use crate::transport::{Inbox, Incoming, Outgoing};
+use crate::types::{ExchangeId, LinkId};
+
+/// What the owner of a listener asks for.
+pub(super) enum Command {
+    Outgoing(Outgoing),
+    Stop(Duration),
+}
+
+/// All links and exchanges of a server.
+pub(super) struct Server {
+    inbox: Inbox,
+    door: Door,
+    is_closed: bool,
+    /// How many exchanges a peer may have open.
+    streams: u32,
+    /// Handshakes under way, and when they are given up.
+    arriving: BTreeMap<ConnectionHandle, Instant>,
+    links: BTreeMap<LinkId, Link>,
+    owners: BTreeMap<ConnectionHandle, LinkId>,
+    /// Where the exchanges are that were told of.
+    exchanges: BTreeMap<ExchangeId, (LinkId, StreamId)>,
+    /// Links whose streams may take more.
+    ready: BTreeSet<LinkId>,
+    /// Numbers for links and exchanges, never given twice by one listener.
+    names: u64,
+}
+
+struct Link {
+    handle: ConnectionHandle,
+    peer: String,
+    answers: u32,
+    streams: BTreeMap<StreamId, Served>,
+    /// Streams with something to write, the most urgent first.
+    writers: BTreeSet<(Reverse<i32>, StreamId)>,
+}
+
+impl Role for Server {
+    type Command = Command;
+    /// Nobody waits for the thread of a listener that was dropped.
+    const GOODBYE: Duration = Duration::from_millis(500);
+
+    fn command(&mut self, net: &mut Net, command: Command) -> Option<Duration> {
+        match command {
+            Command::Outgoing(outgoing) => self.outgoing(net, outgoing),
+            Command::Stop(patience) => return Some(patience),
+        }
+        None
+    }
+
+    fn refuse(&mut self, command: Command) {
+        drop(command);
+    }
+
+    fn knock(&mut self, net: &mut Net, incoming: Knock) {
+        if self.is_closed {
+            return net.refuse(incoming);
+        }
+        let remote = incoming.remote_address();
+        let may_retry = !incoming.remote_address_validated() && incoming.may_retry();
+        match self.door.verdict(self.arriving.len(), may_retry) {
+            Verdict::Prove => net.retry(incoming),
+            Verdict::TurnAway => {
+                tracing::debug!(%remote, "turned away: too many handshakes at once");
+                net.refuse(incoming);
+            }
+            Verdict::Try => {
+                let config = self.door.config_for(remote.ip());
+                if let Some(handle) = net.accept(incoming, config) {
+                    self.arriving.insert(handle, net.now() + self.door.handshake_timeout());
+                }
+            }
+        }
+    }
+
+    fn event(&mut self, net: &mut Net, handle: ConnectionHandle, event: Event) {
+        if self.arriving.contains_key(&handle) {
+            match event {
+                Event::Connected => self.arrived(net, handle),
+                Event::ConnectionLost { reason } => {
+                    self.arriving.remove(&handle);
+                    let remote = net.connection(handle).map(|connection| connection.remote_address());
+                    let who = remote.map_or("a process".to_owned(), |remote| format!("the process at {remote}"));
+                    let error = connection_error(&reason, &who);
+                    tracing::warn!(%error, "refused");
+                }
+                Event::HandshakeDataReady | Event::Stream(_) | Event::DatagramReceived | Event::DatagramsUnblocked => {}
+            }
+            return;
+        }
+        let Some(id) = self.owners.get(&handle).copied() else { return };
+        match event {
+            Event::ConnectionLost { reason } => self.link_ended(net, id, &reason),
+            Event::Stream(StreamEvent::Opened { dir: Dir::Bi }) => {
+                while let Some(stream) = net.connection(handle).and_then(|line| line.streams().accept(Dir::Bi)) {
+                    let exchange = ExchangeId(self.name());
+                    let Some(link) = self.links.get_mut(&id) else { return };
+                    link.streams.insert(stream, Served::new(exchange, stream));
+                    self.read(net, id, stream);
+                }
+            }
+            Event::Stream(StreamEvent::Readable { id: stream }) => self.read(net, id, stream),
+            Event::Stream(StreamEvent::Writable { .. }) => drop(self.ready.insert(id)),
+            Event::Stream(StreamEvent::Stopped { id: stream, .. }) => {
+                if let Some(peer) = self.links.get(&id).map(|link| link.peer.clone()) {
+                    self.torn(net, id, stream, gave_up(&peer));
+                }
+            }
+            Event::Stream(StreamEvent::Finished { id: stream }) => {
+                if let Some(exchange) = self.forget(net, id, stream) {
+                    self.tell(Incoming::Answered { exchange });
+                }
+            }
+            Event::HandshakeDataReady
+            | Event::Connected
+            | Event::Stream(StreamEvent::Opened { .. } | StreamEvent::Available { .. })
+            | Event::DatagramReceived
+            | Event::DatagramsUnblocked => {}
+        }
+    }
+
+    fn settle(&mut self, net: &mut Net) {
+        while let Some(link) = self.ready.pop_first() {
+            self.write(net, link);
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.arriving.values().min().copied()
+    }
+
+    fn expire(&mut self, net: &mut Net) {
+        let now = net.now();
+        let late = self.arriving.iter().filter(|(_, deadline)| **deadline <= now).map(|(handle, _)| *handle);
+        for handle in late.collect::<Vec<_>>() {
+            self.arriving.remove(&handle);
+            tracing::debug!("handshake not finished in time");
+            net.close(handle, CLOSE_ORDERLY, Vec::new());
+        }
+    }
+
+    fn end(&mut self, net: &mut Net, _reason: &Error) {
+        self.is_closed = true;
+        for handle in std::mem::take(&mut self.arriving).into_keys() {
+            net.close(handle, CLOSE_ORDERLY, Vec::new());
+        }
+        let links: Vec<(LinkId, ConnectionHandle)> = self.links.iter().map(|(id, link)| (*id, link.handle)).collect();
+        for (link, handle) in links {
+            net.close(handle, CLOSE_ORDERLY, Vec::new());
+            self.link_ended(net, link, &ConnectionError::LocallyClosed);
+        }
+    }
+}
+
+impl Server {
+    pub(super) fn new(door: Door, streams: u32, inbox: Inbox) -> Self {
+        Self {
+            inbox,
+            door,
+            is_closed: false,
+            streams,
+            arriving: BTreeMap::new(),
+            links: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            exchanges: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            names: 0,
+        }
+    }
+
+    fn tell(&self, event: Incoming) {
+        (self.inbox)(event);
+    }
+
+    fn name(&mut self) -> u64 {
+        self.names += 1;
+        self.names
+    }
+
+    /// A handshake is done: whose was it?
+    fn arrived(&mut self, net: &mut Net, handle: ConnectionHandle) {
+        self.arriving.remove(&handle);
+        let Some(connection) = net.connection(handle) else { return };
+        let address = connection.remote_address();
+        let session = connection.crypto_session();
+        let identity = match peer_of(session.handshake_data(), session.peer_identity()) {
+            Ok(PeerOf::Member(identity)) => identity,
+            Ok(PeerOf::Newcomer) => return net.close(handle, CLOSE_ORDERLY, Vec::new()),
+            Err(error) => {
+                tracing::warn!(remote = %address, %error, "refused");
+                return net.close(handle, CLOSE_ERROR, encode_reason(&error));
+            }
+        };
+        connection.set_max_concurrent_streams(Dir::Bi, VarInt::from_u32(self.streams));
+        let link = LinkId(self.name());
+        let peer = format!("{} {} at {address}", identity.role, identity.node);
+        let (streams, writers) = (BTreeMap::new(), BTreeSet::new());
+        self.links.insert(link, Link { handle, peer, answers: 0, streams, writers });
+        self.owners.insert(handle, link);
+        self.tell(Incoming::LinkUp { link, node: identity.node, address: address.to_string() });
+    }
+
+    fn outgoing(&mut self, net: &mut Net, outgoing: Outgoing) {
+        let exchange = match &outgoing {
+            Outgoing::Disconnect { link, reason } => {
+                if let Some(handle) = self.links.get(link).map(|link| link.handle) {
+                    net.close(handle, CLOSE_ERROR, encode_reason(reason));
+                    self.link_ended(net, *link, &ConnectionError::LocallyClosed);
+                }
+                return;
+            }
+            Outgoing::Accept { exchange }
+            | Outgoing::Answer { exchange, .. }
+            | Outgoing::Block { exchange, .. }
+            | Outgoing::End { exchange, .. }
+            | Outgoing::Reject { exchange, .. } => *exchange,
+        };
+        let Some((id, stream)) = self.exchanges.get(&exchange).copied() else { return };
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let (Some(served), Some(connection)) = (link.streams.get_mut(&stream), net.connection(link.handle)) else {
+            return;
+        };
+        let outcome = match outgoing {
+            Outgoing::Accept { .. } => {
+                served.accept();
+                return self.read(net, id, stream);
+            }
+            Outgoing::Answer { header, .. } => {
+                link.answers = link.answers.wrapping_add(1);
+                served.answer(connection, header, precedence(header.urgency, link.answers))
+            }
+            Outgoing::Block { block, .. } => served.block(block),
+            Outgoing::End { checksum, .. } => served.last(checksum),
+            Outgoing::Reject { header, error, .. } => {
+                link.answers = link.answers.wrapping_add(1);
+                served.reject(connection, header, &error, precedence(header.urgency, link.answers))
+            }
+            Outgoing::Disconnect { .. } => unreachable!("obeyed above"),
+        };
+        match outcome {
+            Ok(()) => {
+                link.writers.insert((Reverse(served.precedence), stream));
+                self.ready.insert(id);
+            }
+            Err(error) => self.torn(net, id, stream, error),
+        }
+    }
+
+    /// Passes on what a stream brought.
+    fn read(&mut self, net: &mut Net, id: LinkId, stream: StreamId) {
+        loop {
+            let Some(link) = self.links.get_mut(&id) else { return };
+            let (Some(served), Some(connection)) = (link.streams.get_mut(&stream), net.connection(link.handle)) else {
+                return;
+            };
+            let exchange = served.id;
+            match served.read(connection, &link.peer) {
+                Found::Nothing => return,
+                Found::Opened(header) => {
+                    self.exchanges.insert(exchange, (id, stream));
+                    self.tell(Incoming::Opened { link: id, exchange, header });
+                }
+                Found::Body(chunks) => self.tell(Incoming::Body { exchange, chunks }),
+                Found::Torn(reason) => return self.torn(net, id, stream, reason),
+                Found::Broken(error) => {
+                    tracing::warn!(peer = link.peer, %error, "closing a link");
+                    net.close(link.handle, CLOSE_ERROR, encode_reason(&error));
+                    self.torn(net, id, stream, error);
+                    return self.link_ended(net, id, &ConnectionError::LocallyClosed);
+                }
+            }
+        }
+    }
+
+    /// Writes, the most urgent answer first.
+    fn write(&mut self, net: &mut Net, id: LinkId) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let Some(connection) = net.connection(link.handle) else { return };
+        for (precedence, stream) in std::mem::take(&mut link.writers) {
+            let Some(served) = link.streams.get_mut(&stream) else { continue };
+            served.write(connection);
+            if served.is_writing() {
+                link.writers.insert((precedence, stream));
+            }
+        }
+    }
+
+    /// An exchange ended without its answer delivered.
+    fn torn(&mut self, net: &mut Net, id: LinkId, stream: StreamId, reason: Error) {
+        if let Some(exchange) = self.forget(net, id, stream) {
+            self.tell(Incoming::Torn { exchange, reason });
+        }
+    }
+
+    /// Drops an exchange with its streams. Returns it if somebody was told of it.
+    fn forget(&mut self, net: &mut Net, id: LinkId, stream: StreamId) -> Option<ExchangeId> {
+        let link = self.links.get_mut(&id)?;
+        let served = link.streams.remove(&stream)?;
+        link.writers.remove(&(Reverse(served.precedence), stream));
+        if let Some(connection) = net.connection(link.handle) {
+            served.end(connection);
+        }
+        self.exchanges.remove(&served.id);
+        served.was_opened().then_some(served.id)
+    }
+
+    /// A link is over: first its exchanges are torn, then it is told.
+    fn link_ended(&mut self, net: &mut Net, id: LinkId, reason: &ConnectionError) {
+        let Some(link) = self.links.get(&id) else { return };
+        let reason = connection_error(reason, &link.peer);
+        let streams: Vec<StreamId> = link.streams.keys().copied().collect();
+        for stream in streams {
+            self.torn(net, id, stream, reason.clone());
+        }
+        if let Some(link) = self.links.remove(&id) {
+            self.owners.remove(&link.handle);
+            self.tell(Incoming::LinkDown { link: id, reason });
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What the direct driver does beyond the promises of every transport, which `quic::tests` hold it to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+
+use super::*;
+use crate::transport::Incoming;
+use crate::transport::contract::{self, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
+use crate::transport::quic::tests::Loopback;
+use crate::types::{NodeId, Role};
+
+#[test]
+fn a_network_that_loses_a_fifth_of_all_datagrams_loses_nothing() {
+    for datagram_bytes_max in [1_452, 16_000] {
+        let settings = Settings { datagram_bytes_max: Some(datagram_bytes_max), ..Settings::default() };
+        let world = Trying { loss_percent: 20, ..Trying::new(settings) };
+        let (server, worker) = connected(&world);
+        let _echo = server.echo();
+        let mut memory: Vec<(Vec<u8>, Vec<u8>)> =
+            (0..4).map(|seed| (pattern(500_000, seed), vec![0; 500_000])).collect();
+        let mut sums = Vec::new();
+        for (id, (pushed, pulled)) in (0..).zip(&mut memory) {
+            worker.push(ExchangeId(id), pushed);
+            sums.push(worker.pull(ExchangeId(id), pulled));
+        }
+        for sum in sums {
+            sum_of(sum.soon());
+        }
+        assert!(memory.iter().all(|(pushed, pulled)| pushed == pulled));
+    }
+}
+
+#[test]
+fn loopback_is_used_in_its_full_width() {
+    let world = Trying::new(Settings::default());
+    let (server, worker) = connected(&world);
+    server.still_serves(&worker);
+    world.exchange(server, &worker, 1 << 20);
+    assert!(world.largest.load(Ordering::Relaxed) > 65_000);
+}
+
+#[test]
+fn no_datagram_is_larger_than_allowed() {
+    let settings = Settings { datagram_bytes_max: Some(1_452), ..Settings::default() };
+    let world = Trying::new(settings);
+    let (server, worker) = connected(&world);
+    world.exchange(server, &worker, 1 << 20);
+    assert_eq!(world.largest.load(Ordering::Relaxed), 1_452);
+}
+
+#[test]
+fn many_workers_are_served_by_one_thread() {
+    let world = Loopback::new();
+    let server = Server::new(&world);
+    let workers: Vec<Worker> = (0..40).map(|_| server.connect(world.transport())).collect();
+    let _echo = server.echo();
+    let mut memory: Vec<(Vec<u8>, Vec<u8>)> = (0..40).map(|seed| (pattern(200_000, seed), vec![0; 200_000])).collect();
+    let mut sums = Vec::new();
+    for (worker, (pushed, pulled)) in workers.iter().zip(&mut memory) {
+        worker.push(ExchangeId(1), pushed);
+        sums.push(worker.pull(ExchangeId(1), pulled));
+    }
+    for sum in sums {
+        sum_of(sum.soon());
+    }
+    assert!(memory.iter().all(|(pushed, pulled)| pushed == pulled));
+}
+
+#[test]
+fn a_worker_that_falls_silent_is_torn_and_then_gone() {
+    let mut world = Loopback::new();
+    let idle_timeout = Duration::from_millis(500);
+    world.settings = Settings { idle_timeout, keep_alive: idle_timeout / 4, ..Settings::default() };
+    let (server, worker) = connected(&world);
+    let mut memory = pattern(1000, 1);
+    // Its thread stops where it is, as that of a process that was killed or suspended.
+    let (release, stuck) = channel::<()>();
+    let push = contract::push_of(contract::header(1000), &mut memory);
+    let stop = Done::new(move |_| {
+        let _ = stuck.recv();
+    });
+    worker.transport.push(worker.link, ExchangeId(1), push, stop);
+    // The server hears the push only if it was sent before the thread stopped.
+    let reason = loop {
+        match server.next() {
+            Incoming::LinkDown { reason, .. } => break reason,
+            Incoming::Opened { .. } | Incoming::Torn { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(reason.to_string().contains("stopped answering"), "{reason}");
+    drop(release);
+}
+
+#[test]
+fn a_server_is_found_by_its_name() {
+    let world = Loopback::new();
+    let server = Server::new(&world);
+    let port = server.peer.address.rsplit_once(':').unwrap().1;
+    let named = Peer { address: format!("localhost:{port}"), ..server.peer.clone() };
+    let transport = world.transport();
+    connect(&*transport, named).0.soon().unwrap();
+    let nowhere = Peer { address: "host.invalid:1".to_owned(), ..server.peer.clone() };
+    let (sender, refused) = channel();
+    let done = Done::new(move |outcome| drop(sender.send(outcome)));
+    transport.connect(nowhere, Duration::from_millis(1), Box::new(|_, _| {}), done);
+    let error = refused.recv_timeout(SOON).unwrap().unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+}
+
+#[test]
+fn the_more_urgent_stream_goes_first_and_of_equals_the_older() {
+    assert!(precedence(1, 9) > precedence(0, 1));
+    assert!(precedence(3, 1) > precedence(3, 2));
+    assert!(precedence(7, u32::MAX) > precedence(6, 0));
+    assert!(precedence(0, u32::MAX) > 0);
+}
+
+/// A job whose sockets a test listens at.
+struct Trying {
+    world: Loopback,
+    loss_percent: u64,
+    largest: Arc<AtomicUsize>,
+}
+
+impl Trying {
+    fn new(settings: Settings) -> Self {
+        let mut world = Loopback::new();
+        world.settings = settings;
+        Self { world, loss_percent: 0, largest: Arc::default() }
+    }
+
+    fn wire(&self, address: &str) -> Wire {
+        let mut wire = open(socket::bind(address.parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        (wire.trial.loss_percent, wire.trial.largest) = (self.loss_percent, Arc::clone(&self.largest));
+        wire
+    }
+
+    fn exchange(&self, server: Server, worker: &Worker, bytes: usize) {
+        let _echo = server.echo();
+        let (mut pushed, mut pulled) = (pattern(bytes, 1), vec![0; bytes]);
+        worker.push(ExchangeId(1), &mut pushed);
+        sum_of(worker.pull(ExchangeId(1), &mut pulled).soon());
+        assert!(pushed == pulled);
+    }
+}
+
+impl World for Trying {
+    fn listen(&self, inbox: Inbox) -> (Listener, NodeId) {
+        let credentials = self.world.credentials(Role::Server);
+        let listener = listen_on(self.wire("127.0.0.1:0"), &credentials, &self.world.settings, inbox).unwrap();
+        (listener, credentials.node())
+    }
+
+    fn transport(&self) -> Arc<dyn Transport> {
+        let credentials = self.world.credentials(Role::Worker);
+        Arc::new(DirectTransport::on_wire(self.wire("0.0.0.0:0"), &credentials, &self.world.settings).unwrap())
+    }
+}

@@ -1,0 +1,214 @@
+//! The UDP socket of a driver: batches in, batches out, nothing kept but what the kernel would not take.
+
+use std::io::{self, IoSliceMut};
+use std::net::{SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use bytes::BytesMut;
+use quinn::udp::{self, RecvMeta, UdpSocketState};
+use quinn_proto::{EcnCodepoint, Transmit};
+
+use super::arena::{Arena, SLOT_BYTES};
+use crate::transport::quic::settings::DATAGRAM_BYTES_MAX;
+
+/// A socket with offload in both directions, as far as the system has it.
+#[derive(Debug)]
+pub(super) struct Wire {
+    socket: UdpSocket,
+    state: UdpSocketState,
+    is_v6: bool,
+    arena: Arena,
+    slots: Vec<BytesMut>,
+    /// What the kernel had no room for. Nothing else is sent before it.
+    unsent: Option<(Transmit, Vec<u8>)>,
+    #[cfg(test)]
+    pub(super) trial: Trial,
+}
+
+/// Datagrams of one sender.
+pub(super) struct Batch {
+    pub(super) from: SocketAddr,
+    pub(super) to: Option<std::net::IpAddr>,
+    pub(super) ecn: Option<EcnCodepoint>,
+    /// One after the other, each `stride` long but the last.
+    pub(super) datagrams: BytesMut,
+    pub(super) stride: usize,
+}
+
+impl Wire {
+    /// # Errors
+    /// If the socket cannot be prepared.
+    pub(super) fn new(socket: UdpSocket) -> io::Result<Self> {
+        let state = UdpSocketState::new((&socket).into())?;
+        let is_v6 = socket.local_addr()?.is_ipv6();
+        let mut arena = Arena::new();
+        let slots = (0..RECEIVE_BATCH).map(|_| arena.slot()).collect();
+        Ok(Self {
+            socket,
+            state,
+            is_v6,
+            arena,
+            slots,
+            unsent: None,
+            #[cfg(test)]
+            trial: Trial::default(),
+        })
+    }
+
+    pub(super) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Whether the network may cut datagrams into pieces, which makes probing for their size pointless.
+    pub(super) fn may_fragment(&self) -> bool {
+        self.state.may_fragment()
+    }
+
+    /// `remote` as this socket's family writes it.
+    pub(super) fn own_family(&self, remote: SocketAddr) -> SocketAddr {
+        match remote {
+            SocketAddr::V4(v4) if self.is_v6 => SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0).into(),
+            other => other,
+        }
+    }
+
+    /// What has arrived, at most one batch; whether there was anything.
+    ///
+    /// # Errors
+    /// If the socket is of no use any more.
+    pub(super) fn receive(&mut self, into: &mut Vec<Batch>) -> io::Result<bool> {
+        let mut meta = [RecvMeta::default(); RECEIVE_BATCH];
+        let received = {
+            let mut slots = self.slots.iter_mut();
+            let mut buffers: [IoSliceMut<'_>; RECEIVE_BATCH] =
+                std::array::from_fn(|_| IoSliceMut::new(slots.next().expect("as many slots as buffers")));
+            self.state.recv((&self.socket).into(), &mut buffers, &mut meta)
+        };
+        let received = match received {
+            Ok(received) => received,
+            Err(error) => return if is_passing(&error) { Ok(false) } else { Err(error) },
+        };
+        for (slot, meta) in self.slots.iter_mut().zip(&meta).take(received) {
+            let len = meta.len.min(SLOT_BYTES);
+            let datagrams = self.arena.cut(slot, len);
+            let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
+            into.push(Batch { from: meta.addr, to: meta.dst_ip, ecn, datagrams, stride: meta.stride.max(1) });
+        }
+        #[cfg(test)]
+        self.trial.look_at(into);
+        Ok(received > 0)
+    }
+
+    /// How many datagrams of `bytes` go into one call.
+    pub(super) fn segments(&self, bytes: u16) -> usize {
+        // Segmentation offload takes no more than an IP packet holds.
+        (usize::from(DATAGRAM_BYTES_MAX) / usize::from(bytes).max(1)).clamp(1, self.state.max_gso_segments())
+    }
+
+    /// Sends, or keeps what the kernel has no room for. Returns whether the socket takes more.
+    ///
+    /// Other errors, such as an unreachable network or a datagram too large for the path, are losses like any other.
+    pub(super) fn send(&mut self, transmit: Transmit, contents: &mut Vec<u8>) -> bool {
+        if try_send(&self.state, &self.socket, &transmit, contents) {
+            return true;
+        }
+        self.unsent = Some((transmit, std::mem::take(contents)));
+        false
+    }
+
+    /// Sends a reply to a stranger, or drops it: who is in earnest asks again.
+    pub(super) fn respond(&self, transmit: &Transmit, contents: &[u8]) {
+        if self.unsent.is_none() {
+            let _ = try_send(&self.state, &self.socket, transmit, contents);
+        }
+    }
+
+    /// Sends what was kept. Returns whether the socket takes more.
+    pub(super) fn flush(&mut self) -> bool {
+        let Some((transmit, contents)) = &self.unsent else { return true };
+        if !try_send(&self.state, &self.socket, transmit, contents) {
+            return false;
+        }
+        self.unsent = None;
+        true
+    }
+
+    /// Whether something waits for the kernel to have room.
+    pub(super) fn is_full(&self) -> bool {
+        self.unsent.is_some()
+    }
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn try_send(state: &UdpSocketState, socket: &UdpSocket, transmit: &Transmit, contents: &[u8]) -> bool {
+    let transmit = udp::Transmit {
+        destination: transmit.destination,
+        ecn: transmit.ecn.and_then(|ecn| udp::EcnCodepoint::from_bits(ecn as u8)),
+        contents: &contents[..transmit.size],
+        segment_size: transmit.segment_size,
+        src_ip: transmit.src_ip,
+    };
+    match state.send(socket.into(), &transmit) {
+        Ok(()) => true,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}
+
+/// Whether an error of receiving says nothing about the socket: it is empty, or an answer of some network node is reported, which anyone
+/// can forge.
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::WouldBlock
+            | Kind::Interrupted
+            | Kind::ConnectionReset
+            | Kind::ConnectionRefused
+            | Kind::HostUnreachable
+            | Kind::NetworkUnreachable
+            | Kind::NetworkDown
+            | Kind::OutOfMemory
+    )
+}
+
+/// Messages received by one system call.
+const RECEIVE_BATCH: usize = 16;
+
+/// What a test does to the datagrams that arrive, and what it learns of them.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(super) struct Trial {
+    /// Of 100 datagrams so many are lost: at random, the same ones at every run.
+    pub(super) loss_percent: u64,
+    /// Bytes of the largest.
+    pub(super) largest: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+    random: u64,
+}
+
+#[cfg(test)]
+impl Trial {
+    fn look_at(&mut self, batches: &mut Vec<Batch>) {
+        for Batch { from, to, ecn, mut datagrams, stride } in std::mem::take(batches) {
+            while !datagrams.is_empty() {
+                let datagram = datagrams.split_to(stride.min(datagrams.len()));
+                self.largest.fetch_max(datagram.len(), std::sync::atomic::Ordering::Relaxed);
+                if self.random() % 100 >= self.loss_percent {
+                    batches.push(Batch { from, to, ecn, datagrams: datagram, stride });
+                }
+            }
+        }
+    }
+
+    /// SplitMix64 (Steele, Lea and Flood, 2014).
+    fn random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}

@@ -1,0 +1,466 @@
+//! A worker's side: links to servers, and the exchanges under way on them.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use quinn::crypto::rustls::QuicClientConfig;
+use quinn_proto::{ClientConfig, ConnectionHandle, Dir, Event, Incoming, StreamEvent, StreamId};
+
+use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode_reason};
+use super::super::identity::SERVER_NAME;
+use super::super::settings::Settings;
+use super::super::tls::{check_server, peer_of};
+use super::commands::WeakCommands;
+use super::dialing::{Dial, Phase, Then};
+use super::driver::{Net, Role};
+use super::exchange::{Exchange, Pull, Step};
+use super::precedence;
+use crate::error::{Error, Result};
+use crate::mem::{Loan, Returned};
+use crate::transport::exchange::{link_gone, unknown_exchange};
+use crate::transport::{LinkLost, Peer, Push};
+use crate::types::{Done, ExchangeId, LinkId};
+
+/// What callers ask for.
+pub(super) enum Call {
+    Connect { peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId> },
+    Push { link: LinkId, exchange: ExchangeId, push: Push, done: Done<()> },
+    Pull { exchange: ExchangeId, pull: Pull },
+    Abandon { exchange: ExchangeId },
+    Disconnect { link: LinkId },
+    Shutdown { patience: Duration },
+    // From a thread that asked for a name.
+    Resolved { dial: u64, addresses: Result<Vec<SocketAddr>> },
+}
+
+impl Call {
+    /// Answers for a transport that has been shut down.
+    pub(super) fn refuse(self) {
+        match self {
+            Self::Connect { done, .. } => done.err(Error::Cancelled),
+            Self::Push { done, .. } => done.err(link_gone()),
+            Self::Pull { pull, .. } => pull.end.torn(unknown_exchange()),
+            Self::Abandon { .. } | Self::Disconnect { .. } | Self::Shutdown { .. } | Self::Resolved { .. } => {}
+        }
+    }
+}
+
+/// All links and exchanges of a worker.
+pub(super) struct Worker {
+    tls: Arc<QuicClientConfig>,
+    settings: Settings,
+    /// For the threads that ask for names.
+    calls: WeakCommands<Call>,
+    dials: BTreeMap<u64, Dial>,
+    dials_made: u64,
+    links: BTreeMap<LinkId, Link>,
+    links_made: u64,
+    owners: BTreeMap<ConnectionHandle, Owner>,
+    exchanges: BTreeMap<ExchangeId, Exchange>,
+    /// Links whose streams may take more, or may be opened.
+    ready: BTreeSet<LinkId>,
+    returning: Sender<(ExchangeId, Returned)>,
+    returned: Receiver<(ExchangeId, Returned)>,
+    /// Exchanges whose memory came back.
+    woken: Vec<ExchangeId>,
+}
+
+#[derive(Clone, Copy)]
+enum Owner {
+    Dial(u64),
+    Link(LinkId),
+}
+
+struct Link {
+    handle: ConnectionHandle,
+    peer: Peer,
+    /// The stream that proved that the server let this worker in; the first exchange takes it.
+    first_stream: Option<StreamId>,
+    lost: LinkLost,
+    pushes: u32,
+    streams: BTreeMap<StreamId, ExchangeId>,
+    /// Exchanges with something to write, the most urgent first.
+    writers: BTreeSet<(Reverse<i32>, ExchangeId)>,
+}
+
+impl Role for Worker {
+    type Command = Call;
+    /// Who drops a transport waits for its thread, see `DROP_PATIENCE`.
+    const GOODBYE: Duration = Duration::from_millis(500);
+
+    fn command(&mut self, net: &mut Net, call: Call) -> Option<Duration> {
+        match call {
+            Call::Connect { peer, patience, lost, done } => self.connect(net, peer, patience, lost, done),
+            Call::Push { link, exchange, push, done } => self.push(link, exchange, push, done),
+            Call::Pull { exchange, pull } => self.pull(net, exchange, pull),
+            Call::Abandon { exchange } => self.end_exchange(net, exchange, &Error::Cancelled),
+            Call::Disconnect { link } => {
+                if let Some(handle) = self.links.get(&link).map(|link| link.handle) {
+                    net.close(handle, CLOSE_ORDERLY, Vec::new());
+                    self.link_ended(net, link, &Error::Cancelled);
+                }
+            }
+            Call::Shutdown { patience } => return Some(patience),
+            Call::Resolved { dial, addresses } => self.resolved(net, dial, addresses),
+        }
+        None
+    }
+
+    fn refuse(&mut self, call: Call) {
+        call.refuse();
+    }
+
+    /// Nobody knocks: the endpoint has no configuration for it.
+    fn knock(&mut self, net: &mut Net, incoming: Incoming) {
+        net.refuse(incoming);
+    }
+
+    fn event(&mut self, net: &mut Net, handle: ConnectionHandle, event: Event) {
+        let Some(owner) = self.owners.get(&handle).copied() else { return };
+        match (owner, event) {
+            (Owner::Dial(dial), Event::ConnectionLost { reason }) => {
+                self.owners.remove(&handle);
+                if let Some(known) = self.dials.get_mut(&dial) {
+                    let error = connection_error(&reason, &known.peer.name);
+                    let then = known.failed(error, net.now());
+                    self.follow(net, dial, then);
+                }
+            }
+            (Owner::Dial(dial), Event::Connected | Event::Stream(StreamEvent::Available { dir: Dir::Bi })) => {
+                self.let_in(net, dial, handle);
+            }
+            (Owner::Link(link), Event::ConnectionLost { reason }) => {
+                if let Some(known) = self.links.get(&link) {
+                    let reason = connection_error(&reason, &known.peer.name);
+                    if let Some(connection) = net.connection(handle) {
+                        let path = connection.stats().path;
+                        let (mtu, rtt, lost) = (path.current_mtu, path.rtt, path.lost_packets);
+                        tracing::debug!(peer = known.peer.name, %reason, mtu, ?rtt, lost_packets = lost, "link ended");
+                    }
+                    self.link_ended(net, link, &reason);
+                }
+            }
+            (Owner::Link(link), Event::Stream(event)) => self.stream_event(net, link, event),
+            (
+                Owner::Dial(_) | Owner::Link(_),
+                Event::HandshakeDataReady
+                | Event::Connected
+                | Event::Stream(_)
+                | Event::DatagramReceived
+                | Event::DatagramsUnblocked,
+            ) => {}
+        }
+    }
+
+    fn settle(&mut self, net: &mut Net) {
+        while let Some(link) = self.ready.pop_first() {
+            self.write(net, link);
+        }
+        self.take_back();
+        while let Some(id) = self.woken.pop() {
+            self.read(net, id);
+            self.take_back();
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.dials.values().map(Dial::due).min()
+    }
+
+    fn expire(&mut self, net: &mut Net) {
+        let now = net.now();
+        let due: Vec<u64> = self.dials.iter().filter(|(_, dial)| dial.due() <= now).map(|(id, _)| *id).collect();
+        for id in due {
+            let Some(dial) = self.dials.get_mut(&id) else { continue };
+            if let Phase::Trying(handle, _) = dial.phase {
+                self.owners.remove(&handle);
+                net.close(handle, CLOSE_ORDERLY, Vec::new());
+            }
+            let silence = dial.silence();
+            match dial.phase {
+                _ if dial.is_hopeless(now) => self.follow(net, id, Then::Fail(silence)),
+                Phase::Trying(..) => {
+                    let then = dial.failed(silence, now);
+                    self.follow(net, id, then);
+                }
+                Phase::Pausing(_) | Phase::Resolving => self.attempt(net, id),
+            }
+        }
+    }
+
+    fn end(&mut self, net: &mut Net, reason: &Error) {
+        for dial in std::mem::take(&mut self.dials).into_values() {
+            if let Phase::Trying(handle, _) = dial.phase {
+                net.close(handle, CLOSE_ORDERLY, Vec::new());
+            }
+            dial.done.err(reason.clone());
+        }
+        let links: Vec<LinkId> = self.links.keys().copied().collect();
+        for link in links {
+            if let Some(handle) = self.links.get(&link).map(|link| link.handle) {
+                net.close(handle, CLOSE_ORDERLY, Vec::new());
+            }
+            self.link_ended(net, link, reason);
+        }
+        let exchanges: Vec<ExchangeId> = self.exchanges.keys().copied().collect();
+        exchanges.into_iter().for_each(|id| self.end_exchange(net, id, reason));
+        self.settle(net);
+    }
+}
+
+impl Worker {
+    pub(super) fn new(tls: Arc<QuicClientConfig>, settings: Settings, calls: WeakCommands<Call>) -> Self {
+        let (returning, returned) = unbounded();
+        Self {
+            tls,
+            settings,
+            calls,
+            dials: BTreeMap::new(),
+            dials_made: 0,
+            links: BTreeMap::new(),
+            links_made: 0,
+            owners: BTreeMap::new(),
+            exchanges: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            returning,
+            returned,
+            woken: Vec::new(),
+        }
+    }
+
+    fn connect(&mut self, net: &mut Net, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
+        self.dials_made += 1;
+        self.dials.insert(self.dials_made, Dial::new(peer, patience, lost, done, net.now()));
+        self.attempt(net, self.dials_made);
+    }
+
+    /// Begins an attempt: finds out the addresses.
+    fn attempt(&mut self, net: &mut Net, id: u64) {
+        let Some(dial) = self.dials.get_mut(&id) else { return };
+        dial.phase = Phase::Resolving;
+        if let Ok(address) = dial.peer.address.parse() {
+            return self.resolved(net, id, Ok(vec![address]));
+        }
+        // Asking for a name blocks, and nothing bounds how long.
+        let (address, name) = (dial.peer.address.clone(), dial.peer.name.clone());
+        let Some(calls) = self.calls.upgrade() else { return };
+        let ask = move || {
+            let addresses = resolve(&address, &name);
+            drop(calls.send(Call::Resolved { dial: id, addresses }));
+        };
+        if let Err(error) = std::thread::Builder::new().name("gradlane-resolve".to_owned()).spawn(ask) {
+            let error = Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() };
+            self.resolved(net, id, Err(error));
+        }
+    }
+
+    fn resolved(&mut self, net: &mut Net, id: u64, addresses: Result<Vec<SocketAddr>>) {
+        let Some(dial) = self.dials.get_mut(&id).filter(|dial| dial.phase == Phase::Resolving) else { return };
+        let then = match addresses {
+            Ok(addresses) => dial.resolved(addresses, net.now()),
+            Err(error) => dial.failed(error, net.now()),
+        };
+        self.follow(net, id, then);
+    }
+
+    fn follow(&mut self, net: &mut Net, id: u64, mut then: Then) {
+        loop {
+            let Some(dial) = self.dials.get_mut(&id) else { return };
+            match then {
+                Then::Wait => return,
+                Then::Fail(error) => {
+                    let dial = self.dials.remove(&id).expect("found above");
+                    return dial.done.err(error);
+                }
+                Then::Connect(remote) => {
+                    let mut config = ClientConfig::new(Arc::clone(&self.tls) as _);
+                    config.transport_config(self.settings.transport(remote.ip().to_canonical(), 0));
+                    match net.connect(config, remote, SERVER_NAME) {
+                        Ok(handle) => {
+                            dial.phase = Phase::Trying(handle, net.now() + self.settings.handshake_timeout);
+                            self.owners.insert(handle, Owner::Dial(id));
+                            return;
+                        }
+                        Err(error) => {
+                            let what = format!("{} at {remote}", dial.peer.name);
+                            then = dial.failed(Error::Unavailable { what, cause: error.to_string() }, net.now());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The server knows the certificate once it grants a stream; see [`Dialed`](super::super::dial::Dialed).
+    fn let_in(&mut self, net: &mut Net, id: u64, handle: ConnectionHandle) {
+        let Some(connection) = net.connection(handle) else { return };
+        let Some(stream) = connection.streams().open(Dir::Bi) else { return };
+        let session = connection.crypto_session();
+        let found = peer_of(session.handshake_data(), session.peer_identity());
+        let Some(dial) = self.dials.remove(&id) else { return };
+        if let Err(error) = check_server(found, &dial.peer) {
+            self.owners.remove(&handle);
+            net.close(handle, CLOSE_ORDERLY, Vec::new());
+            return dial.done.err(error);
+        }
+        self.links_made += 1;
+        let link = LinkId(self.links_made);
+        self.owners.insert(handle, Owner::Link(link));
+        let (streams, writers) = (BTreeMap::new(), BTreeSet::new());
+        let (peer, lost, first_stream) = (dial.peer, dial.lost, Some(stream));
+        self.links.insert(link, Link { handle, peer, first_stream, lost, pushes: 0, streams, writers });
+        dial.done.ok(link);
+    }
+
+    fn stream_event(&mut self, net: &mut Net, link: LinkId, event: StreamEvent) {
+        let Some(known) = self.links.get(&link) else { return };
+        let of = |id: StreamId| known.streams.get(&id).copied();
+        match event {
+            StreamEvent::Writable { .. } | StreamEvent::Available { dir: Dir::Bi } => drop(self.ready.insert(link)),
+            StreamEvent::Readable { id } => {
+                if let Some(id) = of(id) {
+                    self.read(net, id);
+                }
+            }
+            StreamEvent::Stopped { id, .. } => {
+                let exchange = of(id).and_then(|id| self.exchanges.get_mut(&id));
+                if let (Some(exchange), Some(connection)) = (exchange, net.connection(known.handle)) {
+                    exchange.refused(connection);
+                }
+            }
+            // Servers open none, and what has arrived is seen by the memory that comes back.
+            StreamEvent::Opened { .. } | StreamEvent::Finished { .. } | StreamEvent::Available { .. } => {}
+        }
+    }
+
+    fn push(&mut self, link: LinkId, id: ExchangeId, push: Push, done: Done<()>) {
+        let Some(known) = self.links.get_mut(&link) else { return done.err(link_gone()) };
+        if self.exchanges.contains_key(&id) {
+            return done.err(Error::Internal { what: format!("exchange {id:?} was begun twice") });
+        }
+        let returning = self.returning.clone();
+        let loan = Loan::new(push.body, move |proof| drop(returning.send((id, proof))));
+        known.pushes = known.pushes.wrapping_add(1);
+        let precedence = precedence(push.header.urgency, known.pushes);
+        known.writers.insert((Reverse(precedence), id));
+        self.exchanges.insert(id, Exchange::new(link, precedence, push.header, loan.into_pieces(), done));
+        self.ready.insert(link);
+    }
+
+    /// Opens streams and writes, the most urgent first.
+    fn write(&mut self, net: &mut Net, link: LinkId) {
+        let Some(link) = self.links.get_mut(&link) else { return };
+        let Some(connection) = net.connection(link.handle) else { return };
+        let writers = std::mem::take(&mut link.writers);
+        let mut may_open = true;
+        for (precedence, id) in writers {
+            let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
+            if exchange.stream.is_none() && exchange.is_writing() && may_open {
+                exchange.stream = link.first_stream.take().or_else(|| connection.streams().open(Dir::Bi));
+                may_open = exchange.stream.is_some();
+                if let Some(stream) = exchange.stream {
+                    let _ = connection.send_stream(stream).set_priority(precedence.0);
+                    link.streams.insert(stream, id);
+                }
+            }
+            exchange.write(connection);
+            if exchange.is_writing() {
+                link.writers.insert((precedence, id));
+            }
+        }
+    }
+
+    fn pull(&mut self, net: &mut Net, id: ExchangeId, pull: Pull) {
+        match self.exchanges.get_mut(&id).filter(|exchange| exchange.is_unpulled()) {
+            Some(exchange) => {
+                exchange.pulled(pull);
+                self.read(net, id);
+            }
+            None => pull.end.torn(unknown_exchange()),
+        }
+    }
+
+    /// Reads what an exchange can use now, and reports its end.
+    fn read(&mut self, net: &mut Net, id: ExchangeId) {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        let link = exchange.link;
+        if let (Some(known), false) = (self.links.get(&link), exchange.has_ended())
+            && let Some(connection) = net.connection(known.handle)
+        {
+            match exchange.read(connection, &known.peer.name) {
+                Step::Waits => return,
+                Step::Ended => {}
+                Step::Broken(error) => {
+                    tracing::warn!(peer = known.peer.name, %error, "closing a link");
+                    net.close(known.handle, CLOSE_ERROR, encode_reason(&error));
+                    // First the exchange, with what was wrong; then the others.
+                    self.end_exchange(net, id, &error);
+                    return self.link_ended(net, link, &Error::Cancelled);
+                }
+            }
+        }
+        self.report(id);
+    }
+
+    /// Ends an exchange; reports it now or once its memory is free.
+    fn end_exchange(&mut self, net: &mut Net, id: ExchangeId, error: &Error) {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        let handle = self.links.get(&exchange.link).map(|link| link.handle);
+        match handle.and_then(|handle| net.connection(handle)) {
+            Some(connection) => exchange.end(connection, Err(error.clone())),
+            None => exchange.end_detached(Err(error.clone())),
+        }
+        self.take_back();
+        self.report(id);
+    }
+
+    /// Hears of the memory that came back just now.
+    fn take_back(&mut self) {
+        while let Ok((id, proof)) = self.returned.try_recv() {
+            if let Some(exchange) = self.exchanges.get_mut(&id) {
+                exchange.returned(proof);
+                self.woken.push(id);
+            }
+        }
+    }
+
+    fn report(&mut self, id: ExchangeId) {
+        let Some(exchange) = self.exchanges.remove(&id) else { return };
+        let (link, stream, precedence) = (exchange.link, exchange.stream, exchange.precedence);
+        if let Some(kept) = exchange.report() {
+            self.exchanges.insert(id, kept);
+            return;
+        }
+        if let Some(link) = self.links.get_mut(&link) {
+            link.writers.remove(&(Reverse(precedence), id));
+            if let Some(stream) = stream {
+                link.streams.remove(&stream);
+            }
+        }
+    }
+
+    /// A link is over: first its exchanges fail, then it is told.
+    fn link_ended(&mut self, net: &mut Net, id: LinkId, reason: &Error) {
+        let under_way: Vec<ExchangeId> =
+            self.exchanges.iter().filter(|(_, exchange)| exchange.link == id).map(|(id, _)| *id).collect();
+        under_way.into_iter().for_each(|exchange| self.end_exchange(net, exchange, reason));
+        if let Some(link) = self.links.remove(&id) {
+            self.owners.remove(&link.handle);
+            (link.lost)(id, reason.clone());
+        }
+    }
+}
+
+/// The addresses of `host:port`.
+fn resolve(address: &str, what: &str) -> Result<Vec<SocketAddr>> {
+    let unavailable = |cause: String| Error::Unavailable { what: format!("{what} at {address}"), cause };
+    let found: Vec<SocketAddr> = address.to_socket_addrs().map_err(|error| unavailable(error.to_string()))?.collect();
+    if found.is_empty() {
+        return Err(unavailable("its name has no address".to_owned()));
+    }
+    Ok(found)
+}

@@ -1,0 +1,125 @@
+"""Machines on slow links, all of them on this host: network namespaces, joined by a bridge. Needs root and iproute2.
+
+Each machine has one link to the bridge, whose rate a token bucket (`tc tbf`) limits in both directions. Nothing has a name
+that could be left behind: a namespace lives as long as a process in it, the process that holds it is a `cat` that ends with
+this one, however this one ends, and so do those that are started on the machines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+QUEUE_BYTES = 2_000_000
+"""What may wait for a link before it drops."""
+PACKET_BYTES_MAX = 80_000
+"""The largest packet that the kernel hands down before it cuts it into segments; a bucket has to hold one."""
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+class Unavailable(Exception):
+    """The machines cannot be made; the message says what is missing."""
+
+
+class Machines:
+    """A context in which there are machines; what runs on them ends with it."""
+
+    def __init__(self, count: int, rate: str, mtu: int = 1500) -> None:
+        """`rate` is that of a link in each direction, such as 1gbit."""
+        self._count, self._mtu = count, mtu
+        bits = _bits(rate)
+        burst = max(PACKET_BYTES_MAX, int(bits / 8 / 1000))  # at least a millisecond, as timers fire late
+        self._shape = f"root tbf rate {int(bits)}bit burst {burst}b limit {QUEUE_BYTES}b"
+        self._holders: list[subprocess.Popen[bytes]] = []
+        self._started: list[subprocess.Popen[str]] = []
+
+    @staticmethod
+    def address(machine: int | None) -> str:
+        """Where a machine is reached; None is the bridge, whose link is not limited."""
+        return "10.78.0.254" if machine is None else f"10.78.0.{machine + 1}"
+
+    def start(
+        self, machine: int | None, line: Sequence[str], env: Mapping[str, str], *, piped: bool = False
+    ) -> subprocess.Popen[str]:
+        """Starts a command on a machine, with additions to the environment."""
+        command = [*self._enter(machine), "setpriv", "--pdeathsig", "KILL", "--", *line]
+        output = subprocess.PIPE if piped else None
+        process = subprocess.Popen(command, env=os.environ | dict(env), stdout=output, text=True)
+        self._started.append(process)
+        return process
+
+    def __enter__(self) -> Machines:
+        missing = [tool for tool in ("ip", "tc", "unshare", "nsenter", "setpriv") if shutil.which(tool) is None]
+        if missing:
+            raise Unavailable(f"shaped links need {', '.join(missing)}; install iproute2 and util-linux")
+        if os.geteuid() != 0:
+            raise Unavailable("shaped links need root; use sudo, or do without --rate")
+        try:
+            self._holders = [self._hold() for _ in range(self._count + 1)]
+            self._connect()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _connect(self) -> None:
+        self._run(None, "ip link set lo up", "ip link add bridge type bridge", "ip link set bridge up")
+        self._run(None, f"ip addr add {self.address(None)}/24 dev bridge")
+        for machine in range(self._count):
+            port, size = f"port{machine}", f"mtu {self._mtu}"
+            self._run(
+                None,
+                f"ip link add {port} {size} type veth peer name eth0 {size} netns {self._pid(machine)}",
+                f"ip link set {port} master bridge up",
+                f"tc qdisc add dev {port} {self._shape}",
+            )
+            self._run(
+                machine,
+                "ip link set lo up",
+                f"ip addr add {self.address(machine)}/24 dev eth0",
+                "ip link set eth0 up",
+                f"tc qdisc add dev eth0 {self._shape}",
+            )
+
+    def _run(self, machine: int | None, *lines: str) -> None:
+        for line in lines:
+            ended = subprocess.run([*self._enter(machine), *line.split()], capture_output=True, text=True, check=False)
+            if ended.returncode != 0:
+                raise Unavailable(f"{line!r} failed: {ended.stderr.strip()}")
+
+    def _enter(self, machine: int | None) -> list[str]:
+        return ["nsenter", f"--net=/proc/{self._pid(machine)}/ns/net", "--"]
+
+    def _pid(self, machine: int | None) -> int:
+        return self._holders[0 if machine is None else machine + 1].pid
+
+    def _hold(self) -> subprocess.Popen[bytes]:
+        holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert holder.stdin is not None and holder.stdout is not None
+        # Its answer means that it has its namespace.
+        holder.stdin.write(b"there?\n")
+        holder.stdin.flush()
+        if holder.stdout.readline() != b"there?\n":
+            raise Unavailable("this process may not make network namespaces")
+        return holder
+
+    def _close(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait()
+        for holder in self._holders:
+            holder.communicate()
+
+
+def _bits(rate: str) -> float:
+    parsed = re.fullmatch(r"([0-9.]+)(kbit|mbit|gbit)", rate.lower())
+    bits = float(parsed[1]) * UNITS[parsed[2]] if parsed else 0.0
+    if not 1e6 <= bits <= 1e11:
+        raise Unavailable(f"--rate {rate} is no rate; write it like 1gbit or 200mbit")
+    return bits

@@ -1,0 +1,100 @@
+"""The timeline: what the engine did with every tensor, and what the script did meanwhile, on one axis.
+
+    gradlane.start_timeline("trace.json")
+    with gradlane.timeline.span("backward"):
+        loss.backward()
+    gradlane.stop_timeline()
+
+The setting `timeline` records from `init()` on. The files are in Chrome's trace format and open in Perfetto
+(ui.perfetto.dev) and `chrome://tracing`; times are those of the wall clock, so that `merge` puts several workers, or
+PyTorch's profiler, into one picture. A process that was killed leaves a file that can still be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from gradlane import _session
+from gradlane.errors import InvalidArgumentError
+
+__all__ = ["merge", "span", "start_timeline", "stop_timeline"]
+
+
+def start_timeline(path: str | os.PathLike[str]) -> Path:
+    """Records from now on what this worker does.
+
+    Args:
+        path: a file name that ends in `.json`, before which the rank is put; or a folder, in which the file is
+            `RANK/comm.json`.
+    Returns:
+        The file. It ends at the size `timeline_bytes_max` and says then how much is missing.
+    Raises:
+        FailedPreconditionError: a timeline is being recorded already.
+        UnavailableError: the file cannot be written.
+    """
+    return _session.session().start_timeline(os.fspath(path))
+
+
+def stop_timeline() -> None:
+    """Completes the timeline's file; `shutdown()` does it too. Does nothing if none is recorded."""
+    _session.session().stop_timeline()
+
+
+def span(name: str) -> contextlib.AbstractContextManager[None]:
+    """Shows what happens inside on the row of this thread; costs about a microsecond while nothing is recorded."""
+    return _Span(name)
+
+
+class _Span(contextlib.AbstractContextManager[None]):
+    # Not a generator, which would cost several times as much: CrossBarrier has spans around what it does for each layer.
+    __slots__ = ("_name", "_start")
+
+    def __init__(self, name: str) -> None:
+        self._name, self._start = name, 0
+
+    def __enter__(self) -> None:
+        self._start = time.time_ns()
+
+    def __exit__(self, *_: object) -> None:
+        record(self._name, self._start, time.time_ns())
+
+
+def record(name: str, start_ns: int, end_ns: int) -> None:
+    """Shows what this thread did in the past; times are those of `time.time_ns()`."""
+    if _session.is_initialized():
+        thread = threading.current_thread()
+        _session.session().record_span(thread.native_id or 0, thread.name, name, start_ns, end_ns)
+
+
+def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
+    """Puts several timelines into one file, such as those of all workers and of PyTorch's profiler.
+
+    Raises:
+        InvalidArgumentError: a file is no timeline.
+    """
+    import json  # here, as importing gradlane has to be quick
+
+    events = [event for path in paths for event in _read(Path(path))]
+    Path(out).write_text(json.dumps(events))
+
+
+def _read(path: Path) -> list[Any]:
+    import json
+
+    text = path.read_text()
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        try:  # of a process that was killed
+            parsed = json.loads(text.rstrip().rstrip(",") + "]")
+        except ValueError as error:
+            raise InvalidArgumentError(f"{path} is no timeline: {error}") from error
+    events = parsed.get("traceEvents") if isinstance(parsed, dict) else parsed
+    if not isinstance(events, list):
+        raise InvalidArgumentError(f"{path} is no timeline: it has no list of events")
+    return events

@@ -1,0 +1,365 @@
+"""Updates that are done later than `step()` was called: which are due, what they wait for, and when they are done.
+
+A *window* goes from one `step()` to the next. In it every worker submits every gradient exactly once, and one byte a
+parameter that says whether it had one, as in `_gradients`. The course of a parameter:
+
+    at rest ── its backward passes ──► on its way ── step() ──► due ── needed, or its average is there ──► at rest
+                                           └── synchronize() ──► at rest, its gradient an average
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+
+from gradlane import _session, timeline
+from gradlane._handle import Handle
+from gradlane._operations import declare_places
+from gradlane._reduction import ReduceOp
+from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, UnsupportedError
+from gradlane.torch import _tensors
+from gradlane.torch._gradients import forward_order
+from gradlane.torch._partial import InFlight, PartialStep, Settings, settings_of, veil
+from gradlane.torch.compression import Compressor
+from gradlane.torch.ops import reduce_in_place, wait_all
+
+_USED_PRIORITY = 1
+_CHUNK_BYTES = 4 << 20
+"""What is updated ahead of its need, at most at once: some milliseconds of work."""
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A gradient on its way, or its average that is to be used."""
+
+    transfer: Handle[torch.Tensor]
+    veil: InFlight
+    is_own: bool
+    """Whether this worker had a gradient; zeros are on their way else."""
+    is_due: bool = False
+    zeroed: bool = False
+    """Whether the gradient is to be zeros after the update."""
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One parameter."""
+
+    position: int
+    name: str
+    parameter: torch.nn.Parameter
+    priority: int
+    passed: int = 0
+    """Backward passes in this window."""
+    is_announced: bool = True
+    """Whether its module was called since the last step, which made sure that it is updated."""
+    flight: _Flight | None = None
+
+
+class Deferred:
+    """The updates of one optimizer. Parameters are referred to by their position in the list."""
+
+    def __init__(
+        self,
+        namespace: str,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        *,
+        compression: Compressor,
+        op: ReduceOp,
+        passes: int,
+        sparse_as_dense: bool,
+    ) -> None:
+        """Declares all parameters on all workers; they are in the order in which a forward pass needs them."""
+        self._namespace, self._optimizer, self._compression, self._op = namespace, optimizer, compression, op
+        self._passes, self._sparse_as_dense = passes, sparse_as_dense
+        self._slots = [_Slot(i, name, p, forward_order(i, name)) for i, (name, p) in enumerate(parameters)]
+        self._known = {id(slot.parameter) for slot in self._slots}
+        self._partial_step = PartialStep(optimizer)
+        self._due = 0
+        """How many updates are due."""
+        self._behind: list[_Slot] = []
+        """Those that may still be due, the one needed last at the end."""
+        self._settings: Settings = []
+        """Those of the updates that are due."""
+        self._used: Handle[torch.Tensor] | None = None
+        """For each parameter whether any worker had a gradient, in the last window that was ended."""
+        self._is_settled = True
+        """Whether, since the last step, all parameters were updated before anything else happened."""
+        self._has_begun = False
+        self._is_complete = False
+        self._failure: Exception | None = None
+        for slot in self._slots:
+            _tensors.check_host(slot.parameter)
+        declare_places(_session.session(), map(self._place, self._slots), fuse=True, timeout=None)
+
+    def begin(self) -> None:
+        """Notes that a training forward pass is under way."""
+        self._has_begun = True
+
+    def need(self, positions: Sequence[int], module: str) -> None:
+        """Does the updates of these parameters that are due, and waits for their averages."""
+        for position in positions:
+            self._slots[position].is_announced = True
+        if not self._due:
+            return
+        if self._failure is not None:
+            raise self._failure
+        wanted = [slot for slot in map(self._slots.__getitem__, positions) if slot.flight and slot.flight.is_due]
+        if not wanted:
+            return
+        if not all(map(self._has_landed, wanted)):
+            with timeline.span(f"wait for {module}"):
+                self._use_the_wait(wanted)
+                self._land(wanted)
+        wanted += self._following(max(slot.position for slot in wanted))
+        with timeline.span(f"update {module}"):
+            self._update(wanted)
+
+    def settle(self) -> None:
+        """Does all updates that are due."""
+        self._is_settled = True
+        if not self._due:
+            return
+        if self._failure is not None:
+            raise self._failure
+        due = [slot for slot in self._slots if slot.flight and slot.flight.is_due]
+        with timeline.span("wait for all"):
+            self._land(due)
+        with timeline.span("update all"):
+            self._update(due)
+
+    def refuse_early(self, position: int) -> None:
+        """Raises unless the parameter may get a gradient now. Called before autograd touches the present one.
+
+        Raises:
+            FailedPreconditionError: the present one is on its way, or its update was not done before the forward pass.
+        """
+        slot = self._slots[position]
+        if self._failure is not None:
+            raise self._failure
+        # Not whether it is updated by now: it may have been in time by luck, or a moment too late.
+        if not (slot.is_announced or self._is_settled):
+            raise FailedPreconditionError(
+                f"parameter {slot.name} was used in a forward pass, but not by its module: it may not have been updated "
+                "in time. Give the class of the module that used it in opaque=, or call synchronize() before the "
+                "forward pass"
+            )
+        if slot.flight is None:
+            return
+        raise FailedPreconditionError(
+            f"parameter {slot.name} got a gradient while an earlier one is on its way: a module used twice under "
+            "reentrant checkpointing (give checkpoint use_reentrant=False), more backward passes than announced, "
+            "or a backward pass that failed before (call synchronize() after it, on all workers)"
+        )
+
+    def gradient(self, position: int) -> None:
+        """Takes a gradient that backward has made: sends it, if it was the last pass of the window."""
+        slot = self._slots[position]
+        self._has_begun, self._is_complete = True, False
+        slot.passed += 1
+        if slot.passed >= self._passes:
+            self._send(slot)
+
+    def step(self) -> None:
+        """Ends the window: from now on its updates are due, with the optimizer's present settings."""
+        if self._failure is not None:
+            raise self._failure
+        self._refuse_unknown()
+        hooks = self._optimizer._optimizer_step_pre_hooks or self._optimizer._optimizer_step_post_hooks
+        if hooks and not self._is_complete:
+            self.settle()
+            self._complete()
+        if self._is_complete:
+            self._partial_step.whole()
+        else:
+            self.settle()  # what no forward pass needed since the last step
+            self._is_settled = False
+            self._end_window()
+            self._settings = settings_of(self._optimizer)
+            for slot in self._slots:
+                slot.is_announced = False
+                if slot.flight is not None:
+                    slot.flight.is_due = True
+            self._due, self._behind = len(self._slots), list(self._slots)
+        self._has_begun, self._is_complete = False, False
+
+    def synchronize(self) -> None:
+        """Does all updates that are due; in a window that has begun, lets all averages land."""
+        if self._failure is not None:
+            raise self._failure
+        self.settle()
+        if self._has_begun and not self._is_complete:
+            self._complete()
+
+    def clear_gradients(self, set_to_none: bool) -> bool:
+        """Prepares for zero_grad(): whether there is anything left to do for the optimizer itself."""
+        self._is_complete = False
+        early = [slot.name for slot in self._slots if slot.flight is not None and not slot.flight.is_due]
+        if early and self._failure is None:
+            raise FailedPreconditionError(
+                f"zero_grad() while the gradient of {early[0]} is on its way; call step() or synchronize() between "
+                "backward() and zero_grad()"
+            )
+        if set_to_none or not self._due:
+            return True  # where None replaces the veil, None stays after the update
+        for slot in self._slots:
+            if slot.flight is not None:
+                slot.flight.zeroed = True
+            elif slot.parameter.grad is not None:
+                slot.parameter.grad = slot.parameter.grad.detach().zero_()
+        return False
+
+    def close(self) -> None:
+        """Does what is due, for the last time.
+
+        Raises:
+            FailedPreconditionError: gradients are on their way that no step() was called for.
+        """
+        if self._failure is not None:
+            return
+        self.settle()
+        flying = [slot.name for slot in self._slots if slot.flight is not None]
+        if flying:
+            raise FailedPreconditionError(
+                f"remove() while the gradient of {flying[0]} is on its way; call step() or synchronize() first"
+            )
+
+    def _send(self, slot: _Slot) -> None:
+        gradient = slot.parameter.grad
+        is_own = gradient is not None
+        if gradient is None:
+            gradient = torch.zeros_like(slot.parameter, memory_format=torch.contiguous_format)
+        elif gradient.is_sparse:
+            if not self._sparse_as_dense:
+                raise UnsupportedError(
+                    f"the gradient of {slot.name} is sparse; give sparse_as_dense=True, or use DistributedOptimizer"
+                )
+            gradient = gradient.to_dense()
+        transfer = reduce_in_place(
+            gradient, f"{self._namespace}/{slot.name}", self._op, priority=slot.priority, compression=self._compression
+        )
+        hidden = veil(gradient, slot.name)
+        slot.parameter.grad = hidden
+        slot.flight = _Flight(transfer, hidden, is_own)
+
+    def _end_window(self) -> None:
+        """Sends what was not sent, zeros where there is nothing, and says what was used."""
+        used = torch.tensor([slot.passed > 0 for slot in self._slots], dtype=torch.uint8)
+        for slot in self._slots:
+            slot.passed = 0
+            if slot.flight is None:
+                self._send(slot)
+        if self._used is not None:
+            self._used.wait()  # over long ago, unless it failed
+        self._used = _tensors.submit_in_place(used, f"{self._namespace}/used", "max", priority=_USED_PRIORITY)
+
+    def _complete(self) -> None:
+        """Ends the window and lets all averages land where gradients are."""
+        self._end_window()
+        self._land(self._slots)
+        for slot in self._slots:
+            self._unveil(slot)
+        self._is_complete = True
+
+    def _following(self, position: int) -> list[_Slot]:
+        """What is needed soon and is there: updating small parameters together saves much of what a step costs."""
+        found: list[_Slot] = []
+        size = 0
+        for other in itertools.islice(self._slots, position + 1, None):
+            if other.flight is None or not other.flight.is_due or not self._has_landed(other):
+                break
+            size += other.parameter.nbytes
+            if size > _CHUNK_BYTES:
+                break
+            found.append(other)
+        self._land(found)
+        return found
+
+    def _use_the_wait(self, wanted: list[_Slot]) -> None:
+        """While some of `wanted` are not there, updates what is: what is needed last was sent first."""
+        while not all(map(self._has_landed, wanted)):
+            chunk: list[_Slot] = []
+            size = 0
+            while self._behind and size < _CHUNK_BYTES and self._behind[-1] not in wanted:
+                slot = self._behind[-1]
+                if slot.flight is not None and slot.flight.is_due:
+                    if not self._has_landed(slot):
+                        break
+                    chunk.append(slot)
+                    size += slot.parameter.nbytes
+                self._behind.pop()
+            if not chunk:
+                return
+            self._land(chunk)
+            with timeline.span("update ahead"):
+                self._update(chunk)
+
+    def _has_landed(self, slot: _Slot) -> bool:
+        """Whether nothing has to be waited for before its update."""
+        flight = slot.flight
+        return flight is None or (
+            flight.transfer.poll() and (flight.is_own or self._used is None or self._used.poll())
+        )
+
+    def _land(self, slots: Iterable[_Slot]) -> None:
+        for slot in slots:
+            assert slot.flight is not None, "only what is on its way lands"
+            try:
+                slot.flight.transfer.wait()
+                if not slot.flight.is_own and self._used is not None:
+                    self._used.wait()
+            except Exception as error:
+                self._fail(slot, error)
+
+    def _update(self, slots: list[_Slot]) -> None:
+        """Steps parameters whose averages have landed."""
+        cleared = [slot for slot in slots if slot.flight is not None and slot.parameter.grad is not slot.flight.veil]
+        others = [slot.parameter.grad for slot in cleared]
+        zeroed = [slot for slot in slots if slot.flight is not None and slot.flight.zeroed]
+        for slot in slots:
+            self._unveil(slot)
+        self._due -= len(slots)
+        try:
+            self._partial_step((slot.parameter for slot in slots), self._settings)
+        except Exception as error:
+            self._failure = error  # some parameters are a step ahead of others
+            raise
+        for slot, other in zip(cleared, others, strict=True):
+            slot.parameter.grad = other
+        for slot in zeroed:
+            if slot.parameter.grad is not None:
+                slot.parameter.grad.zero_()
+
+    def _unveil(self, slot: _Slot) -> None:
+        """Puts the average where gradients are, or nothing where no worker had a gradient."""
+        flight, slot.flight = slot.flight, None
+        assert flight is not None, "only what was on its way arrives"
+        is_used = flight.is_own or (self._used is not None and bool(self._used.wait()[slot.position]))
+        slot.parameter.grad = flight.transfer.wait() if is_used else None
+
+    def _fail(self, slot: _Slot, error: Exception) -> NoReturn:
+        """Notes that the workers are out of step, and raises `error` with the name of the parameter."""
+        self._failure = error
+        if isinstance(error, Error) and slot.name not in str(error):
+            self._failure = type(error)(f"gradient of {slot.name}: {error}", **error.fields)
+            raise self._failure from error
+        raise error
+
+    def _refuse_unknown(self) -> None:
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in self._known:
+                    raise InvalidArgumentError(
+                        f"a parameter of shape {list(parameter.shape)} was unfrozen after CrossBarrier was made, and "
+                        "would not be averaged; remove() it and make it again"
+                    )
+
+    def _place(self, slot: _Slot) -> tuple[str, str, tuple[int, ...]]:
+        dtype = _tensors.dtype_name(self._compression.wire_dtype(slot.parameter.dtype))
+        return f"{self._namespace}/{slot.name}", dtype, tuple(slot.parameter.shape)
+

@@ -1,0 +1,166 @@
+//! How far one worker's contribution has come: the prefix that was taken of it, the split element at its end, and in rank order what is
+//! staged.
+
+use std::collections::VecDeque;
+
+use gradlane_core::mem::Lease;
+use gradlane_core::types::ExchangeId;
+use gradlane_core::wire::checksum;
+
+use crate::aggregate::{Receipt, Upload};
+
+/// The ledger's line of one worker.
+///
+/// `added <= taken`: in between lie a split element (fewer than eight bytes) and what is staged.
+#[derive(Debug)]
+pub(super) struct Contribution {
+    /// The latest exchange that brings it, and how many bytes that one has brought.
+    exchange: Option<(ExchangeId, u64)>,
+    upload: Upload,
+    /// Bytes taken, of whichever exchange: what comes below is a repeat.
+    taken: u64,
+    /// Their CRC-32C.
+    crc: u32,
+    /// Bytes added: whole elements.
+    added: u64,
+    /// The first bytes of an element whose last ones have not come.
+    split: [u8; 8],
+    split_bytes: usize,
+    staged: VecDeque<Staged>,
+}
+
+/// Bytes whose turn has not come.
+#[derive(Debug)]
+pub(super) struct Staged {
+    memory: Lease,
+    done: usize,
+}
+
+impl Contribution {
+    pub(super) fn new() -> Self {
+        Self {
+            exchange: None,
+            upload: Upload { weight: 1.0, checksum: None, landed: 0 },
+            taken: 0,
+            crc: 0,
+            added: 0,
+            split: [0; 8],
+            split_bytes: 0,
+            staged: VecDeque::new(),
+        }
+    }
+
+    /// `exchange` will bring it once more from its first byte.
+    pub(super) fn begin(&mut self, exchange: ExchangeId, upload: Upload) {
+        self.exchange = Some((exchange, 0));
+        self.upload = upload;
+    }
+
+    /// Loses the memory of what was taken, which nothing but a planted defect does.
+    pub(super) fn forget(&mut self) {
+        (self.taken, self.crc, self.added, self.split_bytes) = (0, 0, 0, 0);
+        self.staged.clear();
+    }
+
+    /// What of the next bytes of `exchange` was never taken before, now taken; `None` if it brings nothing of this contribution.
+    pub(super) fn fresh<'a>(&mut self, exchange: ExchangeId, chunk: &'a [u8], bytes: u64) -> Option<&'a [u8]> {
+        let (current, offset) = self.exchange.as_mut()?;
+        if *current != exchange {
+            return None;
+        }
+        let begin = *offset;
+        *offset += chunk.len() as u64;
+        let known =
+            usize::try_from(self.taken.saturating_sub(begin)).map_or(chunk.len(), |known| known.min(chunk.len()));
+        let room = usize::try_from(bytes - self.taken).expect("within a part");
+        let fresh = &chunk[known..];
+        // The transport lets no more through than the header announced.
+        let fresh = &fresh[..fresh.len().min(room)];
+        if self.upload.checksum.is_some() {
+            self.crc = checksum(self.crc, fresh);
+        }
+        self.taken += fresh.len() as u64;
+        Some(fresh)
+    }
+
+    /// What is to be said of it once all of its `bytes` were taken.
+    pub(super) fn receipt(&self, bytes: u64) -> Option<Receipt> {
+        if self.taken < bytes {
+            return None;
+        }
+        let intact = self.upload.checksum.is_none_or(|announced| announced == self.crc);
+        Some(if intact { Receipt::Whole } else { Receipt::Damaged })
+    }
+
+    pub(super) fn added(&self) -> u64 {
+        self.added
+    }
+
+    pub(super) fn weight(&self) -> f64 {
+        self.upload.weight
+    }
+
+    pub(super) fn advance(&mut self, bytes: u64) {
+        self.added += bytes;
+    }
+
+    /// Bytes of the split element at its end.
+    pub(super) fn carried(&self) -> usize {
+        self.split_bytes
+    }
+
+    /// Completes a split element with the next bytes: the element, if they suffice, and what follows it. `None` if none is split.
+    pub(super) fn carry<'a>(&mut self, bytes: &'a [u8], size: usize) -> Option<(Option<[u8; 8]>, &'a [u8])> {
+        if self.split_bytes == 0 {
+            return None;
+        }
+        let (more, rest) = bytes.split_at(bytes.len().min(size - self.split_bytes));
+        self.extend(more);
+        if self.split_bytes < size {
+            return Some((None, rest));
+        }
+        self.split_bytes = 0;
+        Some((Some(self.split), rest))
+    }
+
+    /// Keeps the first bytes of an element, if there are any.
+    pub(super) fn keep(&mut self, first: &[u8]) {
+        self.extend(first);
+    }
+
+    /// At most seven bytes, which are held as a register would hold them.
+    fn extend(&mut self, bytes: &[u8]) {
+        let free = &mut self.split[self.split_bytes..];
+        free.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
+        self.split_bytes += bytes.len();
+    }
+
+    /// Whether bytes wait for their turn, so that later ones must wait too.
+    pub(super) fn stages(&self) -> bool {
+        !self.staged.is_empty()
+    }
+
+    pub(super) fn stage(&mut self, memory: Lease) {
+        self.staged.push_back(Staged { memory, done: 0 });
+    }
+
+    pub(super) fn unstage(&mut self) -> Option<Staged> {
+        self.staged.pop_front()
+    }
+
+    pub(super) fn stage_again(&mut self, staged: Staged) {
+        self.staged.push_front(staged);
+    }
+}
+
+impl Staged {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.memory[self.done..]
+    }
+
+    /// The next `bytes` were added; whether some are left.
+    pub(super) fn advance(&mut self, bytes: usize) -> bool {
+        self.done += bytes;
+        self.done < self.memory.len()
+    }
+}

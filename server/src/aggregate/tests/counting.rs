@@ -1,0 +1,108 @@
+//! When a contribution counts, and what a sum is made of.
+
+use super::*;
+
+#[test]
+fn a_round_begins_with_its_first_push() {
+    let mut world = World::of(2);
+    let exchange = world.open(1, header(0));
+    let begin = Step::Begin(SumSpec {
+        bytes: 16,
+        dtype: DType::F32,
+        op: Op::Sum,
+        senders: vec![WorkerId(0), WorkerId(1)],
+        order: Order::Arrival,
+    });
+    let upload = Upload { weight: 1.0, checksum: None, landed: 0 };
+    assert_eq!(world.commands(), [step(begin), step(Step::Receive { worker: WorkerId(1), exchange, upload })]);
+}
+
+#[test]
+fn a_sum_is_sealed_once_every_worker_was_counted_and_all_are_answered() {
+    let mut world = World::of(2);
+    let first = world.push(0, header(0));
+    assert_eq!(seals(&world.commands()), 0);
+    let second = world.open(1, header(0));
+    let commands = world.commands();
+    assert_eq!((answered(&commands), seals(&commands)), (vec![first, second], 0), "some of it is missing");
+    world.whole(second);
+    assert_eq!(world.commands(), [step(Step::Seal)]);
+}
+
+#[test]
+fn the_answer_echoes_the_round_and_says_what_was_summed() {
+    let mut world = World::of(1);
+    world.push(0, Header { op: Op::Mean, ..header(7) });
+    let commands = world.commands();
+    let header = steps(&commands).find_map(|step| match step {
+        Step::Answer { header, .. } => Some(*header),
+        _ => None,
+    });
+    let header = header.expect("an answer");
+    assert_eq!((header.kind, header.epoch, header.round), (HeaderKind::Sum, EPOCH, Round(7)));
+    assert_eq!((header.bytes, header.contributors, header.weight), (16, 1, 1.0));
+}
+
+#[test]
+fn the_checksum_that_a_header_announces_is_for_whoever_makes_the_sum() {
+    let mut world = World::of(1);
+    world.open(0, Header { flags: Flags::CHECKSUM, checksum: 7, ..header(0) });
+    let commands = world.commands();
+    let uploads: Vec<Option<u32>> = steps(&commands)
+        .filter_map(|step| if let Step::Receive { upload, .. } = step { Some(upload.checksum) } else { None })
+        .collect();
+    assert_eq!(uploads, [Some(7)]);
+}
+
+#[test]
+fn a_deterministic_sum_is_added_in_the_order_of_the_ranks() {
+    let mut world = World::with(2, |config| config.deterministic = true);
+    world.open(1, header(0));
+    let commands = world.commands();
+    assert!(steps(&commands).any(|step| matches!(step, Step::Begin(SumSpec { order: Order::Rank, .. }))));
+}
+
+#[test]
+fn a_part_without_bytes_is_counted_at_once() {
+    let mut world = World::of(2);
+    let one = world.open(0, Header { bytes: 0, ..header(0) });
+    let two = world.open(1, Header { bytes: 0, ..header(0) });
+    let commands = world.commands();
+    assert_eq!((received(&commands), answered(&commands), seals(&commands)), (vec![], vec![one, two], 1));
+}
+
+#[test]
+fn a_mean_is_divided_by_the_number_of_contributors() {
+    let mut world = World::of(3);
+    world.everybody(Header { op: Op::Mean, ..header(0) });
+    assert!(world.commands().contains(&step(Step::Publish { divisor: 3.0 })));
+}
+
+#[test]
+fn a_weighted_mean_is_divided_by_the_sum_of_the_weights() {
+    let mut world = World::of(2);
+    world.push(0, weighted(0.0));
+    world.push(1, weighted(2.5));
+    assert!(world.commands().contains(&step(Step::Publish { divisor: 2.5 })), "a worker without samples");
+}
+
+#[test]
+fn weights_that_are_all_zero_are_an_error_on_every_worker() {
+    let mut world = World::of(2);
+    world.push(0, weighted(0.0));
+    world.push(1, weighted(0.0));
+    assert_eq!(rejected(&world.commands()), [Code::InvalidArgument; 2]);
+}
+
+#[test]
+fn bytes_that_changed_on_their_way_have_spoiled_the_sum_for_everybody() {
+    let mut world = World::of(2);
+    let damaged = world.open(0, header(0));
+    world.open(1, header(0));
+    world.receipt(damaged, Receipt::Damaged);
+    let commands = world.commands();
+    assert_eq!(rejected(&commands), [Code::DataLoss; 2]);
+    assert!(commands.contains(&drops(0)));
+    world.open(1, header(0));
+    assert_eq!(rejected(&world.commands()), [Code::DataLoss], "also for who asks again");
+}

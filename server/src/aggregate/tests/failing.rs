@@ -1,0 +1,117 @@
+//! What happens when there can be no sum.
+
+use super::*;
+
+#[test]
+fn a_disagreement_is_the_same_error_on_every_worker_also_on_those_who_come_later() {
+    for (field, other) in [
+        ("dtype", Header { dtype: DType::I32, ..header(0) }),
+        ("length", Header { bytes: 20, ..header(0) }),
+        ("op", Header { op: Op::Max, ..header(0) }),
+    ] {
+        let mut world = World::of(3);
+        world.push(0, header(0));
+        world.open(1, other);
+        world.open(2, header(0));
+        let commands = world.commands();
+        let errors: Vec<String> = errors(&commands).map(Error::to_string).collect();
+        assert_eq!(errors.len(), 3, "{commands:?}");
+        assert!(errors.iter().all(|error| *error == errors[0]));
+        assert!(errors[0].contains(field) && errors[0].contains("worker 0") && errors[0].contains("worker 1"));
+        assert!(commands.contains(&drops(0)));
+    }
+}
+
+#[test]
+fn two_roots_are_a_disagreement() {
+    let mut world = World::of(2);
+    world.push(0, broadcast(0));
+    world.open(1, Header { op: Op::Broadcast { root: WorkerId(1) }, ..header(0) });
+    let commands = world.commands();
+    assert_eq!(rejected(&commands), [Code::InvalidArgument]);
+}
+
+#[test]
+fn a_length_may_change_from_round_to_round() {
+    let mut world = World::of(2);
+    world.everybody(header(0));
+    world.commands();
+    let answers = world.everybody(Header { bytes: 400, ..header(1) });
+    assert_eq!(answered(&world.commands()), answers);
+}
+
+#[test]
+fn after_a_failed_round_the_next_one_can_be_summed() {
+    let mut world = World::of(2);
+    world.push(0, header(0));
+    world.open(1, Header { bytes: 20, ..header(0) });
+    world.commands();
+    let answers = world.everybody(header(1));
+    assert_eq!(answered(&world.commands()), answers);
+}
+
+#[test]
+fn a_round_that_waits_too_long_fails_and_names_the_missing() {
+    let mut world = World::of(3);
+    world.push(0, header(0));
+    world.push(2, header(0));
+    world.commands();
+    world.pass(Duration::from_secs(60));
+    world.open(1, header(0));
+    let commands = world.commands();
+    assert_eq!(rejected(&commands), [Code::DeadlineExceeded; 3], "also the one that came too late");
+    for error in errors(&commands) {
+        assert!(matches!(error, Error::Stalled { missing, .. } if *missing == [WorkerId(1)]), "{error}");
+    }
+    assert_eq!(world.aggregator.poll_timeout(), None);
+}
+
+#[test]
+fn a_waiting_round_is_reported_at_each_interval() {
+    let mut world = World::of(2);
+    world.push(0, header(0));
+    world.commands();
+    assert_eq!(world.aggregator.poll_timeout(), Some(Time::ZERO + Duration::from_secs(10)));
+    for seconds in [10, 20] {
+        world.pass(Duration::from_secs(10));
+        let stall = Stall {
+            part: slot(0).part,
+            round: Round(0),
+            missing: vec![WorkerId(1)],
+            waited: Duration::from_secs(seconds),
+        };
+        assert_eq!(world.commands(), [Command::Stalled { stall }]);
+    }
+}
+
+#[test]
+fn only_the_oldest_waiting_rounds_are_reported() {
+    let mut world = World::of(2);
+    for index in 0..10 {
+        world.push(0, Header { part: PartId { index, ..slot(0).part }, ..header(0) });
+    }
+    world.commands();
+    world.pass(Duration::from_secs(10));
+    assert_eq!(world.commands().len(), STALLS_PER_REPORT);
+}
+
+#[test]
+fn a_round_with_a_sum_waits_for_nobody() {
+    let mut world = World::of(2);
+    world.everybody(header(0));
+    assert_eq!(world.aggregator.poll_timeout(), None);
+}
+
+#[test]
+fn a_forgotten_tensor_fails_for_those_who_wait_and_those_who_come_later() {
+    let mut world = World::of(2);
+    world.push(0, header(0));
+    world.commands();
+    let error = Error::Cancelled;
+    world.aggregator.handle_forget(world.now, slot(0).part.key, error);
+    world.open(1, header(0));
+    let commands = world.commands();
+    assert_eq!(rejected(&commands), [Code::Cancelled; 2]);
+    assert!(commands.contains(&drops(0)));
+    assert_eq!(world.aggregator.booked, 0);
+}

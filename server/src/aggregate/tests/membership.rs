@@ -1,0 +1,85 @@
+//! Who may push, and what becomes of rounds when the members change.
+
+use super::*;
+
+#[test]
+fn before_the_first_view_a_worker_is_asked_to_come_back() {
+    let mut world = World::of(1);
+    world.aggregator = Aggregator::new(config());
+    world.open(0, header(0));
+    assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
+}
+
+#[test]
+fn a_push_of_an_older_epoch_is_fenced() {
+    let mut world = World::of(1);
+    world.view(1, 2, Phase::Running);
+    world.open(0, header(0));
+    assert_eq!(rejected(&world.commands()), [Code::Fenced]);
+}
+
+#[test]
+fn a_push_of_a_newer_epoch_is_asked_to_come_back() {
+    let mut world = World::of(1);
+    world.open(0, Header { epoch: Epoch { term: 1, number: 2 }, ..header(0) });
+    assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
+}
+
+#[test]
+fn a_node_that_is_no_member_is_refused() {
+    let mut world = World::of(2);
+    world.open(2, header(0));
+    assert_eq!(rejected(&world.commands()), [Code::Unauthenticated]);
+}
+
+#[test]
+fn an_older_view_changes_nothing() {
+    let mut world = World::of(1);
+    world.view(0, 0, Phase::Forming);
+    world.push(0, header(0));
+    assert_eq!(answered(&world.commands()).len(), 1);
+}
+
+#[test]
+fn when_the_job_aborts_every_waiter_and_every_later_push_gets_the_cause() {
+    let mut world = World::of(3);
+    world.push(0, header(0));
+    world.open(1, header(0));
+    world.commands();
+    let cause = Error::PeerLost { member: "worker 2".into(), host: "c".into(), cause: "silent".into() };
+    world.view(3, 2, Phase::Aborted(cause.clone()));
+    world.open(2, header(0));
+    let commands = world.commands();
+    let causes = commands.iter().filter(|command| matches!(command, Command::Reject { error, .. } if *error == cause));
+    assert_eq!(causes.count(), 3);
+    assert!(commands.contains(&drops(0)));
+    assert_eq!(world.aggregator.booked, 0);
+}
+
+#[test]
+fn after_the_end_of_the_job_nothing_is_summed() {
+    let mut world = World::of(1);
+    world.view(1, 2, Phase::Ended);
+    world.open(0, header(0));
+    assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition]);
+}
+
+#[test]
+fn the_same_workers_go_on_in_a_new_epoch() {
+    let mut world = World::of(2);
+    let first = world.push(0, header(0));
+    world.view(2, 2, Phase::Running);
+    let second = world.push(1, Header { epoch: Epoch { term: 1, number: 2 }, ..header(0) });
+    assert_eq!(answered(&world.commands()), [first, second]);
+}
+
+#[test]
+fn other_workers_begin_all_rounds_anew() {
+    let mut world = World::of(2);
+    world.push(0, header(5));
+    world.commands();
+    world.view(1, 2, Phase::Running);
+    assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
+    let anew = world.push(0, Header { epoch: Epoch { term: 1, number: 2 }, ..header(0) });
+    assert_eq!(answered(&world.commands()), [anew]);
+}

@@ -1,0 +1,201 @@
+//! The aggregator's specification, one behaviour a test.
+
+use gradlane_core::error::Code;
+use gradlane_core::types::{DType, Epoch, Incarnation, MachineId, Member, Op, Phase, Role};
+use gradlane_core::wire::{Flags, HeaderKind};
+
+use super::*;
+
+mod broadcast;
+mod counting;
+mod draining;
+mod failing;
+mod flowing;
+mod membership;
+mod memory;
+mod repeating;
+mod window;
+
+/// An aggregator with its workers and a clock. Whoever makes the sums is played by the test: it says when a contribution is whole.
+struct World {
+    aggregator: Aggregator,
+    now: Time,
+    exchanges: BTreeMap<ExchangeId, (SlotId, WorkerId)>,
+}
+
+impl World {
+    fn of(workers: u32) -> Self {
+        Self::with(workers, |_| {})
+    }
+
+    fn with(workers: u32, change: impl FnOnce(&mut AggregatorConfig)) -> Self {
+        let mut config = config();
+        change(&mut config);
+        let mut world = Self { aggregator: Aggregator::new(config), now: Time::ZERO, exchanges: BTreeMap::new() };
+        world.view(workers, 1, Phase::Running);
+        world
+    }
+
+    fn view(&mut self, workers: u32, number: u32, phase: Phase) {
+        self.aggregator.handle_view(self.now, &view(workers, number, phase));
+    }
+
+    /// A header arrives.
+    fn open(&mut self, rank: u32, header: Header) -> ExchangeId {
+        let exchange = ExchangeId(self.exchanges.len() as u64 + 1);
+        self.exchanges.insert(exchange, (SlotId { part: header.part, round: header.round }, WorkerId(rank)));
+        self.aggregator.handle_opened(self.now, node(rank), exchange, &header);
+        exchange
+    }
+
+    /// What an exchange brought makes its worker's contribution whole, or not.
+    fn receipt(&mut self, exchange: ExchangeId, receipt: Receipt) {
+        let (slot, worker) = self.exchanges[&exchange];
+        self.aggregator.handle_receipt(self.now, slot, worker, exchange, receipt);
+    }
+
+    fn whole(&mut self, exchange: ExchangeId) {
+        self.receipt(exchange, Receipt::Whole);
+    }
+
+    /// A header and its body arrive.
+    fn push(&mut self, rank: u32, header: Header) -> ExchangeId {
+        let exchange = self.open(rank, header);
+        self.whole(exchange);
+        exchange
+    }
+
+    fn everybody(&mut self, header: Header) -> Vec<ExchangeId> {
+        let workers = u32::try_from(self.aggregator.workers().len()).unwrap();
+        (0..workers).map(|rank| self.push(rank, header)).collect()
+    }
+
+    fn torn(&mut self, exchange: ExchangeId) {
+        self.aggregator.handle_torn(self.now, exchange);
+    }
+
+    fn pass(&mut self, duration: Duration) {
+        self.now = self.now + duration;
+        self.aggregator.handle_timeout(self.now);
+    }
+
+    fn commands(&mut self) -> Vec<Command> {
+        std::iter::from_fn(|| self.aggregator.next_command()).collect()
+    }
+}
+
+pub(crate) const EPOCH: Epoch = Epoch { term: 1, number: 1 };
+
+pub(crate) fn config() -> AggregatorConfig {
+    AggregatorConfig {
+        deterministic: false,
+        stall_warn: Duration::from_secs(10),
+        step_timeout: Duration::from_secs(60),
+        memory_bytes_max: 1 << 20,
+        block_bytes: 0,
+        defect: None,
+    }
+}
+
+pub(crate) fn node(rank: u32) -> NodeId {
+    NodeId([u8::try_from(rank).unwrap(); 32])
+}
+
+pub(crate) fn view(workers: u32, number: u32, phase: Phase) -> View {
+    let member = |index| Member {
+        role: Role::Worker,
+        index,
+        node: node(index),
+        incarnation: Incarnation(1),
+        host: "host".to_owned(),
+        pid: 1,
+        address: String::new(),
+        machine: MachineId::UNKNOWN,
+        door: String::new(),
+    };
+    let members = (0..workers).map(member).collect();
+    View { job: "job".to_owned(), epoch: Epoch { term: 1, number }, phase, members }
+}
+
+pub(crate) fn header(round: u64) -> Header {
+    Header {
+        kind: HeaderKind::Push,
+        flags: Flags::default(),
+        epoch: EPOCH,
+        part: slot(round).part,
+        dtype: DType::F32,
+        op: Op::Sum,
+        round: Round(round),
+        bytes: 16,
+        weight: 1.0,
+        contributors: 0,
+        urgency: 0,
+        checksum: 0,
+    }
+}
+
+/// A repeat after so many bytes of the sum landed on the contribution.
+fn resumed(round: u64, landed: u32) -> Header {
+    Header { flags: Flags::RESUMED, checksum: landed, ..header(round) }
+}
+
+fn broadcast(round: u64) -> Header {
+    Header { op: Op::Broadcast { root: WorkerId(0) }, ..header(round) }
+}
+
+fn receiver(round: u64) -> Header {
+    Header { flags: Flags::NO_BODY, ..broadcast(round) }
+}
+
+fn weighted(weight: f64) -> Header {
+    Header { op: Op::WeightedMean, weight, ..header(0) }
+}
+
+pub(crate) fn slot(round: u64) -> SlotId {
+    SlotId { part: PartId { key: TensorKey(1), index: 0 }, round: Round(round) }
+}
+
+/// A step of the sum of round 0.
+fn step(step: Step) -> Command {
+    Command::Sum { slot: slot(0), step }
+}
+
+fn drops(round: u64) -> Command {
+    Command::Sum { slot: slot(round), step: Step::Drop }
+}
+
+fn steps(commands: &[Command]) -> impl Iterator<Item = &Step> {
+    commands.iter().filter_map(|command| match command {
+        Command::Sum { step, .. } => Some(step),
+        Command::Reject { .. } | Command::Stalled { .. } => None,
+    })
+}
+
+/// Exchanges whose body is received.
+fn received(commands: &[Command]) -> Vec<ExchangeId> {
+    let receives = |step: &Step| if let Step::Receive { exchange, .. } = step { Some(*exchange) } else { None };
+    steps(commands).filter_map(receives).collect()
+}
+
+/// Exchanges to which a sum goes, in whatever order.
+fn answered(commands: &[Command]) -> Vec<ExchangeId> {
+    let answer = |step: &Step| if let Step::Answer { exchange, .. } = step { Some(*exchange) } else { None };
+    let mut answered: Vec<ExchangeId> = steps(commands).filter_map(answer).collect();
+    answered.sort_unstable();
+    answered
+}
+
+fn seals(commands: &[Command]) -> usize {
+    steps(commands).filter(|step| **step == Step::Seal).count()
+}
+
+fn errors(commands: &[Command]) -> impl Iterator<Item = &Error> {
+    commands.iter().filter_map(|command| match command {
+        Command::Reject { error, .. } => Some(error),
+        Command::Sum { .. } | Command::Stalled { .. } => None,
+    })
+}
+
+fn rejected(commands: &[Command]) -> Vec<Code> {
+    errors(commands).map(Error::code).collect()
+}

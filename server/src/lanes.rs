@@ -1,0 +1,384 @@
+//! Threads that do the arithmetic which the [aggregator](crate::aggregate) asked for. A part lives in one lane, so that its steps and its
+//! bytes are worked off in their order.
+//!
+//! **Whoever holds a lane works.** A lane is a queue, the sums of its parts under a lock, and a thread that sleeps until its bell rings. Jobs
+//! are taken off the queue under the lock only, so their order holds whoever works. Usually that is the lane's thread. A thread that brings
+//! few bytes works them off itself ([`SumLanes::run`]), because to wake another thread would take longer; so does one that brings bytes
+//! faster than the lane adds them, which bounds what lies in the queue.
+//!
+//! Queues themselves never block, so that neither the driver, which submits under its lock, nor a lane, which reports to the driver, waits for
+//! the other: receipts are reported after the lane's lock was given back.
+
+use std::collections::VecDeque;
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::{Builder, JoinHandle};
+
+use bytes::Bytes;
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::transport::Outgoing;
+use gradlane_core::types::{ExchangeId, PartId, WorkerId};
+
+use crate::accumulator::Workshop;
+use crate::aggregate::{Receipt, SlotId, Step};
+use crate::sum::{Event, Sums};
+
+/// Up to so many waiting bytes are worked off by the thread that brought them. At 10 GB/s they take as long as it takes to wake a thread.
+const INLINE_BYTES_MAX: usize = 64 << 10;
+/// With more waiting bytes than this, who brings more works off what is there first.
+const BACKLOG_BYTES_MAX: usize = 8 << 20;
+
+/// After so many jobs the driver hears what came of them.
+const JOBS_AT_ONCE: usize = 8;
+
+/// One piece of work. Those of one part run in the order of their submission.
+pub(crate) enum Job {
+    /// A step in the life of a sum.
+    Step {
+        /// Of which sum.
+        slot: SlotId,
+        /// What to do.
+        step: Step,
+    },
+    /// The next bytes of a contribution.
+    Body {
+        /// To which sum.
+        slot: SlotId,
+        /// Whose.
+        worker: WorkerId,
+        /// What brought them.
+        exchange: ExchangeId,
+        /// The bytes, where they were received.
+        chunks: Vec<Bytes>,
+    },
+}
+
+/// What a lane tells the driver of a contribution.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    pub(crate) slot: SlotId,
+    pub(crate) worker: WorkerId,
+    pub(crate) exchange: ExchangeId,
+    pub(crate) receipt: Receipt,
+}
+
+/// Where what lanes have to say goes. Neither function blocks for long; `tell` may submit further jobs about the same part, `send` may not.
+pub(crate) struct Outlets {
+    /// To be sent, in order.
+    pub(crate) send: Box<dyn Fn(Outgoing) + Send + Sync>,
+    /// For the aggregator.
+    pub(crate) tell: Box<dyn Fn(Told) + Send + Sync>,
+}
+
+/// The threads, until they are dropped: then they finish what was submitted and end.
+pub(crate) struct SumLanes {
+    lanes: Vec<Arc<Lane>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// See the module's documentation.
+struct Lane {
+    queue: Mutex<Queue>,
+    bell: Condvar,
+    /// Bytes in the queue, and jobs.
+    waiting_bytes: AtomicUsize,
+    waiting_jobs: AtomicUsize,
+    sums: Mutex<Sums>,
+    outlets: Arc<Outlets>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    closed: bool,
+}
+
+impl SumLanes {
+    /// Starts `threads` lanes.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no thread.
+    pub(crate) fn new(threads: NonZeroUsize, workshop: &Workshop, outlets: Outlets) -> Result<Self> {
+        let mut this = Self { lanes: Vec::new(), threads: Vec::new() };
+        let outlets = Arc::new(outlets);
+        for index in 0..threads.get() {
+            let lane = Arc::new(Lane {
+                queue: Mutex::default(),
+                bell: Condvar::new(),
+                waiting_bytes: AtomicUsize::new(0),
+                waiting_jobs: AtomicUsize::new(0),
+                sums: Mutex::new(Sums::new(workshop.clone())),
+                outlets: Arc::clone(&outlets),
+            });
+            let work = Arc::clone(&lane);
+            let thread = Builder::new().name(format!("gl-sum-{index}")).spawn(move || work.serve());
+            let io =
+                |cause: std::io::Error| Error::Io { what: "start a sum lane".to_owned(), cause: cause.to_string() };
+            this.threads.push(thread.map_err(io)?);
+            this.lanes.push(lane);
+        }
+        Ok(this)
+    }
+
+    /// Puts a job into the queue of its part's lane; [`SumLanes::run`] sees to it that somebody works.
+    pub(crate) fn submit(&self, job: Job) {
+        self.lanes[lane_of(job.part(), self.lanes.len())].push(job);
+    }
+
+    /// Works off what is little, and wakes the threads for the rest. Called after jobs were submitted, without any lock.
+    pub(crate) fn run(&self) {
+        for lane in self.lanes.iter().filter(|lane| lane.waiting_jobs.load(Ordering::Acquire) > 0) {
+            if lane.waiting_bytes.load(Ordering::Acquire) > BACKLOG_BYTES_MAX {
+                lane.work(lane.sums(), |bytes| bytes > BACKLOG_BYTES_MAX / 2);
+            } else if lane.waiting_bytes.load(Ordering::Acquire) <= INLINE_BYTES_MAX {
+                match lane.sums.try_lock() {
+                    Ok(sums) => lane.work(sums, |bytes| bytes <= INLINE_BYTES_MAX),
+                    Err(TryLockError::Poisoned(poisoned)) => lane.work(poisoned.into_inner(), |_| true),
+                    // Whoever holds it may have looked into the queue for the last time already.
+                    Err(TryLockError::WouldBlock) => lane.ring(),
+                }
+            } else {
+                lane.ring();
+            }
+        }
+    }
+}
+
+impl Drop for SumLanes {
+    fn drop(&mut self) {
+        for lane in &self.lanes {
+            lane.queue().closed = true;
+            lane.ring();
+        }
+        for thread in self.threads.drain(..) {
+            // The last reference to a driver may go in one of its own lanes.
+            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+                tracing::error!("a sum lane panicked");
+            }
+        }
+    }
+}
+
+impl Job {
+    fn part(&self) -> PartId {
+        match self {
+            Self::Step { slot, .. } | Self::Body { slot, .. } => slot.part,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Step { .. } => 0,
+            Self::Body { chunks, .. } => chunks.iter().map(Bytes::len).sum(),
+        }
+    }
+}
+
+/// Neighbouring parts of a tensor go to neighbouring lanes; keys are hashes and need no further mixing.
+fn lane_of(part: PartId, lanes: usize) -> usize {
+    let spread = part.key.0.wrapping_add(u64::from(part.index));
+    usize::try_from(spread % lanes as u64).expect("below the number of lanes")
+}
+
+impl Lane {
+    fn push(&self, job: Job) {
+        self.waiting_bytes.fetch_add(job.bytes(), Ordering::AcqRel);
+        self.waiting_jobs.fetch_add(1, Ordering::AcqRel);
+        self.queue().jobs.push_back(job);
+    }
+
+    fn ring(&self) {
+        // Under the lock, so that a thread which found the queue empty already sleeps.
+        let _queue = self.queue();
+        self.bell.notify_one();
+    }
+
+    /// The life of the lane's thread.
+    fn serve(&self) {
+        loop {
+            let waits = |queue: &mut Queue| queue.jobs.is_empty() && !queue.closed;
+            let queue = self.bell.wait_while(self.queue(), waits).unwrap_or_else(PoisonError::into_inner);
+            if queue.jobs.is_empty() {
+                return;
+            }
+            drop(queue);
+            self.work(self.sums(), |_| true);
+        }
+    }
+
+    /// Works off the queue, including what the receipts bring, until it is empty or `goes_on` says no of the bytes that wait; then the
+    /// thread gets the rest.
+    fn work<'a>(&'a self, mut sums: MutexGuard<'a, Sums>, goes_on: impl Fn(usize) -> bool) {
+        loop {
+            let mut told = Vec::new();
+            let mut say = |event| match event {
+                Event::Send(outgoing) => (self.outlets.send)(outgoing),
+                Event::Receipt { slot, worker, exchange, receipt } => {
+                    told.push(Told { slot, worker, exchange, receipt });
+                }
+            };
+            // A panic is a defect; it must cost the sums of this lane and not the thread of whoever works here.
+            let worked = catch_unwind(AssertUnwindSafe(|| self.some_jobs(&mut sums, &mut say)));
+            if worked.is_err() {
+                tracing::error!("a sum lane panicked; its sums are lost");
+                sums.lose_all(&mut say);
+            }
+            drop(sums);
+            for told in told {
+                (self.outlets.tell)(told);
+            }
+            if self.waiting_jobs.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            if !goes_on(self.waiting_bytes.load(Ordering::Acquire)) {
+                return self.ring();
+            }
+            sums = self.sums();
+        }
+    }
+
+    /// A few jobs, so that receipts do not wait for long.
+    fn some_jobs(&self, sums: &mut Sums, say: &mut impl FnMut(Event)) {
+        for job in std::iter::from_fn(|| self.next_job()).take(JOBS_AT_ONCE) {
+            match job {
+                Job::Step { slot, step } => sums.step(slot, step, say),
+                Job::Body { slot, worker, exchange, chunks } => {
+                    sums.receive(slot, worker, exchange, &chunks, say);
+                }
+            }
+        }
+    }
+
+    fn next_job(&self) -> Option<Job> {
+        let job = self.queue().jobs.pop_front()?;
+        self.waiting_bytes.fetch_sub(job.bytes(), Ordering::AcqRel);
+        self.waiting_jobs.fetch_sub(1, Ordering::AcqRel);
+        Some(job)
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sums(&self) -> MutexGuard<'_, Sums> {
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::{Receiver, unbounded};
+    use gradlane_core::mem::{Copies, Pool};
+    use gradlane_core::reduce::Kernels;
+    use gradlane_core::types::{DType, Op};
+
+    use super::*;
+    use crate::aggregate::tests::{header, slot};
+    use crate::aggregate::{Order, SumSpec, Upload};
+
+    #[test]
+    fn little_is_worked_off_by_who_brings_it() {
+        let (lanes, sent, _) = lanes(1, 16);
+        begin(&lanes, 0, 40);
+        lanes.submit(body(0, 40));
+        lanes.run();
+        assert_eq!(blocks(&sent), 40, "before anybody else had to wake up");
+    }
+
+    #[test]
+    fn much_is_worked_off_by_the_threads() {
+        let (lanes, sent, told) = lanes(2, BLOCK);
+        for index in 0..4 {
+            begin(&lanes, index, 1 << 20);
+            lanes.submit(body(index, 1 << 20));
+        }
+        lanes.run();
+        for _ in 0..4 {
+            assert_eq!(told.recv().unwrap().receipt, Receipt::Whole);
+        }
+        drop(lanes);
+        assert_eq!(blocks(&sent), 4 << 20);
+    }
+
+    #[test]
+    fn who_brings_more_than_is_added_works_off_what_waits() {
+        let (lanes, _, _) = lanes(1, BLOCK);
+        let busy = lanes.lanes[0].sums();
+        begin(&lanes, 0, 32 << 20);
+        for _ in 0..10 {
+            lanes.submit(body(0, 1 << 20));
+        }
+        drop(busy);
+        lanes.run();
+        let waiting = lanes.lanes[0].waiting_bytes.load(Ordering::Acquire);
+        assert!(waiting <= BACKLOG_BYTES_MAX, "{waiting} bytes");
+    }
+
+    #[test]
+    fn a_defect_costs_the_sums_of_one_lane_and_not_its_thread() {
+        // Blocks of no bytes are refused with a panic.
+        let (lanes, sent, _) = lanes(1, 0);
+        begin(&lanes, 0, 40);
+        lanes.run();
+        drop(lanes);
+        assert!(matches!(sent.try_recv(), Ok(Outgoing::Reject { error: Error::Internal { .. }, .. })));
+    }
+
+    #[test]
+    fn neighbouring_parts_go_to_different_lanes() {
+        let lane = |index| lane_of(PartId { index, ..slot(0).part }, 4);
+        assert_eq!([0, 1, 2, 3, 4].map(lane), [1, 2, 3, 0, 1]);
+    }
+
+    const BLOCK: u64 = 64 << 10;
+
+    fn lanes(threads: usize, block_bytes: u64) -> (SumLanes, Receiver<Outgoing>, Receiver<Told>) {
+        let ((sink, sent), (ear, told)) = (unbounded(), unbounded());
+        let workshop = Workshop {
+            kernels: Kernels::detect(),
+            pool: Pool::new(),
+            copies: Copies::default(),
+            block_bytes,
+            defect: None,
+        };
+        let outlets = Outlets {
+            send: Box::new(move |outgoing| drop(sink.send(outgoing))),
+            tell: Box::new(move |told| ear.send(told).unwrap_or_default()),
+        };
+        (SumLanes::new(NonZeroUsize::new(threads).unwrap(), &workshop, outlets).unwrap(), sent, told)
+    }
+
+    /// A sealed sum with one sender and one reader.
+    fn begin(lanes: &SumLanes, index: u32, bytes: u64) {
+        let slot = part(index);
+        let (worker, exchange) = (WorkerId(0), ExchangeId(u64::from(index)));
+        let spec = SumSpec { bytes, dtype: DType::U8, op: Op::Sum, senders: vec![worker], order: Order::Arrival };
+        let upload = Upload { weight: 1.0, checksum: None, landed: 0 };
+        for step in [
+            Step::Begin(spec),
+            Step::Receive { worker, exchange, upload },
+            Step::Publish { divisor: 1.0 },
+            Step::Answer { worker, exchange, header: header(0) },
+            Step::Seal,
+        ] {
+            lanes.submit(Job::Step { slot, step });
+        }
+    }
+
+    fn body(index: u32, bytes: usize) -> Job {
+        let chunks = vec![Bytes::from(vec![1; bytes])];
+        Job::Body { slot: part(index), worker: WorkerId(0), exchange: ExchangeId(u64::from(index)), chunks }
+    }
+
+    fn part(index: u32) -> SlotId {
+        SlotId { part: PartId { index, ..slot(0).part }, ..slot(0) }
+    }
+
+    fn blocks(sent: &Receiver<Outgoing>) -> usize {
+        let len = |outgoing| if let Outgoing::Block { block, .. } = outgoing { block.len() } else { 0 };
+        sent.try_iter().map(len).sum()
+    }
+}

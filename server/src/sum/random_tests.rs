@@ -1,0 +1,396 @@
+//! The aggregator and its sums together: three workers, two parts, some rounds, and every fault a stream can have, from one seed.
+//!
+//! Rank r contributes 4^r, so that the base-4 digits of a sum are the counts of the ranks: 0 lost, 1 right, 2 or 3 counted twice or
+//! thrice. Bodies arrive in pieces, sums land in pieces on top of the contributions, both break off anywhere.
+
+use std::collections::BTreeSet;
+
+use gradlane_core::mem::{Copies, Pool};
+use gradlane_core::reduce::Kernels;
+use gradlane_core::types::{Defect, Epoch, Op, PartId, Phase, TensorKey, Time};
+use gradlane_core::wire::{Flags, checksum};
+
+use super::*;
+use crate::aggregate::tests::{config, header, node, view};
+use crate::aggregate::{Aggregator, AggregatorConfig, Command};
+
+const WORKERS: u32 = 3;
+const PARTS: u32 = 2;
+const ROUNDS: u64 = 8;
+const ELEMENTS: usize = 10;
+const BYTES: usize = 4 * ELEMENTS;
+const EVERY_DIGIT_ONE: f32 = 21.0;
+
+#[test]
+fn every_sum_has_every_worker_once_and_every_exchange_one_end() {
+    for seed in 0..300 {
+        Play::new(seed, None).run().unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+    }
+}
+
+#[cfg(feature = "testing")]
+#[test]
+fn every_planted_defect_shows_as_what_it_is() {
+    for (defect, violation) in [
+        (Defect::PrefixIgnored, "instead of"),
+        (Defect::BlockSentEarly, "instead of"),
+        (Defect::ResumedGarbage, "rejected: "),
+        (Defect::StaleEpochAccepted, "past membership"),
+        (Defect::OneSlot, "another round"),
+        (Defect::TornCounted, "do not get on"),
+        (Defect::AnswerOldRound, "another round"),
+        (Defect::MissingWaiterLost, "waits for a sum that exists"),
+        (Defect::DivisorWrong, "is 42 instead of 21"),
+    ] {
+        let shows = |seed| Play::new(seed, Some(defect)).run().is_err_and(|found| found.contains(violation));
+        assert!((0..300).any(shows), "{defect:?}");
+    }
+}
+
+/// Fine so far, or what was violated.
+type Verdict = std::result::Result<(), String>;
+
+/// One run: the server's machines, the workers and what is under way between them.
+struct Play {
+    random: u64,
+    aggregator: Aggregator,
+    sums: Sums,
+    now: Time,
+    number: u32,
+    op: Op,
+    workers: Vec<Worker>,
+    sealed: BTreeSet<SlotId>,
+    /// Receipts that the aggregator has not heard of.
+    untold: Vec<(SlotId, WorkerId, ExchangeId, Receipt)>,
+    /// Exchanges without an end, seen from the server.
+    under_way: BTreeMap<ExchangeId, UnderWay>,
+    exchanges: u64,
+}
+
+struct Worker {
+    /// The membership it knows.
+    number: u32,
+    parts: Vec<Place>,
+}
+
+struct Place {
+    round: u64,
+    /// The contribution, and where the sum lands.
+    memory: Vec<u8>,
+    /// So many of its bytes are overwritten.
+    landed: usize,
+    /// What it listens to.
+    exchange: Option<ExchangeId>,
+}
+
+struct UnderWay {
+    rank: u32,
+    part: u32,
+    header: Header,
+    /// It was opened with an epoch before the aggregator's.
+    stale: bool,
+    /// The contribution as it is sent.
+    body: Vec<u8>,
+    /// Where the body goes, once it is accepted.
+    slot: Option<SlotId>,
+    /// Bytes of it that have arrived, and those of them that the server has looked at.
+    sent: usize,
+    read: usize,
+    answer: Option<Vec<u8>>,
+    ended: Option<u32>,
+}
+
+impl Play {
+    fn new(seed: u64, defect: Option<Defect>) -> Self {
+        let mut aggregator = Aggregator::new(AggregatorConfig {
+            deterministic: seed.is_multiple_of(3),
+            defect,
+            memory_bytes_max: 256,
+            block_bytes: 16,
+            ..config()
+        });
+        aggregator.handle_view(Time::ZERO, &view(WORKERS, 1, Phase::Running));
+        let workshop = Workshop {
+            kernels: Kernels::portable(),
+            pool: Pool::new(),
+            copies: Copies::default(),
+            block_bytes: 16,
+            defect,
+        };
+        let op = if seed.is_multiple_of(2) { Op::Sum } else { Op::WeightedMean };
+        let worker = |rank| Worker { number: 1, parts: (0..PARTS).map(|_| Place::new(op, rank, 0)).collect() };
+        Self {
+            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            aggregator,
+            sums: Sums::new(workshop),
+            now: Time::ZERO,
+            number: 1,
+            op,
+            workers: (0..WORKERS).map(worker).collect(),
+            sealed: BTreeSet::new(),
+            untold: Vec::new(),
+            under_way: BTreeMap::new(),
+            exchanges: 0,
+        }
+    }
+
+    /// Runs to the end or to the first violation.
+    fn run(mut self) -> Verdict {
+        for _ in 0..40_000 {
+            if self.workers.iter().all(|worker| worker.parts.iter().all(|part| part.round == ROUNDS)) {
+                return self.end();
+            }
+            self.step()?;
+        }
+        Err("the workers do not get on".to_owned())
+    }
+
+    /// Something happens to some worker's exchange, or a worker begins one, or the aggregator hears of a contribution.
+    fn step(&mut self) -> Verdict {
+        if self.below(100) == 0 && self.number < 4 {
+            self.number += 1;
+            self.aggregator.handle_view(self.now, &view(WORKERS, self.number, Phase::Running));
+        }
+        let (rank, part) = (self.below(WORKERS), self.below(PARTS));
+        let count = u32::try_from(self.under_way.len()).unwrap();
+        if !self.untold.is_empty() && self.below(3) == 0 {
+            let index = self.below(u32::try_from(self.untold.len()).unwrap()) as usize;
+            let (slot, worker, exchange, receipt) = self.untold.remove(index);
+            self.aggregator.handle_receipt(self.now, slot, worker, exchange, receipt);
+        } else if count == 0 || self.below(4) == 0 {
+            self.begin(rank, part);
+        } else {
+            let index = self.below(count) as usize;
+            let exchange = *self.under_way.keys().nth(index).unwrap();
+            self.advance(exchange)?;
+        }
+        self.obey()?;
+        self.check_nobody_forgotten()
+    }
+
+    /// A worker pushes, or pushes again because it believes its link lost while the server still has the old exchange.
+    fn begin(&mut self, rank: u32, part: u32) {
+        let reconnects = self.below(8) == 0;
+        let forgets_view = self.below(3) == 0;
+        let worker = &mut self.workers[rank as usize];
+        let place = &mut worker.parts[part as usize];
+        if place.round == ROUNDS || (place.exchange.is_some() && !reconnects) {
+            return;
+        }
+        if !forgets_view {
+            worker.number = self.number;
+        }
+        self.exchanges += 1;
+        let exchange = ExchangeId(self.exchanges);
+        place.exchange = Some(exchange);
+        let (flags, said) = match place.landed {
+            0 => (Flags::CHECKSUM, checksum(0, &place.memory)),
+            landed => (Flags::RESUMED, u32::try_from(landed).unwrap()),
+        };
+        let header = Header {
+            flags,
+            checksum: said,
+            epoch: Epoch { term: 1, number: worker.number },
+            part: PartId { key: TensorKey(1), index: part },
+            op: self.op,
+            bytes: BYTES as u64,
+            weight: f64::from(rank + 1),
+            ..header(place.round)
+        };
+        let under_way = UnderWay {
+            rank,
+            part,
+            header,
+            stale: worker.number < self.number,
+            body: place.memory.clone(),
+            slot: None,
+            sent: 0,
+            read: 0,
+            answer: None,
+            ended: None,
+        };
+        self.under_way.insert(exchange, under_way);
+        self.aggregator.handle_opened(self.now, node(rank), exchange, &header);
+    }
+
+    fn advance(&mut self, exchange: ExchangeId) -> Verdict {
+        let (torn, run, read) = (self.below(25) == 0, self.below(20) as usize + 1, self.below(3) > 0);
+        let under_way = self.under_way.get_mut(&exchange).unwrap();
+        let (rank, part) = (under_way.rank, under_way.part);
+        let place = &mut self.workers[rank as usize].parts[part as usize];
+        let listens = place.exchange == Some(exchange);
+        if torn {
+            if listens {
+                place.exchange = None;
+            }
+            self.under_way.remove(&exchange);
+            self.aggregator.handle_torn(self.now, exchange);
+            return Ok(());
+        }
+        if let Some(slot) = under_way.slot
+            && read
+            && under_way.read < under_way.sent
+        {
+            let chunk = &under_way.body[under_way.read..(under_way.read + run).min(under_way.sent)];
+            under_way.read += chunk.len();
+            let mut events = Vec::new();
+            self.sums.receive(slot, WorkerId(rank), exchange, &[chunk], &mut |event| events.push(event));
+            return self.hear(events);
+        }
+        if under_way.slot.is_some() && under_way.sent < BYTES {
+            under_way.sent = (under_way.sent + run).min(BYTES);
+            return Ok(());
+        }
+        let Some(answer) = &under_way.answer else { return Ok(()) };
+        // The body has arrived, though the server may not have looked at all of it: now its place may be overwritten.
+        let landed = run.min(answer.len());
+        if listens && landed > 0 {
+            place.memory[..landed].copy_from_slice(&answer[..landed]);
+            place.landed = place.landed.max(landed);
+        }
+        let Some(sent) = under_way.ended else { return Ok(()) };
+        let (answer, round) = (answer.clone(), under_way.header.round.0);
+        if listens {
+            *place = Place::new(self.op, rank, round + 1);
+        }
+        self.under_way.remove(&exchange);
+        self.aggregator.handle_answered(self.now, exchange);
+        if checksum(0, &answer) != sent {
+            return Err("a checksum is not that of its sum".to_owned());
+        }
+        check(&answer, round)
+    }
+
+    /// The driver.
+    fn obey(&mut self) -> Verdict {
+        while let Some(command) = self.aggregator.next_command() {
+            match command {
+                Command::Sum { slot, step } => {
+                    self.look_at(slot, &step)?;
+                    let mut events = Vec::new();
+                    self.sums.step(slot, step, &mut |event| events.push(event));
+                    self.hear(events)?;
+                }
+                Command::Reject { exchange, error, .. } => {
+                    let under_way = self.under_way.remove(&exchange).ok_or("rejected an exchange that had ended")?;
+                    let place = &mut self.workers[under_way.rank as usize].parts[under_way.part as usize];
+                    let listens = place.exchange == Some(exchange);
+                    if listens {
+                        place.exchange = None;
+                    }
+                    if listens && !error.retryable() && !matches!(error, Error::Fenced { .. }) {
+                        return Err(format!("rejected: {error}"));
+                    }
+                }
+                Command::Stalled { .. } => return Err("stalled though no time passed".to_owned()),
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, slot: SlotId, step: &Step) -> Verdict {
+        match step {
+            Step::Receive { exchange, .. } => {
+                let under_way = self.under_way.get_mut(exchange).ok_or("received an exchange that had ended")?;
+                under_way.slot = Some(slot);
+                if slot.round != under_way.header.round {
+                    return Err("a contribution to another round".to_owned());
+                }
+            }
+            Step::Answer { exchange, header, .. } => {
+                let under_way = self.under_way.get(exchange).ok_or("answered an exchange that had ended")?;
+                if under_way.stale {
+                    return Err("answered a push of a past membership".to_owned());
+                }
+                if slot.round != header.round || header.round != under_way.header.round {
+                    return Err("answered with another round".to_owned());
+                }
+            }
+            Step::Seal => drop(self.sealed.insert(slot)),
+            Step::Drop => drop(self.sealed.remove(&slot)),
+            Step::Begin(_) | Step::Publish { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// What the sums have to say. Exchanges that ended hear nothing more.
+    fn hear(&mut self, events: Vec<Event>) -> Verdict {
+        for event in events {
+            match event {
+                Event::Receipt { slot, worker, exchange, receipt } => {
+                    self.untold.push((slot, worker, exchange, receipt));
+                }
+                Event::Send(Outgoing::Answer { exchange, .. }) => {
+                    if let Some(under_way) = self.under_way.get_mut(&exchange)
+                        && under_way.answer.replace(Vec::new()).is_some()
+                    {
+                        return Err("answered twice".to_owned());
+                    }
+                }
+                Event::Send(Outgoing::Block { exchange, block }) => {
+                    if let Some(under_way) = self.under_way.get_mut(&exchange) {
+                        under_way.answer.as_mut().ok_or("a block before its header")?.extend_from_slice(&block);
+                    }
+                }
+                Event::Send(Outgoing::End { exchange, checksum }) => {
+                    if let Some(under_way) = self.under_way.get_mut(&exchange) {
+                        under_way.ended = Some(checksum);
+                    }
+                }
+                Event::Send(other) => return Err(format!("sends {other:?}")),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_nobody_forgotten(&self) -> Verdict {
+        let forgotten = self.under_way.values().find(|under_way| {
+            let slot = SlotId { part: under_way.header.part, round: under_way.header.round };
+            under_way.answer.is_none() && self.sealed.contains(&slot)
+        });
+        forgotten.map_or(Ok(()), |under_way| Err(format!("worker {} waits for a sum that exists", under_way.rank)))
+    }
+
+    /// All workers have all sums; what is still under way are exchanges they had given up.
+    fn end(mut self) -> Verdict {
+        let left: Vec<ExchangeId> = std::mem::take(&mut self.under_way).into_keys().collect();
+        for exchange in left {
+            self.aggregator.handle_torn(self.now, exchange);
+        }
+        self.obey()?;
+        if self.aggregator.progress().pending == 0 && self.sums.len() == PARTS as usize {
+            return Ok(());
+        }
+        Err("exchanges or sums are left over".to_owned())
+    }
+
+    fn below(&mut self, limit: u32) -> u32 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        u32::try_from(self.random >> 33).expect("31 bits") % limit
+    }
+}
+
+impl Place {
+    fn new(op: Op, rank: u32, round: u64) -> Self {
+        // A weighted mean over 1 + 2 + 3 of six times the digit over the weight is the sum of the digits.
+        let factor = if op == Op::Sum { 1.0 } else { 6.0 / (rank as f32 + 1.0) };
+        let element = |at| factor * 4_f32.powi(rank as i32) * value(round, at);
+        let memory = (0..ELEMENTS).flat_map(|at| element(at).to_le_bytes()).collect();
+        Self { round, memory, landed: 0, exchange: None }
+    }
+}
+
+/// Tells one round and one element from another.
+fn value(round: u64, at: usize) -> f32 {
+    (1 + 16 * round + at as u64) as f32
+}
+
+fn check(sum: &[u8], round: u64) -> Verdict {
+    for (at, bytes) in sum.as_chunks().0.iter().enumerate() {
+        let digits = f32::from_le_bytes(*bytes) / value(round, at);
+        if digits != EVERY_DIGIT_ONE {
+            return Err(format!("element {at} is {digits} instead of {EVERY_DIGIT_ONE}"));
+        }
+    }
+    if sum.len() == BYTES { Ok(()) } else { Err(format!("a sum of {} bytes instead of {BYTES}", sum.len())) }
+}

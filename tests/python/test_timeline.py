@@ -1,0 +1,157 @@
+"""The timeline: what every part did, what the script did, in a file that opens whatever became of the process."""
+
+import json
+import signal
+import threading
+
+import gradlane
+import numpy as np
+import pytest
+from gradlane import timeline
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError
+from processes import run_python
+
+MANY = 5
+STAGES = ["QUEUE", "PUSH", "QUEUE", "PULL"]
+
+
+@pytest.mark.workers(2)
+def test_every_part_of_every_tensor_leaves_its_stages(tmp_path):
+    gradlane.push_pull(np.ones(10, np.float32), "before")
+    path = gradlane.start_timeline(tmp_path)
+    assert path == tmp_path / str(gradlane.rank()) / "comm.json"
+    for _ in range(2):
+        handles = [
+            gradlane.push_pull_async(np.ones(2_500_000, np.float32), f"large {i}", priority=-i) for i in range(MANY)
+        ]
+        for handle in handles:
+            handle.wait()
+    gradlane.stop_timeline()
+    gradlane.push_pull(np.ones(10, np.float32), "after")
+
+    rows = {}
+    for span in spans(path):
+        assert span["dur"] >= 0
+        rows.setdefault((span["args"]["tensor"], span["args"]["part"], span["args"]["round"]), []).append(span)
+    # 10 MB in parts of 4 MiB, twice.
+    assert set(rows) == {(f"large {i}", part, turn) for i in range(MANY) for part in range(3) for turn in range(2)}
+    for (tensor, _, _), of_part in rows.items():
+        assert [span["name"] for span in of_part] == STAGES
+        assert all(before["ts"] + before["dur"] <= after["ts"] + 1 for before, after in zip(of_part, of_part[1:]))
+        assert {span["args"]["priority"] for span in of_part} == {-int(tensor.removeprefix("large "))}
+        assert [span["args"].get("outcome") for span in of_part] == [None, "done", None, "done"]
+    assert sum(span["args"]["bytes"] for span in spans(path) if span["name"] == "PUSH") == 2 * MANY * 10_000_000
+
+
+@pytest.mark.workers(2)
+def test_rows_are_named_and_lie_in_the_order_of_priority(tmp_path):
+    path = gradlane.start_timeline(tmp_path / "named.json")
+    assert path.name == f"named.{gradlane.rank()}.json"
+    for i in range(3):
+        gradlane.push_pull(np.ones(4, np.float32), f"row {i}", priority=-i)
+    gradlane.stop_timeline()
+    events = json.loads(path.read_text())
+    about = {(e["name"], e.get("tid")): e["args"] for e in events if e["ph"] == "M" and e["pid"] % 2}
+    names = {key[1]: args["name"] for key, args in about.items() if key[0] == "thread_name"}
+    orders = {names[key[1]]: args["sort_index"] for key, args in about.items() if key[0] == "thread_sort_index"}
+    assert orders == {"row 0 [0]": 0, "row 1 [0]": 1, "row 2 [0]": 2}
+
+
+@pytest.mark.workers(2)
+def test_the_script_puts_its_own_work_beside(tmp_path):
+    path = gradlane.start_timeline(tmp_path)
+    with timeline.span("epoch"), timeline.span("forward"):
+        pass
+    with pytest.raises(KeyError), timeline.span("backward"):
+        raise KeyError
+    threading.Thread(target=lambda: timeline.record("elsewhere", 1_000, 3_000), name="loader").start()
+    gradlane.push_pull(np.ones(4, np.float32), "beside")
+    gradlane.barrier("the thread has long ended")
+    gradlane.stop_timeline()
+    own = [span for span in spans(path) if span["pid"] == 2 * gradlane.rank()]
+    assert [span["name"] for span in own] == ["forward", "epoch", "backward", "elsewhere"]
+    assert (own[3]["ts"], own[3]["dur"]) == (1.0, 2.0)
+    pushed = next(span for span in spans(path) if span["name"] == "PUSH")
+    assert own[0]["ts"] <= pushed["ts"] <= own[0]["ts"] + 60e6, "on one clock"
+
+
+@pytest.mark.workers(2)
+def test_files_of_several_workers_make_one_picture(tmp_path):
+    path = gradlane.start_timeline(tmp_path)
+    gradlane.push_pull(np.ones(4, np.float32), "merged")
+    gradlane.stop_timeline()
+    paths = gradlane.allgather(str(path))
+    timeline.merge(*paths, out=tmp_path / "both.json")
+    merged = json.loads((tmp_path / "both.json").read_text())
+    assert {event["pid"] for event in merged} == {0, 1, 2, 3}
+
+
+@pytest.mark.workers(2)
+def test_one_timeline_at_a_time(tmp_path):
+    gradlane.stop_timeline()
+    gradlane.start_timeline(tmp_path / "first")
+    with pytest.raises(FailedPreconditionError, match="already"):
+        gradlane.start_timeline(tmp_path / "second")
+    gradlane.stop_timeline()
+
+
+@pytest.mark.workers(2, settings={"timeline_bytes_max": "64 KiB"})
+def test_a_file_that_is_full_ends_and_says_so(tmp_path):
+    path = gradlane.start_timeline(tmp_path)
+    for _ in range(2000):
+        with timeline.span("step"):
+            pass
+    gradlane.stop_timeline()
+    events = json.loads(path.read_text())
+    written = sum(event["name"] == "step" for event in events)
+    assert path.stat().st_size <= 65_536 + 200
+    assert events[-1]["args"]["count"] == 2000 - written > 0
+
+
+def test_a_job_of_one_records_what_the_script_does(tmp_path):
+    script = "import gradlane; gradlane.init()\nwith gradlane.timeline.span('alone'): pass"
+    ended = run_python(script, env={"GRADLANE_TIMELINE": str(tmp_path / "one.json")})
+    assert ended.code == 0, ended.output
+    assert [span["name"] for span in spans(tmp_path / "one.0.json")] == ["alone"]
+
+
+def test_a_process_that_is_killed_leaves_a_file_that_can_be_read(tmp_path):
+    script = f"""
+import gradlane, json, os, signal
+gradlane.init()
+path = gradlane.start_timeline({str(tmp_path)!r})
+while '"step"' not in path.read_text():
+    with gradlane.timeline.span("step"): pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = run_python(script)
+    assert ended.code == -signal.SIGKILL, ended.output
+    left = tmp_path / "0" / "comm.json"
+    assert not left.read_text().rstrip().endswith("]")
+    timeline.merge(left, out=tmp_path / "read.json")
+    assert "step" in [event["name"] for event in json.loads((tmp_path / "read.json").read_text())]
+
+
+def test_a_place_that_cannot_be_written_is_an_error_of_init():
+    script = "import gradlane; gradlane.init()"
+    ended = run_python(script, env={"GRADLANE_TIMELINE": "/dev/null/here"})
+    assert ended.code == 1 and "/dev/null/here/0/comm.json" in ended.output, ended.output
+
+
+def test_before_init_spans_go_nowhere_and_recording_says_to_call_init():
+    with timeline.span("nowhere"):
+        pass
+    with pytest.raises(gradlane.NotInitializedError):
+        gradlane.start_timeline("nowhere")
+
+
+def test_what_is_no_timeline_is_not_merged(tmp_path):
+    path = tmp_path / "other"
+    for text in ("no json", "{}", "3"):
+        path.write_text(text)
+        with pytest.raises(InvalidArgumentError, match="other is no timeline"):
+            timeline.merge(path, out=tmp_path / "out")
+
+
+def spans(path):
+    return [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
