@@ -8,10 +8,11 @@ use gradlane_core::types::{DType, Op};
 
 use crate::arguments::{Effort, Output, parse_size};
 use crate::push_pull::job::{self, Before, JobOptions};
+use crate::push_pull::road::Road;
 use crate::report::{Conclusion, DEFINITIONS, Place, Report};
 use crate::team::contest::{self, Entry, Plan};
+use crate::team::gloo;
 use crate::team::orders::Case;
-use crate::team::{Wire, gloo};
 
 /// How long does one urgent exchange take, alone and under a backlog?
 ///
@@ -38,6 +39,9 @@ pub(crate) struct Arguments {
     /// Servers.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     servers: u32,
+    /// Roads that the bytes take, separated by commas; each is a contender.
+    #[arg(long, value_delimiter = ',', default_value = "quic", value_parser = Road::parse)]
+    road: Vec<&'static Road>,
     /// Measure Gloo, too, without a backlog: it has no priorities.
     #[arg(long)]
     gloo: bool,
@@ -70,17 +74,22 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
         let busy = (arguments.backlog > 0).then(|| idle.clone().under_backlog(backlog));
         entries.extend([Some(idle), busy].into_iter().flatten().map(Entry::single));
     }
-    let mut teams = vec![job::start(&JobOptions {
-        name: "quic".to_owned(),
-        workers: arguments.workers,
-        servers: arguments.servers,
-        settings: job::settings(&arguments.settings)?,
-        join: None,
-        before: Before::default(),
-        interface: "lo".to_owned(),
-        wire: Some(Wire::Loopback { ends: 1 }),
-        patience,
-    })?];
+    let mut teams = Vec::new();
+    for road in &arguments.road {
+        let mut settings = job::settings(&arguments.settings)?;
+        settings.extend(road.settings()?);
+        teams.push(job::start(&JobOptions {
+            name: road.name.to_owned(),
+            workers: arguments.workers,
+            servers: arguments.servers,
+            settings,
+            join: None,
+            before: Before::default(),
+            interface: "lo".to_owned(),
+            wire: road.wire,
+            patience,
+        })?);
+    }
     if arguments.gloo {
         let python = gloo::interpreter(arguments.python.as_deref());
         teams.push(gloo::start(&gloo::Venue::loopback(python, arguments.workers, patience))?);

@@ -15,6 +15,8 @@ mod reduce;
 mod sched;
 mod transport;
 
+mod page;
+
 mod arguments;
 mod measure;
 mod report;
@@ -22,7 +24,7 @@ mod table;
 mod team;
 
 use report::Conclusion;
-use team::process::{Death, become_program, die_with};
+use team::process::{become_program, die_with};
 
 /// Microbenchmarks of Gradlane: medians with spread, contenders interleaved in one run, every result verified.
 #[derive(Parser)]
@@ -40,6 +42,7 @@ enum Question {
     Reduce(reduce::Arguments),
     Sched(sched::Arguments),
     Transport(Box<transport::Arguments>),
+    Page(page::Arguments),
     #[command(hide = true)]
     Role {
         /// The process with which this one ends.
@@ -68,8 +71,6 @@ enum Role {
     Probe,
     /// Becomes another program.
     Exec {
-        #[arg(long, value_enum)]
-        death: Death,
         #[arg(last = true)]
         words: Vec<OsString>,
     },
@@ -83,6 +84,7 @@ fn main() -> ExitCode {
         Question::Reduce(arguments) => print_table(reduce::answer(&arguments)),
         Question::Sched(arguments) => print_table(sched::answer(&arguments)),
         Question::Transport(arguments) => transport::answer(&arguments),
+        Question::Page(arguments) => page::answer(&arguments),
         Question::Role { role, parent } => match play(role, parent) {
             Ok(()) => Conclusion::Good,
             Err(error) => Conclusion::Failed(error),
@@ -117,8 +119,7 @@ fn print_table(answer: Result<String, String>) -> Conclusion {
 }
 
 fn play(role: Role, parent: u32) -> Result<(), String> {
-    let death = if let Role::Exec { death, .. } = &role { *death } else { Death::Killed };
-    die_with(parent, death)?;
+    die_with(parent)?;
     match role {
         Role::Coordinator => push_pull::job::coordinate(),
         Role::Server => push_pull::job::serve(),
@@ -128,7 +129,7 @@ fn play(role: Role, parent: u32) -> Result<(), String> {
         Role::StreamStore { tls } => transport::stream::serve(tls),
         Role::StreamWorker => team::rank::obey::<transport::stream::StreamWorker>(),
         Role::Probe => net::probe::obey(),
-        Role::Exec { words, .. } => Err(become_program(&words)),
+        Role::Exec { words } => Err(become_program(&words)),
     }
 }
 

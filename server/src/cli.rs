@@ -17,6 +17,7 @@ use tracing_subscriber::EnvFilter;
 use crate::launch::{self, Launch};
 use crate::{doctor, rendezvous};
 
+mod bench;
 pub(crate) mod exit;
 mod roles;
 mod status;
@@ -69,6 +70,13 @@ enum Command {
     Config(Report),
     /// Look at this machine and say what to change
     Doctor(Doctor),
+    /// Measure: reductions, transports, latency, kernels
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// What `gradlane-bench` takes; --help lists it
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "WORDS")]
+        words: Vec<OsString>,
+    },
 }
 
 #[derive(Args, Debug)]
@@ -165,6 +173,7 @@ impl Command {
                 let config = settings.load(None)?;
                 say(&if toml { config.to_toml() } else { config.report() })
             }
+            Self::Bench { words } => bench::run(&words),
             Self::Doctor(Doctor { settings, json }) => {
                 let findings = doctor::examine(Path::new("/"), &expectations(&settings, program)?);
                 say(&if json { doctor::json(&findings) } else { doctor::text(&findings) })

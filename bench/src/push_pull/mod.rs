@@ -1,13 +1,13 @@
 //! What does a reduction over workers and servers cost, whole: the engine as training uses it, in processes as in production?
 
 pub(crate) mod job;
+pub(crate) mod road;
 pub(crate) mod worker;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use gradlane_core::config::Knob;
 use gradlane_core::pipeline::models;
 use gradlane_core::types::{JoinString, TensorSpec};
 
@@ -15,9 +15,10 @@ use crate::arguments::{Effort, Output, Point, Sweep};
 use crate::report::{Conclusion, DEFINITIONS, Place, Report};
 use crate::team::contest::{self, Entry, Plan};
 use crate::team::orders::{Case, Mode};
-use crate::team::{Team, Wire, gloo, mpi};
+use crate::team::{Team, gloo, mpi};
 use crate::transport;
 use job::JobOptions;
+use road::Road;
 
 /// What does a reduction cost, over workers and servers in processes of their own?
 ///
@@ -80,49 +81,6 @@ pub(crate) enum Model {
     Vgg16,
     BertLarge,
     Gpt2,
-}
-
-/// A road that bytes take between workers and servers: settings that choose it.
-#[derive(PartialEq, Debug)]
-struct Road {
-    name: &'static str,
-    settings: &'static [(&'static str, &'static str)],
-    /// Whether it passes the network.
-    wire: Option<Wire>,
-}
-
-/// Every road. What a build cannot do is known by the settings that it does not have.
-const ROADS: [Road; 4] = [
-    Road { name: "quic", settings: &[("road", "quic")], wire: Some(Wire::Loopback { ends: 1 }) },
-    Road { name: "shm", settings: &[("road", "shm"), ("local_reduce", "false")], wire: None },
-    Road { name: "local", settings: &[("local_reduce", "true")], wire: None },
-    Road { name: "auto", settings: &[], wire: Some(Wire::Loopback { ends: 1 }) },
-];
-
-impl Road {
-    fn parse(text: &str) -> Result<&'static Self, String> {
-        let names = || ROADS.map(|road| road.name).join(", ");
-        ROADS
-            .iter()
-            .find(|road| road.name == text)
-            .ok_or_else(|| format!("{text:?} is no road; use one of {}", names()))
-    }
-
-    /// The settings that choose it, as far as this build has a choice.
-    ///
-    /// # Errors
-    /// That it cannot take this road.
-    fn settings(&self) -> Result<Vec<(String, String)>, String> {
-        let known = |name: &str| Knob::find(name).is_some();
-        match self.settings.iter().find(|(name, _)| !known(name)) {
-            // Where there is no choice, all bytes go by QUIC.
-            Some(_) if self.name == "quic" => {}
-            Some((name, _)) => return Err(format!("--road {}: this build has no setting {name}", self.name)),
-            None => {}
-        }
-        let known = self.settings.iter().filter(|(name, _)| known(name));
-        Ok(known.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]

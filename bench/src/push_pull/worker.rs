@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gradlane_core::cluster::MemberConfig;
 use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
+use gradlane_core::mem::Copies;
 use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
 
@@ -48,6 +49,7 @@ impl Exchanger for Worker {
             coordinator: join.address,
             credentials,
             transport: Arc::new(transport),
+            copies: Copies::default(),
         })
         .map_err(text)?;
         let case = Case::single("meeting", 4, DType::F32, Op::Sum, 1);

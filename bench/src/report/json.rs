@@ -12,6 +12,7 @@ pub(super) fn of(report: &Report, verdicts: &[Verdict]) -> Value {
     let mut all = json!({
         "question": report.question,
         "version": env!("CARGO_PKG_VERSION"),
+        "command": command(),
         "setting": report.setting,
         "machine": machine(),
         "rows": report.rows.iter().map(row).collect::<Vec<_>>(),
@@ -88,6 +89,12 @@ fn verdict(verdict: &Verdict) -> Value {
     let found: Vec<Value> =
         verdict.found.iter().map(|(at, figure, holds)| json!({ "at": at, "figure": figure, "holds": holds })).collect();
     json!({ "text": verdict.text, "holds": verdict.holds(), "found": found })
+}
+
+/// The command line, without the folder of the program.
+fn command() -> String {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    format!("gradlane-bench {}", words.join(" ")).trim_end().to_owned()
 }
 
 /// What the figures depend on besides the program.

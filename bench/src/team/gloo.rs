@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gradlane_core::types::DType;
 
-use super::process::{Death, Process, tied};
+use super::process::{Process, tied};
 use super::rank::INTERFACE;
 use super::{Abilities, Team, Wire};
 
@@ -59,7 +59,7 @@ pub(crate) fn start(venue: &Venue) -> Result<Team, String> {
     let mut ranks = Vec::new();
     for (rank, before) in venue.before.iter().enumerate() {
         let words = [venue.python.clone().into_os_string(), "-c".into(), SCRIPT.into()];
-        ranks.push(Process::start(&format!("gloo rank {rank}"), tied(&words, before, Death::Killed)?)?);
+        ranks.push(Process::start(&format!("gloo rank {rank}"), tied(&words, before)?)?);
     }
     let mut team = Team {
         name: "gloo".to_owned(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gradlane_core::types::DType;
 
 use super::orders::Order;
-use super::process::{Death, Process, Speech, tied};
+use super::process::{Process, Speech};
 use super::{Abilities, Team};
 
 /// The peer: all ranks of it.
@@ -24,19 +24,20 @@ pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
     let (source, program) = (folder.path().join("mpi_ranks.c"), folder.path().join("mpi_ranks"));
     std::fs::write(&source, SOURCE).map_err(|cause| format!("{}: {cause}", source.display()))?;
     let mut compiler = Command::new("mpicc");
-    compiler.arg("-O2").arg("-o").arg(&program).arg(&source).stdin(Stdio::null());
+    compiler.arg("-O2").arg("-o").arg(&program).arg(&source).stdin(Stdio::null()).env("TMPDIR", folder.path());
     let compiled = compiler.output().map_err(|cause| missing("mpicc", &cause))?;
     if !compiled.status.success() {
         return Err(format!("mpicc does not compile the peer:\n{}", String::from_utf8_lossy(&compiled.stderr).trim()));
     }
-    // Told to end, mpirun removes its files; killed, it could not. Its ranks are tied to it.
-    let mut words = vec!["mpirun".into(), "-n".into(), ranks.to_string().into()];
+    let mut command = Command::new("mpirun");
+    command.args(["-n", &ranks.to_string()]);
     // More ranks than cores, and root, are refused otherwise; other implementations than OpenMPI know neither word nor need.
     if is_open_mpi()? {
-        words.extend(["--oversubscribe", "--allow-run-as-root"].map(Into::into));
+        command.args(["--oversubscribe", "--allow-run-as-root"]);
     }
-    words.push(program.into_os_string());
-    let process = Process::start("mpirun", tied(&words, &[], Death::Told)?)?.speaking(Speech::Words(words_of));
+    command.arg(program);
+    // Not tied to this process: rank 0 sees the end of its orders, and the ranks then end in order, which leaves nothing behind.
+    let process = Process::start("mpirun", command)?.speaking(Speech::Words(words_of));
     let mut team = Team {
         name: "mpi".to_owned(),
         ours: false,

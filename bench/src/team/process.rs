@@ -1,7 +1,7 @@
 //! A process of a contender: started, ordered about over pipes with deadlines, and gone when the benchmark is.
 //!
 //! Whatever ends the benchmark, SIGKILL included, ends its processes: they ask the kernel to die with their parent before they do
-//! anything else (see [`die_with`]), and peers are started through one of ours.
+//! anything else (see [`die_with`]), and peers are started through one of ours. MPI's ranks end when their orders do.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -11,7 +11,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use clap::ValueEnum;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::orders::{Answer, Order};
@@ -21,15 +20,6 @@ use super::orders::{Answer, Order};
 pub(crate) enum Speech {
     Json,
     Words(fn(&Order) -> String),
-}
-
-/// How a process ends if the benchmark does.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum, Debug)]
-pub(crate) enum Death {
-    /// By SIGKILL.
-    Killed,
-    /// By SIGTERM: it has something to clean up.
-    Told,
 }
 
 /// A child that obeys. Dropping it kills it.
@@ -193,9 +183,8 @@ pub(crate) fn role(role: &str, before: &[OsString]) -> Result<Command, String> {
 ///
 /// # Errors
 /// As [`role`].
-pub(crate) fn tied(words: &[OsString], before: &[OsString], death: Death) -> Result<Command, String> {
+pub(crate) fn tied(words: &[OsString], before: &[OsString]) -> Result<Command, String> {
     let mut command = role("exec", before)?;
-    command.arg("--death").arg(death.to_possible_value().expect("no variant is skipped").get_name());
     command.arg("--").args(words);
     Ok(command)
 }
@@ -207,16 +196,12 @@ pub(crate) fn become_program(words: &[OsString]) -> String {
     format!("{} does not start: {cause}", program.to_string_lossy())
 }
 
-/// Makes the kernel end this process when its parent, which is `parent`, ends.
+/// Makes the kernel kill this process when its parent, which is `parent`, ends.
 ///
 /// # Errors
 /// If it has ended already, or the kernel refuses.
-pub(crate) fn die_with(parent: u32, death: Death) -> Result<(), String> {
-    let signal = match death {
-        Death::Killed => Signal::KILL,
-        Death::Told => Signal::TERM,
-    };
-    set_parent_process_death_signal(Some(signal)).map_err(|cause| format!("prctl: {cause}"))?;
+pub(crate) fn die_with(parent: u32) -> Result<(), String> {
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|cause| format!("prctl: {cause}"))?;
     // It may have ended before the line above; nobody would send the signal then.
     let living = getppid().map(Pid::as_raw_nonzero).is_some_and(|found| u32::try_from(found.get()) == Ok(parent));
     if living { Ok(()) } else { Err("the benchmark that started this has ended".to_owned()) }

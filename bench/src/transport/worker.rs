@@ -105,7 +105,7 @@ impl Exchanger for RawWorker {
 
     fn meet(&mut self) -> Result<(), String> {
         let part = PartId { key: MEETING, index: 0 };
-        let header = Header { flags: Flags::NO_BODY.with(Flags::PULL_ONLY), ..header(part, 0) };
+        let header = Header { flags: Flags::NO_BODY, ..header(part, 0) };
         self.run(vec![Step { server: 0, header, body: Vec::new(), into: Vec::new() }])
     }
 
@@ -130,9 +130,7 @@ impl RawWorker {
                 let (header, body, into) = match mode {
                     Mode::PushPull | Mode::PushThenPull => (push, vec![body], vec![into]),
                     Mode::PushOnly => (Header { round: KEEP, ..push }, vec![body], Vec::new()),
-                    Mode::PullOnly => {
-                        (Header { flags: Flags::NO_BODY.with(Flags::PULL_ONLY), ..push }, Vec::new(), vec![into])
-                    }
+                    Mode::PullOnly => (Header { flags: Flags::NO_BODY, ..push }, Vec::new(), vec![into]),
                 };
                 let server = (tensor as usize + index as usize) % self.links.len();
                 steps.push(Step { server, header, body, into });

@@ -1,0 +1,80 @@
+//! Makes a page of results: a Markdown file of what JSON files hold, with a picture for each.
+
+mod markdown;
+mod picture;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::report::Conclusion;
+
+/// Make a Markdown page with SVG pictures from JSON files that other subcommands wrote with -J.
+///
+/// Text files (.txt) among them are taken over as they are.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The files, in the order of the page.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// The page; pictures go into the same folder.
+    #[arg(short = 'o', long, value_name = "FILE", default_value = "bench/results/README.md")]
+    out: PathBuf,
+}
+
+/// A file of results.
+struct Source {
+    /// The name of the file without its end; also that of its picture.
+    name: String,
+    content: Content,
+}
+
+enum Content {
+    Results(Value),
+    Text(String),
+}
+
+/// Writes the page.
+pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
+    match make(arguments) {
+        Ok(()) => Conclusion::Good,
+        Err(problem) => Conclusion::Failed(problem),
+    }
+}
+
+fn make(arguments: &Arguments) -> Result<(), String> {
+    let folder = arguments.out.parent().unwrap_or(Path::new(""));
+    fs::create_dir_all(folder).map_err(|cause| format!("{}: {cause}", folder.display()))?;
+    let sources: Vec<Source> = arguments.files.iter().map(|file| read(file)).collect::<Result<_, _>>()?;
+    let mut pictures = Vec::new();
+    for source in &sources {
+        if let Content::Results(results) = &source.content {
+            for (name, picture) in picture::draw(&source.name, results) {
+                write(&folder.join(&name), &picture)?;
+                pictures.push((source.name.clone(), name));
+            }
+        }
+    }
+    write(&arguments.out, &markdown::page(&sources, &pictures))?;
+    println!("{}", arguments.out.display());
+    Ok(())
+}
+
+fn read(file: &Path) -> Result<Source, String> {
+    let text = fs::read_to_string(file).map_err(|cause| format!("{}: {cause}", file.display()))?;
+    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let content = if file.extension().is_some_and(|end| end == "txt") {
+        Content::Text(text)
+    } else {
+        Content::Results(
+            serde_json::from_str(&text).map_err(|cause| format!("{} is no JSON: {cause}", file.display()))?,
+        )
+    };
+    Ok(Source { name, content })
+}
+
+fn write(file: &Path, text: &str) -> Result<(), String> {
+    fs::write(file, text).map_err(|cause| format!("{}: {cause}", file.display()))
+}

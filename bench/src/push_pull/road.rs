@@ -1,0 +1,58 @@
+//! The roads that bytes take between workers and servers, as settings that choose them.
+
+use gradlane_core::config::Knob;
+
+use crate::team::Wire;
+
+/// One road.
+#[derive(PartialEq, Debug)]
+pub(crate) struct Road {
+    /// Its name in arguments and tables.
+    pub(crate) name: &'static str,
+    /// Settings that choose it, where a build has them.
+    settings: &'static [(&'static str, &'static str)],
+    /// The setting without which there is no such road.
+    needs: Option<&'static str>,
+    /// What the interface counters mean; `None` if it does not pass the network.
+    pub(crate) wire: Option<Wire>,
+}
+
+/// Every road: QUIC, shared memory between workers and servers, shared memory among the workers alone, and what the engine chooses.
+const ROADS: [Road; 4] = [
+    Road {
+        name: "quic",
+        settings: &[("road", "quic"), ("local_reduce", "off")],
+        needs: None,
+        wire: Some(Wire::Loopback { ends: 1 }),
+    },
+    Road { name: "shm", settings: &[("road", "shm"), ("local_reduce", "off")], needs: Some("road"), wire: None },
+    Road { name: "local", settings: &[("local_reduce", "auto")], needs: Some("local_reduce"), wire: None },
+    Road { name: "auto", settings: &[], needs: None, wire: Some(Wire::Loopback { ends: 1 }) },
+];
+
+impl Road {
+    /// The road with this name.
+    ///
+    /// # Errors
+    /// Which there are.
+    pub(crate) fn parse(text: &str) -> Result<&'static Self, String> {
+        let names = || ROADS.map(|road| road.name).join(", ");
+        ROADS
+            .iter()
+            .find(|road| road.name == text)
+            .ok_or_else(|| format!("{text:?} is no road; use one of {}", names()))
+    }
+
+    /// The settings that choose it, as far as this build has a choice.
+    ///
+    /// # Errors
+    /// That it cannot take this road.
+    pub(crate) fn settings(&self) -> Result<impl Iterator<Item = (String, String)>, String> {
+        let known = |name: &str| Knob::find(name).is_some();
+        if let Some(name) = self.needs.filter(|name| !known(name)) {
+            return Err(format!("--road {}: this build has no setting {name}, and no such road", self.name));
+        }
+        let known = self.settings.iter().filter(move |(name, _)| known(name));
+        Ok(known.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+    }
+}

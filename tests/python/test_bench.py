@@ -1,0 +1,43 @@
+"""`gradlane bench`: the benchmark as the package carries it, with Gloo as a peer."""
+
+import json
+import sys
+
+import pytest
+from gradlane.cli import BENCH
+from processes import run_all
+
+pytestmark = pytest.mark.skipif(not BENCH.exists(), reason="the package was built without the benchmark")
+
+
+def bench(*words):
+    [ended] = run_all([([sys.executable, "-m", "gradlane", "bench", *words], {})], timeout=120.0)
+    return ended
+
+
+def test_the_command_becomes_the_benchmark():
+    ended = bench("--help")
+    assert ended.code == 0
+    assert "push-pull" in ended.output
+
+
+def test_a_wrong_sum_fails_the_command():
+    ended = bench("push-pull", "--smoke", "-N", "1", "--plant-wrong-sum")
+    assert ended.code == 1
+    assert "wrong result" in ended.output
+
+
+@pytest.mark.torch
+def test_gloo_does_the_same_work_in_the_same_run(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "out.json"
+    ended = bench(
+        "push-pull", "--smoke", "--inflight", "2", "-d", "f32,bf16,u8", "-o", "sum,max", "--backend", "gloo", "-J", str(out)
+    )
+    assert ended.code == 0, ended.output
+    results = json.loads(out.read_text())
+    assert results["wrong"] == 0
+    gloo = [row for row in results["rows"] if row["contender"] == "gloo"]
+    assert len(gloo) == 3 * 2 * 2
+    assert all(row["out_of_place"] is None for row in gloo), "it only reduces in place"
+    assert len(results["ratios"]) == len(gloo)
