@@ -79,7 +79,7 @@ pub(crate) struct Output {
     /// METRIC is time, p50 or p99 (µs), algbw, busbw or wirebw (GB/s), cpu (seconds per GB), wrong, or ratio:PEER, which is our algbw
     /// divided by that of PEER in the same repetition. A comparison is >=, <=, > or <. After @ comes a size or FIRST-LAST; without it
     /// the expectation is of every row. `in:` or `out:` before the metric picks in place or out of place; without it both must hold.
-    /// `NAME/` before everything picks one contender, such as quic/algbw>=1; without it all of ours must hold. An expectation that no
+    /// `NAME/` before everything picks one contender, such as quic/algbw>=1, or one of its rows; without it all of ours must hold. An expectation that no
     /// row answers fails.
     #[arg(long = "expect", value_name = "EXPECTATION")]
     pub(crate) expectations: Vec<Expectation>,

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod latency;
+mod net;
 mod push_pull;
 mod reduce;
 mod sched;
@@ -36,6 +37,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Question {
     Latency(Box<latency::Arguments>),
+    Net(Box<net::Arguments>),
     PushPull(Box<push_pull::Arguments>),
     Reduce(reduce::Arguments),
     Sched(sched::Arguments),
@@ -65,6 +67,8 @@ enum Role {
         tls: bool,
     },
     StreamWorker,
+    /// One end of a plain transfer.
+    Probe,
     /// Becomes another program.
     Exec {
         #[arg(last = true)]
@@ -75,6 +79,7 @@ enum Role {
 fn main() -> ExitCode {
     let conclusion = match Cli::parse().question {
         Question::Latency(arguments) => latency::answer(&arguments),
+        Question::Net(arguments) => net::answer(&arguments),
         Question::PushPull(arguments) => push_pull::answer(&arguments),
         Question::Reduce(arguments) => print_table(reduce::answer(&arguments)),
         Question::Sched(arguments) => print_table(sched::answer(&arguments)),
@@ -87,6 +92,7 @@ fn main() -> ExitCode {
     };
     match conclusion {
         Conclusion::Good => ExitCode::SUCCESS,
+        Conclusion::Exited(code) => ExitCode::from(code),
         Conclusion::Missed => {
             eprintln!("an expectation was missed");
             ExitCode::from(2)
@@ -122,6 +128,7 @@ fn play(role: Role, parent: u32) -> Result<(), String> {
         Role::RawWorker => team::rank::obey::<transport::worker::RawWorker>(),
         Role::StreamStore { tls } => transport::stream::serve(tls),
         Role::StreamWorker => team::rank::obey::<transport::stream::StreamWorker>(),
+        Role::Probe => net::probe::obey(),
         Role::Exec { words } => Err(become_program(&words)),
     }
 }

@@ -64,7 +64,7 @@ const UNCOUNTED_COPIES: [&str; 8] = [
     ".to_vec()",
     ".concat()",
 ];
-/// Where bytes of tensors pass. What handles certificates, control frames or timelines only, below, may copy as it likes.
+/// Where bytes of tensors pass.
 const DATA_PATH: [&str; 8] = [
     "core/src/transport/",
     "core/src/engine/",
@@ -75,6 +75,7 @@ const DATA_PATH: [&str; 8] = [
     "server/src/server.rs",
     "server/src/sum.rs",
 ];
+/// What handles certificates, control frames or timelines only; it may copy as it likes.
 ///
 /// The arena copies short batches while they are still encrypted: a lone packet would else keep 64 KiB from being used.
 const BESIDE_THE_DATA_PATH: [&str; 7] = [

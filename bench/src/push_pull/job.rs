@@ -115,7 +115,10 @@ pub(crate) fn start(options: &JobOptions) -> Result<Team, String> {
 }
 
 /// Starts coordinator and servers; the join string of the job.
-fn start_helpers(options: &JobOptions, helpers: &mut Vec<Process>) -> Result<String, String> {
+///
+/// # Errors
+/// What the first process that could not says.
+pub(crate) fn start_helpers(options: &JobOptions, helpers: &mut Vec<Process>) -> Result<String, String> {
     let order = |join: Option<String>, index: u32, own: Option<&BTreeMap<String, String>>| {
         let mut settings = options.settings.clone();
         settings.extend(own.into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));

@@ -76,7 +76,7 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
-enum Model {
+pub(crate) enum Model {
     Resnet50,
     Vgg16,
     BertLarge,
@@ -84,7 +84,7 @@ enum Model {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
-enum Backend {
+pub(crate) enum Backend {
     /// torch.distributed over Gloo.
     Gloo,
     /// The MPI that mpicc and mpirun belong to.
@@ -171,7 +171,8 @@ fn entries(arguments: &Arguments) -> Result<Vec<Entry>, String> {
 }
 
 impl Model {
-    fn tensors(self) -> (&'static str, Vec<TensorSpec>) {
+    /// Its name and its parameters, from the input to the output.
+    pub(crate) fn tensors(self) -> (&'static str, Vec<TensorSpec>) {
         match self {
             Self::Resnet50 => ("resnet50", models::resnet50()),
             Self::Vgg16 => ("vgg16", models::vgg16()),

@@ -77,8 +77,10 @@ impl Exchanger for Worker {
     fn load(&mut self, _case: &Case) -> Result<(), String> {
         let Some((backlog, buffers)) = &mut self.backlog else { return Ok(()) };
         let (handles, outcome) = submit(&self.engine, backlog, buffers.set(0), false);
+        // Once the first sum is back, both directions of the road are full.
+        let first = handles.first().map_or(Ok(()), |first| first.wait(None));
         self.under_way = handles;
-        outcome
+        outcome.and(first.map_err(|error| error.to_string()))
     }
 
     fn unload(&mut self) -> Result<bool, String> {

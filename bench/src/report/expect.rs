@@ -40,6 +40,8 @@ enum Metric {
     Wirebw,
     Cpu,
     Wrong,
+    /// Time divided by the least that the links allow.
+    Optimum,
     /// Our algbw divided by this peer's.
     Ratio(String),
 }
@@ -105,11 +107,12 @@ impl FromStr for Metric {
             "wirebw" => Self::Wirebw,
             "cpu" => Self::Cpu,
             "wrong" => Self::Wrong,
+            "optimum" => Self::Optimum,
             _ => match text.strip_prefix("ratio:") {
                 Some(peer) if !peer.is_empty() => Self::Ratio(peer.to_owned()),
                 Some(_) | None => {
                     return Err(format!(
-                        "{text:?} is no metric; use time, p50, p99, algbw, busbw, wirebw, cpu, wrong or ratio:PEER"
+                        "{text:?} is no metric; use time, p50, p99, algbw, busbw, wirebw, cpu, wrong, optimum or ratio:PEER"
                     ));
                 }
             },
@@ -175,11 +178,11 @@ impl Expectation {
     }
 
     fn concerns(&self, row: &Row) -> bool {
-        let contender = match &self.contender {
-            Some(contender) => row.contender == *contender,
+        let concerned = match &self.contender {
+            Some(name) => *name == row.contender || *name == format!("{} {}", row.contender, row.variant),
             None => row.ours,
         };
-        contender && self.sizes.is_none_or(|(first, last)| (first..=last).contains(&row.bytes))
+        concerned && self.sizes.is_none_or(|(first, last)| (first..=last).contains(&row.bytes))
     }
 
     fn figure(&self, report: &Report, row: &Row, place: Place, figures: &Figures) -> Option<f64> {
@@ -192,6 +195,7 @@ impl Expectation {
             Metric::Wirebw => figures.wirebw.as_ref().map(|wirebw| wirebw.median()),
             Metric::Cpu => Some(figures.cpu_per_gb.median()),
             Metric::Wrong => Some(figures.wrong as f64),
+            Metric::Optimum => figures.over_optimum.as_ref().map(|over| over.median()),
             Metric::Ratio(peer) => report.ratio(row, peer, place).map(|ratio| ratio.median()),
         }
     }

@@ -53,6 +53,7 @@ fn figures(figures: &Figures) -> Value {
         "busbw": samples(&figures.busbw),
         "wirebw": figures.wirebw.as_ref().map(samples),
         "cpu_seconds_per_gb": samples(&figures.cpu_per_gb),
+        "over_optimum": figures.over_optimum.as_ref().map(samples),
         "exchange_us": {
             "count": figures.exchanges.len(), "min": at(0.0), "p50": at(50.0), "p90": at(90.0), "p99": at(99.0), "max": at(100.0),
         },

@@ -67,6 +67,8 @@ pub(crate) struct Figures {
     pub(crate) wirebw: Option<Samples>,
     /// User and system time of all processes of the job, in seconds per GB of tensor.
     pub(crate) cpu_per_gb: Samples,
+    /// Time divided by the least that the links allow, where that is known.
+    pub(crate) over_optimum: Option<Samples>,
     /// Time of each exchange of every repetition, µs.
     pub(crate) exchanges: Samples,
     /// Batches during which the backlog under which they were measured ended.
@@ -153,6 +155,8 @@ pub(crate) enum Conclusion {
     Wrong(String),
     /// The run could not be made or did not end: exit code 1.
     Failed(String),
+    /// A command of the user was run and ended with this exit code.
+    Exited(u8),
 }
 
 #[cfg(test)]
@@ -173,6 +177,7 @@ pub(crate) mod tests {
             busbw: twice(algbw),
             wirebw: None,
             cpu_per_gb: twice(0.5),
+            over_optimum: None,
             exchanges: twice(bytes as f64 / algbw / 1e3),
             late: 0,
             wrong: 0,

@@ -3,7 +3,8 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::hub::{End, Hub, State};
+use super::books::{End, State};
+use super::hub::Hub;
 use super::poller::{SideThread, run};
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};

@@ -1,5 +1,5 @@
-//! A worker's links and exchanges: one thread for all links, which lands the sums. Contributions are copied into the segment by whoever pushes them, as
-//! far as there is room.
+//! A worker's links and exchanges: one thread for all links, which lands the sums. Contributions are copied into the segment by whoever
+//! pushes them, as far as there is room.
 //!
 //! ```text
 //!  exchange   push ──► Queued (too many are open) ──► Open, bytes … ──► all in the ring: push done ──┐
@@ -9,23 +9,21 @@
 //! ```
 //! Whatever ends an exchange marks it; the thread alone reports pulls, so that nobody reports while it writes.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use bytes::Bytes;
-
+use super::books::{Effects, End, Entry, Exchange, State};
 use super::greeting;
 use super::inbound::Received;
 use super::landing::{Arriving, Step};
 use super::layout::{Message, bad};
 use super::link::{Link, Parts, Pumped, Sent};
-use super::listener::EXCHANGES_MAX;
 use super::poller::{Happening, Poller, Side};
 use crate::error::{Error, Result};
-use crate::mem::{Copies, Loan, Region, Returned};
+use crate::mem::{Copies, Loan, Region};
 use crate::transport::exchange::{PullEnd, broken_off, link_gone, unknown_exchange};
 use crate::transport::quic::{Credentials, PeerIdentity};
 use crate::transport::{Answer, LinkLost, Peer, Push, Torn};
@@ -41,61 +39,6 @@ pub(super) struct Hub {
     state: Mutex<State>,
     /// Told when a dial has ended, and when those that wait should.
     pub(super) dialled: Condvar,
-}
-
-#[derive(Default)]
-pub(super) struct State {
-    pub(super) links: BTreeMap<LinkId, Entry>,
-    pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
-    /// Exchanges that the thread has to look at.
-    marked: BTreeSet<ExchangeId>,
-    links_made: u64,
-    pub(super) dialling: usize,
-    pub(super) closing: bool,
-}
-
-pub(super) struct Entry {
-    pub(super) link: Arc<Link>,
-    lost: LinkLost,
-    /// By the names that the server knows.
-    exchanges: BTreeMap<u64, ExchangeId>,
-    /// The last name given.
-    last: u64,
-    /// Exchanges for which there was no name, oldest first.
-    queued: VecDeque<ExchangeId>,
-}
-
-pub(super) struct Exchange {
-    link: LinkId,
-    /// What the server calls it; 0 until it may begin.
-    name: u64,
-    push: Header,
-    /// The body of one that may not begin yet.
-    body: Vec<Bytes>,
-    /// Whether the caller's memory may still be read.
-    sending: bool,
-    done: Option<Done<()>>,
-    returned: mpsc::Receiver<Returned>,
-    pull: Option<(Vec<Region>, PullEnd)>,
-    /// Absent while the thread is at it.
-    arriving: Option<Arriving>,
-    end: Option<End>,
-}
-
-/// Why an exchange ends without an answer.
-#[derive(Clone, Debug)]
-pub(super) enum End {
-    Abandoned,
-    Failed(Error),
-}
-
-impl End {
-    fn error(self) -> Error {
-        match self {
-            Self::Abandoned => Error::Cancelled,
-            Self::Failed(error) => error,
-        }
-    }
 }
 
 impl Hub {
@@ -258,7 +201,7 @@ impl Hub {
         for sent in sent {
             let (Sent::Whole(name) | Sent::Dropped(name)) = sent;
             let mut state = self.state();
-            let id = state.links.get(&link.id).and_then(|entry| entry.exchanges.get(&name)).copied();
+            let id = state.named(link.id, name);
             let through = id.map(|id| state.through(id)).unwrap_or_default();
             drop(state);
             self.carry_out(through);
@@ -451,88 +394,6 @@ impl Hub {
         let any = !marked.is_empty();
         marked.into_iter().for_each(|exchange| self.advance(exchange));
         any
-    }
-}
-
-/// What is to be done without the lock.
-#[derive(Default)]
-struct Effects {
-    /// The contribution was handed over.
-    done: Option<Done<()>>,
-    /// The server may send the whole sum.
-    accept: Option<(Arc<Link>, u64)>,
-    /// The thread has something to look at.
-    marked: bool,
-}
-
-impl Exchange {
-    /// Whether the answer is here whole, whatever becomes of the link.
-    fn is_answered(&self) -> bool {
-        self.end.is_none() && self.arriving.as_ref().is_some_and(Arriving::is_whole)
-    }
-}
-
-impl State {
-    /// Begins what waits for a name, as far as there are any.
-    fn begin_queued(&mut self, link: LinkId) -> Effects {
-        let mut effects = Effects::default();
-        let Some(entry) = self.links.get_mut(&link) else { return effects };
-        while entry.exchanges.len() < EXCHANGES_MAX
-            && let Some(id) = entry.queued.pop_front()
-        {
-            let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
-            entry.last += 1;
-            exchange.name = entry.last;
-            entry.exchanges.insert(entry.last, id);
-            let body = std::mem::take(&mut exchange.body);
-            let mut outbound = entry.link.outbound();
-            if let Err(error) =
-                outbound.post(&Message::Open { exchange: exchange.name, header: exchange.push.encode() })
-            {
-                entry.link.fail(error);
-            }
-            if body.is_empty() {
-                exchange.sending = false;
-                effects.done = exchange.done.take();
-                continue;
-            }
-            outbound.begin(exchange.name, exchange.push.urgency, false);
-            outbound.extend(exchange.name, body.into_iter().map(|piece| (piece, None)));
-            if let Err(error) = outbound.end(exchange.name, None) {
-                entry.link.fail(error);
-            }
-        }
-        effects
-    }
-
-    /// The memory of an exchange is not read any more.
-    fn through(&mut self, id: ExchangeId) -> Effects {
-        let Some(exchange) = self.exchanges.get_mut(&id) else { return Effects::default() };
-        exchange.sending = false;
-        let mut effects = Effects { done: None, accept: None, marked: true };
-        if exchange.end.is_none() {
-            effects.done = exchange.done.take();
-            if exchange.pull.is_some() {
-                let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
-                effects.accept = link.map(|link| (link, exchange.name));
-            }
-        }
-        effects.marked = exchange.end.is_some() || exchange.arriving.as_ref().is_none_or(Arriving::has_news);
-        if effects.marked {
-            self.marked.insert(id);
-        }
-        effects
-    }
-
-    /// Forgets an exchange that was found; another may begin in its place.
-    fn forget(&mut self, id: ExchangeId) -> (Exchange, Effects) {
-        let exchange = self.exchanges.remove(&id).expect("found by the caller");
-        let Some(entry) = self.links.get_mut(&exchange.link) else { return (exchange, Effects::default()) };
-        entry.exchanges.remove(&exchange.name);
-        entry.link.outbound().forget(exchange.name);
-        let mut effects = if entry.queued.is_empty() { Effects::default() } else { self.begin_queued(exchange.link) };
-        effects.marked = true;
-        (exchange, effects)
     }
 }
 

@@ -138,7 +138,7 @@ impl Link {
         let mut pumped = Pumped::default();
         loop {
             let next = self.outbound().next();
-            let chunk = match next {
+            let mut chunk = match next {
                 Ok(Next::Chunk(chunk)) => chunk,
                 Ok(Next::Nothing) => return pumped,
                 Ok(Next::Starved) => {
@@ -155,7 +155,6 @@ impl Link {
             chunk.fill(&self.memory);
             let published = self.outbound().publish(&chunk);
             self.memory.nudge();
-            drop(chunk);
             match published {
                 Ok(Published::Part) => {}
                 Ok(Published::Whole(exchange)) => pumped.sent.push(Sent::Whole(exchange)),

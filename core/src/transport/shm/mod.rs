@@ -14,6 +14,7 @@
 pub mod client;
 pub mod listener;
 
+mod books;
 mod greeting;
 mod hub;
 mod inbound;

@@ -80,11 +80,13 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    /// Copies the bytes, if they are to be copied; not under the lock.
-    pub(super) fn fill(&self, memory: &Memory) {
+    /// Copies the bytes, if they are to be copied, and lets go of them; not under the lock. From then on only what was not taken yet refers to
+    /// the caller's memory.
+    pub(super) fn fill(&mut self, memory: &Memory) {
         if let Some(cell) = self.cell {
             memory.fill(cell, &self.pieces);
         }
+        self.pieces.clear();
     }
 }
 
@@ -105,7 +107,7 @@ pub(super) enum Published {
     Part,
     /// It was the last of this exchange.
     Whole(u64),
-    /// The exchange was given up meanwhile; nothing refers to its memory any more once the chunk is dropped.
+    /// The exchange was given up meanwhile; nothing refers to its memory any more.
     Dropped(u64),
 }
 
@@ -236,7 +238,7 @@ impl Outbound {
         }
     }
 
-    /// Sends a chunk that was filled. Wake the peer and drop the chunk afterwards, without the lock.
+    /// Sends a chunk that was filled. Wake the peer afterwards, without the lock.
     ///
     /// # Errors
     /// As for [`post`](Self::post).

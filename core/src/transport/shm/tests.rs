@@ -35,6 +35,47 @@ fn more_exchanges_than_a_link_may_have_wait_for_their_turn() {
 }
 
 #[test]
+fn bodies_that_are_pushed_while_others_wait_for_room_come_back_whole() {
+    let (server, worker) = connected(&Machine::new());
+    let _echo = server.echo();
+    // Whoever pushes sends what waits as well, at the same time as the thread of the link.
+    for round in 0..30u64 {
+        let mut memory: Vec<(Vec<u8>, Vec<u8>)> =
+            (0..8u64).map(|seed| (pattern(2 << 20, (round + seed) as u8), vec![0; 2 << 20])).collect();
+        let ids = (8 * round..).map(ExchangeId);
+        let sums: Vec<_> = ids
+            .zip(&mut memory)
+            .map(|(id, (pushed, pulled))| {
+                worker.push(id, pushed);
+                worker.pull(id, pulled)
+            })
+            .collect();
+        for sum in sums {
+            sum_of(sum.soon());
+        }
+        assert!(memory.iter().all(|(pushed, pulled)| pushed == pulled), "round {round}");
+    }
+}
+
+#[test]
+fn a_body_that_is_being_copied_when_its_link_ends_is_reported() {
+    let world = Machine::new();
+    let server = Server::new(&world);
+    for _ in 0..30 {
+        let worker = server.connect(world.transport());
+        let mut body = pattern(3 << 20, 1);
+        let mut again = body.clone();
+        let (sent, sum) = std::thread::scope(|scope| {
+            scope.spawn(|| worker.transport.disconnect(worker.link));
+            (worker.push(ExchangeId(1), &mut body), worker.pull(ExchangeId(1), &mut again))
+        });
+        assert!(sent.soon().is_err() || sum.soon().is_err(), "nobody answers");
+        worker.lost.soon();
+        while !matches!(server.next(), Incoming::LinkDown { .. }) {}
+    }
+}
+
+#[test]
 fn what_the_server_puts_off_holds_nobody_else_up() {
     let (server, worker) = connected(&Machine::new());
     let mut put_off: Vec<Vec<u8>> = (0..4).map(|seed| pattern(24 << 20, seed)).collect();

@@ -1,0 +1,88 @@
+//! How long an urgent part takes while a link is full of what can wait, against how long it takes alone.
+
+use std::time::Duration;
+
+use clap::Args;
+use gradlane_core::types::{DType, Op};
+
+use super::fabric::Fabric;
+use super::optimum::Cluster;
+use super::{Shape, place, tools};
+use crate::arguments::parse_size;
+use crate::measure::Samples;
+use crate::push_pull::job;
+use crate::report::Conclusion;
+use crate::table::Table;
+use crate::team::orders::Case;
+
+/// How long does an urgent tensor take under a backlog of others?
+///
+/// Each worker submits a backlog of low priority, waits until its first sums are back, and then an urgent tensor, whose time is measured.
+/// Idle and loaded links take turns.
+#[derive(Args, Clone)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    shape: Shape,
+    /// Worker machines + extra server machines.
+    #[arg(long, value_name = "N+K", default_value = "2+2")]
+    machines: Cluster,
+    /// Bytes of the urgent tensor.
+    #[arg(short = 'b', long = "bytes", value_name = "SIZE", value_parser = parse_size, default_value = "1M")]
+    bytes: u64,
+    /// Bytes of the backlog.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M")]
+    backlog: u64,
+    /// Repetitions of each; what is shown is the median.
+    #[arg(short = 'N', long = "repetitions", value_name = "COUNT", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repetitions: u32,
+    /// Fail with exit code 2 if under the backlog it takes longer than so many times the time on idle links.
+    #[arg(long, value_name = "FACTOR")]
+    expect_within: Option<f64>,
+    /// A small backlog over slow links: checks everything and measures nothing of use. Takes seconds.
+    #[arg(long)]
+    smoke: bool,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// What is missing on this host, or the first process that could not go on.
+pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
+    tools::check(&[])?;
+    let mut arguments = arguments.clone();
+    if arguments.smoke {
+        arguments = Arguments { bytes: 64 << 10, backlog: 16 << 20, repetitions: 1, ..arguments };
+        arguments.shape.slow_down();
+    }
+    let cluster = arguments.machines;
+    println!("# gradlane-bench net latency, {}", env!("CARGO_PKG_VERSION"));
+    println!("# {cluster}, links of {}", arguments.shape.link());
+    let fabric = Fabric::build(cluster.machines(), arguments.shape.link())?;
+    let settings = arguments.shape.settings()?;
+    let mut team = job::start(&place::job(&fabric, cluster, &settings, PATIENCE))?;
+    let alone = Case { sets: 1, ..Case::single("urgent", arguments.bytes, DType::F32, Op::Sum, 1) };
+    let under_backlog = alone.clone().under_backlog(arguments.backlog);
+    let (mut idle, mut loaded) = (Samples::default(), Samples::default());
+    for number in 0..=arguments.repetitions {
+        for (case, samples) in [(&alone, &mut idle), (&under_backlog, &mut loaded)] {
+            team.prepare(case)?;
+            let repetition = team.repeat(&super::exchanges(1))?;
+            if repetition.wrong > 0 {
+                return Ok(Conclusion::Wrong(repetition.wrong_at.unwrap_or_default()));
+            }
+            // The first of each warms up.
+            if number > 0 {
+                samples.push(repetition.total_seconds * 1e3);
+            }
+        }
+    }
+    team.end()?;
+    let factor = loaded.over(&idle);
+    let mut table = Table::new(["bytes", "idle ms", "under backlog ms", "ratio"]);
+    table.push([arguments.bytes.to_string(), idle.to_string(), loaded.to_string(), format!("{factor:.2}")]);
+    print!("{table}");
+    let missed = arguments.expect_within.is_some_and(|most| loaded.median() / idle.median() > most);
+    Ok(if missed { Conclusion::Missed } else { Conclusion::Good })
+}
+
+const PATIENCE: Duration = Duration::from_secs(300);

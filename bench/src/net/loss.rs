@@ -1,0 +1,196 @@
+//! What loss costs: push-pull over QUIC and a transfer over kernel TCP on a link that drops packets at random, each against itself on the
+//! same link without loss, in turns; then a transfer under so much loss that only its sum counts.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use gradlane_core::types::{DType, Op};
+
+use super::fabric::{Fabric, Machine};
+use super::optimum::Cluster;
+use super::{Shape, place, probe, tools};
+use crate::arguments::parse_size;
+use crate::measure::Samples;
+use crate::push_pull::job;
+use crate::report::Conclusion;
+use crate::table::Table;
+use crate::team::Team;
+use crate::team::orders::Case;
+
+/// What does random loss cost, and does it lose anything?
+///
+/// One worker and one server exchange a tensor over links that drop packets at random, and so does kernel TCP with as many bytes in each
+/// direction; what is shown is the goodput of each with loss and without. Then two workers exchange a smaller tensor under much more
+/// loss: every element of the sum is verified, its time means little. Offloads are off, so that it is packets that are lost. Needs
+/// nftables.
+#[derive(Args, Clone)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    shape: Shape,
+    /// Part of the packets that is dropped on its way to each machine.
+    #[arg(long, value_name = "PERCENT", default_value = "0.1%")]
+    loss: Loss,
+    /// The same for the transfer of which only the sum counts.
+    #[arg(long, value_name = "PERCENT", default_value = "20%")]
+    heavy_loss: Loss,
+    /// Bytes that are exchanged.
+    #[arg(short = 'b', long = "bytes", value_name = "SIZE", value_parser = parse_size, default_value = "64M")]
+    bytes: u64,
+    /// Bytes that are exchanged under heavy loss.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4M")]
+    heavy_bytes: u64,
+    /// Repetitions: contenders take turns, one repetition each; what is shown is the median.
+    #[arg(short = 'N', long = "repetitions", value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repetitions: u32,
+    /// Give up an exchange after so many seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    patience: u64,
+    /// Fail with exit code 2 if loss costs more of our goodput than of that of TCP.
+    #[arg(long)]
+    expect_less_than_tcp: bool,
+    /// A small tensor over slow links: checks everything and measures nothing of use. Takes seconds.
+    #[arg(long)]
+    smoke: bool,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// What is missing on this host, or the first process that could not go on.
+pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
+    tools::check(&["nft"])?;
+    let mut arguments = arguments.clone();
+    if arguments.smoke {
+        arguments = Arguments { bytes: 1 << 20, heavy_bytes: 64 << 10, repetitions: 1, ..arguments };
+        arguments.shape.slow_down();
+    }
+    println!("# gradlane-bench net loss, {}", env!("CARGO_PKG_VERSION"));
+    println!("# links of {}, without offloads", arguments.shape.link());
+    match light(&arguments)? {
+        Conclusion::Good => heavy(&arguments),
+        other => Ok(other),
+    }
+}
+
+fn light(arguments: &Arguments) -> Result<Conclusion, String> {
+    let cluster = Cluster { workers: 1, extras: 1 };
+    let fabric = fabric(arguments, cluster)?;
+    let mut team = start(arguments, &fabric, cluster, arguments.bytes)?;
+    let mut quic = Goodput::default();
+    let mut tcp = Goodput::default();
+    for _ in 0..arguments.repetitions {
+        for loss in [None, Some(arguments.loss)] {
+            fabric.lose(loss.map(|loss| loss.one_of))?;
+            let repetition = team.repeat(&super::exchanges(1))?;
+            if repetition.wrong > 0 {
+                return Ok(Conclusion::Wrong(repetition.wrong_at.unwrap_or_default()));
+            }
+            quic.push(loss, arguments.bytes, repetition.total_seconds);
+            let moved = probe::transfer(&fabric, Machine(0), Machine(1), arguments.bytes, true)?;
+            tcp.push(loss, arguments.bytes, moved.seconds);
+        }
+    }
+    fabric.lose(None)?;
+    team.end()?;
+    let mut table = Table::new(["", "MB/s each way", "with loss", "kept"]);
+    for (name, goodput) in [("push-pull over quic", &quic), ("tcp", &tcp)] {
+        let row =
+            [name.to_owned(), goodput.clean.to_string(), goodput.lossy.to_string(), format!("{:.3}", goodput.kept())];
+        table.push(row);
+    }
+    print!("{table}");
+    println!("# with loss of {}: ours moves {:.2} x what TCP moves", arguments.loss, quic.lossy.over(&tcp.lossy));
+    let missed = arguments.expect_less_than_tcp && quic.kept().median() < tcp.kept().median();
+    Ok(if missed { Conclusion::Missed } else { Conclusion::Good })
+}
+
+fn heavy(arguments: &Arguments) -> Result<Conclusion, String> {
+    let cluster = Cluster { workers: 2, extras: 1 };
+    let fabric = fabric(arguments, cluster)?;
+    let mut team = start(arguments, &fabric, cluster, arguments.heavy_bytes)?;
+    fabric.lose(Some(arguments.heavy_loss.one_of))?;
+    let repetition = team.repeat(&super::exchanges(1))?;
+    fabric.lose(None)?;
+    println!(
+        "# with loss of {}: {} bytes of each of 2 workers were summed in {:.2} s, {} elements wrong",
+        arguments.heavy_loss, arguments.heavy_bytes, repetition.total_seconds, repetition.wrong
+    );
+    if repetition.wrong > 0 {
+        return Ok(Conclusion::Wrong(repetition.wrong_at.unwrap_or_default()));
+    }
+    team.end()?;
+    Ok(Conclusion::Good)
+}
+
+fn fabric(arguments: &Arguments, cluster: Cluster) -> Result<Fabric, String> {
+    let fabric = Fabric::build(cluster.machines(), arguments.shape.link())?;
+    fabric.segment()?;
+    Ok(fabric)
+}
+
+fn start(arguments: &Arguments, fabric: &Fabric, cluster: Cluster, bytes: u64) -> Result<Team, String> {
+    let patience = Duration::from_secs(arguments.patience);
+    let mut team = job::start(&place::job(fabric, cluster, &arguments.shape.settings()?, patience))?;
+    team.prepare(&Case::single("tensor", bytes, DType::F32, Op::Sum, 1))?;
+    team.repeat(&super::exchanges(1))?;
+    Ok(team)
+}
+
+/// Megabytes a second in each direction.
+#[derive(Default)]
+struct Goodput {
+    clean: Samples,
+    lossy: Samples,
+}
+
+impl Goodput {
+    fn push(&mut self, loss: Option<Loss>, bytes: u64, seconds: f64) {
+        let samples = if loss.is_some() { &mut self.lossy } else { &mut self.clean };
+        samples.push(bytes as f64 / 1e6 / seconds);
+    }
+
+    /// What loss leaves of it.
+    fn kept(&self) -> Samples {
+        self.lossy.over(&self.clean)
+    }
+}
+
+/// One packet of so many, written as a part: `0.1%`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Loss {
+    one_of: u32,
+}
+
+impl FromStr for Loss {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let percent: Option<f64> = text.strip_suffix('%').and_then(|number| number.trim().parse().ok());
+        match percent {
+            Some(percent) if (0.001..=50.0).contains(&percent) => Ok(Self { one_of: (100.0 / percent).round() as u32 }),
+            Some(_) | None => Err(format!("{text:?} is no loss; write a part from 0.001% to 50%, such as 0.1%")),
+        }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "1/{}", self.one_of)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loss_is_written_in_per_cent() {
+        let one_of = |text: &str| text.parse::<Loss>().map(|loss| loss.one_of);
+        assert_eq!((one_of("0.1%"), one_of("20%"), one_of("50 %")), (Ok(1000), Ok(5), Ok(2)));
+        for wrong in ["", "0.1", "0%", "100%", "-1%", "NaN%"] {
+            assert!(one_of(wrong).unwrap_err().contains("0.1%"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The books of a worker's side: which exchanges there are, on which links, and what follows when one begins, is through, or ends.
+//!
+//! Everything here runs under the hub's lock. What must not, such as reports and messages that wake somebody, comes back as [`Effects`].
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, mpsc};
+
+use bytes::Bytes;
+
+use super::landing::Arriving;
+use super::layout::Message;
+use super::link::Link;
+use super::listener::EXCHANGES_MAX;
+use crate::error::Error;
+use crate::mem::{Region, Returned};
+use crate::transport::LinkLost;
+use crate::transport::exchange::PullEnd;
+use crate::types::{Done, ExchangeId, LinkId};
+use crate::wire::Header;
+
+/// All links and exchanges.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) links: BTreeMap<LinkId, Entry>,
+    pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
+    /// Exchanges that the thread has to look at.
+    pub(super) marked: BTreeSet<ExchangeId>,
+    pub(super) links_made: u64,
+    pub(super) dialling: usize,
+    pub(super) closing: bool,
+}
+
+/// A link.
+pub(super) struct Entry {
+    pub(super) link: Arc<Link>,
+    pub(super) lost: LinkLost,
+    /// By the names that the server knows.
+    pub(super) exchanges: BTreeMap<u64, ExchangeId>,
+    /// The last name given.
+    pub(super) last: u64,
+    /// Exchanges for which there was no name, oldest first.
+    pub(super) queued: VecDeque<ExchangeId>,
+}
+
+/// An exchange, until both its reports are made.
+pub(super) struct Exchange {
+    pub(super) link: LinkId,
+    /// What the server calls it; 0 until it may begin.
+    pub(super) name: u64,
+    pub(super) push: Header,
+    /// The body of one that may not begin yet.
+    pub(super) body: Vec<Bytes>,
+    /// Whether the caller's memory may still be read.
+    pub(super) sending: bool,
+    pub(super) done: Option<Done<()>>,
+    pub(super) returned: mpsc::Receiver<Returned>,
+    pub(super) pull: Option<(Vec<Region>, PullEnd)>,
+    /// Absent while the thread is at it.
+    pub(super) arriving: Option<Arriving>,
+    pub(super) end: Option<End>,
+}
+
+/// Why an exchange ends without an answer.
+#[derive(Clone, Debug)]
+pub(super) enum End {
+    Abandoned,
+    Failed(Error),
+}
+
+impl End {
+    pub(super) fn error(self) -> Error {
+        match self {
+            Self::Abandoned => Error::Cancelled,
+            Self::Failed(error) => error,
+        }
+    }
+}
+
+/// What is to be done without the lock.
+#[derive(Default)]
+pub(super) struct Effects {
+    /// Contributions that were handed over.
+    pub(super) done: Vec<Done<()>>,
+    /// The server may send the whole sum.
+    pub(super) accept: Option<(Arc<Link>, u64)>,
+    /// The thread has something to look at.
+    pub(super) marked: bool,
+}
+
+impl Exchange {
+    /// Whether the answer is here whole, whatever becomes of the link.
+    pub(super) fn is_answered(&self) -> bool {
+        self.end.is_none() && self.arriving.as_ref().is_some_and(Arriving::is_whole)
+    }
+}
+
+impl State {
+    /// Begins what waits for a name, as far as there are any.
+    pub(super) fn begin_queued(&mut self, link: LinkId) -> Effects {
+        let mut effects = Effects::default();
+        let Some(entry) = self.links.get_mut(&link) else { return effects };
+        while entry.exchanges.len() < EXCHANGES_MAX
+            && let Some(id) = entry.queued.pop_front()
+        {
+            let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
+            entry.last += 1;
+            exchange.name = entry.last;
+            entry.exchanges.insert(entry.last, id);
+            let body = std::mem::take(&mut exchange.body);
+            let mut outbound = entry.link.outbound();
+            if let Err(error) =
+                outbound.post(&Message::Open { exchange: exchange.name, header: exchange.push.encode() })
+            {
+                entry.link.fail(error);
+            }
+            if body.is_empty() {
+                exchange.sending = false;
+                effects.done.extend(exchange.done.take());
+                continue;
+            }
+            outbound.begin(exchange.name, exchange.push.urgency, false);
+            outbound.extend(exchange.name, body.into_iter().map(|piece| (piece, None)));
+            if let Err(error) = outbound.end(exchange.name, None) {
+                entry.link.fail(error);
+            }
+        }
+        effects
+    }
+
+    /// The memory of an exchange is not read any more.
+    pub(super) fn through(&mut self, id: ExchangeId) -> Effects {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return Effects::default() };
+        exchange.sending = false;
+        let mut effects = Effects::default();
+        if exchange.end.is_none() {
+            effects.done.extend(exchange.done.take());
+            if exchange.pull.is_some() {
+                let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
+                effects.accept = link.map(|link| (link, exchange.name));
+            }
+        }
+        effects.marked = exchange.end.is_some() || exchange.arriving.as_ref().is_none_or(Arriving::has_news);
+        if effects.marked {
+            self.marked.insert(id);
+        }
+        effects
+    }
+
+    /// The exchange with this name, also of a link that was lost meanwhile.
+    pub(super) fn named(&self, link: LinkId, name: u64) -> Option<ExchangeId> {
+        if let Some(entry) = self.links.get(&link) {
+            return entry.exchanges.get(&name).copied();
+        }
+        let mut orphans = self.exchanges.iter();
+        orphans.find(|(_, exchange)| (exchange.link, exchange.name) == (link, name)).map(|(id, _)| *id)
+    }
+
+    /// Forgets an exchange that was found; another may begin in its place.
+    pub(super) fn forget(&mut self, id: ExchangeId) -> (Exchange, Effects) {
+        let exchange = self.exchanges.remove(&id).expect("found by the caller");
+        let Some(entry) = self.links.get_mut(&exchange.link) else { return (exchange, Effects::default()) };
+        entry.exchanges.remove(&exchange.name);
+        entry.link.outbound().forget(exchange.name);
+        let mut effects = if entry.queued.is_empty() { Effects::default() } else { self.begin_queued(exchange.link) };
+        effects.marked = true;
+        (exchange, effects)
+    }
+}
