@@ -40,6 +40,10 @@ fn is_on_path(tool: &str) -> bool {
 }
 
 /// Where commands lie: on the path, and where a plain user's path often does not lead.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "where commands lie is for the environment to say, and no setting of ours"
+)]
 fn folders() -> impl Iterator<Item = PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let named: Vec<PathBuf> = std::env::split_paths(&path).collect();
