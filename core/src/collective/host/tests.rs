@@ -321,6 +321,18 @@ impl Machine {
 
     /// Lets time pass.
     fn later(&self, by: Duration) {
+        for core in self.0.iter().map(|member| &member.0.core) {
+            // What was wished before has been taken in when nobody sits there and nothing waits.
+            while !core.wishes.lock().unwrap().is_empty() {
+                std::thread::yield_now();
+            }
+            loop {
+                if let Some(driver) = core.sit_down() {
+                    break core.stand_up(driver);
+                }
+                std::thread::yield_now();
+            }
+        }
         self.1.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
         for member in &self.0 {
             member.0.core.board.ring(member.0.core.board.me, Word::Idle);
