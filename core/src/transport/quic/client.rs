@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use super::closing::{CLOSE_ORDERLY, connection_error};
 use super::dial::{Dialed, Dialer};
-use super::endpoint::EndpointThread;
+use super::endpoint;
 use super::exchange::{self, Pull, Wire};
 use super::identity::Credentials;
 use super::settings::Settings;
@@ -24,6 +24,7 @@ use super::tls::{self, check_server};
 use crate::error::{Error, Result};
 use crate::mem::Region;
 use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
+use crate::transport::thread::TransportThread;
 use crate::transport::{LinkLost, Peer, Pulled, Push, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 
@@ -31,7 +32,7 @@ use crate::types::{Done, ExchangeId, LinkId};
 #[derive(Debug)]
 pub(super) struct TaskTransport {
     calls: mpsc::UnboundedSender<Call>,
-    thread: EndpointThread,
+    thread: TransportThread,
 }
 
 impl TaskTransport {
@@ -49,7 +50,7 @@ impl TaskTransport {
             let dialer = Dialer { endpoint, tls, settings: of_dialer };
             run(Hub::new(dialer, own_calls), inbox)
         };
-        let thread = EndpointThread::start("gradlane-quic", socket, settings, None, serve)?;
+        let thread = endpoint::start("gradlane-quic", socket, settings, None, serve)?;
         Ok(Self { calls, thread })
     }
 

@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout};
 
 use super::closing::{CLOSE_ORDERLY, close_with, connection_error, early_end, written};
 use super::dial::Dialer;
-use super::endpoint::EndpointThread;
+use super::endpoint;
 use super::identity::{Authority, Credentials, public_key_hash};
 use super::settings::Settings;
 use super::{socket, tls};
@@ -53,7 +53,7 @@ impl Credentials {
             endpoint.close(CLOSE_ORDERLY, b"");
             let _ = timeout(GOODBYE, endpoint.wait_idle()).await;
         };
-        let thread = EndpointThread::start("gradlane-enroll", socket, &settings, None, serve)?;
+        let thread = endpoint::start("gradlane-enroll", socket, &settings, None, serve)?;
         let outcome =
             outcome.recv().map_err(|_| Error::Internal { what: "enrolment ended without a word".to_owned() })?;
         thread.join(GOODBYE * 2);

@@ -24,7 +24,7 @@ use super::closing::{
     CLOSE_ORDERLY, STREAM_ANSWERED, STREAM_GIVEN_UP, close_with, connection_error, early_end, gave_up, read_error,
 };
 use super::door::{Arrival, Door};
-use super::endpoint::EndpointThread;
+use super::endpoint;
 use super::identity::{Credentials, PeerIdentity};
 use super::settings::{Driver, Settings};
 use super::socket;
@@ -52,7 +52,7 @@ pub fn bind(address: &str, credentials: &Credentials, settings: &Settings, inbox
     let (commands, outbox) = mpsc::unbounded_channel();
     let hall = Hall { inbox: inbox.into(), commands: commands.downgrade(), streams: settings.exchanges_in_flight_max };
     let serve = move |endpoint| run(endpoint, door, hall, outbox);
-    let thread = EndpointThread::start("gradlane-listen", socket, settings, Some(server), serve)?;
+    let thread = endpoint::start("gradlane-listen", socket, settings, Some(server), serve)?;
     // Dropping the listener drops its outbox, and with the last sender the thread ends.
     let stop = commands.clone();
     Ok(Listener {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use quinn::crypto::rustls::QuicClientConfig;
 
 use super::dial::{Dialed, Dialer};
-use super::endpoint::EndpointThread;
+use super::endpoint;
 use super::identity::wall_clock;
 use super::*;
 use crate::error::{Error, Result};
@@ -410,6 +410,6 @@ where
         sender.send(outcome).unwrap();
     };
     let socket = socket::bind_any(1 << 20).unwrap();
-    EndpointThread::start("vandal", socket, &settings, None, serve).unwrap();
+    endpoint::start("vandal", socket, &settings, None, serve).unwrap();
     Due(outcome)
 }

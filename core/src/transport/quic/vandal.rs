@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::closing::{CLOSE_ORDERLY, connection_error, read_error};
 use super::dial::Dialer;
-use super::endpoint::EndpointThread;
+use super::endpoint;
 use super::identity::Credentials;
 use super::settings::Settings;
 use super::{socket, tls};
@@ -59,7 +59,7 @@ fn converse<T: Send + 'static>(
         endpoint.close(CLOSE_ORDERLY, b"");
         endpoint.wait_idle().await;
     };
-    let thread = EndpointThread::start("vandal", socket::bind_any(1 << 20)?, &settings, None, serve)?;
+    let thread = endpoint::start("vandal", socket::bind_any(1 << 20)?, &settings, None, serve)?;
     let outcome = outcome.recv().map_err(|_| Error::Internal { what: "the vandal fell silent".to_owned() })?;
     thread.join(patience);
     outcome

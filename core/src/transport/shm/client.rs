@@ -5,18 +5,19 @@ use std::time::Duration;
 
 use super::books::{End, State};
 use super::hub::Hub;
-use super::poller::{SideThread, run};
+use super::poller::run;
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
 use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
 use crate::transport::quic::Credentials;
+use crate::transport::thread::TransportThread;
 use crate::transport::{LinkLost, Peer, Pulled, Push, Road, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// Carries exchanges through memory that worker and server share. Dropping it closes it.
 pub struct ShmTransport {
     hub: Arc<Hub>,
-    thread: SideThread,
+    thread: TransportThread,
 }
 
 impl ShmTransport {
@@ -28,7 +29,7 @@ impl ShmTransport {
         let hub = Arc::new(Hub::new(credentials, copies)?);
         let thread = {
             let hub = Arc::clone(&hub);
-            SideThread::start("gradlane-shm", move || run(&*hub))?
+            TransportThread::start("gradlane-shm", move || run(&*hub))?
         };
         Ok(Self { hub, thread })
     }

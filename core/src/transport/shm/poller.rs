@@ -2,11 +2,8 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 
@@ -101,50 +98,6 @@ impl Poller {
 
 const BELL: u64 = u64::MAX;
 const DOOR: u64 = u64::MAX - 1;
-
-/// The thread of a side, which can be waited for.
-#[derive(Debug)]
-pub(super) struct SideThread {
-    thread: Mutex<Option<JoinHandle<()>>>,
-    ended: Receiver<()>,
-    /// The process that has the thread: a fork's child inherits this value, but no threads.
-    process: u32,
-}
-
-impl SideThread {
-    pub(super) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Self> {
-        let (ending, ended) = bounded::<()>(0);
-        let body = move || {
-            // Dropped when the thread ends, however it ends.
-            let _ending = ending;
-            body();
-        };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
-        let thread =
-            thread.map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
-        Ok(Self { thread: Mutex::new(Some(thread)), ended, process: std::process::id() })
-    }
-
-    /// Whether the thread can still be spoken to: not in the child of a fork.
-    pub(super) fn is_ours(&self) -> bool {
-        self.process == std::process::id()
-    }
-
-    /// Waits for the thread, at most `patience`; not on the thread itself, as when a callback drops its transport.
-    pub(super) fn join(&self, patience: Duration) {
-        if !self.is_ours() {
-            return;
-        }
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(thread) = thread.filter(|thread| thread.thread().id() != thread::current().id()) else { return };
-        match self.ended.recv_timeout(patience) {
-            Err(RecvTimeoutError::Timeout) | Ok(()) => {
-                tracing::warn!(?patience, thread = thread.thread().name(), "a transport did not stop in time");
-            }
-            Err(RecvTimeoutError::Disconnected) => drop(thread.join()),
-        }
-    }
-}
 
 fn io(what: &str, error: rustix::io::Errno) -> Error {
     Error::Io { what: what.to_owned(), cause: error.to_string() }

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::super::closing::{CLOSE_ORDERLY, close_with, written};
 use super::super::dial::Dialer;
-use super::super::endpoint::EndpointThread;
+use super::super::endpoint;
 use super::super::identity::Credentials;
 use super::super::settings::Settings;
 use super::super::tls::PeerOf;
@@ -19,6 +19,7 @@ use super::super::{socket, tls};
 use super::ControlEvent;
 use super::frames::{Outbox, Posted, converse, outbox};
 use crate::error::{Error, Result};
+use crate::transport::thread::TransportThread;
 use crate::types::Role;
 use crate::wire::{Frame, VERSION, limits};
 
@@ -27,7 +28,7 @@ pub struct ControlLink {
     outbox: Outbox,
     /// Ends the dialling, if it still goes on.
     closing: Arc<Notify>,
-    thread: EndpointThread,
+    thread: TransportThread,
 }
 
 impl ControlLink {
@@ -55,7 +56,7 @@ impl ControlLink {
             events(ControlEvent::Closed(reason));
             let _ = timeout(GOODBYE, endpoint.wait_idle()).await;
         };
-        let thread = EndpointThread::start("gradlane-control", socket, &settings, None, serve)?;
+        let thread = endpoint::start("gradlane-control", socket, &settings, None, serve)?;
         Ok(Self { outbox, closing, thread })
     }
 

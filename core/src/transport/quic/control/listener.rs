@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::super::closing::{CLOSE_ORDERLY, close_with, connection_error, read_exact_error};
 use super::super::door::{Arrival, Door};
-use super::super::endpoint::EndpointThread;
+use super::super::endpoint;
 use super::super::enroll::{self, Registrar};
 use super::super::identity::{Authority, PeerIdentity};
 use super::super::listener::parse;
@@ -24,6 +24,7 @@ use super::ControlIncoming;
 use super::frames::{Outbox, converse, outbox};
 use super::link::BUFFER_BYTES;
 use crate::error::{Error, Result};
+use crate::transport::thread::TransportThread;
 use crate::types::{LinkId, Role};
 use crate::wire::{Frame, VERSION};
 
@@ -31,7 +32,7 @@ use crate::wire::{Frame, VERSION};
 pub struct ControlListener {
     address: String,
     commands: UnboundedSender<Command>,
-    thread: EndpointThread,
+    thread: TransportThread,
 }
 
 impl ControlListener {
@@ -57,7 +58,7 @@ impl ControlListener {
             Hall { events: events.into(), registrar, outboxes: BTreeMap::new(), tasks: JoinSet::new(), links: 0 };
         let weak = commands.downgrade();
         let serve = move |endpoint| run(endpoint, door, hall, weak, inbox);
-        let thread = EndpointThread::start("gradlane-coord", socket, &settings, Some(server), serve)?;
+        let thread = endpoint::start("gradlane-coord", socket, &settings, Some(server), serve)?;
         Ok(Self { address, commands, thread })
     }
 

@@ -15,7 +15,6 @@
 use std::time::Duration;
 
 use super::door::Door;
-use super::endpoint::EndpointThread;
 use super::identity::Credentials;
 use super::settings::Settings;
 use super::tls::{self, Admission};
@@ -23,6 +22,7 @@ use super::{listener, socket};
 use crate::error::{Error, Result};
 use crate::mem::Region;
 use crate::transport::exchange::PullEnd;
+use crate::transport::thread::TransportThread;
 use crate::transport::{Inbox, LinkLost, Listener, Peer, Pulled, Push, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 use commands::Commands;
@@ -48,7 +48,7 @@ mod tests;
 /// Carries exchanges over QUIC. Dropping it closes it.
 pub(super) struct DirectTransport {
     calls: Commands<Call>,
-    thread: EndpointThread,
+    thread: TransportThread,
 }
 
 impl DirectTransport {
@@ -62,7 +62,7 @@ impl DirectTransport {
         let (calls, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
         let net = Net::new(wire, settings.endpoint(), None);
         let worker = Worker::new(tls, settings.clone(), calls.downgrade());
-        let thread = EndpointThread::run("gradlane-quic", move || driver::run(net, worker, inbox))?;
+        let thread = TransportThread::start("gradlane-quic", move || driver::run(net, worker, inbox))?;
         Ok(Self { calls, thread })
     }
 
@@ -121,7 +121,7 @@ fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: 
     let (commands, orders) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), Some(config));
     let server = Server::new(door, settings.exchanges_in_flight_max, inbox);
-    let thread = EndpointThread::run("gradlane-listen", move || driver::run(net, server, orders))?;
+    let thread = TransportThread::start("gradlane-listen", move || driver::run(net, server, orders))?;
     // Dropping the listener drops its outbox, and with the last sender the thread ends.
     let stop = commands.clone();
     Ok(Listener {

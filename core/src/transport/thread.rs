@@ -1,0 +1,60 @@
+//! The thread on which a transport or a listener does its work.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+
+use crate::error::{Error, Result};
+
+/// A thread that can be waited for with a deadline, and only by the process that has it.
+#[derive(Debug)]
+pub(super) struct TransportThread {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    ended: Receiver<()>,
+    /// The process that has the thread: a fork's child inherits this value, but no threads.
+    process: u32,
+}
+
+impl TransportThread {
+    /// Runs `body` on a thread of its own.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no thread.
+    pub(super) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Self> {
+        let (ending, ended) = bounded::<()>(0);
+        let body = move || {
+            // Dropped when the thread ends, however it ends.
+            let _ending = ending;
+            body();
+        };
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(body)
+            .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
+        Ok(Self { thread: Mutex::new(Some(thread)), ended, process: std::process::id() })
+    }
+
+    /// Whether the thread can still be spoken to: not in the child of a fork.
+    pub(super) fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Waits for the thread, at most `patience`; a thread that does not end in time goes on alone. On the thread itself, as when a
+    /// callback drops its transport, it does not wait.
+    pub(super) fn join(&self, patience: Duration) {
+        if !self.is_ours() {
+            return;
+        }
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread.filter(|thread| thread.thread().id() != thread::current().id()) else { return };
+        // The channel carries nothing: it is disconnected when the thread ends.
+        match self.ended.recv_timeout(patience) {
+            Err(RecvTimeoutError::Timeout) | Ok(()) => {
+                tracing::warn!(?patience, thread = thread.thread().name(), "a transport did not stop in time");
+            }
+            Err(RecvTimeoutError::Disconnected) => drop(thread.join()),
+        }
+    }
+}
