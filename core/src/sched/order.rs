@@ -218,6 +218,11 @@ impl Order {
         !self.failures.is_empty() || !self.ready.is_empty()
     }
 
+    /// Whether some rank has not come yet to a sum that failed, and will wait until it is told.
+    pub fn owes_answers(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
     /// The ranks that `slot` waits for, a bit each; nobody if it is not pending.
     pub fn missing(&self, slot: Slot) -> u64 {
         self.pending.get(&slot).map_or(0, |pending| self.everybody() & !pending.arrived)

@@ -39,7 +39,7 @@ pub(super) enum Presence {
     Asleep = 1,
     /// Nobody drives it, and it waits for nothing: only what cannot wait may wake it.
     Idle = 2,
-    /// Nobody drives it, and it waits for others.
+    /// Nobody drives it, and it waits for others or they for it.
     Awaited = 3,
 }
 

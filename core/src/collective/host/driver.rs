@@ -148,6 +148,11 @@ impl Driver {
         self.current.is_some() || !self.pending.is_empty() || !self.unsaid.is_empty()
     }
 
+    /// Whether others may wait for an answer of this rank, or it for them.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.is_busy() || self.order.as_ref().is_some_and(Order::owes_answers)
+    }
+
     /// Whether a part is being reduced.
     pub(super) fn is_running(&self) -> bool {
         self.current.is_some()

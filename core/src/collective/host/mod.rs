@@ -259,7 +259,7 @@ impl Core {
             let naps_until = Time(self.naps_until.load(Ordering::SeqCst));
             let wakes_late = driver.poll_timeout().is_some_and(|due| due < naps_until);
             let attended = self.attending.load(Ordering::SeqCst) > 0;
-            self.board.appear(match (attended, driver.is_busy()) {
+            self.board.appear(match (attended, driver.is_awaited()) {
                 (true, _) => Presence::Awake,
                 (false, true) => Presence::Awaited,
                 (false, false) => Presence::Idle,

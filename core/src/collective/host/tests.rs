@@ -159,6 +159,25 @@ fn ranks_that_disagree_all_learn_both_sides() {
 }
 
 #[test]
+fn a_rank_that_comes_after_the_others_have_failed_is_told_at_once() {
+    let machine = Machine::of(3);
+    for round in 0..20 {
+        let submit = |rank: usize, op: Op| {
+            let (sender, ended) = mpsc::channel();
+            let mut data = vec![1_i32; 8];
+            let member = &machine.0[rank];
+            let operation = member.operation(slot(1, round), op, 1.0, &mut data);
+            member.0.all_reduce(operation, Done::new(move |outcome| sender.send((outcome, data)).unwrap()));
+            // Sooner than the sum is overdue.
+            move || ended.recv_timeout(PATIENCE / 2).unwrap().0.unwrap_err()
+        };
+        let (first, second) = (submit(0, Op::Sum), submit(1, Op::Max));
+        let errors = [first(), second(), submit(2, Op::Max)()];
+        assert!(errors.iter().all(|error| matches!(error, Error::Mismatch { .. })), "{errors:?}");
+    }
+}
+
+#[test]
 fn whoever_does_not_come_is_named_in_time() {
     for absent in [0, 2] {
         let machine = Machine::of(3);

@@ -32,9 +32,10 @@ fn every_rank_hears_of_a_mismatch_and_so_does_who_comes_later() {
     let failure = Failure::Mismatch { first: 2, ours: claim(), second: 0, theirs: other };
     let told = Some(Decision::Fail { slot: slot(1, 0), failure });
     assert_eq!((order.next_decision(), order.next_decision()), (told.clone(), None));
+    assert!(order.owes_answers(), "to the one that has not come");
     order.handle_ready(1, slot(1, 0), claim());
     assert_eq!((order.next_decision(), order.next_decision()), (told, None), "again, for the one that came late");
-    assert!(order.failed.is_empty(), "nobody is left to be told");
+    assert!(!order.owes_answers(), "nobody is left to be told");
 }
 
 #[test]
