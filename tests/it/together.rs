@@ -115,7 +115,8 @@ fn a_worker_that_does_not_come_is_named_to_those_who_wait() {
 
 #[test]
 fn a_deadline_and_a_cancellation_give_the_memory_back() {
-    let cluster = Cluster::with(2, 1, &[TOGETHER]);
+    // Twice somebody waits for so long.
+    let cluster = Cluster::with(2, 1, &[TOGETHER, ("step_timeout", "2s"), ("stall_warn", "1s")]);
     let [ours, theirs] = &cluster.workers[..] else { panic!("two workers") };
     let mut tensor = Tensor::new("a", vec![1_f32; 1000]);
     let handle = tensor.push_pull(ours, Op::Sum).unwrap();

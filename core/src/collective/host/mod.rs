@@ -166,8 +166,8 @@ impl Collective for HostCollective {
         let mut seat = self.core.sit_down();
         if attended {
             self.core.attending.fetch_sub(1, Ordering::SeqCst);
-            // Whoever sat there may have left the work to this thread, and left before it was known that it does not come.
-            seat = seat.or_else(|| self.core.sit_down());
+            // Whoever sits there may be about to leave the work to this thread.
+            seat = seat.or_else(|| self.core.sit_down_or_be_noticed());
         }
         if let Some(driver) = seat {
             self.core.drive(driver, &|_| enough(), Some(until));
@@ -246,7 +246,14 @@ impl Core {
         Some(driver)
     }
 
-    /// Leaves the seat, so that whoever must drive next knows.
+    /// As [`sit_down`](Self::sit_down); if the seat is taken, whoever has it looks at everything once more after leaving it.
+    fn sit_down_or_be_noticed(&self) -> Option<MutexGuard<'_, Driver>> {
+        self.wished.store(true, Ordering::SeqCst);
+        self.sit_down()
+    }
+
+    /// Leaves the seat, so that whoever must drive next knows. The only way to leave it: what came meanwhile found it taken and relies on
+    /// being noticed here.
     fn stand_up<'a>(&'a self, mut driver: MutexGuard<'a, Driver>) {
         loop {
             let naps_until = Time(self.naps_until.load(Ordering::SeqCst));
@@ -335,10 +342,13 @@ impl Core {
             }
             // From here on whoever stands up with an earlier deadline rings.
             self.naps_until.store(u64::MAX, Ordering::SeqCst);
-            let due = self.seat.try_lock().ok().and_then(|mut driver| driver.poll_timeout());
-            let now = self.now();
-            let nap = due.map_or(NAP_MAX, |due| due.since(now).min(NAP_MAX));
-            self.naps_until.store((now + nap).0, Ordering::SeqCst);
+            let mut nap = NAP_MAX;
+            if let Some(mut driver) = self.sit_down_or_be_noticed() {
+                let now = self.now();
+                nap = driver.poll_timeout().map_or(NAP_MAX, |due| due.since(now).min(NAP_MAX));
+                self.naps_until.store((now + nap).0, Ordering::SeqCst);
+                self.stand_up(driver);
+            }
             if leaves() == Time(u64::MAX) {
                 self.board.sleep(Word::Idle, shown, nap);
             }
