@@ -10,6 +10,7 @@ use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use super::link::{Link, Traffic};
+use super::tools;
 
 /// A number of machines on one bridge. Dropping it ends all processes on them.
 pub(crate) struct Fabric {
@@ -77,7 +78,7 @@ impl Fabric {
 
     /// A command that runs `program` at `place`. It ends with the process that was started for it, and all that it starts with the fabric.
     pub(crate) fn command(&self, place: Place, program: &OsStr) -> Command {
-        let mut command = Command::new("nsenter");
+        let mut command = tools::command("nsenter");
         command.arg(format!("--pid=/proc/{}/ns/pid_for_children", self.warden.pid()));
         command.arg(self.net(place)).args(["setpriv", "--pdeathsig", "KILL", "--"]).arg(program);
         command
@@ -165,7 +166,7 @@ impl Fabric {
     /// Runs a command of this host in the network of `place`, with `input`, and returns what it printed.
     fn run(&self, place: Place, line: &[&str], input: &str) -> Result<String, String> {
         let failed = |what: &str| format!("{} failed: {what}", line.join(" "));
-        let mut command = Command::new("nsenter");
+        let mut command = tools::command("nsenter");
         command.arg(self.net(place)).args(line);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| failed(&error.to_string()))?;
@@ -205,7 +206,7 @@ impl Holder {
     /// Starts one in new namespaces of the kinds that `unshare` is told.
     fn start(kinds: &[&str]) -> Result<Self, String> {
         let failed = |what: &str| format!("unshare {} failed: {what}", kinds.join(" "));
-        let mut command = Command::new("unshare");
+        let mut command = tools::command("unshare");
         command.args(kinds).arg("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| failed(&error.to_string()))?;
         let mut input = child.stdin.take().expect("piped");

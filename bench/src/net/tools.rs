@@ -1,6 +1,6 @@
 //! What this host must have for namespaces and shaped links, said clearly where it is missing.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 
 /// Checks for root, for the commands that are always needed, and for `more` of them.
@@ -28,10 +28,26 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|itself| itself.uid() == 0)
 }
 
+/// A command that finds the tools of administrators, whoever calls.
+pub(crate) fn command(tool: &str) -> Command {
+    let mut command = Command::new(tool);
+    command.env("PATH", std::env::join_paths(folders()).unwrap_or_default());
+    command
+}
+
 fn is_on_path(tool: &str) -> bool {
-    let found = Command::new("sh").args(["-c", "command -v \"$0\" >/dev/null", tool]).status();
-    found.is_ok_and(|status| status.success())
-        || ["/sbin", "/usr/sbin"].iter().any(|folder| Path::new(folder).join(tool).exists())
+    folders().any(|folder| folder.join(tool).is_file())
+}
+
+/// Where commands lie: on the path, and where a plain user's path often does not lead.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "where commands lie is for the environment to say, and no setting of ours"
+)]
+fn folders() -> impl Iterator<Item = PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let named: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    named.into_iter().chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
 }
 
 const TOOLS: [(&str, &str); 6] = [
