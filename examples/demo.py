@@ -60,8 +60,10 @@ def main() -> int:
 def run(command: list[str]) -> bool:
     """Runs a training; whether it succeeded. A launch from outside is not passed on: this one is its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GRADLANE_JOIN")}
-    # Both workers are on this machine and would reduce among themselves; what is shown here is the way through servers.
+    # Both workers are on this machine and would reduce among themselves, or reach the servers through shared memory. What
+    # is shown here is the way through servers over a network.
     clean["GRADLANE_LOCAL_REDUCE"] = "off"
+    clean["GRADLANE_ROAD"] = "quic"
     try:
         return subprocess.run(command, env=clean, timeout=LAUNCH_TIMEOUT, check=False).returncode == 0
     except subprocess.TimeoutExpired:

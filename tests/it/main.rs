@@ -11,6 +11,7 @@ mod hostile;
 mod lifecycle;
 mod membership;
 mod mismatch;
+mod near;
 mod ops;
 mod parts;
 mod process;

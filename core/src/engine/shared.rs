@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crossbeam_channel::Sender;
-
 use super::executors::executor;
 use super::links::Links;
+use super::stage_loop::Bell;
 use super::trace::{Subject, TaskTrace, Timeline};
 use super::{Clock, Metrics, Timer};
 use crate::collective::Collective;
@@ -28,7 +27,7 @@ pub(super) struct Shared {
     pub(super) metrics: Metrics,
     pub(super) settings: Settings,
     /// One bell a stage; a full bell rings already.
-    pub(super) bells: BTreeMap<Stage, Sender<()>>,
+    pub(super) bells: BTreeMap<Stage, Bell>,
     pub(super) exchanges: AtomicU64,
     /// Set once, right after start: the timer's callback needs this struct.
     pub(super) timer: Mutex<Option<Timer>>,
@@ -134,7 +133,6 @@ impl Shared {
         metrics: Metrics,
         clock: Clock,
         settings: Settings,
-        bells: BTreeMap<Stage, Sender<()>>,
         scheduler: Scheduler,
     ) -> Self {
         let state = State {
@@ -163,7 +161,7 @@ impl Shared {
             transport,
             metrics,
             settings,
-            bells,
+            bells: Stage::ALL.into_iter().map(|stage| (stage, Bell::default())).collect(),
             exchanges: AtomicU64::new(1),
             timer: Mutex::new(None),
             collective: OnceLock::new(),
@@ -218,9 +216,7 @@ impl Shared {
     fn carry_out(self: &Arc<Self>, effect: Effect) {
         match effect {
             Effect::Ring(Stage::AllReduce) => self.hand_over(),
-            Effect::Ring(stage) => {
-                let _ = self.bells[&stage].try_send(());
-            }
+            Effect::Ring(stage) => self.bells[&stage].ring(),
             Effect::Abandon(exchange) => self.transport.abandon(exchange),
             Effect::Withdraw(slot) => {
                 if let Some(collective) = self.collective.get() {

@@ -1,13 +1,10 @@
 //! The engine of one worker: accepts submissions, resolves handles, starts and ends the threads.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-use crossbeam_channel::{Receiver, bounded};
 
 use super::executors::executor;
 use super::handle::Canceller;
@@ -107,13 +104,6 @@ impl Engine {
         };
         // Until the view says who is where; nothing is submitted before.
         let scheduler = Scheduler::new(scheduling, Pipeline::of(Vec::new()));
-        let mut bells = BTreeMap::new();
-        let mut rung = Vec::new();
-        for stage in Stage::ALL {
-            let (bell, receiver) = bounded(1);
-            bells.insert(stage, bell);
-            rung.push((stage, receiver));
-        }
         let door = together::open_door(&config, options.member.machine, options.member.workers);
         let mut member = options.member;
         if let Some(door) = &door {
@@ -124,8 +114,7 @@ impl Engine {
             dial_patience: Duration::from_secs(3),
             stall_warn: config.stall_warn,
         };
-        let shared =
-            Arc::new(Shared::new(options.transport, Metrics::new(options.copies), clock, settings, bells, scheduler));
+        let shared = Arc::new(Shared::new(options.transport, Metrics::new(options.copies), clock, settings, scheduler));
         let timed = Arc::downgrade(&shared);
         let timer = Timer::start("gl-timer", clock, move |_| {
             // The next deadline is armed by `with` itself.
@@ -168,7 +157,7 @@ impl Engine {
             timeline: Arc::new(timeline),
         };
         engine.milestones.wait(None, |reached| reached.joined.is_some())?;
-        engine.equip(clock, door, rung)?;
+        engine.equip(clock, door)?;
         if let Some(place) = &engine.config.timeline {
             engine.start_timeline(place)?;
         }
@@ -176,11 +165,11 @@ impl Engine {
     }
 
     /// Starts what the pipeline needs: threads for its stages, and the other workers of this machine.
-    fn equip(&self, clock: Clock, mut door: Option<PrivateSocket>, rung: Vec<(Stage, Receiver<()>)>) -> Result<()> {
+    fn equip(&self, clock: Clock, mut door: Option<PrivateSocket>) -> Result<()> {
         let (pipeline, rank, view) =
             self.shared.with(|state, _| (state.scheduler.pipeline().clone(), state.rank, state.view.clone()));
         tracing::info!(%pipeline, "pipeline");
-        for (stage, bell) in rung {
+        for stage in Stage::ALL {
             match stage {
                 _ if !pipeline.contains(stage) => {}
                 Stage::AllReduce => {
@@ -194,7 +183,7 @@ impl Engine {
                 _ => {
                     let execute =
                         executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
-                    let thread = stage_loop::spawn(stage, bell, Arc::clone(&self.shared), execute)?;
+                    let thread = stage_loop::spawn(stage, Arc::clone(&self.shared), execute)?;
                     self.threads.lock().expect(LOCK).push(thread);
                 }
             }
@@ -396,7 +385,7 @@ impl Engine {
         }
         self.shared.transport.shutdown(Duration::from_secs(1));
         for bell in self.shared.bells.values() {
-            let _ = bell.try_send(());
+            bell.ring();
         }
         for thread in self.threads.lock().expect(LOCK).drain(..) {
             let _ = thread.join();

@@ -169,8 +169,11 @@ impl Hub {
     /// Ends an exchange without an answer, unless it has an end.
     pub(super) fn end(&self, id: ExchangeId, end: End) {
         let mut state = self.state();
-        let Some(exchange) = state.exchanges.get_mut(&id).filter(|exchange| exchange.end.is_none()) else { return };
         let abandoned = matches!(end, End::Abandoned);
+        let Some(exchange) = state.exchanges.get_mut(&id) else { return };
+        if exchange.end.is_some() && !abandoned {
+            return;
+        }
         exchange.end = Some(end);
         let (name, link, waiting) = (exchange.name, exchange.link, std::mem::take(&mut exchange.body));
         let link = state.links.get_mut(&link).map(|entry| {
@@ -197,7 +200,7 @@ impl Hub {
 
     /// Sends what there is room for, at least until the exchange with this name is through.
     fn pump(&self, link: &Link, until: Option<u64>) {
-        let Pumped { sent, unfinished } = link.pump(until);
+        let Pumped { sent, unfinished } = link.pump(until, false);
         for sent in sent {
             let (Sent::Whole(name) | Sent::Dropped(name)) = sent;
             let mut state = self.state();
@@ -274,13 +277,15 @@ impl Hub {
     fn advance(&self, id: ExchangeId) {
         loop {
             let mut state = self.state();
+            let closing = state.closing;
             let Some(exchange) = state.exchanges.get_mut(&id) else { return };
             if let Some(end) = exchange.end.clone() {
                 if exchange.sending {
                     return;
                 }
                 // One that was pushed and is not pulled yet hears of its end when it is.
-                if exchange.done.is_none() && exchange.pull.is_none() && matches!(end, End::Failed(_)) {
+                let silent = exchange.done.is_none() && exchange.pull.is_none();
+                if silent && !closing && matches!(end, End::Failed(_)) {
                     return;
                 }
                 let (exchange, through) = state.forget(id);
@@ -429,6 +434,10 @@ impl Side for Hub {
                 link.close(None);
                 self.down(link.id, &Error::Cancelled);
             }
+            let mut state = self.state();
+            let State { marked, exchanges, .. } = &mut *state;
+            marked.extend(exchanges.keys());
+            drop(state);
             self.advance_marked();
             // Somebody may still be copying; whoever is will mark the exchange.
             self.over.store(self.state().exchanges.is_empty(), Ordering::Release);
@@ -439,6 +448,10 @@ impl Side for Hub {
     fn has_work(&self) -> bool {
         let state = self.state();
         !state.marked.is_empty() || (state.closing && state.exchanges.is_empty())
+    }
+
+    fn has_leisurely_work(&self) -> bool {
+        false
     }
 
     fn happened(&self, happening: Happening) {

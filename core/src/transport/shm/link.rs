@@ -133,8 +133,9 @@ impl Link {
         self.memory.relieve();
     }
 
-    /// Sends what there is room for, until the exchange `until` is through or, without one, all.
-    pub(super) fn pump(&self, until: Option<u64>) -> Pumped {
+    /// Sends what there is room for, until the exchange `until` is through or, without one, all. With `quietly` the peer is not woken,
+    /// because the caller says more at once.
+    pub(super) fn pump(&self, until: Option<u64>, quietly: bool) -> Pumped {
         let mut pumped = Pumped::default();
         loop {
             let next = self.outbound().next();
@@ -154,7 +155,9 @@ impl Link {
             };
             chunk.fill(&self.memory);
             let published = self.outbound().publish(&chunk);
-            self.memory.nudge();
+            if !quietly {
+                self.memory.nudge();
+            }
             match published {
                 Ok(Published::Part) => {}
                 Ok(Published::Whole(exchange)) => pumped.sent.push(Sent::Whole(exchange)),

@@ -120,6 +120,8 @@ struct State {
     links: BTreeMap<LinkId, Entry>,
     exchanges: BTreeMap<ExchangeId, Exchange>,
     events: VecDeque<Incoming>,
+    /// Whether an event came from another thread that the server should hear of at once.
+    urgent: bool,
     names_given: u64,
     stopping: bool,
 }
@@ -141,6 +143,8 @@ struct Exchange {
     /// Whether the worker takes the whole answer at once.
     accepted: bool,
     answered: bool,
+    /// Bytes of the answer for which there were no blocks yet.
+    answer_left: u64,
 }
 
 /// What becomes of a body.
@@ -199,6 +203,7 @@ impl Hall {
         let told = !chunks.is_empty();
         if told {
             state.events.push_back(Incoming::Body { exchange: id, chunks });
+            state.urgent = true;
         }
         drop(state);
         if left > 0 {
@@ -213,6 +218,7 @@ impl Hall {
         let mut state = self.state();
         let Some(exchange) = state.exchanges.get_mut(&id).filter(|exchange| !exchange.answered) else { return };
         exchange.answered = true;
+        exchange.answer_left = header.bytes;
         let early = header.flags.contains(Flags::EARLY);
         let refused = (!early).then(|| std::mem::replace(&mut exchange.intake, Intake::Refuse));
         let (link, name, accepted) = (Arc::clone(&exchange.link), exchange.name, exchange.accepted);
@@ -231,16 +237,20 @@ impl Hall {
     }
 
     fn block(&self, id: ExchangeId, block: Frozen) {
-        let Some((link, name)) = self.answering(id) else { return };
+        let Some((link, _)) = self.answering(id) else { return };
         let place = link.show(&self.ground, &block);
-        link.outbound().extend(name, [(Bytes::from_owner(block), place)]);
-        self.pump(&link);
+        self.send_bytes(id, (Bytes::from_owner(block), place));
     }
 
     fn send_bytes(&self, id: ExchangeId, piece: Piece) {
-        let Some((link, name)) = self.answering(id) else { return };
+        let mut state = self.state();
+        let Some(exchange) = state.exchanges.get_mut(&id).filter(|exchange| exchange.answered) else { return };
+        exchange.answer_left = exchange.answer_left.saturating_sub(piece.0.len() as u64);
+        // The last bytes are followed by the end at once, and a worker that wakes twice for a small sum takes twice as long.
+        let (link, name, last) = (Arc::clone(&exchange.link), exchange.name, exchange.answer_left == 0);
+        drop(state);
         link.outbound().extend(name, [piece]);
-        self.pump(&link);
+        self.pump(&link, last);
     }
 
     fn end(&self, id: ExchangeId, message: impl FnOnce(u64) -> Option<Message>) {
@@ -267,6 +277,7 @@ impl Hall {
         let mut state = self.state();
         let Some(exchange) = state.forget(id) else { return };
         state.events.push_back(Incoming::Torn { exchange: id, reason: broken_off() });
+        state.urgent = true;
         drop(state);
         exchange.link.give_up(exchange.name);
         exchange.link.post(&Message::Break { exchange: exchange.name });
@@ -274,8 +285,8 @@ impl Hall {
     }
 
     /// Sends what there is room for.
-    fn pump(&self, link: &Link) {
-        let Pumped { sent, unfinished } = link.pump(None);
+    fn pump(&self, link: &Link, quietly: bool) {
+        let Pumped { sent, unfinished } = link.pump(None, quietly);
         sent.into_iter().for_each(|sent| self.through(link.id, sent));
         if unfinished {
             self.poller.wake();
@@ -290,7 +301,8 @@ impl Hall {
         state.events.push_back(Incoming::Answered { exchange: id });
         drop(state);
         drop(ended);
-        self.poller.wake();
+        // Nobody waits for it, and who has the sum soon pushes again, which wakes the thread anyway.
+        self.poller.wake_soon();
     }
 
     /// What the worker at the other end of `link` says.
@@ -330,13 +342,20 @@ impl Hall {
         let mut any = false;
         loop {
             let mut state = self.state();
-            let Some(event) = state.events.pop_front() else { return any };
+            let Some(event) = state.events.pop_front() else {
+                state.urgent = false;
+                return any;
+            };
             let wanted = match &event {
                 // Answered meanwhile, and not early: nobody expects it any more.
                 Incoming::Body { exchange, .. } => {
                     state.exchanges.get(exchange).is_some_and(|exchange| matches!(exchange.intake, Intake::Accept))
                 }
-                _ => true,
+                Incoming::LinkUp { .. }
+                | Incoming::LinkDown { .. }
+                | Incoming::Opened { .. }
+                | Incoming::Torn { .. }
+                | Incoming::Answered { .. } => true,
             };
             drop(state);
             any = true;
@@ -387,6 +406,7 @@ impl State {
                 intake: Intake::Hold(Vec::new()),
                 accepted: false,
                 answered: false,
+                answer_left: 0,
             };
             self.exchanges.insert(id, exchange);
             self.events.push_back(Incoming::Opened { link: link.id, exchange: id, header });
@@ -480,6 +500,7 @@ impl Serving {
                     state.links.insert(id, Entry { link, exchanges: BTreeMap::new(), last: 0 });
                     let address = "this machine".to_owned();
                     state.events.push_back(Incoming::LinkUp { link: id, node: identity.node, address });
+                    state.urgent = true;
                     drop(state);
                     hall.poller.wake();
                 }
@@ -524,7 +545,7 @@ impl Side for Serving {
         for link in links {
             any |= self.drain(link);
             if link.outbound().has_work() {
-                hall.pump(link);
+                hall.pump(link, false);
             }
             if let Some(error) = link.defect() {
                 tracing::warn!(peer = %link.peer, %error, "closing a link");
@@ -547,7 +568,11 @@ impl Side for Serving {
 
     fn has_work(&self) -> bool {
         let state = self.hall.state();
-        !state.events.is_empty() || state.stopping
+        state.urgent || state.stopping
+    }
+
+    fn has_leisurely_work(&self) -> bool {
+        !self.hall.state().events.is_empty()
     }
 
     fn happened(&self, happening: Happening) {

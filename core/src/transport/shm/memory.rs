@@ -148,7 +148,9 @@ impl Memory {
     pub(super) fn nudge(&self) {
         // Between what was written before and what the peer says of itself: one of the two sides sees the other.
         fence(Ordering::SeqCst);
-        if self.peer.u32(ASLEEP_AT) != 0 {
+        // One that woke meanwhile, read everything and sleeps again needs no bell.
+        let unread = self.peer.u64(READ_AT) != self.own.u64(SENT_AT).load(Ordering::Relaxed);
+        if unread && self.peer.u32(ASLEEP_AT) != 0 {
             self.ring();
         }
     }

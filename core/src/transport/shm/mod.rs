@@ -15,6 +15,7 @@ pub mod client;
 pub mod listener;
 
 mod books;
+mod cells;
 mod greeting;
 mod hub;
 mod inbound;

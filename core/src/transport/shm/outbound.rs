@@ -3,14 +3,14 @@
 //! Bytes of an exchange go out before the peer has accepted it, which saves small ones a round trip. But a peer may put one exchange off
 //! until others are through, and those must not wait behind it: what is not accepted takes at most half of the cells.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::layout::{
-    CELLS, LARGE_BYTES, LARGE_CELLS, Message, RING_MESSAGES, SLOTS, SMALL_BYTES, SMALL_CELLS, TICKETS, Words, bad,
-};
+use super::cells::{Cells, Size};
+use super::layout::{CELLS, LARGE_BYTES, Message, RING_MESSAGES, SMALL_BYTES, Words, bad};
+use super::listener::EXCHANGES_MAX;
 use super::memory::Memory;
 use crate::error::Result;
 use crate::mem::Place;
@@ -24,33 +24,20 @@ pub(super) struct Outbound {
     read: u64,
     /// Messages for which the ring had no room, oldest first.
     backlog: VecDeque<Words>,
-    cells: [Shelf; 2],
-    /// Tickets that are free.
-    tickets: Vec<u16>,
-    /// What is lent, by ticket.
-    lent: BTreeMap<u16, Bytes>,
-    /// How often each slot was sent; it is free again when the peer has released it as often.
-    uses: Vec<u32>,
+    cells: Cells,
     /// By class, most urgent first, then by exchange.
-    flows: BTreeMap<(u8, u64), Flow>,
+    flows: BTreeMap<Key, Flow>,
     classes: BTreeMap<u64, u8>,
-    /// Exchanges that have cells and are not accepted.
-    waiting: BTreeMap<u64, [usize; 2]>,
+    /// Flows that have something to send: those that are not accepted, and those that are.
+    ready: [BTreeSet<Key>; 2],
     /// The exchange of which a chunk is being copied. One at a time, so that chunks stay in order.
     copying: Option<u64>,
     /// The peer was told that this side waits for room.
     starved: bool,
 }
 
-/// Cells of one size.
-struct Shelf {
-    /// The last released on top: it is the most likely to be in a cache.
-    free: Vec<u16>,
-    /// Oldest first.
-    busy: VecDeque<u16>,
-    waiting: usize,
-    waiting_max: usize,
-}
+/// The class of a flow, 0 for the most urgent, and its exchange.
+type Key = (u8, u64);
 
 /// Bytes to be sent, and where the peer sees them already, if it does.
 pub(super) type Piece = (Bytes, Option<Place>);
@@ -73,8 +60,8 @@ enum Ending {
 /// The next bytes of an exchange, on their way.
 pub(super) struct Chunk {
     exchange: u64,
-    /// The cell that they are copied into; absent if they are lent, which needs no copy.
-    cell: Option<u16>,
+    /// The cell that they are copied into, or the ticket for which they are lent without a copy.
+    slot: u16,
     pieces: Vec<Bytes>,
     message: Message,
 }
@@ -83,8 +70,8 @@ impl Chunk {
     /// Copies the bytes, if they are to be copied, and lets go of them; not under the lock. From then on only what was not taken yet refers to
     /// the caller's memory.
     pub(super) fn fill(&mut self, memory: &Memory) {
-        if let Some(cell) = self.cell {
-            memory.fill(cell, &self.pieces);
+        if !self.pieces.is_empty() {
+            memory.fill(self.slot, &self.pieces);
         }
         self.pieces.clear();
     }
@@ -113,25 +100,16 @@ pub(super) enum Published {
 
 impl Outbound {
     pub(super) fn new(memory: Arc<Memory>, peer: Arc<str>) -> Self {
-        let shelf = |from: usize, count: usize| Shelf {
-            free: (from..from + count).rev().map(|cell| u16::try_from(cell).expect("few cells")).collect(),
-            busy: VecDeque::new(),
-            waiting: 0,
-            waiting_max: count / 2,
-        };
         Self {
             memory,
             peer,
             sent: 0,
             read: 0,
             backlog: VecDeque::new(),
-            cells: [shelf(0, LARGE_CELLS), shelf(LARGE_CELLS, SMALL_CELLS)],
-            tickets: (0..u16::try_from(TICKETS).expect("few tickets")).rev().collect(),
-            lent: BTreeMap::new(),
-            uses: vec![0; SLOTS],
+            cells: Cells::new(),
             flows: BTreeMap::new(),
             classes: BTreeMap::new(),
-            waiting: BTreeMap::new(),
+            ready: [BTreeSet::new(), BTreeSet::new()],
             copying: None,
             starved: false,
         }
@@ -155,8 +133,11 @@ impl Outbound {
 
     /// The next bytes of an exchange that was begun. Ignored once it is given up.
     pub(super) fn extend(&mut self, exchange: u64, pieces: impl IntoIterator<Item = Piece>) {
-        if let Some(flow) = self.flow(exchange) {
-            flow.pieces.extend(pieces.into_iter().filter(|(bytes, _)| !bytes.is_empty()));
+        let Some((key, flow)) = self.flow(exchange) else { return };
+        flow.pieces.extend(pieces.into_iter().filter(|(bytes, _)| !bytes.is_empty()));
+        let (accepted, empty) = (flow.accepted, flow.pieces.is_empty());
+        if !empty {
+            self.ready[usize::from(accepted)].insert(key);
         }
     }
 
@@ -166,7 +147,7 @@ impl Outbound {
     /// As for [`post`](Self::post).
     pub(super) fn end(&mut self, exchange: u64, message: Option<Message>) -> Result<bool> {
         let copying = self.copying == Some(exchange);
-        let Some(flow) = self.flow(exchange) else { return Ok(false) };
+        let Some((_, flow)) = self.flow(exchange) else { return Ok(false) };
         flow.ending = Ending::With(message);
         if copying || !flow.pieces.is_empty() {
             return Ok(false);
@@ -177,8 +158,11 @@ impl Outbound {
 
     /// The peer accepts an exchange.
     pub(super) fn accept(&mut self, exchange: u64) {
-        if let Some(flow) = self.flow(exchange) {
+        if let Some((key, flow)) = self.flow(exchange) {
             flow.accepted = true;
+            if self.ready[0].remove(&key) {
+                self.ready[1].insert(key);
+            }
         }
         self.forget(exchange);
     }
@@ -186,23 +170,20 @@ impl Outbound {
     /// Sends no more of an exchange. What was to be sent is returned, to be dropped without the lock; whether a chunk is being copied.
     pub(super) fn give_up(&mut self, exchange: u64) -> Option<(VecDeque<Piece>, bool)> {
         self.forget(exchange);
-        let class = self.classes.remove(&exchange)?;
-        let flow = self.flows.remove(&(class, exchange)).expect("both maps name the same exchanges");
+        let key = (self.classes.remove(&exchange)?, exchange);
+        let flow = self.flows.remove(&key).expect("both maps name the same exchanges");
+        self.ready[usize::from(flow.accepted)].remove(&key);
         Some((flow.pieces, self.copying == Some(exchange)))
     }
 
     /// The exchange is over for the peer: what it still holds of it, it will release.
     pub(super) fn forget(&mut self, exchange: u64) {
-        if let Some(cells) = self.waiting.remove(&exchange) {
-            for (shelf, count) in self.cells.iter_mut().zip(cells) {
-                shelf.waiting -= count;
-            }
-        }
+        self.cells.forget(exchange);
     }
 
     /// Whether there are bytes that somebody should send.
     pub(super) fn has_work(&self) -> bool {
-        !self.backlog.is_empty() || self.flows.values().any(|flow| !flow.pieces.is_empty())
+        !self.backlog.is_empty() || self.ready.iter().any(|ready| !ready.is_empty())
     }
 
     /// Takes the next chunk to be sent.
@@ -244,13 +225,9 @@ impl Outbound {
     /// As for [`post`](Self::post).
     pub(super) fn publish(&mut self, chunk: &Chunk) -> Result<Published> {
         self.copying = None;
-        let Some(flow) = self.flow(chunk.exchange) else {
-            if let Some(cell) = chunk.cell {
-                let (shelf, slot) = (class_of(cell), usize::from(cell));
-                self.uses[slot] = self.uses[slot].wrapping_sub(1);
-                self.cells[shelf].busy.retain(|busy| *busy != cell);
-                self.cells[shelf].free.push(cell);
-            }
+        let Some((_, flow)) = self.flow(chunk.exchange) else {
+            // As above.
+            drop(self.cells.undo(chunk.slot));
             return Ok(Published::Dropped(chunk.exchange));
         };
         let whole = flow.pieces.is_empty() && matches!(flow.ending, Ending::With(_));
@@ -270,85 +247,68 @@ impl Outbound {
         }
     }
 
-    fn flow(&mut self, exchange: u64) -> Option<&mut Flow> {
-        let class = self.classes.get(&exchange)?;
-        self.flows.get_mut(&(*class, exchange))
+    fn flow(&mut self, exchange: u64) -> Option<(Key, &mut Flow)> {
+        let key = (*self.classes.get(&exchange)?, exchange);
+        Some((key, self.flows.get_mut(&key)?))
     }
 
-    /// The first bytes that may have a cell, in one.
+    /// The most urgent bytes, if there is a slot for them: of what is accepted, and of what is not. Those behind them do not overtake, so
+    /// that nothing is looked at twice.
     fn take(&mut self) -> Result<Option<Chunk>> {
         if !self.backlog.is_empty() || !self.has_room()? {
             return Ok(None);
         }
-        self.reclaim();
-        let Self { cells, flows, waiting, uses, tickets, lent, .. } = self;
-        for ((_, exchange), flow) in flows.iter_mut() {
-            let exchange = *exchange;
-            match flow.pieces.front() {
-                None => continue,
-                Some((bytes, Some(place))) => {
-                    let Some(ticket) = tickets.pop() else { continue };
-                    let (place, length) = (*place, u32::try_from(bytes.len()).expect("a part is shorter"));
-                    let (bytes, _) = flow.pieces.pop_front().expect("looked at");
-                    uses[CELLS + usize::from(ticket)] = uses[CELLS + usize::from(ticket)].wrapping_add(1);
-                    lent.insert(ticket, bytes);
-                    self.copying = Some(exchange);
-                    let message = Message::Lent { exchange, ticket, place, bytes: length };
-                    return Ok(Some(Chunk { exchange, cell: None, pieces: Vec::new(), message }));
-                }
-                Some((_, None)) => {}
+        // What was lent is memory of a pool, which takes it back without calling anybody.
+        drop(self.cells.reclaim(&self.memory));
+        let mut first: Vec<Key> = self.ready.iter().filter_map(|ready| ready.first().copied()).collect();
+        first.sort_unstable();
+        for key in first {
+            if let Some(chunk) = self.take_of(key) {
+                return Ok(Some(chunk));
             }
-            let size = usize::from(has_at_most(&flow.pieces, SMALL_BYTES));
-            let shelf = &mut cells[size];
-            if !flow.accepted && shelf.waiting >= shelf.waiting_max {
-                continue;
-            }
-            let Some(cell) = shelf.free.pop() else { continue };
-            shelf.busy.push_back(cell);
-            uses[usize::from(cell)] = uses[usize::from(cell)].wrapping_add(1);
-            if !flow.accepted {
-                shelf.waiting += 1;
-                waiting.entry(exchange).or_default()[size] += 1;
-            }
-            let pieces = cut(&mut flow.pieces, [LARGE_BYTES, SMALL_BYTES][size]);
-            let bytes = pieces.iter().map(Bytes::len).sum::<usize>();
-            self.copying = Some(exchange);
-            let message = Message::Data { exchange, cell, bytes: u32::try_from(bytes).expect("a cell is small") };
-            return Ok(Some(Chunk { exchange, cell: Some(cell), pieces, message }));
         }
         Ok(None)
     }
 
-    /// What the peer no longer reads of what was lent to it; to be dropped without the lock.
-    pub(super) fn returned(&mut self) -> Vec<Bytes> {
-        let Self { lent, uses, memory, tickets, .. } = self;
-        let released = |ticket: u16| {
-            let slot = CELLS + usize::from(ticket);
-            memory.releases(slot) == uses[slot]
+    fn take_of(&mut self, key: Key) -> Option<Chunk> {
+        let exchange = key.1;
+        let flow = self.flows.get_mut(&key).expect("what is ready flows");
+        let (place, bytes) = match flow.pieces.front().expect("what is ready has pieces") {
+            (bytes, Some(place)) => (Some(*place), bytes.len()),
+            (_, None) => (None, 0),
         };
-        let back: Vec<u16> = lent.keys().copied().filter(|ticket| released(*ticket)).collect();
-        tickets.extend(&back);
-        back.iter().filter_map(|ticket| lent.remove(ticket)).collect()
+        let size = match place {
+            Some(_) => Size::Ticket,
+            None if has_at_most(&flow.pieces, SMALL_BYTES) => Size::Small,
+            None => Size::Large,
+        };
+        let slot = self.cells.take(size, exchange, flow.accepted)?;
+        let (pieces, message) = match place {
+            Some(place) => {
+                let (lent, _) = flow.pieces.pop_front().expect("looked at");
+                self.cells.lend(slot, lent);
+                let ticket = slot - u16::try_from(CELLS).expect("few cells");
+                let bytes = u32::try_from(bytes).expect("a part is shorter");
+                (Vec::new(), Message::Lent { exchange, ticket, place, bytes })
+            }
+            None => {
+                let room = if size == Size::Small { SMALL_BYTES } else { LARGE_BYTES };
+                let pieces = cut(&mut flow.pieces, room);
+                let bytes = pieces.iter().map(Bytes::len).sum::<usize>();
+                let bytes = u32::try_from(bytes).expect("a cell is small");
+                (pieces, Message::Data { exchange, cell: slot, bytes })
+            }
+        };
+        if flow.pieces.is_empty() {
+            self.ready[usize::from(flow.accepted)].remove(&key);
+        }
+        self.copying = Some(exchange);
+        Some(Chunk { exchange, slot, pieces, message })
     }
 
-    /// Finds the cells that the peer has released.
-    fn reclaim(&mut self) {
-        let Self { cells, uses, memory, .. } = self;
-        for Shelf { free, busy, .. } in cells {
-            let released = |cell: u16| memory.releases(usize::from(cell)) == uses[usize::from(cell)];
-            while let Some(cell) = busy.front().copied().filter(|cell| released(*cell)) {
-                busy.pop_front();
-                free.push(cell);
-            }
-            // Usually they come back in order; only when that leaves nothing all are looked at.
-            if free.is_empty() {
-                busy.retain(|cell| {
-                    let back = released(*cell);
-                    free.extend(back.then_some(*cell));
-                    !back
-                });
-            }
-        }
+    /// What the peer no longer reads of what was lent to it; to be dropped without the lock.
+    pub(super) fn returned(&mut self) -> Vec<Bytes> {
+        self.cells.reclaim(&self.memory)
     }
 
     fn hunger(&mut self, starved: bool) {
@@ -387,12 +347,8 @@ impl Outbound {
     }
 }
 
-/// Messages that wait for room in the ring. A peer that is alive reads; only a broken one lets them grow.
-const BACKLOG_MAX: usize = 8 * RING_MESSAGES as usize;
-
-fn class_of(cell: u16) -> usize {
-    usize::from(usize::from(cell) >= LARGE_CELLS)
-}
+/// Messages that wait for room in the ring: a few for each exchange. A peer that is alive reads; only a broken one lets them grow.
+const BACKLOG_MAX: usize = 4 * EXCHANGES_MAX;
 
 /// Whether what is to be copied next has at most so many bytes.
 fn has_at_most(pieces: &VecDeque<Piece>, bytes: usize) -> bool {

@@ -17,6 +17,8 @@ pub(super) struct Poller {
     /// Rung by other threads of this process.
     wake: OwnedFd,
     asleep: AtomicBool,
+    /// Asleep until something happens, not just for a moment.
+    deep: AtomicBool,
 }
 
 /// What happened.
@@ -35,7 +37,7 @@ impl Poller {
             let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             // Edges are enough: whoever rings wants a look, and nobody needs to read how often it was.
             epoll::add(&epoll, &wake, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
-            Ok(Self { epoll, wake, asleep: AtomicBool::new(false) })
+            Ok(Self { epoll, wake, asleep: AtomicBool::new(false), deep: AtomicBool::new(false) })
         };
         made().map_err(|error| io("making an event queue", error))
     }
@@ -70,6 +72,19 @@ impl Poller {
         if self.asleep.load(Ordering::Relaxed) {
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
+    }
+
+    /// Has the thread look again within a moment.
+    pub(super) fn wake_soon(&self) {
+        fence(Ordering::SeqCst);
+        if self.deep.load(Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    fn set_deep(&self, deep: bool) {
+        self.deep.store(deep, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
     /// To be called before [`wait`](Self::wait), and before the last look at what there may be to do; afterwards with `false`.
@@ -110,8 +125,10 @@ pub(super) trait Side {
     fn links(&self) -> Vec<std::sync::Arc<Link>>;
     /// Does what there is to do with these links; whether there was anything.
     fn turn(&self, links: &[std::sync::Arc<Link>]) -> bool;
-    /// Whether there is anything to do beside what links have to say.
+    /// Whether there is anything to do at once beside what links have to say.
     fn has_work(&self) -> bool;
+    /// Whether there is anything to do that can wait a moment.
+    fn has_leisurely_work(&self) -> bool;
     /// Something happened outside of the rings.
     fn happened(&self, happening: Happening);
     /// Whether the thread is to end.
@@ -121,12 +138,13 @@ pub(super) trait Side {
 /// Runs a side until it is over.
 pub(super) fn run(side: &impl Side) {
     let poller = side.poller();
-    let mut turns = 0u32;
+    let (mut turns, mut light) = (0u32, true);
     while !side.is_over() {
         let links = side.links();
         let busy = side.turn(&links);
         turns = turns.wrapping_add(1);
         if busy && !turns.is_multiple_of(TURNS_A_LOOK) {
+            light = true;
             continue;
         }
         if busy {
@@ -135,14 +153,24 @@ pub(super) fn run(side: &impl Side) {
             continue;
         }
         links.iter().for_each(|link| link.set_asleep(true));
+        poller.set_deep(!light);
         poller.set_asleep(true);
-        let quiet = !side.has_work() && !links.iter().any(|link| link.has_news());
-        let happened = poller.wait((!quiet).then_some(Duration::ZERO));
+        let news = side.has_work() || links.iter().any(|link| link.has_news());
+        let patience = match (news || (!light && side.has_leisurely_work()), light) {
+            (true, _) => Some(Duration::ZERO),
+            (false, true) => Some(MOMENT),
+            (false, false) => None,
+        };
+        let happened = poller.wait(patience);
         poller.set_asleep(false);
+        poller.set_deep(false);
         links.iter().for_each(|link| link.set_asleep(false));
+        light = false;
         happened.into_iter().for_each(|happening| side.happened(happening));
     }
 }
 
+/// What can wait a moment waits so long at most. Only the first sleep after something was done is so short: nothing polls.
+const MOMENT: Duration = Duration::from_millis(1);
 /// How many busy turns go by without a look at connections.
 const TURNS_A_LOOK: u32 = 64;

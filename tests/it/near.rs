@@ -1,0 +1,62 @@
+//! Servers and workers of one machine, as processes: what is left of those that are killed.
+
+use std::path::Path;
+
+use gradlane_core::config::Config;
+use gradlane_core::local::PrivateSocket;
+use gradlane_core::types::{JoinString, Op};
+use gradlane_core::{Code, engine::Engine};
+use gradlane_server::coordinator::CoordinatorConfig;
+use gradlane_server::coordinator::driver::CoordinatorNode;
+use gradlane_tests::cluster::{PATIENCE, Tensor, all, config, worker};
+use gradlane_tests::processes::Process;
+
+use crate::actors::server;
+
+#[test]
+fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_cleared_away() {
+    let runtime_dir = tempfile::tempdir().unwrap();
+    let runtime = runtime_dir.path().to_str().unwrap();
+    let settings = [("road", "shm"), ("runtime_dir", runtime), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
+    let config = config(&settings);
+    let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 2, 1), &config, None).unwrap();
+    let mut victim = server(coordinator.join_string(), 0, &settings);
+    let workers = joined(&config, coordinator.join_string());
+    let warm = all(&workers, |engine| Tensor::new("warm", vec![1_f32; 1000]).reduce(engine, Op::Sum));
+    assert_eq!(warm, vec![Ok(()); 2]);
+    assert_eq!(doors(runtime_dir.path()), 1);
+
+    let mut tensors: Vec<Tensor> = (0..2).map(|_| Tensor::new("large", vec![1_f32; 16 << 20])).collect();
+    let handles: Vec<_> =
+        workers.iter().zip(&mut tensors).map(|(engine, tensor)| tensor.push_pull(engine, Op::Sum).unwrap()).collect();
+    kill(&mut victim);
+    for handle in handles {
+        let error = handle.wait(Some(PATIENCE)).expect_err("64 MiB take longer than a signal");
+        assert_eq!(error.code(), Code::Aborted, "{error}");
+        assert!(error.to_string().contains("server 0"), "{error}");
+    }
+    drop(workers);
+
+    assert_eq!(doors(runtime_dir.path()), 1, "what SIGKILL leaves: a name, and no memory");
+    let next = PrivateSocket::listen(runtime_dir.path()).unwrap();
+    assert_eq!(doors(runtime_dir.path()), 1, "cleared away by the next one");
+    drop(next);
+    assert_eq!(doors(runtime_dir.path()), 0);
+}
+
+fn joined(config: &Config, join: &JoinString) -> Vec<Engine> {
+    std::thread::scope(|scope| {
+        let starting = [0, 1].map(|rank| scope.spawn(move || worker(config, join, Some(rank), 2).unwrap()));
+        starting.into_iter().map(|worker| worker.join().unwrap()).collect()
+    })
+}
+
+fn kill(victim: &mut Process) {
+    victim.signal("KILL");
+    assert_eq!(victim.end().code, None);
+}
+
+/// How many sockets there are.
+fn doors(directory: &Path) -> usize {
+    std::fs::read_dir(directory).unwrap().count()
+}
