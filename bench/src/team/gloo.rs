@@ -67,6 +67,7 @@ pub(crate) fn start(venue: &Venue) -> Result<Team, String> {
         size: u32::try_from(ranks.len()).expect("few ranks"),
         abilities: Abilities { out_of_place: false, mean: false, dtypes: DTYPES },
         wire: Some(venue.wire),
+        traffic: None,
         ranks,
         helpers: Vec::new(),
         patience: venue.patience,
@@ -99,7 +100,10 @@ pub(crate) fn interpreter(asked: Option<&Path>) -> PathBuf {
 }
 
 /// Whether torch.distributed is there with Gloo in it.
-fn check(python: &Path) -> Result<(), String> {
+///
+/// # Errors
+/// What is missing.
+pub(crate) fn check(python: &Path) -> Result<(), String> {
     const QUESTION: &str = "import torch.distributed as d; raise SystemExit(0 if d.is_available() and d.is_gloo_available() else 'torch was built without Gloo')";
     let hint = "install torch, or name an interpreter that has it with --python";
     let answer = Command::new(python).args(["-c", QUESTION]).stdin(Stdio::null()).output().map_err(|cause| {

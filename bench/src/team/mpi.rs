@@ -12,8 +12,9 @@ use super::{Abilities, Team};
 
 /// The peer: all ranks of it.
 const SOURCE: &str = include_str!("mpi_ranks.c");
-/// What MPI has of our types.
-const DTYPES: &[DType] = &[DType::F32, DType::F64, DType::I32, DType::I64, DType::I8, DType::U8];
+/// What MPI has of our types, and half-size floats: for these the peer brings an operation of its own, as users of MPI have to.
+const DTYPES: &[DType] =
+    &[DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::I8, DType::U8];
 
 /// Compiles and starts the ranks on this host.
 ///
@@ -24,7 +25,12 @@ pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
     let (source, program) = (folder.path().join("mpi_ranks.c"), folder.path().join("mpi_ranks"));
     std::fs::write(&source, SOURCE).map_err(|cause| format!("{}: {cause}", source.display()))?;
     let mut compiler = Command::new("mpicc");
-    compiler.arg("-O2").arg("-o").arg(&program).arg(&source).stdin(Stdio::null()).env("TMPDIR", folder.path());
+    compiler
+        .args(["-O3", "-march=native", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .stdin(Stdio::null())
+        .env("TMPDIR", folder.path());
     let compiled = compiler.output().map_err(|cause| missing("mpicc", &cause))?;
     if !compiled.status.success() {
         return Err(format!("mpicc does not compile the peer:\n{}", String::from_utf8_lossy(&compiled.stderr).trim()));
@@ -44,6 +50,7 @@ pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
         size: ranks,
         abilities: Abilities { out_of_place: true, mean: false, dtypes: DTYPES },
         wire: None,
+        traffic: None,
         ranks: vec![process],
         helpers: Vec::new(),
         patience,
@@ -51,6 +58,21 @@ pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
     // Any order at all: the answer says that every rank is there and the program's file is needed no more.
     team.wait_ready()?;
     Ok(team)
+}
+
+/// Whether compiler and launcher are there.
+///
+/// # Errors
+/// What is missing.
+pub(crate) fn check() -> Result<(), String> {
+    for program in ["mpicc", "mpirun"] {
+        Command::new(program)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|cause| missing(program, &cause))?;
+    }
+    Ok(())
 }
 
 fn is_open_mpi() -> Result<bool, String> {

@@ -14,6 +14,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::orders::{Answer, Order};
+use crate::measure::Deadline;
 
 /// How orders are written. Answers are JSON in any case.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +119,24 @@ impl Process {
         }
     }
 
+    /// Hands every line that it prints to `each`, until it has ended.
+    ///
+    /// # Errors
+    /// That it has not ended by the deadline (it is killed then), or failed.
+    pub(crate) fn hear(&mut self, deadline: Deadline, mut each: impl FnMut(&str)) -> Result<(), String> {
+        let patience = deadline.left();
+        loop {
+            match self.answers.recv_timeout(deadline.left()) {
+                Ok(line) => each(&line),
+                Err(RecvTimeoutError::Disconnected) => return self.status(),
+                Err(RecvTimeoutError::Timeout) => {
+                    let _ = self.child.kill();
+                    return Err(format!("not over after {:.0} s, and ended", patience.as_secs_f64()));
+                }
+            }
+        }
+    }
+
     /// Ends its standard input, so that it leaves; see [`Process::wait`].
     pub(crate) fn dismiss(&mut self) {
         self.orders = None;
@@ -136,6 +155,11 @@ impl Process {
                 Err(RecvTimeoutError::Timeout) => return Err(format!("{} does not leave", self.name)),
             }
         }
+        self.status()
+    }
+
+    /// How it ended, once its output has.
+    fn status(&mut self) -> Result<(), String> {
         match self.child.wait() {
             Ok(status) if status.success() => Ok(()),
             Ok(status) => Err(format!("{} left with {status}{}", self.name, self.complaints())),
