@@ -204,6 +204,8 @@ fn what_cannot_be_measured_is_said_before_anything_starts() {
         (&["push-pull", "--smoke", "--mode", "push-only", "--model", "vgg16"], "neither --model nor --join"),
         (&["push-pull", "--smoke", "--backend", "gloo", "--python", "/nowhere/python"], "install torch"),
         (&["transport", "-e", "128M", "-b", "128M"], "no exchange carries more"),
+        (&["push-pull", "--smoke", "--join", "gradlane1", "--road", "quic,shm"], "one --road"),
+        (&["push-pull", "--smoke", "--join", "gradlane1"], "fewer than four parts"),
         (&["reduce", "-b", "4"], "no element"),
         (&["suite", "--only", "speed"], "is no table"),
         (&["page", "/nowhere.json"], "/nowhere.json"),

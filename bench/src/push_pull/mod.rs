@@ -94,6 +94,9 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
                     servers of their own: give --mode without push-pull, and neither --model nor --join"
             .to_owned());
     }
+    if arguments.join.is_some() && arguments.crew.road.len() > 1 {
+        return Err("a running job (--join) has each of its workers once, and they take one --road".to_owned());
+    }
     let patience = Duration::from_secs(effort.patience);
     let entries = entries(arguments)?;
     let teams = if moving.is_empty() { teams(arguments, patience)? } else { raw_teams(arguments, patience)? };
@@ -102,9 +105,13 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
         (Places::In, true) => vec![Place::In],
         (Places::Both, true) => vec![Place::Out, Place::In],
     };
+    let crew = match arguments.join {
+        Some(_) => format!("{} workers of a running job", arguments.crew.workers),
+        None => arguments.crew.describe(),
+    };
     let setting = vec![
         format!("gradlane-bench push-pull, {}", env!("CARGO_PKG_VERSION")),
-        format!("{}, {} in flight; {}", arguments.crew.describe(), arguments.inflight, effort.describe()),
+        format!("{crew}, {} in flight; {}", arguments.inflight, effort.describe()),
     ];
     let report = Report::begin("push-pull", setting);
     let plan = Plan { effort, places, spoil: arguments.crew.ours.plant_wrong_sum };

@@ -25,8 +25,10 @@ Columns (n workers, S bytes, GB = 10^9 bytes):
   bound    over shm and local: the share of the memory-traffic bound that is reached. The bound is the time in which copying touches as
            many bytes as must be touched: 5n+1 for each byte of S over shm with a server (n workers copy in, 2 each; the server reads n and
            writes 1; n workers copy out, 2 each), 5n-2 over local (every worker keeps its own slice). Copying is measured in the same
-           repetition, by as many threads as there are workers with a core, through as much memory; reads and writes both count
+           repetition, by as many threads as there are workers with a core, through as much memory; reads and writes both count.
+           It may exceed 1: what is touched a second time may still lie in the cache
   ratios   our algbw divided by the peer's in the same repetition: median +- half the distance of the extremes
+The JSON file has the smallest and the largest of the repetitions beside every median, and all of them; -I shows those of the time.
 Left group: the sum goes to other memory than the contribution (out of place); right group: over it (in place).
 With --inflight K, an exchange is K tensors of the size submitted at once and time is that of all of them divided by K.
 Exit code: 0; 1 if a sum is wrong or the run failed; 2 if an expectation is missed or the arguments are wrong.";
