@@ -16,7 +16,7 @@ use crate::team::orders::Case;
 ///
 /// Workers and a server in processes of their own; one tensor at a time, in place. Rows marked busy are measured while tensors of the
 /// lowest priority, so many bytes of them together, are under way: a few exchanges at the beginning of each such backlog, which is then
-/// waited for. Below each row: fastest, median, 99th percentile and slowest exchange. Expectations can be of p50 and p99, such as
+/// waited for; peers have no priorities and no such rows. Below each row: fastest, median, 99th percentile and slowest exchange. Expectations can be of p50 and p99, such as
 /// 'p50<=150@4K'.
 #[derive(Args)]
 #[command(after_long_help = DEFINITIONS)]
@@ -33,9 +33,6 @@ pub(crate) struct Arguments {
     output: Output,
     #[command(flatten)]
     crew: Crew,
-    /// Measure Gloo, too, without a backlog: it has no priorities.
-    #[arg(long)]
-    gloo: bool,
 }
 
 /// Measures, printing rows as they come.
@@ -59,9 +56,7 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     // How fast memory is says nothing about single small tensors.
     let untold = |team| Team { traffic: None, ..team };
     let mut teams: Vec<Team> = arguments.crew.jobs(None, patience)?.into_iter().map(untold).collect();
-    if arguments.gloo {
-        teams.push(arguments.crew.gloo(patience)?);
-    }
+    teams.extend(arguments.crew.peers(patience)?);
     let setting = vec![
         format!("gradlane-bench latency, {}", env!("CARGO_PKG_VERSION")),
         format!("{}, backlog {backlog} bytes; {}", arguments.crew.describe(), effort.describe()),

@@ -1,17 +1,17 @@
-//! Who takes part in a run on this host: workers, servers, the roads between them, settings; and how that becomes teams.
+//! Who takes part in a run on this host: workers, servers, the roads between them, peers, settings; and how that becomes teams.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use gradlane_core::types::JoinString;
 
 use super::job::{self, Before, JobOptions};
 use super::road::Road;
 use crate::arguments::Ours;
-use crate::team::{Team, gloo};
+use crate::team::{Team, gloo, mpi};
 
-/// Workers and servers, as arguments.
+/// Workers, servers and peers, as arguments.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Crew {
     /// Workers.
@@ -24,11 +24,22 @@ pub(crate) struct Crew {
     /// memory shared among the workers of this host, whose server has nothing to do; auto, what the engine chooses.
     #[arg(long, value_delimiter = ',', default_value = "quic", value_parser = Road::parse)]
     pub(crate) road: Vec<&'static Road>,
+    /// Peers to measure in the same run, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) backend: Vec<Backend>,
     /// The Python that runs Gloo: needs torch. Unless given: that of the virtual environment in use or of .venv, or python3.
     #[arg(long, value_name = "FILE")]
     pub(crate) python: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) ours: Ours,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+pub(crate) enum Backend {
+    /// torch.distributed over Gloo.
+    Gloo,
+    /// The MPI that mpicc and mpirun belong to.
+    Mpi,
 }
 
 impl Crew {
@@ -56,13 +67,19 @@ impl Crew {
         self.road.iter().map(start).collect()
     }
 
-    /// As many ranks of Gloo.
+    /// As many ranks of each peer.
     ///
     /// # Errors
-    /// As [`gloo::start`].
-    pub(crate) fn gloo(&self, patience: Duration) -> Result<Team, String> {
-        let python = gloo::interpreter(self.python.as_deref());
-        gloo::start(&gloo::Venue::loopback(python, self.workers, patience))
+    /// As [`gloo::start`] and [`mpi::start`].
+    pub(crate) fn peers(&self, patience: Duration) -> Result<Vec<Team>, String> {
+        let start = |backend: &Backend| match backend {
+            Backend::Mpi => mpi::start(self.workers, patience),
+            Backend::Gloo => {
+                let python = gloo::interpreter(self.python.as_deref());
+                gloo::start(&gloo::Venue::loopback(python, self.workers, patience))
+            }
+        };
+        self.backend.iter().map(start).collect()
     }
 
     /// In words, for the head of a table.

@@ -13,9 +13,9 @@ use gradlane_core::types::{JoinString, TensorSpec};
 
 use crate::arguments::{Effort, Output, Point, Sweep};
 use crate::report::{Conclusion, DEFINITIONS, Place, Report};
+use crate::team::Team;
 use crate::team::contest::{self, Entry, Plan};
 use crate::team::orders::{Case, Mode};
-use crate::team::{Team, mpi};
 use crate::transport;
 use crew::Crew;
 
@@ -47,9 +47,6 @@ pub(crate) struct Arguments {
     /// Instead of single tensors, all gradients of a model at once, the last first, with the model's priorities.
     #[arg(long, value_enum)]
     model: Option<Model>,
-    /// Peers to measure in the same run, separated by commas.
-    #[arg(long, value_enum, value_delimiter = ',')]
-    backend: Vec<Backend>,
     /// Measure in place only, out of place only, or both.
     #[arg(long, value_enum, default_value = "both")]
     place: Places,
@@ -64,14 +61,6 @@ pub(crate) enum Model {
     Vgg16,
     BertLarge,
     Gpt2,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
-pub(crate) enum Backend {
-    /// torch.distributed over Gloo.
-    Gloo,
-    /// The MPI that mpicc and mpirun belong to.
-    Mpi,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
@@ -120,7 +109,9 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
 
 /// Workers and stores for the modes that sum nothing.
 fn raw_teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String> {
-    if !arguments.backend.is_empty() || arguments.crew.road.iter().any(|road| !transport::ROADS.contains(&road.name)) {
+    if !arguments.crew.backend.is_empty()
+        || arguments.crew.road.iter().any(|road| !transport::ROADS.contains(&road.name))
+    {
         return Err(format!(
             "push-only, pull-only and push-then-pull have no --backend, and no --road but {}; see transport",
             transport::ROADS.join(" and ")
@@ -174,12 +165,7 @@ impl Model {
 fn teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String> {
     let join = arguments.join.as_deref().map(read_join).transpose()?;
     let mut teams = arguments.crew.jobs(join.as_ref(), patience)?;
-    for backend in &arguments.backend {
-        teams.push(match backend {
-            Backend::Mpi => mpi::start(arguments.crew.workers, patience)?,
-            Backend::Gloo => arguments.crew.gloo(patience)?,
-        });
-    }
+    teams.extend(arguments.crew.peers(patience)?);
     Ok(teams)
 }
 

@@ -55,7 +55,7 @@ pub(super) fn all() -> Vec<Table> {
             &[],
             120,
         ),
-        here("latency", "latency --road shm,quic -n 40", &[], 300),
+        here("latency", "latency --road local,shm,quic -n 40", &[Gloo, Mpi], 300),
         links("net", "net", &[Gloo], &[], 480),
         links("net-latency", "net latency", &[], &[], 180),
         links("net-loss", "net loss", &[], &["nft"], 240),

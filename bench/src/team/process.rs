@@ -242,3 +242,33 @@ fn keep_end(mut errors: impl Read, kept: &Mutex<Vec<u8>>) {
         kept.drain(..surplus);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Process {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Process::start("a shell", command).expect("there is a shell")
+    }
+
+    #[test]
+    fn all_that_a_process_prints_is_heard_and_how_it_ended() {
+        let mut heard = Vec::new();
+        let mut hear =
+            |script| shell(script).hear(Deadline::within(Duration::from_secs(60)), |line| heard.push(line.to_owned()));
+        assert_eq!(hear("echo one; echo two"), Ok(()));
+        let problem = hear("echo three; echo why >&2; exit 3").unwrap_err();
+        assert!(problem.contains("exit status: 3") && problem.ends_with("why"), "{problem}");
+        assert_eq!(heard, ["one", "two", "three"]);
+    }
+
+    #[test]
+    fn a_process_that_does_not_end_by_its_deadline_is_ended() {
+        let mut process = shell("echo there; exec sleep 600");
+        let problem = process.hear(Deadline::within(Duration::from_millis(1)), |_| ()).unwrap_err();
+        assert!(problem.contains("not over after"), "{problem}");
+        assert!(process.wait(Duration::from_secs(60)).unwrap_err().contains("signal: 9"));
+    }
+}
