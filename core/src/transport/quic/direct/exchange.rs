@@ -121,6 +121,11 @@ impl Exchange {
         self.loan = Loaned::Back(proof);
     }
 
+    /// Bytes of the part.
+    pub(super) fn bytes(&self) -> u64 {
+        self.push.bytes
+    }
+
     /// Writes as much as the connection takes.
     pub(super) fn write(&mut self, connection: &mut Connection) {
         let Some(stream) = self.stream.filter(|_| self.is_writing()) else { return };

@@ -85,6 +85,11 @@ impl Served {
         !self.unsent.is_empty() || matches!(self.answer, Answer::Complete)
     }
 
+    /// Whether its answer was begun, and so has a place among the others.
+    pub(super) fn is_answering(&self) -> bool {
+        !matches!(self.answer, Answer::Open)
+    }
+
     /// Reads what has come, as far as it is wanted. Call it again until it finds nothing.
     pub(super) fn read(&mut self, connection: &mut Connection, peer: &str) -> Found {
         if matches!(self.body, Body::Offered { .. } | Body::Refused) {
