@@ -202,8 +202,7 @@ impl Exchange {
                     while *filled < HEADER_BYTES {
                         let Some(chunk) = next(chunks, HEADER_BYTES - *filled, peer)? else { return Ok(None) };
                         let Chunk::Bytes(chunk) = chunk else {
-                            let problem = format!("ends after {filled} bytes");
-                            return Err(Fault::Link(early_end("header", &problem, peer)));
+                            return Err(Fault::Link(Header::cut_short(&bytes[..*filled], peer)));
                         };
                         wire::gather(bytes, filled, &chunk);
                     }

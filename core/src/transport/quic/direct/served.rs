@@ -116,7 +116,7 @@ impl Served {
                     Ok(Some(chunk)) => {
                         wire::gather(bytes, filled, &chunk.bytes);
                     }
-                    Ok(None) => break Found::Broken(early_end("header", &format!("ends after {filled} bytes"), peer)),
+                    Ok(None) => break Found::Broken(Header::cut_short(&bytes[..*filled], peer)),
                     Err(ReadError::Blocked) => break Found::Nothing,
                     Err(ReadError::Reset(_)) => break Found::Torn(gave_up(peer)),
                 }

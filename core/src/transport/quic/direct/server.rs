@@ -292,7 +292,7 @@ impl Server {
                 Found::Torn(reason) => return self.torn(net, id, stream, reason),
                 Found::Broken(error) => {
                     tracing::warn!(peer = link.peer, %error, "closing a link");
-                    net.close(link.handle, CLOSE_ERROR, encode_reason(&error));
+                    net.close(link.handle, CLOSE_ERROR, encode_reason(&error.told_to_peer()));
                     self.torn(net, id, stream, error);
                     return self.link_ended(net, id, &ConnectionError::LocallyClosed);
                 }

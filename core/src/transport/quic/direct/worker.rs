@@ -414,7 +414,7 @@ impl Worker {
                 Step::Ended => {}
                 Step::Broken(error) => {
                     tracing::warn!(peer = known.peer.name, %error, "closing a link");
-                    net.close(known.handle, CLOSE_ERROR, encode_reason(&error));
+                    net.close(known.handle, CLOSE_ERROR, encode_reason(&error.told_to_peer()));
                     // First the exchange, with what was wrong; then the others.
                     self.end_exchange(net, id, &error);
                     return self.link_ended(net, link, &Error::Cancelled);
