@@ -34,12 +34,12 @@ impl Membership {
     /// The end of the job comes first: its cause says more than that the asker has not yet heard of the last epoch.
     pub(super) fn admit(&self, node: NodeId, epoch: Epoch, defect: Option<Defect>) -> Result<WorkerId> {
         let worker = self.lives.get(&node).map(|(worker, _)| *worker);
-        if worker.is_some() {
+        if let Some(worker) = worker {
             match &self.phase {
                 Phase::Running => {}
                 Phase::Forming => return Err(not_yet("members of the job are missing".to_owned())),
                 Phase::Ended => return Err(ended()),
-                Phase::Aborted(cause) => return Err(cause.clone()),
+                Phase::Aborted(cause) => return Err(self.told(worker, cause)),
             }
         }
         if epoch < self.epoch && !planted(defect, Defect::StaleEpochAccepted) {
@@ -52,6 +52,14 @@ impl Membership {
             problem: format!("node {node} is no worker of {}", self.epoch),
             hint: "only members of the job may push; check which join string the process uses".to_owned(),
         })
+    }
+
+    /// What `worker` is told of an error of this membership: it has not lost a peer where it was given up itself.
+    pub(super) fn told(&self, worker: WorkerId, error: &Error) -> Error {
+        match error {
+            Error::PeerLost { member, .. } if *member == worker.to_string() => Error::Fenced { current: self.epoch },
+            other => other.clone(),
+        }
     }
 
     /// Why all rounds end when this membership follows `before`; `None` if they go on.
