@@ -56,7 +56,8 @@ choice! {
 choice! {
     /// How a sender finds out what the network can take.
     Congestion {
-        /// By the queue that it causes, and by loss as `cubic`: what is urgent overtakes, and senders that fill queues get more.
+        /// By the queue that it causes, and by loss as `cubic`: what is urgent waits for little. For hosts whose threads run when they
+        /// want to, and networks without senders that fill queues: those get more.
         Delay = "delay",
         /// As TCP does on Linux (RFC 9438): fair to it, slowed down by loss.
         Cubic = "cubic",

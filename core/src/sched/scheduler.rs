@@ -21,8 +21,9 @@
 //!
 //! # Rules
 //! - Credit counts bytes and tasks, and what is urgent has its own beside that of the least urgent ([`Credit`]). It is drawn when a task
-//!   is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come may wait for another worker, whose credit waits for this one: when no credit came back for `credit_patience` while a task needs
-//!   some, that of the tasks which wait for their sums for so long is lent on. So workers may submit in different orders.
+//!   is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come may wait for another worker,
+//!   whose credit waits for this one: when no credit came back for `credit_patience` while a task needs some, that of the tasks which
+//!   wait for their sums for so long is lent on. So workers may submit in different orders.
 //! - A task is not pushed before the sum of the round before of the same part arrived: a server keeps two rounds of a part alive.
 //!   Nor does it begin to be reduced among the ranks of a machine before that.
 //! - Nothing is pushed to a server that is not connected. Servers count as connected until
