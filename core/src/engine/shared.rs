@@ -10,6 +10,7 @@ use super::stage_loop::Bell;
 use super::trace::{Subject, TaskTrace, Timeline};
 use super::{Clock, Metrics, Timer};
 use crate::collective::Collective;
+use crate::config::Checksum;
 use crate::error::{Error, Result};
 use crate::mem::Region;
 use crate::pipeline::registry::{ReadyPart, Registry};
@@ -43,8 +44,8 @@ pub(super) struct Shared {
 /// The settings that the threads need.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
-    /// Whether contributions carry a checksum.
-    pub(super) checksum: bool,
+    /// Which contributions carry a checksum.
+    pub(super) checksum: Checksum,
     /// How long to try to reach a server before the next attempt.
     pub(super) dial_patience: std::time::Duration,
     /// A task that is older is reported.
