@@ -215,12 +215,25 @@ impl Scheduler {
 
     /// The next task for `stage`, which the caller must execute and [`finish`](Self::finish); `None` if there is none now.
     pub fn take(&mut self, now: Time, stage: Stage) -> Option<Task> {
-        let credit = &self.credit;
-        let fits = |entry: &Entry| stage != Stage::Push || credit.fits(entry.priority, entry.bytes);
-        let Some(entry) = self.queues[stage.index()].take(fits) else {
+        let taken = self.take_short(stage, u64::MAX);
+        if taken.is_none() {
             self.expect_credit(now, stage);
-            return None;
+        }
+        taken
+    }
+
+    /// Whether tasks wait for `stage` that nothing but their turn or their credit holds up.
+    pub fn has_ready(&self, stage: Stage) -> bool {
+        self.queues[stage.index()].has_ready()
+    }
+
+    /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes, and otherwise nothing: whoever takes it later must ask.
+    pub fn take_short(&mut self, stage: Stage, bytes_max: u64) -> Option<Task> {
+        let credit = &self.credit;
+        let fits = |entry: &Entry| {
+            entry.bytes <= bytes_max && (stage != Stage::Push || credit.fits(entry.priority, entry.bytes))
         };
+        let entry = self.queues[stage.index()].take(fits)?;
         let work = self.tasks.get_mut(entry.task.0).expect("queued tasks exist");
         work.place = Place::Running;
         if stage == Stage::Push {
