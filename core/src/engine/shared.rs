@@ -13,11 +13,11 @@ use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::mem::Region;
 use crate::pipeline::registry::{ReadyPart, Registry};
-use crate::pipeline::stage::Stage;
+use crate::pipeline::{Duty, Stage};
 use crate::sched::order::Slot;
 use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, StallReport, Task, TaskId, TaskSpec};
 use crate::transport::Transport;
-use crate::types::{Done, Epoch, ExchangeId, Op, Priority, Round, TensorKey, Time, View, WorkerId};
+use crate::types::{Done, Epoch, ExchangeId, Machines, Op, Priority, Round, TensorKey, Time, View, WorkerId};
 use crate::wire::frame::Progress;
 
 /// The engine as its threads see it.
@@ -58,6 +58,8 @@ pub(super) struct State {
     pub(super) links: Links,
     pub(super) rank: WorkerId,
     pub(super) view: Option<View>,
+    /// Who reduces with whom; the same as long as the engine lives.
+    pub(super) machines: Machines,
     /// Why nothing is accepted any more.
     pub(super) ended: Option<Error>,
     /// The threads are to end.
@@ -112,10 +114,18 @@ pub(super) struct Payload {
     pub(super) part: ReadyPart,
     pub(super) source: Vec<Region>,
     pub(super) destination: Vec<Region>,
-    pub(super) exchange: Option<ExchangeId>,
+    pub(super) hold: Hold,
     pub(super) priority: Priority,
     /// Nobody wants it any more.
     pub(super) abandoned: bool,
+}
+
+/// Who may use the memory of a task now, and is asked to let go of it when nobody wants it any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Hold {
+    Nobody,
+    Transport(ExchangeId),
+    Collective(Slot),
 }
 
 enum Effect {
@@ -141,6 +151,7 @@ impl Shared {
             links: Links::default(),
             rank: WorkerId(0),
             view: None,
+            machines: Machines::default(),
             ended: None,
             closed: false,
             tickets: BTreeMap::new(),
@@ -200,13 +211,15 @@ impl Shared {
     /// Hands what is ready to the collective, here and now: a change of thread would cost more than it does. One thread at a time, which
     /// looks again after every other that came meanwhile, so that nothing is handed over out of order.
     fn hand_over(self: &Arc<Self>) {
-        let execute = executor(Stage::AllReduce).expect("it has an executor");
+        let collective = || Stage::ALL.into_iter().filter(|stage| stage.is_collective());
         self.to_hand_over.store(true, Ordering::SeqCst);
         while self.to_hand_over.load(Ordering::SeqCst) {
             let Ok(turn) = self.handing_over.try_lock() else { return };
             while self.to_hand_over.swap(false, Ordering::SeqCst) {
-                while let Some(task) = self.with(|state, now| state.take(now, Stage::AllReduce)) {
-                    execute(self, task);
+                for (stage, execute) in collective().filter_map(|stage| Some((stage, executor(stage)?))) {
+                    while let Some(task) = self.with(|state, now| state.take(now, stage)) {
+                        execute(self, task);
+                    }
                 }
             }
             drop(turn);
@@ -215,7 +228,7 @@ impl Shared {
 
     fn carry_out(self: &Arc<Self>, effect: Effect) {
         match effect {
-            Effect::Ring(Stage::AllReduce) => self.hand_over(),
+            Effect::Ring(stage) if stage.is_collective() => self.hand_over(),
             Effect::Ring(stage) => self.bells[&stage].ring(),
             Effect::Abandon(exchange) => self.transport.abandon(exchange),
             Effect::Withdraw(slot) => {
@@ -324,15 +337,39 @@ impl State {
                 bytes: part.layout.bytes(),
                 round: part.round,
                 priority,
+                duty: self.duty(&part),
                 groups,
             },
         );
         self.most_urgent = self.most_urgent.max(priority);
-        let payload = Payload { part, source, destination, exchange: None, priority, abandoned: false };
+        let payload = Payload { part, source, destination, hold: Hold::Nobody, priority, abandoned: false };
         if let Some(trace) = &mut self.trace {
             trace.submitted(now, task, payload.subject(), || names(&self.registry, &payload.part));
         }
         self.payloads.insert(task, payload);
+    }
+
+    /// What this rank does about a part.
+    fn duty(&self, part: &ReadyPart) -> Duty {
+        let (part, dtype) = (part.layout.part, part.layout.dtype);
+        match self.machines.partners(dtype, self.rank) {
+            None if self.scheduler.pipeline().contains(Stage::Reduce) => Duty::Alone,
+            None => Duty::Owner,
+            Some(_) if self.machines.owner(part, dtype, self.rank) == self.rank => Duty::Owner,
+            Some(_) => Duty::Member,
+        }
+    }
+
+    /// Who exchanges the part of a task for this machine, or for this rank alone.
+    pub(super) fn owner(&self, task: TaskId) -> WorkerId {
+        let layout = &self.payloads[&task].part.layout;
+        self.machines.owner(layout.part, layout.dtype, self.rank)
+    }
+
+    /// Whether this rank sends a body for the part of a task.
+    pub(super) fn sends_body(&self, task: TaskId) -> bool {
+        let ReadyPart { layout, op, .. } = &self.payloads[&task].part;
+        self.machines.sends_body(*op, layout.part, layout.dtype, self.rank)
     }
 
     /// A part of which one submission ended before the others came: they cannot be summed without it.
@@ -478,7 +515,7 @@ impl State {
         let StallReport { name, round, waited, parts, .. } = report;
         let waited_s = waited.as_secs_f64();
         match report.at {
-            Some((Stage::AllReduce, _)) => {
+            Some((Stage::AllReduce | Stage::Reduce | Stage::Broadcast, _)) => {
                 tracing::warn!(%name, round = round.0, parts, waited_s, "a tensor waits for other workers of this machine");
             }
             Some((stage, server)) => {
@@ -505,10 +542,10 @@ impl State {
                 Command::Abandon(task) => {
                     let Some(payload) = self.payloads.get_mut(&task) else { continue };
                     payload.abandoned = true;
-                    if let Some(exchange) = payload.exchange {
-                        self.effects.push(Effect::Abandon(exchange));
-                    } else if self.scheduler.pipeline().contains(Stage::AllReduce) {
-                        self.effects.push(Effect::Withdraw((payload.part.layout.part, payload.part.round)));
+                    match payload.hold {
+                        Hold::Nobody => {}
+                        Hold::Transport(exchange) => self.effects.push(Effect::Abandon(exchange)),
+                        Hold::Collective(slot) => self.effects.push(Effect::Withdraw(slot)),
                     }
                 }
                 Command::Release(task) => {

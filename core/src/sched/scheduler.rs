@@ -18,6 +18,9 @@
 //! ```
 //! A task is *unwanted* when all its groups failed. One exception keeps memory safe: after PUSH its exchange is open, and whatever
 //! waits for PULL goes there even if unwanted, is abandoned on arrival, and is gone when the executor says that the memory is free.
+//! Another keeps the ranks of a machine together: after REDUCE the others wait in BROADCAST for what becomes of the part, so a task that
+//! failed or is unwanted goes there too. If it knows why ([`failure`](Scheduler::failure)), the executor tells them; else it is abandoned
+//! on arrival.
 //!
 //! # Rules
 //! - Credit counts bytes and tasks. It is drawn when a task is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come
@@ -175,7 +178,7 @@ impl Scheduler {
     /// If it has no group or one with all its shares submitted, or if the pipeline has no stages.
     pub fn submit(&mut self, now: Time, spec: TaskSpec) -> TaskId {
         assert!(!spec.groups.is_empty(), "a task serves a group");
-        let stage = self.pipeline.first().expect("a pipeline without stages has no tasks");
+        let stage = self.pipeline.first(spec.duty).expect("a pipeline without stages has no tasks");
         let open = |group: &GroupId| self.groups.get(group.0).is_some_and(|group| group.fate.is_none());
         let wanted = spec.groups.iter().all(open);
         let id = TaskId(self.tasks.insert(Work {
@@ -188,6 +191,7 @@ impl Scheduler {
             last_failure: None,
             landed: 0,
             doomed: false,
+            failure: None,
             holds_round: false,
             credit_place: None,
         }));
@@ -227,7 +231,7 @@ impl Scheduler {
                 self.holders.push(entry.task);
             }
         }
-        if work.doomed {
+        if work.doomed && work.failure.is_none() {
             self.commands.push_back(Command::Abandon(entry.task));
         }
         let TaskSpec { part, server, bytes, round, .. } = work.spec;
@@ -241,33 +245,40 @@ impl Scheduler {
     pub fn finish(&mut self, now: Time, id: TaskId, outcome: Outcome) {
         let work = self.tasks.get(id.0).expect("a running task exists");
         assert_eq!(work.place, Place::Running, "only a running task is finished");
-        let (stage, doomed) = (work.stage, work.doomed);
+        let (stage, doomed, duty) = (work.stage, work.doomed, work.spec.duty);
+        let is_awaited = self.pipeline.is_awaited_after(stage, duty);
         let exchanging = matches!(stage, Stage::Push | Stage::Pull);
         match outcome {
             Outcome::Done if stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
             Outcome::Done => {
                 if stage == Stage::Pull {
                     self.give_credit_back(id);
-                    self.leave_rounds(id);
+                    if !is_awaited {
+                        self.leave_rounds(id);
+                    }
                 }
-                match self.pipeline.after(stage).filter(|_| !doomed) {
-                    Some(next) => self.enter(now, id, next, None),
-                    None => drop(self.vanish(id, !doomed)),
+                match self.pipeline.after(stage, duty) {
+                    Some(next) if !doomed => self.enter(now, id, next, None),
+                    Some(_) if is_awaited => self.tell(now, id, None),
+                    Some(_) | None => drop(self.vanish(id, !doomed)),
                 }
             }
             Outcome::Retry { error, landed } if exchanging => {
                 if !planted(self.config.defect, Defect::CreditLeaked) {
                     self.give_credit_back(id);
                 }
-                if doomed {
-                    self.vanish(id, false);
-                } else {
-                    self.repeat(now, id, error, landed);
+                match (doomed, is_awaited) {
+                    (false, _) => self.repeat(now, id, error, landed),
+                    (true, true) => self.tell(now, id, None),
+                    (true, false) => drop(self.vanish(id, false)),
                 }
             }
             Outcome::Retry { error, .. } | Outcome::Failed(error) => {
                 if exchanging {
                     self.give_credit_back(id);
+                }
+                if is_awaited && stage != Stage::Reduce {
+                    return self.tell(now, id, (!doomed).then_some(error));
                 }
                 for group in self.vanish(id, false) {
                     self.fail_group(group, error.clone());
@@ -348,6 +359,11 @@ impl Scheduler {
         let stage = Stage::ALL.into_iter().find(|stage| self.wakes & (1 << stage.index()) != 0)?;
         self.wakes &= !(1 << stage.index());
         Some(Command::Wake(stage))
+    }
+
+    /// What the other ranks of its machine are to be told about a task in BROADCAST, if not that there is a sum.
+    pub fn failure(&self, id: TaskId) -> Option<&Error> {
+        self.tasks.get(id.0)?.failure.as_ref()
     }
 
     /// Bytes in flight.
@@ -527,7 +543,7 @@ impl Scheduler {
 
 /// A server keeps two rounds of a part alive, and ranks that reduce together announce the rounds of a part in order.
 fn waits_for_the_round_before(stage: Stage) -> bool {
-    matches!(stage, Stage::AllReduce | Stage::Push)
+    matches!(stage, Stage::AllReduce | Stage::Reduce | Stage::Push)
 }
 
 mod endings;

@@ -1,7 +1,7 @@
 //! The rules one by one; `random` checks that they hold together.
 
 use super::*;
-use crate::pipeline::{DeviceKind, Topology};
+use crate::pipeline::{DeviceKind, Duty, Topology};
 use crate::sched::task::Attempt;
 use crate::sched::{StallDetector, StallReport};
 use crate::types::Priority;
@@ -384,7 +384,7 @@ impl World {
 
     fn submit_round(&mut self, part: PartId, round: u64, bytes: u64, priority: i32, groups: &[GroupId]) -> TaskId {
         let (server, round, priority) = (ServerId(part.index / 2 % 2), Round(round), Priority(priority));
-        self.scheduler.submit(self.now, TaskSpec { part, server, bytes, round, priority, groups: groups.to_vec() })
+        self.scheduler.submit(self.now, TaskSpec { part, server, bytes, round, priority, duty: Duty::Owner, groups: groups.to_vec() })
     }
 
     fn take(&mut self, stage: Stage) -> Option<Task> {
