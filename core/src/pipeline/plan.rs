@@ -172,7 +172,8 @@ mod tests {
 
     #[test]
     fn only_the_owner_of_a_part_exchanges_it_and_only_partners_reduce_it() {
-        let topology = Topology { machines: 2, local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Host) };
+        let topology =
+            Topology { machines: 2, local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Host) };
         let pipeline = Pipeline::for_role(&topology, false);
         let passed = |duty| pipeline.passed(duty).collect::<Vec<Stage>>();
         assert_eq!(passed(Duty::Owner), [Stage::Reduce, Stage::Push, Stage::Pull, Stage::Broadcast]);
@@ -181,7 +182,9 @@ mod tests {
         let awaited = |stage| pipeline.is_awaited_after(stage, Duty::Owner);
         assert!(awaited(Stage::Reduce) && awaited(Stage::Push) && awaited(Stage::Pull) && !awaited(Stage::Broadcast));
         assert!(!pipeline.is_awaited_after(Stage::Push, Duty::Alone));
-        assert!(!Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false).is_awaited_after(Stage::Push, Duty::Owner));
+        assert!(
+            !Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false).is_awaited_after(Stage::Push, Duty::Owner)
+        );
     }
 
     #[test]

@@ -160,9 +160,8 @@ mod tests {
         let machines = machines(&[(7, "a"), (7, "b"), (8, "c"), (8, "d")]);
         for (index, root) in (0..8).flat_map(|index| (0..4).map(move |root| (index, WorkerId(root)))) {
             let owners = machines.owners(part(index), DType::F32);
-            let sends = |owner: &&WorkerId| {
-                machines.sends_body(Op::Broadcast { root }, part(index), DType::F32, **owner)
-            };
+            let sends =
+                |owner: &&WorkerId| machines.sends_body(Op::Broadcast { root }, part(index), DType::F32, **owner);
             let senders: Vec<&WorkerId> = owners.iter().filter(sends).collect();
             assert_eq!(senders, [&machines.owner(part(index), DType::F32, root)]);
             assert!(owners.iter().all(|owner| machines.sends_body(Op::Sum, part(index), DType::F32, *owner)));

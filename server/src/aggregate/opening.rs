@@ -159,8 +159,7 @@ impl Aggregator {
         if let RoundState::Open(_) = slot.state {
             self.step(id, Step::Begin(slot.spec.sum(&callers, &self.config)));
         }
-        let empty =
-            || Part { callers, latest: id.round, ahead: BTreeMap::new(), blocked: None, slots: [None, None] };
+        let empty = || Part { callers, latest: id.round, ahead: BTreeMap::new(), blocked: None, slots: [None, None] };
         let part = self.parts.entry(id.part).or_insert_with(empty);
         part.latest = id.round;
         part.ahead.retain(|_, round| *round > id.round);

@@ -9,6 +9,8 @@ use crate::mem::borrow::region_of;
 use crate::sched::order::Claim;
 use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
 
+mod tiers;
+
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]

@@ -25,7 +25,8 @@ fn a_mean_is_divided_by_the_workers_and_not_by_the_machines() {
     }
     let commands = world.commands();
     assert!(commands.contains(&step(Step::Publish { divisor: 4.0 })));
-    let contributors = |step: &Step| if let Step::Answer { header, .. } = step { Some(header.contributors) } else { None };
+    let contributors =
+        |step: &Step| if let Step::Answer { header, .. } = step { Some(header.contributors) } else { None };
     assert_eq!(steps(&commands).filter_map(contributors).collect::<Vec<_>>(), [4, 4]);
 }
 
