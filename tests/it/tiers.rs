@@ -239,8 +239,7 @@ fn a_worker_that_leaves_is_named_to_those_who_go_on() {
 #[test]
 fn a_worker_or_a_server_that_is_killed_is_lost_to_all() {
     for lost in ["worker 0", "worker 1", "server 0"] {
-        // So patient that silence cannot be what is heard of.
-        let settings = [("local_reduce", "auto"), ("dead_timeout", "1h")];
+        let settings = [("local_reduce", "auto"), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
         let config = config(&settings);
         let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 4, 1), &config, None).unwrap();
         let join = coordinator.join_string();

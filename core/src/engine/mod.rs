@@ -20,6 +20,7 @@ pub mod process;
 mod room;
 mod shared;
 mod stage_loop;
+mod tiers;
 mod timer;
 mod together;
 mod trace;

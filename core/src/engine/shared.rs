@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use super::executors::executor;
 use super::links::Links;
@@ -12,8 +13,8 @@ use super::{Clock, Metrics, Timer};
 use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::mem::Region;
+use crate::pipeline::Stage;
 use crate::pipeline::registry::{ReadyPart, Registry};
-use crate::pipeline::{Duty, Stage};
 use crate::sched::order::Slot;
 use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, StallReport, Task, TaskId, TaskSpec};
 use crate::transport::Transport;
@@ -46,9 +47,9 @@ pub(super) struct Settings {
     /// Whether contributions carry a checksum.
     pub(super) checksum: bool,
     /// How long to try to reach a server before the next attempt.
-    pub(super) dial_patience: std::time::Duration,
+    pub(super) dial_patience: Duration,
     /// A task that is older is reported.
-    pub(super) stall_warn: std::time::Duration,
+    pub(super) stall_warn: Duration,
 }
 
 /// The machines and what belongs to their tasks.
@@ -116,7 +117,7 @@ pub(super) struct Payload {
     pub(super) destination: Vec<Region>,
     pub(super) hold: Hold,
     pub(super) priority: Priority,
-    /// Nobody wants it any more.
+    /// The stage that it is in shall end early.
     pub(super) abandoned: bool,
 }
 
@@ -271,6 +272,10 @@ impl State {
     /// The next task for `stage`; see [`Scheduler::take`].
     pub(super) fn take(&mut self, now: Time, stage: Stage) -> Option<Task> {
         let task = self.scheduler.take(now, stage)?;
+        if let Some(payload) = self.payloads.get_mut(&task.id) {
+            // What was given up is the stage before. Whether this one is follows, as a command.
+            payload.abandoned = false;
+        }
         if let Some(trace) = &mut self.trace {
             trace.taken(now, &task, stage);
         }
@@ -347,29 +352,6 @@ impl State {
             trace.submitted(now, task, payload.subject(), || names(&self.registry, &payload.part));
         }
         self.payloads.insert(task, payload);
-    }
-
-    /// What this rank does about a part.
-    fn duty(&self, part: &ReadyPart) -> Duty {
-        let (part, dtype) = (part.layout.part, part.layout.dtype);
-        match self.machines.partners(dtype, self.rank) {
-            None if self.scheduler.pipeline().contains(Stage::Reduce) => Duty::Alone,
-            None => Duty::Owner,
-            Some(_) if self.machines.owner(part, dtype, self.rank) == self.rank => Duty::Owner,
-            Some(_) => Duty::Member,
-        }
-    }
-
-    /// Who exchanges the part of a task for this machine, or for this rank alone.
-    pub(super) fn owner(&self, task: TaskId) -> WorkerId {
-        let layout = &self.payloads[&task].part.layout;
-        self.machines.owner(layout.part, layout.dtype, self.rank)
-    }
-
-    /// Whether this rank sends a body for the part of a task.
-    pub(super) fn sends_body(&self, task: TaskId) -> bool {
-        let ReadyPart { layout, op, .. } = &self.payloads[&task].part;
-        self.machines.sends_body(*op, layout.part, layout.dtype, self.rank)
     }
 
     /// A part of which one submission ended before the others came: they cannot be summed without it.
@@ -577,6 +559,6 @@ impl Payload {
 }
 
 /// The tensors of a part.
-fn names(registry: &Registry, part: &ReadyPart) -> Vec<String> {
+pub(super) fn names(registry: &Registry, part: &ReadyPart) -> Vec<String> {
     part.layout.pieces.iter().filter_map(|piece| registry.name_of(piece.tensor)).map(str::to_owned).collect()
 }

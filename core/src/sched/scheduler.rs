@@ -19,8 +19,8 @@
 //! A task is *unwanted* when all its groups failed. One exception keeps memory safe: after PUSH its exchange is open, and whatever
 //! waits for PULL goes there even if unwanted, is abandoned on arrival, and is gone when the executor says that the memory is free.
 //! Another keeps the ranks of a machine together: after REDUCE the others wait in BROADCAST for what becomes of the part, so a task that
-//! failed or is unwanted goes there too. If it knows why ([`failure`](Scheduler::failure)), the executor tells them; else it is abandoned
-//! on arrival.
+//! failed or is unwanted goes there too, and its owner tells them why ([`failure`](Scheduler::failure)). It is abandoned on arrival if that
+//! concerns this rank alone.
 //!
 //! # Rules
 //! - Credit counts bytes and tasks. It is drawn when a task is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come
@@ -231,11 +231,13 @@ impl Scheduler {
                 self.holders.push(entry.task);
             }
         }
-        if work.doomed && work.failure.is_none() {
+        let (doomed, told) = (work.doomed, work.failure.is_some());
+        let TaskSpec { part, server, bytes, round, .. } = work.spec;
+        let task = Task { id: entry.task, part, server, bytes, round, attempt: work.attempt() };
+        if doomed && !(told && self.concerns_all(entry.task)) {
             self.commands.push_back(Command::Abandon(entry.task));
         }
-        let TaskSpec { part, server, bytes, round, .. } = work.spec;
-        Some(Task { id: entry.task, part, server, bytes, round, attempt: work.attempt() })
+        Some(task)
     }
 
     /// Takes a task back from its executor.
@@ -259,6 +261,8 @@ impl Scheduler {
                 }
                 match self.pipeline.after(stage, duty) {
                     Some(next) if !doomed => self.enter(now, id, next, None),
+                    // An owner that came so far has the sum.
+                    Some(Stage::Broadcast) if is_awaited => self.enter(now, id, Stage::Broadcast, None),
                     Some(_) if is_awaited => self.tell(now, id, None),
                     Some(_) | None => drop(self.vanish(id, !doomed)),
                 }
@@ -361,7 +365,7 @@ impl Scheduler {
         Some(Command::Wake(stage))
     }
 
-    /// What the other ranks of its machine are to be told about a task in BROADCAST, if not that there is a sum.
+    /// Why the owner of a task in BROADCAST has no sum for the other ranks of its machine; `None` if it has one.
     pub fn failure(&self, id: TaskId) -> Option<&Error> {
         self.tasks.get(id.0)?.failure.as_ref()
     }

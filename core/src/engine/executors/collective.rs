@@ -20,7 +20,7 @@ pub(super) fn reduce(shared: &Arc<Shared>, task: Task) {
 }
 
 pub(super) fn broadcast(shared: &Arc<Shared>, task: Task) {
-    run(shared, task, |state, owner| Goal::Broadcast { owner, failure: state.scheduler.failure(task.id).cloned() });
+    run(shared, task, |state, owner| Goal::Broadcast { owner, failure: state.failure_for_all(task.id) });
 }
 
 fn run(shared: &Arc<Shared>, task: Task, goal: impl FnOnce(&State, WorkerId) -> Goal) {

@@ -62,7 +62,7 @@ impl Scheduler {
         let is_awaited = self.pipeline.is_awaited_after(stage, duty);
         match place {
             // Who gives up before the others does so in the name of all, and they would not hear why.
-            Place::Running if stage == Stage::Reduce && is_awaited && self.reason(id).is_some() => {}
+            Place::Running if stage == Stage::Reduce && is_awaited && self.concerns_all(id) => {}
             Place::Running => self.commands.push_back(Command::Abandon(id)),
             // Its exchange is open and may hold its memory: only the executor of PULL can close it.
             Place::Queued(_) if stage == Stage::Pull => {}
@@ -88,10 +88,10 @@ impl Scheduler {
     /// Sends a task that will have no sum to where the others of its machine wait for it, and lets it fail with `error`, unless it has
     /// failed before.
     pub(super) fn tell(&mut self, now: Time, id: TaskId, error: Option<Error>) {
-        let reason = error.clone().or_else(|| self.reason(id));
+        let failure = error.clone().or_else(|| self.fate(id)).expect("it failed, or nobody wants it");
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
-        // Only who has the sum is asked why there is none.
-        work.failure = reason.filter(|_| work.spec.duty == Duty::Owner);
+        // The others take what the owner has, unless it says that it has nothing.
+        work.failure = (work.spec.duty == Duty::Owner).then_some(failure);
         let groups = work.spec.groups.clone();
         self.enter(now, id, Stage::Broadcast, None);
         if let Some(error) = error {
@@ -101,11 +101,16 @@ impl Scheduler {
         }
     }
 
-    /// Why an unwanted task is unwanted, if that concerns the others of its machine as well.
-    fn reason(&self, id: TaskId) -> Option<Error> {
+    /// Whether an unwanted task is unwanted for a reason that the other ranks of its machine will hear of as theirs.
+    pub(super) fn concerns_all(&self, id: TaskId) -> bool {
+        let is_ours = |fate: &Error| matches!(fate, Error::Cancelled | Error::Timeout { .. });
+        self.ended.is_none() && self.fate(id).is_some_and(|fate| !is_ours(&fate))
+    }
+
+    /// Why a task is unwanted, if it is.
+    fn fate(&self, id: TaskId) -> Option<Error> {
         let work = self.tasks.get(id.0)?;
-        let fate = work.spec.groups.iter().find_map(|group| self.groups.get(group.0)?.fate.clone());
-        fate.filter(|fate| self.ended.is_none() && !matches!(fate, Error::Cancelled | Error::Timeout { .. }))
+        work.spec.groups.iter().find_map(|group| self.groups.get(group.0)?.fate.clone())
     }
 
     pub(super) fn resolve_if_settled(&mut self, id: GroupId) {

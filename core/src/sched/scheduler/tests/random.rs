@@ -90,6 +90,8 @@ struct Known {
     in_flight: bool,
     /// The other ranks of its machine wait for it.
     awaited: bool,
+    is_owner: bool,
+    summed: bool,
 }
 
 #[derive(Default)]
@@ -154,7 +156,16 @@ impl Model {
                 _ => Duty::Owner,
             };
             let task = self.world.scheduler.submit(now, spec(duty, part, round, bytes, priority, &groups));
-            let known = Known { part, round, bytes, landed: 0, in_flight: false, awaited: false };
+            let known = Known {
+                part,
+                round,
+                bytes,
+                landed: 0,
+                in_flight: false,
+                awaited: false,
+                is_owner: duty == Duty::Owner,
+                summed: false,
+            };
             assert!(self.tasks.insert(task, known).is_none());
         }
     }
@@ -178,6 +189,10 @@ impl Model {
             )?;
         }
         known.awaited &= stage != Stage::Broadcast;
+        if stage == Stage::Broadcast && known.is_owner {
+            let told = self.world.scheduler.failure(task.id).is_some();
+            ensure(told != known.summed, "others are shown what is no sum")?;
+        }
         ensure(self.running.insert(task.id, stage).is_none(), "taken twice")
     }
 
@@ -196,6 +211,7 @@ impl Model {
         if let Outcome::Retry { landed, .. } = outcome {
             known.landed = known.landed.max(landed);
         }
+        known.summed |= stage == Stage::Pull && outcome == Outcome::Done;
         known.awaited |= stage == Stage::Reduce && outcome == Outcome::Done;
         if stage == Stage::Pull && outcome == Outcome::Done {
             self.rounds.get_mut(&known.part).expect("submitted").open.remove(&known.round);
