@@ -51,6 +51,9 @@ pub(crate) struct Effort {
     /// Repetitions: contenders take turns, one repetition each; what is shown is the median of the repetitions.
     #[arg(short = 'N', long = "repetitions", alias = "run_cycles", value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repetitions: u32,
+    /// At most so many bytes of tensors in one repetition: fewer exchanges of large ones are timed, but at least two.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) volume: Option<u64>,
     /// 1 verifies every element of every timed sum, outside of the time; 0 none.
     #[arg(short = 'c', long = "check", value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) check: u8,
@@ -62,25 +65,45 @@ pub(crate) struct Effort {
     pub(crate) smoke: bool,
 }
 
-/// Where results go and what is expected of them.
+/// What our own processes are told.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Ours {
+    /// A setting of all our processes, such as --set partition_bytes=1MiB; the environment is not read. May be repeated.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) settings: Vec<String>,
+    /// Spoil one result, to see that it is noticed.
+    #[arg(long, hide = true)]
+    pub(crate) plant_wrong_sum: bool,
+}
+
+/// How the table is written, and what becomes of it.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Output {
-    /// Write everything that was measured to this file, as JSON.
-    #[arg(short = 'J', long = "json", value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Add a line for each row: fastest, median, 99th percentile and slowest exchange.
+    #[command(flatten)]
+    pub(crate) record: Record,
+    /// Add a line for each row: fastest, median, 99th percentile and slowest exchange, and the time with its extremes.
     #[arg(short = 'I', long = "percentiles")]
     pub(crate) each_row: bool,
     /// Begin each row with the time of day, UTC.
     #[arg(short = 'S', long = "timestamps")]
     pub(crate) timestamps: bool,
+}
+
+/// Where results go and what is expected of them.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Record {
+    /// Write everything that was measured to this file, as JSON.
+    #[arg(short = 'J', long = "json", value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
     /// Fail with exit code 2 unless this holds, such as 'algbw>=2.0@4M', 'time<=150@4K' or 'ratio:gloo>=2@64K-256M'; may be repeated.
     ///
-    /// METRIC is time, p50 or p99 (µs), algbw, busbw or wirebw (GB/s), cpu (seconds per GB), wrong, or ratio:PEER, which is our algbw
-    /// divided by that of PEER in the same repetition. A comparison is >=, <=, > or <. After @ comes a size or FIRST-LAST; without it
-    /// the expectation is of every row. `in:` or `out:` before the metric picks in place or out of place; without it both must hold.
-    /// `NAME/` before everything picks one contender, such as quic/algbw>=1, or one of its rows; without it all of ours must hold. An expectation that no
-    /// row answers fails.
+    /// METRIC is time, p50 or p99 (µs), algbw, busbw or wirebw (GB/s), cpu (seconds per GB), wrong, bound (the share of the
+    /// memory-traffic bound that is reached), optimum (time / the least that the links allow), cost (time / that of the same contender
+    /// undisturbed), ratio:PEER, which is our algbw divided by that of PEER in the same repetition, or cost:PEER, our cost divided by
+    /// that of PEER; a metric that a row does not have is not asked of it. A comparison is >=, <=, > or <. After @ comes a size or FIRST-LAST;
+    /// without it the expectation is of every row. `in:` or `out:` before the metric picks in place or out of place; without it both
+    /// must hold. `NAME/` before everything picks one contender, such as quic/algbw>=1, or one of its rows by all that is written at
+    /// its end, such as 'quic busy/p99<=900'; without it all of ours must hold. An expectation that no row answers fails.
     #[arg(long = "expect", value_name = "EXPECTATION")]
     pub(crate) expectations: Vec<Expectation>,
 }
@@ -109,6 +132,8 @@ const FACTOR: u64 = 4;
 /// The largest tensor that is measured: a typing error should not fill the memory.
 const BYTES_MAX: u64 = 16 << 30;
 const SIZES_MAX: usize = 1000;
+/// Exchanges of a repetition, however large they are.
+const EXCHANGES_MIN: u64 = 2;
 
 impl Sweep {
     /// Every combination, sizes in the innermost loop.
@@ -191,10 +216,21 @@ impl Effort {
         self.check == 1
     }
 
+    /// Exchanges of so many bytes that are timed in one repetition.
+    pub(crate) fn iterations_of(&self, bytes: u64) -> u32 {
+        let fitting = self.volume.map_or(u64::MAX, |volume| volume / bytes.max(1)).max(EXCHANGES_MIN);
+        u32::try_from(fitting).unwrap_or(u32::MAX).min(self.iterations)
+    }
+
     /// In words, for the head of a table.
     pub(crate) fn describe(&self) -> String {
         let Self { repetitions, iterations, warmup, check, .. } = self;
-        format!("{repetitions} repetitions of {iterations} exchanges after {warmup} to warm up; validation {check}")
+        let volume = self.volume.map_or_else(String::new, |volume| {
+            format!(" (of large tensors as many as make {}, at least {EXCHANGES_MIN})", print_bytes(volume))
+        });
+        format!(
+            "{repetitions} repetitions of {iterations} exchanges{volume} after {warmup} to warm up; validation {check}"
+        )
     }
 
     /// The effort of a smoke run, if this is one.
@@ -295,6 +331,22 @@ mod tests {
         for (text, bytes) in [("4M", 4 << 20), ("64k", 64 << 10), ("1G", 1 << 30), ("4 MB", 4_000_000), ("12", 12)] {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
+    }
+
+    #[test]
+    fn a_volume_makes_large_exchanges_fewer() {
+        let effort = Effort {
+            iterations: 50,
+            warmup: 1,
+            repetitions: 5,
+            volume: Some(64 << 20),
+            check: 1,
+            patience: 9,
+            smoke: false,
+        };
+        assert_eq!([64 << 10, 4 << 20, 256 << 20].map(|bytes| effort.iterations_of(bytes)), [50, 16, 2]);
+        let effort = Effort { volume: None, ..effort };
+        assert_eq!(effort.iterations_of(256 << 20), 50);
     }
 
     #[test]

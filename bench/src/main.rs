@@ -16,9 +16,12 @@ mod sched;
 mod transport;
 
 mod page;
+mod suite;
 
 mod arguments;
+mod machine;
 mod measure;
+mod memory;
 mod report;
 mod table;
 mod team;
@@ -43,6 +46,7 @@ enum Question {
     Sched(sched::Arguments),
     Transport(Box<transport::Arguments>),
     Page(page::Arguments),
+    Suite(suite::Arguments),
     #[command(hide = true)]
     Role {
         /// The process with which this one ends.
@@ -81,10 +85,11 @@ fn main() -> ExitCode {
         Question::Latency(arguments) => latency::answer(&arguments),
         Question::Net(arguments) => net::answer(&arguments),
         Question::PushPull(arguments) => push_pull::answer(&arguments),
-        Question::Reduce(arguments) => print_table(reduce::answer(&arguments)),
-        Question::Sched(arguments) => print_table(sched::answer(&arguments)),
+        Question::Reduce(arguments) => reduce::answer(&arguments),
+        Question::Sched(arguments) => sched::answer(&arguments),
         Question::Transport(arguments) => transport::answer(&arguments),
         Question::Page(arguments) => page::answer(&arguments),
+        Question::Suite(arguments) => suite::answer(&arguments),
         Question::Role { role, parent } => match play(role, parent) {
             Ok(()) => Conclusion::Good,
             Err(error) => Conclusion::Failed(error),
@@ -105,16 +110,6 @@ fn main() -> ExitCode {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
-    }
-}
-
-fn print_table(answer: Result<String, String>) -> Conclusion {
-    match answer {
-        Ok(table) => {
-            print!("{table}");
-            Conclusion::Good
-        }
-        Err(wrong) => Conclusion::Wrong(wrong),
     }
 }
 

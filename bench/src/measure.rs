@@ -3,6 +3,24 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+/// A time until which something may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline(Instant);
+
+impl Deadline {
+    /// So long from now.
+    #[expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+    pub(crate) fn within(patience: Duration) -> Self {
+        Self(Instant::now() + patience)
+    }
+
+    /// How much is left; zero once it has passed.
+    #[expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+    pub(crate) fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+}
+
 /// How long `work` takes.
 #[expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 pub(crate) fn time(work: impl FnOnce()) -> Duration {
@@ -59,6 +77,27 @@ impl Samples {
         let sorted = self.sorted();
         let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
         sorted[rank.clamp(1, sorted.len()) - 1]
+    }
+
+    /// The smallest sample.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(crate) fn min(&self) -> f64 {
+        self.percentile(0.0)
+    }
+
+    /// The largest sample.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(crate) fn max(&self) -> f64 {
+        self.percentile(100.0)
+    }
+
+    /// Every sample times `factor`.
+    pub(crate) fn scaled(&self, factor: f64) -> Self {
+        Self(self.0.iter().map(|sample| sample * factor).collect())
     }
 
     /// The middle sample; of an even number the mean of the two in the middle.

@@ -12,7 +12,9 @@ use gradlane_core::reduce::{Kernels, accumulator_bytes};
 use gradlane_core::types::{DType, Op};
 use half::{bf16, f16};
 
+use crate::arguments::{Record, parse_size};
 use crate::measure::{Samples, time};
+use crate::report::{Conclusion, Figures, Report, Row};
 use crate::table::Table;
 
 /// Bytes of contributions that one sample adds, so that a sample of small buffers is long against the clock's resolution.
@@ -30,13 +32,16 @@ const SMOKE_BYTES: u64 = 4096 + 24;
 /// bytes that are not counted, and a sum reads more than it writes. "of plain" is sum ÷ plain loop, which is `sum += x`, compiled for
 /// the base instruction set. Both are medians of the ratios of neighbouring samples. ± is half the distance between the slowest and
 /// the fastest sample.
+///
+/// In the JSON file and with --expect, algbw is GB/s as above, a time that of one pass, the contender `sum` (its rows by the name of the
+/// kernels, such as 'sum avx2'), and its peers `plain` and `copy`: 'ratio:copy>=0.9@256M'.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Bytes of a contribution; several are separated by commas.
-    #[arg(long, value_delimiter = ',', default_value = "4194304,268435456", value_parser = clap::value_parser!(u64).range(8..))]
+    #[arg(short = 'b', long, value_name = "SIZES", value_delimiter = ',', default_value = "4M,256M", value_parser = parse_size)]
     bytes: Vec<u64>,
     /// Element types; several are separated by commas.
-    #[arg(long, value_delimiter = ',', default_value = "f32,f16,bf16")]
+    #[arg(short = 'd', long, value_name = "TYPES", value_delimiter = ',', default_value = "f32,f16,bf16")]
     dtype: Vec<DType>,
     /// Whose kernels: `best`, of the widest vectors that this machine has, or `all` that it can run.
     #[arg(long, default_value = "best")]
@@ -47,6 +52,8 @@ pub(crate) struct Arguments {
     /// Samples of each contender.
     #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(5..))]
     iterations: u32,
+    #[command(flatten)]
+    record: Record,
     /// Check everything and measure nothing of use: tiny buffers, few samples.
     #[arg(long)]
     smoke: bool,
@@ -58,8 +65,19 @@ enum Which {
     All,
 }
 
-/// Measures, and returns the table; or says which result was wrong.
-pub(crate) fn answer(arguments: &Arguments) -> Result<String, String> {
+/// Measures and prints.
+pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
+    match measure(arguments) {
+        Ok((table, mut report)) => {
+            print!("{table}");
+            report.conclude(&arguments.record)
+        }
+        Err(conclusion) => conclusion,
+    }
+}
+
+/// The table, and the same for files; or what is wrong, with a result or an argument.
+fn measure(arguments: &Arguments) -> Result<(String, Report), Conclusion> {
     let contenders = match arguments.kernels {
         Which::Best => vec![Kernels::detect()],
         Which::All => Kernels::all(),
@@ -70,8 +88,18 @@ pub(crate) fn answer(arguments: &Arguments) -> Result<String, String> {
         true => (&smoke_sizes[..], 5, SMOKE_BYTES),
         false => (&arguments.bytes[..], arguments.iterations, SAMPLE_BYTES),
     };
+    let setting = vec![
+        format!("gradlane-bench reduce, {}", env!("CARGO_PKG_VERSION")),
+        format!("one thread, {iterations} samples each, taken in turns; all sums verified"),
+        "GB/s of bytes touched: 3 a byte of f32, 5 of f16 and bf16, 2 of a copy; the bound is the copy".to_owned(),
+    ];
+    let mut report = Report::begin("reduce", setting);
+    report.setting.extend(arguments.smoke.then(|| "a smoke run: the figures mean nothing".to_owned()));
     let mut table =
         Table::new(["dtype", "bytes", "kernels", "sum GB/s", "plain GB/s", "copy GB/s", "of plain", "of copy"]);
+    if let Some(bytes) = sizes.iter().find(|bytes| **bytes < DType::F64.bytes()) {
+        return Err(Conclusion::Failed(format!("{bytes} bytes hold no element of some types; choose -b from 8 up")));
+    }
     for &bytes in sizes {
         for (&dtype, &kernels) in arguments.dtype.iter().flat_map(|dtype| zip(repeat(dtype), &contenders)) {
             let passes = sample_bytes.div_ceil(bytes);
@@ -84,7 +112,22 @@ pub(crate) fn answer(arguments: &Arguments) -> Result<String, String> {
                 DType::I64 => contest::<i64>(kernels, dtype, bytes, misplaced, iterations, passes),
                 DType::I8 => contest::<i8>(kernels, dtype, bytes, misplaced, iterations, passes),
                 DType::U8 => contest::<u8>(kernels, dtype, bytes, misplaced, iterations, passes),
-            }?;
+            };
+            let speeds = speeds.map_err(Conclusion::Wrong)?;
+            let count = bytes / dtype.bytes();
+            let touched = count * dtype.bytes() + 2 * accumulator_bytes(dtype, count * dtype.bytes());
+            for (name, speeds) in [("sum", &speeds.sum), ("plain", &speeds.plain), ("copy", &speeds.copy)] {
+                let times: Vec<f64> = speeds.values().iter().map(|speed| touched as f64 / speed / 1e3).collect();
+                let figures = Figures { algbw: Some(speeds.clone()), ..Figures::of_times(Samples::from(times)) };
+                report.rows.push(Row {
+                    bytes,
+                    count,
+                    dtype: Some(dtype),
+                    op: Some(Op::Sum),
+                    in_place: Some(figures),
+                    ..Row::new(name, name == "sum", &kernels.to_string())
+                });
+            }
             table.push([
                 dtype.to_string(),
                 bytes.to_string(),
@@ -98,16 +141,9 @@ pub(crate) fn answer(arguments: &Arguments) -> Result<String, String> {
         }
     }
     let mut text = String::new();
-    writeln!(text, "one thread, {iterations} samples each, taken in turns; all sums verified")
-        .and_then(|()| {
-            writeln!(
-                text,
-                "GB/s of bytes touched: 3 a byte of f32, 5 of f16 and bf16, 2 of a copy; the bound is the copy"
-            )
-        })
-        .and_then(|()| write!(text, "{table}"))
-        .expect("writing to a string does not fail");
-    Ok(text)
+    report.setting[1..].iter().for_each(|line| writeln!(text, "{line}").expect("writing to a string does not fail"));
+    write!(text, "{table}").expect("writing to a string does not fail");
+    Ok((text, report))
 }
 
 /// GB/s of the three contenders, sample by sample.
@@ -261,6 +297,7 @@ impl Aligned {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Place;
 
     #[test]
     fn a_smoke_run_verifies_every_element_type() {
@@ -270,9 +307,11 @@ mod tests {
             kernels: Which::All,
             misplaced: 3,
             iterations: 5,
+            record: Record::default(),
             smoke: true,
         };
-        let table = answer(&arguments).expect("all sums are right");
+        let (table, report) = measure(&arguments).expect("all sums are right");
+        assert!(report.rows.iter().filter(|row| row.ours).all(|row| report.ratio(row, "copy", Place::In).is_some()));
         for dtype in DType::ALL {
             assert!(table.contains(dtype.name()), "{table}");
         }

@@ -13,7 +13,9 @@ use gradlane_core::pipeline::{DeviceKind, Duty, Pipeline, Stage, Topology};
 use gradlane_core::sched::{Command, GroupId, Outcome, Scheduler, SchedulerConfig, TaskSpec};
 use gradlane_core::types::{PartId, Priority, Round, ServerId, TensorKey, Time};
 
+use crate::arguments::Record;
 use crate::measure::{Samples, time};
+use crate::report::{Conclusion, Figures, Report, Row};
 use crate::table::Table;
 
 /// What `--smoke` measures.
@@ -27,6 +29,8 @@ const SERVERS: u64 = 8;
 /// finishing it there, which queues it before the next stage or, after the last, resolves its submission. Both while the given number
 /// of tasks of random priority waits, less at most a tenth of them. Nanoseconds each; ± is half the distance between the cheapest and
 /// the dearest sample.
+///
+/// In the JSON file and with --expect, a size is the number of tasks that wait, and a time one operation in µs: 'move/time<=1@10000'.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Tasks that wait; several are separated by commas.
@@ -35,27 +39,46 @@ pub(crate) struct Arguments {
     /// Samples of each.
     #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(5..))]
     iterations: u32,
+    #[command(flatten)]
+    record: Record,
     /// Check everything and measure nothing of use.
     #[arg(long)]
     smoke: bool,
 }
 
-/// Measures, and returns the table; or says which result was wrong.
-pub(crate) fn answer(arguments: &Arguments) -> Result<String, String> {
+/// Measures and prints.
+pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
+    match measure_all(arguments) {
+        Ok((table, mut report)) => {
+            print!("{table}");
+            report.conclude(&arguments.record)
+        }
+        Err(wrong) => Conclusion::Wrong(wrong),
+    }
+}
+
+/// The table, and the same for files; or which result was wrong.
+fn measure_all(arguments: &Arguments) -> Result<(String, Report), String> {
     let (sizes, iterations) = match arguments.smoke {
         true => (&[SMOKE_QUEUED][..], 5),
         false => (&arguments.queued[..], arguments.iterations),
     };
+    let setting = format!("PUSH and PULL, one thread, {iterations} samples each; every submission resolved once");
+    let version = format!("gradlane-bench sched, {}", env!("CARGO_PKG_VERSION"));
+    let mut report = Report::begin("sched", vec![version, setting.clone()]);
+    report.setting.extend(arguments.smoke.then(|| "a smoke run: the figures mean nothing".to_owned()));
     let mut table = Table::new(["queued", "submit ns", "move ns"]);
     for &queued in sizes {
         let costs = measure(queued, iterations)?;
         table.push([queued.to_string(), costs.submit.to_string(), costs.moving.to_string()]);
+        for (name, costs) in [("submit", costs.submit), ("move", costs.moving)] {
+            let in_place = Some(Figures::of_times(costs.scaled(1e-3)));
+            report.rows.push(Row { bytes: queued, count: queued, in_place, ..Row::new(name, true, "") });
+        }
     }
     let mut text = String::new();
-    writeln!(text, "PUSH and PULL, one thread, {iterations} samples each; every submission resolved once")
-        .and_then(|()| write!(text, "{table}"))
-        .expect("writing to a string does not fail");
-    Ok(text)
+    writeln!(text, "{setting}").and_then(|()| write!(text, "{table}")).expect("writing to a string does not fail");
+    Ok((text, report))
 }
 
 /// Nanoseconds an operation, sample by sample.
@@ -189,8 +212,10 @@ mod tests {
 
     #[test]
     fn a_smoke_run_resolves_every_submission_once() {
-        let table = answer(&Arguments { queued: vec![], iterations: 5, smoke: true }).expect("all resolved once");
+        let arguments = Arguments { queued: vec![], iterations: 5, record: Record::default(), smoke: true };
+        let (table, report) = measure_all(&arguments).expect("all resolved once");
         assert!(table.contains(&SMOKE_QUEUED.to_string()), "{table}");
+        assert_eq!(report.rows.iter().map(|row| row.contender.as_str()).collect::<Vec<_>>(), ["submit", "move"]);
     }
 
     #[test]

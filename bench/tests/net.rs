@@ -22,7 +22,7 @@ fn push_pull_on_shaped_links_is_set_against_the_optimum() {
 fn an_expectation_that_no_link_can_meet_is_missed() {
     let Some(output) = run(&["--smoke", "--expect", "optimum<=0.5"]) else { return };
     assert!(
-        stdout(&output).contains("# Expectation optimum<=0.5: MISSED; not quic of 1 MiB in place is"),
+        stdout(&output).contains("# Expectation optimum<=0.5: MISSED; not quic 2+1 of 1 MiB in place is"),
         "{output:?}"
     );
     assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -30,14 +30,24 @@ fn an_expectation_that_no_link_can_meet_is_missed() {
 
 #[test]
 fn an_urgent_tensor_is_measured_under_a_backlog() {
-    let Some(output) = run(&["latency", "--smoke"]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("out.json");
+    let asked = ["--expect", "cost>0", "--expect", "quic idle/time>0@64K", "-J", json.to_str().unwrap()];
+    let Some(output) = run(&[&["latency", "--smoke"], &asked[..]].concat()) else { return };
     assert!(stdout(&output).contains("under backlog ms"), "{output:?}");
+    let text = std::fs::read_to_string(json).expect("it was written");
+    assert!(text.contains(r#""variant": "busy""#) && text.contains(r#""question": "net latency""#), "{text}");
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
 #[test]
 fn loss_is_measured_against_tcp_and_loses_nothing() {
-    let Some(output) = run(&["loss", "--smoke"]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("out.json");
+    let asked = ["--expect", "cost:tcp>0", "--expect", "quic heavy/wrong<=0", "-J", json.to_str().unwrap()];
+    let Some(output) = run(&[&["loss", "--smoke"], &asked[..]].concat()) else { return };
+    let written = std::fs::read_to_string(json).expect("it was written");
+    assert!(written.contains(r#""contender": "tcp""#) && written.contains(r#""variant": "heavy""#), "{written}");
     let text = stdout(&output);
     assert!(text.contains("with loss of 1/1000: ours moves") && text.contains("0 elements wrong"), "{output:?}");
     assert_eq!(output.status.code(), Some(0), "{output:?}");

@@ -1,6 +1,6 @@
 //! Every subcommand at its smoke size, as a user starts it: what it prints, what it writes, and how it ends.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -47,10 +47,10 @@ fn a_wrong_sum_goes_unseen_only_if_nobody_wants_to_see_it() {
 #[test]
 fn bytes_go_one_way_or_the_other_without_summation() {
     let modes = "push-only,pull-only,push-then-pull";
-    let ended = bench(&["push-pull", "--smoke", "--mode", modes, "--servers", "2"]);
+    let ended = bench(&["push-pull", "--smoke", "--mode", modes, "--servers", "2", "--road", "quic,shm"]);
     let text = succeeded(&ended);
-    for mode in modes.split(',') {
-        assert!(text.contains(&format!("quic {mode}")), "{text}");
+    for (road, mode) in ["quic", "shm"].iter().flat_map(|road| modes.split(',').map(move |mode| (road, mode))) {
+        assert!(text.contains(&format!("{road} {mode}")), "{text}");
     }
 }
 
@@ -59,10 +59,10 @@ fn transports_and_their_peers_give_back_what_was_pushed() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("out.json");
     let modes = "push-pull,push-only,pull-only,push-then-pull";
-    let all = ["transport", "--smoke", "--road", "quic,mem", "--mode", modes, "-J", json.to_str().unwrap()];
+    let all = ["transport", "--smoke", "--road", "quic,shm,mem", "--mode", modes, "-J", json.to_str().unwrap()];
     succeeded(&bench(&all));
     let results = read(&json);
-    assert_eq!((&results["wrong"], results["rows"].as_array().unwrap().len()), (&Value::from(0), 4 * 4 * 2));
+    assert_eq!((&results["wrong"], results["rows"].as_array().unwrap().len()), (&Value::from(0), 5 * 4 * 2));
     let peers: Vec<&str> =
         results["ratios"].as_array().unwrap().iter().filter_map(|ratio| ratio["peer"].as_str()).collect();
     assert!(peers.contains(&"tcp") && peers.contains(&"tls"), "{peers:?}");
@@ -81,18 +81,112 @@ fn mpi_does_the_same_work_where_it_is_installed() {
         println!("SKIP: no MPI");
         return;
     }
-    let words = ["push-pull", "--smoke", "--backend", "mpi", "-d", "f32,bf16,i8", "-o", "sum,max", "--inflight", "2"];
+    let types = "f32,bf16,f16,i8";
+    let words = ["push-pull", "--smoke", "--backend", "mpi", "-d", types, "-o", "sum,min,max", "--inflight", "2"];
     let text = succeeded(&bench(&words));
-    assert_eq!(text.lines().filter(|line| line.ends_with("mpi x2")).count(), 2 * 2 * 2, "no bf16: {text}");
+    assert_eq!(
+        text.lines().filter(|line| line.ends_with("mpi x2")).count(),
+        4 * 3 * 2,
+        "types, operations, sizes: {text}"
+    );
+}
+
+#[test]
+fn where_bytes_go_through_memory_its_speed_is_the_bound() {
+    let words =
+        ["push-pull", "--smoke", "--road", "shm,local,quic", "-d", "bf16,f16", "--expect", "bound>0", "--expect"];
+    let text = succeeded(&bench(&[&words[..], &["local/bound>0"]].concat()));
+    let (through, among) = (text.matches("of bound (11 S / ").count(), text.matches("of bound (8 S / ").count());
+    assert_eq!((through, among), (2 * 2 * 2, 2 * 2 * 2), "types, sizes, places: {text}");
+    assert!(!text.lines().any(|line| line.contains(" quic ") && line.contains("bound")), "{text}");
+}
+
+#[test]
+fn kernels_and_scheduler_are_measured_into_files_of_the_same_shape() {
+    let folder = tempfile::tempdir().unwrap();
+    for (words, expectations) in [
+        (["reduce", "--smoke"], ["sum/ratio:copy>0", "copy/algbw>0"]),
+        (["sched", "--smoke"], ["move/time<1e6@100", "submit/p99<1e6"]),
+    ] {
+        let json = folder.path().join(format!("{}.json", words[0]));
+        let asked = expectations.iter().flat_map(|expectation| ["--expect", expectation]);
+        let all: Vec<&str> = words.into_iter().chain(asked).chain(["-J", json.to_str().unwrap()]).collect();
+        succeeded(&bench(&all));
+        let results = read(&json);
+        assert_eq!((&results["question"], &results["complete"]), (&Value::from(words[0]), &Value::from(true)));
+        assert!(results["machine"]["load_at_begin"].is_string() && results["machine"]["load_at_end"].is_string());
+        for row in results["rows"].as_array().unwrap() {
+            let time = &row["in_place"]["time_us"];
+            let [min, median, max] = ["min", "median", "max"].map(|name| time[name].as_f64().unwrap());
+            assert!(0.0 < min && min <= median && median <= max, "{row}");
+        }
+    }
+}
+
+#[test]
+fn a_model_is_one_exchange_and_workers_can_join_a_running_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let join = folder.path().join("join");
+    let mut coordinator = command(&["role", "--parent", &std::process::id().to_string(), "coordinator"]);
+    let mut coordinator = Helper(coordinator.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let told = coordinator.tell(r#"{"settings":{"bind":"127.0.0.1:0"},"workers":2,"servers":1,"join":null,"index":0}"#);
+    std::fs::write(&join, &told).unwrap();
+    let mut server = command(&["role", "--parent", &std::process::id().to_string(), "server"]);
+    let mut server = Helper(server.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let told = told.trim();
+    assert_eq!(
+        server.tell(&format!(
+            r#"{{"settings":{{"bind":"127.0.0.1:0"}},"workers":2,"servers":1,"join":"{told}","index":0}}"#
+        )),
+        "listening\n"
+    );
+    let text = succeeded(&bench(&[
+        "push-pull",
+        "--smoke",
+        "-N",
+        "1",
+        "--model",
+        "resnet50",
+        "--join",
+        &format!("@{}", join.display()),
+    ]));
+    assert!(text.contains(" 102228128 ") && text.contains("quic resnet50"), "{text}");
+}
+
+#[test]
+fn the_suite_makes_a_page_and_says_which_table_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("results");
+    let only = ["suite", "--short", "--only", "sched,reduce,transport", "-o", out.to_str().unwrap()];
+    succeeded(&bench(&only));
+    let page = std::fs::read_to_string(out.join("README.md")).unwrap();
+    for part in [
+        "- transport: made",
+        "## reduce",
+        "![transport](transport-uint8.svg)",
+        "| 100 | none | none | move | in |",
+        "at the end",
+    ] {
+        assert!(page.contains(part), "{part} in {page}");
+    }
+    // A folder where the file of a table should be keeps that one from being made, and no other.
+    std::fs::remove_file(out.join("reduce.json")).unwrap();
+    std::fs::create_dir(out.join("reduce.json")).unwrap();
+    let ended = bench(&only);
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("1 of 3 tables failed: reduce"), "{ended:?}");
+    assert!(String::from_utf8_lossy(&ended.stdout).contains("## sched: made"), "{ended:?}");
 }
 
 #[test]
 fn expectations_decide_the_exit_code() {
     let met = bench(&["latency", "--smoke", "--backlog", "0", "--expect", "p99<1e9", "--expect", "wrong<=0@4K"]);
     assert!(succeeded(&met).contains("# Expectation p99<1e9: met"));
-    let missed = bench(&["latency", "--smoke", "--backlog", "0", "--expect", "algbw>1e9"]);
-    assert_eq!(missed.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&missed.stdout).contains("MISSED"), "{missed:?}");
+    for words in [&["latency", "--smoke", "--backlog", "0"][..], &["reduce", "--smoke"]] {
+        let missed = bench(&[words, &["--expect", "algbw>1e9"]].concat());
+        assert_eq!(missed.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&missed.stdout).contains("MISSED"), "{missed:?}");
+    }
 }
 
 #[test]
@@ -110,6 +204,10 @@ fn what_cannot_be_measured_is_said_before_anything_starts() {
         (&["push-pull", "--smoke", "--mode", "push-only", "--model", "vgg16"], "neither --model nor --join"),
         (&["push-pull", "--smoke", "--backend", "gloo", "--python", "/nowhere/python"], "install torch"),
         (&["transport", "-e", "128M", "-b", "128M"], "no exchange carries more"),
+        (&["push-pull", "--smoke", "--join", "gradlane1", "--road", "quic,shm"], "one --road"),
+        (&["push-pull", "--smoke", "--join", "gradlane1"], "fewer than four parts"),
+        (&["reduce", "-b", "4"], "no element"),
+        (&["suite", "--only", "speed"], "is no table"),
         (&["page", "/nowhere.json"], "/nowhere.json"),
     ] {
         let ended = bench(words);
@@ -153,6 +251,26 @@ fn a_killed_benchmark_leaves_no_process() {
             patience -= 1;
         }
         assert!(gone(), "process {process} lives");
+    }
+}
+
+/// A process of a job that runs already.
+struct Helper(std::process::Child);
+
+impl Helper {
+    /// Tells it how to start, and returns what it says when it has.
+    fn tell(&mut self, start: &str) -> String {
+        writeln!(self.0.stdin.as_mut().expect("piped"), "{start}").unwrap();
+        let mut line = String::new();
+        BufReader::new(self.0.stdout.as_mut().expect("piped")).read_line(&mut line).unwrap();
+        line
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

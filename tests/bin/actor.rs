@@ -35,7 +35,8 @@ fn main() {
 
 fn outcome(outcome: Result<i32>) -> i32 {
     outcome.unwrap_or_else(|error| {
-        eprintln!("{error}");
+        // In one piece: the others may write to the same place.
+        let _ = std::io::stderr().write_all(format!("{error}\n").as_bytes());
         1
     })
 }

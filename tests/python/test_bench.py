@@ -41,3 +41,9 @@ def test_gloo_does_the_same_work_in_the_same_run(tmp_path):
     assert len(gloo) == 3 * 2 * 2
     assert all(row["out_of_place"] is None for row in gloo), "it only reduces in place"
     assert len(results["ratios"]) == len(gloo)
+
+
+def test_the_whole_benchmark_runs_from_the_package_too(tmp_path):
+    ended = bench("suite", "--short", "--only", "sched,reduce", "-o", str(tmp_path / "results"))
+    assert ended.code == 0, ended.output
+    assert "- sched: made" in (tmp_path / "results" / "README.md").read_text()

@@ -12,7 +12,8 @@ use super::optimum::{Cluster, Use};
 use super::{Shape, place, probe, tools};
 use crate::arguments::{Output, parse_size};
 use crate::measure::Samples;
-use crate::push_pull::{Backend, Model, job};
+use crate::push_pull::crew::Backend;
+use crate::push_pull::{Model, job};
 use crate::report::{Columns, Conclusion, Figures, Report, Row};
 use crate::team::contest::Entry;
 use crate::team::orders::Case;
@@ -72,13 +73,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
         arguments.shape.slow_down();
     }
     let columns = Columns::new(&arguments.output, true);
-    let mut report = Report { question: "net".to_owned(), setting: arguments.setting(), ..Report::default() };
+    let mut report = Report::begin("net", arguments.setting());
     print!("{}", columns.heading(&report));
     for cluster in &arguments.machines {
         measure(&arguments, *cluster, &mut report, &columns)?;
+        report.save(&arguments.output.record)?;
     }
     print!("{}", columns.trailer(&report));
-    Ok(report.conclude(&arguments.output))
+    Ok(report.conclude(&arguments.output.record))
 }
 
 impl Arguments {
@@ -192,7 +194,9 @@ impl Found {
         let optimum = optimum_seconds(fabric, cluster, entry);
         repetition.wire_bytes = Some(used.busiest_bytes * exchanges);
         self.figures.add(&repetition, entry, cluster.workers.into());
-        self.figures.over_optimum.get_or_insert_default().push(seconds / (optimum * used.overhead));
+        let against = self.figures.optimum.get_or_insert_default();
+        against.time_us = optimum * 1e6;
+        against.over.push(seconds / (optimum * used.overhead));
         self.overhead.push(used.overhead);
         self.extra_share.push(used.extra_share);
         self.busiest.push(used.busiest_bytes);
@@ -200,7 +204,7 @@ impl Found {
     }
 
     fn describe(&self, fabric: &Fabric, cluster: Cluster, entry: &Entry) -> String {
-        let over = self.figures.over_optimum.as_ref().expect("there was a repetition");
+        let over = &self.figures.optimum.as_ref().expect("there was a repetition").over;
         let (seconds, optimum) = (self.figures.time_us.median() / 1e6, optimum_seconds(fabric, cluster, entry));
         let load = cluster.load() * entry.bytes as f64;
         format!(
@@ -226,15 +230,12 @@ fn optimum_seconds(fabric: &Fabric, cluster: Cluster, entry: &Entry) -> f64 {
 
 fn row(team: &Team, entry: &Entry, figures: Figures) -> Row {
     Row {
-        contender: team.name.clone(),
-        ours: team.ours,
         bytes: entry.bytes,
         count: entry.count,
-        dtype: entry.case.dtype(),
+        dtype: Some(entry.case.dtype()),
         op: Some(entry.case.op()),
-        variant: entry.variant.clone(),
-        out_of_place: None,
         in_place: Some(figures),
+        ..Row::new(&team.name, team.ours, &entry.variant)
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) mod probe;
 mod fabric;
 mod link;
 mod optimum;
-mod tools;
+pub(crate) mod tools;
 
 use crate::push_pull::job;
 use crate::report::{Conclusion, DEFINITIONS};

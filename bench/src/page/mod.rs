@@ -1,5 +1,6 @@
 //! Makes a page of results: a Markdown file of what JSON files hold, with a picture for each.
 
+mod bars;
 mod markdown;
 mod picture;
 
@@ -45,21 +46,31 @@ pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
 }
 
 fn make(arguments: &Arguments) -> Result<(), String> {
-    let folder = arguments.out.parent().unwrap_or(Path::new(""));
+    write_page(&arguments.out, &arguments.files, &[])?;
+    println!("{}", arguments.out.display());
+    Ok(())
+}
+
+/// Makes the page `out` of these files; `notes` stand above all.
+///
+/// # Errors
+/// Which file cannot be read or written.
+pub(crate) fn write_page(out: &Path, files: &[PathBuf], notes: &[String]) -> Result<(), String> {
+    let folder = out.parent().unwrap_or(Path::new(""));
     fs::create_dir_all(folder).map_err(|cause| format!("{}: {cause}", folder.display()))?;
-    let sources: Vec<Source> = arguments.files.iter().map(|file| read(file)).collect::<Result<_, _>>()?;
+    let sources: Vec<Source> = files.iter().map(|file| read(file)).collect::<Result<_, _>>()?;
     let mut pictures = Vec::new();
     for source in &sources {
         if let Content::Results(results) = &source.content {
-            for (name, picture) in picture::draw(&source.name, results) {
+            for (name, picture) in
+                picture::draw(&source.name, results).into_iter().chain(bars::draw(&source.name, results))
+            {
                 write(&folder.join(&name), &picture)?;
                 pictures.push((source.name.clone(), name));
             }
         }
     }
-    write(&arguments.out, &markdown::page(&sources, &pictures))?;
-    println!("{}", arguments.out.display());
-    Ok(())
+    write(out, &markdown::page(&sources, &pictures, notes))
 }
 
 fn read(file: &Path) -> Result<Source, String> {

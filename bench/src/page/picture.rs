@@ -9,6 +9,8 @@ use serde_json::Value;
 
 /// A contender's line: size and GB/s.
 type Line = Vec<(f64, f64)>;
+/// How the line of a bound begins its name; it is drawn dashed.
+const BOUND: &str = "bound of ";
 
 /// The pictures of one file of results, by file name: one for each element type that was measured at several sizes.
 pub(super) fn draw(name: &str, results: &Value) -> Vec<(String, String)> {
@@ -21,10 +23,14 @@ pub(super) fn draw(name: &str, results: &Value) -> Vec<(String, String)> {
             && speed > 0.0
         {
             let contender = format!("{} {}", word("contender"), word("variant")).trim().to_owned();
-            lines.entry(word("type")).or_default().entry(contender).or_default().push((size, speed));
+            let lines = lines.entry(word("type")).or_default();
+            if let Some(reached) = figures["bound"]["reached"]["median"].as_f64() {
+                lines.entry(format!("{BOUND}{contender}")).or_default().push((size, speed / reached));
+            }
+            lines.entry(contender).or_default().push((size, speed));
         }
     }
-    lines.retain(|_, lines| lines.values().any(|line| line.len() > 1));
+    lines.retain(|_, lines| lines.values().any(|line| line.len() > 1 && line.iter().any(|point| point.0 != line[0].0)));
     lines.into_iter().map(|(dtype, lines)| (format!("{name}-{dtype}.svg"), picture(name, &dtype, &lines))).collect()
 }
 
@@ -35,7 +41,7 @@ const RIGHT: f64 = 170.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 50.0;
 /// Told apart by people who do not see all colours (Okabe and Ito 2008).
-const COLOURS: [&str; 7] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
+pub(super) const COLOURS: [&str; 7] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
 
 fn picture(name: &str, dtype: &str, lines: &BTreeMap<String, Line>) -> String {
     let points = || lines.values().flatten();
@@ -78,8 +84,13 @@ fn picture(name: &str, dtype: &str, lines: &BTreeMap<String, Line>) -> String {
     for (number, (contender, line)) in lines.iter().enumerate() {
         let colour = COLOURS[number % COLOURS.len()];
         let path: Vec<String> = line.iter().map(|(size, speed)| format!("{:.1},{:.1}", x(*size), y(*speed))).collect();
-        writeln!(text, r#"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2"/>"#, path.join(" "))
-            .expect(STRING);
+        let dashes = if contender.starts_with(BOUND) { r#" stroke-dasharray="6 4""# } else { "" };
+        writeln!(
+            text,
+            r#"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>"#,
+            path.join(" ")
+        )
+        .expect(STRING);
         for (size, speed) in line {
             writeln!(text, r#"<circle cx="{:.1}" cy="{:.1}" r="3" fill="{colour}"/>"#, x(*size), y(*speed))
                 .expect(STRING);
@@ -93,18 +104,18 @@ fn picture(name: &str, dtype: &str, lines: &BTreeMap<String, Line>) -> String {
     text
 }
 
-fn line(text: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
+pub(super) fn line(text: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
     let ((x1, y1), (x2, y2)) = (from, to);
     writeln!(text, r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{colour}"/>"#).expect(STRING);
 }
 
-fn word(text: &mut String, at: (f64, f64), anchor: &str, word: &str) {
+pub(super) fn word(text: &mut String, at: (f64, f64), anchor: &str, word: &str) {
     let (x, y) = at;
     writeln!(text, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{}</text>"#, plain(word)).expect(STRING);
 }
 
 /// Without what means something in XML.
-fn plain(word: &str) -> String {
+pub(super) fn plain(word: &str) -> String {
     word.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 

@@ -100,6 +100,7 @@ pub(crate) fn start(options: &JobOptions) -> Result<Team, String> {
         size: options.workers,
         abilities: Abilities { out_of_place: true, mean: true, dtypes: &DType::ALL },
         wire: options.wire,
+        traffic: None,
         ranks,
         helpers,
         patience: options.patience,

@@ -1,10 +1,10 @@
 //! What does a reduction over workers and servers cost, whole: the engine as training uses it, in processes as in production?
 
+pub(crate) mod crew;
 pub(crate) mod job;
 pub(crate) mod road;
 pub(crate) mod worker;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -13,12 +13,11 @@ use gradlane_core::types::{JoinString, TensorSpec};
 
 use crate::arguments::{Effort, Output, Point, Sweep};
 use crate::report::{Conclusion, DEFINITIONS, Place, Report};
+use crate::team::Team;
 use crate::team::contest::{self, Entry, Plan};
 use crate::team::orders::{Case, Mode};
-use crate::team::{Team, gloo, mpi};
 use crate::transport;
-use job::JobOptions;
-use road::Road;
+use crew::Crew;
 
 /// What does a reduction cost, over workers and servers in processes of their own?
 ///
@@ -34,12 +33,8 @@ pub(crate) struct Arguments {
     effort: Effort,
     #[command(flatten)]
     output: Output,
-    /// Workers.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
-    workers: u32,
-    /// Servers.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    servers: u32,
+    #[command(flatten)]
+    crew: Crew,
     /// Tensors that are submitted at once; all are waited for.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     inflight: u32,
@@ -49,30 +44,15 @@ pub(crate) struct Arguments {
     /// These are out of place, and have no peers.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "push-pull")]
     mode: Vec<Mode>,
-    /// Roads that the bytes take, separated by commas; each is a contender.
-    #[arg(long, value_delimiter = ',', default_value = "quic", value_parser = Road::parse)]
-    road: Vec<&'static Road>,
     /// Instead of single tensors, all gradients of a model at once, the last first, with the model's priorities.
     #[arg(long, value_enum)]
     model: Option<Model>,
-    /// Peers to measure in the same run, separated by commas.
-    #[arg(long, value_enum, value_delimiter = ',')]
-    backend: Vec<Backend>,
-    /// The Python that runs Gloo: needs torch. Unless given: that of the virtual environment in use or of .venv, or python3.
-    #[arg(long, value_name = "FILE")]
-    python: Option<PathBuf>,
     /// Measure in place only, out of place only, or both.
     #[arg(long, value_enum, default_value = "both")]
     place: Places,
     /// Join this running job with all of its workers, instead of starting coordinator and servers; @FILE reads the join string.
     #[arg(long, value_name = "JOIN", conflicts_with = "servers")]
     join: Option<String>,
-    /// A setting of all our processes, such as --set partition_bytes=1MiB; the environment is not read. May be repeated.
-    #[arg(long = "set", value_name = "NAME=VALUE")]
-    settings: Vec<String>,
-    /// Spoil one sum, to see that it is noticed.
-    #[arg(long, hide = true)]
-    plant_wrong_sum: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
@@ -81,14 +61,6 @@ pub(crate) enum Model {
     Vgg16,
     BertLarge,
     Gpt2,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
-pub(crate) enum Backend {
-    /// torch.distributed over Gloo.
-    Gloo,
-    /// The MPI that mpicc and mpirun belong to.
-    Mpi,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
@@ -111,6 +83,9 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
                     servers of their own: give --mode without push-pull, and neither --model nor --join"
             .to_owned());
     }
+    if arguments.join.is_some() && arguments.crew.road.len() > 1 {
+        return Err("a running job (--join) has each of its workers once, and they take one --road".to_owned());
+    }
     let patience = Duration::from_secs(effort.patience);
     let entries = entries(arguments)?;
     let teams = if moving.is_empty() { teams(arguments, patience)? } else { raw_teams(arguments, patience)? };
@@ -119,31 +94,36 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
         (Places::In, true) => vec![Place::In],
         (Places::Both, true) => vec![Place::Out, Place::In],
     };
+    let crew = match arguments.join {
+        Some(_) => format!("{} workers of a running job", arguments.crew.workers),
+        None => arguments.crew.describe(),
+    };
     let setting = vec![
         format!("gradlane-bench push-pull, {}", env!("CARGO_PKG_VERSION")),
-        format!(
-            "{} workers, {} servers, {} in flight; {}",
-            arguments.workers,
-            arguments.servers,
-            arguments.inflight,
-            effort.describe()
-        ),
+        format!("{crew}, {} in flight; {}", arguments.inflight, effort.describe()),
     ];
-    let report = Report { question: "push-pull".to_owned(), setting, ..Report::default() };
-    let plan = Plan { effort, places, spoil: arguments.plant_wrong_sum };
+    let report = Report::begin("push-pull", setting);
+    let plan = Plan { effort, places, spoil: arguments.crew.ours.plant_wrong_sum };
     contest::hold(teams, &entries, &plan, report, &arguments.output)
 }
 
 /// Workers and stores for the modes that sum nothing.
 fn raw_teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String> {
-    if !arguments.backend.is_empty() || arguments.road.iter().any(|road| road.name != "quic") {
-        return Err("push-only, pull-only and push-then-pull have no --backend, and no --road but quic; see transport"
-            .to_owned());
+    if !arguments.crew.backend.is_empty()
+        || arguments.crew.road.iter().any(|road| !transport::ROADS.contains(&road.name))
+    {
+        return Err(format!(
+            "push-only, pull-only and push-then-pull have no --backend, and no --road but {}; see transport",
+            transport::ROADS.join(" and ")
+        ));
     }
-    let settings = job::settings(&arguments.settings)?;
-    let part_bytes = job::config(&settings)?.partition_bytes;
-    let (workers, servers) = (arguments.workers, arguments.servers);
-    Ok(vec![transport::start_raw("quic", workers, servers, part_bytes, &settings, patience)?])
+    let start = |road: &&'static road::Road| {
+        let mut settings = job::settings(&arguments.crew.ours.settings)?;
+        settings.extend(road.settings()?);
+        let part_bytes = job::config(&settings)?.partition_bytes;
+        transport::start_raw(road, arguments.crew.workers, arguments.crew.servers, part_bytes, &settings, patience)
+    };
+    arguments.crew.road.iter().map(start).collect()
 }
 
 fn entries(arguments: &Arguments) -> Result<Vec<Entry>, String> {
@@ -183,33 +163,9 @@ impl Model {
 }
 
 fn teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String> {
-    let settings = job::settings(&arguments.settings)?;
     let join = arguments.join.as_deref().map(read_join).transpose()?;
-    let mut teams = Vec::new();
-    for road in &arguments.road {
-        let mut settings = settings.clone();
-        settings.extend(road.settings()?);
-        teams.push(job::start(&JobOptions {
-            name: road.name.to_owned(),
-            workers: arguments.workers,
-            servers: arguments.servers,
-            settings,
-            join: join.clone(),
-            before: job::Before::default(),
-            interface: "lo".to_owned(),
-            wire: road.wire,
-            patience,
-        })?);
-    }
-    for backend in &arguments.backend {
-        match backend {
-            Backend::Mpi => teams.push(mpi::start(arguments.workers, patience)?),
-            Backend::Gloo => {
-                let python = gloo::interpreter(arguments.python.as_deref());
-                teams.push(gloo::start(&gloo::Venue::loopback(python, arguments.workers, patience))?);
-            }
-        }
-    }
+    let mut teams = arguments.crew.jobs(join.as_ref(), patience)?;
+    teams.extend(arguments.crew.peers(patience)?);
     Ok(teams)
 }
 

@@ -2,6 +2,7 @@
 
 use gradlane_core::config::Knob;
 
+use crate::memory::Traffic;
 use crate::team::Wire;
 
 /// One road.
@@ -41,6 +42,20 @@ impl Road {
             .iter()
             .find(|road| road.name == text)
             .ok_or_else(|| format!("{text:?} is no road; use one of {}", names()))
+    }
+
+    /// The road with this name, which there is.
+    pub(crate) fn named(name: &str) -> &'static Self {
+        Self::parse(name).expect("a name of the list")
+    }
+
+    /// What so many workers must touch where bytes go through memory; `None` where they go through a network, or may.
+    pub(crate) fn traffic(&self, workers: u32) -> Option<Traffic> {
+        match self.name {
+            "shm" => Some(Traffic::Server { workers }),
+            "local" => Some(Traffic::Workers { workers }),
+            _ => None,
+        }
     }
 
     /// The settings that choose it, as far as this build has a choice.

@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::time::SystemTime;
 
+use gradlane_core::types::DType;
+
 use super::{Figures, Place, Report, Row};
 use crate::arguments::Output;
 use crate::measure::Samples;
@@ -20,7 +22,13 @@ Columns (n workers, S bytes, GB = 10^9 bytes):
            push-pull, busbw for a ring. On one host it is counted at the loopback interface, where traffic of others counts too; `-`
            where nothing passes a network
   cpu      user and system seconds of all processes of the job (workers, servers, coordinator) per GB of S
+  bound    over shm and local: the share of the memory-traffic bound that is reached. The bound is the time in which copying touches as
+           many bytes as must be touched: 5n+1 for each byte of S over shm with a server (n workers copy in, 2 each; the server reads n and
+           writes 1; n workers copy out, 2 each), 5n-2 over local (every worker keeps its own slice). Copying is measured in the same
+           repetition, by as many threads as there are workers with a core, through as much memory; reads and writes both count.
+           It may exceed 1: what is touched a second time may still lie in the cache
   ratios   our algbw divided by the peer's in the same repetition: median +- half the distance of the extremes
+The JSON file has the smallest and the largest of the repetitions beside every median, and all of them; -I shows those of the time.
 Left group: the sum goes to other memory than the contribution (out of place); right group: over it (in place).
 With --inflight K, an exchange is K tensors of the size submitted at once and time is that of all of them divided by K.
 Exit code: 0; 1 if a sum is wrong or the run failed; 2 if an expectation is missed or the arguments are wrong.";
@@ -74,24 +82,30 @@ impl Columns {
         let main = row.in_place.as_ref().or(row.out_of_place.as_ref());
         let wirebw = main.and_then(|figures| figures.wirebw.as_ref());
         let redop = row.op.map_or_else(|| "none".to_owned(), |op| op.to_string());
-        let name =
-            if row.variant.is_empty() { row.contender.clone() } else { format!("{} {}", row.contender, row.variant) };
+        let name = row.name();
         let mut line = format!(
             " {stamp}{:>13} {:>13} {:>9} {redop:>7} {:>7}   {}   {} {:>7} {:>7}  {name}",
             row.bytes,
             row.count,
-            row.dtype.to_string(),
+            row.dtype.map_or("none", DType::name),
             -1,
             self.group(row.out_of_place.as_ref()),
             self.group(row.in_place.as_ref()),
             wirebw.map_or_else(|| "-".to_owned(), |samples| short(samples.median())),
-            main.map_or_else(|| "-".to_owned(), |figures| short(figures.cpu_per_gb.median())),
+            main.and_then(|figures| figures.cpu_per_gb.as_ref())
+                .map_or_else(|| "-".to_owned(), |cpu| short(cpu.median())),
         );
+        for (figures, word) in [(&row.out_of_place, "out"), (&row.in_place, "in")] {
+            if let Some(bound) = figures.as_ref().and_then(|figures| figures.bound.as_ref()) {
+                let (touched, copy) = (bound.touched, bound.copy.median());
+                write!(line, "  {word} {:.2} of bound ({touched} S / {copy:.1} GB/s)", bound.reached).expect(STRING);
+            }
+        }
         if row.ours {
             for peer in report.peers() {
                 for (place, word) in [(Place::Out, "out"), (Place::In, "in")] {
                     if let Some(ratio) = report.ratio(row, &peer, place) {
-                        write!(line, "  {word} {ratio:.2} x {peer}").expect("writing to a string does not fail");
+                        write!(line, "  {word} {ratio:.2} x {peer}").expect(STRING);
                     }
                 }
             }
@@ -103,14 +117,15 @@ impl Columns {
                 line_to(
                     &mut text,
                     &format!(
-                        "#   {name} {place}: exchanges {}, min {:.1}, p50 {:.1}, p99 {:.1}, max {:.1} us; time {:.1} ±{:.0}% of {}",
+                        "#   {name} {place}: exchanges {}, min {:.1}, p50 {:.1}, p99 {:.1}, max {:.1} us; time {:.1} ({:.1} to {:.1}) of {}",
                         figures.exchanges.len(),
                         at(0.0),
                         at(50.0),
                         at(99.0),
                         at(100.0),
                         figures.time_us.median(),
-                        figures.time_us.spread() * 100.0,
+                        figures.time_us.min(),
+                        figures.time_us.max(),
                         figures.time_us.len(),
                     ),
                 );
@@ -140,7 +155,8 @@ impl Columns {
         let busbw: Vec<f64> = ours
             .flat_map(|row| [row.out_of_place.as_ref(), row.in_place.as_ref()])
             .flatten()
-            .map(|figures| figures.busbw.median())
+            .filter_map(|figures| figures.busbw.as_ref())
+            .map(Samples::median)
             .collect();
         if !busbw.is_empty() {
             let mean = busbw.iter().sum::<f64>() / busbw.len() as f64;
@@ -152,7 +168,8 @@ impl Columns {
     fn group(&self, figures: Option<&Figures>) -> String {
         let Some(figures) = figures else { return format!("{:>9} {:>7} {:>7} {:>6}", "-", "-", "-", "-") };
         let wrong = if self.checked { figures.wrong.to_string() } else { "N/A".to_owned() };
-        let median = |samples: &Samples| short(samples.median());
+        let median =
+            |samples: &Option<Samples>| samples.as_ref().map_or_else(|| "-".to_owned(), |of| short(of.median()));
         format!(
             "{:>9} {:>7} {:>7} {wrong:>6}",
             format!("{:.1}", figures.time_us.median()),
@@ -170,6 +187,8 @@ fn short(figure: f64) -> String {
         figure => format!("{figure:.3}"),
     }
 }
+
+const STRING: &str = "writing to a string does not fail";
 
 fn line_to(text: &mut String, line: &str) {
     text.push_str(line.trim_end());

@@ -7,6 +7,7 @@ use gradlane_core::config::units::print_bytes;
 
 use super::{Figures, Report, Row};
 use crate::arguments::parse_size;
+use crate::measure::Samples;
 
 /// A threshold, such as `quic/in:algbw>=2.0@4M` or `ratio:gloo>=2@64K-256M`.
 #[derive(Clone, PartialEq, Debug)]
@@ -42,6 +43,12 @@ enum Metric {
     Wrong,
     /// Time divided by the least that the links allow.
     Optimum,
+    /// The share of the memory-traffic bound that is reached.
+    Bound,
+    /// Time divided by that of the same contender undisturbed.
+    Cost,
+    /// Our cost divided by this peer's.
+    CostRatio(String),
     /// Our algbw divided by this peer's.
     Ratio(String),
 }
@@ -108,11 +115,15 @@ impl FromStr for Metric {
             "cpu" => Self::Cpu,
             "wrong" => Self::Wrong,
             "optimum" => Self::Optimum,
-            _ => match text.strip_prefix("ratio:") {
-                Some(peer) if !peer.is_empty() => Self::Ratio(peer.to_owned()),
+            "bound" => Self::Bound,
+            "cost" => Self::Cost,
+            _ => match text.split_once(':') {
+                Some(("ratio", peer)) if !peer.is_empty() => Self::Ratio(peer.to_owned()),
+                Some(("cost", peer)) if !peer.is_empty() => Self::CostRatio(peer.to_owned()),
                 Some(_) | None => {
                     return Err(format!(
-                        "{text:?} is no metric; use time, p50, p99, algbw, busbw, wirebw, cpu, wrong, optimum or ratio:PEER"
+                        "{text:?} is no metric; use time, p50, p99, algbw, busbw, wirebw, cpu, wrong, bound, optimum, cost, ratio:PEER \
+                         or cost:PEER"
                     ));
                 }
             },
@@ -169,7 +180,7 @@ impl Expectation {
                 let figure = row.figures(place).filter(|_| wanted).and_then(|of| self.figure(report, row, place, of));
                 if let Some(figure) = figure {
                     let words = if place == Place::In { "in place" } else { "out of place" };
-                    let at = format!("{} of {} {words}", row.contender, print_bytes(row.bytes));
+                    let at = format!("{} of {} {words}", row.name(), print_bytes(row.bytes));
                     found.push((at, figure, self.comparison.holds(figure, self.threshold)));
                 }
             }
@@ -179,24 +190,28 @@ impl Expectation {
 
     fn concerns(&self, row: &Row) -> bool {
         let concerned = match &self.contender {
-            Some(name) => *name == row.contender || *name == format!("{} {}", row.contender, row.variant),
+            Some(name) => *name == row.contender || *name == row.name(),
             None => row.ours,
         };
         concerned && self.sizes.is_none_or(|(first, last)| (first..=last).contains(&row.bytes))
     }
 
     fn figure(&self, report: &Report, row: &Row, place: Place, figures: &Figures) -> Option<f64> {
+        let median = |samples: &Option<Samples>| samples.as_ref().map(Samples::median);
         match &self.metric {
             Metric::Time => Some(figures.time_us.median()),
             Metric::P50 => Some(figures.exchanges.percentile(50.0)),
             Metric::P99 => Some(figures.exchanges.percentile(99.0)),
-            Metric::Algbw => Some(figures.algbw.median()),
-            Metric::Busbw => Some(figures.busbw.median()),
-            Metric::Wirebw => figures.wirebw.as_ref().map(|wirebw| wirebw.median()),
-            Metric::Cpu => Some(figures.cpu_per_gb.median()),
+            Metric::Algbw => median(&figures.algbw),
+            Metric::Busbw => median(&figures.busbw),
+            Metric::Wirebw => median(&figures.wirebw),
+            Metric::Cpu => median(&figures.cpu_per_gb),
             Metric::Wrong => Some(figures.wrong as f64),
-            Metric::Optimum => figures.over_optimum.as_ref().map(|over| over.median()),
-            Metric::Ratio(peer) => report.ratio(row, peer, place).map(|ratio| ratio.median()),
+            Metric::Optimum => figures.optimum.as_ref().map(|optimum| optimum.over.median()),
+            Metric::Bound => figures.bound.as_ref().map(|bound| bound.reached.median()),
+            Metric::Cost => median(&figures.cost),
+            Metric::Ratio(peer) => median(&report.ratio(row, peer, place)),
+            Metric::CostRatio(peer) => median(&report.cost_ratio(row, peer, place)),
         }
     }
 }
@@ -249,6 +264,7 @@ mod tests {
             ("algbw>=1@0", "0 bytes"),
             ("algbw>=1@4M-1M", "end before"),
             ("ratio:>=1", "no metric"),
+            ("cost:<=1", "no metric"),
         ] {
             let found = text.parse::<Expectation>().unwrap_err();
             assert!(found.contains(problem), "{text}: {found}");

@@ -1,6 +1,6 @@
 //! The report as JSON: every repetition, so that whoever reads it can compute what the table does not show.
 
-use gradlane_core::types::Op;
+use gradlane_core::types::{DType, Op};
 use serde_json::{Value, json};
 
 use super::{Figures, Place, Report, Row, Verdict};
@@ -9,21 +9,19 @@ use crate::measure::Samples;
 /// The whole report.
 pub(super) fn of(report: &Report, verdicts: &[Verdict]) -> Value {
     let (wrong, wrong_at) = report.wrong();
-    let mut all = json!({
+    json!({
         "question": report.question,
         "version": env!("CARGO_PKG_VERSION"),
         "command": command(),
         "setting": report.setting,
-        "machine": machine(),
+        "machine": report.machine.describe(),
+        "complete": report.complete,
         "rows": report.rows.iter().map(row).collect::<Vec<_>>(),
         "ratios": ratios(report),
         "expectations": verdicts.iter().map(verdict).collect::<Vec<_>>(),
         "wrong": wrong,
         "wrong_at": wrong_at,
-    });
-    let members = all.as_object_mut().expect("it was written as an object");
-    members.extend(report.extra.clone());
-    all
+    })
 }
 
 fn row(row: &Row) -> Value {
@@ -32,13 +30,17 @@ fn row(row: &Row) -> Value {
         "ours": row.ours,
         "size": row.bytes,
         "count": row.count,
-        "type": row.dtype.name(),
+        "type": dtype(row.dtype),
         "redop": redop(row.op),
         "root": -1,
         "variant": row.variant,
         "out_of_place": row.out_of_place.as_ref().map(figures),
         "in_place": row.in_place.as_ref().map(figures),
     })
+}
+
+fn dtype(dtype: Option<DType>) -> &'static str {
+    dtype.map_or("none", DType::name)
 }
 
 fn redop(op: Option<Op>) -> String {
@@ -49,11 +51,15 @@ fn figures(figures: &Figures) -> Value {
     let at = |percent| figures.exchanges.percentile(percent);
     json!({
         "time_us": samples(&figures.time_us),
-        "algbw": samples(&figures.algbw),
-        "busbw": samples(&figures.busbw),
+        "algbw": figures.algbw.as_ref().map(samples),
+        "busbw": figures.busbw.as_ref().map(samples),
         "wirebw": figures.wirebw.as_ref().map(samples),
-        "cpu_seconds_per_gb": samples(&figures.cpu_per_gb),
-        "over_optimum": figures.over_optimum.as_ref().map(samples),
+        "cpu_seconds_per_gb": figures.cpu_per_gb.as_ref().map(samples),
+        "bound": figures.bound.as_ref().map(|bound| json!({
+            "touched": bound.touched, "copy": samples(&bound.copy), "reached": samples(&bound.reached),
+        })),
+        "optimum": figures.optimum.as_ref().map(|optimum| json!({ "time_us": optimum.time_us, "over": samples(&optimum.over) })),
+        "cost": figures.cost.as_ref().map(samples),
         "exchange_us": {
             "count": figures.exchanges.len(), "min": at(0.0), "p50": at(50.0), "p90": at(90.0), "p99": at(99.0), "max": at(100.0),
         },
@@ -63,9 +69,12 @@ fn figures(figures: &Figures) -> Value {
     })
 }
 
-/// Median, half the distance of the extremes in parts of it, and all of them.
+/// Median, extremes, half their distance in parts of the median, and all of them.
 fn samples(samples: &Samples) -> Value {
-    json!({ "median": samples.median(), "spread": samples.spread(), "samples": samples.values() })
+    json!({
+        "median": samples.median(), "min": samples.min(), "max": samples.max(), "spread": samples.spread(),
+        "samples": samples.values(),
+    })
 }
 
 fn ratios(report: &Report) -> Vec<Value> {
@@ -75,7 +84,7 @@ fn ratios(report: &Report) -> Vec<Value> {
             for (place, word) in [(Place::Out, "out_of_place"), (Place::In, "in_place")] {
                 if let Some(ratio) = report.ratio(row, &peer, place) {
                     found.push(json!({
-                        "contender": row.contender, "peer": peer, "size": row.bytes, "type": row.dtype.name(),
+                        "contender": row.contender, "peer": peer, "size": row.bytes, "type": dtype(row.dtype),
                         "redop": redop(row.op), "variant": row.variant, "place": word, "algbw": samples(&ratio),
                     }));
                 }
@@ -95,20 +104,6 @@ fn verdict(verdict: &Verdict) -> Value {
 fn command() -> String {
     let words: Vec<String> = std::env::args().skip(1).collect();
     format!("gradlane-bench {}", words.join(" ")).trim_end().to_owned()
-}
-
-/// What the figures depend on besides the program.
-fn machine() -> Value {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let model = read("/proc/cpuinfo")
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name.to_owned()));
-    json!({
-        "cpu": model,
-        "cores": std::thread::available_parallelism().map_or(1, usize::from),
-        "kernel": read("/proc/sys/kernel/osrelease").trim(),
-        "load": read("/proc/loadavg").trim(),
-    })
 }
 
 #[cfg(test)]

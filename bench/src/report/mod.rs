@@ -15,7 +15,8 @@ use gradlane_core::types::{DType, Op};
 pub(crate) use columns::{Columns, DEFINITIONS};
 pub(crate) use expect::{Expectation, Place, Verdict};
 
-use crate::arguments::Output;
+use crate::arguments::Record;
+use crate::machine::Machine;
 use crate::measure::Samples;
 
 /// All that one run found.
@@ -27,8 +28,10 @@ pub(crate) struct Report {
     pub(crate) setting: Vec<String>,
     /// One for each contender and case.
     pub(crate) rows: Vec<Row>,
-    /// More that belongs into the JSON file, by name.
-    pub(crate) extra: serde_json::Map<String, serde_json::Value>,
+    /// Where, and how busy it was at the beginning.
+    pub(crate) machine: Machine,
+    /// Whether all that was asked for was measured.
+    pub(crate) complete: bool,
 }
 
 /// One contender in one case.
@@ -38,12 +41,12 @@ pub(crate) struct Row {
     pub(crate) contender: String,
     /// Whether it is ours: expectations are of ours, ratios are ours divided by the others.
     pub(crate) ours: bool,
-    /// Bytes of one tensor of one worker, or of all tensors of a model.
+    /// Bytes of one tensor of one worker, or of all tensors of a model; what the question calls a size where there are no tensors.
     pub(crate) bytes: u64,
     /// Elements of it.
     pub(crate) count: u64,
-    /// Their type.
-    pub(crate) dtype: DType,
+    /// Their type; `None` where there are no elements.
+    pub(crate) dtype: Option<DType>,
     /// How they are reduced; `None` where nothing is.
     pub(crate) op: Option<Op>,
     /// What is particular about the row, such as `busy`; distinguishes rows that have everything else in common.
@@ -59,16 +62,20 @@ pub(crate) struct Row {
 pub(crate) struct Figures {
     /// Time of an exchange, µs.
     pub(crate) time_us: Samples,
-    /// Bytes of the tensor divided by the time, GB/s.
-    pub(crate) algbw: Samples,
+    /// Bytes of the tensor divided by the time, GB/s; `None` where no bytes move.
+    pub(crate) algbw: Option<Samples>,
     /// What nccl-tests calls the bus bandwidth, GB/s.
-    pub(crate) busbw: Samples,
+    pub(crate) busbw: Option<Samples>,
     /// What a worker's link carried, mean of the two directions, GB/s; `None` if it carried nothing or nobody counted.
     pub(crate) wirebw: Option<Samples>,
     /// User and system time of all processes of the job, in seconds per GB of tensor.
-    pub(crate) cpu_per_gb: Samples,
-    /// Time divided by the least that the links allow, where that is known.
-    pub(crate) over_optimum: Option<Samples>,
+    pub(crate) cpu_per_gb: Option<Samples>,
+    /// Where everything goes through memory.
+    pub(crate) bound: Option<Bound>,
+    /// Where the links are known.
+    pub(crate) optimum: Option<Optimum>,
+    /// Time divided by that of the same contender undisturbed, in the same repetition; where there is something that disturbs.
+    pub(crate) cost: Option<Samples>,
     /// Time of each exchange of every repetition, µs.
     pub(crate) exchanges: Samples,
     /// Batches during which the backlog under which they were measured ended.
@@ -79,7 +86,47 @@ pub(crate) struct Figures {
     pub(crate) wrong_at: Option<String>,
 }
 
+/// How near an exchange comes to the speed of memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bound {
+    /// Bytes that must be touched for each byte of one worker's tensor.
+    pub(crate) touched: u32,
+    /// Bytes touched by copying in the same repetition, GB/s.
+    pub(crate) copy: Samples,
+    /// The time in which copying touches as many bytes, divided by the time.
+    pub(crate) reached: Samples,
+}
+
+/// How near an exchange comes to the least time that the links allow.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Optimum {
+    /// That time, µs, for the bytes of the tensors alone.
+    pub(crate) time_us: f64,
+    /// Time divided by it, for the bytes that frames are made of.
+    pub(crate) over: Samples,
+}
+
 impl Row {
+    /// A row of nothing yet; `variant` as in [`Row::variant`].
+    pub(crate) fn new(contender: &str, ours: bool, variant: &str) -> Self {
+        Self {
+            contender: contender.to_owned(),
+            ours,
+            bytes: 0,
+            count: 0,
+            dtype: None,
+            op: None,
+            variant: variant.to_owned(),
+            out_of_place: None,
+            in_place: None,
+        }
+    }
+
+    /// Contender and variant.
+    pub(crate) fn name(&self) -> String {
+        format!("{} {}", self.contender, self.variant).trim_end().to_owned()
+    }
+
     /// Its figures for `place`.
     pub(crate) fn figures(&self, place: Place) -> Option<&Figures> {
         match place {
@@ -93,12 +140,32 @@ impl Row {
     }
 }
 
+impl Figures {
+    /// Of what took so long each time, µs.
+    pub(crate) fn of_times(time_us: Samples) -> Self {
+        Self { exchanges: time_us.clone(), time_us, ..Self::default() }
+    }
+}
+
 impl Report {
+    /// A report without rows, begun now.
+    pub(crate) fn begin(question: &str, setting: Vec<String>) -> Self {
+        Self { question: question.to_owned(), setting, machine: Machine::now(), ..Self::default() }
+    }
+
     /// The algbw of `row` divided by that of `peer` in the same case, repetition by repetition.
     pub(crate) fn ratio(&self, row: &Row, peer: &str, place: Place) -> Option<Samples> {
         let theirs = self.rows.iter().find(|other| other.contender == peer && other.same_case(row))?;
         let (ours, theirs) = (row.figures(place)?, theirs.figures(place)?);
-        (ours.algbw.len() == theirs.algbw.len()).then(|| ours.algbw.over(&theirs.algbw))
+        let (ours, theirs) = (ours.algbw.as_ref()?, theirs.algbw.as_ref()?);
+        (ours.len() == theirs.len()).then(|| ours.over(theirs))
+    }
+
+    /// The cost of `row` divided by that of `peer` in the same case, repetition by repetition.
+    pub(crate) fn cost_ratio(&self, row: &Row, peer: &str, place: Place) -> Option<Samples> {
+        let theirs = self.rows.iter().find(|other| other.contender == peer && other.same_case(row))?;
+        let (ours, theirs) = (row.figures(place)?.cost.as_ref()?, theirs.figures(place)?.cost.as_ref()?);
+        (ours.len() == theirs.len()).then(|| ours.over(theirs))
     }
 
     /// The contenders that are not ours, in the order of their first row.
@@ -119,10 +186,11 @@ impl Report {
         (figures().map(|figures| figures.wrong).sum(), figures().find_map(|figures| figures.wrong_at.clone()))
     }
 
-    /// Prints the end of the table, writes the files that `output` asks for, and says how the run ends.
-    pub(crate) fn conclude(&self, output: &Output) -> Conclusion {
-        let verdicts: Vec<Verdict> = output.expectations.iter().map(|expectation| expectation.judge(self)).collect();
-        if let Some(path) = &output.json
+    /// Prints the end of the table, writes the files that `record` asks for, and says how the run ends.
+    pub(crate) fn conclude(&mut self, record: &Record) -> Conclusion {
+        self.complete = true;
+        let verdicts: Vec<Verdict> = record.expectations.iter().map(|expectation| expectation.judge(self)).collect();
+        if let Some(path) = &record.json
             && let Err(problem) = self.write_json(path, &verdicts)
         {
             return Conclusion::Failed(format!("{} cannot be written: {problem}", path.display()));
@@ -137,10 +205,22 @@ impl Report {
         }
     }
 
+    /// Writes what there is so far to the file that `record` asks for: a run that does not come to its end leaves that.
+    ///
+    /// # Errors
+    /// Why it cannot be written.
+    pub(crate) fn save(&self, record: &Record) -> Result<(), String> {
+        let Some(path) = &record.json else { return Ok(()) };
+        self.write_json(path, &[]).map_err(|problem| format!("{} cannot be written: {problem}", path.display()))
+    }
+
     fn write_json(&self, path: &Path, verdicts: &[Verdict]) -> io::Result<()> {
         let mut text = serde_json::to_string_pretty(&json::of(self, verdicts))?;
         text.push('\n');
-        fs::write(path, text)
+        // A reader, or whoever kills this, finds the file before or the file after.
+        let new = path.with_extension("json.new");
+        fs::write(&new, text)?;
+        fs::rename(&new, path).inspect_err(|_| drop(fs::remove_file(&new)))
     }
 }
 
@@ -173,37 +253,30 @@ pub(crate) mod tests {
         let twice = |figure: f64| Samples::from(vec![figure, figure]);
         let figures = Figures {
             time_us: twice(bytes as f64 / algbw / 1e3),
-            algbw: twice(algbw),
-            busbw: twice(algbw),
-            wirebw: None,
-            cpu_per_gb: twice(0.5),
-            over_optimum: None,
+            algbw: Some(twice(algbw)),
+            busbw: Some(twice(algbw)),
+            cpu_per_gb: Some(twice(0.5)),
             exchanges: twice(bytes as f64 / algbw / 1e3),
-            late: 0,
-            wrong: 0,
-            wrong_at: None,
+            ..Figures::default()
         };
         Row {
-            contender: contender.to_owned(),
-            ours,
             bytes,
             count: bytes / 4,
-            dtype: DType::F32,
+            dtype: Some(DType::F32),
             op: Some(Op::Sum),
-            variant: String::new(),
-            out_of_place: None,
             in_place: Some(figures),
+            ..Row::new(contender, ours, "")
         }
     }
 
     #[test]
     fn a_wrong_sum_is_worse_than_a_missed_expectation() {
         let mut rows = vec![row("quic", true, 4096, 1.0)];
-        let output = Output { expectations: vec!["algbw>=2".parse().unwrap()], ..Output::default() };
-        assert_eq!(report(rows.clone()).conclude(&Output::default()), Conclusion::Good);
-        assert_eq!(report(rows.clone()).conclude(&output), Conclusion::Missed);
+        let record = Record { expectations: vec!["algbw>=2".parse().unwrap()], ..Record::default() };
+        assert_eq!(report(rows.clone()).conclude(&Record::default()), Conclusion::Good);
+        assert_eq!(report(rows.clone()).conclude(&record), Conclusion::Missed);
         rows[0].in_place.as_mut().unwrap().wrong = 3;
-        assert!(matches!(report(rows).conclude(&output), Conclusion::Wrong(_)));
+        assert!(matches!(report(rows).conclude(&record), Conclusion::Wrong(_)));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::orders::{Case, ECHO, Mode, Repeat};
 use super::{Repetition, Team};
 use crate::arguments::{Effort, Output};
 use crate::measure::Samples;
+use crate::memory::Copier;
 use crate::report::{Columns, Conclusion, Figures, Place, Report, Row};
 
 /// How to measure.
@@ -56,8 +57,13 @@ impl Entry {
 /// Measures all entries with all teams; `show` gets the rows of an entry once they are complete.
 ///
 /// # Errors
-/// What the first rank that could not go on says.
-fn run(teams: &mut [Team], entries: &[Entry], plan: &Plan, mut show: impl FnMut(Vec<Row>)) -> Result<(), String> {
+/// What the first rank that could not go on says, or `show`.
+fn run(
+    teams: &mut [Team],
+    entries: &[Entry],
+    plan: &Plan,
+    mut show: impl FnMut(Vec<Row>) -> Result<(), String>,
+) -> Result<(), String> {
     let progress = progress(entries.len() * plan.places.len() * plan.effort.repetitions as usize);
     for entry in entries {
         let able: Vec<bool> =
@@ -67,9 +73,13 @@ fn run(teams: &mut [Team], entries: &[Entry], plan: &Plan, mut show: impl FnMut(
             team.prepare(&entry.case)?;
         }
         let mut rows: Vec<Row> = teams.iter().map(|team| blank(team, entry)).collect();
+        // Where bytes go through memory, its speed is measured in the same turns.
+        let near = teams.iter().filter(|team| team.traffic.is_some()).map(|team| team.size).max();
+        let mut copier = near.map(|workers| Copier::new(&entry.case, workers));
         for place in &plan.places {
             let mut figures: Vec<Figures> = teams.iter().map(|_| Figures::default()).collect();
             for number in 0..plan.effort.repetitions as usize {
+                let copy = copier.as_mut().map(Copier::sample);
                 // Who goes first changes, so that nobody always has the caches of the same predecessor.
                 for turn in 0..teams.len() {
                     let index = (turn + number) % teams.len();
@@ -79,13 +89,16 @@ fn run(teams: &mut [Team], entries: &[Entry], plan: &Plan, mut show: impl FnMut(
                     let repeat = Repeat {
                         in_place: *place == Place::In,
                         warmup: plan.effort.warmup,
-                        iterations: plan.effort.iterations,
+                        iterations: plan.effort.iterations_of(entry.case.bytes()),
                         check: plan.effort.checks(),
                         spoil: plan.spoil && teams[index].ours,
                     };
                     let repetition = teams[index].repeat(&repeat)?;
                     let ranks = teams[index].size;
                     figures[index].add(&repetition, entry, ranks);
+                    if let (Some(traffic), Some(copy)) = (teams[index].traffic, copy) {
+                        figures[index].set_against(traffic.touched(), copy);
+                    }
                 }
                 progress.inc(1);
             }
@@ -98,7 +111,7 @@ fn run(teams: &mut [Team], entries: &[Entry], plan: &Plan, mut show: impl FnMut(
             }
         }
         rows.retain(|row| row.out_of_place.is_some() || row.in_place.is_some());
-        progress.suspend(|| show(rows));
+        progress.suspend(|| show(rows))?;
     }
     progress.finish_and_clear();
     Ok(())
@@ -126,23 +139,20 @@ pub(crate) fn hold(
         for row in &report.rows[first..] {
             print!("{}", columns.row(&report, row));
         }
+        report.save(&output.record)
     })?;
     print!("{}", columns.trailer(&report));
     teams.into_iter().try_for_each(Team::end)?;
-    Ok(report.conclude(output))
+    Ok(report.conclude(&output.record))
 }
 
 fn blank(team: &Team, entry: &Entry) -> Row {
     Row {
-        contender: team.name.clone(),
-        ours: team.ours,
         bytes: entry.bytes,
         count: entry.count,
-        dtype: entry.case.dtype(),
+        dtype: Some(entry.case.dtype()),
         op: (entry.case.op != ECHO).then(|| entry.case.op()),
-        variant: entry.variant.clone(),
-        out_of_place: None,
-        in_place: None,
+        ..Row::new(&team.name, team.ours, &entry.variant)
     }
 }
 
@@ -162,12 +172,12 @@ impl Figures {
             }
         };
         self.time_us.push(seconds * 1e6);
-        self.algbw.push(algbw);
-        self.busbw.push(algbw * factor);
+        self.algbw.get_or_insert_default().push(algbw);
+        self.busbw.get_or_insert_default().push(algbw * factor);
         if let Some(bytes) = repetition.wire_bytes {
             self.wirebw.get_or_insert_default().push(bytes / 1e9 / repetition.total_seconds);
         }
-        self.cpu_per_gb.push(repetition.cpu_seconds / (gigabytes * inflight * exchanges));
+        self.cpu_per_gb.get_or_insert_default().push(repetition.cpu_seconds / (gigabytes * inflight * exchanges));
         let exchanges = self.exchanges.values().iter().copied();
         self.exchanges = Samples::from(
             exchanges.chain(repetition.seconds.iter().map(|seconds| seconds / inflight * 1e6)).collect::<Vec<_>>(),
@@ -175,6 +185,15 @@ impl Figures {
         self.late += repetition.late;
         self.wrong += repetition.wrong;
         self.wrong_at = self.wrong_at.take().or_else(|| repetition.wrong_at.clone());
+    }
+
+    /// Sets the last repetition against the speed at which memory was touched, `copy` GB/s.
+    fn set_against(&mut self, touched: u32, copy: f64) {
+        let algbw = self.algbw.as_ref().and_then(|algbw| algbw.values().last()).expect("a repetition was added");
+        let bound = self.bound.get_or_insert_default();
+        bound.touched = touched;
+        bound.copy.push(copy);
+        bound.reached.push(algbw * f64::from(touched) / copy);
     }
 }
 

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use gradlane_core::types::DType;
@@ -12,6 +11,7 @@ use gradlane_core::types::DType;
 use super::process::{Process, tied};
 use super::rank::INTERFACE;
 use super::{Abilities, Team, Wire};
+use crate::measure::Deadline;
 
 /// What a rank of Gloo runs.
 const SCRIPT: &str = include_str!("gloo_rank.py");
@@ -67,6 +67,7 @@ pub(crate) fn start(venue: &Venue) -> Result<Team, String> {
         size: u32::try_from(ranks.len()).expect("few ranks"),
         abilities: Abilities { out_of_place: false, mean: false, dtypes: DTYPES },
         wire: Some(venue.wire),
+        traffic: None,
         ranks,
         helpers: Vec::new(),
         patience: venue.patience,
@@ -99,19 +100,22 @@ pub(crate) fn interpreter(asked: Option<&Path>) -> PathBuf {
 }
 
 /// Whether torch.distributed is there with Gloo in it.
-fn check(python: &Path) -> Result<(), String> {
+///
+/// # Errors
+/// What is missing.
+pub(crate) fn check(python: &Path) -> Result<(), String> {
     const QUESTION: &str = "import torch.distributed as d; raise SystemExit(0 if d.is_available() and d.is_gloo_available() else 'torch was built without Gloo')";
     let hint = "install torch, or name an interpreter that has it with --python";
-    let answer = Command::new(python).args(["-c", QUESTION]).stdin(Stdio::null()).output().map_err(|cause| {
-        format!("--backend gloo needs Python with torch; {} does not start: {cause}; {hint}", python.display())
-    })?;
-    if answer.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&answer.stderr);
-    let last = said.lines().last().unwrap_or("no reason given").to_owned();
-    Err(format!("--backend gloo needs torch with Gloo, and {} says: {last}; {hint}", python.display()))
+    let words = [python.as_os_str().to_owned(), "-c".into(), QUESTION.into()];
+    let mut asked = Process::start("python", tied(&words, &[])?)?;
+    asked.hear(Deadline::within(PATIENCE), |_| ()).map_err(|said| {
+        let last = said.lines().last().unwrap_or("no reason given");
+        format!("--backend gloo needs torch with Gloo, and {} says: {last}; {hint}", python.display())
+    })
 }
+
+/// Reading torch from a cold disk takes long.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A port that is free now. Another process could take it before the rank does; the rank then says so.
 fn free_port() -> Result<u16, String> {

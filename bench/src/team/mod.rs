@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use gradlane_core::types::DType;
 
+use crate::memory::Traffic;
 use crate::report::Place;
 use orders::{Answer, Case, Measured, Order, Repeat};
 use process::Process;
@@ -29,6 +30,8 @@ pub(crate) struct Team {
     pub(crate) abilities: Abilities,
     /// What the interface counters mean; `None` if it passes no network.
     pub(crate) wire: Option<Wire>,
+    /// What must be touched where bytes go through memory, if that is known.
+    pub(crate) traffic: Option<Traffic>,
     /// By rank; or one that speaks for all.
     pub(crate) ranks: Vec<Process>,
     /// Coordinator, servers: asked for their processor time only, and dismissed last.

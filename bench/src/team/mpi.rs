@@ -1,34 +1,38 @@
 //! MPI's all-reduce, where there is an MPI: `mpicc` compiles the peer and `mpirun` starts it, both when it is asked for.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use gradlane_core::types::DType;
 
 use super::orders::Order;
-use super::process::{Process, Speech};
+use super::process::{Process, Speech, tied};
 use super::{Abilities, Team};
+use crate::measure::Deadline;
 
 /// The peer: all ranks of it.
 const SOURCE: &str = include_str!("mpi_ranks.c");
-/// What MPI has of our types.
-const DTYPES: &[DType] = &[DType::F32, DType::F64, DType::I32, DType::I64, DType::I8, DType::U8];
+/// What MPI has of our types, and half-size floats: for these the peer brings an operation of its own, as users of MPI have to.
+const DTYPES: &[DType] =
+    &[DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::I8, DType::U8];
 
 /// Compiles and starts the ranks on this host.
 ///
 /// # Errors
 /// If there is no MPI, or it does not start.
 pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
+    check()?;
     let folder = tempfile::tempdir().map_err(|cause| format!("no temporary directory: {cause}"))?;
     let (source, program) = (folder.path().join("mpi_ranks.c"), folder.path().join("mpi_ranks"));
     std::fs::write(&source, SOURCE).map_err(|cause| format!("{}: {cause}", source.display()))?;
-    let mut compiler = Command::new("mpicc");
-    compiler.arg("-O2").arg("-o").arg(&program).arg(&source).stdin(Stdio::null()).env("TMPDIR", folder.path());
-    let compiled = compiler.output().map_err(|cause| missing("mpicc", &cause))?;
-    if !compiled.status.success() {
-        return Err(format!("mpicc does not compile the peer:\n{}", String::from_utf8_lossy(&compiled.stderr).trim()));
-    }
+    let words = ["mpicc", "-O3", "-march=native", "-o"].map(OsString::from);
+    let words: Vec<OsString> = words.into_iter().chain([program.clone().into(), source.into()]).collect();
+    let mut compiler = tied(&words, &[])?;
+    compiler.env("TMPDIR", folder.path());
+    let compiled = Process::start("mpicc", compiler)?.hear(Deadline::within(PATIENCE), |_| ());
+    compiled.map_err(|said| format!("the peer of --backend mpi cannot be compiled: {said}"))?;
     let mut command = Command::new("mpirun");
     command.args(["-n", &ranks.to_string()]);
     // More ranks than cores, and root, are refused otherwise; other implementations than OpenMPI know neither word nor need.
@@ -44,6 +48,7 @@ pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
         size: ranks,
         abilities: Abilities { out_of_place: true, mean: false, dtypes: DTYPES },
         wire: None,
+        traffic: None,
         ranks: vec![process],
         helpers: Vec::new(),
         patience,
@@ -53,14 +58,32 @@ pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
     Ok(team)
 }
 
-fn is_open_mpi() -> Result<bool, String> {
-    let version = Command::new("mpirun").arg("--version").output().map_err(|cause| missing("mpirun", &cause))?;
-    Ok(String::from_utf8_lossy(&version.stdout).contains("Open MPI"))
+/// Whether compiler and launcher are there.
+///
+/// # Errors
+/// What is missing.
+pub(crate) fn check() -> Result<(), String> {
+    version("mpicc")?;
+    version("mpirun").map(drop)
 }
 
-fn missing(program: &str, cause: &std::io::Error) -> String {
-    format!("--backend mpi needs {program}, which does not start: {cause}; install OpenMPI with its compiler wrappers")
+fn is_open_mpi() -> Result<bool, String> {
+    version("mpirun").map(|version| version.contains("Open MPI"))
 }
+
+/// What a program of MPI says of itself.
+fn version(program: &str) -> Result<String, String> {
+    let mut asked = Process::start(program, tied(&[program.into(), "--version".into()], &[])?)?;
+    let mut version = String::new();
+    asked.hear(Deadline::within(PATIENCE), |line| version.push_str(line)).map_err(|said| {
+        let last = said.lines().last().unwrap_or("no reason given");
+        format!("--backend mpi needs {program}: {last}; install OpenMPI with its compiler wrappers")
+    })?;
+    Ok(version)
+}
+
+/// Compiling a file takes a second or two.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An order in words, because C has no parser of JSON.
 fn words_of(order: &Order) -> String {

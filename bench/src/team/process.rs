@@ -14,6 +14,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::orders::{Answer, Order};
+use crate::measure::Deadline;
 
 /// How orders are written. Answers are JSON in any case.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +119,24 @@ impl Process {
         }
     }
 
+    /// Hands every line that it prints to `each`, until it has ended.
+    ///
+    /// # Errors
+    /// That it has not ended by the deadline (it is killed then), or failed.
+    pub(crate) fn hear(&mut self, deadline: Deadline, mut each: impl FnMut(&str)) -> Result<(), String> {
+        let patience = deadline.left();
+        loop {
+            match self.answers.recv_timeout(deadline.left()) {
+                Ok(line) => each(&line),
+                Err(RecvTimeoutError::Disconnected) => return self.status(),
+                Err(RecvTimeoutError::Timeout) => {
+                    let _ = self.child.kill();
+                    return Err(format!("not over after {:.0} s, and ended", patience.as_secs_f64()));
+                }
+            }
+        }
+    }
+
     /// Ends its standard input, so that it leaves; see [`Process::wait`].
     pub(crate) fn dismiss(&mut self) {
         self.orders = None;
@@ -136,6 +155,11 @@ impl Process {
                 Err(RecvTimeoutError::Timeout) => return Err(format!("{} does not leave", self.name)),
             }
         }
+        self.status()
+    }
+
+    /// How it ended, once its output has.
+    fn status(&mut self) -> Result<(), String> {
         match self.child.wait() {
             Ok(status) if status.success() => Ok(()),
             Ok(status) => Err(format!("{} left with {status}{}", self.name, self.complaints())),
@@ -216,5 +240,35 @@ fn keep_end(mut errors: impl Read, kept: &Mutex<Vec<u8>>) {
         kept.extend_from_slice(&piece[..bytes]);
         let surplus = kept.len().saturating_sub(KEPT_BYTES);
         kept.drain(..surplus);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Process {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Process::start("a shell", command).expect("there is a shell")
+    }
+
+    #[test]
+    fn all_that_a_process_prints_is_heard_and_how_it_ended() {
+        let mut heard = Vec::new();
+        let mut hear =
+            |script| shell(script).hear(Deadline::within(Duration::from_secs(60)), |line| heard.push(line.to_owned()));
+        assert_eq!(hear("echo one; echo two"), Ok(()));
+        let problem = hear("echo three; echo why >&2; exit 3").unwrap_err();
+        assert!(problem.contains("exit status: 3") && problem.ends_with("why"), "{problem}");
+        assert_eq!(heard, ["one", "two", "three"]);
+    }
+
+    #[test]
+    fn a_process_that_does_not_end_by_its_deadline_is_ended() {
+        let mut process = shell("echo there; exec sleep 600");
+        let problem = process.hear(Deadline::within(Duration::from_millis(1)), |_| ()).unwrap_err();
+        assert!(problem.contains("not over after"), "{problem}");
+        assert!(process.wait(Duration::from_secs(60)).unwrap_err().contains("signal: 9"));
     }
 }

@@ -5,15 +5,21 @@ pub(crate) mod stream;
 pub(crate) mod worker;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use gradlane_core::transport::quic::{Credentials, Settings, listener};
+use gradlane_core::config::RoadChoice;
+use gradlane_core::local::SharedGround;
+use gradlane_core::mem::{Copies, Ground, Pool};
+use gradlane_core::transport::quic::Credentials;
+use gradlane_core::transport::roads;
 use gradlane_core::types::{DType, JoinString, Role};
 use gradlane_core::wire::limits::PART_BYTES_MAX;
 
-use crate::arguments::{Effort, Output, Sizes};
+use crate::arguments::{Effort, Ours, Output, Sizes};
 use crate::push_pull::job::{self, Start, config};
+use crate::push_pull::road;
 use crate::push_pull::worker::{JOIN, SETTINGS};
 use crate::report::{Conclusion, DEFINITIONS, Place, Report};
 use crate::team::contest::{self, Entry, Plan};
@@ -50,19 +56,21 @@ pub(crate) struct Arguments {
     /// Peers, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,tls")]
     peer: Vec<Peer>,
-    /// A setting of our processes, such as --set socket_buffer_bytes=4MiB; the environment is not read. May be repeated.
-    #[arg(long = "set", value_name = "NAME=VALUE")]
-    settings: Vec<String>,
-    /// Spoil one message, to see that it is noticed.
-    #[arg(long, hide = true)]
-    plant_wrong_sum: bool,
+    #[command(flatten)]
+    ours: Ours,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 enum Road {
     Quic,
+    /// Memory that worker and store share.
+    Shm,
+    /// Within one process.
     Mem,
 }
+
+/// Those between processes, by their names.
+pub(crate) const ROADS: [&str; 2] = ["quic", "shm"];
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 enum Peer {
@@ -92,11 +100,16 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
             entries.push(Entry::single(Case::raw(bytes, arguments.inflight, mode)));
         }
     }
-    let settings = job::settings(&arguments.settings)?;
+    let settings = job::settings(&arguments.ours.settings)?;
     let mut teams = Vec::new();
     for road in &arguments.road {
         teams.push(match road {
-            Road::Quic => start_raw("quic", 1, 1, PART_BYTES_MAX, &settings, patience)?,
+            Road::Quic | Road::Shm => {
+                let road = road::Road::named(if *road == Road::Shm { "shm" } else { "quic" });
+                let mut settings = settings.clone();
+                settings.extend(road.settings()?);
+                start_raw(road, 1, 1, PART_BYTES_MAX, &settings, patience)?
+            }
             Road::Mem => start_in_process(patience)?,
         });
     }
@@ -107,14 +120,14 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
         format!("gradlane-bench transport, {}", env!("CARGO_PKG_VERSION")),
         format!("one worker, one store, {} messages in flight; {}", arguments.inflight, effort.describe()),
     ];
-    let report = Report { question: "transport".to_owned(), setting, ..Report::default() };
-    let plan = Plan { effort, places: vec![Place::Out], spoil: arguments.plant_wrong_sum };
+    let report = Report::begin("transport", setting);
+    let plan = Plan { effort, places: vec![Place::Out], spoil: arguments.ours.plant_wrong_sum };
     contest::hold(teams, &entries, &plan, report, &arguments.output)
 }
 
 /// Raw workers and stores of ours, as processes on this host.
 pub(crate) fn start_raw(
-    name: &str,
+    road: &road::Road,
     workers: u32,
     servers: u32,
     part_bytes: u64,
@@ -145,8 +158,7 @@ pub(crate) fn start_raw(
         (DOORS.to_owned(), serde_json::to_string(&doors).expect("plain values")),
         (PART_BYTES.to_owned(), part_bytes.to_string()),
     ]);
-    let wire = Some(Wire::Loopback { ends: 1 });
-    join_all(Team { helpers, ..team(name, true, ranks, wire, patience) }, &with)
+    join_all(Team { helpers, ..team(road.name, true, ranks, road.wire, patience) }, &with)
 }
 
 /// A worker of ours that has its store in its own process.
@@ -175,6 +187,7 @@ fn team(name: &str, ours: bool, ranks: Vec<Process>, wire: Option<Wire>, patienc
         size: u32::try_from(ranks.len()).expect("few ranks"),
         abilities: Abilities { out_of_place: true, mean: false, dtypes: &DType::ALL },
         wire,
+        traffic: None,
         ranks,
         helpers: Vec::new(),
         patience,
@@ -196,9 +209,18 @@ pub(crate) fn serve() -> Result<(), String> {
     let config = config(&start.settings)?;
     let join: JoinString = start.join.unwrap_or_default().parse().map_err(text)?;
     let credentials = Credentials::enroll(&join, Role::Server, config.join_timeout).map_err(text)?;
-    let settings = Settings::from_config(&config);
-    let listener = store::open(start.workers, |inbox| listener::bind(&config.bind, &credentials, &settings, inbox))?;
-    let door = Door { address: listener.address.clone(), node: credentials.node().0 };
+    let ground = Arc::new(SharedGround::new());
+    let pool = match config.road {
+        RoadChoice::Quic => Pool::new(),
+        RoadChoice::Auto | RoadChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
+    };
+    let mut door = String::new();
+    let listener = store::open(start.workers, pool, |inbox| {
+        let (listener, near) = roads::bind(&config, &credentials, &ground, &Copies::default(), inbox)?;
+        door = near;
+        Ok(listener)
+    })?;
+    let door = Door { address: listener.address.clone(), door, node: credentials.node().0 };
     println!("{}", serde_json::to_string(&door).expect("plain values"));
     obey_as_helper()?;
     (listener.stop)(Duration::from_secs(1));

@@ -41,17 +41,13 @@ struct Arriving {
     bytes: usize,
 }
 
-/// Opens a store for so many workers: `listen` opens the door.
+/// Opens a store for so many workers, which keeps in memory of `pool`: `listen` opens the door.
 pub(super) fn open(
     workers: u32,
+    pool: Pool,
     listen: impl FnOnce(Inbox) -> gradlane_core::Result<Listener>,
 ) -> Result<Listener, String> {
-    let store = Arc::new(Store {
-        workers: workers as usize,
-        pool: Pool::new(),
-        shelf: Mutex::default(),
-        outbox: OnceLock::new(),
-    });
+    let store = Arc::new(Store { workers: workers as usize, pool, shelf: Mutex::default(), outbox: OnceLock::new() });
     let receiver = Arc::clone(&store);
     let listener = listen(Box::new(move |incoming| receiver.handle(incoming))).map_err(|error| error.to_string())?;
     let Listener { address, outbox, stop } = listener;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use gradlane_core::mem::Region;
+use gradlane_core::mem::{Copies, Pool, Region};
 use gradlane_core::transport::mem::MemNetwork;
-use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
+use gradlane_core::transport::quic::Credentials;
+use gradlane_core::transport::roads::Roads;
 use gradlane_core::transport::{Answer, Listener, Peer, Push, Torn, Transport};
 use gradlane_core::types::{DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Role, TensorKey};
 use gradlane_core::wire::{Flags, Header, HeaderKind};
@@ -29,6 +30,8 @@ pub(super) const PART_BYTES: &str = "part_bytes";
 #[derive(Serialize, Deserialize)]
 pub(super) struct Door {
     pub(super) address: String,
+    /// Where processes of its machine reach it; empty if they do not.
+    pub(super) door: String,
     pub(super) node: [u8; 32],
 }
 
@@ -59,20 +62,20 @@ impl Exchanger for RawWorker {
             let config = config(&serde_json::from_str(given(SETTINGS)).map_err(|cause| format!("settings: {cause}"))?)?;
             let join: JoinString = given(JOIN).parse().map_err(text)?;
             let credentials = Credentials::enroll(&join, Role::Worker, config.join_timeout).map_err(text)?;
-            let transport = QuicTransport::new(&credentials, &Settings::from_config(&config)).map_err(text)?;
+            let transport = Roads::new(&config, &credentials, &Copies::default()).map_err(text)?;
             let doors = serde_json::from_str(given(DOORS)).map_err(|cause| format!("doors: {cause}"))?;
             (Arc::new(transport), doors, None)
         } else {
             let network = MemNetwork::new().map_err(text)?;
             let node = NodeId([1; 32]);
-            let listener = store::open(ranks, |inbox| network.listen("store", node, inbox))?;
-            let door = Door { address: listener.address.clone(), node: node.0 };
+            let listener = store::open(ranks, Pool::new(), |inbox| network.listen("store", node, inbox))?;
+            let door = Door { address: listener.address.clone(), door: String::new(), node: node.0 };
             (Arc::new(network.transport(NodeId([2; 32]))), vec![door], Some(listener))
         };
         let mut links = Vec::new();
         for (index, door) in doors.into_iter().enumerate() {
             let (node, name) = (NodeId(door.node), format!("store {index}"));
-            let peer = Peer { address: door.address, door: String::new(), node, name };
+            let peer = Peer { address: door.address, door: door.door, node, name };
             let (sender, connected) = channel();
             let done = Done::new(move |outcome| drop(sender.send(outcome)));
             transport.connect(peer, PATIENCE, Box::new(|_, _| {}), done);

@@ -296,8 +296,12 @@ impl Member {
             Phase::Ended => self.handle_ended(view),
             Phase::Aborted(cause) => {
                 let cause = cause.clone();
-                self.view = Some(view);
+                self.view = Some(view.clone());
                 self.send(Frame::Leave);
+                // A server says the last epoch to whoever the job was ended for.
+                if matches!(self.standing, Standing::Active | Standing::Leaving) {
+                    self.tell(MemberEvent::View(view));
+                }
                 self.fail(cause);
             }
         }

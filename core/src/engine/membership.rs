@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{Sender, unbounded};
 
-use super::Clock;
+use super::{Clock, Heard, Inputs};
 use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use crate::error::{Error, Result};
 use crate::transport::quic::Credentials;
@@ -70,7 +70,7 @@ impl Membership {
         };
         let thread = std::thread::Builder::new()
             .name("gl-membership".to_owned())
-            .spawn(move || driver.run(&received))
+            .spawn(move || driver.run(Inputs::new(received, clock)))
             .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
         Ok(Self { inputs, thread: Some(thread) })
     }
@@ -133,20 +133,15 @@ struct Driver {
 }
 
 impl Driver {
-    fn run(&mut self, received: &Receiver<Input>) {
+    fn run(&mut self, mut inputs: Inputs<Input>) {
         loop {
             self.drain();
-            let input = match self.member.poll_timeout() {
-                Some(due) => received.recv_deadline(self.clock.instant(due)),
-                None => received.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            let now = self.clock.now();
-            match input {
-                Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(input) => self.handle(input),
-                Err(RecvTimeoutError::Timeout) => {
+            match inputs.next(self.member.poll_timeout()) {
+                Heard::Input(Input::Stop) | Heard::Closed => return,
+                Heard::Input(input) => self.handle(input),
+                Heard::Due => {
                     self.member.set_progress((self.progress)());
-                    self.member.handle_timeout(now);
+                    self.member.handle_timeout(self.clock.now());
                 }
             }
         }

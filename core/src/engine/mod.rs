@@ -12,6 +12,7 @@
 mod clock;
 mod executors;
 mod handle;
+mod inputs;
 mod links;
 mod local;
 mod membership;
@@ -28,6 +29,7 @@ mod worker;
 
 pub use clock::Clock;
 pub use handle::{Handle, STILL_RUNNING};
+pub use inputs::{Heard, Inputs};
 pub use local::reduce_alone;
 pub use membership::{Membership, MembershipOptions, status};
 pub use metrics::Metrics;

@@ -82,8 +82,8 @@ pub struct Submitted {
     pub round: Round,
     /// In how many parts it takes part; 0 for an empty tensor.
     pub shares: u32,
-    /// What can go on its way now, beginning with another part on each rank; the tensor's other parts wait for the tensors they are
-    /// shared with.
+    /// What can go on its way now, in the same order on each rank: a server sends back what has come from all of them. The tensor's other
+    /// parts wait for the tensors they are shared with.
     pub ready: Vec<ReadyPart>,
 }
 
@@ -101,9 +101,6 @@ pub struct ReadyPart {
     /// The submissions that it serves, in piece order.
     pub tickets: Vec<u64>,
 }
-
-/// Half the default credit in parts of the default size.
-const STAGGERED_PARTS: usize = 8;
 
 impl Registry {
     /// The empty registry of worker `rank`.
@@ -209,13 +206,7 @@ impl Registry {
             [_] => Some(ReadyPart { layout: share.part, round, op, weight, tickets: vec![ticket] }),
             _ => self.assemble(share, round, op, weight, ticket),
         };
-        let mut ready: Vec<ReadyPart> = parts.into_iter().filter_map(assemble).collect();
-        // Among equal priorities the order of submission decides. If all ranks began with the first part, its server would have to
-        // receive from all of them while the others have nothing to do. Within short runs, so that what one rank has in flight is soon
-        // pushed by the others too: a sum needs them all, and holds credit until it comes.
-        for run in ready.chunks_mut(STAGGERED_PARTS) {
-            run.rotate_left(self.rank.0 as usize % run.len());
-        }
+        let ready = parts.into_iter().filter_map(assemble).collect();
         self.tensors.get_mut(&key).expect("submittable").rounds += 1;
         Ok(Submitted { name, round, shares, ready })
     }

@@ -41,7 +41,7 @@ impl TransportThread {
         self.process == std::process::id()
     }
 
-    /// Waits for the thread, at most `patience`; a thread that does not end in time goes on alone. On the thread itself, as when a
+    /// Waits for the thread, which was told to end within `patience`; one that does not goes on alone. On the thread itself, as when a
     /// callback drops its transport, it does not wait.
     pub(super) fn join(&self, patience: Duration) {
         if !self.is_ours() {
@@ -50,7 +50,7 @@ impl TransportThread {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread.filter(|thread| thread.thread().id() != thread::current().id()) else { return };
         // The channel carries nothing: it is disconnected when the thread ends.
-        match self.ended.recv_timeout(patience) {
+        match self.ended.recv_timeout(patience + LATE) {
             Err(RecvTimeoutError::Timeout) | Ok(()) => {
                 tracing::warn!(?patience, thread = thread.thread().name(), "a transport did not stop in time");
             }
@@ -58,3 +58,6 @@ impl TransportThread {
         }
     }
 }
+
+/// How much later than its own deadline a thread may end before that is worth a warning.
+const LATE: Duration = Duration::from_millis(500);

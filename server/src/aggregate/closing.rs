@@ -159,8 +159,9 @@ impl Aggregator {
     }
 
     pub(super) fn reject(&mut self, exchange: ExchangeId, error: Error) {
-        if let Some(Exchange { header, .. }) = self.exchanges.remove(&exchange) {
-            self.say_reject(exchange, &header, error);
+        if let Some(Exchange { worker, header, .. }) = self.exchanges.remove(&exchange) {
+            let told = self.membership.as_ref().map(|ours| ours.told(worker, &error));
+            self.say_reject(exchange, &header, told.unwrap_or(error));
         }
     }
 

@@ -40,12 +40,12 @@ impl Membership {
     /// The end of the job comes first: its cause says more than that the asker has not yet heard of the last epoch.
     pub(super) fn admit(&self, node: NodeId, epoch: Epoch, defect: Option<Defect>) -> Result<WorkerId> {
         let worker = self.lives.get(&node).map(|(worker, _)| *worker);
-        if worker.is_some() {
+        if let Some(worker) = worker {
             match &self.phase {
                 Phase::Running => {}
                 Phase::Forming => return Err(not_yet("members of the job are missing".to_owned())),
                 Phase::Ended => return Err(ended()),
-                Phase::Aborted(cause) => return Err(cause.clone()),
+                Phase::Aborted(cause) => return Err(self.told(worker, cause)),
             }
         }
         if epoch < self.epoch && !planted(defect, Defect::StaleEpochAccepted) {
@@ -65,6 +65,14 @@ impl Membership {
         // Where everybody comes alone, all parts share one list.
         let all_alone = self.machines.len() == self.workers.len();
         if all_alone { Arc::clone(&self.workers) } else { self.machines.owners(part, dtype).into() }
+    }
+
+    /// What `worker` is told of an error of this membership: it has not lost a peer where it was given up itself.
+    pub(super) fn told(&self, worker: WorkerId, error: &Error) -> Error {
+        match error {
+            Error::PeerLost { member, .. } if *member == worker.to_string() => Error::Fenced { current: self.epoch },
+            other => other.clone(),
+        }
     }
 
     /// Why all rounds end when this membership follows `before`; `None` if they go on.

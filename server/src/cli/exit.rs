@@ -1,6 +1,7 @@
 //! What the command says when it ends: exit codes, and the line on standard error.
 
 use std::fmt::Display;
+use std::io::Write;
 
 use gradlane_core::{Code, Error};
 
@@ -49,9 +50,10 @@ pub(crate) fn code(error: &Error) -> i32 {
     }
 }
 
-/// Tells the user what went wrong.
+/// Tells the user what went wrong, in one piece: all processes of a job may write to the same place.
 pub(crate) fn complain(problem: &impl Display) {
-    eprintln!("gradlane: {problem}");
+    // Nothing can be done for a user who has closed standard error.
+    let _ = std::io::stderr().write_all(format!("gradlane: {problem}\n").as_bytes());
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! `gradlane status`: the members of a running job, as its coordinator sees them.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use gradlane_core::Result;
 use gradlane_core::config::Config;
 use gradlane_core::engine;
 use gradlane_core::transport::quic::identity::Credentials;
-use gradlane_core::types::{Phase, Role};
+use gradlane_core::types::{MachineId, Phase, Role};
 use gradlane_core::wire::frame::{Health, Status};
 
 use crate::rendezvous;
@@ -24,17 +25,23 @@ pub(super) fn ask(config: &Config) -> Result<Status> {
     engine::status(&join.address, &credentials, patience)
 }
 
-/// One line for the job, then one line a member.
+/// One line for the job, then one line a member. Those on the same numbered machine can share memory; a server *by shared memory* is reached
+/// that way from its machine.
 pub(super) fn text(status: &Status) -> String {
     let view = &status.view;
     let mut text = format!("job {}, {}: {}\n", view.job, view.epoch, phase(&view.phase));
     if let Phase::Aborted(cause) = &view.phase {
         let _ = writeln!(text, "cause: {cause}");
     }
+    let machines = machines(status);
     for (member, status) in view.members.iter().zip(&status.members) {
         let _ = write!(text, "{:<12} {:<8} {}", member.name(), health(status.health), member.place());
         if !member.address.is_empty() {
             let _ = write!(text, " at {}", member.address);
+        }
+        if let Some(machine) = machines.get(&member.machine) {
+            let door = if member.door.is_empty() { "" } else { " by shared memory" };
+            let _ = write!(text, " on machine {machine}{door}");
         }
         let _ = write!(text, ", heard of {:.1} s ago", status.silent.as_secs_f64());
         if let Some((_, round)) = status.progress.last {
@@ -46,9 +53,20 @@ pub(super) fn text(status: &Status) -> String {
     text
 }
 
+/// The machines of the members that know theirs, numbered from 0.
+fn machines(status: &Status) -> BTreeMap<MachineId, usize> {
+    let mut numbers = BTreeMap::new();
+    for machine in status.view.members.iter().map(|member| member.machine).filter(|id| *id != MachineId::UNKNOWN) {
+        let next = numbers.len();
+        numbers.entry(machine).or_insert(next);
+    }
+    numbers
+}
+
 /// The same for programs. Ages are in milliseconds.
 pub(super) fn json(status: &Status) -> String {
     let view = &status.view;
+    let machines = machines(status);
     let members: Vec<_> = view
         .members
         .iter()
@@ -62,6 +80,8 @@ pub(super) fn json(status: &Status) -> String {
                 "address": member.address,
                 "node": member.node.to_string(),
                 "incarnation": format!("{:032x}", member.incarnation.0),
+                "machine": machines.get(&member.machine),
+                "shared_memory": !member.door.is_empty(),
                 "health": health(status.health),
                 "silent_ms": u64::try_from(status.silent.as_millis()).unwrap_or(u64::MAX),
                 "round": status.progress.last.map(|(_, round)| round.0),
@@ -107,7 +127,7 @@ fn health(health: Health) -> &'static str {
 #[cfg(test)]
 mod tests {
     use gradlane_core::Error;
-    use gradlane_core::types::{Epoch, Incarnation, MachineId, Member, NodeId, Round, TensorKey, View};
+    use gradlane_core::types::{Epoch, Incarnation, Member, NodeId, Round, TensorKey, View};
     use gradlane_core::wire::frame::{MemberStatus, Progress};
 
     use super::*;
@@ -121,7 +141,10 @@ mod tests {
             lines[1],
             "worker 0     alive    n1 (pid 70), heard of 0.2 s ago, last in round 7, 2 pending, 64 bytes in flight"
         );
-        assert!(lines[2].starts_with("server 0     alive    n1 (pid 80) at 10.0.0.1:9, "), "{text}");
+        assert!(
+            lines[2].starts_with("server 0     alive    n1 (pid 80) at 10.0.0.1:9 on machine 0 by shared memory, "),
+            "{text}"
+        );
     }
 
     #[test]
@@ -137,10 +160,15 @@ mod tests {
         assert_eq!(read["members"][0]["health"], "alive");
         assert_eq!(read["members"][0]["silent_ms"], 200);
         assert_eq!(read["members"][1]["address"], "10.0.0.1:9");
+        assert_eq!(
+            (&read["members"][0]["machine"], &read["members"][1]["machine"]),
+            (&serde_json::Value::Null, &0.into())
+        );
+        assert_eq!(read["members"][1]["shared_memory"], true);
     }
 
     fn status(phase: Phase) -> Status {
-        let member = |role, pid, address: &str| Member {
+        let member = |role, pid, address: &str, machine, door: &str| Member {
             role,
             index: 0,
             node: NodeId([0; 32]),
@@ -148,10 +176,13 @@ mod tests {
             host: "n1".to_owned(),
             pid,
             address: address.to_owned(),
-            machine: MachineId::UNKNOWN,
-            door: String::new(),
+            machine,
+            door: door.to_owned(),
         };
-        let members = vec![member(Role::Worker, 70, ""), member(Role::Server, 80, "10.0.0.1:9")];
+        let members = vec![
+            member(Role::Worker, 70, "", MachineId::UNKNOWN, ""),
+            member(Role::Server, 80, "10.0.0.1:9", MachineId(0xabc), "/run/door"),
+        ];
         let progress = Progress { last: Some((TensorKey(1), Round(7))), pending: 2, bytes_in_flight: 64 };
         let health = MemberStatus { health: Health::Alive, silent: Duration::from_millis(200), progress };
         Status {

@@ -5,9 +5,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{Sender, unbounded};
 use gradlane_core::config::Config;
-use gradlane_core::engine::{Clock, process};
+use gradlane_core::engine::{Clock, Heard, Inputs, process};
 use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener};
 use gradlane_core::transport::quic::{Authority, Credentials, Settings};
 use gradlane_core::types::{JoinString, Phase, Role};
@@ -74,7 +74,7 @@ impl CoordinatorNode {
         };
         let thread = std::thread::Builder::new()
             .name("gl-coordinator".to_owned())
-            .spawn(move || driver.run(&received))
+            .spawn(move || driver.run(Inputs::new(received, clock)))
             .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
         Ok(Self { join, authority, inputs, thread: Mutex::new(Some(thread)), end })
     }
@@ -158,7 +158,7 @@ struct Driver {
 }
 
 impl Driver {
-    fn run(&mut self, received: &Receiver<Input>) {
+    fn run(&mut self, mut inputs: Inputs<Input>) {
         /// For the last frames to leave, once the job has ended.
         const GRACE: Duration = Duration::from_millis(500);
         let mut stop_at = None;
@@ -167,28 +167,25 @@ impl Driver {
                 stop_at.get_or_insert(self.clock.now() + GRACE);
             }
             let due = [self.machine.poll_timeout(), stop_at].into_iter().flatten().min();
-            let input = match due {
-                Some(due) => received.recv_deadline(self.clock.instant(due)),
-                None => received.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
+            let heard = inputs.next(due);
             let now = self.clock.now();
-            match input {
-                Ok(Input::Control(incoming)) => self.handle(incoming),
-                Ok(Input::Death { pid, cause }) => self.machine.handle_death(now, pid, &self.host, cause),
-                Ok(Input::Status(reply)) => {
+            match heard {
+                Heard::Input(Input::Control(incoming)) => self.handle(incoming),
+                Heard::Input(Input::Death { pid, cause }) => self.machine.handle_death(now, pid, &self.host, cause),
+                Heard::Input(Input::Status(reply)) => {
                     let _ = reply.send(self.machine.status(now));
                 }
-                Ok(Input::Stop(cause)) => {
+                Heard::Input(Input::Stop(cause)) => {
                     self.machine.stop(now, cause);
                     self.drain();
                     break;
                 }
-                Err(RecvTimeoutError::Timeout) if stop_at.is_some_and(|at| at <= now) => {
-                    self.wait_for_stop(received);
+                Heard::Due if stop_at.is_some_and(|at| at <= now) => {
+                    self.wait_for_stop(inputs);
                     break;
                 }
-                Err(RecvTimeoutError::Timeout) => self.machine.handle_timeout(now),
-                Err(RecvTimeoutError::Disconnected) => break,
+                Heard::Due => self.machine.handle_timeout(now),
+                Heard::Closed => break,
             }
         }
         // Of use only if the owner stopped a job that had not ended by itself.
@@ -200,8 +197,8 @@ impl Driver {
     }
 
     /// The job is over, but whoever asks late still gets its answer, until the owner stops the coordinator.
-    fn wait_for_stop(&mut self, received: &Receiver<Input>) {
-        while let Ok(input) = received.recv() {
+    fn wait_for_stop(&mut self, mut inputs: Inputs<Input>) {
+        while let Heard::Input(input) = inputs.next(None) {
             match input {
                 Input::Stop(_) => return,
                 Input::Control(incoming) => self.handle(incoming),

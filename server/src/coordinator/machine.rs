@@ -420,8 +420,9 @@ impl Coordinator {
 
     pub(super) fn answer(&mut self, answers: Vec<Answer>) {
         for Answer { worker, request, outcome } in answers {
-            // Without a connection it is told when it asks again.
-            if let Some(link) = self.roster.worker(worker).and_then(Seat::link) {
+            // Without a connection it is told when it asks again. Who was given up is fenced, whatever it waited for.
+            let seat = self.roster.worker(worker).filter(|seat| seat.health != Health::Dead);
+            if let Some(link) = seat.and_then(Seat::link) {
                 self.send(link, Frame::BarrierDone { request, outcome });
             }
         }

@@ -295,9 +295,13 @@ fn a_death_that_the_launcher_saw_is_immediate_and_the_first_cause_is_the_only_on
 #[test]
 fn a_member_that_was_given_up_is_fenced_when_it_wakes() {
     let mut job = formed(2);
+    job.frame(1, barrier(1));
     job.beat_until(5, &[0, SERVER]);
     let current = job.coordinator.view().epoch;
-    assert_eq!(job.refusal(1), Error::Fenced { current });
+    let told = job.received(1);
+    assert!(!told.iter().any(is_barrier_done), "it did not lose itself: {told:?}");
+    assert_eq!(told.last(), Some(&Frame::Refused(Error::Fenced { current })));
+    assert_eq!(job.closed(1), Error::Fenced { current });
     job.join_as(7, 1, worker(1));
     assert_eq!(job.refusal(7), Error::Fenced { current });
 }

@@ -3,9 +3,9 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{Sender, unbounded};
 use gradlane_core::Error;
-use gradlane_core::engine::Clock;
+use gradlane_core::engine::{Clock, Heard, Inputs};
 use gradlane_core::types::Role;
 
 use super::supervision::{Command as Decision, Ending, Supervision};
@@ -39,7 +39,7 @@ pub(super) struct Supervisor {
     machine: Supervision,
     children: Vec<Supervised>,
     events: Sender<Event>,
-    received: Receiver<Event>,
+    received: Inputs<Event>,
 }
 
 struct Supervised {
@@ -52,7 +52,9 @@ impl Supervisor {
     /// Without children; survivors of a failure get `grace` to end by themselves.
     pub(super) fn new(grace: Duration) -> Self {
         let (events, received) = unbounded();
-        Self { clock: Clock::start(), machine: Supervision::new(grace), children: Vec::new(), events, received }
+        let clock = Clock::start();
+        let received = Inputs::new(received, clock);
+        Self { clock, machine: Supervision::new(grace), children: Vec::new(), events, received }
     }
 
     /// Where interrupts and the job's failure are reported.
@@ -98,23 +100,20 @@ impl Supervisor {
                     }
                 }
             }
-            let event = match self.machine.poll_timeout() {
-                Some(due) => self.received.recv_deadline(self.clock.instant(due)),
-                None => self.received.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
+            let heard = self.received.next(self.machine.poll_timeout());
             let now = self.clock.now();
-            match event {
-                Ok(Event::Ended { child, ending }) => {
+            match heard {
+                Heard::Input(Event::Ended { child, ending }) => {
                     self.children[child].ended = true;
                     self.machine.handle_exit(now, child, ending);
                 }
-                Ok(Event::Interrupt(signal)) => self.machine.handle_interrupt(now, signal),
-                Ok(Event::JobFailed { code, error }) => {
+                Heard::Input(Event::Interrupt(signal)) => self.machine.handle_interrupt(now, signal),
+                Heard::Input(Event::JobFailed { code, error }) => {
                     job_error = Some(error);
                     self.machine.handle_job_failure(now, code);
                 }
-                Err(RecvTimeoutError::Timeout) => self.machine.handle_timeout(now),
-                Err(RecvTimeoutError::Disconnected) => unreachable!("this supervisor holds a sender itself"),
+                Heard::Due => self.machine.handle_timeout(now),
+                Heard::Closed => unreachable!("this supervisor holds a sender itself"),
             }
         }
     }

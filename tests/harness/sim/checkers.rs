@@ -308,19 +308,22 @@ impl Witness {
     pub(super) fn submission_failed(
         &mut self,
         now: Time,
+        me: Address,
         tensor: usize,
         what: &str,
         error: &Error,
         ends: [Option<&Result<()>>; 2],
     ) {
         let internal = matches!(error, Error::Internal { .. });
+        let fenced = matches!(error, Error::Fenced { .. }) && self.shut_out.contains(&me);
+        let of_itself = matches!(error, Error::PeerLost { member, .. } if self.members.get(member) == Some(&me));
         let ends = ends.into_iter().flatten().filter_map(|end| end.as_ref().err()).chain(&self.cause);
         let of_the_end = ends.into_iter().any(|end| end == error);
         // Who waits for what somebody gave up is late with its other tensors, too; and while the news of the end of the job spreads, some
         // have given up what others still wait for.
         let late = matches!(error, Error::Stalled { .. }) || self.out_of_step && is_over(error);
         let stalled = late && (self.out_of_step || self.fatal.is_some());
-        if internal || !(self.is_excused(tensor) || of_the_end || stalled) {
+        if internal || of_itself || !(self.is_excused(tensor) || of_the_end || fenced || stalled) {
             self.fail(now, Checker::Failure, format!("{what}: {error}"));
         }
     }

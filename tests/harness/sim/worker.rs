@@ -74,7 +74,7 @@ impl WorkerProcess {
             match outcome {
                 Some(Ok(())) => {}
                 Some(Err(error)) => {
-                    context.witness.submission_failed(now, *tensor, &what, error, [Some(ended), cause]);
+                    context.witness.submission_failed(now, self.me, *tensor, &what, error, [Some(ended), cause]);
                 }
                 None => context.witness.fail(now, Checker::Handle, format!("{what} never resolved")),
             }

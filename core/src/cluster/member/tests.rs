@@ -212,9 +212,11 @@ fn at_the_end_everything_pending_fails_with_the_cause_and_then_the_member_does_o
     let declare = member.declare(vec![spec("a")], false);
     let barrier = member.barrier(at(1), "epoch".to_owned(), SECOND);
     commands(&mut member);
-    member.handle_frame(at(1), Frame::View(View { phase: Phase::Aborted(cause.clone()), ..view(2) }));
+    let last = View { phase: Phase::Aborted(cause.clone()), ..view(2) };
+    member.handle_frame(at(1), Frame::View(last.clone()));
     let expected = [
         MemberCommand::Send(Frame::Leave),
+        MemberCommand::Event(MemberEvent::View(last)),
         MemberCommand::Event(MemberEvent::Declared { request: declare, outcome: Err(cause.clone()) }),
         MemberCommand::Event(MemberEvent::BarrierDone { request: barrier, outcome: Err(cause.clone()) }),
         MemberCommand::Hangup,

@@ -4,7 +4,6 @@
 //! knows its streams and memory: see [`exchange`](super::exchange).
 
 use std::collections::BTreeMap;
-use std::net::UdpSocket;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,116 +15,51 @@ use tokio::task::JoinSet;
 use super::closing::{CLOSE_ORDERLY, connection_error};
 use super::dial::{Dialed, Dialer};
 use super::endpoint;
-use super::exchange::{self, Pull, Wire};
+use super::exchange::{self, Wire};
 use super::identity::Credentials;
 use super::settings::Settings;
 use super::socket;
 use super::tls::{self, check_server};
+use super::transport::{Call, Pull, QuicTransport};
 use crate::error::{Error, Result};
-use crate::mem::Region;
-use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
-use crate::transport::thread::TransportThread;
-use crate::transport::{LinkLost, Peer, Pulled, Push, Transport};
+use crate::transport::exchange::{link_gone, unknown_exchange};
+use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
-/// Carries exchanges over QUIC. Dropping it closes it.
-#[derive(Debug)]
-pub(super) struct TaskTransport {
-    calls: mpsc::UnboundedSender<Call>,
-    thread: TransportThread,
-}
-
-impl TaskTransport {
-    /// A transport that connects as `credentials` say, from any free port.
-    pub(super) fn new(credentials: &Credentials, settings: &Settings) -> Result<Self> {
-        let socket = socket::bind_any(settings.socket_buffer_bytes)?;
-        Self::on_socket(socket, credentials, settings)
-    }
-
-    fn on_socket(socket: UdpSocket, credentials: &Credentials, settings: &Settings) -> Result<Self> {
-        let tls = tls::client(credentials)?;
-        let (calls, inbox) = mpsc::unbounded_channel();
-        let (own_calls, of_dialer) = (calls.downgrade(), settings.clone());
-        let serve = move |endpoint: Endpoint| {
-            let dialer = Dialer { endpoint, tls, settings: of_dialer };
-            run(Hub::new(dialer, own_calls), inbox)
-        };
-        let thread = endpoint::start("gradlane-quic", socket, settings, None, serve)?;
-        Ok(Self { calls, thread })
-    }
-
-    fn call(&self, call: Call) {
-        let refused =
-            if self.thread.is_ours() { self.calls.send(call).err().map(|refused| refused.0) } else { Some(call) };
-        if let Some(call) = refused {
-            call.refuse();
+/// A transport that connects as `credentials` say, from any free port, in tasks of a runtime.
+pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<QuicTransport> {
+    let socket = socket::bind_any(settings.socket_buffer_bytes)?;
+    let tls = tls::client(credentials)?;
+    let (messages, inbox) = mpsc::unbounded_channel();
+    let (own_messages, of_dialer) = (messages.downgrade(), settings.clone());
+    let serve = move |endpoint: Endpoint| {
+        let dialer = Dialer { endpoint, tls, settings: of_dialer };
+        run(Hub::new(dialer, own_messages), inbox)
+    };
+    let thread = endpoint::start("gradlane-quic", socket, settings, None, serve)?;
+    let calls = move |call| {
+        if let Err(refused) = messages.send(Message::Call(call)) {
+            refused.0.refuse();
         }
-    }
+    };
+    Ok(QuicTransport::driven(calls, thread))
 }
 
-impl Transport for TaskTransport {
-    fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
-        self.call(Call::Connect { peer, patience, lost, done });
-    }
-
-    fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>) {
-        let bytes: usize = push.body.iter().map(Region::len).sum();
-        assert_eq!(bytes as u64, push.header.body_bytes(), "a push announces the bytes it carries");
-        self.call(Call::Push { link, exchange, push, done });
-    }
-
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
-        self.call(Call::Pull { exchange, pull: Pull { into, end: PullEnd::new(done) } });
-    }
-
-    fn abandon(&self, exchange: ExchangeId) {
-        self.call(Call::Abandon { exchange });
-    }
-
-    fn disconnect(&self, link: LinkId) {
-        self.call(Call::Disconnect { link });
-    }
-
-    fn shutdown(&self, patience: Duration) {
-        self.call(Call::Shutdown { patience });
-        self.thread.join(patience);
-    }
-}
-
-impl Drop for TaskTransport {
-    fn drop(&mut self) {
-        self.shutdown(DROP_PATIENCE);
-    }
-}
-
-/// How long dropping a transport waits for its thread.
-const DROP_PATIENCE: Duration = Duration::from_secs(2);
-
-enum Call {
-    Connect { peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId> },
-    Push { link: LinkId, exchange: ExchangeId, push: Push, done: Done<()> },
-    Pull { exchange: ExchangeId, pull: Pull },
-    Abandon { exchange: ExchangeId },
-    Disconnect { link: LinkId },
-    Shutdown { patience: Duration },
+enum Message {
+    Call(Call),
     // From the tasks of the transport itself.
     Connected { peer: Peer, dialed: Dialed, lost: LinkLost, done: Done<LinkId> },
     LinkEnded { link: LinkId, reason: Error },
     ExchangeEnded { exchange: ExchangeId },
 }
 
-impl Call {
+impl Message {
     /// Answers for a transport that has been shut down.
     fn refuse(self) {
         match self {
-            Self::Connect { done, .. } | Self::Connected { done, .. } => done.err(Error::Cancelled),
-            Self::Push { done, .. } => done.err(link_gone()),
-            Self::Pull { pull, .. } => pull.end.torn(unknown_exchange()),
-            Self::Abandon { .. }
-            | Self::Disconnect { .. }
-            | Self::Shutdown { .. }
-            | Self::LinkEnded { .. }
-            | Self::ExchangeEnded { .. } => {}
+            Self::Call(call) => call.refuse(),
+            Self::Connected { done, .. } => done.err(Error::Cancelled),
+            Self::LinkEnded { .. } | Self::ExchangeEnded { .. } => {}
         }
     }
 }
@@ -133,7 +67,7 @@ impl Call {
 /// All links and exchanges; owned by the transport's thread.
 struct Hub {
     dialer: Dialer,
-    calls: mpsc::WeakUnboundedSender<Call>,
+    messages: mpsc::WeakUnboundedSender<Message>,
     links: BTreeMap<LinkId, Link>,
     exchanges: BTreeMap<ExchangeId, Exchange>,
     tasks: JoinSet<()>,
@@ -156,40 +90,46 @@ struct Exchange {
     cancel: Arc<Notify>,
 }
 
-async fn run(mut hub: Hub, mut inbox: mpsc::UnboundedReceiver<Call>) {
-    while let Some(call) = inbox.recv().await {
-        match call {
-            Call::Connect { peer, patience, lost, done } => hub.connect(peer, patience, lost, done),
-            Call::Push { link, exchange, push, done } => hub.push(link, exchange, push, done),
-            Call::Pull { exchange, pull } => hub.pull(exchange, pull),
-            Call::Abandon { exchange } => hub.abandon(exchange),
-            Call::Disconnect { link } => {
-                if let Some(link) = hub.links.get(&link) {
-                    link.connection.close(CLOSE_ORDERLY, b"");
-                }
-            }
-            Call::Shutdown { patience } => {
+async fn run(mut hub: Hub, mut inbox: mpsc::UnboundedReceiver<Message>) {
+    while let Some(message) = inbox.recv().await {
+        match message {
+            Message::Call(Call::Shutdown { patience }) => {
                 // What is sent from now on is refused by the channel, and what is in it below.
                 inbox.close();
-                hub.shutdown(&mut inbox, patience).await;
-                return;
+                return hub.shutdown(&mut inbox, patience).await;
             }
-            Call::Connected { peer, dialed, lost, done } => hub.connected(peer, dialed, lost, done),
-            Call::LinkEnded { link, reason } => hub.link_ended(link, reason),
-            Call::ExchangeEnded { exchange } => drop(hub.exchanges.remove(&exchange)),
+            Message::Call(call) => hub.call(call),
+            Message::Connected { peer, dialed, lost, done } => hub.connected(peer, dialed, lost, done),
+            Message::LinkEnded { link, reason } => hub.link_ended(link, reason),
+            Message::ExchangeEnded { exchange } => drop(hub.exchanges.remove(&exchange)),
         }
         while hub.tasks.try_join_next().is_some() {}
     }
 }
 
 impl Hub {
-    fn new(dialer: Dialer, calls: mpsc::WeakUnboundedSender<Call>) -> Self {
+    fn new(dialer: Dialer, messages: mpsc::WeakUnboundedSender<Message>) -> Self {
         let (links, exchanges, tasks) = (BTreeMap::new(), BTreeMap::new(), JoinSet::new());
-        Self { dialer, calls, links, exchanges, tasks, stopping: watch::Sender::new(false), links_made: 0 }
+        Self { dialer, messages, links, exchanges, tasks, stopping: watch::Sender::new(false), links_made: 0 }
+    }
+
+    fn call(&mut self, call: Call) {
+        match call {
+            Call::Connect { peer, patience, lost, done } => self.connect(peer, patience, lost, done),
+            Call::Push { link, exchange, push, done } => self.push(link, exchange, push, done),
+            Call::Pull { exchange, pull } => self.pull(exchange, pull),
+            Call::Abandon { exchange } => self.abandon(exchange),
+            Call::Disconnect { link } => {
+                if let Some(link) = self.links.get(&link) {
+                    link.connection.close(CLOSE_ORDERLY, b"");
+                }
+            }
+            Call::Shutdown { .. } => unreachable!("looked at before"),
+        }
     }
 
     fn connect(&mut self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
-        let (dialer, calls, mut stopping) = (self.dialer.clone(), self.calls.clone(), self.stopping.subscribe());
+        let (dialer, messages, mut stopping) = (self.dialer.clone(), self.messages.clone(), self.stopping.subscribe());
         self.tasks.spawn(async move {
             let dialed = select! {
                 dialed = dialer.dial(&peer.address, &peer.name, patience) => dialed,
@@ -203,20 +143,20 @@ impl Hub {
                 dialed.connection.close(CLOSE_ORDERLY, b"");
                 return done.err(error);
             }
-            send(&calls, Call::Connected { peer, dialed, lost, done });
+            send(&messages, Message::Connected { peer, dialed, lost, done });
         });
     }
 
     fn connected(&mut self, peer: Peer, dialed: Dialed, lost: LinkLost, done: Done<LinkId>) {
         self.links_made += 1;
         let id = LinkId(self.links_made);
-        let (connection, name, calls) = (dialed.connection.clone(), peer.name.clone(), self.calls.clone());
+        let (connection, name, messages) = (dialed.connection.clone(), peer.name.clone(), self.messages.clone());
         self.tasks.spawn(async move {
             let reason = connection_error(&connection.closed().await, &name);
             let path = connection.stats().path;
             let (mtu, rtt, lost) = (path.current_mtu, path.rtt, path.lost_packets);
             tracing::debug!(peer = name, %reason, mtu, ?rtt, lost_packets = lost, "link ended");
-            send(&calls, Call::LinkEnded { link: id, reason });
+            send(&messages, Message::LinkEnded { link: id, reason });
         });
         let link = Link { connection: dialed.connection, peer, first_stream: Some(dialed.stream), lost };
         self.links.insert(id, link);
@@ -232,7 +172,7 @@ impl Hub {
         };
         let (pull_sender, pull) = oneshot::channel();
         let cancel = Arc::new(Notify::new());
-        let ended = Ended { exchange: id, calls: self.calls.clone() };
+        let ended = Ended { exchange: id, messages: self.messages.clone() };
         self.exchanges.insert(id, Exchange { pull: Some(pull_sender), cancel: Arc::clone(&cancel) });
         self.tasks.spawn(exchange::run(wire, push, done, pull, cancel, ended));
     }
@@ -260,7 +200,7 @@ impl Hub {
         }
     }
 
-    async fn shutdown(&mut self, inbox: &mut mpsc::UnboundedReceiver<Call>, patience: Duration) {
+    async fn shutdown(&mut self, inbox: &mut mpsc::UnboundedReceiver<Message>, patience: Duration) {
         let exchanges: Vec<ExchangeId> = self.exchanges.keys().copied().collect();
         exchanges.into_iter().for_each(|exchange| self.abandon(exchange));
         self.exchanges.clear();
@@ -272,8 +212,8 @@ impl Hub {
             for (id, link) in links {
                 (link.lost)(id, Error::Cancelled);
             }
-            while let Some(call) = inbox.recv().await {
-                call.refuse();
+            while let Some(message) = inbox.recv().await {
+                message.refuse();
             }
             self.dialer.endpoint.wait_idle().await;
         };
@@ -283,25 +223,25 @@ impl Hub {
     }
 }
 
-fn send(calls: &mpsc::WeakUnboundedSender<Call>, call: Call) {
-    match calls.upgrade() {
-        Some(calls) => {
-            if let Err(refused) = calls.send(call) {
+fn send(messages: &mpsc::WeakUnboundedSender<Message>, message: Message) {
+    match messages.upgrade() {
+        Some(messages) => {
+            if let Err(refused) = messages.send(message) {
                 refused.0.refuse();
             }
         }
-        None => call.refuse(),
+        None => message.refuse(),
     }
 }
 
 /// Tells the hub, when it is dropped, that an exchange's task is over.
 struct Ended {
     exchange: ExchangeId,
-    calls: mpsc::WeakUnboundedSender<Call>,
+    messages: mpsc::WeakUnboundedSender<Message>,
 }
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        send(&self.calls, Call::ExchangeEnded { exchange: self.exchange });
+        send(&self.messages, Message::ExchangeEnded { exchange: self.exchange });
     }
 }

@@ -10,9 +10,10 @@ use tokio::select;
 use tokio::sync::{Notify, oneshot};
 
 use super::closing::{STREAM_GIVEN_UP, close_with, connection_error, early_end, read_error, read_exact_error, written};
+use super::transport::Pull;
 use crate::error::{Error, Result};
 use crate::mem::{Landing, Loan, Region, Returned};
-use crate::transport::exchange::{PullEnd, check_crc, check_sum};
+use crate::transport::exchange::{check_crc, check_sum};
 use crate::transport::{Answer, Push, Torn};
 use crate::types::Done;
 use crate::wire::header::HEADER_BYTES;
@@ -25,12 +26,6 @@ pub(super) struct Wire {
     pub(super) first_stream: Option<(SendStream, RecvStream)>,
     /// The server, for messages.
     pub(super) peer: String,
-}
-
-/// Where a sum is wanted, and who waits for it.
-pub(super) struct Pull {
-    pub(super) into: Vec<Region>,
-    pub(super) end: PullEnd,
 }
 
 /// Runs one exchange to its end. The memory it was lent is free again before it reports that end. `_ended` is dropped when the task is

@@ -46,7 +46,7 @@ fn when_the_job_aborts_every_waiter_and_every_later_push_gets_the_cause() {
     world.push(0, header(0));
     world.open(1, header(0));
     world.commands();
-    let cause = Error::PeerLost { member: "worker 2".into(), host: "c".into(), cause: "silent".into() };
+    let cause = Error::PeerLost { member: "server 0".into(), host: "c".into(), cause: "silent".into() };
     world.view(3, 2, Phase::Aborted(cause.clone()));
     world.open(2, header(0));
     let commands = world.commands();
@@ -54,6 +54,31 @@ fn when_the_job_aborts_every_waiter_and_every_later_push_gets_the_cause() {
     assert_eq!(causes.count(), 3);
     assert!(commands.contains(&drops(0)));
     assert_eq!(world.aggregator.booked, 0);
+}
+
+#[test]
+fn a_worker_that_was_given_up_hears_that_it_is_fenced_and_nothing_of_it_is_taken() {
+    let mut world = World::of(3);
+    world.push(0, header(0));
+    // It sleeps with an exchange under way.
+    let asleep = world.open(2, header(0));
+    world.commands();
+    let cause = Error::PeerLost { member: "worker 2".into(), host: "c".into(), cause: "silent".into() };
+    world.view(3, 2, Phase::Aborted(cause.clone()));
+    let told = |commands: &[Command], exchange| {
+        commands.iter().find_map(|command| match command {
+            Command::Reject { exchange: rejected, error, .. } if *rejected == exchange => Some(error.clone()),
+            _ => None,
+        })
+    };
+    let fenced = Some(Error::Fenced { current: Epoch { term: 1, number: 2 } });
+    assert_eq!(told(&world.commands(), asleep), fenced);
+    for (worker, expected) in [(2, fenced), (1, Some(cause))] {
+        let awake = world.open(worker, header(0));
+        let commands = world.commands();
+        assert_eq!(told(&commands, awake), expected);
+        assert!(!commands.iter().any(|command| matches!(command, Command::Sum { .. })), "{commands:?}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! datagrams as may leave. When nothing moved, the thread sleeps in `poll(2)` until the socket, a command or a timer wakes it. There is
 //! no lock and no task: connections are fields, and what happens on them is a call to the [`Role`], a worker's or a server's.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -315,34 +315,35 @@ impl Net {
         }
     }
 
-    /// Sends what may leave. A connection that has more than its share stays stirred.
+    /// Sends what may leave, a batch of each connection in turn. Whoever has more, or found the wire full, stays stirred.
+    ///
+    /// In small turns, because a server sums what has come from every worker: if one of its links were served until it has nothing more to
+    /// send, each worker would serve another one first, and no server would have anything to send back.
     fn transmit(&mut self) -> bool {
         if self.stirred.is_empty() || !self.wire.flush() {
             return false;
         }
         let now = now();
-        let mut sent = false;
-        let stirred = std::mem::take(&mut self.stirred);
-        for handle in stirred {
+        let mut bytes = 0;
+        let mut turns = VecDeque::from(std::mem::take(&mut self.stirred));
+        while bytes < BYTES_A_TURN && !self.wire.is_full() {
+            let Some(handle) = turns.pop_front() else { break };
             let Some(Some(line)) = self.lines.get_mut(handle.0) else { continue };
-            line.is_stirred = false;
-            // What was done to it after its events were heard may have made new ones.
-            let mut again = line.is_touched;
             let segments = self.wire.segments(line.connection.current_mtu());
-            let mut bytes = 0;
-            while !self.wire.is_full() {
-                if bytes >= BYTES_A_TURN {
-                    again = true;
-                    break;
+            self.buffer.clear();
+            match line.connection.poll_transmit(now, segments, &mut self.buffer) {
+                Some(transmit) => {
+                    bytes += transmit.size;
+                    self.wire.send(transmit, &mut self.buffer);
+                    turns.push_back(handle);
                 }
-                self.buffer.clear();
-                let Some(transmit) = line.connection.poll_transmit(now, segments, &mut self.buffer) else { break };
-                bytes += transmit.size;
-                sent = true;
-                self.wire.send(transmit, &mut self.buffer);
-            }
-            if again || self.wire.is_full() {
-                stir(&mut self.stirred, line, handle);
+                None => {
+                    line.is_stirred = false;
+                    // What was done to it after its events were heard may have made new ones.
+                    if line.is_touched {
+                        stir(&mut self.stirred, line, handle);
+                    }
+                }
             }
             let due = line.connection.poll_timeout();
             if due != line.due {
@@ -351,7 +352,8 @@ impl Net {
                 line.due = due;
             }
         }
-        sent
+        self.stirred.extend(turns);
+        bytes > 0
     }
 
     /// Sleeps until something happens or is due, at most until `deadline`. Returns whether the bell rang.
@@ -383,7 +385,7 @@ fn now() -> Instant {
 
 /// Commands obeyed before datagrams are looked at again.
 const COMMANDS_A_TURN: usize = 256;
-/// What one connection may send before the others and the receiving have their turn.
+/// What may be sent before the receiving has its turn.
 const BYTES_A_TURN: usize = 1 << 20;
 /// The longest sleep; nothing depends on it.
 const SLEEP_MAX: Duration = Duration::from_secs(60);

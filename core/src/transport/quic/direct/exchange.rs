@@ -10,19 +10,14 @@ use bytes::Bytes;
 use quinn_proto::{Chunks, Connection, ReadError, StreamId, WriteError};
 
 use super::super::closing::{STREAM_GIVEN_UP, early_end, gave_up};
+use super::super::transport::Pull;
 use crate::error::{Error, Result};
 use crate::mem::{Landing, Region, Returned};
-use crate::transport::exchange::{PullEnd, check_crc, check_sum};
+use crate::transport::exchange::{check_crc, check_sum};
 use crate::transport::{Answer, Torn};
 use crate::types::{Done, LinkId};
 use crate::wire::header::HEADER_BYTES;
 use crate::wire::{self, Flags, Header, HeaderKind, checksum, limits, reject};
-
-/// Where a sum is wanted, and who waits for it.
-pub(super) struct Pull {
-    pub(super) into: Vec<Region>,
-    pub(super) end: PullEnd,
-}
 
 /// An exchange under way.
 pub(super) struct Exchange {

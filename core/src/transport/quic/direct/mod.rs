@@ -12,25 +12,19 @@
 //! orders only what it was given, and what it was given has used up the peer's credit: so it gets no more than a window's worth
 //! ([`Settings`]), and the rest waits here, in the same order.
 
-use std::time::Duration;
-
 use super::door::Door;
 use super::identity::Credentials;
 use super::settings::Settings;
 use super::tls::{self, Admission};
+use super::transport::QuicTransport;
 use super::{listener, socket};
 use crate::error::{Error, Result};
-use crate::mem::Region;
-use crate::transport::exchange::PullEnd;
 use crate::transport::thread::TransportThread;
-use crate::transport::{Inbox, LinkLost, Listener, Peer, Pulled, Push, Transport};
-use crate::types::{Done, ExchangeId, LinkId};
-use commands::Commands;
+use crate::transport::{Inbox, Listener};
 use driver::Net;
-use exchange::Pull;
 use server::{Command, Server};
 use wire::Wire;
-use worker::{Call, Worker};
+use worker::{Message, Worker};
 
 mod arena;
 mod commands;
@@ -45,68 +39,23 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-/// Carries exchanges over QUIC. Dropping it closes it.
-pub(super) struct DirectTransport {
-    calls: Commands<Call>,
-    thread: TransportThread,
+/// A transport that connects as `credentials` say, from any free port.
+pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<QuicTransport> {
+    connect_on(open(socket::bind_any(settings.socket_buffer_bytes)?)?, credentials, settings)
 }
 
-impl DirectTransport {
-    /// A transport that connects as `credentials` say, from any free port.
-    pub(super) fn new(credentials: &Credentials, settings: &Settings) -> Result<Self> {
-        Self::on_wire(open(socket::bind_any(settings.socket_buffer_bytes)?)?, credentials, settings)
-    }
-
-    fn on_wire(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<Self> {
-        let tls = tls::client(credentials)?;
-        let (calls, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
-        let net = Net::new(wire, settings.endpoint(), None);
-        let worker = Worker::new(tls, settings.clone(), calls.downgrade());
-        let thread = TransportThread::start("gradlane-quic", move || driver::run(net, worker, inbox))?;
-        Ok(Self { calls, thread })
-    }
-
-    fn call(&self, call: Call) {
-        let refused = if self.thread.is_ours() { self.calls.send(call).err() } else { Some(call) };
-        if let Some(call) = refused {
-            call.refuse();
+fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<QuicTransport> {
+    let tls = tls::client(credentials)?;
+    let (messages, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
+    let net = Net::new(wire, settings.endpoint(), None);
+    let worker = Worker::new(tls, settings.clone(), messages.downgrade());
+    let thread = TransportThread::start("gradlane-quic", move || driver::run(net, worker, inbox))?;
+    let calls = move |call| {
+        if let Err(refused) = messages.send(Message::Call(call)) {
+            refused.refuse();
         }
-    }
-}
-
-impl Transport for DirectTransport {
-    fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
-        self.call(Call::Connect { peer, patience, lost, done });
-    }
-
-    fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>) {
-        let bytes: usize = push.body.iter().map(Region::len).sum();
-        assert_eq!(bytes as u64, push.header.body_bytes(), "a push announces the bytes it carries");
-        self.call(Call::Push { link, exchange, push, done });
-    }
-
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
-        self.call(Call::Pull { exchange, pull: Pull { into, end: PullEnd::new(done) } });
-    }
-
-    fn abandon(&self, exchange: ExchangeId) {
-        self.call(Call::Abandon { exchange });
-    }
-
-    fn disconnect(&self, link: LinkId) {
-        self.call(Call::Disconnect { link });
-    }
-
-    fn shutdown(&self, patience: Duration) {
-        self.call(Call::Shutdown { patience });
-        self.thread.join(patience);
-    }
-}
-
-impl Drop for DirectTransport {
-    fn drop(&mut self) {
-        self.shutdown(DROP_PATIENCE);
-    }
+    };
+    Ok(QuicTransport::driven(calls, thread))
 }
 
 /// Listens at `address`; see [`listener::bind`].
@@ -160,5 +109,3 @@ fn precedence(urgency: u8, nth: u32) -> i32 {
 /// slow interface drops datagrams before they have left; short of it, the driver is told to wait. A few batches keep the wire busy: TCP
 /// allows itself no more ("TCP small queues").
 const SEND_BUFFER_BYTES: usize = 128 << 10;
-/// How long dropping a transport waits for its thread.
-const DROP_PATIENCE: Duration = Duration::from_secs(2);

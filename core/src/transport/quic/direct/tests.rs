@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use super::*;
-use crate::transport::Incoming;
 use crate::transport::contract::{self, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
 use crate::transport::quic::tests::Loopback;
-use crate::types::{NodeId, Role};
+use crate::transport::{Incoming, Peer, Transport};
+use crate::types::{Done, ExchangeId, NodeId, Role};
 
 #[test]
 fn a_network_that_loses_a_fifth_of_all_datagrams_loses_nothing() {
@@ -155,6 +156,6 @@ impl World for Trying {
 
     fn transport(&self) -> Arc<dyn Transport> {
         let credentials = self.world.credentials(Role::Worker);
-        Arc::new(DirectTransport::on_wire(self.wire("0.0.0.0:0"), &credentials, &self.world.settings).unwrap())
+        Arc::new(connect_on(self.wire("0.0.0.0:0"), &credentials, &self.world.settings).unwrap())
     }
 }

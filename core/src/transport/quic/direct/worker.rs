@@ -14,10 +14,11 @@ use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode
 use super::super::identity::SERVER_NAME;
 use super::super::settings::Settings;
 use super::super::tls::{check_server, peer_of};
+use super::super::transport::{Call, Pull};
 use super::commands::WeakCommands;
 use super::dialing::{Dial, Phase, Then};
 use super::driver::{Net, Role};
-use super::exchange::{Exchange, Pull, Step};
+use super::exchange::{Exchange, Step};
 use super::precedence;
 use crate::error::{Error, Result};
 use crate::mem::{Loan, Returned};
@@ -25,26 +26,22 @@ use crate::transport::exchange::{link_gone, unknown_exchange};
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
-/// What callers ask for.
-pub(super) enum Call {
-    Connect { peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId> },
-    Push { link: LinkId, exchange: ExchangeId, push: Push, done: Done<()> },
-    Pull { exchange: ExchangeId, pull: Pull },
-    Abandon { exchange: ExchangeId },
-    Disconnect { link: LinkId },
-    Shutdown { patience: Duration },
-    // From a thread that asked for a name.
-    Resolved { dial: u64, addresses: Result<Vec<SocketAddr>> },
+/// What the worker's thread is told.
+pub(super) enum Message {
+    Call(Call),
+    /// By a thread that asked for a name.
+    Resolved {
+        dial: u64,
+        addresses: Result<Vec<SocketAddr>>,
+    },
 }
 
-impl Call {
+impl Message {
     /// Answers for a transport that has been shut down.
     pub(super) fn refuse(self) {
         match self {
-            Self::Connect { done, .. } => done.err(Error::Cancelled),
-            Self::Push { done, .. } => done.err(link_gone()),
-            Self::Pull { pull, .. } => pull.end.torn(unknown_exchange()),
-            Self::Abandon { .. } | Self::Disconnect { .. } | Self::Shutdown { .. } | Self::Resolved { .. } => {}
+            Self::Call(call) => call.refuse(),
+            Self::Resolved { .. } => {}
         }
     }
 }
@@ -54,7 +51,7 @@ pub(super) struct Worker {
     tls: Arc<QuicClientConfig>,
     settings: Settings,
     /// For the threads that ask for names.
-    calls: WeakCommands<Call>,
+    messages: WeakCommands<Message>,
     dials: BTreeMap<u64, Dial>,
     dials_made: u64,
     links: BTreeMap<LinkId, Link>,
@@ -88,30 +85,32 @@ struct Link {
 }
 
 impl Role for Worker {
-    type Command = Call;
+    type Command = Message;
     /// Who drops a transport waits for its thread, see `DROP_PATIENCE`.
     const GOODBYE: Duration = Duration::from_millis(500);
 
-    fn command(&mut self, net: &mut Net, call: Call) -> Option<Duration> {
-        match call {
-            Call::Connect { peer, patience, lost, done } => self.connect(net, peer, patience, lost, done),
-            Call::Push { link, exchange, push, done } => self.push(link, exchange, push, done),
-            Call::Pull { exchange, pull } => self.pull(net, exchange, pull),
-            Call::Abandon { exchange } => self.end_exchange(net, exchange, &Error::Cancelled),
-            Call::Disconnect { link } => {
+    fn command(&mut self, net: &mut Net, message: Message) -> Option<Duration> {
+        match message {
+            Message::Call(Call::Connect { peer, patience, lost, done }) => {
+                self.connect(net, peer, patience, lost, done)
+            }
+            Message::Call(Call::Push { link, exchange, push, done }) => self.push(link, exchange, push, done),
+            Message::Call(Call::Pull { exchange, pull }) => self.pull(net, exchange, pull),
+            Message::Call(Call::Abandon { exchange }) => self.end_exchange(net, exchange, &Error::Cancelled),
+            Message::Call(Call::Disconnect { link }) => {
                 if let Some(handle) = self.links.get(&link).map(|link| link.handle) {
                     net.close(handle, CLOSE_ORDERLY, Vec::new());
                     self.link_ended(net, link, &Error::Cancelled);
                 }
             }
-            Call::Shutdown { patience } => return Some(patience),
-            Call::Resolved { dial, addresses } => self.resolved(net, dial, addresses),
+            Message::Call(Call::Shutdown { patience }) => return Some(patience),
+            Message::Resolved { dial, addresses } => self.resolved(net, dial, addresses),
         }
         None
     }
 
-    fn refuse(&mut self, call: Call) {
-        call.refuse();
+    fn refuse(&mut self, message: Message) {
+        message.refuse();
     }
 
     /// Nobody knocks: the endpoint has no configuration for it.
@@ -213,12 +212,12 @@ impl Role for Worker {
 }
 
 impl Worker {
-    pub(super) fn new(tls: Arc<QuicClientConfig>, settings: Settings, calls: WeakCommands<Call>) -> Self {
+    pub(super) fn new(tls: Arc<QuicClientConfig>, settings: Settings, messages: WeakCommands<Message>) -> Self {
         let (returning, returned) = unbounded();
         Self {
             tls,
             settings,
-            calls,
+            messages,
             dials: BTreeMap::new(),
             dials_made: 0,
             links: BTreeMap::new(),
@@ -247,10 +246,10 @@ impl Worker {
         }
         // Asking for a name blocks, and nothing bounds how long.
         let (address, name) = (dial.peer.address.clone(), dial.peer.name.clone());
-        let Some(calls) = self.calls.upgrade() else { return };
+        let Some(messages) = self.messages.upgrade() else { return };
         let ask = move || {
             let addresses = resolve(&address, &name);
-            drop(calls.send(Call::Resolved { dial: id, addresses }));
+            drop(messages.send(Message::Resolved { dial: id, addresses }));
         };
         if let Err(error) = std::thread::Builder::new().name("gradlane-resolve".to_owned()).spawn(ask) {
             let error = Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() };

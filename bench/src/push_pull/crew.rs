@@ -1,0 +1,89 @@
+//! Who takes part in a run on this host: workers, servers, the roads between them, peers, settings; and how that becomes teams.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use gradlane_core::types::JoinString;
+
+use super::job::{self, Before, JobOptions};
+use super::road::Road;
+use crate::arguments::Ours;
+use crate::team::{Team, gloo, mpi};
+
+/// Workers, servers and peers, as arguments.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Crew {
+    /// Workers.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) workers: u32,
+    /// Servers.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) servers: u32,
+    /// Roads that the bytes take, separated by commas; each is a contender: quic; shm, memory shared with a server of this host; local,
+    /// memory shared among the workers of this host, whose server has nothing to do; auto, what the engine chooses.
+    #[arg(long, value_delimiter = ',', default_value = "quic", value_parser = Road::parse)]
+    pub(crate) road: Vec<&'static Road>,
+    /// Peers to measure in the same run, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) backend: Vec<Backend>,
+    /// The Python that runs Gloo: needs torch. Unless given: that of the virtual environment in use or of .venv, or python3.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) python: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) ours: Ours,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+pub(crate) enum Backend {
+    /// torch.distributed over Gloo.
+    Gloo,
+    /// The MPI that mpicc and mpirun belong to.
+    Mpi,
+}
+
+impl Crew {
+    /// A job of ours for each road. `join` is a running one, whose workers they become.
+    ///
+    /// # Errors
+    /// What is no setting, or what the first process that could not start says.
+    pub(crate) fn jobs(&self, join: Option<&JoinString>, patience: Duration) -> Result<Vec<Team>, String> {
+        let start = |road: &&'static Road| {
+            let mut settings = job::settings(&self.ours.settings)?;
+            settings.extend(road.settings()?);
+            let team = job::start(&JobOptions {
+                name: road.name.to_owned(),
+                workers: self.workers,
+                servers: self.servers,
+                settings,
+                join: join.cloned(),
+                before: Before::default(),
+                interface: "lo".to_owned(),
+                wire: road.wire,
+                patience,
+            })?;
+            Ok(Team { traffic: road.traffic(self.workers), ..team })
+        };
+        self.road.iter().map(start).collect()
+    }
+
+    /// As many ranks of each peer.
+    ///
+    /// # Errors
+    /// As [`gloo::start`] and [`mpi::start`].
+    pub(crate) fn peers(&self, patience: Duration) -> Result<Vec<Team>, String> {
+        let start = |backend: &Backend| match backend {
+            Backend::Mpi => mpi::start(self.workers, patience),
+            Backend::Gloo => {
+                let python = gloo::interpreter(self.python.as_deref());
+                gloo::start(&gloo::Venue::loopback(python, self.workers, patience))
+            }
+        };
+        self.backend.iter().map(start).collect()
+    }
+
+    /// In words, for the head of a table.
+    pub(crate) fn describe(&self) -> String {
+        format!("{} workers, {} servers", self.workers, self.servers)
+    }
+}

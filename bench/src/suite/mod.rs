@@ -1,0 +1,232 @@
+//! All tables of the benchmark in one go, and the page of them. A table that fails or takes too long is said so, and the others go on.
+
+mod tables;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::measure::{Deadline, time};
+use crate::net::tools;
+use crate::page;
+use crate::report::Conclusion;
+use crate::team::process::{Process, tied};
+use crate::team::{gloo, mpi};
+use tables::{Needs, Peer, Table};
+
+/// Make all tables, and a page of them with pictures. Wants an idle machine.
+///
+/// Peers and links that this host does not have are left out, and the page says so. Every table ends by a deadline of its own; one that
+/// fails, finds a wrong sum or misses its deadline does not keep the others from being made, but makes the exit code 1.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The folder of the page, the pictures, and JSON and text of every table.
+    #[arg(short = 'o', long, value_name = "FOLDER", default_value = "bench/results")]
+    out: PathBuf,
+    /// Every table at its smoke size: checks everything and measures nothing of use. Takes a minute or two.
+    #[arg(long)]
+    short: bool,
+    /// These tables only, by their names, separated by commas.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Minutes that all of it may take; tables whose turn does not come until then fail.
+    #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..=1440))]
+    minutes: u64,
+    /// The Python that runs Gloo: needs torch. Unless given: that of the virtual environment in use or of .venv, or python3.
+    #[arg(long, value_name = "FILE")]
+    python: Option<PathBuf>,
+}
+
+/// How a table turned out.
+#[derive(Clone, PartialEq, Debug)]
+enum Outcome {
+    Made,
+    /// Why this host cannot make it.
+    LeftOut(String),
+    Failed(String),
+}
+
+/// Makes them, printing rows as they come.
+pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
+    make(arguments).unwrap_or_else(Conclusion::Failed)
+}
+
+fn make(arguments: &Arguments) -> Result<Conclusion, String> {
+    let tables = chosen(&arguments.only)?;
+    let folder = &arguments.out;
+    fs::create_dir_all(folder).map_err(|cause| format!("{}: {cause}", folder.display()))?;
+    let page = folder.join("README.md");
+    let mut notes = Vec::new();
+    notes.extend(arguments.short.then(|| "a short run: the figures mean nothing".to_owned()));
+    let peers = peers(arguments, &mut notes);
+    let deadline = Deadline::within(Duration::from_secs(arguments.minutes * 60));
+    let mut failed = Vec::new();
+    let mut sources = Vec::new();
+    for (number, table) in (1..).zip(&tables) {
+        let json = folder.join(format!("{}.json", table.name));
+        // What a table that fails leaves is what it measured now, not what another run did.
+        let _ = fs::remove_file(&json);
+        println!("\n## {} ({number} of {})", table.name, tables.len());
+        let mut outcome = Outcome::Made;
+        let taken = time(|| outcome = one(table, arguments, &peers, &json, deadline));
+        let note = format!("{}: {outcome}, {:.0} s", table.name, taken.as_secs_f64());
+        println!("## {note}");
+        failed.extend(matches!(outcome, Outcome::Failed(_)).then_some(table.name));
+        notes.push(note);
+        sources.extend(json.is_file().then_some(json));
+        page::write_page(&page, &sources, &notes)?;
+    }
+    println!("{}", page.display());
+    match failed.as_slice() {
+        [] => Ok(Conclusion::Good),
+        failed => Err(format!("{} of {} tables failed: {}", failed.len(), tables.len(), failed.join(", "))),
+    }
+}
+
+fn chosen(only: &[String]) -> Result<Vec<Table>, String> {
+    let mut tables = tables::all();
+    let names: Vec<&str> = tables.iter().map(|table| table.name).collect();
+    if let Some(unknown) = only.iter().find(|name| !names.contains(&name.as_str())) {
+        return Err(format!("{unknown:?} is no table; there are {}", names.join(", ")));
+    }
+    tables.retain(|table| only.is_empty() || only.iter().any(|name| name == table.name));
+    Ok(tables)
+}
+
+/// The peers that this host has; what it lacks goes into the notes.
+fn peers(arguments: &Arguments, notes: &mut Vec<String>) -> Vec<Peer> {
+    let python = gloo::interpreter(arguments.python.as_deref());
+    let mut found = Vec::new();
+    for (peer, name, here) in [(Peer::Gloo, "Gloo", gloo::check(&python)), (Peer::Mpi, "MPI", mpi::check())] {
+        match here {
+            Ok(()) => found.push(peer),
+            Err(why) => notes.push(format!("without {name}: {why}")),
+        }
+    }
+    found
+}
+
+/// Makes one table, as a process of its own: whatever happens to it happens to no other.
+fn one(table: &Table, arguments: &Arguments, peers: &[Peer], json: &Path, all: Deadline) -> Outcome {
+    if let Needs::Links(more) = table.needs
+        && let Err(why) = tools::check(more)
+    {
+        return Outcome::LeftOut(why);
+    }
+    let patience = Duration::from_secs(table.seconds).min(all.left());
+    if patience.is_zero() {
+        return Outcome::Failed(format!("its turn did not come within {} minutes (--minutes)", arguments.minutes));
+    }
+    let words = command_line(table, arguments, peers, json);
+    let shown: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    println!("gradlane-bench {}", shown.join(" "));
+    match run(table.name, &words, &json.with_extension("txt"), patience) {
+        Ok(()) => Outcome::Made,
+        Err(why) => Outcome::Failed(why),
+    }
+}
+
+fn command_line(table: &Table, arguments: &Arguments, peers: &[Peer], json: &Path) -> Vec<OsString> {
+    let mut words: Vec<OsString> = table.words.iter().map(OsString::from).collect();
+    let names: Vec<&str> = table.peers.iter().filter(|peer| peers.contains(peer)).map(|peer| peer.name()).collect();
+    if !names.is_empty() {
+        words.extend(["--backend".into(), names.join(",").into()]);
+    }
+    if let Some(python) = arguments.python.as_ref().filter(|_| names.contains(&Peer::Gloo.name())) {
+        words.extend(["--python".into(), python.into()]);
+    }
+    words.extend(arguments.short.then(|| "--smoke".into()));
+    words.extend(["-J".into(), json.into()]);
+    words
+}
+
+/// Runs this program with these words, and copies what it prints to a file.
+fn run(name: &str, words: &[OsString], text: &Path, patience: Duration) -> Result<(), String> {
+    let this = std::env::current_exe().map_err(|cause| format!("this program does not find itself: {cause}"))?;
+    let line: Vec<OsString> = [this.into_os_string()].into_iter().chain(words.iter().cloned()).collect();
+    let mut file = File::create(text).map_err(|cause| format!("{}: {cause}", text.display()))?;
+    let mut process = Process::start(name, tied(&line, &[])?)?;
+    let mut written = Ok(());
+    let ended = process.hear(Deadline::within(patience), |line| {
+        println!("{line}");
+        if written.is_ok() {
+            written = writeln!(file, "{line}");
+        }
+    });
+    ended?;
+    written.map_err(|cause| format!("{}: {cause}", text.display()))
+}
+
+impl Peer {
+    /// As --backend names it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Gloo => "gloo",
+            Self::Mpi => "mpi",
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Made => f.write_str("made"),
+            Self::LeftOut(why) => write!(f, "left out, {why}"),
+            Self::Failed(why) => write!(f, "FAILED, {why}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::Parser;
+
+    use super::*;
+
+    fn arguments(short: bool) -> Arguments {
+        Arguments { out: PathBuf::from("out"), short, only: Vec::new(), minutes: 25, python: Some(PathBuf::from("py")) }
+    }
+
+    #[test]
+    fn every_command_line_is_one_that_the_program_takes() {
+        let mut names = BTreeSet::new();
+        for table in tables::all() {
+            assert!(names.insert(table.name), "{} twice", table.name);
+            for short in [false, true] {
+                let words = command_line(&table, &arguments(short), &[Peer::Gloo, Peer::Mpi], Path::new("out.json"));
+                let parsed = crate::Cli::try_parse_from([OsString::from("gradlane-bench")].into_iter().chain(words));
+                assert!(
+                    parsed.is_ok(),
+                    "{}: {}",
+                    table.name,
+                    parsed.err().map_or_else(String::new, |error| error.to_string())
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn peers_that_are_not_here_are_not_asked_for() {
+        let collective = tables::all().swap_remove(0);
+        let line = |peers: &[Peer]| {
+            command_line(&collective, &arguments(false), peers, Path::new("out.json")).join(&OsString::from(" "))
+        };
+        assert!(line(&[Peer::Gloo, Peer::Mpi]).to_string_lossy().contains("--backend gloo,mpi --python py"));
+        assert!(line(&[Peer::Mpi]).to_string_lossy().contains("--backend mpi -J"));
+        assert!(!line(&[]).to_string_lossy().contains("--backend"));
+    }
+
+    #[test]
+    fn a_table_that_there_is_not_is_refused_with_those_that_there_are() {
+        let problem = chosen(&["speed".to_owned()]).unwrap_err();
+        assert!(problem.contains("collective, server"), "{problem}");
+        assert_eq!(chosen(&["sched".to_owned()]).unwrap().len(), 1);
+    }
+}
