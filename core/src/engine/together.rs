@@ -93,9 +93,8 @@ mod tests {
 
     #[test]
     fn every_worker_passes_the_stages_of_its_machine() {
-        // Machine and door of each worker; then what each of them does.
         let (push, tiers) = ("PUSH -> PULL", "REDUCE -> PUSH -> PULL -> BROADCAST");
-        let table: [(&[(u64, &str)], &[&str]); 4] = [
+        let table: [(&[Place], &[&str]); 4] = [
             (&[(7, "a"), (7, "b")], &["ALL_REDUCE", "ALL_REDUCE"]),
             (&[(7, "a"), (7, "b"), (7, "c"), (8, "d")], &[tiers, tiers, tiers, push]),
             (&[(7, "a"), (7, ""), (8, "c"), (8, "d")], &[push, push, tiers, tiers]),
@@ -113,8 +112,11 @@ mod tests {
         }
     }
 
-    fn view(members: &[(u64, &str)]) -> View {
-        let member = |(index, (machine, door)): (u32, &(u64, &str))| Member {
+    /// A worker's machine and door.
+    type Place = (u64, &'static str);
+
+    fn view(members: &[Place]) -> View {
+        let member = |(index, (machine, door)): (u32, &Place)| Member {
             role: Role::Worker,
             index,
             node: NodeId([0; 32]),

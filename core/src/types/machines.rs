@@ -109,8 +109,7 @@ mod tests {
 
     #[test]
     fn the_workers_of_a_machine_reduce_together_if_they_are_several_and_all_willing() {
-        // Machine and door of each worker; then the teams.
-        let table: [(&[(u64, &str)], &[&[u32]]); 6] = [
+        let table: [(&[Place], &[&[u32]]); 6] = [
             (&[(7, "a"), (7, "b"), (7, "c")], &[&[0, 1, 2]]),
             (&[(7, "a"), (8, "b"), (7, "c"), (8, "d")], &[&[0, 2], &[1, 3]]),
             (&[(7, "a"), (7, "b"), (7, "c"), (8, "d")], &[&[0, 1, 2]]),
@@ -172,8 +171,11 @@ mod tests {
         PartId { key: TensorKey::of("weight"), index }
     }
 
-    fn machines(members: &[(u64, &str)]) -> Machines {
-        let member = |(index, (machine, door)): (u32, &(u64, &str))| Member {
+    /// A worker's machine and door.
+    type Place = (u64, &'static str);
+
+    fn machines(members: &[Place]) -> Machines {
+        let member = |(index, (machine, door)): (u32, &Place)| Member {
             role: Role::Worker,
             index,
             node: NodeId([0; 32]),

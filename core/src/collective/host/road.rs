@@ -353,7 +353,9 @@ impl Running {
         // SAFETY: `Reduced` of whoever shows it counts this chunk, and it writes here again only after `Taken` of ours does.
         let there = unsafe { board.segment.slice(board.layout.result(number, 0), shown) };
         if told > 0 {
-            let error = reject::from_body(&there.to_vec(), "another rank of this machine");
+            // A copy, because what others can write must not change between a check and its use.
+            let body = there.to_vec();
+            let error = reject::from_body(&body, "another rank of this machine");
             self.failure = Some(error.unwrap_or_else(|unreadable| unreadable));
             self.chunks = 1;
         } else if self.walk.leads_to(board.me) && !matches!(self.memory, Memory::Nowhere) {
