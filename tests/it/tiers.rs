@@ -39,8 +39,9 @@ fn the_network_carries_each_byte_once_a_machine_and_sums_are_exact() {
         let bytes = 2 * 4 * lengths.iter().sum::<usize>() as u64;
         for machine in ["a", "b"] {
             let ranks = || (0..4).filter(|rank| machines[*rank] == machine);
-            for direction in 0..2 {
-                assert_eq!(ranks().map(|rank| carried[rank][direction]).sum::<u64>(), bytes, "{machines:?} {machine}");
+            for direction in [0, 1] {
+                let total: u64 = ranks().map(|rank| carried[rank][direction]).sum();
+                assert_eq!(total, bytes, "{machines:?} {machine}");
             }
             // The parts of a tensor go round, so that nobody carries much more than its share.
             let share = bytes / ranks().count() as u64;
@@ -150,23 +151,21 @@ fn machines_that_want_different_reductions_all_learn_both() {
 }
 
 #[test]
-fn workers_of_one_machine_that_disagree_learn_both_and_the_others_learn_who_gave_up() {
+fn workers_of_one_machine_that_disagree_learn_both_and_the_others_learn_who_went_on_without_them() {
     let cluster = Cluster::on(&SHAPES[0], 1, &[]);
     let errors = all(&cluster.workers, |engine| {
         let op = if engine.rank().0 == 1 { Op::Max } else { Op::Sum };
-        let error = Tensor::new("weight", vec![1_f32; 8]).reduce(engine, op);
-        if engine.rank().0 < 2 {
-            // They go on, by which the others hear that they gave up.
-            Tensor::new("weight", vec![1_f32; 8]).push_pull(engine, Op::Sum).unwrap().cancel();
-        }
-        error.unwrap_err()
+        let error = Tensor::new("weight", vec![1_f32; 8]).reduce(engine, op).unwrap_err();
+        Tensor::new("weight", vec![1_f32; 8]).reduce(engine, Op::Sum).unwrap();
+        error
     });
     for error in &errors[..2] {
         let text = error.to_string();
         assert!(text.contains("worker 1 has op max") && text.contains("worker 0 has op sum"), "{text}");
     }
     for error in &errors[2..] {
-        assert!(matches!(error, Error::Stalled { .. }), "{error}");
+        let Error::Stalled { missing, waited, .. } = error else { panic!("{error}") };
+        assert!([0, 1].map(WorkerId).contains(&missing[0]) && *waited < Duration::from_secs(20), "{error}");
     }
 }
 
