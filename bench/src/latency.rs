@@ -17,7 +17,7 @@ use crate::team::orders::Case;
 /// Workers and a server in processes of their own; one tensor at a time, in place. Rows marked busy are measured while tensors of the
 /// lowest priority, so many bytes of them together, are under way: a few exchanges at the beginning of each such backlog, which is then
 /// waited for; peers have no priorities and no such rows. Below each row: fastest, median, 99th percentile and slowest exchange. Expectations can be of p50 and p99, such as
-/// 'p50<=150@4K'.
+/// 'quic idle/p50<=150@4K'.
 #[derive(Args)]
 #[command(after_long_help = DEFINITIONS)]
 pub(crate) struct Arguments {
@@ -51,7 +51,8 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
         }
         let idle = Case::single("urgent", bytes, float, Op::Sum, 1);
         let busy = (arguments.backlog > 0).then(|| idle.clone().under_backlog(backlog));
-        entries.extend([Some(idle), busy].into_iter().flatten().map(Entry::single));
+        entries.push(Entry { variant: "idle".to_owned(), ..Entry::single(idle) });
+        entries.extend(busy.map(Entry::single));
     }
     // How fast memory is says nothing about single small tensors.
     let untold = |team| Team { traffic: None, ..team };

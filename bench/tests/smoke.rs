@@ -102,6 +102,17 @@ fn where_bytes_go_through_memory_its_speed_is_the_bound() {
 }
 
 #[test]
+fn what_one_worker_reduces_is_set_against_plain_streams() {
+    let words =
+        ["push-pull", "--smoke", "--workers", "1", "--inflight", "4", "--road", "quic,shm", "--backend", "tcp,tls"];
+    let text = succeeded(&bench(&words));
+    for (ours, peer) in [("quic", "tcp"), ("quic", "tls"), ("shm", "tcp"), ("shm", "tls")] {
+        let compared = |line: &&str| line.contains(&format!("  {ours} x4  ")) && line.contains(&format!(" x {peer}"));
+        assert_eq!(text.lines().filter(compared).count(), 2, "{ours} and {peer}: {text}");
+    }
+}
+
+#[test]
 fn kernels_and_scheduler_are_measured_into_files_of_the_same_shape() {
     let folder = tempfile::tempdir().unwrap();
     for (words, expectations) in [
@@ -206,6 +217,7 @@ fn what_cannot_be_measured_is_said_before_anything_starts() {
         (&["transport", "-e", "128M", "-b", "128M"], "no exchange carries more"),
         (&["push-pull", "--smoke", "--join", "gradlane1", "--road", "quic,shm"], "one --road"),
         (&["push-pull", "--smoke", "--join", "gradlane1"], "fewer than four parts"),
+        (&["push-pull", "--smoke", "--backend", "tcp"], "give --workers 1"),
         (&["reduce", "-b", "4"], "no element"),
         (&["suite", "--only", "speed"], "is no table"),
         (&["page", "/nowhere.json"], "/nowhere.json"),

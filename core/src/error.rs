@@ -238,6 +238,20 @@ impl Error {
         }
     }
 
+    /// What the other side is told of what this side found: an incompatibility in its own words, because it is the one that shows them.
+    #[must_use]
+    pub fn told_to_peer(&self) -> Self {
+        match self {
+            Self::Incompatible { field, ours, peer: _, theirs } => Self::Incompatible {
+                field: field.clone(),
+                ours: theirs.clone(),
+                peer: "the other end of the connection".to_owned(),
+                theirs: ours.clone(),
+            },
+            other => other.clone(),
+        }
+    }
+
     /// Whether the same call may succeed later without anything else being changed.
     pub fn retryable(&self) -> bool {
         matches!(self.code(), Code::Unavailable | Code::ResourceExhausted)
@@ -262,6 +276,17 @@ mod tests {
             second: Claim { worker: WorkerId(1), value: "[11]".to_owned() },
         };
         assert!(error.to_string().starts_with("tensor fc.weight: worker 0 has shape [10], worker 1 has shape [11]"));
+    }
+
+    #[test]
+    fn each_side_hears_of_an_incompatibility_in_its_own_words() {
+        let [field, ours, peer, theirs] = ["version", "2", "worker 0", "1"].map(str::to_owned);
+        let told = Error::Incompatible { field, ours, peer, theirs }.told_to_peer().to_string();
+        assert!(
+            told.starts_with("version differs: this process has 1, the other end of the connection has 2;"),
+            "{told}"
+        );
+        assert_eq!(Error::Cancelled.told_to_peer(), Error::Cancelled);
     }
 
     #[test]

@@ -53,7 +53,7 @@ fn garbage_on_a_members_stream_to_a_server_ends_its_link_and_nothing_else() {
     let member = Credentials::enroll(cluster.embedded.join_string(), Role::Worker, PATIENCE).unwrap();
     let server = cluster.embedded.servers()[0].address();
     let mut newer = push().encode();
-    newer[4] = 2;
+    newer[4] = VERSION + 1;
     beside(&cluster, || {
         for (bytes, names) in [
             (vec![0xaa; 64], "magic"),

@@ -58,9 +58,7 @@ def test_a_server_that_is_killed_is_named_to_every_worker(job):
     assert everyone[server].endswith("server")
     at = time.monotonic()
     os.kill(server, signal.SIGKILL)
-    for name, member, after in (heard(launcher, at) for _ in workers):
-        assert name == "PeerLostError" and member.startswith("server"), launcher.output
-        assert after < DEAD_TIMEOUT + SLACK
+    hear_in_time(launcher, at, "server", survivors=3)
     ended = launcher.end(10.0)
     assert ended.code == 128 + signal.SIGKILL, ended.output
     assert not any(map(lives, everyone))
@@ -71,9 +69,7 @@ def test_a_worker_that_is_killed_is_named_to_the_others(job):
     everyone = children(launcher.pid)
     at = time.monotonic()
     os.kill(workers[1], signal.SIGKILL)
-    for name, member, after in (heard(launcher, at) for _ in range(2)):
-        assert (name, member) == ("PeerLostError", "worker 1"), launcher.output
-        assert after < DEAD_TIMEOUT + SLACK
+    hear_in_time(launcher, at, "worker 1", survivors=2)
     assert launcher.end(10.0).code == 128 + signal.SIGKILL, launcher.output
     assert not any(map(lives, everyone))
 
@@ -83,13 +79,10 @@ def test_a_worker_that_is_held_up_is_given_up_and_learns_so_when_it_goes_on(job)
     everyone = children(launcher.pid)
     at = time.monotonic()
     os.kill(workers[2], signal.SIGSTOP)
-    for name, member, after in (heard(launcher, at) for _ in range(2)):
-        assert (name, member) == ("PeerLostError", "worker 2"), launcher.output
-        assert after < DEAD_TIMEOUT + SLACK
+    hear_in_time(launcher, at, "worker 2", survivors=2)
     os.kill(workers[2], signal.SIGCONT)
-    # Either the next membership reaches it first, of which it is no part, or the end of the one before.
-    name, member, _ = heard(launcher, at)
-    assert (name, member) in {("FencedError", "None"), ("PeerLostError", "worker 2")}, launcher.output
+    name, _, _ = heard(launcher, at)
+    assert name == "FencedError", launcher.output
     assert launcher.end(10.0).code in FAILED, launcher.output
     assert not any(map(lives, everyone))
 
@@ -114,6 +107,13 @@ def test_ctrl_c_ends_the_whole_job_within_two_seconds(job, number, code):
     assert ended.code == code, ended.output
     assert time.monotonic() - at < 2.0 + SLACK
     assert not any(map(lives, everyone))
+
+
+def hear_in_time(launcher, at, lost, survivors):
+    """Expects that so many workers are told soon after `at` who was lost: a member whose name begins so."""
+    for name, member, after in (heard(launcher, at) for _ in range(survivors)):
+        assert name == "PeerLostError" and member.startswith(lost), launcher.output
+        assert after < DEAD_TIMEOUT + SLACK
 
 
 def heard(launcher, at):

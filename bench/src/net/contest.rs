@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     /// Repetitions: contenders take turns, one repetition each; what is shown is the median of the repetitions.
     #[arg(short = 'N', long = "repetitions", value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
-    /// Peers to measure in the same run.
+    /// Peers to measure in the same run; there is gloo.
     #[arg(long, value_enum, value_delimiter = ',')]
     backend: Vec<Backend>,
     /// The Python that runs Gloo: needs torch. Unless given: that of the virtual environment in use or of .venv, or python3.
@@ -65,6 +65,9 @@ pub(crate) struct Arguments {
 /// What is missing on this host, or the first process that could not go on.
 pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
     tools::check(&[])?;
+    if arguments.backend.iter().any(|backend| *backend != Backend::Gloo) {
+        return Err("net has no --backend but gloo".to_owned());
+    }
     let mut arguments = arguments.clone();
     if arguments.smoke {
         arguments =

@@ -10,6 +10,7 @@ use super::job::{self, Before, JobOptions};
 use super::road::Road;
 use crate::arguments::Ours;
 use crate::team::{Team, gloo, mpi};
+use crate::transport;
 
 /// Workers, servers and peers, as arguments.
 #[derive(Args, Clone, Debug)]
@@ -40,6 +41,10 @@ pub(crate) enum Backend {
     Gloo,
     /// The MPI that mpicc and mpirun belong to.
     Mpi,
+    /// Plain TCP between one worker and a server that gives back what it gets: nothing is added.
+    Tcp,
+    /// The same with TLS 1.3.
+    Tls,
 }
 
 impl Crew {
@@ -70,9 +75,15 @@ impl Crew {
     /// As many ranks of each peer.
     ///
     /// # Errors
-    /// As [`gloo::start`] and [`mpi::start`].
+    /// As [`gloo::start`] and [`mpi::start`]; that several workers are no case for a stream.
     pub(crate) fn peers(&self, patience: Duration) -> Result<Vec<Team>, String> {
         let start = |backend: &Backend| match backend {
+            Backend::Tcp | Backend::Tls if self.workers != 1 => {
+                Err("--backend tcp and tls give back what one worker sends, and add nothing: give --workers 1"
+                    .to_owned())
+            }
+            Backend::Tcp => transport::start_streams(false, patience),
+            Backend::Tls => transport::start_streams(true, patience),
             Backend::Mpi => mpi::start(self.workers, patience),
             Backend::Gloo => {
                 let python = gloo::interpreter(self.python.as_deref());

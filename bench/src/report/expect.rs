@@ -180,7 +180,10 @@ impl Expectation {
                 let figure = row.figures(place).filter(|_| wanted).and_then(|of| self.figure(report, row, place, of));
                 if let Some(figure) = figure {
                     let words = if place == Place::In { "in place" } else { "out of place" };
-                    let at = format!("{} of {} {words}", row.name(), print_bytes(row.bytes));
+                    let at = match row.dtype {
+                        Some(_) => format!("{} of {} {words}", row.name(), print_bytes(row.bytes)),
+                        None => format!("{} of {}", row.name(), row.bytes),
+                    };
                     found.push((at, figure, self.comparison.holds(figure, self.threshold)));
                 }
             }

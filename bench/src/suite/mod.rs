@@ -31,6 +31,9 @@ pub(crate) struct Arguments {
     /// Every table at its smoke size: checks everything and measures nothing of use. Takes a minute or two.
     #[arg(long)]
     short: bool,
+    /// Also say of each table whether it is what this project aims at on two cores; what misses it makes the exit code 2.
+    #[arg(long, conflicts_with = "short")]
+    targets: bool,
     /// These tables only, by their names, separated by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
@@ -46,6 +49,8 @@ pub(crate) struct Arguments {
 #[derive(Clone, PartialEq, Debug)]
 enum Outcome {
     Made,
+    /// Made, and not what is aimed at.
+    Missed,
     /// Why this host cannot make it.
     LeftOut(String),
     Failed(String),
@@ -65,7 +70,7 @@ fn make(arguments: &Arguments) -> Result<Conclusion, String> {
     notes.extend(arguments.short.then(|| "a short run: the figures mean nothing".to_owned()));
     let peers = peers(arguments, &mut notes);
     let deadline = Deadline::within(Duration::from_secs(arguments.minutes * 60));
-    let mut failed = Vec::new();
+    let (mut failed, mut missed) = (Vec::new(), false);
     let mut sources = Vec::new();
     for (number, table) in (1..).zip(&tables) {
         let json = folder.join(format!("{}.json", table.name));
@@ -77,12 +82,14 @@ fn make(arguments: &Arguments) -> Result<Conclusion, String> {
         let note = format!("{}: {outcome}, {:.0} s", table.name, taken.as_secs_f64());
         println!("## {note}");
         failed.extend(matches!(outcome, Outcome::Failed(_)).then_some(table.name));
+        missed |= outcome == Outcome::Missed;
         notes.push(note);
         sources.extend(json.is_file().then_some(json));
         page::write_page(&page, &sources, &notes)?;
     }
     println!("{}", page.display());
     match failed.as_slice() {
+        [] if missed => Ok(Conclusion::Missed),
         [] => Ok(Conclusion::Good),
         failed => Err(format!("{} of {} tables failed: {}", failed.len(), tables.len(), failed.join(", "))),
     }
@@ -126,7 +133,8 @@ fn one(table: &Table, arguments: &Arguments, peers: &[Peer], json: &Path, all: D
     let shown: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
     println!("gradlane-bench {}", shown.join(" "));
     match run(table.name, &words, &json.with_extension("txt"), patience) {
-        Ok(()) => Outcome::Made,
+        Ok(Ended::Well) => Outcome::Made,
+        Ok(Ended::Missed) => Outcome::Missed,
         Err(why) => Outcome::Failed(why),
     }
 }
@@ -141,12 +149,16 @@ fn command_line(table: &Table, arguments: &Arguments, peers: &[Peer], json: &Pat
         words.extend(["--python".into(), python.into()]);
     }
     words.extend(arguments.short.then(|| "--smoke".into()));
+    // A ratio to a peer that is not here is no target.
+    let absent: Vec<&str> = table.peers.iter().filter(|peer| !peers.contains(peer)).map(|peer| peer.name()).collect();
+    let asked = |target: &&&str| arguments.targets && !absent.iter().any(|name| target.contains(&format!(":{name}")));
+    words.extend(table.targets.iter().filter(asked).flat_map(|target| ["--expect".into(), target.into()]));
     words.extend(["-J".into(), json.into()]);
     words
 }
 
 /// Runs this program with these words, and copies what it prints to a file.
-fn run(name: &str, words: &[OsString], text: &Path, patience: Duration) -> Result<(), String> {
+fn run(name: &str, words: &[OsString], text: &Path, patience: Duration) -> Result<Ended, String> {
     let this = std::env::current_exe().map_err(|cause| format!("this program does not find itself: {cause}"))?;
     let line: Vec<OsString> = [this.into_os_string()].into_iter().chain(words.iter().cloned()).collect();
     let mut file = File::create(text).map_err(|cause| format!("{}: {cause}", text.display()))?;
@@ -158,8 +170,19 @@ fn run(name: &str, words: &[OsString], text: &Path, patience: Duration) -> Resul
             written = writeln!(file, "{line}");
         }
     });
-    ended?;
-    written.map_err(|cause| format!("{}: {cause}", text.display()))
+    let ended = match process.exit_code() {
+        // Wrong arguments have the same code, but these are ours.
+        Some(2) if words.iter().any(|word| word == "--expect") => Ended::Missed,
+        Some(_) | None => ended.map(|()| Ended::Well)?,
+    };
+    written.map_err(|cause| format!("{}: {cause}", text.display())).map(|()| ended)
+}
+
+/// How a table's process ended.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Ended {
+    Well,
+    Missed,
 }
 
 impl Peer {
@@ -176,6 +199,7 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Made => f.write_str("made"),
+            Self::Missed => f.write_str("made, and targets missed"),
             Self::LeftOut(why) => write!(f, "left out, {why}"),
             Self::Failed(why) => write!(f, "FAILED, {why}"),
         }
@@ -191,7 +215,14 @@ mod tests {
     use super::*;
 
     fn arguments(short: bool) -> Arguments {
-        Arguments { out: PathBuf::from("out"), short, only: Vec::new(), minutes: 25, python: Some(PathBuf::from("py")) }
+        Arguments {
+            out: PathBuf::from("out"),
+            short,
+            targets: !short,
+            only: Vec::new(),
+            minutes: 25,
+            python: Some(PathBuf::from("py")),
+        }
     }
 
     #[test]
@@ -214,12 +245,13 @@ mod tests {
 
     #[test]
     fn peers_that_are_not_here_are_not_asked_for() {
-        let collective = tables::all().swap_remove(0);
+        let collective = chosen(&["collective".to_owned()]).unwrap().remove(0);
         let line = |peers: &[Peer]| {
             command_line(&collective, &arguments(false), peers, Path::new("out.json")).join(&OsString::from(" "))
         };
         assert!(line(&[Peer::Gloo, Peer::Mpi]).to_string_lossy().contains("--backend gloo,mpi --python py"));
-        assert!(line(&[Peer::Mpi]).to_string_lossy().contains("--backend mpi -J"));
+        let lone = line(&[Peer::Mpi]).to_string_lossy().into_owned();
+        assert!(lone.contains("--backend mpi --expect ratio:mpi>=1@64K-4M") && !lone.contains("gloo"), "{lone}");
         assert!(!line(&[]).to_string_lossy().contains("--backend"));
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct Process {
     speech: Speech,
     /// The end of what it said on standard error.
     complaints: Arc<Mutex<Vec<u8>>>,
+    /// Disconnected once all of that was heard.
+    silence: Receiver<()>,
 }
 
 impl Process {
@@ -58,8 +60,12 @@ impl Process {
         });
         let complaints = Arc::new(Mutex::new(Vec::new()));
         let heard = Arc::clone(&complaints);
-        std::thread::spawn(move || keep_end(errors, &heard));
-        Ok(Self { name: name.to_owned(), child, orders, answers, speech: Speech::Json, complaints })
+        let (talking, silence) = channel();
+        std::thread::spawn(move || {
+            keep_end(errors, &heard);
+            drop(talking);
+        });
+        Ok(Self { name: name.to_owned(), child, orders, answers, speech: Speech::Json, complaints, silence })
     }
 
     /// The same process, which takes orders in other words.
@@ -158,9 +164,16 @@ impl Process {
         self.status()
     }
 
+    /// The exit code, if it has ended with one.
+    pub(crate) fn exit_code(&mut self) -> Option<i32> {
+        self.child.try_wait().ok().flatten().and_then(|status| status.code())
+    }
+
     /// How it ended, once its output has.
     fn status(&mut self) -> Result<(), String> {
-        match self.child.wait() {
+        let ended = self.child.wait();
+        self.hear_out();
+        match ended {
             Ok(status) if status.success() => Ok(()),
             Ok(status) => Err(format!("{} left with {status}{}", self.name, self.complaints())),
             Err(cause) => Err(format!("{}: {cause}", self.name)),
@@ -170,7 +183,13 @@ impl Process {
     fn gone(&mut self) -> String {
         let _ = self.child.kill();
         let status = self.child.wait().map_or_else(|cause| cause.to_string(), |status| status.to_string());
+        self.hear_out();
         format!("{} ended unasked ({status}){}", self.name, self.complaints())
+    }
+
+    /// Waits until its last words were heard; for a moment only, because a child of its own may hold its standard error open.
+    fn hear_out(&self) {
+        let _ = self.silence.recv_timeout(Duration::from_secs(1));
     }
 
     fn complaints(&self) -> String {

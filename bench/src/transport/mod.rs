@@ -168,7 +168,11 @@ fn start_in_process(patience: Duration) -> Result<Team, String> {
     join_all(team("mem", true, ranks, None, patience), &with)
 }
 
-fn start_streams(tls: bool, patience: Duration) -> Result<Team, String> {
+/// A worker and a store that speak over streams.
+///
+/// # Errors
+/// What the first process that could not start says.
+pub(crate) fn start_streams(tls: bool, patience: Duration) -> Result<Team, String> {
     let name = if tls { "tls" } else { "tcp" };
     let mut command = role("stream-store", &[])?;
     command.args(tls.then_some("--tls"));

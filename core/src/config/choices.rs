@@ -56,6 +56,8 @@ choice! {
 choice! {
     /// How a sender finds out what the network can take.
     Congestion {
+        /// By the queue that it causes, and by loss as `cubic`: what is urgent overtakes, and senders that fill queues get more.
+        Delay = "delay",
         /// As TCP does on Linux (RFC 9438): fair to it, slowed down by loss.
         Cubic = "cubic",
         /// By measured bandwidth and delay (version 1): full speed in spite of loss, and not fair to those that heed it.

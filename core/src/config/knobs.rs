@@ -163,8 +163,8 @@ knobs! {
         datagram_bytes_max: Optional<Bytes> = "" in "1452" to "65507";
         /// Who drives the connections between workers and servers.
         quic_driver: QuicDriver = "direct";
-        /// Congestion control between workers and servers; `cubic` shares a network fairly with TCP.
-        congestion: Congestion = "cubic";
+        /// Congestion control between workers and servers: `delay` keeps queues short, `cubic` takes its share beside TCP.
+        congestion: Congestion = "delay";
         /// Whether contributions and sums carry a CRC-32C.
         checksum: Flag = "true";
     }

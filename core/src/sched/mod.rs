@@ -6,16 +6,18 @@
 
 pub mod task;
 
+pub mod credit;
 pub mod order;
-pub mod queue;
+mod queue;
 pub mod scheduler;
 pub mod stall;
 
 mod arena;
 mod group;
 
+pub use credit::Credit;
 pub use group::GroupId;
-pub use queue::{Credit, Entry, StageQueue};
+pub use queue::{Entry, StageQueue};
 pub use scheduler::{Command, Scheduler, SchedulerConfig};
 pub use stall::{StallDetector, StallReport};
 pub use task::{Attempt, Outcome, Task, TaskId, TaskSpec};

@@ -89,17 +89,25 @@ impl StageQueue {
     }
 
     /// Takes the next task if it `fits`. If it does not, nothing is taken: a smaller one behind it would delay it further, and a large
-    /// one could wait forever.
-    pub fn take(&mut self, fits: impl FnOnce(u64) -> bool) -> Option<Entry> {
-        let oldest_turn = self.oldest_every > 0 && self.taken + 1 >= self.oldest_every;
-        let (rank, next) = if oldest_turn { self.oldest() } else { self.ready.first_key_value() }?;
-        if !fits(next.bytes) {
-            return None;
-        }
-        let (rank @ (Reverse(priority), order), Waiting { task, bytes }) = (*rank, *next);
-        self.ready.remove(&rank);
-        self.taken = if oldest_turn { 0 } else { self.taken.saturating_add(1) };
-        Some(Entry { task, priority, order, bytes })
+    /// one could wait forever. Only the oldest lets the most urgent pass when its turn comes, for another turn.
+    pub fn take(&mut self, fits: impl Fn(&Entry) -> bool) -> Option<Entry> {
+        let turn = self.oldest_every > 0 && self.taken + 1 >= self.oldest_every;
+        let is_patient = self.taken + 1 < self.oldest_every.saturating_mul(2);
+        let oldest = if turn { self.oldest() } else { None };
+        let entry = match oldest.filter(&fits) {
+            Some(oldest) => {
+                self.taken = 0;
+                oldest
+            }
+            None if turn && !is_patient => return None,
+            None => {
+                let first = self.ready.first_key_value().map(entry_of).filter(fits)?;
+                self.taken = self.taken.saturating_add(1);
+                first
+            }
+        };
+        self.ready.remove(&rank(&entry));
+        Some(entry)
     }
 
     /// How many tasks wait, gated ones included.
@@ -117,13 +125,13 @@ impl StageQueue {
         !self.ready.is_empty()
     }
 
-    fn oldest(&mut self) -> Option<(&Rank, &Waiting)> {
+    fn oldest(&mut self) -> Option<Entry> {
         let gone = |(order, priority)| !self.ready.contains_key(&(Reverse(priority), order));
         while self.ages.peek().is_some_and(|Reverse(oldest)| gone(*oldest)) {
             self.ages.pop();
         }
         let Reverse((order, priority)) = self.ages.peek()?;
-        self.ready.get_key_value(&(Reverse(*priority), *order))
+        self.ready.get_key_value(&(Reverse(*priority), *order)).map(entry_of)
     }
 
     fn forget_the_gone(&mut self) {
@@ -135,46 +143,13 @@ impl StageQueue {
 /// So many ranks of tasks that are gone are not worth a pass over the queue.
 const AGES_SLACK: usize = 64;
 
+fn entry_of((rank, waiting): (&Rank, &Waiting)) -> Entry {
+    let ((Reverse(priority), order), Waiting { task, bytes }) = (*rank, *waiting);
+    Entry { task, priority, order, bytes }
+}
+
 fn rank(entry: &Entry) -> Rank {
     (Reverse(entry.priority), entry.order)
-}
-
-/// Bytes and tasks in flight, and how many of each there may be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Credit {
-    bytes_max: u64,
-    tasks_max: u32,
-    bytes: u64,
-    tasks: u32,
-}
-
-impl Credit {
-    /// Nothing in flight yet, `bytes_max` bytes in `tasks_max` tasks allowed.
-    pub const fn new(bytes_max: u64, tasks_max: u32) -> Self {
-        Self { bytes_max, tasks_max, bytes: 0, tasks: 0 }
-    }
-
-    /// Whether a task of `bytes` may start. One larger than the whole credit runs alone.
-    pub const fn fits(&self, bytes: u64) -> bool {
-        self.tasks == 0 || (self.tasks < self.tasks_max && self.bytes.saturating_add(bytes) <= self.bytes_max)
-    }
-
-    /// Takes `bytes` for a task that starts.
-    pub const fn draw(&mut self, bytes: u64) {
-        self.bytes = self.bytes.saturating_add(bytes);
-        self.tasks += 1;
-    }
-
-    /// Gives back what a task drew.
-    pub fn give_back(&mut self, bytes: u64) {
-        self.bytes = self.bytes.checked_sub(bytes).expect("credit is given back once");
-        self.tasks = self.tasks.checked_sub(1).expect("credit is given back once");
-    }
-
-    /// Bytes drawn and not given back.
-    pub const fn in_flight(&self) -> u64 {
-        self.bytes
-    }
 }
 
 #[cfg(test)]
@@ -232,32 +207,20 @@ mod tests {
         for entry in entries([(0, 10), (9, 100)]) {
             queue.submit(entry);
         }
-        assert_eq!(queue.take(|bytes| bytes <= 50), None);
+        assert_eq!(queue.take(|entry| entry.bytes <= 50), None);
         assert_eq!(drain(&mut queue), [1, 0]);
     }
 
     #[test]
-    fn a_part_larger_than_the_credit_runs_alone() {
-        let mut credit = Credit::new(100, 10);
-        assert!(credit.fits(250));
-        credit.draw(250);
-        assert!(!credit.fits(1), "nothing beside it");
-        credit.give_back(250);
-        credit.draw(60);
-        assert!(credit.fits(40));
-        assert!(!credit.fits(41));
-        assert!(!credit.fits(u64::MAX));
-    }
-
-    #[test]
-    fn many_small_parts_are_bounded_by_their_number() {
-        let mut credit = Credit::new(100, 2);
-        credit.draw(1);
-        assert!(credit.fits(1));
-        credit.draw(1);
-        assert!(!credit.fits(1), "though there are 98 bytes left");
-        credit.give_back(1);
-        assert!(credit.fits(1));
+    fn the_oldest_that_does_not_fit_lets_others_pass_for_one_more_turn_only() {
+        let mut queue = StageQueue::new(2);
+        for entry in entries([(0, 100), (9, 10), (9, 10), (9, 10), (9, 10), (9, 10)]) {
+            queue.submit(entry);
+        }
+        let urgent = |entry: &Entry| entry.bytes <= 50;
+        let taken: Vec<u64> = std::iter::from_fn(|| queue.take(urgent)).map(|entry| entry.order).collect();
+        assert_eq!(taken, [1, 2, 3], "then it is waited for");
+        assert_eq!(queue.take(|_| true).unwrap().order, 0);
     }
 
     fn entries<const N: usize>(tasks: [(i32, u64); N]) -> [Entry; N] {

@@ -23,8 +23,8 @@
 //! concerns this rank alone.
 //!
 //! # Rules
-//! - Credit counts bytes and tasks. It is drawn when a task is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come
-//!   may wait for another worker, whose credit waits for this one: when no credit came back for `credit_patience` while a task needs
+//! - Credit counts bytes and tasks, and what is urgent has its own beside that of the least urgent ([`Credit`]). It is drawn when a task
+//!   is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come may wait for another worker, whose credit waits for this one: when no credit came back for `credit_patience` while a task needs
 //!   some, that of the tasks which wait for their sums for so long is lent on. So workers may submit in different orders.
 //! - A task is not pushed before the sum of the round before of the same part arrived: a server keeps two rounds of a part alive.
 //!   Nor does it begin to be reduced among the ranks of a machine before that.
@@ -37,8 +37,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::arena::Arena;
+use super::credit::Credit;
 use super::group::{Group, GroupId};
-use super::queue::{Credit, StageQueue};
+use super::queue::{Entry, StageQueue};
 use super::task::{Gates, Outcome, Place, Task, TaskId, TaskSpec, Work};
 use crate::error::{Error, Result};
 use crate::pipeline::{Pipeline, Stage};
@@ -47,7 +48,7 @@ use crate::types::{Defect, PartId, Round, ServerId, TensorKey, Time, planted};
 /// Settings of a scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SchedulerConfig {
-    /// Bytes in flight at most, over all servers.
+    /// Bytes in flight at most, over all servers; as many again for what is more urgent than those.
     pub credit_bytes: u64,
     /// Tasks in flight at most, over all servers: an exchange costs its stream, its queue places and an answer, whatever its size.
     pub credit_tasks: u32,
@@ -217,15 +218,16 @@ impl Scheduler {
 
     /// The next task for `stage`, which the caller must execute and [`finish`](Self::finish); `None` if there is none now.
     pub fn take(&mut self, now: Time, stage: Stage) -> Option<Task> {
-        let credit = self.credit;
-        let Some(entry) = self.queues[stage.index()].take(|bytes| stage != Stage::Push || credit.fits(bytes)) else {
+        let credit = &self.credit;
+        let fits = |entry: &Entry| stage != Stage::Push || credit.fits(entry.priority, entry.bytes);
+        let Some(entry) = self.queues[stage.index()].take(fits) else {
             self.expect_credit(now, stage);
             return None;
         };
         let work = self.tasks.get_mut(entry.task.0).expect("queued tasks exist");
         work.place = Place::Running;
         if stage == Stage::Push {
-            self.credit.draw(entry.bytes);
+            self.credit.draw(entry.priority, entry.bytes);
             if work.credit_place.is_none() {
                 work.credit_place = Some(self.holders.len());
                 self.holders.push(entry.task);
@@ -472,7 +474,7 @@ impl Scheduler {
         let Some(place) = work.credit_place.take() else {
             return;
         };
-        self.credit.give_back(work.spec.bytes);
+        self.credit.give_back(work.spec.priority, work.spec.bytes);
         self.holders.swap_remove(place);
         if let Some(moved) = self.holders.get(place) {
             self.tasks.get_mut(moved.0).expect("it holds credit").credit_place = Some(place);

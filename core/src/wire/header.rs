@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::types::{DType, Epoch, Op, PartId, Round, TensorKey};
 
-use super::{VERSION, limits};
+use super::{VERSION, check_version, limits};
 
 /// Bytes of an encoded header.
 pub const HEADER_BYTES: usize = 64;
@@ -127,6 +127,18 @@ impl Header {
         bytes
     }
 
+    /// What is wrong with a header of which `peer` sent only these bytes: perhaps it is whole in another version, where it was shorter.
+    pub fn cut_short(bytes: &[u8], peer: &str) -> Error {
+        if let [magic @ .., version] = bytes.get(..=MAGIC.len()).unwrap_or_default()
+            && *magic == MAGIC
+            && let Err(other_version) = check_version(*version, peer)
+        {
+            return other_version;
+        }
+        let problem = format!("ends after {} bytes", bytes.len());
+        Error::Protocol { peer: peer.to_owned(), field: "header".to_owned(), problem }
+    }
+
     /// Reads a header that `peer` sent, checking every field.
     ///
     /// # Errors
@@ -140,14 +152,7 @@ impl Header {
         if bytes[0..4] != MAGIC {
             return Err(bad("magic", format!("is {:02x?} instead of {MAGIC:02x?}", &bytes[0..4])));
         }
-        if bytes[4] != VERSION {
-            return Err(Error::Incompatible {
-                field: "protocol version".to_owned(),
-                ours: VERSION.to_string(),
-                peer: peer.to_owned(),
-                theirs: bytes[4].to_string(),
-            });
-        }
+        check_version(bytes[4], peer)?;
         let kind = match bytes[5] {
             1 => HeaderKind::Push,
             2 => HeaderKind::Sum,
@@ -236,7 +241,7 @@ mod tests {
     fn golden_bytes() {
         #[rustfmt::skip]
         let golden: [u8; HEADER_BYTES] = [
-            b'G', b'L', b'N', b'E', 1, 1, 1, 0,  2, 0, 0, 0, 3, 0, 0, 0,
+            b'G', b'L', b'N', b'E', 2, 1, 1, 0,  2, 0, 0, 0, 3, 0, 0, 0,
             8, 7, 6, 5, 4, 3, 2, 1,              9, 0, 0, 0, 3, 6, 6, 0,
             77, 0, 0, 0, 0, 0, 0, 0,             0, 16, 0, 0, 0, 0, 0, 0,
             0, 0, 0, 0, 0, 0, 0xf8, 0x3f,        5, 0, 0, 0, 0xef, 0xbe, 0xad, 0xde,
@@ -270,10 +275,30 @@ mod tests {
 
     #[test]
     fn another_version_is_named_on_both_sides() {
-        let mut bytes = push().encode();
-        bytes[4] = 2;
-        let error = Header::decode(&bytes, "worker 0").unwrap_err();
-        assert!(matches!(error, Error::Incompatible { ours, theirs, .. } if ours == "1" && theirs == "2"));
+        for version in [VERSION - 1, VERSION + 1] {
+            // Whatever else it may say.
+            let mut bytes = [0xee; HEADER_BYTES];
+            bytes[..4].copy_from_slice(&MAGIC);
+            bytes[4] = version;
+            let both = |error: Error| match error {
+                Error::Incompatible { field, ours, theirs, .. } => [field, ours, theirs],
+                other => panic!("{other}"),
+            };
+            let expected = ["protocol version", &VERSION.to_string(), &version.to_string()].map(str::to_owned);
+            assert_eq!(both(Header::decode(&bytes, "worker 0").unwrap_err()), expected);
+            for length in [5, 40, 63] {
+                assert_eq!(both(Header::cut_short(&bytes[..length], "worker 0")), expected, "a shorter header");
+            }
+        }
+    }
+
+    #[test]
+    fn a_header_that_ends_early_says_where() {
+        let whole = push().encode();
+        for length in [0, 4, 5, 63] {
+            let error = Header::cut_short(&whole[..length], "worker 0").to_string();
+            assert!(error.contains(&format!("header ends after {length} bytes")), "{error}");
+        }
     }
 
     proptest! {

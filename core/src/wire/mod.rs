@@ -46,6 +46,8 @@ pub use checksum::checksum;
 pub use frame::Frame;
 pub use header::{Flags, Header, HeaderKind, URGENCY_MAX};
 
+use crate::error::{Error, Result};
+
 /// Adds the next piece of a header, a reject or a checksum, which come in pieces of any length, behind the `filled` bytes that are there.
 ///
 /// # Panics
@@ -60,5 +62,22 @@ pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
     what.extend_from_slice(piece);
 }
 
-/// Version of both shapes. A peer of another version is refused before any data.
-pub const VERSION: u8 = 1;
+/// Version of both shapes; changes whenever anything in them does. It stands where every version has it, and is compared before anything
+/// else is read: a peer of another version is refused before any data.
+pub const VERSION: u8 = 2;
+
+/// Whether `peer`, which speaks version `theirs`, can be understood.
+///
+/// # Errors
+/// [`Error::Incompatible`] if not.
+pub fn check_version(theirs: u8, peer: &str) -> Result<()> {
+    if theirs == VERSION {
+        return Ok(());
+    }
+    Err(Error::Incompatible {
+        field: "protocol version".to_owned(),
+        ours: VERSION.to_string(),
+        peer: peer.to_owned(),
+        theirs: theirs.to_string(),
+    })
+}

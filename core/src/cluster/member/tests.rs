@@ -268,10 +268,16 @@ fn joining_ends_in_time_and_says_what_it_waited_for() {
 
 #[test]
 fn who_is_not_let_in_does_not_try_again() {
-    let error = Error::Auth { problem: "unknown key".to_owned(), hint: "enrol it".to_owned() };
-    let mut member = worker();
-    member.handle_disconnected(at(0), error.clone());
-    assert_eq!(events(&mut member), [MemberEvent::Failed(error)]);
+    let [field, ours, peer, theirs] = ["protocol version", "2", "the coordinator", "1"].map(str::to_owned);
+    for error in [
+        Error::Auth { problem: "unknown key".to_owned(), hint: "enrol it".to_owned() },
+        Error::Incompatible { field, ours, peer, theirs },
+    ] {
+        let mut member = worker();
+        member.handle_disconnected(at(0), error.clone());
+        assert_eq!(events(&mut member), [MemberEvent::Failed(error)]);
+        assert_eq!(member.poll_timeout(), None);
+    }
 }
 
 #[test]

@@ -6,7 +6,9 @@ mod pull;
 mod push;
 
 use super::stage_loop::Executor;
+use crate::error::Error;
 use crate::pipeline::stage::Stage;
+use crate::sched::Outcome;
 
 /// The executor of a stage, or `None` where this build has none: such a stage never stands in a host's pipeline.
 pub(super) fn executor(stage: Stage) -> Option<Executor> {
@@ -17,5 +19,29 @@ pub(super) fn executor(stage: Stage) -> Option<Executor> {
         Stage::Push => Some(push::execute),
         Stage::Pull => Some(pull::execute),
         Stage::CopyD2H | Stage::PcieReduce | Stage::Compress | Stage::Decompress | Stage::CopyH2D => None,
+    }
+}
+
+/// What becomes of a task whose exchange broke off after so many bytes of the sum had landed.
+fn broken_off(error: Error, landed: u64) -> Outcome {
+    match error {
+        // Nobody wants it any more, or another version is at the other end, which does not pass by waiting.
+        Error::Cancelled | Error::Incompatible { .. } => Outcome::Failed(error),
+        error => Outcome::Retry { error, landed },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_new_connection_may_cure_is_tried_again() {
+        let [field, ours, peer, theirs] = ["protocol version", "2", "server 0", "1"].map(str::to_owned);
+        for lasting in [Error::Cancelled, Error::Incompatible { field, ours, peer, theirs }] {
+            assert_eq!(broken_off(lasting.clone(), 7), Outcome::Failed(lasting));
+        }
+        let error = Error::Unavailable { what: "server 0".to_owned(), cause: "it restarted".to_owned() };
+        assert_eq!(broken_off(error.clone(), 7), Outcome::Retry { error, landed: 7 });
     }
 }

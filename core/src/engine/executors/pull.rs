@@ -27,9 +27,9 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
             }
             Ok(Answer::Reject(error)) if error.retryable() => Outcome::Retry { error, landed: 0 },
             Ok(Answer::Reject(error)) => Outcome::Failed(error),
-            Err(Torn { error: error @ (Error::Cancelled | Error::Protocol { .. }), .. }) => Outcome::Failed(error),
+            Err(Torn { error: error @ Error::Protocol { .. }, .. }) => Outcome::Failed(error),
             // Also a sum that was damaged on its way: the server still has it.
-            Err(Torn { error, landed }) => Outcome::Retry { error, landed },
+            Err(Torn { error, landed }) => super::broken_off(error, landed),
         };
         reporter.with(|state, now| {
             let outcome = match outcome {

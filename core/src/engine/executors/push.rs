@@ -27,8 +27,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
     let done = Done::new(move |outcome| {
         let outcome = match outcome {
             Ok(()) => Outcome::Done,
-            Err(Error::Cancelled) => Outcome::Failed(Error::Cancelled),
-            Err(error) => Outcome::Retry { error, landed: 0 },
+            Err(error) => super::broken_off(error, 0),
         };
         reporter.with(|state, now| state.finish(now, task.id, outcome));
     });

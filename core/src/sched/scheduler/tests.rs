@@ -67,6 +67,23 @@ fn credit_is_drawn_at_push_and_returned_when_the_sum_has_arrived() {
 }
 
 #[test]
+fn an_urgent_task_passes_a_backlog_that_holds_all_credit() {
+    let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, host());
+    let group = world.open("backlog", 3);
+    let backlog = [0, 1, 2].map(|index| world.submit(part(index), 50, 0, &[group]));
+    assert_eq!(world.take(Stage::Push).unwrap().id, backlog[0]);
+    assert_eq!(world.take(Stage::Push).unwrap().id, backlog[1]);
+    assert_eq!(world.take(Stage::Push), None);
+    world.commands();
+    let group = world.open("urgent", 1);
+    let urgent = world.submit(part(3), 80, 9, &[group]);
+    assert_eq!(world.commands(), [Command::Wake(Stage::Push)]);
+    assert_eq!(world.take(Stage::Push).unwrap().id, urgent);
+    assert_eq!(world.take(Stage::Push), None, "the rest of the backlog still waits");
+    assert_eq!(world.scheduler.credit_in_flight(), 180);
+}
+
+#[test]
 fn credit_that_waits_for_other_workers_is_lent_on() {
     // Two workers submit two tensors in different orders, and each has credit for one: neither sum can come before both are pushed.
     let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, host());

@@ -19,6 +19,11 @@ pub(super) fn close_with(connection: &Connection, reason: &Error) {
     connection.close(CLOSE_ERROR, &encode_reason(reason));
 }
 
+/// Closes `connection` for what the peer did wrong.
+pub(super) fn close_for_fault(connection: &Connection, fault: &Error) {
+    close_with(connection, &fault.told_to_peer());
+}
+
 /// `reason` in what surely fits into a closing packet.
 pub(super) fn encode_reason(reason: &Error) -> Vec<u8> {
     let body = reject::to_body(reason);

@@ -156,7 +156,7 @@ pub(super) async fn serve(authority: &Authority, connection: &Connection) -> Res
             answer.extend_from_slice(authority.certificate());
             answer
         }
-        Err(error) => [vec![REFUSED], reject::to_body(error)].concat(),
+        Err(error) => [vec![REFUSED], reject::to_body(&error.told_to_peer())].concat(),
     };
     say_goodbye(connection, sender, &answer, &peer).await?;
     issued.map(drop)

@@ -5,11 +5,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use quinn::{Connection, RecvStream, SendStream};
+use quinn::{Connection, ReadExactError, RecvStream, SendStream};
 use tokio::select;
 use tokio::sync::{Notify, oneshot};
 
-use super::closing::{STREAM_GIVEN_UP, close_with, connection_error, early_end, read_error, read_exact_error, written};
+use super::closing::{
+    STREAM_GIVEN_UP, close_for_fault, connection_error, early_end, read_error, read_exact_error, written,
+};
 use super::transport::Pull;
 use crate::error::{Error, Result};
 use crate::mem::{Landing, Loan, Region, Returned};
@@ -110,8 +112,13 @@ impl Memory {
         let peer = wire.peer.as_str();
         let (sender, receiver) = self.streams.as_mut().expect("what is pulled was sent");
         let mut header = [0; HEADER_BYTES];
-        let read = receiver.read_exact(&mut header).await;
-        read.map_err(|error| read_exact_error(error, "header", peer))?;
+        match receiver.read_exact(&mut header).await {
+            Ok(()) => {}
+            Err(ReadExactError::FinishedEarly(got)) => {
+                return broken(wire, Err(Header::cut_short(&header[..got], peer)));
+            }
+            Err(ReadExactError::ReadError(error)) => return Err(read_error(error, peer)),
+        }
         let header = broken(wire, Header::decode(&header, peer))?;
         if header.kind == HeaderKind::Reject {
             let length = usize::try_from(header.bytes.min(limits::REJECT_BYTES_MAX)).expect("64 KiB");
@@ -189,7 +196,7 @@ impl Memory {
 fn broken<T>(wire: &Wire, outcome: Result<T>) -> Result<T> {
     if let Err(error) = &outcome {
         tracing::warn!(peer = wire.peer, %error, "closing a link");
-        close_with(&wire.connection, error);
+        close_for_fault(&wire.connection, error);
     }
     outcome
 }

@@ -21,7 +21,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::closing::{
-    CLOSE_ORDERLY, STREAM_ANSWERED, STREAM_GIVEN_UP, close_with, connection_error, early_end, gave_up, read_error,
+    CLOSE_ORDERLY, STREAM_ANSWERED, STREAM_GIVEN_UP, close_for_fault, close_with, connection_error, early_end, gave_up,
+    read_error,
 };
 use super::door::{Arrival, Door};
 use super::endpoint;
@@ -233,9 +234,7 @@ impl Wire {
         let mut bytes = [0; HEADER_BYTES];
         let header = match self.receiver.read_exact(&mut bytes).await {
             Ok(()) => Header::decode(&bytes, &self.peer),
-            Err(quinn::ReadExactError::FinishedEarly(got)) => {
-                Err(early_end("header", &format!("ends after {got} bytes"), &self.peer))
-            }
+            Err(quinn::ReadExactError::FinishedEarly(got)) => Err(Header::cut_short(&bytes[..got], &self.peer)),
             Err(quinn::ReadExactError::ReadError(_)) => return None,
         };
         let header = header.and_then(|header| match header.kind {
@@ -300,7 +299,7 @@ impl Wire {
 /// A peer that breaks the protocol loses its link and is told why; nobody else is disturbed.
 fn broken(connection: &Connection, peer: &str, error: &Error) {
     tracing::warn!(peer, %error, "closing a link");
-    close_with(connection, error);
+    close_for_fault(connection, error);
 }
 
 /// What is to become of a body.

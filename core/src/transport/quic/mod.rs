@@ -18,6 +18,7 @@ pub mod vandal;
 
 mod client;
 pub(super) mod closing;
+mod delay;
 mod dial;
 #[cfg(target_os = "linux")]
 mod direct;

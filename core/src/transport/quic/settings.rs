@@ -7,6 +7,7 @@ use std::time::Duration;
 use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig};
 use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
+use super::delay::DelayConfig;
 use crate::config::Config;
 pub use crate::config::{Congestion, QuicDriver as Driver};
 use crate::wire::header::HEADER_BYTES;
@@ -47,7 +48,7 @@ impl Default for Settings {
             socket_buffer_bytes: 16 << 20,
             datagram_bytes_max: None,
             driver: if cfg!(target_os = "linux") { Driver::Direct } else { Driver::Async },
-            congestion: Congestion::Cubic,
+            congestion: Congestion::Delay,
         }
     }
 }
@@ -77,7 +78,9 @@ impl Settings {
         mtu_discovery.upper_bound(path_limit(remote).min(limit));
 
         let congestion: Arc<dyn ControllerFactory + Send + Sync> = match self.congestion {
-            Congestion::Cubic => {
+            // On loopback nothing waits but what waits for a thread.
+            Congestion::Delay if !remote.is_loopback() => Arc::new(DelayConfig::new(INITIAL_WINDOW_BYTES / 16)),
+            Congestion::Delay | Congestion::Cubic => {
                 let mut cubic = CubicConfig::default();
                 cubic.initial_window(INITIAL_WINDOW_BYTES);
                 Arc::new(cubic)
@@ -152,7 +155,7 @@ const JUMBO_BYTES: u16 = 8_952;
 const STREAM_WINDOW_BYTES: u32 = (4 << 20) + (64 << 10) + HEADER_BYTES as u32;
 /// What may be written and not acknowledged: what a network of 100 Gbit/s with a round trip of 1 ms holds, and no more than the receiving
 /// socket buffers by default.
-const SEND_WINDOW_BYTES: u64 = 16 << 20;
+pub(super) const SEND_WINDOW_BYTES: u64 = 16 << 20;
 /// A private network takes one part at once; with the default of 14,720 bytes a 4 MiB part needs eight round trips.
 const INITIAL_WINDOW_BYTES: u64 = 4 << 20;
 /// An acknowledgement for this many packets: fewer of them cost less on both sides, and losses are still seen at once.

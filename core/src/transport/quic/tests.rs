@@ -18,6 +18,8 @@ use crate::types::{ExchangeId, LinkId, NodeId, Role, Time};
 use crate::wire::Frame;
 use crate::wire::frame::Progress;
 
+mod versions;
+
 contract::promises!(Loopback::new());
 
 /// The promises once more, kept by quinn's async layer.

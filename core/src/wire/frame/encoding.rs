@@ -6,12 +6,12 @@
 
 use super::fields::Field;
 use super::{Frame, Join, Progress, Stall, Status};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::{PartLayout, TensorKey, TensorSpec, Time, View};
-use crate::wire::VERSION;
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
 use crate::wire::reject::{decode_error, encode_error};
+use crate::wire::{VERSION, check_version};
 
 impl Frame {
     /// The frame's bytes on the wire, without the `u32` length that precedes them.
@@ -70,18 +70,11 @@ impl Frame {
     /// Reads a frame that `peer` sent; `bytes` is all that the `u32` length announced.
     ///
     /// # Errors
-    /// [`Error::Incompatible`] for another version, [`Error::Protocol`] naming the field for anything else.
+    /// [`Incompatible`](crate::Error::Incompatible) for another version, [`Protocol`](crate::Error::Protocol) naming the field for anything
+    /// else.
     pub fn decode(bytes: &[u8], peer: &str) -> Result<Self> {
         let mut reader = Reader::new(bytes, peer);
-        let version = reader.u8("version")?;
-        if version != VERSION {
-            return Err(Error::Incompatible {
-                field: "protocol version".to_owned(),
-                ours: VERSION.to_string(),
-                peer: peer.to_owned(),
-                theirs: version.to_string(),
-            });
-        }
+        check_version(reader.u8("version")?, peer)?;
         let frame = match reader.u8("kind")? {
             kind::JOIN => Self::Join(Join::read(&mut reader)?),
             kind::HEARTBEAT => {

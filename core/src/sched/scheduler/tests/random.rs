@@ -251,7 +251,7 @@ impl Model {
         let largest = in_flight.iter().max().copied().unwrap_or(0);
         // Not all of it counts where sums did not come for a while.
         ensure(counted <= total, "credit is drawn by what is not in flight")?;
-        ensure(counted <= CREDIT.max(largest), "more in flight than the credit")
+        ensure(counted <= (2 * CREDIT).max(largest), "more in flight than twice the credit")
     }
 
     /// Everything ends, by wake-ups and timeouts alone; what was forgotten stays, since half of the groups have no deadline.

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
 
 use super::super::closing::{
-    CLOSE_ORDERLY, close_with, connection_error, early_end, read_error, read_exact_error, written,
+    CLOSE_ORDERLY, close_for_fault, close_with, connection_error, early_end, read_error, read_exact_error, written,
 };
 use crate::error::{Error, Result};
 use crate::wire::{Frame, limits};
@@ -110,7 +110,11 @@ async fn listen(
                 Ok(lost) => return connection_error(&lost, peer),
                 Err(_) => return early_end("stream", "ended, but not its connection", peer),
             },
-            Err(error) => return error,
+            Err(error) => {
+                // Without effect if it is the connection that was lost.
+                close_for_fault(connection, &error);
+                return error;
+            }
         }
         limit = limits::FRAME_BYTES_MAX;
     }

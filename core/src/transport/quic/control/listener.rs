@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::super::closing::{CLOSE_ORDERLY, close_with, connection_error, read_exact_error};
+use super::super::closing::{CLOSE_ORDERLY, close_for_fault, close_with, connection_error, read_exact_error};
 use super::super::door::{Arrival, Door};
 use super::super::endpoint;
 use super::super::enroll::{self, Registrar};
@@ -26,7 +26,7 @@ use super::link::BUFFER_BYTES;
 use crate::error::{Error, Result};
 use crate::transport::thread::TransportThread;
 use crate::types::{LinkId, Role};
-use crate::wire::{Frame, VERSION};
+use crate::wire::{Frame, check_version};
 
 /// The coordinator's open door, on a thread of its own. Dropping it closes all links.
 pub struct ControlListener {
@@ -180,7 +180,7 @@ impl Hall {
                     converse(&connection, stream, posted, &peer, FIRST_FRAME_BYTES_MAX, heard).await
                 }
                 Err(error) => {
-                    close_with(&connection, &error);
+                    close_for_fault(&connection, &error);
                     error
                 }
             };
@@ -223,14 +223,7 @@ async fn greeted(connection: &Connection, peer: &str) -> Result<(SendStream, Rec
     let (sender, mut receiver) = connection.accept_bi().await.map_err(|lost| connection_error(&lost, peer))?;
     let mut version = [0];
     receiver.read_exact(&mut version).await.map_err(|error| read_exact_error(error, "version", peer))?;
-    if version != [VERSION] {
-        return Err(Error::Incompatible {
-            field: "protocol version".to_owned(),
-            ours: VERSION.to_string(),
-            peer: peer.to_owned(),
-            theirs: version[0].to_string(),
-        });
-    }
+    check_version(version[0], peer)?;
     Ok((sender, receiver))
 }
 

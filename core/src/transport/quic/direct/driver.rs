@@ -4,7 +4,7 @@
 //! datagrams as may leave. When nothing moved, the thread sleeps in `poll(2)` until the socket, a command or a timer wakes it. There is
 //! no lock and no task: connections are fields, and what happens on them is a call to the [`Role`], a worker's or a server's.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,8 +17,10 @@ use quinn_proto::{
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::commands::{Inbox, Next};
+use super::turns::{Share, Turns};
 use super::wire::{Batch, Wire};
 use crate::error::Error;
+use crate::transport::quic::settings::SEND_WINDOW_BYTES;
 
 /// What an endpoint is there for.
 pub(super) trait Role {
@@ -39,6 +41,9 @@ pub(super) trait Role {
 
     /// Everything that happened was told: time for what is better done once a turn.
     fn settle(&mut self, net: &mut Net);
+
+    /// What a connection has to send.
+    fn share(&self, connection: ConnectionHandle) -> Share;
 
     /// When it wants to be called though nothing happens.
     fn deadline(&self) -> Option<Instant>;
@@ -114,6 +119,7 @@ pub(super) struct Net {
     lines: Vec<Option<Line>>,
     /// Connections to look at in this turn.
     stirred: Vec<ConnectionHandle>,
+    turns: Turns,
     /// Their timers.
     due: BTreeSet<(Instant, ConnectionHandle)>,
     now: Instant,
@@ -138,6 +144,7 @@ impl Net {
             wire,
             lines: Vec::new(),
             stirred: Vec::new(),
+            turns: Turns::default(),
             due: BTreeSet::new(),
             now: now(),
             batches: Vec::new(),
@@ -221,7 +228,8 @@ impl Net {
         self.lines.iter().all(Option::is_none)
     }
 
-    fn insert(&mut self, handle: ConnectionHandle, connection: Connection) {
+    fn insert(&mut self, handle: ConnectionHandle, mut connection: Connection) {
+        keep_ahead(&mut connection);
         if self.lines.len() <= handle.0 {
             self.lines.resize_with(handle.0 + 1, || None);
         }
@@ -234,7 +242,7 @@ impl Net {
         let expired = self.expire(role);
         self.tell(role);
         role.settle(self);
-        let sent = self.transmit();
+        let sent = self.transmit(role);
         Ok(received || expired || sent || (!self.stirred.is_empty() && !self.wire.is_full()))
     }
 
@@ -299,7 +307,10 @@ impl Net {
                     }
                 }
                 match line.connection.poll() {
-                    Some(event) => role.event(self, handle, event),
+                    Some(event) => {
+                        keep_ahead(&mut line.connection);
+                        role.event(self, handle, event);
+                    }
                     None => break,
                 }
             }
@@ -310,34 +321,41 @@ impl Net {
     }
 
     fn forget(&mut self, handle: ConnectionHandle) {
+        self.turns.forget(handle);
         if let Some(due) = self.lines[handle.0].take().and_then(|line| line.due) {
             self.due.remove(&(due, handle));
         }
     }
 
-    /// Sends what may leave, a batch of each connection in turn. Whoever has more, or found the wire full, stays stirred.
+    /// Sends what may leave, in small turns. Whoever has more, or found the wire full, stays stirred.
     ///
-    /// In small turns, because a server sums what has come from every worker: if one of its links were served until it has nothing more to
-    /// send, each worker would serve another one first, and no server would have anything to send back.
-    fn transmit(&mut self) -> bool {
+    /// Small, because a server sums what has come from every worker: if one of its links were served until it has nothing more to send,
+    /// each worker would serve another one first, and no server would have anything to send back.
+    fn transmit<R: Role>(&mut self, role: &R) -> bool {
         if self.stirred.is_empty() || !self.wire.flush() {
             return false;
         }
         let now = now();
         let mut bytes = 0;
-        let mut turns = VecDeque::from(std::mem::take(&mut self.stirred));
+        let mut waiting: Vec<(ConnectionHandle, Share)> =
+            std::mem::take(&mut self.stirred).into_iter().map(|handle| (handle, role.share(handle))).collect();
         while bytes < BYTES_A_TURN && !self.wire.is_full() {
-            let Some(handle) = turns.pop_front() else { break };
-            let Some(Some(line)) = self.lines.get_mut(handle.0) else { continue };
+            let Some(place) = self.turns.next(&waiting) else { break };
+            let (handle, _) = waiting[place];
+            let Some(Some(line)) = self.lines.get_mut(handle.0) else {
+                waiting.swap_remove(place);
+                continue;
+            };
             let segments = self.wire.segments(line.connection.current_mtu());
             self.buffer.clear();
             match line.connection.poll_transmit(now, segments, &mut self.buffer) {
                 Some(transmit) => {
                     bytes += transmit.size;
+                    self.turns.charge(&waiting, place, transmit.size);
                     self.wire.send(transmit, &mut self.buffer);
-                    turns.push_back(handle);
                 }
                 None => {
+                    waiting.swap_remove(place);
                     line.is_stirred = false;
                     // What was done to it after its events were heard may have made new ones.
                     if line.is_touched {
@@ -352,7 +370,7 @@ impl Net {
                 line.due = due;
             }
         }
-        self.stirred.extend(turns);
+        self.stirred.extend(waiting.into_iter().map(|(handle, _)| handle));
         bytes > 0
     }
 
@@ -371,6 +389,13 @@ impl Net {
     }
 }
 
+/// Lets a connection have what the network may hold, and a little to go on with. What it has got goes out in the order of that moment, and
+/// what waits with its owner in the order of the moment when there is room; and only what waits there tells how much is left.
+fn keep_ahead(connection: &mut Connection) {
+    let window = connection.congestion_state().window();
+    connection.set_send_window((window + window / 4 + AHEAD_BYTES).min(SEND_WINDOW_BYTES));
+}
+
 fn stir(stirred: &mut Vec<ConnectionHandle>, line: &mut Line, handle: ConnectionHandle) {
     if !line.is_stirred {
         line.is_stirred = true;
@@ -387,5 +412,7 @@ fn now() -> Instant {
 const COMMANDS_A_TURN: usize = 256;
 /// What may be sent before the receiving has its turn.
 const BYTES_A_TURN: usize = 1 << 20;
+/// What a connection has got beyond what the network may hold, at least: more than it sends in a turn.
+const AHEAD_BYTES: u64 = 256 << 10;
 /// The longest sleep; nothing depends on it.
 const SLEEP_MAX: Duration = Duration::from_secs(60);

@@ -121,6 +121,11 @@ impl Exchange {
         self.loan = Loaned::Back(proof);
     }
 
+    /// Bytes of the part.
+    pub(super) fn bytes(&self) -> u64 {
+        self.push.bytes
+    }
+
     /// Writes as much as the connection takes.
     pub(super) fn write(&mut self, connection: &mut Connection) {
         let Some(stream) = self.stream.filter(|_| self.is_writing()) else { return };
@@ -197,8 +202,7 @@ impl Exchange {
                     while *filled < HEADER_BYTES {
                         let Some(chunk) = next(chunks, HEADER_BYTES - *filled, peer)? else { return Ok(None) };
                         let Chunk::Bytes(chunk) = chunk else {
-                            let problem = format!("ends after {filled} bytes");
-                            return Err(Fault::Link(early_end("header", &problem, peer)));
+                            return Err(Fault::Link(Header::cut_short(&bytes[..*filled], peer)));
                         };
                         wire::gather(bytes, filled, &chunk);
                     }

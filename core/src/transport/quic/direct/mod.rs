@@ -4,7 +4,8 @@
 //! into memory of which the chunks of a stream are slices, and handed to quinn-proto, the exchanges and the socket again without a lock, a
 //! channel or a wake-up between them.
 //!
-//! [`driver`] is the loop, with the socket ([`wire`]), its memory ([`arena`]) and the queue of commands ([`commands`]) below it. What
+//! [`driver`] is the loop, with the socket ([`wire`]), its memory ([`arena`]), the queue of commands ([`commands`]) and whose turn it is to send
+//! ([`turns`]) below it. What
 //! happens on connections it tells a role: the [`worker`]'s with its [`exchange`]s, or the [`server`]'s with those it has [`served`].
 //!
 //! **Which goes first.** Every stream has a rank of its own: first by the urgency of its exchange, then by age. So what is urgent overtakes
@@ -21,6 +22,7 @@ use super::{listener, socket};
 use crate::error::{Error, Result};
 use crate::transport::thread::TransportThread;
 use crate::transport::{Inbox, Listener};
+use crate::wire::URGENCY_MAX;
 use driver::Net;
 use server::{Command, Server};
 use wire::Wire;
@@ -33,6 +35,7 @@ mod driver;
 mod exchange;
 mod served;
 mod server;
+mod turns;
 mod wire;
 mod worker;
 
@@ -101,9 +104,34 @@ fn no_queue(error: &std::io::Error) -> Error {
 /// The rank of the `nth` stream of a link among the others: the more urgent first, then the older. Ages are compared within 2^24
 /// streams; beyond, an old one would only wait longer.
 fn precedence(urgency: u8, nth: u32) -> i32 {
-    const AGES: u32 = 1 << 24;
     (i32::from(urgency) + 1) * AGES as i32 - (nth % AGES) as i32
 }
+
+/// The class of urgency of a rank, which is above zero.
+fn urgency_of(precedence: i32) -> u8 {
+    u8::try_from((precedence - 1) / AGES as i32).expect("made of one")
+}
+
+/// How many exchanges of each class a link has under way.
+#[derive(Default, Debug)]
+struct Classes([u32; URGENCY_MAX as usize + 1]);
+
+impl Classes {
+    fn enter(&mut self, precedence: i32) {
+        self.0[usize::from(urgency_of(precedence))] += 1;
+    }
+
+    fn leave(&mut self, precedence: i32) {
+        self.0[usize::from(urgency_of(precedence))] -= 1;
+    }
+
+    /// The most urgent that is not empty; the least if all are.
+    fn most_urgent(&self) -> u8 {
+        (0..=URGENCY_MAX).rev().find(|class| self.0[usize::from(*class)] > 0).unwrap_or_default()
+    }
+}
+
+const AGES: u32 = 1 << 24;
 
 /// What may wait in the kernel for its turn on the wire. What waits there cannot be overtaken by what is more urgent, and a long queue of a
 /// slow interface drops datagrams before they have left; short of it, the driver is told to wait. A few batches keep the wire busy: TCP

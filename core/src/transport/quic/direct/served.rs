@@ -85,6 +85,11 @@ impl Served {
         !self.unsent.is_empty() || matches!(self.answer, Answer::Complete)
     }
 
+    /// Whether its answer was begun, and so has a place among the others.
+    pub(super) fn is_answering(&self) -> bool {
+        !matches!(self.answer, Answer::Open)
+    }
+
     /// Reads what has come, as far as it is wanted. Call it again until it finds nothing.
     pub(super) fn read(&mut self, connection: &mut Connection, peer: &str) -> Found {
         if matches!(self.body, Body::Offered { .. } | Body::Refused) {
@@ -111,7 +116,7 @@ impl Served {
                     Ok(Some(chunk)) => {
                         wire::gather(bytes, filled, &chunk.bytes);
                     }
-                    Ok(None) => break Found::Broken(early_end("header", &format!("ends after {filled} bytes"), peer)),
+                    Ok(None) => break Found::Broken(Header::cut_short(&bytes[..*filled], peer)),
                     Err(ReadError::Blocked) => break Found::Nothing,
                     Err(ReadError::Reset(_)) => break Found::Torn(gave_up(peer)),
                 }

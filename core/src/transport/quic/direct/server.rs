@@ -10,8 +10,9 @@ use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode
 use super::super::door::{Door, Verdict};
 use super::super::tls::{PeerOf, peer_of};
 use super::driver::{Net, Role};
-use super::precedence;
 use super::served::{Found, Served};
+use super::turns::Share;
+use super::{Classes, precedence};
 use crate::error::Error;
 use crate::transport::{Inbox, Incoming, Outgoing};
 use crate::types::{ExchangeId, LinkId};
@@ -48,6 +49,8 @@ struct Link {
     streams: BTreeMap<StreamId, Served>,
     /// Streams with something to write, the most urgent first.
     writers: BTreeSet<(Reverse<i32>, StreamId)>,
+    /// Exchanges whose answer was begun and has not reached the peer.
+    answering: Classes,
 }
 
 impl Role for Server {
@@ -140,6 +143,12 @@ impl Role for Server {
         }
     }
 
+    /// Workers are served alike: a sum is of use when all of them have it.
+    fn share(&self, connection: ConnectionHandle) -> Share {
+        let link = self.owners.get(&connection).and_then(|link| self.links.get(link));
+        Share { urgency: link.map_or(0, |link| link.answering.most_urgent()), bytes: 0 }
+    }
+
     fn deadline(&self) -> Option<Instant> {
         self.arriving.values().min().copied()
     }
@@ -210,7 +219,7 @@ impl Server {
         let link = LinkId(self.name());
         let peer = format!("{} {} at {address}", identity.role, identity.node);
         let (streams, writers) = (BTreeMap::new(), BTreeSet::new());
-        self.links.insert(link, Link { handle, peer, answers: 0, streams, writers });
+        self.links.insert(link, Link { handle, peer, answers: 0, streams, writers, answering: Classes::default() });
         self.owners.insert(handle, link);
         self.tell(Incoming::LinkUp { link, node: identity.node, address: address.to_string() });
     }
@@ -235,6 +244,7 @@ impl Server {
         let (Some(served), Some(connection)) = (link.streams.get_mut(&stream), net.connection(link.handle)) else {
             return;
         };
+        let was_begun = served.is_answering();
         let outcome = match outgoing {
             Outgoing::Accept { .. } => {
                 served.accept();
@@ -252,6 +262,9 @@ impl Server {
             }
             Outgoing::Disconnect { .. } => unreachable!("obeyed above"),
         };
+        if !was_begun && served.is_answering() {
+            link.answering.enter(served.precedence);
+        }
         match outcome {
             Ok(()) => {
                 link.writers.insert((Reverse(served.precedence), stream));
@@ -279,7 +292,7 @@ impl Server {
                 Found::Torn(reason) => return self.torn(net, id, stream, reason),
                 Found::Broken(error) => {
                     tracing::warn!(peer = link.peer, %error, "closing a link");
-                    net.close(link.handle, CLOSE_ERROR, encode_reason(&error));
+                    net.close(link.handle, CLOSE_ERROR, encode_reason(&error.told_to_peer()));
                     self.torn(net, id, stream, error);
                     return self.link_ended(net, id, &ConnectionError::LocallyClosed);
                 }
@@ -311,6 +324,9 @@ impl Server {
     fn forget(&mut self, net: &mut Net, id: LinkId, stream: StreamId) -> Option<ExchangeId> {
         let link = self.links.get_mut(&id)?;
         let served = link.streams.remove(&stream)?;
+        if served.is_answering() {
+            link.answering.leave(served.precedence);
+        }
         link.writers.remove(&(Reverse(served.precedence), stream));
         if let Some(connection) = net.connection(link.handle) {
             served.end(connection);

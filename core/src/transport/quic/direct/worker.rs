@@ -19,7 +19,8 @@ use super::commands::WeakCommands;
 use super::dialing::{Dial, Phase, Then};
 use super::driver::{Net, Role};
 use super::exchange::{Exchange, Step};
-use super::precedence;
+use super::turns::Share;
+use super::{Classes, precedence};
 use crate::error::{Error, Result};
 use crate::mem::{Loan, Returned};
 use crate::transport::exchange::{link_gone, unknown_exchange};
@@ -82,6 +83,10 @@ struct Link {
     streams: BTreeMap<StreamId, ExchangeId>,
     /// Exchanges with something to write, the most urgent first.
     writers: BTreeSet<(Reverse<i32>, ExchangeId)>,
+    /// Bytes of all its exchanges.
+    bytes_open: u64,
+    /// Exchanges whose contribution the server has not acknowledged.
+    pushing: Classes,
 }
 
 impl Role for Worker {
@@ -163,6 +168,16 @@ impl Role for Worker {
         while let Some(id) = self.woken.pop() {
             self.read(net, id);
             self.take_back();
+        }
+    }
+
+    fn share(&self, connection: ConnectionHandle) -> Share {
+        match self.owners.get(&connection) {
+            Some(Owner::Link(link)) => self
+                .links
+                .get(link)
+                .map_or(Share::default(), |link| Share { urgency: link.pushing.most_urgent(), bytes: link.bytes_open }),
+            Some(Owner::Dial(_)) | None => Share::default(),
         }
     }
 
@@ -311,7 +326,9 @@ impl Worker {
         self.owners.insert(handle, Owner::Link(link));
         let (streams, writers) = (BTreeMap::new(), BTreeSet::new());
         let (peer, lost, first_stream) = (dial.peer, dial.lost, Some(stream));
-        self.links.insert(link, Link { handle, peer, first_stream, lost, pushes: 0, streams, writers });
+        let (pushes, bytes_open, pushing) = (0, 0, Classes::default());
+        self.links
+            .insert(link, Link { handle, peer, first_stream, lost, pushes, streams, writers, bytes_open, pushing });
         dial.done.ok(link);
     }
 
@@ -346,6 +363,8 @@ impl Worker {
         known.pushes = known.pushes.wrapping_add(1);
         let precedence = precedence(push.header.urgency, known.pushes);
         known.writers.insert((Reverse(precedence), id));
+        known.pushing.enter(precedence);
+        known.bytes_open += push.header.bytes;
         self.exchanges.insert(id, Exchange::new(link, precedence, push.header, loan.into_pieces(), done));
         self.ready.insert(link);
     }
@@ -395,7 +414,7 @@ impl Worker {
                 Step::Ended => {}
                 Step::Broken(error) => {
                     tracing::warn!(peer = known.peer.name, %error, "closing a link");
-                    net.close(known.handle, CLOSE_ERROR, encode_reason(&error));
+                    net.close(known.handle, CLOSE_ERROR, encode_reason(&error.told_to_peer()));
                     // First the exchange, with what was wrong; then the others.
                     self.end_exchange(net, id, &error);
                     return self.link_ended(net, link, &Error::Cancelled);
@@ -422,6 +441,9 @@ impl Worker {
         while let Ok((id, proof)) = self.returned.try_recv() {
             if let Some(exchange) = self.exchanges.get_mut(&id) {
                 exchange.returned(proof);
+                if let Some(link) = self.links.get_mut(&exchange.link) {
+                    link.pushing.leave(exchange.precedence);
+                }
                 self.woken.push(id);
             }
         }
@@ -430,12 +452,14 @@ impl Worker {
     fn report(&mut self, id: ExchangeId) {
         let Some(exchange) = self.exchanges.remove(&id) else { return };
         let (link, stream, precedence) = (exchange.link, exchange.stream, exchange.precedence);
+        let bytes = exchange.bytes();
         if let Some(kept) = exchange.report() {
             self.exchanges.insert(id, kept);
             return;
         }
         if let Some(link) = self.links.get_mut(&link) {
             link.writers.remove(&(Reverse(precedence), id));
+            link.bytes_open -= bytes;
             if let Some(stream) = stream {
                 link.streams.remove(&stream);
             }
