@@ -66,10 +66,12 @@ class Session:
         priority: int,
         timeout: float | None,
         owner: object,
+        waits: bool = False,
     ) -> Handle:
         """Starts a reduction from the host memory at `source` into that at `destination`; the two may be equal.
 
-        `owner` is kept alive until the memory is no longer touched.
+        `owner` is kept alive until the memory is no longer touched. With `waits` the caller waits next, and this thread
+        does a part of the work, for a moment at most.
         """
     def barrier(self, name: str, timeout: float | None) -> None: ...
     def metrics(self) -> dict[str, int | float]: ...

@@ -48,9 +48,7 @@ def push_pull(
         StallError: some workers did not contribute in time (they are named).
         InvalidArgumentError: the buffer cannot be reduced.
     """
-    return push_pull_async(
-        buffer, name, op=op, average=average, weight=weight, priority=priority, out=out, timeout=timeout
-    ).wait()
+    return _begin(buffer, name, resolve(op, average, weight), weight, priority, out, timeout, waits=True).wait()
 
 
 def push_pull_async(
@@ -65,7 +63,20 @@ def push_pull_async(
     timeout: float | None = None,
 ) -> Handle[T]:
     """Starts what `push_pull` does and returns at once; neither buffer may be touched until the handle is done."""
-    reduction = resolve(op, average, weight)
+    return _begin(buffer, name, resolve(op, average, weight), weight, priority, out, timeout, waits=False)
+
+
+def _begin(
+    buffer: T,
+    name: str,
+    reduction: ReduceOp,
+    weight: float | None,
+    priority: int | None,
+    out: T | None,
+    timeout: float | None,
+    *,
+    waits: bool,
+) -> Handle[T]:
     source = _buffers.locate(buffer, writable=out is None)
     target = source if out is None else _buffers.locate(out, writable=True)
     if (target.dtype, target.shape) != (source.dtype, source.shape):
@@ -81,6 +92,7 @@ def push_pull_async(
         weight=1.0 if weight is None else weight,
         priority=priority or 0,
         timeout=timeout,
+        waits=waits,
     )
 
 
@@ -94,7 +106,8 @@ def broadcast(buffer: T, root_rank: int = 0, name: str = "broadcast", *, timeout
         timeout: seconds; None takes the job's step timeout.
     """
     place = _buffers.locate(buffer, writable=True)
-    return submit(name, place, place, "broadcast", result=buffer, root=check_root(root_rank), timeout=timeout).wait()
+    root = check_root(root_rank)
+    return submit(name, place, place, "broadcast", result=buffer, root=root, timeout=timeout, waits=True).wait()
 
 
 def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: float | None = None) -> None:
@@ -138,8 +151,12 @@ def submit(
     weight: float = 1.0,
     priority: int = 0,
     timeout: float | None = None,
+    waits: bool = False,
 ) -> Handle[T]:
-    """Starts one operation on located memory; the handle yields `result`."""
+    """Starts one operation on located memory; the handle yields `result`.
+
+    With `waits` the caller waits for it next, and this thread does meanwhile what it can do itself.
+    """
     session = _session.session()
     check_name(name)
     if source.len == 0:  # nothing to add, on any worker: the name fixes the shape
@@ -156,6 +173,7 @@ def submit(
         priority,
         timeout,
         (source.owner, target.owner),
+        waits,
     )
     return Handle(native, lambda: result)
 

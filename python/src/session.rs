@@ -10,7 +10,7 @@ use gradlane_core::engine::{self, Engine, EngineOptions, Submission, Thread, Tim
 use gradlane_core::mem::{Copies, Region};
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads::Roads;
-use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec, WorkerId};
+use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec, WorkerId};
 use gradlane_core::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -20,7 +20,7 @@ use crate::fork::OwnProcess;
 use crate::handle::Handle;
 use crate::owners::Owners;
 use crate::settings::config;
-use crate::wait::{duration, wait_interruptibly};
+use crate::wait::{SLICE, duration, wait_interruptibly};
 
 /// A process's place in a job. All blocking calls release the interpreter lock.
 #[pyclass(frozen, module = "gradlane._core")]
@@ -121,8 +121,9 @@ impl Session {
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
-    /// Submits a reduction. `source` and `destination` are addresses of as many bytes as the shape says, kept valid by `owner`.
-    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner))]
+    /// Submits a reduction. `source` and `destination` are addresses of as many bytes as the shape says, kept valid by `owner`. With
+    /// `waits` the caller is about to wait for it, and does meanwhile what it can do itself.
+    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner, waits = false))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per tensor")]
     fn submit(
         &self,
@@ -138,12 +139,19 @@ impl Session {
         priority: i32,
         timeout: Option<f64>,
         owner: Py<PyAny>,
+        waits: bool,
     ) -> PyResult<Handle> {
         self.owners.release(py);
-        let submission = submission(name, dtype, shape, source, destination, op, root, weight, priority, timeout);
+        let submission = reduction(op, root).and_then(|op| {
+            let tensor = TensorSpec { name, dtype: dtype.parse()?, shape };
+            let bytes = length(&tensor)?;
+            let (source, destination) = (region(source, bytes), region(destination, bytes));
+            let (priority, timeout) = (Priority(priority), timeout.map(duration));
+            Ok(Submission { tensor, source, destination, op, weight, priority, timeout })
+        });
         let submission = submission.map_err(|error| errors::raise(py, &error))?;
         let inner = match &*self.place {
-            Place::Joined(engine) => self.submit_to(py, engine, submission, owner),
+            Place::Joined(engine) => self.submit_to(py, engine, submission, owner, waits),
             Place::Alone { handles, closed, .. } => alone(handles, closed, submission),
         };
         let inner = inner.map_err(|error| errors::raise(py, &error))?;
@@ -252,6 +260,7 @@ impl Session {
         engine: &Engine,
         submission: Submission,
         owner: Py<PyAny>,
+        waits: bool,
     ) -> Result<engine::Handle> {
         let (owners, wanted, sender) =
             (Arc::clone(&self.owners), Arc::clone(&self.finished.wanted), self.finished.sender.clone());
@@ -261,7 +270,11 @@ impl Session {
                 let _ = sender.send(id);
             }
         };
-        let handle = py.detach(|| engine.push_pull(submission, ended))?;
+        let handle = py.detach(|| match waits {
+            // No longer than a slice of any wait, so that Ctrl-C is seen.
+            true => engine.begin_to_reduce(submission, SLICE, ended),
+            false => engine.push_pull(submission, ended),
+        })?;
         self.owners.hold(handle.id(), owner);
         Ok(handle)
     }
@@ -297,21 +310,9 @@ fn join_job(
     })
 }
 
-#[expect(clippy::too_many_arguments, reason = "the arguments of one Python call")]
-fn submission(
-    name: String,
-    dtype: &str,
-    shape: Vec<u64>,
-    source: usize,
-    destination: usize,
-    op: &str,
-    root: u32,
-    weight: f64,
-    priority: i32,
-    timeout: Option<f64>,
-) -> Result<Submission> {
-    let dtype: DType = dtype.parse()?;
-    let op = match op {
+/// The operation that Python calls `op`.
+fn reduction(op: &str, root: u32) -> Result<Op> {
+    Ok(match op {
         "sum" => Op::Sum,
         "mean" => Op::Mean,
         "min" => Op::Min,
@@ -324,20 +325,15 @@ fn submission(
                 hint: "use sum, mean, min, max, weighted_mean or broadcast".to_owned(),
             });
         }
-    };
-    let tensor = TensorSpec { name, dtype, shape };
-    let bytes = tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| Error::InvalidArgument {
-        what: format!("tensor {}: shape {:?} of {dtype}", tensor.name, tensor.shape),
+    })
+}
+
+/// Bytes of a tensor.
+fn length(tensor: &TensorSpec) -> Result<usize> {
+    let TensorSpec { name, dtype, shape } = tensor;
+    tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| Error::InvalidArgument {
+        what: format!("tensor {name}: shape {shape:?} of {dtype}"),
         hint: "it is larger than the address space".to_owned(),
-    })?;
-    Ok(Submission {
-        source: region(source, bytes),
-        destination: region(destination, bytes),
-        tensor,
-        op,
-        weight,
-        priority: Priority(priority),
-        timeout: timeout.map(duration),
     })
 }
 

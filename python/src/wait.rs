@@ -12,7 +12,6 @@ pub(crate) fn wait_interruptibly(
     timeout: Option<f64>,
     wait: impl Fn(Duration) -> gradlane_core::Result<()> + Sync,
 ) -> PyResult<gradlane_core::Result<()>> {
-    const SLICE: Duration = Duration::from_millis(200);
     let clock = engine::Clock::start();
     let due = timeout.map(|seconds| clock.now() + duration(seconds));
     loop {
@@ -30,6 +29,9 @@ pub(crate) fn wait_interruptibly(
         }
     }
 }
+
+/// How long nobody looks whether Ctrl-C was pressed.
+pub(crate) const SLICE: Duration = Duration::from_millis(200);
 
 /// Seconds as Python gives them; negative ones are zero, and what is too large is for ever.
 pub(crate) fn duration(seconds: f64) -> Duration {

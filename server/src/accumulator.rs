@@ -62,8 +62,11 @@ pub struct Accumulator {
     divisor: Option<f64>,
     /// Blocks that are finished, from the first.
     finished: usize,
-    /// CRC-32C of the finished blocks.
+    /// CRC-32C of the finished blocks, up to `checked`.
     checksum: u32,
+    checked: usize,
+    /// Whether somebody will want to know it.
+    checks: bool,
     sealed: bool,
 }
 
@@ -92,6 +95,8 @@ impl Accumulator {
             divisor: None,
             finished: 0,
             checksum: 0,
+            checked: 0,
+            checks: false,
             sealed: false,
         }
     }
@@ -106,6 +111,7 @@ impl Accumulator {
             return Some(Receipt::Lost);
         }
         contribution.begin(exchange, upload);
+        self.checks |= upload.checksum.is_some();
         let again =
             planted(defect, Defect::PrefixIgnored) || (planted(defect, Defect::ResumedGarbage) && upload.landed > 0);
         if again && contribution.receipt(self.spec.bytes).is_none() {
@@ -152,9 +158,23 @@ impl Accumulator {
         })
     }
 
-    /// The CRC-32C of the whole sum, once all of it may be sent.
-    pub fn complete(&self) -> Option<u32> {
-        (self.sealed && self.finished == self.blocks.len()).then_some(self.checksum)
+    /// Whether all of the sum may be sent.
+    pub fn is_complete(&self) -> bool {
+        self.sealed && self.finished == self.blocks.len()
+    }
+
+    /// The CRC-32C of the finished blocks. Known already where a contribution came with one, computed now elsewhere.
+    pub fn checksum(&mut self) -> u32 {
+        self.check_blocks();
+        self.checksum
+    }
+
+    fn check_blocks(&mut self) {
+        for block in &self.blocks[self.checked..self.finished] {
+            let Block::Finished(sum) = block else { unreachable!("blocks are finished in order") };
+            self.checksum = checksum(self.checksum, sum);
+        }
+        self.checked = self.finished;
     }
 
     /// Adds what may be added of bytes that were never taken before, and stages the rest.
@@ -264,9 +284,12 @@ impl Accumulator {
             }
             let Block::Growing(memory) = std::mem::replace(block, Block::Empty) else { unreachable!("matched above") };
             let sum = finish(&self.workshop, &self.spec, divisor, memory);
-            self.checksum = checksum(self.checksum, &sum);
             *block = Block::Finished(sum.freeze());
             self.finished += 1;
+            if self.checks {
+                // Here the block is still in the cache.
+                self.check_blocks();
+            }
         }
     }
 

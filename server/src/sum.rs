@@ -9,7 +9,7 @@ use gradlane_core::error::Error;
 use gradlane_core::mem::Frozen;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, WorkerId};
-use gradlane_core::wire::Header;
+use gradlane_core::wire::{Flags, Header};
 
 use crate::accumulator::{Accumulator, Workshop};
 use crate::aggregate::{Receipt, SlotId, Step};
@@ -155,8 +155,8 @@ impl Sums {
 impl Sum {
     /// Sends every reader what it has not got.
     fn flow(&mut self, say: &mut impl FnMut(Event)) {
-        let (ready, complete) = (self.accumulator.ready(), self.accumulator.complete());
-        if self.answers.is_empty() || (ready.len() == self.sent && complete.is_none()) {
+        let (ready, complete) = (self.accumulator.ready(), self.accumulator.is_complete());
+        if self.answers.is_empty() || (ready.len() == self.sent && !complete) {
             return;
         }
         self.sent = ready.len();
@@ -170,8 +170,10 @@ impl Sum {
                 say(Event::Send(Outgoing::Block { exchange: answer.exchange, block }));
             }
         }
-        if let Some(checksum) = complete {
+        if complete {
             for answer in std::mem::take(&mut self.answers).into_values() {
+                let wanted = answer.header.flags.contains(Flags::CHECKSUM);
+                let checksum = if wanted { self.accumulator.checksum() } else { 0 };
                 say(Event::Send(Outgoing::End { exchange: answer.exchange, checksum }));
             }
         }

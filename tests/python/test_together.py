@@ -1,5 +1,8 @@
 """Workers of one machine reduce among themselves: the same results and errors, and nothing goes to a server."""
 
+import signal
+import threading
+
 import gradlane
 import numpy as np
 import pytest
@@ -34,6 +37,41 @@ def test_a_disagreement_is_told_to_all():
     op = gradlane.Sum if gradlane.rank() == 0 else gradlane.Max
     with pytest.raises(gradlane.MismatchError, match="has op sum"):
         gradlane.push_pull(np.ones(2), "disagreement", op=op)
+
+
+def test_a_call_that_waits_can_be_interrupted_and_what_it_began_goes_on():
+    values, go = np.ones(3), np.zeros(1)
+    if gradlane.rank() == 0:
+        live = gradlane.metrics()["handles_live"]
+        main = threading.get_ident()
+
+        def interrupt():
+            while gradlane.metrics()["handles_live"] == live:
+                pass
+            signal.pthread_kill(main, signal.SIGINT)
+
+        other = threading.Thread(target=interrupt)
+        other.start()
+        with pytest.raises(KeyboardInterrupt):
+            gradlane.push_pull(values, "interrupted", op=gradlane.Sum, timeout=60)
+        other.join()
+        gradlane.push_pull(go, "go")
+        gradlane.push_pull(go, "come")
+        while gradlane.metrics()["handles_live"] > live:
+            pass
+    else:
+        gradlane.push_pull(go, "go")
+        gradlane.push_pull(values, "interrupted", op=gradlane.Sum, timeout=60)
+        gradlane.push_pull(go, "come")
+    gradlane.push_pull(values, "interrupted", op=gradlane.Sum)
+    assert values.tolist() == [gradlane.size() ** 2] * 3, "the second round of all sums of the first"
+
+
+def test_a_call_that_waits_ends_at_its_timeout():
+    if gradlane.rank() == 0:
+        with pytest.raises(gradlane.TimeoutError):
+            gradlane.push_pull(np.ones(3), "too late", timeout=0.3)
+    gradlane.barrier()
 
 
 def test_no_operation_is_left_over():

@@ -1,5 +1,7 @@
 """Operations on tensors, and what brings workers to the same state before they train."""
 
+import inspect
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -44,6 +46,18 @@ def test_the_names_and_arguments_of_byteps_work():
     handle = gl.push_pull_async_inplace(tensor, average=False, name="old async")
     assert gl.synchronize(handle) is tensor and gl.poll(handle)
     gl.declare("just a name")
+
+
+def test_all_forms_take_the_same_arguments():
+    forms = [gl.push_pull, gl.push_pull_, gl.push_pull_async, gl.push_pull_async_]
+    [arguments] = {tuple(inspect.signature(form).parameters.values()) for form in forms}
+    assert [argument.name for argument in arguments][:3] == ["tensor", "name", "op"]
+    tensor = torch.ones(3)
+    for form in forms:
+        with pytest.raises(TypeError, match="averaged"):
+            form(tensor, "misspelt", averaged=True)
+        with pytest.raises(TypeError):
+            form(tensor, "by position", gl.Sum)
 
 
 def test_strided_tensors_are_copied_and_copied_back():

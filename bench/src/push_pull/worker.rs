@@ -107,24 +107,40 @@ impl Exchanger for Worker {
 }
 
 fn push_pull(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String> {
+    if case.tensors.len() == 1 {
+        // Who has nothing else to submit calls the form that waits.
+        return submissions(case, set, in_place)
+            .try_for_each(|submission| engine.reduce(submission, None))
+            .map_err(|error| error.to_string());
+    }
     let (handles, outcome) = submit(engine, case, set, in_place);
     outcome.and(wait(handles))
 }
 
 /// Submits all tensors of a case. The handles must be waited for, whatever the outcome: the memory of the set is theirs until then.
 fn submit(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> (Vec<Handle>, Result<(), String>) {
-    let op = case.op();
     let mut handles = Vec::with_capacity(case.tensors.len());
-    for ((spec, regions), tensor) in specs(case).into_iter().zip(set.regions(in_place)).zip(&case.tensors) {
-        let (source, destination) = regions;
-        let priority = Priority(tensor.priority);
-        let submission = Submission { tensor: spec, source, destination, op, weight: 1.0, priority, timeout: None };
+    for submission in submissions(case, set, in_place) {
         match engine.push_pull(submission, |_| {}) {
             Ok(handle) => handles.push(handle),
             Err(error) => return (handles, Err(error.to_string())),
         }
     }
     (handles, Ok(()))
+}
+
+fn submissions(case: &Case, set: &mut Set, in_place: bool) -> impl Iterator<Item = Submission> {
+    let op = case.op();
+    let tensors = specs(case).into_iter().zip(set.regions(in_place)).zip(&case.tensors);
+    tensors.map(move |((tensor, (source, destination)), settings)| Submission {
+        tensor,
+        source,
+        destination,
+        op,
+        weight: 1.0,
+        priority: Priority(settings.priority),
+        timeout: None,
+    })
 }
 
 /// Waits for all of them; the job's step timeout ends every wait.

@@ -54,9 +54,23 @@ choice! {
 }
 
 choice! {
+    /// Which bodies and sums carry a CRC-32C.
+    Checksum {
+        /// Those that leave the machine. Memory that two processes map is the same memory: there is no road on which bits could change, and
+        /// the passes over the bytes cost a quarter of the whole exchange.
+        Auto = "auto",
+        /// All, which also finds memory that spoils what it holds.
+        Always = "true",
+        /// None.
+        Never = "false",
+    }
+}
+
+choice! {
     /// How a sender finds out what the network can take.
     Congestion {
-        /// By the queue that it causes, and by loss as `cubic`: what is urgent overtakes, and senders that fill queues get more.
+        /// By the queue that it causes, and by loss as `cubic`: what is urgent waits for little. For hosts whose threads run when they
+        /// want to, and networks without senders that fill queues: those get more.
         Delay = "delay",
         /// As TCP does on Linux (RFC 9438): fair to it, slowed down by loss.
         Cubic = "cubic",

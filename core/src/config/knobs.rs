@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::choices::{Congestion, LocalReduce, QuicDriver, RoadChoice};
+use super::choices::{Checksum, Congestion, LocalReduce, QuicDriver, RoadChoice};
 use super::kinds::{
     Address, Bytes, Count, Flag, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
 };
@@ -163,10 +163,11 @@ knobs! {
         datagram_bytes_max: Optional<Bytes> = "" in "1452" to "65507";
         /// Who drives the connections between workers and servers.
         quic_driver: QuicDriver = "direct";
-        /// Congestion control between workers and servers: `delay` keeps queues short, `cubic` takes its share beside TCP.
-        congestion: Congestion = "delay";
-        /// Whether contributions and sums carry a CRC-32C.
-        checksum: Flag = "true";
+        /// Congestion control between workers and servers: `cubic` shares a network fairly with TCP, `delay` keeps queues short.
+        congestion: Congestion = "cubic";
+        /// Which contributions and sums carry a CRC-32C: all (true), none (false), or auto for those that leave the machine, as shared
+        /// memory has no wire on which bits could change.
+        checksum: Checksum = "auto";
     }
     "Scheduling" {
         /// Bytes of a part: larger tensors are split, and each part travels and is summed by itself.

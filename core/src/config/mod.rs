@@ -16,7 +16,7 @@ pub mod report;
 mod tf_config;
 pub mod units;
 
-pub use choices::{Congestion, LocalReduce, QuicDriver, RoadChoice};
+pub use choices::{Checksum, Congestion, LocalReduce, QuicDriver, RoadChoice};
 pub use kinds::ProcessRole;
 pub use knobs::{Config, KNOBS, Knob};
 pub use launch::{Launch, Launcher};

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::Clock;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
+use crate::transport::Transport;
 use crate::types::Done;
 
 /// What [`Handle::wait`] says of an operation that goes on after the wait gave up.
@@ -19,7 +20,16 @@ pub struct Handle {
     slot: Arc<Slot>,
     cancel: Option<Canceller>,
     /// What a thread that waits can do meanwhile.
-    help: Option<Weak<dyn Collective>>,
+    help: Option<Help>,
+}
+
+/// Whose work a thread that waits can do.
+#[derive(Clone)]
+pub(super) enum Help {
+    /// That of the ranks of this machine.
+    Collective(Weak<dyn Collective>),
+    /// That of the way to the servers.
+    Transport(Weak<dyn Transport>),
 }
 
 /// Gives up the operation with this id. Shared by all handles of an engine.
@@ -57,10 +67,10 @@ impl Handle {
         (Self { id, slot, cancel, help: None }, done)
     }
 
-    /// The same handle, whose waiters do the work of `collective` unless another thread is at it.
+    /// The same handle, whose waiters do this work unless another thread is at it.
     #[must_use]
-    pub(super) fn helping(self, collective: &Arc<dyn Collective>) -> Self {
-        Self { help: Some(Arc::downgrade(collective)), ..self }
+    pub(super) fn helping(self, help: Help) -> Self {
+        Self { help: Some(help), ..self }
     }
 
     /// A handle that is resolved already.
@@ -84,8 +94,19 @@ impl Handle {
         }
         let clock = Clock::start();
         let waited = || clock.now().since(crate::types::Time::ZERO);
-        if let Some(collective) = self.help.as_ref().and_then(Weak::upgrade) {
-            collective.help(&|| self.is_resolved(), timeout.unwrap_or(Duration::MAX), false);
+        let (enough, patience) = (|| self.is_resolved(), timeout.unwrap_or(Duration::MAX));
+        match &self.help {
+            Some(Help::Collective(collective)) => {
+                if let Some(collective) = collective.upgrade() {
+                    collective.help(&enough, patience, false);
+                }
+            }
+            Some(Help::Transport(transport)) => {
+                if let Some(transport) = transport.upgrade() {
+                    transport.help(&enough, patience);
+                }
+            }
+            None => {}
         }
         let mut guard = self.slot.state.lock().expect(LOCK);
         let unresolved = |state: &mut Resolution| state.outcome.is_none();

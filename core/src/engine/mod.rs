@@ -2,10 +2,12 @@
 //!
 //! ```text
 //!  caller ── push_pull ──► Engine ── registry, scheduler (one lock, short) ──► bells
-//!                                                                                │ one thread a stage sleeps on its bell
-//!                            PUSH loop ──► transport.push      PULL loop ──► transport.pull
-//!                                 └───────────── Scheduler::finish ◄───────────────┘ ──► Handle resolves
+//!                                                                                │ the thread of PUSH sleeps on its bell
+//!                            PUSH ──► transport.push ──► PULL ──► transport.pull
+//!                                 └───────────── Scheduler::finish ◄───┘ ──► Handle resolves
 //! ```
+//! What takes no longer than to wake a thread is done by whoever finds it: PULL always, PUSH of short parts by the thread that submits.
+//! Whoever waits for a handle does the transport's work, so that a sum lands on the thread that wants it.
 //!
 //! [`Membership`] holds the connection to the coordinator, [`Timer`] wakes for deadlines; an idle engine runs none of its threads.
 
@@ -25,6 +27,7 @@ mod tiers;
 mod timer;
 mod together;
 mod trace;
+mod warnings;
 mod worker;
 
 pub use clock::Clock;

@@ -11,12 +11,13 @@ use super::stage_loop::Bell;
 use super::trace::{Subject, TaskTrace, Timeline};
 use super::{Clock, Metrics, Timer};
 use crate::collective::Collective;
+use crate::config::Checksum;
 use crate::error::{Error, Result};
 use crate::mem::Region;
 use crate::pipeline::Stage;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::sched::order::Slot;
-use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, StallReport, Task, TaskId, TaskSpec};
+use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, Task, TaskId, TaskSpec};
 use crate::transport::Transport;
 use crate::types::{Done, Epoch, ExchangeId, Machines, Op, Priority, Round, TensorKey, Time, View, WorkerId};
 use crate::wire::frame::Progress;
@@ -34,18 +35,26 @@ pub(super) struct Shared {
     pub(super) timer: Mutex<Option<Timer>>,
     /// Set before anything is submitted, if the workers of this machine reduce among themselves.
     pub(super) collective: OnceLock<Arc<dyn Collective>>,
-    /// Whoever holds it hands tasks to the collective, in the order in which the scheduler gives them.
-    handing_over: Mutex<()>,
-    /// Whether there may be some.
-    to_hand_over: AtomicBool,
+    /// Of the stages whose tasks are executed by whoever finds that there are some.
+    reducing: HandingOver,
+    pulling: HandingOver,
     state: Mutex<State>,
+}
+
+/// Keeps the tasks of a stage in the order in which the scheduler gives them, whoever executes them.
+#[derive(Default)]
+struct HandingOver {
+    /// Whoever holds it executes.
+    turn: Mutex<()>,
+    /// Whether there may be some.
+    waiting: AtomicBool,
 }
 
 /// The settings that the threads need.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
-    /// Whether contributions carry a checksum.
-    pub(super) checksum: bool,
+    /// Which contributions carry a checksum.
+    pub(super) checksum: Checksum,
     /// How long to try to reach a server before the next attempt.
     pub(super) dial_patience: Duration,
     /// A task that is older is reported.
@@ -129,6 +138,9 @@ pub(super) enum Hold {
     Collective(Slot),
 }
 
+/// What the ranks of a machine do together, in one order.
+const COLLECTIVE: [Stage; 3] = [Stage::AllReduce, Stage::Reduce, Stage::Broadcast];
+
 enum Effect {
     Ring(Stage),
     Abandon(ExchangeId),
@@ -177,14 +189,23 @@ impl Shared {
             exchanges: AtomicU64::new(1),
             timer: Mutex::new(None),
             collective: OnceLock::new(),
-            handing_over: Mutex::new(()),
-            to_hand_over: AtomicBool::new(false),
+            reducing: HandingOver::default(),
+            pulling: HandingOver::default(),
             state: Mutex::new(state),
         }
     }
 
     /// Runs `change` on the machines, then carries out what they decided, with the lock released.
     pub(super) fn with<T>(self: &Arc<Self>, change: impl FnOnce(&mut State, Time) -> T) -> T {
+        self.with_pushing(0, change)
+    }
+
+    /// As [`with`](Self::with); tasks of at most `here_bytes_max` bytes that can be pushed now are pushed by the calling thread.
+    pub(super) fn with_pushing<T>(
+        self: &Arc<Self>,
+        here_bytes_max: u64,
+        change: impl FnOnce(&mut State, Time) -> T,
+    ) -> T {
         let now = self.clock.now();
         let (result, effects) = {
             let mut state = self.state.lock().expect("the machines do not panic");
@@ -194,7 +215,10 @@ impl Shared {
             (result, std::mem::take(&mut state.effects))
         };
         for effect in effects {
-            self.carry_out(effect);
+            match effect {
+                Effect::Ring(Stage::Push) if here_bytes_max > 0 => self.push_here(here_bytes_max),
+                effect => self.carry_out(effect),
+            }
         }
         result
     }
@@ -209,16 +233,16 @@ impl Shared {
         }
     }
 
-    /// Hands what is ready to the collective, here and now: a change of thread would cost more than it does. One thread at a time, which
+    /// Executes what is ready for `stages`, here and now: a change of thread would cost more than it does. One thread at a time, which
     /// looks again after every other that came meanwhile, so that nothing is handed over out of order.
-    fn hand_over(self: &Arc<Self>) {
-        let collective = || Stage::ALL.into_iter().filter(|stage| stage.is_collective());
-        self.to_hand_over.store(true, Ordering::SeqCst);
-        while self.to_hand_over.load(Ordering::SeqCst) {
-            let Ok(turn) = self.handing_over.try_lock() else { return };
-            while self.to_hand_over.swap(false, Ordering::SeqCst) {
-                for (stage, execute) in collective().filter_map(|stage| Some((stage, executor(stage)?))) {
-                    while let Some(task) = self.with(|state, now| state.take(now, stage)) {
+    fn hand_over(self: &Arc<Self>, stages: &[Stage], handing_over: &HandingOver) {
+        handing_over.waiting.store(true, Ordering::SeqCst);
+        while handing_over.waiting.load(Ordering::SeqCst) {
+            let Ok(turn) = handing_over.turn.try_lock() else { return };
+            while handing_over.waiting.swap(false, Ordering::SeqCst) {
+                for stage in stages {
+                    let execute = executor(*stage).expect("it has an executor");
+                    while let Some(task) = self.with(|state, now| state.take(now, *stage)) {
                         execute(self, task);
                     }
                 }
@@ -227,9 +251,21 @@ impl Shared {
         }
     }
 
+    /// Pushes what is next as long as it is short, and leaves the rest to the stage's thread.
+    fn push_here(self: &Arc<Self>, bytes_max: u64) {
+        let execute = executor(Stage::Push).expect("it has an executor");
+        while let Some(task) = self.with(|state, now| state.take_short(now, Stage::Push, bytes_max)) {
+            execute(self, task);
+        }
+        if self.with(|state, _| state.scheduler.has_ready(Stage::Push)) {
+            self.bells[&Stage::Push].ring();
+        }
+    }
+
     fn carry_out(self: &Arc<Self>, effect: Effect) {
         match effect {
-            Effect::Ring(stage) if stage.is_collective() => self.hand_over(),
+            Effect::Ring(stage) if stage.is_collective() => self.hand_over(&COLLECTIVE, &self.reducing),
+            Effect::Ring(Stage::Pull) => self.hand_over(&[Stage::Pull], &self.pulling),
             Effect::Ring(stage) => self.bells[&stage].ring(),
             Effect::Abandon(exchange) => self.transport.abandon(exchange),
             Effect::Withdraw(slot) => {
@@ -241,8 +277,9 @@ impl Shared {
                 Metrics::add(&self.metrics.resolved, 1);
                 Metrics::add(&self.metrics.failed, u64::from(outcome.is_err()));
                 done.report(outcome);
-                if let Some(collective) = self.collective.get() {
-                    collective.nudge();
+                match self.collective.get() {
+                    Some(collective) => collective.nudge(),
+                    None => self.transport.nudge(),
                 }
             }
             Effect::Arm(due) => {
@@ -271,15 +308,25 @@ impl State {
 
     /// The next task for `stage`; see [`Scheduler::take`].
     pub(super) fn take(&mut self, now: Time, stage: Stage) -> Option<Task> {
-        let task = self.scheduler.take(now, stage)?;
-        if let Some(payload) = self.payloads.get_mut(&task.id) {
+        let task = self.scheduler.take(now, stage);
+        self.taken(now, stage, task)
+    }
+
+    /// As [`take`](Self::take), if it is short; see [`Scheduler::take_short`].
+    fn take_short(&mut self, now: Time, stage: Stage, bytes_max: u64) -> Option<Task> {
+        let task = self.scheduler.take_short(stage, bytes_max);
+        self.taken(now, stage, task)
+    }
+
+    fn taken(&mut self, now: Time, stage: Stage, task: Option<Task>) -> Option<Task> {
+        if let Some(payload) = task.and_then(|task| self.payloads.get_mut(&task.id)) {
             // What was given up is the stage before. Whether this one is follows, as a command.
             payload.abandoned = false;
         }
-        if let Some(trace) = &mut self.trace {
-            trace.taken(now, &task, stage);
+        if let (Some(trace), Some(task)) = (&mut self.trace, &task) {
+            trace.taken(now, task, stage);
         }
-        Some(task)
+        task
     }
 
     /// Takes a task back from its executor; see [`Scheduler::finish`].
@@ -490,23 +537,6 @@ impl State {
         if let Some(due) = due.filter(|due| self.armed.is_none_or(|armed| *due < armed)) {
             self.armed = Some(due);
             self.effects.push(Effect::Arm(due));
-        }
-    }
-
-    fn warn(&self, report: &StallReport) {
-        let StallReport { name, round, waited, parts, .. } = report;
-        let waited_s = waited.as_secs_f64();
-        match report.at {
-            Some((Stage::AllReduce | Stage::Reduce | Stage::Broadcast, _)) => {
-                tracing::warn!(%name, round = round.0, parts, waited_s, "a tensor waits for other workers of this machine");
-            }
-            Some((stage, server)) => {
-                tracing::warn!(%name, round = round.0, %stage, %server, parts, waited_s, "a tensor does not move");
-            }
-            None => {
-                let missing = self.groups.get(&report.group).map(|ticket| self.registry.waiting_for(*ticket));
-                tracing::warn!(%name, round = round.0, ?missing, waited_s, "a tensor waits for others of its part to be submitted here");
-            }
         }
     }
 

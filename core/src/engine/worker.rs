@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::executors::executor;
-use super::handle::Canceller;
+use super::handle::{Canceller, Help};
 use super::room::Room;
 use super::shared::{Parked, Settings, Shared, State, Ticket};
 use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timeline, Timer, stage_loop, status, together};
@@ -182,6 +182,8 @@ impl Engine {
                     assert!(first, "an engine starts once");
                 }
                 Stage::Broadcast => {}
+                // Takes no longer than to wake a thread for it.
+                Stage::Pull => {}
                 _ => {
                     let execute =
                         executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
@@ -270,6 +272,16 @@ impl Engine {
     /// At once for what can be known at once: a bad reduction, a length that does not fit the shape, another dtype or shape than
     /// declared before on this worker, a job that has ended. Everything else resolves the handle.
     pub fn push_pull(&self, submission: Submission, then: impl FnOnce(u64) + Send + 'static) -> Result<Handle> {
+        self.submit(submission, HERE_BYTES_MAX, then)
+    }
+
+    /// As [`push_pull`](Self::push_pull); parts of at most `here_bytes_max` bytes are pushed by the calling thread.
+    fn submit(
+        &self,
+        submission: Submission,
+        here_bytes_max: u64,
+        then: impl FnOnce(u64) + Send + 'static,
+    ) -> Result<Handle> {
         let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
         check(&tensor, &source, &destination, op, weight)?;
         check_root(op, || self.size())?;
@@ -282,13 +294,13 @@ impl Engine {
             room.leave(bytes);
             then(id);
         });
-        let handle = match self.shared.collective.get() {
-            Some(collective) => handle.helping(collective),
-            None => handle,
-        };
+        let handle = handle.helping(match self.shared.collective.get() {
+            Some(collective) => Help::Collective(Arc::downgrade(collective)),
+            None => Help::Transport(Arc::downgrade(&self.shared.transport)),
+        });
         Metrics::add(&self.shared.metrics.submissions, 1);
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
-        let declare = self.shared.with(|state, now| {
+        let declare = self.shared.with_pushing(here_bytes_max, |state, now| {
             let ticket = Ticket {
                 key: tensor.key(),
                 bytes,
@@ -317,16 +329,32 @@ impl Engine {
     /// # Errors
     /// As those two.
     pub fn reduce(&self, submission: Submission, patience: Option<Duration>) -> Result<()> {
-        let Some(collective) = self.shared.collective.get() else {
-            return self.push_pull(submission, |_| {})?.wait(patience);
-        };
         let clock = Clock::start();
-        collective.attend();
-        let handle = self.push_pull(submission, |_| {});
-        let over = || handle.as_ref().map_or(true, Handle::is_resolved);
-        collective.help(&over, patience.unwrap_or(Duration::MAX), true);
+        let handle = self.begin_to_reduce(submission, patience.unwrap_or(Duration::MAX), |_| {})?;
         let helped = clock.now().since(Time::ZERO);
-        handle?.wait(patience.map(|patience| patience.saturating_sub(helped)))
+        handle.wait(patience.map(|patience| patience.saturating_sub(helped)))
+    }
+
+    /// The first half of [`reduce`](Self::reduce): submits, and does what the calling thread can do itself until the handle resolves, at
+    /// most for `patience`. Wait for the handle afterwards. `then` is that of [`push_pull`](Self::push_pull).
+    ///
+    /// # Errors
+    /// As [`push_pull`](Self::push_pull).
+    pub fn begin_to_reduce(
+        &self,
+        submission: Submission,
+        patience: Duration,
+        then: impl FnOnce(u64) + Send + 'static,
+    ) -> Result<Handle> {
+        let Some(collective) = self.shared.collective.get() else {
+            // Whoever waits anyway pushes all of it: no other thread has to wake first.
+            return self.submit(submission, u64::MAX, then);
+        };
+        collective.attend();
+        let handle = self.push_pull(submission, then);
+        let over = || handle.as_ref().map_or(true, Handle::is_resolved);
+        collective.help(&over, patience, true);
+        handle
     }
 
     /// Arrives at the barrier `name`; the handle resolves once all workers have, at the latest after `timeout`, or else the job's step
@@ -445,6 +473,9 @@ impl Milestones {
         }
     }
 }
+
+/// Parts up to this length are pushed by the thread that submits them: to copy them takes no longer than to wake another.
+const HERE_BYTES_MAX: u64 = 64 << 10;
 
 const LOCK: &str = "nobody panics while holding it";
 

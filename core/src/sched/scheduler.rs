@@ -24,8 +24,9 @@
 //!
 //! # Rules
 //! - Credit counts bytes and tasks, and what is urgent has its own beside that of the least urgent ([`Credit`]). It is drawn when a task
-//!   is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come may wait for another worker, whose credit waits for this one: when no credit came back for `credit_patience` while a task needs
-//!   some, that of the tasks which wait for their sums for so long is lent on. So workers may submit in different orders.
+//!   is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come may wait for another worker,
+//!   whose credit waits for this one: when no credit came back for `credit_patience` while a task needs some, that of the tasks which
+//!   wait for their sums for so long is lent on. So workers may submit in different orders.
 //! - A task is not pushed before the sum of the round before of the same part arrived: a server keeps two rounds of a part alive.
 //!   Nor does it begin to be reduced among the ranks of a machine before that.
 //! - Nothing is pushed to a server that is not connected. Servers count as connected until
@@ -218,12 +219,25 @@ impl Scheduler {
 
     /// The next task for `stage`, which the caller must execute and [`finish`](Self::finish); `None` if there is none now.
     pub fn take(&mut self, now: Time, stage: Stage) -> Option<Task> {
-        let credit = &self.credit;
-        let fits = |entry: &Entry| stage != Stage::Push || credit.fits(entry.priority, entry.bytes);
-        let Some(entry) = self.queues[stage.index()].take(fits) else {
+        let taken = self.take_short(stage, u64::MAX);
+        if taken.is_none() {
             self.expect_credit(now, stage);
-            return None;
+        }
+        taken
+    }
+
+    /// Whether tasks wait for `stage` that nothing but their turn or their credit holds up.
+    pub fn has_ready(&self, stage: Stage) -> bool {
+        self.queues[stage.index()].has_ready()
+    }
+
+    /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes, and otherwise nothing: whoever takes it later must ask.
+    pub fn take_short(&mut self, stage: Stage, bytes_max: u64) -> Option<Task> {
+        let credit = &self.credit;
+        let fits = |entry: &Entry| {
+            entry.bytes <= bytes_max && (stage != Stage::Push || credit.fits(entry.priority, entry.bytes))
         };
+        let entry = self.queues[stage.index()].take(fits)?;
         let work = self.tasks.get_mut(entry.task.0).expect("queued tasks exist");
         work.place = Place::Running;
         if stage == Stage::Push {

@@ -91,6 +91,13 @@ pub trait Transport: Send + Sync {
         Road::Network
     }
 
+    /// Lets the calling thread do the transport's work until `enough` says so, at most for `patience`, as far as that saves changes of
+    /// thread. May return at any time before, and does so at once where there is nothing to gain.
+    fn help(&self, _enough: &dyn Fn() -> bool, _patience: Duration) {}
+
+    /// Lets whoever helps look again whether it had enough.
+    fn nudge(&self) {}
+
     /// Closes everything and waits, at most `patience`, until all memory is free and all threads ended.
     fn shutdown(&self, patience: Duration);
 }

@@ -118,6 +118,18 @@ impl Transport for Roads {
         transport.road(link)
     }
 
+    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration) {
+        if let Some(shm) = &self.shm {
+            shm.help(enough, patience);
+        }
+    }
+
+    fn nudge(&self) {
+        if let Some(shm) = &self.shm {
+            shm.nudge();
+        }
+    }
+
     fn shutdown(&self, patience: Duration) {
         if let Some(shm) = &self.shm {
             shm.shutdown(patience);

@@ -56,13 +56,27 @@ def submit_in_place(
     weight: float = 1.0,
     priority: int = 0,
     timeout: float | None = None,
+    waits: bool = False,
 ) -> Handle[torch.Tensor]:
-    """Starts an operation from and into the memory of a contiguous tensor."""
+    """Starts an operation from and into the memory of a contiguous tensor; `waits` as for `submit`."""
     place = locate(tensor)
-    return submit(name, place, place, op, result=tensor, root=root, weight=weight, priority=priority, timeout=timeout)
+    return submit(
+        name,
+        place,
+        place,
+        op,
+        result=tensor,
+        root=root,
+        weight=weight,
+        priority=priority,
+        timeout=timeout,
+        waits=waits,
+    )
 
 
-def submit_bits(tensor: torch.Tensor, name: str, root: int, *, timeout: float | None = None) -> Handle[torch.Tensor]:
+def submit_bits(
+    tensor: torch.Tensor, name: str, root: int, *, timeout: float | None = None, waits: bool = False
+) -> Handle[torch.Tensor]:
     """Starts the broadcast of a tensor of any element type and strides; the handle yields `tensor`, overwritten.
 
     A broadcast keeps bits, so what the engine cannot add (bool, complex, int16, float8) travels as uint8.
@@ -71,7 +85,7 @@ def submit_bits(tensor: torch.Tensor, name: str, root: int, *, timeout: float | 
     tensor = tensor.detach()
     dense = tensor.contiguous()
     wire = dense if is_reducible(dense.dtype) else dense.reshape(-1).view(torch.uint8)
-    handle = submit_in_place(wire, name, "broadcast", root=root, timeout=timeout)
+    handle = submit_in_place(wire, name, "broadcast", root=root, timeout=timeout, waits=waits)
     if dense is tensor or dense.data_ptr() == tensor.data_ptr():
         return handle.then(lambda _: tensor)
     return handle.then(lambda _: tensor.copy_(dense))

@@ -6,8 +6,9 @@ copied back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -20,9 +21,11 @@ from gradlane.torch import _tensors
 from gradlane.torch.compression import Compression, Compressor
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
-def push_pull(
+def _begin(
+    waits: bool,
     tensor: torch.Tensor,
     name: str,
     *,
@@ -33,7 +36,39 @@ def push_pull(
     compression: Compressor = Compression.none,
     timeout: float | None = None,
     version: int = 0,
-) -> torch.Tensor:
+) -> Handle[torch.Tensor]:
+    """What the four forms below have in common, and the one list of their arguments."""
+    del version
+    reduction = resolve(op, average, weight)
+    return reduce_in_place(
+        tensor,
+        check_name(name),
+        reduction,
+        weight=1.0 if weight is None else weight,
+        priority=priority or 0,
+        compression=compression,
+        timeout=timeout,
+        waits=waits,
+    )
+
+
+def _form_of(model: Callable[Concatenate[bool, P], Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Gives a function the arguments of `model` behind its first, for readers and for type checkers."""
+    signature = inspect.signature(model)
+    _, *parameters = signature.parameters.values()
+
+    def shape(form: Callable[..., T]) -> Callable[P, T]:
+        returned = inspect.signature(form).return_annotation
+        form.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=parameters, return_annotation=returned
+        )
+        return form
+
+    return shape
+
+
+@_form_of(_begin)
+def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
     """Average `tensor` over all workers into a new tensor. Differentiable: the gradient is reduced the same way.
 
     Args:
@@ -51,104 +86,31 @@ def push_pull(
         StallError: some workers did not contribute in time (they are named).
         UnsupportedError: the tensor is not on the CPU.
     """
-    reduction = resolve(op, average, weight)
     if tensor.requires_grad and torch.is_grad_enabled():
+        reduction = resolve(*(options.get(option) for option in ("op", "average", "weight")))
         if reduction not in (Average, Sum):
             raise InvalidArgumentError(f"op={reduction.name} has no gradient; use tensor.detach(), or Average or Sum")
-        result: torch.Tensor = _PushPull.apply(  # type: ignore[no-untyped-call]
-            tensor, name, reduction, priority, compression, timeout
-        )
+        result: torch.Tensor = _PushPull.apply(tensor, name, options)  # type: ignore[no-untyped-call]
         return result
-    return push_pull_async(
-        tensor,
-        name,
-        op=reduction,
-        weight=weight,
-        priority=priority,
-        compression=compression,
-        timeout=timeout,
-        version=version,
-    ).wait()
+    return _begin(True, _copy(tensor), name, **options).wait()
 
 
-def push_pull_async(
-    tensor: torch.Tensor,
-    name: str,
-    *,
-    op: ReduceOp | None = None,
-    average: bool | None = None,
-    weight: float | None = None,
-    priority: int | None = None,
-    compression: Compressor = Compression.none,
-    timeout: float | None = None,
-    version: int = 0,
-) -> Handle[torch.Tensor]:
+@_form_of(_begin)
+def push_pull_async(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
     """Starts what `push_pull` does, without its gradient; `synchronize(handle)` yields the new tensor."""
-    _tensors.check_host(tensor)
-    fresh = tensor.detach().clone(memory_format=torch.contiguous_format)
-    return push_pull_async_(
-        fresh,
-        name,
-        op=op,
-        average=average,
-        weight=weight,
-        priority=priority,
-        compression=compression,
-        timeout=timeout,
-        version=version,
-    )
+    return _begin(False, _copy(tensor), name, **options)
 
 
-def push_pull_(
-    tensor: torch.Tensor,
-    name: str,
-    *,
-    op: ReduceOp | None = None,
-    average: bool | None = None,
-    weight: float | None = None,
-    priority: int | None = None,
-    compression: Compressor = Compression.none,
-    timeout: float | None = None,
-    version: int = 0,
-) -> torch.Tensor:
+@_form_of(_begin)
+def push_pull_(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
     """Average `tensor` over all workers, in place. Arguments and errors are those of `push_pull`."""
-    return push_pull_async_(
-        tensor,
-        name,
-        op=op,
-        average=average,
-        weight=weight,
-        priority=priority,
-        compression=compression,
-        timeout=timeout,
-        version=version,
-    ).wait()
+    return _begin(True, tensor, name, **options).wait()
 
 
-def push_pull_async_(
-    tensor: torch.Tensor,
-    name: str,
-    *,
-    op: ReduceOp | None = None,
-    average: bool | None = None,
-    weight: float | None = None,
-    priority: int | None = None,
-    compression: Compressor = Compression.none,
-    timeout: float | None = None,
-    version: int = 0,
-) -> Handle[torch.Tensor]:
+@_form_of(_begin)
+def push_pull_async_(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
     """Starts what `push_pull_` does; `tensor` may not be touched until the handle is done."""
-    del version
-    reduction = resolve(op, average, weight)
-    return reduce_in_place(
-        tensor,
-        check_name(name),
-        reduction,
-        weight=1.0 if weight is None else weight,
-        priority=priority or 0,
-        compression=compression,
-        timeout=timeout,
-    )
+    return _begin(False, tensor, name, **options)
 
 
 push_pull_inplace = push_pull_
@@ -184,7 +146,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None
 ) -> torch.Tensor:
     """Give every worker the bits of `tensor` on `root_rank`, in place; any element type."""
-    return _tensors.submit_bits(tensor, check_name(name), check_root(root_rank), timeout=timeout).wait()
+    return _tensors.submit_bits(tensor, check_name(name), check_root(root_rank), timeout=timeout, waits=True).wait()
 
 
 def poll(handle: Handle[Any]) -> bool:
@@ -214,12 +176,18 @@ def reduce_in_place(
     priority: int = 0,
     compression: Compressor = Compression.none,
     timeout: float | None = None,
+    waits: bool = False,
 ) -> Handle[torch.Tensor]:
-    """Starts a reduction whose result replaces `tensor`, from where it lies if it is contiguous and sent as it is."""
+    """Starts a reduction whose result replaces `tensor`, from where it lies if it is contiguous and sent as it is.
+
+    With `waits` the caller waits for it next.
+    """
     _tensors.check_host(tensor)
     plain = tensor.detach()
     wire = compression.compress(plain).contiguous()
-    handle = _tensors.submit_in_place(wire, name, op.native, weight=weight, priority=priority, timeout=timeout)
+    handle = _tensors.submit_in_place(
+        wire, name, op.native, weight=weight, priority=priority, timeout=timeout, waits=waits
+    )
 
     def land(reduced: torch.Tensor) -> torch.Tensor:
         if reduced is not plain:
@@ -243,26 +211,20 @@ def wait_all(handles: Sequence[Handle[T]]) -> list[T]:
     return results
 
 
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    _tensors.check_host(tensor)
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
 class _PushPull(torch.autograd.Function):
     """The mean (or sum) over workers of the losses has as gradient the mean (or sum) of their gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        name: str,
-        op: ReduceOp,
-        priority: int | None,
-        compression: Compressor,
-        timeout: float | None,
-    ) -> torch.Tensor:
-        ctx.arguments = (f"{name}.backward", op, priority, compression, timeout)
-        return push_pull_async(tensor, name, op=op, priority=priority, compression=compression, timeout=timeout).wait()
+    def forward(ctx: Any, tensor: torch.Tensor, name: str, options: dict[str, Any]) -> torch.Tensor:
+        ctx.arguments = (f"{name}.backward", options)
+        return _begin(True, _copy(tensor), name, **options).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        name, op, priority, compression, timeout = ctx.arguments
-        reduced = push_pull_async(
-            gradient, name, op=op, priority=priority, compression=compression, timeout=timeout
-        ).wait()
-        return reduced, None, None, None, None, None
+        name, options = ctx.arguments
+        return _begin(True, _copy(gradient), name, **options).wait(), None, None

@@ -92,7 +92,7 @@ impl Play {
         self.sum.publish(1.0);
         self.sum.seal();
         self.check()?;
-        if self.sum.complete().is_some() { Ok(()) } else { Err("is not complete".to_owned()) }
+        if self.sum.is_complete() { Ok(()) } else { Err("is not complete".to_owned()) }
     }
 
     /// The next bytes of a contribution, or the first of an exchange.

@@ -127,9 +127,13 @@ impl Aggregator {
             ExchangeState::Waiting | ExchangeState::Answering => Flags::default(),
         };
         let worker = entry.worker;
+        // Who sends a body without a checksum wants none either; the others could not say.
+        let asked = entry.header.flags;
+        let unsaid = [Flags::RESUMED, Flags::NO_BODY].into_iter().any(|flag| asked.contains(flag));
+        let checksum = if unsaid || asked.contains(Flags::CHECKSUM) { Flags::CHECKSUM } else { Flags::default() };
         let header = Header {
             kind: HeaderKind::Sum,
-            flags: Flags::CHECKSUM.with(early),
+            flags: checksum.with(early),
             epoch,
             weight: published.divisor,
             contributors: published.contributors,

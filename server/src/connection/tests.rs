@@ -14,7 +14,9 @@ const BLOCK: usize = 256 << 10;
 #[test]
 fn the_sum_of_what_all_have_sent_leaves_before_they_have_sent_the_rest() {
     let server = Played::new(2, |_| {});
-    let [one, two] = [server.open(0, part(0)), server.open(1, part(0))];
+    let ones = checksum(0, &1.0_f32.to_le_bytes().repeat(BYTES / 4));
+    let checked = Header { flags: Flags::CHECKSUM, checksum: ones, ..part(0) };
+    let [one, two] = [server.open(0, checked), server.open(1, part(0))];
     server.bring(one, 0..BYTES / 2);
     server.bring(two, 0..BLOCK);
     server.hears_until(|heard| heard.bytes(one) == BLOCK && heard.bytes(two) == BLOCK);

@@ -49,7 +49,12 @@ fn a_bad_value_is_named_with_its_source() {
             "",
             "setting DMLC_ROLE: \"joint\" is no role; give one of worker, server, coordinator, both",
         ),
-        ("", "", "checksum = 7", "setting checksum in g.toml: \"7\" is neither true nor false; give true or false"),
+        (
+            "",
+            "",
+            "checksum = 7",
+            "setting checksum in g.toml: \"7\" is none of the choices; give one of auto, true, false",
+        ),
         ("", "", "size = -1", "setting size in g.toml: \"-1\" is no whole number"),
         ("", "", "size = [1]", "setting size in g.toml: is neither text, number nor flag"),
         ("", "", "size = ", "setting syntax in g.toml: "),

@@ -5,17 +5,23 @@ use std::sync::atomic::Ordering;
 
 use super::super::Metrics;
 use super::super::shared::{Hold, Shared};
+use crate::config::Checksum;
 use crate::error::Error;
 use crate::mem::{Region, borrow};
 use crate::sched::{Attempt, Outcome, Task};
-use crate::transport::Push;
+use crate::transport::{Push, Road};
 use crate::types::{Done, ExchangeId, LinkId};
 use crate::wire::header::HEADER_BYTES;
 use crate::wire::{Flags, Header, HeaderKind};
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
     let Some((link, exchange, mut push)) = prepare(shared, &task) else { return };
-    if shared.settings.checksum && push.header.body_bytes() > 0 && !push.header.flags.contains(Flags::RESUMED) {
+    let checked = match shared.settings.checksum {
+        Checksum::Auto => shared.transport.road(link) == Road::Network,
+        Checksum::Always => true,
+        Checksum::Never => false,
+    };
+    if checked && push.header.body_bytes() > 0 && !push.header.flags.contains(Flags::RESUMED) {
         push.header.checksum = borrow::checksum(&push.body);
         push.header.flags = push.header.flags.with(Flags::CHECKSUM);
     }

@@ -48,7 +48,7 @@ impl Default for Settings {
             socket_buffer_bytes: 16 << 20,
             datagram_bytes_max: None,
             driver: if cfg!(target_os = "linux") { Driver::Direct } else { Driver::Async },
-            congestion: Congestion::Delay,
+            congestion: Congestion::Cubic,
         }
     }
 }

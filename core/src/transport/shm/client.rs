@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::books::{End, State};
 use super::hub::Hub;
-use super::poller::run;
+use super::poller::{help, run};
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
 use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
@@ -93,6 +93,18 @@ impl Transport for ShmTransport {
 
     fn road(&self, _link: LinkId) -> Road {
         Road::SharedMemory
+    }
+
+    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration) {
+        if self.thread.is_ours() && !self.hub.state().links.is_empty() {
+            help(&*self.hub, enough, patience);
+        }
+    }
+
+    fn nudge(&self) {
+        if self.thread.is_ours() {
+            self.hub.poller.nudge();
+        }
     }
 
     fn shutdown(&self, patience: Duration) {

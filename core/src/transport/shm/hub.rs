@@ -190,7 +190,7 @@ impl Hub {
             None => false,
         };
         if free {
-            self.carry_out(self.state().through(id));
+            self.through(id);
         }
         if let Some(link) = link.filter(|_| abandoned && !unsent) {
             link.post(&Message::Abandon { exchange: name });
@@ -212,6 +212,13 @@ impl Hub {
         if unfinished {
             self.poller.wake();
         }
+    }
+
+    /// The memory of an exchange is not read any more.
+    fn through(&self, id: ExchangeId) {
+        // In two steps: whoever hears of it may call back, which takes the lock again.
+        let effects = self.state().through(id);
+        self.carry_out(effects);
     }
 
     fn carry_out(&self, Effects { done, accept, marked }: Effects) {
@@ -266,7 +273,7 @@ impl Hub {
             Ok(false) => {}
             Ok(true) => {
                 if link.give_up(name) == Some(true) {
-                    self.carry_out(self.state().through(id));
+                    self.through(id);
                 }
             }
             Err(error) => link.fail(error),
@@ -377,7 +384,7 @@ impl Hub {
         drop(body);
         let free = name == 0 || entry.link.give_up(name) != Some(false);
         if free {
-            self.carry_out(self.state().through(id));
+            self.through(id);
             self.advance(id);
         }
     }

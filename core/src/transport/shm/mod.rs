@@ -5,7 +5,8 @@
 //! says only whether the peer still lives; messages go through a ring in each segment and bytes through its cells ([layout], [memory]).
 //!
 //! A contribution is copied once, from the caller's memory into cells, and the server adds straight out of them. Threads sleep until a
-//! bell rings, and a bell rings only for who sleeps: busy links need no system calls, idle ones no processor.
+//! bell rings, and a bell rings only for who sleeps: busy links need no system calls, idle ones no processor. A worker's thread that waits for
+//! a sum does the work of its link itself ([poller], [seats]), and whoever did something looks for a moment for more before it sleeps.
 //!
 //! What a broken or dead peer cannot do: write here (each side writes its own segment only), shrink memory under a reader (seals), leave
 //! anything behind (memory has no name, and the socket's directory is cleared by the next process), or keep others waiting (the end of its
@@ -25,6 +26,7 @@ mod link;
 mod memory;
 mod outbound;
 mod poller;
+mod seats;
 
 pub use client::ShmTransport;
 

@@ -1,18 +1,22 @@
-//! What the thread of one side sleeps on: bells, connections, the door, and calls of its own process.
+//! What one side waits for, bells, connections, the door, and calls of its own process; and how whoever does its work waits.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 
 use super::link::Link;
+use super::seats::Seats;
 use crate::error::{Error, Result};
 use crate::types::LinkId;
 
 /// Waits for many things at once, without polling.
 pub(super) struct Poller {
+    pub(super) seats: Seats,
+    eagerness: Eagerness,
     epoll: OwnedFd,
     /// Rung by other threads of this process.
     wake: OwnedFd,
@@ -37,7 +41,8 @@ impl Poller {
             let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             // Edges are enough: whoever rings wants a look, and nobody needs to read how often it was.
             epoll::add(&epoll, &wake, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
-            Ok(Self { epoll, wake, asleep: AtomicBool::new(false), deep: AtomicBool::new(false) })
+            let (asleep, deep) = (AtomicBool::new(false), AtomicBool::new(false));
+            Ok(Self { seats: Seats::default(), eagerness: Eagerness::default(), epoll, wake, asleep, deep })
         };
         made().map_err(|error| io("making an event queue", error))
     }
@@ -70,7 +75,18 @@ impl Poller {
     pub(super) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
-            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Has whoever helps look again whether it had enough.
+    pub(super) fn nudge(&self) {
+        if self.seats.has_helper() {
+            self.wake();
         }
     }
 
@@ -118,13 +134,13 @@ fn io(what: &str, error: rustix::io::Errno) -> Error {
     Error::Io { what: what.to_owned(), cause: error.to_string() }
 }
 
-/// Something that one thread does and other threads ask for.
+/// What one thread at a time does and other threads ask for.
 pub(super) trait Side {
     fn poller(&self) -> &Poller;
     /// The links there are.
-    fn links(&self) -> Vec<std::sync::Arc<Link>>;
+    fn links(&self) -> Vec<Arc<Link>>;
     /// Does what there is to do with these links; whether there was anything.
-    fn turn(&self, links: &[std::sync::Arc<Link>]) -> bool;
+    fn turn(&self, links: &[Arc<Link>]) -> bool;
     /// Whether there is anything to do at once beside what links have to say.
     fn has_work(&self) -> bool;
     /// Whether there is anything to do that can wait a moment.
@@ -135,42 +151,194 @@ pub(super) trait Side {
     fn is_over(&self) -> bool;
 }
 
-/// Runs a side until it is over.
+/// Runs a side until it is over, stepping aside for whoever [helps](help).
 pub(super) fn run(side: &impl Side) {
     let poller = side.poller();
-    let (mut turns, mut light) = (0u32, true);
+    let mut pace = Pace::default();
     while !side.is_over() {
-        let links = side.links();
-        let busy = side.turn(&links);
-        turns = turns.wrapping_add(1);
-        if busy && !turns.is_multiple_of(TURNS_A_LOOK) {
-            light = true;
-            continue;
+        if poller.seats.has_helper() {
+            // What woke this thread, such as room for what is to be sent, may show nowhere else, and was meant for the helper.
+            poller.ring();
+            poller.seats.step_aside();
         }
-        if busy {
-            // Peers that went, and newcomers, while there was always something to do.
-            poller.wait(Some(Duration::ZERO)).into_iter().for_each(|happening| side.happened(happening));
-            continue;
-        }
-        links.iter().for_each(|link| link.set_asleep(true));
-        poller.set_deep(!light);
-        poller.set_asleep(true);
-        let news = side.has_work() || links.iter().any(|link| link.has_news());
-        let patience = match (news || (!light && side.has_leisurely_work()), light) {
-            (true, _) => Some(Duration::ZERO),
-            (false, true) => Some(MOMENT),
-            (false, false) => None,
-        };
-        let happened = poller.wait(patience);
-        poller.set_asleep(false);
-        poller.set_deep(false);
-        links.iter().for_each(|link| link.set_asleep(false));
-        light = false;
-        happened.into_iter().for_each(|happening| side.happened(happening));
+        work(side, &mut pace, &|| poller.seats.has_helper(), None);
     }
 }
 
+/// Does the work of a side's thread on the calling thread, which waits for something that this work brings about: a sum then arrives
+/// where it is waited for, and no thread has to wake another. Until `enough`, at most until `patience` ends; returns at once if somebody
+/// else helps.
+pub(super) fn help(side: &impl Side, enough: &dyn Fn() -> bool, patience: Duration) {
+    let poller = side.poller();
+    let until = Some(now() + patience.min(PATIENCE_MAX));
+    let Some(_helper) = poller.seats.help() else { return };
+    let mut pace = Pace::default();
+    while !work(side, &mut pace, enough, until) {}
+}
+
+/// How busy it was: what decides how a thread waits.
+struct Pace {
+    turns: u32,
+    /// Something was done since the last sleep.
+    light: bool,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { turns: 0, light: true }
+    }
+}
+
+/// Works until there is nothing to do, and then sleeps once. Whether it is over: by `enough`, `until`, or the end of the side.
+///
+/// Who sleeps does not sit: then another thread may work, and the peers' bell wakes either of them.
+fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Option<Instant>) -> bool {
+    let poller = side.poller();
+    let seat = poller.seats.sit_down();
+    poller.set_asleep(false);
+    poller.set_deep(false);
+    let mut links = side.links();
+    links.iter().for_each(|link| link.set_asleep(false));
+    loop {
+        let busy = side.turn(&links);
+        if enough() || side.is_over() || until.is_some_and(|until| until <= now()) {
+            links.iter().for_each(|link| link.set_asleep(true));
+            poller.set_asleep(true);
+            drop(seat);
+            // What came since is for whoever sleeps.
+            if side.has_work() || links.iter().any(|link| link.has_news()) {
+                poller.wake();
+            }
+            return true;
+        }
+        pace.turns = pace.turns.wrapping_add(1);
+        if busy {
+            pace.light = true;
+            if pace.turns.is_multiple_of(TURNS_A_LOOK) {
+                // Peers that went, and newcomers, while there was always something to do.
+                poller.wait(Some(Duration::ZERO)).into_iter().for_each(|happening| side.happened(happening));
+            }
+            links = side.links();
+        } else if !(pace.light && spin(side, &links, enough)) {
+            break;
+        }
+    }
+    links.iter().for_each(|link| link.set_asleep(true));
+    poller.set_deep(!pace.light);
+    poller.set_asleep(true);
+    let news = side.has_work() || enough() || links.iter().any(|link| link.has_news());
+    let left = until.map(|until| until.saturating_duration_since(now()));
+    let patience = match (news || (!pace.light && side.has_leisurely_work()), pace.light) {
+        (true, _) => Some(Duration::ZERO),
+        (false, true) => Some(left.map_or(MOMENT, |left| left.min(MOMENT))),
+        (false, false) => left,
+    };
+    drop(seat);
+    let happened = poller.wait(patience);
+    pace.light = false;
+    if !happened.is_empty() {
+        let _seat = poller.seats.sit_down();
+        happened.into_iter().for_each(|happening| side.happened(happening));
+    }
+    false
+}
+
+/// Looks for a moment whether something comes, as most answers are there sooner than a thread wakes; whether something did.
+///
+/// The core is offered to others meanwhile, among whom may be the peer. If it is taken for a whole time slice, strangers want it, who give it
+/// back later than the system gives it to a thread that wakes: then nobody spins for a while.
+fn spin(side: &impl Side, links: &[Arc<Link>], enough: &dyn Fn() -> bool) -> bool {
+    // Room for what waits to be sent is announced by the bell alone.
+    if links.iter().any(|link| link.outbound().has_work()) {
+        return false;
+    }
+    let eagerness = &side.poller().eagerness;
+    if eagerness.pauses() {
+        return false;
+    }
+    let news = || links.iter().any(|link| link.has_news()) || side.has_work() || enough();
+    let began = now();
+    loop {
+        for _ in 0..LOOKS_A_YIELD {
+            if news() {
+                eagerness.succeeded();
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        let yields = now();
+        if yields - began > SPIN {
+            return false;
+        }
+        std::thread::yield_now();
+        if now() - yields > CROWDED {
+            eagerness.failed();
+            return news();
+        }
+    }
+}
+
+/// Whether it is worth while to spin.
+#[derive(Default)]
+struct Eagerness {
+    /// So many sleeps begin without.
+    pauses: AtomicU32,
+    /// How many were the last time.
+    before: AtomicU32,
+}
+
+impl Eagerness {
+    fn pauses(&self) -> bool {
+        let less = |pauses: u32| pauses.checked_sub(1);
+        self.pauses.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
+    fn succeeded(&self) {
+        self.before.store(0, Ordering::Relaxed);
+    }
+
+    fn failed(&self) {
+        let pauses = (self.before.load(Ordering::Relaxed) * 2).clamp(PAUSES_MIN, PAUSES_MAX);
+        self.before.store(pauses, Ordering::Relaxed);
+        self.pauses.store(pauses, Ordering::Relaxed);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is a driver, and the engine's clock is on a floor above")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Longer than anybody waits, and still a time.
+const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// What can wait a moment waits so long at most. Only the first sleep after something was done is so short: nothing polls.
 const MOMENT: Duration = Duration::from_millis(1);
 /// How many busy turns go by without a look at connections.
 const TURNS_A_LOOK: u32 = 64;
+/// How long a thread that did something looks for more before it sleeps: about as long as it takes to sleep and be woken.
+const SPIN: Duration = Duration::from_micros(40);
+/// A core that was offered and taken for so long is wanted by others than the peers, who have shorter things to do.
+const CROWDED: Duration = Duration::from_micros(500);
+/// Then so many sleeps begin without spinning, twice as many each time that it happens again.
+const PAUSES_MIN: u32 = 32;
+const PAUSES_MAX: u32 = 4096;
+const LOOKS_A_YIELD: u32 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_lost_its_core_sleeps_at_once_for_a_while_and_longer_if_it_happens_again() {
+        let eagerness = Eagerness::default();
+        let pauses = || (0..).take_while(|_| eagerness.pauses()).count();
+        assert_eq!(pauses(), 0);
+        for expected in [32, 64, 128] {
+            eagerness.failed();
+            assert_eq!(pauses(), expected);
+        }
+        eagerness.succeeded();
+        eagerness.failed();
+        assert_eq!(pauses(), 32, "it was worth while meanwhile");
+    }
+}

@@ -1,7 +1,9 @@
 //! Links in shared memory within one process: the promises of every transport, and what only this one has to keep.
 
+use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::layout::{LARGE_BYTES, LARGE_CELLS, Message, READ_AT, SENT_AT, message_at};
 use super::link::Parts;
@@ -55,6 +57,36 @@ fn bodies_that_are_pushed_while_others_wait_for_room_come_back_whole() {
         }
         assert!(memory.iter().all(|(pushed, pulled)| pushed == pulled), "round {round}");
     }
+}
+
+#[test]
+fn whoever_waits_does_the_work_in_turn_with_the_thread_and_no_wake_up_is_lost() {
+    let (server, worker) = connected(&Machine::new());
+    let _echo = server.echo();
+    // More than there is room for, so that both wait for the bell again and again.
+    for round in 0..100u64 {
+        let (mut pushed, mut pulled) = (pattern(5 << 20, round as u8), vec![0; 5 << 20]);
+        worker.push(ExchangeId(round), &mut pushed);
+        let sum = worker.pull(ExchangeId(round), &mut pulled);
+        let there = OnceCell::new();
+        let enough = || there.get().is_some() || sum.0.try_recv().is_ok_and(|outcome| there.set(outcome).is_ok());
+        worker.transport.help(&enough, SOON);
+        sum_of(there.into_inner().expect("in time"));
+        assert_eq!(pushed, pulled, "round {round}");
+    }
+}
+
+#[test]
+fn who_helps_leaves_when_its_patience_ends_and_the_thread_goes_on() {
+    let (server, worker) = connected(&Machine::new());
+    let (mut pushed, mut pulled) = (pattern(4000, 1), vec![0; 4000]);
+    worker.push(ExchangeId(1), &mut pushed);
+    let sum = worker.pull(ExchangeId(1), &mut pulled);
+    worker.transport.help(&|| false, Duration::from_millis(1));
+    assert!(sum.0.try_recv().is_err(), "nobody has answered");
+    let _echo = server.echo();
+    sum_of(sum.soon());
+    assert_eq!(pushed, pulled);
 }
 
 #[test]

@@ -55,6 +55,24 @@ fn the_checksum_that_a_header_announces_is_for_whoever_makes_the_sum() {
 }
 
 #[test]
+fn who_sends_a_checksum_gets_one_and_so_does_who_could_not_send_any() {
+    let summed = Header { flags: Flags::CHECKSUM, checksum: 7, ..header(0) };
+    for (first, second, checked) in
+        [(summed, header(0), false), (header(0), summed, true), (broadcast(0), receiver(0), true)]
+    {
+        let mut world = World::of(2);
+        world.push(0, first);
+        let exchange = world.open(1, second);
+        let commands = world.commands();
+        let answer = steps(&commands).find_map(|step| match step {
+            Step::Answer { header, exchange: to, .. } if *to == exchange => Some(*header),
+            _ => None,
+        });
+        assert_eq!(answer.map(|answer| answer.flags.contains(Flags::CHECKSUM)), Some(checked), "{second:?}");
+    }
+}
+
+#[test]
 fn a_deterministic_sum_is_added_in_the_order_of_the_ranks() {
     let mut world = World::with(2, |config| config.deterministic = true);
     world.open(1, header(0));
