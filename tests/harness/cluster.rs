@@ -47,6 +47,19 @@ impl Cluster {
         })
     }
 
+    /// Starts a job whose worker of each rank takes itself to be on the machine of this name, and reduces with the others there.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn on(machines: &[&str], servers: u32, settings: &[(&str, &str)]) -> Self {
+        let workers = u32::try_from(machines.len()).expect("a few");
+        let config = config(&[&[("local_reduce", "auto")], settings].concat());
+        Self::joined(workers, servers, &config, |config, join, rank| {
+            let machine = Some(machines[rank as usize].to_owned());
+            worker(&Config { machine, ..config.clone() }, join, Some(rank), workers)
+        })
+    }
+
     /// Starts a job over QUIC whose worker of each rank carries its exchanges over what `wrap` makes of its transport.
     ///
     /// # Panics

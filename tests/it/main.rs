@@ -21,4 +21,5 @@ mod security;
 mod shapes;
 mod sim;
 mod tidy;
+mod tiers;
 mod together;

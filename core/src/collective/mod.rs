@@ -12,13 +12,17 @@ pub use host::{HostCollective, HostOptions, LocalRank};
 use crate::error::Error;
 use crate::mem::Region;
 use crate::sched::order::{Claim, Slot};
-use crate::types::Done;
+use crate::types::{Done, PartId, Round, WorkerId};
 
-/// One sum of one part, as one rank sees it.
+/// What the ranks of a machine do with one part, as one of them sees it.
 #[derive(Debug)]
 pub struct Operation {
-    /// Which sum; equal on all ranks, announced by each in the order of the rounds of a part.
-    pub slot: Slot,
+    /// Which part.
+    pub part: PartId,
+    /// Which sum of it; each rank comes to the rounds of a part in order.
+    pub round: Round,
+    /// What shall come of it; equal on all ranks, but for what only the owner knows.
+    pub goal: Goal,
     /// What this rank thinks it is.
     pub claim: Claim,
     /// The contribution, run after run; as long as the claim says.
@@ -27,14 +31,62 @@ pub struct Operation {
     pub destination: Vec<Region>,
 }
 
+/// What comes of an operation.
+///
+/// ```text
+///   one machine      AllReduce
+///   several          Reduce ──► the owner exchanges it with a server ──► Broadcast
+/// ```
+#[derive(Clone, PartialEq, Debug)]
+pub enum Goal {
+    /// All ranks have the whole result.
+    AllReduce,
+    /// The owner has what is summed further: of a sum or mean the sum of its machine, of a weighted mean the weighted mean of its machine,
+    /// whose weight is the sum of the weights, of a broadcast the root's bytes if the root is on this machine. The others' destinations
+    /// stay as they were.
+    Reduce {
+        /// One of the ranks.
+        owner: WorkerId,
+    },
+    /// All ranks have what the owner's destination holds, or its error.
+    Broadcast {
+        /// One of the ranks.
+        owner: WorkerId,
+        /// At the owner: why there is nothing to have.
+        failure: Option<Error>,
+    },
+}
+
+impl Operation {
+    /// Its place among what is done with its part.
+    pub fn slot(&self) -> Slot {
+        self.goal.slot(self.part, self.round)
+    }
+}
+
+impl Goal {
+    /// The place of such an operation among those of a part: two a round, the one before the exchange and the one after it.
+    pub fn slot(&self, part: PartId, round: Round) -> Slot {
+        let after = match self {
+            Self::AllReduce | Self::Reduce { .. } => 0,
+            Self::Broadcast { .. } => 1,
+        };
+        (part, Round(round.0 * 2 + after))
+    }
+}
+
 /// Reduces among the ranks of one machine.
 pub trait Collective: Send + Sync {
-    /// Reduces, once all ranks have come to this slot. `done` hears of the end, when nothing of the memory is held any more: success,
-    /// [`Mismatch`](crate::Error::Mismatch) naming both sides, [`Stalled`](crate::Error::Stalled) naming the ranks that did not come,
-    /// [`PeerLost`](crate::Error::PeerLost) naming the one that died. A tensor's name is its key.
-    fn all_reduce(&self, operation: Operation, done: Done<()>);
+    /// Carries an operation out, once all ranks have come to it. `done` hears of the end, when nothing of the memory is held any more:
+    /// what the weights of the ranks add up to, [`Mismatch`](crate::Error::Mismatch) naming both sides,
+    /// [`Stalled`](crate::Error::Stalled) naming the ranks that did not come, [`PeerLost`](crate::Error::PeerLost) naming the one that
+    /// died, or what the owner of a broadcast has to tell. A tensor's name is its key.
+    ///
+    /// Who waits for the owner of a broadcast waits as long as the owner lives: what it waits for has deadlines of its own.
+    fn run(&self, operation: Operation, done: Done<f64>);
 
-    /// Gives an operation up: it ends as [`Cancelled`](crate::Error::Cancelled), unless all ranks had come to it.
+    /// Gives an operation up: it ends as [`Cancelled`](crate::Error::Cancelled), unless all ranks had come to it. The others lose it too,
+    /// but for a broadcast, which only its owner can take from them.
     fn abandon(&self, slot: Slot);
 
     /// Lets the calling thread do the work until `enough` says so, at most for `patience`. Returns at once if another thread is at it.

@@ -182,7 +182,7 @@ knobs! {
         oldest_every: Count = "32" in "0" to "1000000";
     }
     "Summation" {
-        /// Workers that are all on one machine reduce among themselves in shared memory, without a server; off on one is off on all.
+        /// Workers of one machine reduce among themselves in shared memory, and where there are several machines, one of them exchanges each part for all; off on one is off on its machine.
         local_reduce: LocalReduce = "auto";
         /// Add in the order of ranks, not of arrival: bitwise the same sums on every run.
         deterministic: Flag = "false";

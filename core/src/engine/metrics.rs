@@ -39,7 +39,7 @@ metrics! {
     header_bytes,
     /// Exchanges repeated after a loss.
     repeats,
-    /// Parts reduced among the workers of this machine, without a server.
+    /// Parts reduced among the workers of this machine, whether the sums went on to a server or not.
     local_sums,
     /// Bytes of them.
     local_bytes,

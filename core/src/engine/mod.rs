@@ -23,9 +23,11 @@ pub mod process;
 mod room;
 mod shared;
 mod stage_loop;
+mod tiers;
 mod timer;
 mod together;
 mod trace;
+mod warnings;
 mod worker;
 
 pub use clock::Clock;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use super::executors::executor;
 use super::links::Links;
@@ -13,12 +14,12 @@ use crate::collective::Collective;
 use crate::config::Checksum;
 use crate::error::{Error, Result};
 use crate::mem::Region;
+use crate::pipeline::Stage;
 use crate::pipeline::registry::{ReadyPart, Registry};
-use crate::pipeline::stage::Stage;
 use crate::sched::order::Slot;
-use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, StallReport, Task, TaskId, TaskSpec};
+use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, Task, TaskId, TaskSpec};
 use crate::transport::Transport;
-use crate::types::{Done, Epoch, ExchangeId, Op, Priority, Round, TensorKey, Time, View, WorkerId};
+use crate::types::{Done, Epoch, ExchangeId, Machines, Op, Priority, Round, TensorKey, Time, View, WorkerId};
 use crate::wire::frame::Progress;
 
 /// The engine as its threads see it.
@@ -55,9 +56,9 @@ pub(super) struct Settings {
     /// Which contributions carry a checksum.
     pub(super) checksum: Checksum,
     /// How long to try to reach a server before the next attempt.
-    pub(super) dial_patience: std::time::Duration,
+    pub(super) dial_patience: Duration,
     /// A task that is older is reported.
-    pub(super) stall_warn: std::time::Duration,
+    pub(super) stall_warn: Duration,
 }
 
 /// The machines and what belongs to their tasks.
@@ -67,6 +68,8 @@ pub(super) struct State {
     pub(super) links: Links,
     pub(super) rank: WorkerId,
     pub(super) view: Option<View>,
+    /// Who reduces with whom; the same as long as the engine lives.
+    pub(super) machines: Machines,
     /// Why nothing is accepted any more.
     pub(super) ended: Option<Error>,
     /// The threads are to end.
@@ -121,11 +124,22 @@ pub(super) struct Payload {
     pub(super) part: ReadyPart,
     pub(super) source: Vec<Region>,
     pub(super) destination: Vec<Region>,
-    pub(super) exchange: Option<ExchangeId>,
+    pub(super) hold: Hold,
     pub(super) priority: Priority,
-    /// Nobody wants it any more.
+    /// The stage that it is in shall end early.
     pub(super) abandoned: bool,
 }
+
+/// Who may use the memory of a task now, and is asked to let go of it when nobody wants it any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Hold {
+    Nobody,
+    Transport(ExchangeId),
+    Collective(Slot),
+}
+
+/// What the ranks of a machine do together, in one order.
+const COLLECTIVE: [Stage; 3] = [Stage::AllReduce, Stage::Reduce, Stage::Broadcast];
 
 enum Effect {
     Ring(Stage),
@@ -150,6 +164,7 @@ impl Shared {
             links: Links::default(),
             rank: WorkerId(0),
             view: None,
+            machines: Machines::default(),
             ended: None,
             closed: false,
             tickets: BTreeMap::new(),
@@ -218,16 +233,18 @@ impl Shared {
         }
     }
 
-    /// Executes what is ready for `stage`, here and now: a change of thread would cost more than it does. One thread at a time, which
+    /// Executes what is ready for `stages`, here and now: a change of thread would cost more than it does. One thread at a time, which
     /// looks again after every other that came meanwhile, so that nothing is handed over out of order.
-    fn hand_over(self: &Arc<Self>, stage: Stage, handing_over: &HandingOver) {
-        let execute = executor(stage).expect("it has an executor");
+    fn hand_over(self: &Arc<Self>, stages: &[Stage], handing_over: &HandingOver) {
         handing_over.waiting.store(true, Ordering::SeqCst);
         while handing_over.waiting.load(Ordering::SeqCst) {
             let Ok(turn) = handing_over.turn.try_lock() else { return };
             while handing_over.waiting.swap(false, Ordering::SeqCst) {
-                while let Some(task) = self.with(|state, now| state.take(now, stage)) {
-                    execute(self, task);
+                for stage in stages {
+                    let execute = executor(*stage).expect("it has an executor");
+                    while let Some(task) = self.with(|state, now| state.take(now, *stage)) {
+                        execute(self, task);
+                    }
                 }
             }
             drop(turn);
@@ -247,8 +264,8 @@ impl Shared {
 
     fn carry_out(self: &Arc<Self>, effect: Effect) {
         match effect {
-            Effect::Ring(stage @ Stage::AllReduce) => self.hand_over(stage, &self.reducing),
-            Effect::Ring(stage @ Stage::Pull) => self.hand_over(stage, &self.pulling),
+            Effect::Ring(stage) if stage.is_collective() => self.hand_over(&COLLECTIVE, &self.reducing),
+            Effect::Ring(Stage::Pull) => self.hand_over(&[Stage::Pull], &self.pulling),
             Effect::Ring(stage) => self.bells[&stage].ring(),
             Effect::Abandon(exchange) => self.transport.abandon(exchange),
             Effect::Withdraw(slot) => {
@@ -302,6 +319,10 @@ impl State {
     }
 
     fn taken(&mut self, now: Time, stage: Stage, task: Option<Task>) -> Option<Task> {
+        if let Some(payload) = task.and_then(|task| self.payloads.get_mut(&task.id)) {
+            // What was given up is the stage before. Whether this one is follows, as a command.
+            payload.abandoned = false;
+        }
         if let (Some(trace), Some(task)) = (&mut self.trace, &task) {
             trace.taken(now, task, stage);
         }
@@ -368,11 +389,12 @@ impl State {
                 bytes: part.layout.bytes(),
                 round: part.round,
                 priority,
+                duty: self.duty(&part),
                 groups,
             },
         );
         self.most_urgent = self.most_urgent.max(priority);
-        let payload = Payload { part, source, destination, exchange: None, priority, abandoned: false };
+        let payload = Payload { part, source, destination, hold: Hold::Nobody, priority, abandoned: false };
         if let Some(trace) = &mut self.trace {
             trace.submitted(now, task, payload.subject(), || names(&self.registry, &payload.part));
         }
@@ -518,23 +540,6 @@ impl State {
         }
     }
 
-    fn warn(&self, report: &StallReport) {
-        let StallReport { name, round, waited, parts, .. } = report;
-        let waited_s = waited.as_secs_f64();
-        match report.at {
-            Some((Stage::AllReduce, _)) => {
-                tracing::warn!(%name, round = round.0, parts, waited_s, "a tensor waits for other workers of this machine");
-            }
-            Some((stage, server)) => {
-                tracing::warn!(%name, round = round.0, %stage, %server, parts, waited_s, "a tensor does not move");
-            }
-            None => {
-                let missing = self.groups.get(&report.group).map(|ticket| self.registry.waiting_for(*ticket));
-                tracing::warn!(%name, round = round.0, ?missing, waited_s, "a tensor waits for others of its part to be submitted here");
-            }
-        }
-    }
-
     fn next_due(&self) -> Option<Time> {
         let parked = self.parked_until.first().map(|(due, _)| *due);
         // Nothing can stall while nothing is under way: an idle engine does not wake to look.
@@ -549,10 +554,10 @@ impl State {
                 Command::Abandon(task) => {
                     let Some(payload) = self.payloads.get_mut(&task) else { continue };
                     payload.abandoned = true;
-                    if let Some(exchange) = payload.exchange {
-                        self.effects.push(Effect::Abandon(exchange));
-                    } else if self.scheduler.pipeline().contains(Stage::AllReduce) {
-                        self.effects.push(Effect::Withdraw((payload.part.layout.part, payload.part.round)));
+                    match payload.hold {
+                        Hold::Nobody => {}
+                        Hold::Transport(exchange) => self.effects.push(Effect::Abandon(exchange)),
+                        Hold::Collective(slot) => self.effects.push(Effect::Withdraw(slot)),
                     }
                 }
                 Command::Release(task) => {
@@ -584,6 +589,6 @@ impl Payload {
 }
 
 /// The tensors of a part.
-fn names(registry: &Registry, part: &ReadyPart) -> Vec<String> {
+pub(super) fn names(registry: &Registry, part: &ReadyPart) -> Vec<String> {
     part.layout.pieces.iter().filter_map(|piece| registry.name_of(piece.tensor)).map(str::to_owned).collect()
 }

@@ -9,8 +9,7 @@ use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
 use crate::pipeline::{DeviceKind, Topology};
-use crate::sched::order::Order;
-use crate::types::{MachineId, View, WorkerId};
+use crate::types::{MachineId, Machines, View, WorkerId};
 
 /// Where other workers of this machine find this one; `None` where they shall not, or cannot.
 pub(super) fn open_door(config: &Config, machine: MachineId, workers: u32) -> Option<PrivateSocket> {
@@ -23,36 +22,36 @@ pub(super) fn open_door(config: &Config, machine: MachineId, workers: u32) -> Op
     PrivateSocket::listen(&std::env::temp_dir()).inspect_err(refused).ok()
 }
 
-/// The workers of `view`, if all of them are on one machine and can reach each other there; the same answer on each of them.
-pub(super) fn workers(view: &View) -> Option<Vec<LocalRank>> {
-    let first = view.workers().next()?;
-    let ranks: Vec<LocalRank> = view
-        .workers()
-        .filter(|member| member.machine.is_shared_with(first.machine) && !member.door.is_empty())
-        .map(|member| LocalRank {
-            rank: WorkerId(member.index),
-            incarnation: member.incarnation,
-            name: member.name(),
-            place: member.place(),
-            door: member.door.clone(),
-        })
-        .collect();
-    let all = ranks.len() == view.workers().count();
-    (all && (2..=Order::RANKS_MAX as usize).contains(&ranks.len())).then_some(ranks)
-}
-
-/// The job of `view` as its workers see it.
-pub(super) fn topology(view: &View) -> Topology {
-    match workers(view) {
-        Some(ranks) => Topology {
-            machines: 1,
-            local_ranks: u32::try_from(ranks.len()).expect("at most RANKS_MAX"),
+/// The job as the worker `rank` sees it.
+pub(super) fn topology(machines: &Machines, rank: WorkerId) -> Topology {
+    let several = |len: usize| u32::try_from(len).expect("bounded by MEMBERS_MAX");
+    match machines.team(rank) {
+        Some(team) => Topology {
+            machines: several(machines.len()),
+            local_ranks: several(team.len()),
             local_collective: true,
             ..Topology::single(DeviceKind::Host)
         },
         // A job with servers pushes, however many workers it has: two stand for many.
         None => Topology::flat(2, DeviceKind::Host),
     }
+}
+
+/// The workers with which `rank` reduces, itself among them.
+fn ranks(view: &View, rank: WorkerId) -> Vec<LocalRank> {
+    let machines = Machines::of(view);
+    let team = machines.team(rank).unwrap_or_default();
+    let members = view.workers().filter(|member| team.contains(&WorkerId(member.index)));
+    let local = members.map(|member| LocalRank {
+        rank: WorkerId(member.index),
+        incarnation: member.incarnation,
+        name: member.name(),
+        place: member.place(),
+        door: member.door.clone(),
+    });
+    let mut ranks: Vec<LocalRank> = local.collect();
+    ranks.sort_by_key(|local| local.rank);
+    ranks
 }
 
 /// Meets the other workers of this machine.
@@ -68,7 +67,7 @@ pub(super) fn meet(
     clock: Clock,
     failed: &dyn Fn() -> Option<Error>,
 ) -> Result<Arc<dyn Collective>> {
-    let ranks = workers(view).unwrap_or_default();
+    let ranks = ranks(view, rank);
     let absent = || Error::Internal { what: format!("{rank} is not among the workers of its machine") };
     let me = ranks.iter().position(|other| other.rank == rank).ok_or_else(absent)?;
     let options = HostOptions {
@@ -89,29 +88,35 @@ pub(super) fn meet(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pipeline::Pipeline;
     use crate::types::{Epoch, Incarnation, Member, NodeId, Phase, Role};
 
     #[test]
-    fn workers_reduce_among_themselves_if_all_are_on_one_machine_and_willing() {
-        let table: [(&[(u64, &str)], bool); 6] = [
-            (&[(7, "a"), (7, "b"), (7, "c")], true),
-            (&[(7, "a"), (7, "b"), (8, "c")], false),
-            (&[(7, "a"), (7, ""), (7, "c")], false),
-            (&[(0, "a"), (0, "b")], false),
-            (&[(7, "a")], false),
-            (&[], false),
+    fn every_worker_passes_the_stages_of_its_machine() {
+        let (push, tiers) = ("PUSH -> PULL", "REDUCE -> PUSH -> PULL -> BROADCAST");
+        let table: [(&[Place], &[&str]); 4] = [
+            (&[(7, "a"), (7, "b")], &["ALL_REDUCE", "ALL_REDUCE"]),
+            (&[(7, "a"), (7, "b"), (7, "c"), (8, "d")], &[tiers, tiers, tiers, push]),
+            (&[(7, "a"), (7, ""), (8, "c"), (8, "d")], &[push, push, tiers, tiers]),
+            (&[(7, "a"), (7, "")], &[push, push]),
         ];
-        for (members, together) in table {
+        for (members, stages) in table {
             let view = view(members);
-            assert_eq!(workers(&view).is_some(), together, "{members:?}");
-            assert_eq!(topology(&view).local_collective, together, "{members:?}");
+            let machines = Machines::of(&view);
+            for (rank, expected) in (0..).map(WorkerId).zip(stages) {
+                let pipeline = Pipeline::for_role(&topology(&machines, rank), false);
+                assert_eq!(pipeline.to_string(), *expected, "{members:?}, {rank}");
+                let met: Vec<WorkerId> = ranks(&view, rank).into_iter().map(|local| local.rank).collect();
+                assert_eq!(met, machines.team(rank).unwrap_or_default());
+            }
         }
-        assert!(workers(&view(&[(7, "a"); 64])).is_some());
-        assert!(workers(&view(&[(7, "a"); 65])).is_none(), "more than there are bits");
     }
 
-    fn view(members: &[(u64, &str)]) -> View {
-        let member = |(index, (machine, door)): (u32, &(u64, &str))| Member {
+    /// A worker's machine and door.
+    type Place = (u64, &'static str);
+
+    fn view(members: &[Place]) -> View {
+        let member = |(index, (machine, door)): (u32, &Place)| Member {
             role: Role::Worker,
             index,
             node: NodeId([0; 32]),

@@ -21,7 +21,7 @@ use crate::pipeline::{Pipeline, Stage};
 use crate::sched::{Scheduler, SchedulerConfig};
 use crate::transport::Transport;
 use crate::transport::quic::Credentials;
-use crate::types::{Done, Op, Phase, Priority, Role, TensorSpec, Time, View, WorkerId};
+use crate::types::{Done, Machines, Op, Phase, Priority, Role, TensorSpec, Time, View, WorkerId};
 use crate::wire::frame::Health;
 
 /// How to start an engine.
@@ -172,7 +172,8 @@ impl Engine {
         for stage in Stage::ALL {
             match stage {
                 _ if !pipeline.contains(stage) => {}
-                Stage::AllReduce => {
+                // It needs no thread here, and carries out the others too.
+                Stage::AllReduce | Stage::Reduce => {
                     let view = view.as_ref().expect("joined");
                     let failed = || self.milestones.reached.lock().expect(LOCK).failed.clone();
                     let copies = self.shared.metrics.copies();
@@ -180,6 +181,7 @@ impl Engine {
                     let first = self.shared.collective.set(collective).is_ok();
                     assert!(first, "an engine starts once");
                 }
+                Stage::Broadcast => {}
                 // Takes no longer than to wake a thread for it.
                 Stage::Pull => {}
                 _ => {
@@ -551,7 +553,9 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: Scheduler
             shared.with(|state, now| {
                 state.rank = WorkerId(index);
                 state.registry = Registry::new(state.rank);
-                state.scheduler = Scheduler::new(scheduling, Pipeline::for_role(&together::topology(&view), false));
+                state.machines = Machines::of(&view);
+                let topology = together::topology(&state.machines, state.rank);
+                state.scheduler = Scheduler::new(scheduling, Pipeline::for_role(&topology, false));
                 state.follow(now, view);
             });
             milestones.change(|reached| reached.joined = Some(index));

@@ -83,6 +83,9 @@ impl Region {
     /// If their lengths differ.
     pub(crate) fn copy_from(&mut self, from: &Self) {
         assert_eq!(self.len, from.len, "a copy between regions of different length");
+        if self.ptr == from.ptr {
+            return;
+        }
         // SAFETY: both are valid by the contract of `new`; `copy` allows overlap; `&mut self` is the only access under way.
         unsafe { std::ptr::copy(from.ptr.as_ptr(), self.ptr.as_ptr(), self.len) }
     }

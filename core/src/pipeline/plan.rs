@@ -14,13 +14,26 @@
 //!
 //! A compressor puts COMPRESS before PUSH and DECOMPRESS after PULL. Ranks of one machine without a local collective count as
 //! machines with one rank each.
+//!
+//! Of the ranks of a machine that reduce among themselves before they push, each exchanges only the parts that it owns, whole: see [`Duty`].
 
 use std::fmt;
 
 use super::stage::Stage;
 use super::topology::{DeviceKind, Topology};
 
-/// The stages that every part of a rank passes, in order; empty where there is nothing to reduce.
+/// What a rank does about one part, where several ranks of its machine reduce it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Duty {
+    /// All stages: it reduces with the others, or with nobody where the pipeline has no REDUCE, and exchanges what comes of it.
+    Owner,
+    /// Another rank of its machine exchanges the part: nothing between REDUCE and BROADCAST.
+    Member,
+    /// It exchanges its own contribution: no REDUCE and no BROADCAST.
+    Alone,
+}
+
+/// The stages that the parts of a rank pass, in order; empty where there is nothing to reduce.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pipeline {
     stages: Vec<Stage>,
@@ -61,13 +74,30 @@ impl Pipeline {
     }
 
     /// Where a part begins; `None` if there is nothing to do.
-    pub fn first(&self) -> Option<Stage> {
-        self.stages.first().copied()
+    pub fn first(&self, duty: Duty) -> Option<Stage> {
+        self.passed(duty).next()
     }
 
     /// What follows `stage`; `None` after the last.
-    pub fn after(&self, stage: Stage) -> Option<Stage> {
-        self.stages.iter().copied().find(|later| *later > stage)
+    pub fn after(&self, stage: Stage, duty: Duty) -> Option<Stage> {
+        self.passed(duty).find(|later| *later > stage)
+    }
+
+    /// Whether, once a part of this rank has passed `stage`, the others of its machine wait for it in BROADCAST.
+    pub fn is_awaited_after(&self, stage: Stage, duty: Duty) -> bool {
+        duty != Duty::Alone
+            && (Stage::Reduce..Stage::Broadcast).contains(&stage)
+            && self.contains(Stage::Reduce)
+            && self.contains(Stage::Broadcast)
+    }
+
+    fn passed(&self, duty: Duty) -> impl Iterator<Item = Stage> {
+        let is_passed = move |stage: &Stage| match (duty, stage) {
+            (Duty::Owner, _) => true,
+            (Duty::Alone, stage) => !matches!(stage, Stage::Reduce | Stage::Broadcast),
+            (Duty::Member, stage) => !(Stage::CopyD2H..=Stage::CopyH2D).contains(stage),
+        };
+        self.stages.iter().copied().filter(is_passed)
     }
 
     /// Whether parts pass `stage`.
@@ -135,9 +165,26 @@ mod tests {
     #[test]
     fn a_part_leaves_after_the_last_stage() {
         let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false);
-        assert_eq!(pipeline.first(), Some(Stage::CopyD2H));
-        assert_eq!(pipeline.after(Stage::CopyD2H), Some(Stage::Push));
-        assert_eq!(pipeline.after(Stage::CopyH2D), None);
+        assert_eq!(pipeline.first(Duty::Owner), Some(Stage::CopyD2H));
+        assert_eq!(pipeline.after(Stage::CopyD2H, Duty::Owner), Some(Stage::Push));
+        assert_eq!(pipeline.after(Stage::CopyH2D, Duty::Owner), None);
+    }
+
+    #[test]
+    fn only_the_owner_of_a_part_exchanges_it_and_only_partners_reduce_it() {
+        let topology =
+            Topology { machines: 2, local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Host) };
+        let pipeline = Pipeline::for_role(&topology, false);
+        let passed = |duty| pipeline.passed(duty).collect::<Vec<Stage>>();
+        assert_eq!(passed(Duty::Owner), [Stage::Reduce, Stage::Push, Stage::Pull, Stage::Broadcast]);
+        assert_eq!(passed(Duty::Member), [Stage::Reduce, Stage::Broadcast]);
+        assert_eq!(passed(Duty::Alone), [Stage::Push, Stage::Pull]);
+        let awaited = |stage| pipeline.is_awaited_after(stage, Duty::Owner);
+        assert!(awaited(Stage::Reduce) && awaited(Stage::Push) && awaited(Stage::Pull) && !awaited(Stage::Broadcast));
+        assert!(!pipeline.is_awaited_after(Stage::Push, Duty::Alone));
+        assert!(
+            !Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false).is_awaited_after(Stage::Push, Duty::Owner)
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub enum Stage {
     /// Sums over the ranks of a machine and leaves all of them with the whole sum: REDUCE and BROADCAST at once, chunk by chunk,
     /// where nothing comes between them.
     AllReduce,
-    /// Sums over the ranks of a machine; each rank is left with the shard it owns.
+    /// Sums over the ranks of a machine; each rank is left with what it owns.
     Reduce,
     /// Copies the owned shard from the device to host memory.
     CopyD2H,
@@ -25,7 +25,7 @@ pub enum Stage {
     Decompress,
     /// Copies the sum of the owned shard back to the device.
     CopyH2D,
-    /// Gathers the shards, so that every rank of the machine has the whole sum.
+    /// Brings what each rank owns to the others, so that every rank of the machine has the whole sum.
     Broadcast,
 }
 
@@ -50,6 +50,11 @@ impl Stage {
     /// Its position in [`Stage::ALL`].
     pub const fn index(self) -> usize {
         self as usize
+    }
+
+    /// Whether it is done by the ranks of a machine together.
+    pub const fn is_collective(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::Broadcast)
     }
 
     /// What it is called in messages and timelines.

@@ -1,4 +1,4 @@
-//! In which order the ranks of one machine reduce their parts together: what all of them are ready for, the most urgent first.
+//! In which order the ranks of one machine do what they do together: what all of them are ready for, the most urgent first.
 //!
 //! The lowest rank, the *leader*, holds the [`Order`]. Every rank tells it what it is ready for; it answers each part and round with one
 //! [`Decision`], and all ranks act on the decisions in the order in which they were made. So no rank ever works on another part than
@@ -15,9 +15,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use crate::types::{DType, Op, PartId, Priority, Round};
+use crate::types::{DType, Machines, Op, PartId, Priority, Round};
 
-/// One sum of one part.
+/// One operation on one part; those of a part are counted in the order in which ranks come to them.
 pub type Slot = (PartId, Round);
 
 /// What a rank says of the part that it is ready for.
@@ -87,11 +87,6 @@ pub enum Failure {
         /// Which.
         missing: u64,
     },
-    /// The weights of a weighted mean do not add up to a positive number.
-    Weights {
-        /// What they add up to.
-        total: f64,
-    },
 }
 
 /// The machine: `handle_*` in, [`next_decision`](Self::next_decision) out.
@@ -128,7 +123,7 @@ struct Pending {
 
 impl Order {
     /// How many ranks a machine may have: a bit each.
-    pub const RANKS_MAX: u32 = 64;
+    pub const RANKS_MAX: u32 = Machines::RANKS_MAX;
 
     /// The order among `ranks` ranks in which every `oldest_every`-th decision goes to what has waited longest, so that a stream of
     /// urgent parts starves nobody; 0 for strict priority.
@@ -262,10 +257,6 @@ impl Order {
         let pending = &self.pending[&slot];
         let missing = self.everybody() & !pending.arrived;
         if missing == 0 {
-            let total: f64 = pending.weights.iter().sum();
-            if pending.claim.op == Op::WeightedMean && !(total > 0.0 && total.is_finite()) {
-                return self.fail(slot, Failure::Weights { total });
-            }
             self.ready.insert((Reverse(pending.priority), pending.order, slot));
             self.ages.insert((pending.order, slot));
             return;

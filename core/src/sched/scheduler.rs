@@ -18,6 +18,9 @@
 //! ```
 //! A task is *unwanted* when all its groups failed. One exception keeps memory safe: after PUSH its exchange is open, and whatever
 //! waits for PULL goes there even if unwanted, is abandoned on arrival, and is gone when the executor says that the memory is free.
+//! Another keeps the ranks of a machine together: after REDUCE the others wait in BROADCAST for what becomes of the part, so a task that
+//! failed or is unwanted goes there too, and its owner tells them why ([`failure`](Scheduler::failure)). It is abandoned on arrival if that
+//! concerns this rank alone.
 //!
 //! # Rules
 //! - Credit counts bytes and tasks, and what is urgent has its own beside that of the least urgent ([`Credit`]). It is drawn when a task
@@ -177,7 +180,7 @@ impl Scheduler {
     /// If it has no group or one with all its shares submitted, or if the pipeline has no stages.
     pub fn submit(&mut self, now: Time, spec: TaskSpec) -> TaskId {
         assert!(!spec.groups.is_empty(), "a task serves a group");
-        let stage = self.pipeline.first().expect("a pipeline without stages has no tasks");
+        let stage = self.pipeline.first(spec.duty).expect("a pipeline without stages has no tasks");
         let open = |group: &GroupId| self.groups.get(group.0).is_some_and(|group| group.fate.is_none());
         let wanted = spec.groups.iter().all(open);
         let id = TaskId(self.tasks.insert(Work {
@@ -190,6 +193,7 @@ impl Scheduler {
             last_failure: None,
             landed: 0,
             doomed: false,
+            failure: None,
             holds_round: false,
             credit_place: None,
         }));
@@ -243,11 +247,13 @@ impl Scheduler {
                 self.holders.push(entry.task);
             }
         }
-        if work.doomed {
+        let (doomed, told) = (work.doomed, work.failure.is_some());
+        let TaskSpec { part, server, bytes, round, .. } = work.spec;
+        let task = Task { id: entry.task, part, server, bytes, round, attempt: work.attempt() };
+        if doomed && !(told && self.concerns_all(entry.task)) {
             self.commands.push_back(Command::Abandon(entry.task));
         }
-        let TaskSpec { part, server, bytes, round, .. } = work.spec;
-        Some(Task { id: entry.task, part, server, bytes, round, attempt: work.attempt() })
+        Some(task)
     }
 
     /// Takes a task back from its executor.
@@ -257,33 +263,42 @@ impl Scheduler {
     pub fn finish(&mut self, now: Time, id: TaskId, outcome: Outcome) {
         let work = self.tasks.get(id.0).expect("a running task exists");
         assert_eq!(work.place, Place::Running, "only a running task is finished");
-        let (stage, doomed) = (work.stage, work.doomed);
+        let (stage, doomed, duty) = (work.stage, work.doomed, work.spec.duty);
+        let is_awaited = self.pipeline.is_awaited_after(stage, duty);
         let exchanging = matches!(stage, Stage::Push | Stage::Pull);
         match outcome {
             Outcome::Done if stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
             Outcome::Done => {
                 if stage == Stage::Pull {
                     self.give_credit_back(id);
-                    self.leave_rounds(id);
+                    if !is_awaited {
+                        self.leave_rounds(id);
+                    }
                 }
-                match self.pipeline.after(stage).filter(|_| !doomed) {
-                    Some(next) => self.enter(now, id, next, None),
-                    None => drop(self.vanish(id, !doomed)),
+                match self.pipeline.after(stage, duty) {
+                    Some(next) if !doomed => self.enter(now, id, next, None),
+                    // An owner that came so far has the sum.
+                    Some(Stage::Broadcast) if is_awaited => self.enter(now, id, Stage::Broadcast, None),
+                    Some(_) if is_awaited => self.tell(now, id, None),
+                    Some(_) | None => drop(self.vanish(id, !doomed)),
                 }
             }
             Outcome::Retry { error, landed } if exchanging => {
                 if !planted(self.config.defect, Defect::CreditLeaked) {
                     self.give_credit_back(id);
                 }
-                if doomed {
-                    self.vanish(id, false);
-                } else {
-                    self.repeat(now, id, error, landed);
+                match (doomed, is_awaited) {
+                    (false, _) => self.repeat(now, id, error, landed),
+                    (true, true) => self.tell(now, id, None),
+                    (true, false) => drop(self.vanish(id, false)),
                 }
             }
             Outcome::Retry { error, .. } | Outcome::Failed(error) => {
                 if exchanging {
                     self.give_credit_back(id);
+                }
+                if is_awaited && stage != Stage::Reduce {
+                    return self.tell(now, id, (!doomed).then_some(error));
                 }
                 for group in self.vanish(id, false) {
                     self.fail_group(group, error.clone());
@@ -364,6 +379,11 @@ impl Scheduler {
         let stage = Stage::ALL.into_iter().find(|stage| self.wakes & (1 << stage.index()) != 0)?;
         self.wakes &= !(1 << stage.index());
         Some(Command::Wake(stage))
+    }
+
+    /// Why the owner of a task in BROADCAST has no sum for the other ranks of its machine; `None` if it has one.
+    pub fn failure(&self, id: TaskId) -> Option<&Error> {
+        self.tasks.get(id.0)?.failure.as_ref()
     }
 
     /// Bytes in flight.
@@ -543,7 +563,7 @@ impl Scheduler {
 
 /// A server keeps two rounds of a part alive, and ranks that reduce together announce the rounds of a part in order.
 fn waits_for_the_round_before(stage: Stage) -> bool {
-    matches!(stage, Stage::AllReduce | Stage::Push)
+    matches!(stage, Stage::AllReduce | Stage::Reduce | Stage::Push)
 }
 
 mod endings;

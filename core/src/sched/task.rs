@@ -6,7 +6,7 @@ use super::arena::Key;
 use super::group::GroupId;
 use super::queue::Entry;
 use crate::error::Error;
-use crate::pipeline::Stage;
+use crate::pipeline::{Duty, Stage};
 use crate::types::{PartId, Priority, Round, ServerId, Time};
 
 /// A task; never reused while anything of it is alive.
@@ -32,6 +32,8 @@ pub struct TaskSpec {
     pub round: Round,
     /// How urgent it is.
     pub priority: Priority,
+    /// Which of the stages it passes.
+    pub duty: Duty,
     /// The submissions that it serves; several for a part that small tensors share, never none.
     pub groups: Vec<GroupId>,
 }
@@ -100,6 +102,8 @@ pub(super) struct Work {
     pub(super) landed: u64,
     /// Nobody wants it any more; it ends as soon as its memory is free.
     pub(super) doomed: bool,
+    /// Why there is no sum, for those who wait for this rank to have it.
+    pub(super) failure: Option<Error>,
     /// Whether later rounds of its part must wait for it.
     pub(super) holds_round: bool,
     /// Where it stands among the tasks that hold credit; `None` if it holds none.

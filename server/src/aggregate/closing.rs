@@ -24,18 +24,19 @@ impl Aggregator {
 
     /// Lets the sum flow once every sender has begun, or where there is only one block, once every sender was counted.
     pub(super) fn flow(&mut self, id: SlotId) {
-        let (workers, block_bytes) = (self.workers(), self.config.block_bytes);
+        let (callers, block_bytes, workers) = (self.callers(id.part), self.config.block_bytes, self.workers().len());
         let slot = self.slot(id).expect("open");
         let RoundState::Open(open) = &slot.state else { unreachable!("only an open round begins to flow") };
-        let due = if slot.spec.bytes > block_bytes { slot.begun(workers) } else { slot.complete(workers) };
+        let due = if slot.spec.bytes > block_bytes { slot.begun(callers) } else { slot.complete(callers) };
         if open.flowing.is_some() || !due {
             return;
         }
-        let divisor = match slot.divisor(open, &self.config) {
+        let divisor = match slot.divisor(open, workers, &self.config) {
             Ok(divisor) => divisor,
             Err(error) => return self.fail(id, error),
         };
-        let published = Published { divisor, contributors: u32::try_from(open.uploads.len()).unwrap_or(u32::MAX) };
+        let contributors = if slot.spec.sender.is_some() { 1 } else { workers };
+        let published = Published { divisor, contributors: u32::try_from(contributors).unwrap_or(u32::MAX) };
         let listeners: Vec<ExchangeId> = open.listeners.values().copied().collect();
         self.open_mut(id).flowing = Some(published);
         self.step(id, Step::Publish { divisor });
@@ -48,7 +49,7 @@ impl Aggregator {
     fn seal(&mut self, id: SlotId) {
         let slot = self.slot(id).expect("open");
         let RoundState::Open(Open { flowing: Some(published), .. }) = slot.state else { return };
-        if !slot.complete(self.workers()) {
+        if !slot.complete(self.callers(id.part)) {
             return;
         }
         self.close(id, RoundState::Published(published));
@@ -84,10 +85,10 @@ impl Aggregator {
 
     /// Notes that `worker` has come to this round. When all have, nobody can ask for the one before.
     pub(super) fn reach(&mut self, id: SlotId, worker: WorkerId) {
-        let workers = self.workers().len();
+        let callers = self.callers(id.part).len();
         let Some(slot) = self.slot_mut(id) else { return };
         slot.arrived.insert(worker);
-        if slot.arrived.len() == workers
+        if slot.arrived.len() == callers
             && let Some(before) = id.round.0.checked_sub(1)
         {
             self.retire(SlotId { round: Round(before), ..id });

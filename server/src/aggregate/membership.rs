@@ -1,9 +1,12 @@
 //! Who may push: the view, as far as the aggregator needs it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Defect, Epoch, Incarnation, NodeId, Phase, View, WorkerId, planted};
+use gradlane_core::types::{
+    DType, Defect, Epoch, Incarnation, Machines, NodeId, PartId, Phase, View, WorkerId, planted,
+};
 use gradlane_core::wire::limits;
 
 /// A view's epoch, phase and workers.
@@ -12,7 +15,9 @@ pub(super) struct Membership {
     pub(super) epoch: Epoch,
     pub(super) phase: Phase,
     /// By rank.
-    pub(super) workers: Vec<WorkerId>,
+    pub(super) workers: Arc<[WorkerId]>,
+    /// Who exchanges which part for whom.
+    pub(super) machines: Machines,
     lives: BTreeMap<NodeId, (WorkerId, Incarnation)>,
 }
 
@@ -26,7 +31,8 @@ impl Membership {
             .collect();
         let mut workers: Vec<WorkerId> = lives.values().map(|(worker, _)| *worker).collect();
         workers.sort_unstable();
-        Self { epoch: view.epoch, phase: view.phase.clone(), workers, lives }
+        let workers = workers.into();
+        Self { epoch: view.epoch, phase: view.phase.clone(), workers, machines: Machines::of(view), lives }
     }
 
     /// The rank of `node`, if this membership lets it push with a header of `epoch`.
@@ -52,6 +58,13 @@ impl Membership {
             problem: format!("node {node} is no worker of {}", self.epoch),
             hint: "only members of the job may push; check which join string the process uses".to_owned(),
         })
+    }
+
+    /// Who exchanges a part, by rank.
+    pub(super) fn callers(&self, part: PartId, dtype: DType) -> Arc<[WorkerId]> {
+        // Where everybody comes alone, all parts share one list.
+        let all_alone = self.machines.len() == self.workers.len();
+        if all_alone { Arc::clone(&self.workers) } else { self.machines.owners(part, dtype).into() }
     }
 
     /// What `worker` is told of an error of this membership: it has not lost a peer where it was given up itself.

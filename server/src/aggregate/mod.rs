@@ -16,6 +16,9 @@
 //! them. The last block waits until every sender was counted ([`Step::Seal`]); until then the round can still fail for everybody, and
 //! nobody has a whole sum. A contribution that turns out damaged has spoiled the sum, so it fails the round.
 //!
+//! **Callers.** Of the workers that reduce a part among themselves, on one machine, one exchanges it for all of them: the
+//! part's callers are these and all who come alone. Whom a round waits for and who waits for it are callers; a mean divides by workers.
+//!
 //! **Two rounds of a part are alive at most.** A worker pushes round s+1 only when it has the sum of s, so when all have reached s+1
 //! nobody can ask for s again and its memory goes. In the rare cases where a worker may run ahead without that proof (the root of a
 //! broadcast, a worker after a failed round), it is told to come back later instead of overwriting what a slow one has not read, for at
@@ -23,10 +26,13 @@
 //! it up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Defect, ExchangeId, NodeId, PartId, Round, TensorKey, Time, View, WorkerId, planted};
+use gradlane_core::types::{
+    DType, Defect, ExchangeId, NodeId, PartId, Round, TensorKey, Time, View, WorkerId, planted,
+};
 use gradlane_core::wire::Header;
 use gradlane_core::wire::frame::{Progress, Stall};
 
@@ -93,6 +99,8 @@ pub struct Aggregator {
 /// The rounds of a part that are alive, by parity.
 #[derive(Debug)]
 struct Part {
+    /// Who exchanges it, by rank.
+    callers: Arc<[WorkerId]>,
     latest: Round,
     /// Workers that asked for a later round than that: they contribute to none before it any more.
     ahead: BTreeMap<WorkerId, Round>,
@@ -254,12 +262,14 @@ impl Aggregator {
         {
             let stall = self.stall(now, since, id);
             let came = self.slot(id).map_or(0, |slot| slot.arrived.len());
+            let callers = self.callers(id.part).len();
+            let who = if callers < self.workers().len() { "machines" } else { "workers" };
             let error = Error::Stalled {
                 tensor: id.part.key.to_string(),
                 round: id.round,
                 missing: stall.missing,
                 waited: stall.waited,
-                detail: format!("{came} of {} workers came for part {}", self.workers().len(), id.part.index),
+                detail: format!("{came} of {callers} {who} came for part {}", id.part.index),
             };
             self.fail(id, error);
         }
@@ -281,7 +291,7 @@ impl Aggregator {
     pub fn is_drained(&self) -> bool {
         let settled = |slot: &Slot| match slot.state {
             RoundState::Open(_) => false,
-            RoundState::Published(_) => slot.arrived.len() >= self.workers().len(),
+            RoundState::Published(_) => slot.arrived.len() >= self.callers(slot.id.part).len(),
             RoundState::Failed(_) => true,
         };
         let slots = || self.parts.values().flat_map(|part| part.slots.iter().flatten());
@@ -295,7 +305,10 @@ impl Aggregator {
     }
 
     fn stall(&self, now: Time, since: Time, id: SlotId) -> Stall {
-        let missing = self.slot(id).map_or_else(Vec::new, |slot| slot.missing(self.workers()));
+        let missing = self.slot(id).map_or_else(Vec::new, |slot| {
+            let missing = slot.missing(self.callers(id.part));
+            missing.into_iter().flat_map(|caller| self.behind(slot.spec.dtype, caller)).collect()
+        });
         Stall { part: id.part, round: id.round, missing, waited: now.since(since) }
     }
 
@@ -305,7 +318,7 @@ impl Aggregator {
 
     /// Accounts what a round occupies now.
     fn book(&mut self, id: SlotId) {
-        let Some(bytes) = self.slot(id).map(|slot| slot.needs(self.workers(), &self.config)) else { return };
+        let Some(bytes) = self.slot(id).map(|slot| slot.needs(self.callers(id.part), &self.config)) else { return };
         let slot = self.slot_mut(id).expect("was there");
         let before = std::mem::replace(&mut slot.booked, bytes);
         self.booked = self.booked - before + bytes;
@@ -334,6 +347,17 @@ impl Aggregator {
 
     fn workers(&self) -> &[WorkerId] {
         self.membership.as_ref().map_or(&[], |ours| &ours.workers)
+    }
+
+    /// Who exchanges a part that is known.
+    fn callers(&self, part: PartId) -> &[WorkerId] {
+        self.parts.get(&part).map_or(&[], |part| &part.callers)
+    }
+
+    /// The workers whose contributions come with a caller's, itself among them: any of them may be what is waited for.
+    fn behind(&self, dtype: DType, caller: WorkerId) -> Vec<WorkerId> {
+        let machines = self.membership.as_ref().map(|ours| &ours.machines);
+        machines.and_then(|machines| machines.partners(dtype, caller)).map_or_else(|| vec![caller], <[_]>::to_vec)
     }
 
     fn slot(&self, id: SlotId) -> Option<&Slot> {

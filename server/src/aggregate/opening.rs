@@ -1,10 +1,11 @@
 //! From a header to its place in a round: what is refused, which round may begin, whose body is received and who only waits.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Defect, ExchangeId, NodeId, Op, PartId, Round, Time, WorkerId, planted};
+use gradlane_core::types::{Defect, ExchangeId, Machines, NodeId, Op, PartId, Round, Time, WorkerId, planted};
 use gradlane_core::wire::{Flags, Header, HeaderKind, limits};
 
 use super::closing::over;
@@ -21,12 +22,17 @@ impl Aggregator {
         let unknown = || not_yet("it does not know the members of the job yet".to_owned());
         let membership = self.membership.as_ref().ok_or_else(unknown)?;
         let worker = membership.admit(node, header.epoch, self.config.defect)?;
-        check_body(worker, header)?;
+        let claim = Spec::of(worker, header, &membership.machines);
+        check_body(worker, header, claim.sends_body(worker))?;
         if let Some(error) = self.forgotten.get(&header.part.key) {
             return Err(error.clone());
         }
-        let id = self.locate(now, worker, header)?;
-        let claim = Spec::of(worker, header);
+        let callers = match self.parts.get(&header.part) {
+            Some(part) => Arc::clone(&part.callers),
+            None => membership.callers(header.part, header.dtype),
+        };
+        check_caller(worker, header, &callers, &membership.machines)?;
+        let id = self.locate(now, claim, header, callers)?;
         let disagreement = self.slot(id).and_then(|slot| slot.spec.disagreement(&claim, id.part));
         self.exchanges.insert(exchange, Exchange { worker, slot: id, header: *header, state: ExchangeState::Waiting });
         let outcome = self.enter(now, id, worker, exchange, disagreement);
@@ -37,7 +43,8 @@ impl Aggregator {
     }
 
     /// The slot that a push belongs to, begun if this push may begin it.
-    fn locate(&mut self, now: Time, worker: WorkerId, header: &Header) -> Result<SlotId> {
+    fn locate(&mut self, now: Time, claim: Spec, header: &Header, callers: Arc<[WorkerId]>) -> Result<SlotId> {
+        let worker = claim.said_by;
         let one_slot = planted(self.config.defect, Defect::OneSlot);
         let latest = self.parts.get(&header.part).map(|part| part.latest);
         let round =
@@ -69,7 +76,7 @@ impl Aggregator {
                 self.retire(passed);
             }
         }
-        self.begin(now, Slot::new(id, Spec::of(worker, header)))?;
+        self.begin(now, Slot::new(id, claim), callers)?;
         Ok(id)
     }
 
@@ -88,7 +95,7 @@ impl Aggregator {
         let before_latest = id.round.0.checked_sub(2).map(|round| SlotId { round: Round(round), ..id });
         // It made room for a later one, for which there was no memory then.
         let Some(current) = self.slot(SlotId { round: latest, ..id }) else { return Ok(()) };
-        let slowest = self.workers().iter().find(|other| !current.arrived.contains(**other)).copied();
+        let slowest = self.callers(id.part).iter().find(|other| !current.arrived.contains(**other)).copied();
         let cause = match slowest {
             None if ahead == 1 => return Ok(()),
             Some(_) if ahead == 1 && before_latest.is_none_or(|id| self.slot(id).is_none()) => return Ok(()),
@@ -113,7 +120,7 @@ impl Aggregator {
             // That all came to one round may end the one before.
             let Some(slot) = self.slot(id) else { continue };
             if let RoundState::Open(open) = &slot.state
-                && slot.spec.op.sends_body(worker)
+                && slot.spec.sends_body(worker)
                 && !slot.arrived.contains(worker)
             {
                 let waited = open.since.map(|since| now.since(since)).unwrap_or_default();
@@ -129,7 +136,7 @@ impl Aggregator {
     }
 
     /// Puts a new round into its slot.
-    fn begin(&mut self, now: Time, mut slot: Slot) -> Result<()> {
+    fn begin(&mut self, now: Time, mut slot: Slot, callers: Arc<[WorkerId]>) -> Result<()> {
         let id = slot.id;
         if let Op::Broadcast { root } = slot.spec.op
             && !self.workers().contains(&root)
@@ -142,17 +149,17 @@ impl Aggregator {
         let ahead = self.parts.get(&id.part).into_iter().flat_map(|part| &part.ahead);
         for worker in ahead.filter(|(_, round)| **round > id.round).map(|(worker, _)| *worker) {
             slot.arrived.insert(worker);
-            if let (true, RoundState::Open(_)) = (slot.spec.op.sends_body(worker), &slot.state) {
+            if let (true, RoundState::Open(_)) = (slot.spec.sends_body(worker), &slot.state) {
                 slot.state = RoundState::Failed(gave_up(id, worker, Duration::ZERO));
             }
         }
-        slot.booked = slot.needs(self.workers(), &self.config);
+        slot.booked = slot.needs(&callers, &self.config);
         self.check_memory(now, slot.booked)?;
         self.booked += slot.booked;
         if let RoundState::Open(_) = slot.state {
-            self.step(id, Step::Begin(slot.spec.sum(self.workers(), &self.config)));
+            self.step(id, Step::Begin(slot.spec.sum(&callers, &self.config)));
         }
-        let empty = || Part { latest: id.round, ahead: BTreeMap::new(), blocked: None, slots: [None, None] };
+        let empty = || Part { callers, latest: id.round, ahead: BTreeMap::new(), blocked: None, slots: [None, None] };
         let part = self.parts.entry(id.part).or_insert_with(empty);
         part.latest = id.round;
         part.ahead.retain(|_, round| *round > id.round);
@@ -197,7 +204,7 @@ impl Aggregator {
                 self.wait_again(id, worker, exchange);
                 Ok(())
             }
-            RoundState::Open(_) if header.op.sends_body(worker) => self.receive(now, id, worker, exchange, &header),
+            RoundState::Open(_) if slot.spec.sends_body(worker) => self.receive(now, id, worker, exchange, &header),
             RoundState::Open(_) => {
                 self.listen(id, worker, exchange);
                 self.count(now, id, worker);
@@ -272,7 +279,7 @@ impl Aggregator {
 }
 
 /// Refuses a push whose body is not what its kind calls for.
-fn check_body(worker: WorkerId, header: &Header) -> Result<()> {
+fn check_body(worker: WorkerId, header: &Header, sends_body: bool) -> Result<()> {
     let bad = |field: &str, problem: &str| {
         Err(Error::Protocol { peer: worker.to_string(), field: field.to_owned(), problem: problem.to_owned() })
     };
@@ -285,11 +292,24 @@ fn check_body(worker: WorkerId, header: &Header) -> Result<()> {
     if header.flags.contains(Flags::RESUMED) && u64::from(header.checksum) > header.bytes {
         return bad("checksum", "says that more landed than there is");
     }
-    match (header.op.sends_body(worker), header.flags.contains(Flags::NO_BODY)) {
+    match (sends_body, header.flags.contains(Flags::NO_BODY)) {
         (true, true) if header.bytes > 0 => bad("flags", "announce no body where one is due"),
         (false, false) if header.bytes > 0 => bad("flags", "announce a body where none is due"),
         (true | false, true | false) => Ok(()),
     }
+}
+
+/// Refuses a push of a worker whose contribution comes with another's.
+fn check_caller(worker: WorkerId, header: &Header, callers: &[WorkerId], machines: &Machines) -> Result<()> {
+    if callers.binary_search(&worker).is_ok() {
+        return Ok(());
+    }
+    let owner = machines.owner(header.part, header.dtype, worker);
+    Err(Error::Protocol {
+        peer: worker.to_string(),
+        field: "part".to_owned(),
+        problem: format!("is {}, which {owner} exchanges for the workers of its machine", header.part),
+    })
 }
 
 /// What those hear who wait for a round that one worker left out.

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use gradlane_core::error::{Claim, Error};
-use gradlane_core::types::{DType, Defect, ExchangeId, Op, PartId, Time, WorkerId, planted};
+use gradlane_core::types::{DType, Defect, ExchangeId, Machines, Op, PartId, Time, WorkerId, planted};
 use gradlane_core::wire::Header;
 
 use super::command::grown;
@@ -59,32 +59,32 @@ impl Slot {
         Self { id, spec, arrived: Ledger::default(), state: RoundState::Open(Open::default()), booked: 0 }
     }
 
-    /// The senders among `workers` whose contribution is missing.
-    pub(super) fn missing(&self, workers: &[WorkerId]) -> Vec<WorkerId> {
-        let is_missing = |worker: &WorkerId| self.spec.op.sends_body(*worker) && !self.arrived.contains(*worker);
-        workers.iter().copied().filter(is_missing).collect()
+    /// The senders among `callers` whose contribution is missing.
+    pub(super) fn missing(&self, callers: &[WorkerId]) -> Vec<WorkerId> {
+        let is_missing = |worker: &WorkerId| self.spec.sends_body(*worker) && !self.arrived.contains(*worker);
+        callers.iter().copied().filter(is_missing).collect()
     }
 
     /// Whether the contribution of every sender has begun, so that the divisor is known and the sum may flow.
-    pub(super) fn begun(&self, workers: &[WorkerId]) -> bool {
+    pub(super) fn begun(&self, callers: &[WorkerId]) -> bool {
         let RoundState::Open(open) = &self.state else { return false };
-        match self.spec.op {
-            Op::Broadcast { root } => open.uploads.contains_key(&root),
-            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => open.uploads.len() >= workers.len(),
+        match self.spec.sender {
+            Some(sender) => open.uploads.contains_key(&sender),
+            None => open.uploads.len() >= callers.len(),
         }
     }
 
     /// Whether every sender was counted.
-    pub(super) fn complete(&self, workers: &[WorkerId]) -> bool {
-        match self.spec.op {
-            Op::Broadcast { root } => self.arrived.contains(root),
-            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => self.arrived.len() >= workers.len(),
+    pub(super) fn complete(&self, callers: &[WorkerId]) -> bool {
+        match self.spec.sender {
+            Some(sender) => self.arrived.contains(sender),
+            None => self.arrived.len() >= callers.len(),
         }
     }
 
-    /// What the sum is divided by; an error where that is no number one can divide by.
-    pub(super) fn divisor(&self, open: &Open, config: &AggregatorConfig) -> Result<f64, Error> {
-        let contributors = || f64::from(u32::try_from(open.uploads.len()).unwrap_or(u32::MAX));
+    /// What the sum of all `workers` is divided by; an error where that is no number one can divide by.
+    pub(super) fn divisor(&self, open: &Open, workers: usize, config: &AggregatorConfig) -> Result<f64, Error> {
+        let contributors = || f64::from(u32::try_from(workers).unwrap_or(u32::MAX));
         match self.spec.op {
             Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. } => Ok(1.0),
             Op::Mean => Ok(contributors()),
@@ -108,13 +108,13 @@ impl Slot {
     /// An open round owns the memory in which its sum grows. In rank order it also owns room for the contributions of all ranks but the
     /// first, because each may be here whole before the ones before it have begun. All of it is booked when the round begins: rounds that
     /// wait for each other's memory half-way could stand still for ever.
-    pub(super) fn needs(&self, workers: &[WorkerId], config: &AggregatorConfig) -> u64 {
+    pub(super) fn needs(&self, callers: &[WorkerId], config: &AggregatorConfig) -> u64 {
         match &self.state {
             RoundState::Open(_) => {
                 let Spec { dtype, bytes, op, .. } = self.spec;
                 let staged = match (op, order(config)) {
                     (Op::Broadcast { .. }, _) | (_, Order::Arrival) => 0,
-                    (_, Order::Rank) => workers.len().saturating_sub(1) as u64,
+                    (_, Order::Rank) => callers.len().saturating_sub(1) as u64,
                 };
                 grown(op, dtype, bytes) + bytes * staged
             }
@@ -144,16 +144,27 @@ pub(super) struct Spec {
     pub(super) dtype: DType,
     pub(super) bytes: u64,
     pub(super) op: Op,
+    /// The only caller that sends a body; absent where all do.
+    pub(super) sender: Option<WorkerId>,
 }
 
 impl Spec {
-    pub(super) fn of(worker: WorkerId, header: &Header) -> Self {
-        Self { said_by: worker, dtype: header.dtype, bytes: header.bytes, op: header.op }
+    pub(super) fn of(worker: WorkerId, header: &Header, machines: &Machines) -> Self {
+        let sender = match header.op {
+            Op::Broadcast { root } => Some(machines.owner(header.part, header.dtype, root)),
+            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => None,
+        };
+        Self { said_by: worker, dtype: header.dtype, bytes: header.bytes, op: header.op, sender }
     }
 
-    /// The sum that `workers` make of it.
-    pub(super) fn sum(&self, workers: &[WorkerId], config: &AggregatorConfig) -> SumSpec {
-        let senders = workers.iter().copied().filter(|worker| self.op.sends_body(*worker)).collect();
+    /// Whether `caller` sends a body.
+    pub(super) fn sends_body(&self, caller: WorkerId) -> bool {
+        self.sender.is_none_or(|sender| sender == caller)
+    }
+
+    /// The sum that `callers` make of it.
+    pub(super) fn sum(&self, callers: &[WorkerId], config: &AggregatorConfig) -> SumSpec {
+        let senders = callers.iter().copied().filter(|worker| self.sends_body(*worker)).collect();
         SumSpec { bytes: self.bytes, dtype: self.dtype, op: self.op, senders, order: order(config) }
     }
 

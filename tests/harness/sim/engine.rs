@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::topology::DeviceKind;
-use gradlane_core::pipeline::{Lookup, Pipeline, ReadyPart, Registry, Stage, Topology};
+use gradlane_core::pipeline::{Duty, Lookup, Pipeline, ReadyPart, Registry, Stage, Topology};
 use gradlane_core::sched::{Command, GroupId, Scheduler, SchedulerConfig, TaskId, TaskSpec};
 use gradlane_core::types::{
     Epoch, ExchangeId, LinkId, Op, Priority, Round, ServerId, Span, TensorKey, TensorSpec, Time, View, WorkerId,
@@ -278,7 +278,7 @@ impl Engine {
         }
         let layout = &part.layout;
         let (server, bytes, round) = (layout.server, layout.bytes(), part.round);
-        let spec = TaskSpec { part: layout.part, server, bytes, round, priority, groups };
+        let spec = TaskSpec { part: layout.part, server, bytes, round, priority, duty: Duty::Owner, groups };
         let task = self.scheduler.submit(now, spec);
         self.payloads.insert(task, Payload { part, source, destination, exchange: None });
     }

@@ -184,6 +184,17 @@ impl Board {
         known.map(Some).ok_or(Breakage::Confused(0))
     }
 
+    /// Says that chunk `number`, the first of a broadcast, holds an error of so many bytes, or none. Seen by whoever sees it counted.
+    pub(super) fn set_verdict(&self, number: u64, error_bytes: usize) {
+        self.segment.u64(self.layout.verdict(number)).store(error_bytes as u64, Ordering::Relaxed);
+    }
+
+    /// What [`set_verdict`](Self::set_verdict) said of a chunk that is counted.
+    pub(super) fn verdict(&self, number: u64) -> usize {
+        let bytes = self.segment.u64(self.layout.verdict(number)).load(Ordering::Relaxed);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
     /// How many orders were given.
     pub(super) fn orders(&self) -> u64 {
         self.segment.u64(Head::Orders as usize).load(Ordering::Acquire)

@@ -10,15 +10,15 @@ use std::time::Duration;
 use super::board::{Board, Breakage};
 use super::layout::Word;
 use super::record::Announcement;
-use super::road::{Running, Scratch, fits};
-use super::{LocalRank, Operation};
+use super::road::{Part, Running, Scratch, Walk, fits};
+use super::{Goal, LocalRank, Operation};
 use crate::error::{Claim as Saying, Error};
 use crate::sched::order::{Claim, Decision, Failure, Order, Slot};
-use crate::types::{Done, Op, Time, WorkerId};
+use crate::types::{Done, Op, Round, Time, WorkerId};
 
 /// What other threads ask of the driver.
 pub(super) enum Wish {
-    Reduce(Operation, Done<()>),
+    Run(Operation, Done<f64>),
     Abandon(Slot),
     /// The rank at this position said goodbye.
     Left(usize),
@@ -39,7 +39,7 @@ pub(super) struct Driver {
     unsaid: VecDeque<Announcement>,
     /// When pending operations are overdue, the first first.
     due: BTreeSet<(Time, Slot)>,
-    current: Option<(Running, Done<()>)>,
+    current: Option<(Running, Option<Done<f64>>)>,
     /// When something moved in the current part.
     moved: Time,
     /// Chunks walked so far; the same on all ranks between two parts.
@@ -63,7 +63,8 @@ const DUE_SLACK: usize = 64;
 
 struct Pending {
     operation: Operation,
-    done: Done<()>,
+    /// Absent where nobody waits for it any more: this rank takes part for the others' sake.
+    done: Option<Done<f64>>,
     since: Time,
     withdrawn: bool,
     /// The leader was told that it takes too long.
@@ -103,16 +104,8 @@ impl Driver {
     /// Takes a wish in.
     pub(super) fn handle(&mut self, now: Time, wish: Wish) {
         match wish {
-            Wish::Reduce(operation, done) => self.accept(now, operation, done),
-            Wish::Abandon(slot) => {
-                if let Some(pending) = self.pending.get_mut(&slot).filter(|pending| !pending.withdrawn) {
-                    pending.withdrawn = true;
-                    self.due.insert((now + ANSWER_PATIENCE, slot));
-                    self.announce(Announcement::Withdrawn(slot));
-                    // Also if it waits for nothing: the others should hear of it at once.
-                    self.board.knock(0, true);
-                }
-            }
+            Wish::Run(operation, done) => self.accept(now, operation, done),
+            Wish::Abandon(slot) => self.abandon(now, slot),
             Wish::Left(rank) => match &mut self.order {
                 Some(order) => order.handle_left(u32::try_from(rank).expect("at most RANKS_MAX")),
                 None => self.orphaned = true,
@@ -122,7 +115,13 @@ impl Driver {
                 self.aborted = true;
                 self.fail_all(&cause);
             }
-            Wish::Close => self.closed = self.closed.take().or_else(|| Some(shut_down())),
+            Wish::Close => {
+                self.closed = self.closed.take().or_else(|| Some(shut_down()));
+                let unwanted = self.pending.iter().filter(|(_, pending)| pending.done.is_none());
+                for slot in unwanted.map(|(slot, _)| *slot).collect::<Vec<Slot>>() {
+                    self.withdraw(now, slot);
+                }
+            }
         }
     }
 
@@ -230,36 +229,80 @@ impl Driver {
             self.moved = now;
         }
         if running.is_over() {
-            let (mut running, done) = self.current.take().expect("looked at above");
+            let (running, done) = self.current.take().expect("looked at above");
             self.chunks = running.end();
-            running.settle();
-            drop(running);
-            done.ok(());
+            let outcome = running.settle(self.board.me);
+            if let Some(done) = done {
+                done.report(outcome);
+            }
             return Ok(true);
         }
         Ok(moved | advanced)
     }
 
-    fn accept(&mut self, now: Time, operation: Operation, done: Done<()>) {
-        let Operation { slot, claim, .. } = operation;
+    fn accept(&mut self, now: Time, operation: Operation, done: Done<f64>) {
+        let (slot, claim) = (operation.slot(), operation.claim);
         let refusal = if let Some(error) = &self.closed {
             Some(error.clone())
         } else if !fits(&claim, &operation.source) || !fits(&claim, &operation.destination) {
             Some(Error::Internal { what: format!("part {} with memory of another length", slot.0) })
         } else if self.pending.contains_key(&slot) {
-            Some(Error::Internal { what: format!("part {}, {} is reduced twice", slot.0, slot.1) })
+            Some(Error::Internal { what: format!("part {}, {} is reduced twice", operation.part, operation.round) })
+        } else if self.walk(&operation).is_none() {
+            Some(Error::Internal { what: format!("part {}: {:?} is not on this machine", slot.0, operation.goal) })
         } else {
             None
         };
         if let Some(error) = refusal {
             return done.err(error);
         }
-        self.pending.insert(slot, Pending { operation, done, since: now, withdrawn: false, overdue: false });
-        self.due.insert((now + self.step_timeout, slot));
+        if !self.waits_for_owner(&operation) {
+            self.due.insert((now + self.step_timeout, slot));
+        }
+        let pending = Pending { operation, done: Some(done), since: now, withdrawn: false, overdue: false };
+        self.pending.insert(slot, pending);
         if self.due.len() > 2 * self.pending.len() + DUE_SLACK {
             self.due.retain(|(_, slot)| self.pending.contains_key(slot));
         }
         self.announce(Announcement::Ready(slot, claim));
+    }
+
+    /// What is done for an operation; `None` if it names a rank of another machine.
+    fn walk(&self, operation: &Operation) -> Option<Walk> {
+        let position = |worker: WorkerId| self.ranks.iter().position(|other| other.rank == worker);
+        Walk::of(&operation.goal, operation.claim.op, position)
+    }
+
+    /// Whether another rank has what it is about, and comes when it can.
+    fn waits_for_owner(&self, operation: &Operation) -> bool {
+        match &operation.goal {
+            Goal::Broadcast { owner, .. } => *owner != self.ranks[self.board.me].rank,
+            Goal::AllReduce | Goal::Reduce { .. } => false,
+        }
+    }
+
+    /// Nobody waits for an operation here any more.
+    fn abandon(&mut self, now: Time, slot: Slot) {
+        let Some(pending) = self.pending.get(&slot) else { return };
+        if !self.waits_for_owner(&pending.operation) {
+            return self.withdraw(now, slot);
+        }
+        // The others need this rank to look on, and nothing of its memory.
+        let pending = self.pending.get_mut(&slot).expect("found above");
+        (pending.operation.source, pending.operation.destination) = (Vec::new(), Vec::new());
+        if let Some(done) = pending.done.take() {
+            done.err(Error::Cancelled);
+        }
+    }
+
+    /// Takes an operation from all ranks, if the leader has not decided to run it.
+    fn withdraw(&mut self, now: Time, slot: Slot) {
+        let Some(pending) = self.pending.get_mut(&slot).filter(|pending| !pending.withdrawn) else { return };
+        pending.withdrawn = true;
+        self.due.insert((now + ANSWER_PATIENCE, slot));
+        self.announce(Announcement::Withdrawn(slot));
+        // Also if it waits for nothing: the others should hear of it at once.
+        self.board.knock(0, true);
     }
 
     /// Tells the leader, which may be this rank.
@@ -334,31 +377,54 @@ impl Driver {
                         true => Error::Cancelled,
                         false => self.explain(slot, failure, now.since(pending.since)),
                     };
-                    drop(pending.operation);
-                    pending.done.err(error);
+                    end(pending, error);
                 }
             }
             Decision::Run { slot, claim, weights } => {
                 // The leader knows what this rank claimed; anything else would be written into memory of another length.
                 let ours = self.pending.remove(&slot).filter(|pending| alike(&pending.operation.claim, &claim));
-                let Some(Pending { operation, done, .. }) = ours else { return Err(Breakage::Confused(0)) };
-                let Operation { source, destination, .. } = operation;
-                let place = (self.chunks, self.board.layout.chunk());
-                self.moved = now;
-                self.current = Some((Running::new(claim, weights, source, destination, place, &self.scratch), done));
+                let Some(pending) = ours else { return Err(Breakage::Confused(0)) };
+                match self.refusal(&pending.operation, &weights) {
+                    Some(error) => end(pending, error),
+                    None => self.begin(now, pending, claim, weights),
+                }
             }
         }
         Ok(true)
+    }
+
+    /// Why an operation that is ordered is not carried out, by any rank.
+    fn refusal(&self, operation: &Operation, weights: &[f64]) -> Option<Error> {
+        let total: f64 = weights.iter().sum();
+        let is_whole = operation.goal == Goal::AllReduce && operation.claim.op == Op::WeightedMean;
+        (is_whole && !(total > 0.0 && total.is_finite())).then(|| Error::InvalidArgument {
+            what: format!("the weights of tensor {}, {} add up to {total}", operation.part.key, operation.round),
+            hint: "give at least one worker a weight above zero".to_owned(),
+        })
+    }
+
+    fn begin(&mut self, now: Time, pending: Pending, claim: Claim, weights: Vec<f64>) {
+        let Pending { operation, done, .. } = pending;
+        let walk = self.walk(&operation).expect("looked at when it was accepted");
+        let Operation { goal, source, destination, .. } = operation;
+        let failure = match goal {
+            Goal::Broadcast { failure, .. } => failure,
+            Goal::AllReduce | Goal::Reduce { .. } => None,
+        };
+        let part = Part { claim, weights, walk, failure, source, destination };
+        self.moved = now;
+        let running = Running::new(part, self.chunks, self.board.layout.chunk(), &self.scratch);
+        self.current = Some((running, done));
     }
 
     /// The leader left in order: what it ordered was done, and it will order nothing more.
     fn give_up_orphaned(&mut self, now: Time) -> bool {
         let pending = std::mem::take(&mut self.pending);
         let any = !pending.is_empty();
-        for (slot, Pending { operation, done, since, withdrawn, .. }) in pending {
-            drop(operation);
-            let left = self.explain(slot, Failure::Left { missing: 1 }, now.since(since));
-            done.err(if withdrawn { Error::Cancelled } else { left });
+        for (slot, pending) in pending {
+            let left = self.explain(slot, Failure::Left { missing: 1 }, now.since(pending.since));
+            let error = if pending.withdrawn { Error::Cancelled } else { left };
+            end(pending, error);
         }
         any
     }
@@ -385,7 +451,9 @@ impl Driver {
         first
     }
 
-    fn explain(&self, (part, round): Slot, failure: Failure, waited: Duration) -> Error {
+    fn explain(&self, (part, turn): Slot, failure: Failure, waited: Duration) -> Error {
+        // Two operations a round: see `Goal::slot`.
+        let round = Round(turn.0 / 2);
         let worker = |rank: u32| self.ranks[rank as usize].rank;
         let tensor = part.key.to_string();
         let stalled = |missing: u64, waited: Duration, detail: String| Error::Stalled {
@@ -418,10 +486,6 @@ impl Driver {
                 stalled(missing, waited, "their processes run on this machine, and did not submit it".to_owned())
             }
             Failure::Left { missing } => stalled(missing, waited, "left the job before".to_owned()),
-            Failure::Weights { total } => Error::InvalidArgument {
-                what: format!("the weights of tensor {tensor}, {round} add up to {total}"),
-                hint: "give at least one worker a weight above zero".to_owned(),
-            },
         }
     }
 
@@ -436,12 +500,22 @@ impl Driver {
         self.due.clear();
         if let Some((running, done)) = self.current.take() {
             drop(running);
-            done.err(error.clone());
+            if let Some(done) = done {
+                done.err(error.clone());
+            }
         }
-        for (_, Pending { operation, done, withdrawn, .. }) in std::mem::take(&mut self.pending) {
-            drop(operation);
-            done.err(if withdrawn { Error::Cancelled } else { error.clone() });
+        for pending in std::mem::take(&mut self.pending).into_values() {
+            let error = if pending.withdrawn { Error::Cancelled } else { error.clone() };
+            end(pending, error);
         }
+    }
+}
+
+/// Ends what was not begun, and tells whoever waits for it.
+fn end(pending: Pending, error: Error) {
+    drop(pending.operation);
+    if let Some(done) = pending.done {
+        done.err(error);
     }
 }
 

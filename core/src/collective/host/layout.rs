@@ -8,7 +8,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 /// What a segment begins with.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal1");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal2");
 /// Chunks that may be on their way at once.
 pub(super) const DEPTH: u64 = 4;
 /// Announcements that the leader may not have read yet, of each rank.
@@ -43,6 +43,8 @@ pub(super) enum Head {
     Broken = LINE as isize,
     /// Orders written.
     Orders = 2 * LINE as isize,
+    /// What the first chunks of broadcasts hold, a word for each that may be on its way.
+    Verdicts = 3 * LINE as isize,
 }
 
 /// Words of a rank.
@@ -125,6 +127,11 @@ impl Layout {
     pub(super) fn result(self, number: u64, owner: usize) -> usize {
         assert!(owner < self.ranks, "rank {owner} of {}", self.ranks);
         self.results() + ((number % DEPTH) as usize * self.ranks + owner) * self.slice
+    }
+
+    /// The word that says what chunk `number`, the first of a broadcast, holds.
+    pub(super) fn verdict(self, number: u64) -> usize {
+        Head::Verdicts as usize + (number % DEPTH) as usize * 8
     }
 
     fn order_bytes(self) -> usize {

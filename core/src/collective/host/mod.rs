@@ -1,9 +1,9 @@
 //! The collective of processes with tensors in host memory: a segment that all ranks of a machine map, and no copy beyond it.
 //!
 //! ```text
-//!  all_reduce ─► wishes ─► Driver (one seat) ── announcements ──► leader's Order ── orders ──► every Driver: the same part at a time
-//!                             ▲        │
-//!         whoever waits, or the rank's own thread     chunks: stage, reduce, take (road)
+//!  run ─► wishes ─► Driver (one seat) ── announcements ──► leader's Order ── orders ──► every Driver: the same part at a time
+//!                      ▲        │
+//!  whoever waits, or the rank's own thread     chunks: stage, reduce, take (road)
 //! ```
 //! Whoever waits for an operation may take the seat and do the work ([`Collective::help`]); else a thread of the rank does, which sleeps
 //! while there is nothing to do. A second thread sleeps on the sockets to the other ranks: their end is the end of the process.
@@ -28,7 +28,7 @@ use self::driver::{Driver, Wish};
 use self::layout::Word;
 use self::road::Scratch;
 use self::watch::Watch;
-use super::{Collective, Operation};
+use super::{Collective, Goal, Operation};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
@@ -153,8 +153,8 @@ impl HostCollective {
 }
 
 impl Collective for HostCollective {
-    fn all_reduce(&self, operation: Operation, done: Done<()>) {
-        self.core.wish(Wish::Reduce(operation, done));
+    fn run(&self, operation: Operation, done: Done<f64>) {
+        self.core.wish(Wish::Run(operation, done));
     }
 
     fn abandon(&self, slot: Slot) {

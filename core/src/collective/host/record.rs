@@ -77,7 +77,6 @@ pub(super) fn order_words(decision: &Decision, ranks: usize) -> Vec<u64> {
                     words[5..7].copy_from_slice(&[missing, nanos(waited)]);
                 }
                 Failure::Left { missing } => (words[0], words[5]) = (5, missing),
-                Failure::Weights { total } => (words[0], words[5]) = (6, total.to_bits()),
             }
         }
     }
@@ -104,7 +103,6 @@ pub(super) fn order_of(words: &[u64], ranks: usize) -> Option<Decision> {
         3 => Failure::GaveUp { rank: rank(fixed[5])? },
         4 => Failure::Overdue { missing: fixed[5], waited: Duration::from_nanos(fixed[6]) },
         5 => Failure::Left { missing: fixed[5] },
-        6 => Failure::Weights { total: f64::from_bits(fixed[5]) },
         _ => return None,
     };
     Some(Decision::Fail { slot, failure })
@@ -173,7 +171,6 @@ mod tests {
             fail(Failure::GaveUp { rank: 1 }),
             fail(Failure::Overdue { missing: 0b101, waited: Duration::from_secs(2) }),
             fail(Failure::Left { missing: 0b100 }),
-            fail(Failure::Weights { total: 0.0 }),
         ] {
             assert_eq!(order_of(&order_words(&decision, 3), 3), Some(decision));
         }

@@ -9,22 +9,29 @@
 //! byte of a contribution is read once by its owner's copy and once by the adder, a byte of the result likewise; between two ranks
 //! that is 2 bytes read and 2 written for each byte of the part and rank, of which the shared ones stay in cache.
 //!
-//! A broadcast has one step: the root puts whole chunks where results lie, and the others take them.
+//! What goes to one rank only is taken by that rank only. A broadcast has one step: one rank shows whole chunks where results lie, and
+//! the others take them. With the first chunk goes a verdict: whether that is the first of what they want, or all there is, an error.
 #![expect(unsafe_code, reason = "contributions and shared memory are known by address, who may touch them by counters")]
 
 use super::board::Board;
 use super::layout::{DEPTH, Word};
+use crate::collective::Goal;
+use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
 use crate::reduce::{Kernels, accumulator_bytes};
 use crate::sched::order::Claim;
-use crate::types::{DType, Op};
+use crate::types::{DType, Op, WorkerId};
+use crate::wire::reject;
 
 /// A part that is being reduced.
 #[derive(Debug)]
 pub(super) struct Running {
     claim: Claim,
     weights: Vec<f64>,
+    walk: Walk,
     memory: Memory,
+    /// Why there is nothing to have, if that is known.
+    failure: Option<Error>,
     /// How many chunks were walked before this part.
     base: u64,
     chunks: u64,
@@ -34,6 +41,57 @@ pub(super) struct Running {
     taken: u64,
 }
 
+/// How the chunks of a part are walked. Ranks are positions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Walk {
+    /// Each rank reduces its slice, and `taker`, or everybody, takes all of them.
+    Reduce { taker: Option<usize> },
+    /// One rank shows what it has, and `taker`, or everybody else, takes it.
+    Show { from: usize, taker: Option<usize> },
+    /// What `by` has is the result, and is for it alone.
+    Keep { by: usize },
+    /// There is nothing to have here.
+    Nothing,
+}
+
+impl Walk {
+    /// What leads to `goal`; `None` if it names a rank that `position` does not know.
+    pub(super) fn of(goal: &Goal, op: Op, position: impl Fn(WorkerId) -> Option<usize>) -> Option<Self> {
+        Some(match (goal, op) {
+            (Goal::AllReduce, Op::Broadcast { root }) => Self::Show { from: position(root)?, taker: None },
+            (Goal::AllReduce, _) => Self::Reduce { taker: None },
+            (Goal::Reduce { owner }, Op::Broadcast { root }) => match (position(root), position(*owner)?) {
+                (None, _) => Self::Nothing,
+                (Some(root), owner) if root == owner => Self::Keep { by: owner },
+                (Some(root), owner) => Self::Show { from: root, taker: Some(owner) },
+            },
+            (Goal::Reduce { owner }, _) => Self::Reduce { taker: Some(position(*owner)?) },
+            (Goal::Broadcast { owner, .. }, _) => Self::Show { from: position(*owner)?, taker: None },
+        })
+    }
+
+    /// Whether the result goes to `rank`.
+    fn leads_to(self, rank: usize) -> bool {
+        match self {
+            Self::Reduce { taker } | Self::Show { taker, .. } => taker.is_none_or(|taker| taker == rank),
+            Self::Keep { by } => by == rank,
+            Self::Nothing => false,
+        }
+    }
+}
+
+/// A part as one rank sees it, before it is begun.
+pub(super) struct Part {
+    pub(super) claim: Claim,
+    pub(super) weights: Vec<f64>,
+    pub(super) walk: Walk,
+    /// What this rank has to tell instead of showing something.
+    pub(super) failure: Option<Error>,
+    /// As long as the claim says; no runs at all for a rank that does not want the result any more.
+    pub(super) source: Vec<Region>,
+    pub(super) destination: Vec<Region>,
+}
+
 /// Where contribution and result lie.
 #[derive(Debug)]
 enum Memory {
@@ -41,6 +99,8 @@ enum Memory {
     Whole { source: Region, destination: Region },
     /// The result goes to several runs; the contribution was gathered from as many, because slices do not end where they do.
     Gathered { bytes: Vec<u8>, destination: Vec<Region> },
+    /// Nowhere: nothing is contributed and nothing wanted.
+    Nowhere,
 }
 
 /// What adding needs and nobody else sees.
@@ -63,24 +123,30 @@ const AHEAD: u64 = 2;
 
 impl Running {
     /// Begins a part, after `base` chunks of others before it.
-    pub(super) fn new(
-        claim: Claim,
-        weights: Vec<f64>,
-        source: Vec<Region>,
-        destination: Vec<Region>,
-        (base, chunk_bytes): (u64, usize),
-        scratch: &Scratch,
-    ) -> Self {
+    pub(super) fn new(part: Part, base: u64, chunk_bytes: usize, scratch: &Scratch) -> Self {
+        let Part { claim, weights, walk, failure, source, destination } = part;
         let chunks = claim.bytes.div_ceil(chunk_bytes as u64);
+        let chunks = match (walk, &failure) {
+            (Walk::Reduce { .. }, _) => chunks,
+            // The first one also says whether there is anything.
+            (Walk::Show { .. }, None) => chunks.max(1),
+            (Walk::Show { .. }, Some(_)) => 1,
+            (Walk::Keep { .. } | Walk::Nothing, _) => 0,
+        };
         let memory = Memory::new(source, destination, &scratch.copies);
-        Self { claim, weights, memory, base, chunks, staged: 0, reduced: 0, taken: 0 }
+        Self { claim, weights, walk, memory, failure, base, chunks, staged: 0, reduced: 0, taken: 0 }
     }
 
     /// Does what can be done without waiting; whether that was something.
     pub(super) fn advance(&mut self, board: &Board, scratch: &mut Scratch) -> bool {
-        if let Op::Broadcast { root } = self.claim.op {
-            return self.pass_on(board, root.0 as usize, scratch);
+        match self.walk {
+            Walk::Reduce { .. } => self.add_up(board, scratch),
+            Walk::Show { from, .. } => self.pass_on(board, from, scratch),
+            Walk::Keep { .. } | Walk::Nothing => false,
         }
+    }
+
+    fn add_up(&mut self, board: &Board, scratch: &mut Scratch) -> bool {
         let mut moved = false;
         if self.reduced > self.taken && board.others().all(|rank| self.done(board, rank, Word::Reduced, self.taken)) {
             self.take(board);
@@ -121,8 +187,18 @@ impl Running {
         board.others().min_by_key(|rank| step(*rank))
     }
 
-    /// Hands the result to where it goes, if it is not there yet.
-    pub(super) fn settle(&mut self) {
+    /// Hands the result of `me` to where it goes, if it is not there yet, and says what the weights of all ranks add up to, or why there
+    /// is no result.
+    pub(super) fn settle(mut self, me: usize) -> Result<f64> {
+        if let Some(error) = self.failure {
+            return Err(error);
+        }
+        if !self.walk.leads_to(me) {
+            return Ok(self.weights.iter().sum());
+        }
+        if let Walk::Keep { .. } = self.walk {
+            self.memory.keep(0, usize::try_from(self.claim.bytes).expect("it lies in memory"));
+        }
         if let Memory::Gathered { bytes, destination } = &mut self.memory {
             let mut rest = bytes.as_slice();
             for region in destination {
@@ -132,6 +208,7 @@ impl Running {
                 rest = later;
             }
         }
+        Ok(self.weights.iter().sum())
     }
 
     /// Whether `rank` has done the step of chunk `number` of this part.
@@ -161,12 +238,8 @@ impl Running {
     fn reduce(&mut self, board: &Board, scratch: &mut Scratch) {
         let number = self.base + self.reduced;
         let (offset, len) = self.slice(board, self.reduced, board.me);
-        let Claim { op, dtype, .. } = self.claim;
-        let divisor = match op {
-            Op::Mean => f64::from(u32::try_from(self.weights.len()).expect("at most RANKS_MAX")),
-            Op::WeightedMean => self.weights.iter().sum(),
-            Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. } => 1.0,
-        };
+        let (op, divisor) = self.reduction();
+        let dtype = self.claim.dtype;
         // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
         let result = unsafe { board.segment.slice_mut(board.layout.result(number, board.me), len) };
         let Scratch { kernels, accumulator, .. } = scratch;
@@ -197,12 +270,30 @@ impl Running {
         board.set_count(Word::Reduced, number + 1);
         board.knock_others(false);
         // After the others were told: they wait for it, and nobody waits for this.
-        self.memory.destination(offset, len).copy_from_slice(result);
+        if self.walk.leads_to(board.me) {
+            self.memory.destination(offset, len).copy_from_slice(result);
+        }
+    }
+
+    /// How slices are added, and what they are divided by.
+    fn reduction(&self) -> (Op, f64) {
+        let Walk::Reduce { taker } = self.walk else { unreachable!("only what is added is reduced") };
+        match (self.claim.op, taker) {
+            (Op::Mean, None) => (Op::Mean, f64::from(u32::try_from(self.weights.len()).expect("at most RANKS_MAX"))),
+            // Divided once, by whoever knows all workers.
+            (Op::Mean, Some(_)) => (Op::Sum, 1.0),
+            (Op::WeightedMean, _) => {
+                let total: f64 = self.weights.iter().sum();
+                // Other machines may have what makes it a mean; there, too, what weighs nothing adds nothing.
+                (Op::WeightedMean, if total > 0.0 { total } else { 1.0 })
+            }
+            (op @ (Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. }), _) => (op, 1.0),
+        }
     }
 
     fn take(&mut self, board: &Board) {
         let number = self.base + self.taken;
-        for owner in board.others() {
+        for owner in board.others().filter(|_| self.walk.leads_to(board.me)) {
             let (offset, len) = self.slice(board, self.taken, owner);
             // SAFETY: `Reduced` of the owner counts this chunk, and it writes here again only after `Taken` of ours does.
             let result = unsafe { board.segment.slice(board.layout.result(number, owner), len) };
@@ -213,29 +304,22 @@ impl Running {
         board.knock_others(false);
     }
 
-    /// One chunk of a broadcast, if it is there or there is room for it.
-    fn pass_on(&mut self, board: &Board, root: usize, scratch: &Scratch) -> bool {
+    /// One chunk of what `from` shows, if it is there or there is room for it.
+    fn pass_on(&mut self, board: &Board, from: usize, scratch: &Scratch) -> bool {
         if self.is_over() {
             return false;
         }
         let number = self.base + self.taken;
-        let (offset, len) = self.chunk(board, self.taken);
-        let place = board.layout.result(number, 0);
-        if root == board.me {
+        if from == board.me {
             if !board.others().all(|rank| self.free(board, rank, Word::Taken, self.taken)) {
                 return false;
             }
-            // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
-            let there = unsafe { board.segment.slice_mut(place, len) };
-            scratch.copies.copy(self.memory.source(offset, len), there);
-            self.memory.keep(offset, len);
+            self.show(board, number, scratch);
         } else {
-            if !self.done(board, root, Word::Reduced, self.taken) {
+            if !self.done(board, from, Word::Reduced, self.taken) {
                 return false;
             }
-            // SAFETY: `Reduced` of the root counts this chunk, and it writes here again only after `Taken` of ours does.
-            let there = unsafe { board.segment.slice(place, len) };
-            self.memory.destination(offset, len).copy_from_slice(there);
+            self.look(board, number);
         }
         (self.staged, self.reduced, self.taken) = (self.staged + 1, self.reduced + 1, self.taken + 1);
         for word in [Word::Staged, Word::Reduced, Word::Taken] {
@@ -243,6 +327,40 @@ impl Running {
         }
         board.knock_others(false);
         true
+    }
+
+    /// Puts a chunk, or what there is to tell instead, where all others have taken what lay there before.
+    fn show(&mut self, board: &Board, number: u64, scratch: &Scratch) {
+        let (offset, len) = self.chunk(board, self.taken);
+        let told = self.failure.as_ref().map(|error| bounded(error, board.layout.chunk()));
+        if self.taken == 0 {
+            board.set_verdict(number, told.as_ref().map_or(0, Vec::len));
+        }
+        let bytes = told.as_deref().unwrap_or_else(|| self.memory.source(offset, len));
+        // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
+        let there = unsafe { board.segment.slice_mut(board.layout.result(number, 0), bytes.len()) };
+        scratch.copies.copy(bytes, there);
+        if told.is_none() && self.walk.leads_to(board.me) {
+            self.memory.keep(offset, len);
+        }
+    }
+
+    /// Takes a chunk that is shown, or learns that there is nothing to have.
+    fn look(&mut self, board: &Board, number: u64) {
+        let told = if self.taken == 0 { board.verdict(number).min(board.layout.chunk()) } else { 0 };
+        let (offset, len) = self.chunk(board, self.taken);
+        let shown = if told > 0 { told } else { len };
+        // SAFETY: `Reduced` of whoever shows it counts this chunk, and it writes here again only after `Taken` of ours does.
+        let there = unsafe { board.segment.slice(board.layout.result(number, 0), shown) };
+        if told > 0 {
+            // A copy, because what others can write must not change between a check and its use.
+            let body = there.to_vec();
+            let error = reject::from_body(&body, "another rank of this machine");
+            self.failure = Some(error.unwrap_or_else(|unreadable| unreadable));
+            self.chunks = 1;
+        } else if self.walk.leads_to(board.me) && !matches!(self.memory, Memory::Nowhere) {
+            self.memory.destination(offset, len).copy_from_slice(there);
+        }
     }
 
     /// Offset and length of a chunk within the part.
@@ -264,9 +382,13 @@ impl Running {
 /// Whole elements of every type, whole cache lines.
 const SLICE_ALIGN: usize = 64;
 const INSIDE: &str = "slices lie within the part, whose length was checked";
+const UNWANTED: &str = "only who does not show it can want nothing of a broadcast";
 
 impl Memory {
     fn new(mut source: Vec<Region>, mut destination: Vec<Region>, copies: &Copies) -> Self {
+        if destination.is_empty() {
+            return Self::Nowhere;
+        }
         if let ([_], [_]) = (source.as_slice(), destination.as_slice()) {
             let (source, destination) = (source.remove(0), destination.remove(0));
             return Self::Whole { source, destination };
@@ -289,6 +411,7 @@ impl Memory {
             // `&mut self`, and a slice is borrowed from `&self`.
             Self::Whole { source, .. } => unsafe { source.as_slice() }.get(offset..offset + len).expect(INSIDE),
             Self::Gathered { bytes, .. } => &bytes[offset..offset + len],
+            Self::Nowhere => unreachable!("{UNWANTED}"),
         }
     }
 
@@ -301,6 +424,7 @@ impl Memory {
                 unsafe { destination.as_mut_slice() }.get_mut(offset..offset + len).expect(INSIDE)
             }
             Self::Gathered { bytes, .. } => &mut bytes[offset..offset + len],
+            Self::Nowhere => unreachable!("{UNWANTED}"),
         }
     }
 
@@ -311,6 +435,16 @@ impl Memory {
             destination.part(run).copy_from(&source.part(run));
         }
     }
+}
+
+/// An error in at most `bytes_max` bytes. Those that do not fit name very many workers.
+fn bounded(error: &Error, bytes_max: usize) -> Vec<u8> {
+    let body = reject::to_body(error);
+    if body.len() <= bytes_max {
+        return body;
+    }
+    // A text is cut at a few kilobytes.
+    reject::to_body(&Error::Internal { what: error.to_string() })
 }
 
 /// Bytes that a part of `claim` needs; for the check that regions are as long.

@@ -9,6 +9,8 @@ use crate::mem::borrow::region_of;
 use crate::sched::order::Claim;
 use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
 
+mod tiers;
+
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
@@ -99,7 +101,9 @@ fn a_result_may_go_elsewhere_and_to_several_places() {
         let (mut first, mut second) = (vec![0_i32; 333], vec![0_i32; 667]);
         let claim = Claim { bytes: 4000, ..claim(Op::Sum, DType::I32, 1.0) };
         let operation = Operation {
-            slot: slot(1, 0),
+            part: slot(1, 0).0,
+            round: Round(0),
+            goal: Goal::AllReduce,
             claim,
             source: vec![region(&mut source)],
             destination: vec![region(&mut first), region(&mut second)],
@@ -124,7 +128,7 @@ fn many_parts_in_flight_are_reduced_whatever_the_order_in_which_ranks_come() {
             let part = (step * [1, 3, 7, 1999][rank]) % parts;
             let sender = sender.clone();
             let operation = collective.operation(slot(part, 0), Op::Sum, 1.0, &mut data[part as usize]);
-            collective.0.all_reduce(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+            collective.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
         }
         for _ in 0..parts {
             ended.recv_timeout(PATIENCE).unwrap().unwrap();
@@ -167,7 +171,7 @@ fn a_rank_that_comes_after_the_others_have_failed_is_told_at_once() {
             let mut data = vec![1_i32; 8];
             let member = &machine.0[rank];
             let operation = member.operation(slot(1, round), op, 1.0, &mut data);
-            member.0.all_reduce(operation, Done::new(move |outcome| sender.send((outcome, data)).unwrap()));
+            member.0.run(operation, Done::new(move |outcome| sender.send((outcome, data)).unwrap()));
             // Sooner than the sum is overdue.
             move || ended.recv_timeout(PATIENCE / 2).unwrap().0.unwrap_err()
         };
@@ -187,7 +191,7 @@ fn whoever_does_not_come_is_named_in_time() {
             let sender = sender.clone();
             let collective = &machine.0[rank];
             let operation = collective.operation(slot(1, 0), Op::Sum, 1.0, data);
-            collective.0.all_reduce(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+            collective.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
         }
         // Everybody has spoken; now the time passes.
         machine.later(2 * PATIENCE);
@@ -207,7 +211,7 @@ fn a_rank_that_gives_up_is_named_and_its_memory_is_free() {
     let (sender, ended) = mpsc::channel();
     let first = &machine.0[1];
     let operation = first.operation(slot(1, 0), Op::Sum, 1.0, &mut given_up);
-    first.0.all_reduce(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    first.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
     first.0.abandon(slot(1, 0));
     assert_eq!(ended.recv_timeout(PATIENCE).unwrap(), Err(Error::Cancelled));
     assert_eq!(given_up, [7; 8], "it belongs to its caller again");
@@ -372,7 +376,9 @@ impl Member {
     fn operation<T: Number>(&self, slot: Slot, op: Op, weight: f64, data: &mut [T]) -> Operation {
         let bytes = size_of_val(data) as u64;
         Operation {
-            slot,
+            part: slot.0,
+            round: slot.1,
+            goal: Goal::AllReduce,
             claim: Claim { bytes, ..claim(op, T::DTYPE, weight) },
             source: vec![region(data)],
             destination: vec![region(data)],
@@ -381,12 +387,12 @@ impl Member {
 
     /// Reduces in place and helps.
     fn reduce<T: Number>(&self, slot: Slot, op: Op, weight: f64, data: &mut [T]) -> Result<()> {
-        self.run(self.operation(slot, op, weight, data))
+        self.run(self.operation(slot, op, weight, data)).map(drop)
     }
 
-    fn run(&self, operation: Operation) -> Result<()> {
+    fn run(&self, operation: Operation) -> Result<f64> {
         let (sender, ended) = mpsc::channel();
-        self.0.all_reduce(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        self.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
         let outcome = std::cell::RefCell::new(None);
         let enough = || {
             if outcome.borrow().is_none() {

@@ -1,7 +1,7 @@
 //! What each stage does with a task. An executor decides nothing: it translates a task into one call of a driver, and the driver's
 //! report into one `Scheduler::finish`.
 
-mod all_reduce;
+mod collective;
 mod pull;
 mod push;
 
@@ -13,16 +13,12 @@ use crate::sched::Outcome;
 /// The executor of a stage, or `None` where this build has none: such a stage never stands in a host's pipeline.
 pub(super) fn executor(stage: Stage) -> Option<Executor> {
     match stage {
-        Stage::AllReduce => Some(all_reduce::execute),
+        Stage::AllReduce => Some(collective::all_reduce),
+        Stage::Reduce => Some(collective::reduce),
+        Stage::Broadcast => Some(collective::broadcast),
         Stage::Push => Some(push::execute),
         Stage::Pull => Some(pull::execute),
-        Stage::Reduce
-        | Stage::CopyD2H
-        | Stage::PcieReduce
-        | Stage::Compress
-        | Stage::Decompress
-        | Stage::CopyH2D
-        | Stage::Broadcast => None,
+        Stage::CopyD2H | Stage::PcieReduce | Stage::Compress | Stage::Decompress | Stage::CopyH2D => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::Metrics;
-use super::super::shared::Shared;
+use super::super::shared::{Hold, Shared};
 use crate::error::Error;
 use crate::mem::Region;
 use crate::sched::{Outcome, Task};
@@ -13,7 +13,7 @@ use crate::wire::header::HEADER_BYTES;
 pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
     let (exchange, into) = shared.with(|state, _| {
         let payload = &state.payloads[&task.id];
-        let exchange = payload.exchange.expect("a task is pulled after it was pushed");
+        let Hold::Transport(exchange) = payload.hold else { unreachable!("a task is pulled after it was pushed") };
         (exchange, payload.destination.iter().map(Region::again).collect::<Vec<_>>())
     });
     let reporter = Arc::clone(shared);
@@ -36,6 +36,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
                 Outcome::Failed(error) => Outcome::Failed(state.with_name(task.id, error)),
                 Outcome::Done | Outcome::Retry { .. } => outcome,
             };
+            state.payloads.get_mut(&task.id).expect("it has one until it is released").hold = Hold::Nobody;
             state.finish(now, task.id, outcome);
         });
     });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::Metrics;
-use super::super::shared::Shared;
+use super::super::shared::{Hold, Shared};
 use crate::config::Checksum;
 use crate::error::Error;
 use crate::mem::{Region, borrow};
@@ -48,13 +48,14 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
             state.finish(now, task.id, Outcome::Retry { error, landed: 0 });
             return None;
         };
-        let (epoch, rank) = (state.epoch(), state.rank);
+        let epoch = state.epoch();
+        let sends_body = state.sends_body(task.id);
         let payload = state.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
         let exchange = ExchangeId(shared.exchanges.fetch_add(1, Ordering::Relaxed));
-        payload.exchange = Some(exchange);
+        payload.hold = Hold::Transport(exchange);
         let priority = payload.priority;
         // Also what lies beside the place where the sum lands is sent as if the sum had overwritten it: one rule, and the server has it.
-        let (flags, landed) = match (task.attempt, payload.part.op.sends_body(rank)) {
+        let (flags, landed) = match (task.attempt, sends_body) {
             (_, false) => (Flags::NO_BODY, 0),
             (Attempt::Resumed { landed }, true) => (Flags::RESUMED, landed),
             (Attempt::First | Attempt::Again, true) => (Flags::default(), 0),

@@ -3,10 +3,10 @@
 
 use super::{Command, Scheduler, Timer};
 use crate::error::Error;
-use crate::pipeline::Stage;
+use crate::pipeline::{Duty, Stage};
 use crate::sched::group::{Group, GroupId};
 use crate::sched::task::{Place, TaskId};
-use crate::types::{Defect, planted};
+use crate::types::{Defect, Time, planted};
 
 impl Scheduler {
     /// Ends a task; the answer is the groups it served. Each of them that waited only for this is resolved.
@@ -58,20 +58,59 @@ impl Scheduler {
             return;
         }
         work.doomed = true;
-        match work.place {
+        let (stage, duty, since, place) = (work.stage, work.spec.duty, work.since, work.place);
+        let is_awaited = self.pipeline.is_awaited_after(stage, duty);
+        match place {
+            // Who gives up before the others does so in the name of all, and they would not hear why.
+            Place::Running if stage == Stage::Reduce && is_awaited && self.concerns_all(id) => {}
             Place::Running => self.commands.push_back(Command::Abandon(id)),
             // Its exchange is open and may hold its memory: only the executor of PULL can close it.
-            Place::Queued(_) if work.stage == Stage::Pull => {}
+            Place::Queued(_) if stage == Stage::Pull => {}
+            // The others wait for it there.
+            Place::Queued(_) if stage == Stage::Broadcast => {}
             Place::Queued(gates) => {
                 if let Some(at) = gates.pause {
                     self.timers.remove(&(at, Timer::Repeat(id)));
                 }
-                let stage = work.stage;
-                self.queues[stage.index()].remove(work.entry(id));
+                let entry = self.tasks.get(id.0).expect("found above").entry(id);
+                self.queues[stage.index()].remove(entry);
                 self.wake_if_ready(stage);
-                self.vanish(id, false);
+                if is_awaited && stage != Stage::Reduce {
+                    // It moved for the last time when it came where it was.
+                    self.tell(since, id, None);
+                } else {
+                    self.vanish(id, false);
+                }
             }
         }
+    }
+
+    /// Sends a task that will have no sum to where the others of its machine wait for it, and lets it fail with `error`, unless it has
+    /// failed before.
+    pub(super) fn tell(&mut self, now: Time, id: TaskId, error: Option<Error>) {
+        let failure = error.clone().or_else(|| self.fate(id)).expect("it failed, or nobody wants it");
+        let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
+        // The others take what the owner has, unless it says that it has nothing.
+        work.failure = (work.spec.duty == Duty::Owner).then_some(failure);
+        let groups = work.spec.groups.clone();
+        self.enter(now, id, Stage::Broadcast, None);
+        if let Some(error) = error {
+            for group in groups {
+                self.fail_group(group, error.clone());
+            }
+        }
+    }
+
+    /// Whether an unwanted task is unwanted for a reason that the other ranks of its machine will hear of as theirs.
+    pub(super) fn concerns_all(&self, id: TaskId) -> bool {
+        let is_ours = |fate: &Error| matches!(fate, Error::Cancelled | Error::Timeout { .. });
+        self.ended.is_none() && self.fate(id).is_some_and(|fate| !is_ours(&fate))
+    }
+
+    /// Why a task is unwanted, if it is.
+    fn fate(&self, id: TaskId) -> Option<Error> {
+        let work = self.tasks.get(id.0)?;
+        work.spec.groups.iter().find_map(|group| self.groups.get(group.0)?.fate.clone())
     }
 
     pub(super) fn resolve_if_settled(&mut self, id: GroupId) {

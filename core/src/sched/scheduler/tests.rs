@@ -1,12 +1,13 @@
 //! The rules one by one; `random` checks that they hold together.
 
 use super::*;
-use crate::pipeline::{DeviceKind, Topology};
+use crate::pipeline::{DeviceKind, Duty, Topology};
 use crate::sched::task::Attempt;
 use crate::sched::{StallDetector, StallReport};
 use crate::types::Priority;
 
 mod random;
+mod tiers;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -400,8 +401,11 @@ impl World {
     }
 
     fn submit_round(&mut self, part: PartId, round: u64, bytes: u64, priority: i32, groups: &[GroupId]) -> TaskId {
-        let (server, round, priority) = (ServerId(part.index / 2 % 2), Round(round), Priority(priority));
-        self.scheduler.submit(self.now, TaskSpec { part, server, bytes, round, priority, groups: groups.to_vec() })
+        self.scheduler.submit(self.now, spec(Duty::Owner, part, round, bytes, priority, groups))
+    }
+
+    fn submit_for(&mut self, duty: Duty, part: PartId, groups: &[GroupId]) -> TaskId {
+        self.scheduler.submit(self.now, spec(duty, part, 0, 10, 0, groups))
     }
 
     fn take(&mut self, stage: Stage) -> Option<Task> {
@@ -436,6 +440,17 @@ fn config() -> SchedulerConfig {
 
 fn host() -> Pipeline {
     Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false)
+}
+
+/// Machines with several ranks each.
+fn tiers() -> Pipeline {
+    let local = Topology { local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Host) };
+    Pipeline::for_role(&Topology { machines: 2, ..local }, false)
+}
+
+fn spec(duty: Duty, part: PartId, round: u64, bytes: u64, priority: i32, groups: &[GroupId]) -> TaskSpec {
+    let (server, round, priority) = (ServerId(part.index / 2 % 2), Round(round), Priority(priority));
+    TaskSpec { part, server, bytes, round, priority, duty, groups: groups.to_vec() }
 }
 
 fn part(index: u32) -> PartId {

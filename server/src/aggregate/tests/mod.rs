@@ -7,6 +7,7 @@ use gradlane_core::wire::{Flags, HeaderKind};
 use super::*;
 
 mod broadcast;
+mod callers;
 mod counting;
 mod draining;
 mod failing;

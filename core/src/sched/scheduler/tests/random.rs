@@ -52,7 +52,6 @@ const STEPS: u32 = 400;
 
 fn run(seed: u64, defect: Option<Defect>) -> Checked {
     let mut random = Random(seed);
-    let device = if random.one_in(2) { DeviceKind::Cuda } else { DeviceKind::Host };
     let config = SchedulerConfig {
         credit_bytes: CREDIT,
         credit_tasks: 4,
@@ -62,7 +61,11 @@ fn run(seed: u64, defect: Option<Defect>) -> Checked {
         credit_patience: Duration::from_millis(50),
         defect,
     };
-    let pipeline = Pipeline::for_role(&Topology::flat(2, device), false);
+    let pipeline = match random.below(3) {
+        0 => Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false),
+        1 => host(),
+        _ => tiers(),
+    };
     let mut model = Model::new(World::new(config, pipeline));
     for _ in 0..STEPS {
         model.step(&mut random)?;
@@ -85,6 +88,10 @@ struct Known {
     bytes: u64,
     landed: u64,
     in_flight: bool,
+    /// The other ranks of its machine wait for it.
+    awaited: bool,
+    is_owner: bool,
+    summed: bool,
 }
 
 #[derive(Default)]
@@ -142,8 +149,23 @@ impl Model {
             rounds.open.insert(round);
             let bytes = [1, 7, 30, 60, 250][usize::try_from(random.below(5)).unwrap()];
             let priority = i32::try_from(random.below(3)).unwrap();
-            let task = self.world.submit_round(part, round, bytes, priority, &groups);
-            let known = Known { part, round, bytes, landed: 0, in_flight: false };
+            let tiered = self.world.scheduler.pipeline().contains(Stage::Reduce);
+            let duty = match random.below(3) {
+                0 if tiered => Duty::Member,
+                1 if tiered => Duty::Alone,
+                _ => Duty::Owner,
+            };
+            let task = self.world.scheduler.submit(now, spec(duty, part, round, bytes, priority, &groups));
+            let known = Known {
+                part,
+                round,
+                bytes,
+                landed: 0,
+                in_flight: false,
+                awaited: false,
+                is_owner: duty == Duty::Owner,
+                summed: false,
+            };
             assert!(self.tasks.insert(task, known).is_none());
         }
     }
@@ -166,6 +188,11 @@ impl Model {
                 "pushed before the round before was summed",
             )?;
         }
+        known.awaited &= stage != Stage::Broadcast;
+        if stage == Stage::Broadcast && known.is_owner {
+            let told = self.world.scheduler.failure(task.id).is_some();
+            ensure(told != known.summed, "others are shown what is no sum")?;
+        }
         ensure(self.running.insert(task.id, stage).is_none(), "taken twice")
     }
 
@@ -184,6 +211,8 @@ impl Model {
         if let Outcome::Retry { landed, .. } = outcome {
             known.landed = known.landed.max(landed);
         }
+        known.summed |= stage == Stage::Pull && outcome == Outcome::Done;
+        known.awaited |= stage == Stage::Reduce && outcome == Outcome::Done;
         if stage == Stage::Pull && outcome == Outcome::Done {
             self.rounds.get_mut(&known.part).expect("submitted").open.remove(&known.round);
         }
@@ -199,6 +228,7 @@ impl Model {
                 Command::Release(task) => {
                     ensure(!self.running.contains_key(&task), "released while it runs")?;
                     let known = self.tasks.remove(&task).ok_or("released twice")?;
+                    ensure(!known.awaited, "the other ranks of its machine wait for ever")?;
                     self.rounds.get_mut(&known.part).expect("submitted").open.remove(&known.round);
                 }
                 Command::Resolved { group, .. } => ensure(self.groups.remove(&group), "resolved twice")?,
