@@ -14,7 +14,7 @@ use half::{bf16, f16};
 
 use crate::arguments::{Record, parse_size};
 use crate::measure::{Samples, time};
-use crate::report::{Conclusion, Figures, Report, Row};
+use crate::report::{Conclusion, Figures, Report, Row, smoke_note};
 use crate::table::Table;
 
 /// Bytes of contributions that one sample adds, so that a sample of small buffers is long against the clock's resolution.
@@ -94,7 +94,7 @@ fn measure(arguments: &Arguments) -> Result<(String, Report), Conclusion> {
         "GB/s of bytes touched: 3 a byte of f32, 5 of f16 and bf16, 2 of a copy; the bound is the copy".to_owned(),
     ];
     let mut report = Report::begin("reduce", setting);
-    report.setting.extend(arguments.smoke.then(|| "a smoke run: the figures mean nothing".to_owned()));
+    report.setting.extend(smoke_note(arguments.smoke));
     let mut table =
         Table::new(["dtype", "bytes", "kernels", "sum GB/s", "plain GB/s", "copy GB/s", "of plain", "of copy"]);
     if let Some(bytes) = sizes.iter().find(|bytes| **bytes < DType::F64.bytes()) {

@@ -15,7 +15,7 @@ use gradlane_core::types::{PartId, Priority, Round, ServerId, TensorKey, Time};
 
 use crate::arguments::Record;
 use crate::measure::{Samples, time};
-use crate::report::{Conclusion, Figures, Report, Row};
+use crate::report::{Conclusion, Figures, Report, Row, smoke_note};
 use crate::table::Table;
 
 /// What `--smoke` measures.
@@ -66,7 +66,7 @@ fn measure_all(arguments: &Arguments) -> Result<(String, Report), String> {
     let setting = format!("PUSH and PULL, one thread, {iterations} samples each; every submission resolved once");
     let version = format!("gradlane-bench sched, {}", env!("CARGO_PKG_VERSION"));
     let mut report = Report::begin("sched", vec![version, setting.clone()]);
-    report.setting.extend(arguments.smoke.then(|| "a smoke run: the figures mean nothing".to_owned()));
+    report.setting.extend(smoke_note(arguments.smoke));
     let mut table = Table::new(["queued", "submit ns", "move ns"]);
     for &queued in sizes {
         let costs = measure(queued, iterations)?;

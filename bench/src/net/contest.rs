@@ -14,7 +14,7 @@ use crate::arguments::{Output, parse_size};
 use crate::measure::Samples;
 use crate::push_pull::crew::Backend;
 use crate::push_pull::{Model, job};
-use crate::report::{Columns, Conclusion, Figures, Report, Row};
+use crate::report::{Columns, Conclusion, Figures, Report, Row, smoke_note};
 use crate::team::contest::Entry;
 use crate::team::orders::Case;
 use crate::team::{Repetition, Team, gloo};
@@ -106,9 +106,7 @@ impl Arguments {
                 self.repetitions, self.iterations, self.warmup
             ),
         ];
-        if self.smoke {
-            lines.push("a smoke run: the figures mean nothing".to_owned());
-        }
+        lines.extend(smoke_note(self.smoke));
         lines
     }
 }

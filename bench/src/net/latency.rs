@@ -11,7 +11,7 @@ use super::{Shape, place, tools};
 use crate::arguments::{Record, parse_size};
 use crate::measure::Samples;
 use crate::push_pull::job;
-use crate::report::{Conclusion, Figures, Report, Row};
+use crate::report::{Conclusion, Figures, Report, Row, smoke_note};
 use crate::table::Table;
 use crate::team::orders::Case;
 
@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
             arguments.repetitions
         ),
     ];
-    setting.extend(arguments.smoke.then(|| "a smoke run: the figures mean nothing".to_owned()));
+    setting.extend(smoke_note(arguments.smoke));
     let mut report = Report::begin("net latency", setting);
     report.setting.iter().for_each(|line| println!("# {line}"));
     let fabric = Fabric::build(cluster.machines(), arguments.shape.link())?;

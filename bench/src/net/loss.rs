@@ -14,7 +14,7 @@ use super::{Shape, place, probe, tools};
 use crate::arguments::{Record, parse_size};
 use crate::measure::Samples;
 use crate::push_pull::job;
-use crate::report::{Conclusion, Figures, Report, Row};
+use crate::report::{Conclusion, Figures, Report, Row, smoke_note};
 use crate::table::Table;
 use crate::team::Team;
 use crate::team::orders::Case;
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
             arguments.heavy_loss
         ),
     ];
-    setting.extend(arguments.smoke.then(|| "a smoke run: the figures mean nothing".to_owned()));
+    setting.extend(smoke_note(arguments.smoke));
     let mut report = Report::begin("net loss", setting);
     report.setting.iter().for_each(|line| println!("# {line}"));
     report.rows = light(&arguments)?;

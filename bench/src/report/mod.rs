@@ -147,6 +147,11 @@ impl Figures {
     }
 }
 
+/// What the setting of a smoke run says besides.
+pub(crate) fn smoke_note(smoke: bool) -> Option<String> {
+    smoke.then(|| "a smoke run: the figures mean nothing".to_owned())
+}
+
 impl Report {
     /// A report without rows, begun now.
     pub(crate) fn begin(question: &str, setting: Vec<String>) -> Self {

@@ -11,7 +11,7 @@ use super::{Repetition, Team};
 use crate::arguments::{Effort, Output};
 use crate::measure::Samples;
 use crate::memory::Copier;
-use crate::report::{Columns, Conclusion, Figures, Place, Report, Row};
+use crate::report::{Columns, Conclusion, Figures, Place, Report, Row, smoke_note};
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -129,9 +129,7 @@ pub(crate) fn hold(
     output: &Output,
 ) -> Result<Conclusion, String> {
     let columns = Columns::new(output, plan.effort.checks());
-    if plan.effort.smoke {
-        report.setting.push("a smoke run: the figures mean nothing".to_owned());
-    }
+    report.setting.extend(smoke_note(plan.effort.smoke));
     print!("{}", columns.heading(&report));
     run(&mut teams, entries, plan, |rows| {
         let first = report.rows.len();

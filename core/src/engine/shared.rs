@@ -28,7 +28,7 @@ pub(super) struct Shared {
     pub(super) transport: Arc<dyn Transport>,
     pub(super) metrics: Metrics,
     pub(super) settings: Settings,
-    /// One bell a stage; a full bell rings already.
+    /// One bell a stage.
     pub(super) bells: BTreeMap<Stage, Bell>,
     pub(super) exchanges: AtomicU64,
     /// Set once, right after start: the timer's callback needs this struct.
@@ -137,9 +137,6 @@ pub(super) enum Hold {
     Transport(ExchangeId),
     Collective(Slot),
 }
-
-/// What the ranks of a machine do together, in one order.
-const COLLECTIVE: [Stage; 3] = [Stage::AllReduce, Stage::Reduce, Stage::Broadcast];
 
 enum Effect {
     Ring(Stage),
@@ -264,7 +261,7 @@ impl Shared {
 
     fn carry_out(self: &Arc<Self>, effect: Effect) {
         match effect {
-            Effect::Ring(stage) if stage.is_collective() => self.hand_over(&COLLECTIVE, &self.reducing),
+            Effect::Ring(stage) if stage.is_collective() => self.hand_over(&Stage::COLLECTIVE, &self.reducing),
             Effect::Ring(Stage::Pull) => self.hand_over(&[Stage::Pull], &self.pulling),
             Effect::Ring(stage) => self.bells[&stage].ring(),
             Effect::Abandon(exchange) => self.transport.abandon(exchange),

@@ -89,7 +89,7 @@ pub(super) fn meet(
 mod tests {
     use super::*;
     use crate::pipeline::Pipeline;
-    use crate::types::{Epoch, Incarnation, Member, NodeId, Phase, Role};
+    use crate::types::view::Place;
 
     #[test]
     fn every_worker_passes_the_stages_of_its_machine() {
@@ -101,7 +101,7 @@ mod tests {
             (&[(7, "a"), (7, "")], &[push, push]),
         ];
         for (members, stages) in table {
-            let view = view(members);
+            let view = View::of_workers(members);
             let machines = Machines::of(&view);
             for (rank, expected) in (0..).map(WorkerId).zip(stages) {
                 let pipeline = Pipeline::for_role(&topology(&machines, rank), false);
@@ -110,24 +110,5 @@ mod tests {
                 assert_eq!(met, machines.team(rank).unwrap_or_default());
             }
         }
-    }
-
-    /// A worker's machine and door.
-    type Place = (u64, &'static str);
-
-    fn view(members: &[Place]) -> View {
-        let member = |(index, (machine, door)): (u32, &Place)| Member {
-            role: Role::Worker,
-            index,
-            node: NodeId([0; 32]),
-            incarnation: Incarnation(index.into()),
-            host: "here".to_owned(),
-            pid: 1,
-            address: String::new(),
-            machine: MachineId(*machine),
-            door: (*door).to_owned(),
-        };
-        let members = (0..).zip(members).map(member).collect();
-        View { job: "job".to_owned(), epoch: Epoch::default(), phase: Phase::Running, members }
     }
 }

@@ -1,7 +1,6 @@
 //! What a worker's log says of tensors that do not move.
 
 use super::shared::State;
-use crate::pipeline::Stage;
 use crate::sched::StallReport;
 
 impl State {
@@ -10,7 +9,7 @@ impl State {
         let StallReport { name, round, waited, parts, .. } = report;
         let waited_s = waited.as_secs_f64();
         match report.at {
-            Some((Stage::AllReduce | Stage::Reduce | Stage::Broadcast, _)) => {
+            Some((stage, _)) if stage.is_collective() => {
                 tracing::warn!(%name, round = round.0, parts, waited_s, "a tensor waits for other workers of this machine");
             }
             Some((stage, server)) => {

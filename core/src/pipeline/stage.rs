@@ -47,14 +47,17 @@ impl Stage {
         Self::Broadcast,
     ];
 
+    /// Those that the ranks of a machine do together, in one order.
+    pub const COLLECTIVE: [Self; 3] = [Self::AllReduce, Self::Reduce, Self::Broadcast];
+
     /// Its position in [`Stage::ALL`].
     pub const fn index(self) -> usize {
         self as usize
     }
 
-    /// Whether it is done by the ranks of a machine together.
-    pub const fn is_collective(self) -> bool {
-        matches!(self, Self::AllReduce | Self::Reduce | Self::Broadcast)
+    /// Whether it is one of [`Stage::COLLECTIVE`].
+    pub fn is_collective(self) -> bool {
+        Self::COLLECTIVE.contains(&self)
     }
 
     /// What it is called in messages and timelines.

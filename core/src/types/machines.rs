@@ -105,7 +105,8 @@ fn owner_in(team: &[WorkerId], part: PartId) -> WorkerId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Epoch, Incarnation, Member, NodeId, Phase, Role, TensorKey};
+    use crate::types::TensorKey;
+    use crate::types::view::Place;
 
     #[test]
     fn the_workers_of_a_machine_reduce_together_if_they_are_several_and_all_willing() {
@@ -171,22 +172,7 @@ mod tests {
         PartId { key: TensorKey::of("weight"), index }
     }
 
-    /// A worker's machine and door.
-    type Place = (u64, &'static str);
-
     fn machines(members: &[Place]) -> Machines {
-        let member = |(index, (machine, door)): (u32, &Place)| Member {
-            role: Role::Worker,
-            index,
-            node: NodeId([0; 32]),
-            incarnation: Incarnation(index.into()),
-            host: "here".to_owned(),
-            pid: 1,
-            address: String::new(),
-            machine: MachineId(*machine),
-            door: (*door).to_owned(),
-        };
-        let members = (0..).zip(members).map(member).collect();
-        Machines::of(&View { job: "job".to_owned(), epoch: Epoch::default(), phase: Phase::Running, members })
+        Machines::of(&View::of_workers(members))
     }
 }

@@ -116,3 +116,27 @@ impl View {
         self.servers().find(|member| member.index == server.0)
     }
 }
+
+/// A worker's machine and door.
+#[cfg(test)]
+pub(crate) type Place = (u64, &'static str);
+
+#[cfg(test)]
+impl View {
+    /// A running job of workers at these places.
+    pub(crate) fn of_workers(places: &[Place]) -> Self {
+        let member = |(index, (machine, door)): (u32, &Place)| Member {
+            role: Role::Worker,
+            index,
+            node: NodeId([0; 32]),
+            incarnation: Incarnation(index.into()),
+            host: "here".to_owned(),
+            pid: 1,
+            address: String::new(),
+            machine: MachineId(*machine),
+            door: (*door).to_owned(),
+        };
+        let members = (0..).zip(places).map(member).collect();
+        Self { job: "job".to_owned(), epoch: Epoch::default(), phase: Phase::Running, members }
+    }
+}

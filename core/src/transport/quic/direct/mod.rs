@@ -5,8 +5,8 @@
 //! channel or a wake-up between them.
 //!
 //! [`driver`] is the loop, with the socket ([`wire`]), its memory ([`arena`]), the queue of commands ([`commands`]) and whose turn it is to send
-//! ([`turns`]) below it. What
-//! happens on connections it tells a role: the [`worker`]'s with its [`exchange`]s, or the [`server`]'s with those it has [`served`].
+//! ([`turns`]) below it. What happens on connections it tells a role: the [`worker`]'s with its [`exchange`]s, or the [`server`]'s with those
+//! it has [`served`].
 //!
 //! **Which goes first.** Every stream has a rank of its own: first by the urgency of its exchange, then by age. So what is urgent overtakes
 //! at the next packet, and of what is equally urgent one exchange is finished after the other, instead of all late together. quinn-proto
