@@ -93,6 +93,7 @@ struct Core {
     /// Until when the rank's own thread sleeps if nobody wakes it.
     naps_until: AtomicU64,
     spin: Duration,
+    step_timeout: Duration,
     watch: Watch,
     /// When it leaves the others, finished or not; far away until it wants to.
     leaves: AtomicU64,
@@ -137,6 +138,7 @@ impl HostCollective {
             attending: AtomicU32::new(0),
             naps_until: AtomicU64::new(0),
             spin,
+            step_timeout,
             watch: Watch::new(meeting.peers)?,
             leaves: AtomicU64::new(u64::MAX),
         });
@@ -265,11 +267,20 @@ impl Core {
                 (false, false) => Presence::Idle,
             });
             // Once more: what was written before that was written for whoever sat here.
-            if (driver.has_work() && !attended) || wakes_late {
+            let abandoned = !attended && driver.has_work();
+            if abandoned && driver.listen() {
+                // That the others are ready is mostly all there was, and no reason to wake a thread. They may say more meanwhile.
                 self.board.appear(Presence::Awake);
-                self.board.ring(self.board.me, Word::Idle);
+                continue;
+            }
+            if abandoned || wakes_late {
+                self.board.appear(Presence::Awake);
             }
             drop(driver);
+            if abandoned || wakes_late {
+                // Only now: on a core that both share it runs at once, and would find the seat taken.
+                self.board.ring(self.board.me, Word::Idle);
+            }
             if !self.wished.load(Ordering::SeqCst) {
                 return;
             }
@@ -340,12 +351,13 @@ impl Core {
             if let Some(driver) = self.sit_down() {
                 self.drive(driver, &|_| false, None);
             }
-            // From here on whoever stands up with an earlier deadline rings.
-            self.naps_until.store(u64::MAX, Ordering::SeqCst);
-            let mut nap = NAP_MAX;
+            // From here on whoever stands up with an earlier deadline rings. What is submitted later is never overdue earlier: nobody rings
+            // for that.
+            let now = self.now();
+            let mut nap = self.step_timeout.min(NAP_MAX);
+            self.naps_until.store((now + nap).0, Ordering::SeqCst);
             if let Some(mut driver) = self.sit_down_or_be_noticed() {
-                let now = self.now();
-                nap = driver.poll_timeout().map_or(NAP_MAX, |due| due.since(now).min(NAP_MAX));
+                nap = driver.poll_timeout().map_or(nap, |due| due.since(now).min(nap));
                 self.naps_until.store((now + nap).0, Ordering::SeqCst);
                 self.stand_up(driver);
             }
