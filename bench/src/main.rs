@@ -23,6 +23,7 @@ mod machine;
 mod measure;
 mod memory;
 mod report;
+mod size;
 mod table;
 mod team;
 

@@ -11,15 +11,10 @@ use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads::Roads;
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
 
-use super::job::config;
+use super::job::{JOIN, SETTINGS, config};
 use crate::team::buffers::{Buffers, Set};
 use crate::team::orders::Case;
 use crate::team::rank::Exchanger;
-
-/// What a worker joins with: the join string of the job.
-pub(crate) const JOIN: &str = "join";
-/// What a worker joins with: its settings, as a JSON object.
-pub(crate) const SETTINGS: &str = "settings";
 
 /// A joined worker.
 pub(crate) struct Worker {
