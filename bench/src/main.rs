@@ -13,6 +13,7 @@ mod net;
 mod push_pull;
 mod reduce;
 mod sched;
+mod small;
 mod transport;
 
 mod page;
@@ -44,6 +45,7 @@ enum Question {
     PushPull(Box<push_pull::Arguments>),
     Reduce(reduce::Arguments),
     Sched(sched::Arguments),
+    Small(Box<small::Arguments>),
     Transport(Box<transport::Arguments>),
     Page(page::Arguments),
     Suite(suite::Arguments),
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
         Question::PushPull(arguments) => push_pull::answer(&arguments),
         Question::Reduce(arguments) => reduce::answer(&arguments),
         Question::Sched(arguments) => sched::answer(&arguments),
+        Question::Small(arguments) => small::answer(&arguments),
         Question::Transport(arguments) => transport::answer(&arguments),
         Question::Page(arguments) => page::answer(&arguments),
         Question::Suite(arguments) => suite::answer(&arguments),

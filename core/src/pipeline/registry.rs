@@ -130,6 +130,22 @@ impl Registry {
         }
     }
 
+    /// As [`lookup`](Self::lookup), for a tensor that is to be submitted next with this reduction.
+    ///
+    /// # Errors
+    /// What [`submit`](Self::submit) would refuse it for, besides.
+    pub fn admit(&self, spec: &TensorSpec, op: Op, weight: f64) -> Result<Lookup> {
+        let known = self.lookup(spec)?;
+        let key = spec.key();
+        if let Some(Tensor { state: State::Ready { parts }, rounds, .. }) = self.tensors.get(&key) {
+            op.check(spec.dtype)?;
+            for share in parts.iter().filter(|share| share.part.pieces.len() > 1) {
+                self.agree(&share.part, Round(*rounds), key, op, weight)?;
+            }
+        }
+        Ok(known)
+    }
+
     /// Notes that the coordinator was asked about `specs`, all of them [`Lookup::Unknown`], with `request`.
     pub fn declaring(&mut self, request: u64, specs: &[TensorSpec]) {
         for spec in specs {
