@@ -77,7 +77,7 @@ class Session:
         self,
         batch: Batch,
         sources: list[int],
-        destinations: list[int],
+        destinations: list[int] | None,
         op: _Op,
         root: int,
         weight: float,
@@ -88,7 +88,7 @@ class Session:
     ) -> Handle:
         """Starts the reduction of all tensors of a batch, from and into the memory at these addresses, in its order.
 
-        `priority` is that of the first; each one after it has one less. The rest as for `submit`.
+        Without `destinations` it is in place. `priority` is that of the first; each one after it has one less. The rest as for `submit`.
         """
     def barrier(self, name: str, timeout: float | None) -> None: ...
     def metrics(self) -> dict[str, int | float]: ...

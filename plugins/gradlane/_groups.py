@@ -108,7 +108,7 @@ def _begin(
         tuple(source.dtype for source in sources),
         tuple(source.shape for source in sources),
         [source.address for source in sources],
-        [target.address for target in targets],
+        None if out is None else [target.address for target in targets],
         reduction.native,
         owner=(sources, targets),
         result=results,
@@ -124,7 +124,7 @@ def submit_all(
     dtypes: tuple[str, ...],
     shapes: tuple[tuple[int, ...], ...],
     sources: list[int],
-    targets: list[int],
+    targets: list[int] | None,
     op: NativeOp,
     *,
     owner: object,
@@ -135,7 +135,9 @@ def submit_all(
     timeout: float | None = None,
     waits: bool = False,
 ) -> Handle[T]:
-    """Starts one operation on memory at these addresses, as long as the shapes say; the handle yields `result`.
+    """Starts one operation on memory at these addresses, as long as the shapes say, in place without `targets`.
+
+    The handle yields `result`.
 
     With `waits` the caller waits for it next, and this thread does meanwhile what it can do itself.
     """
@@ -144,7 +146,8 @@ def submit_all(
     if batch is None:
         return Handle(None, lambda: result)
     if len(kept) < len(names):
-        sources, targets = [sources[i] for i in kept], [targets[i] for i in kept]
+        sources = [sources[i] for i in kept]
+        targets = None if targets is None else [targets[i] for i in kept]
     native = session.submit_all(batch, sources, targets, op, root, weight, priority, timeout, owner, waits)
     return Handle(native, lambda: result)
 

@@ -166,8 +166,8 @@ impl Session {
         Ok(Handle { inner, owners: Arc::clone(&self.owners) })
     }
 
-    /// Submits the reduction of all tensors of a batch at once. `sources` and `destinations` are addresses in the batch's order, of as many
-    /// bytes as each shape says, kept valid by `owner`; the first tensor has `priority`, each one after it one less. `waits` as for
+    /// Submits the reduction of all tensors of a batch at once. `sources` and `destinations`, unless it is in place, are addresses in the
+    /// batch's order, of as many bytes as each shape says, kept valid by `owner`; the first tensor has `priority`, each one after it one less. `waits` as for
     /// `submit`.
     #[pyo3(signature = (batch, sources, destinations, op, root, weight, priority, timeout, owner, waits = false))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per batch")]
@@ -176,7 +176,7 @@ impl Session {
         py: Python<'_>,
         batch: PyRef<'_, Batch>,
         sources: Vec<usize>,
-        destinations: Vec<usize>,
+        destinations: Option<Vec<usize>>,
         op: &str,
         root: u32,
         weight: f64,
@@ -186,7 +186,8 @@ impl Session {
         waits: bool,
     ) -> PyResult<Handle> {
         self.owners.release(py);
-        let members = reduction(op, root).and_then(|op| Ok((op, batch.lent(&sources, &destinations, priority)?)));
+        let members = reduction(op, root)
+            .and_then(|op| Ok((op, batch.lent(&sources, destinations.as_ref().unwrap_or(&sources), priority)?)));
         let (op, members) = members.map_err(|error| errors::raise(py, &error))?;
         let timeout = timeout.map(duration);
         let inner = match &*self.place {

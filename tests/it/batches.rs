@@ -122,10 +122,11 @@ fn workers_whose_batches_disagree_all_learn_about_which_tensor() {
 
 #[test]
 fn a_batch_resolves_once_and_only_when_its_last_tensor_has() {
+    // More than what shares a part with others: the other worker submits each alone.
+    const LEN: usize = 100_000;
     let cluster = Cluster::start(2, 1);
     let [ours, theirs] = &cluster.workers[..] else { panic!("two workers") };
-    let mut tensors: Vec<Tensor> =
-        (0..3).map(|index| Tensor::new(&format!("t{index}"), vec![1_f32; 1 << 16])).collect();
+    let mut tensors: Vec<Tensor> = (0..3).map(|index| Tensor::new(&format!("t{index}"), vec![1_f32; LEN])).collect();
     let (told, tidings) = mpsc::channel();
     let batch = Batch::new(tensors.iter().map(|tensor| tensor.spec.clone()).collect()).unwrap();
     let submission = BatchSubmission {
@@ -138,7 +139,7 @@ fn a_batch_resolves_once_and_only_when_its_last_tensor_has() {
     let handle = ours.push_pull_all(submission, move |id| told.send(id).unwrap()).unwrap();
     for index in 0..3 {
         assert_eq!(handle.outcome(), None);
-        Tensor::new(&format!("t{index}"), vec![2_f32; 1 << 16]).reduce(theirs, Op::Sum).unwrap();
+        Tensor::new(&format!("t{index}"), vec![2_f32; LEN]).reduce(theirs, Op::Sum).unwrap();
     }
     assert_eq!(handle.wait(Some(PATIENCE)), Ok(()));
     assert_eq!(tidings.recv_timeout(PATIENCE), Ok(handle.id()));

@@ -145,11 +145,11 @@ impl Engine {
         let taken = self.shared.with_pushing(here_bytes_max, |state, now| {
             let known: Vec<Lookup> = match &state.ended {
                 // All of it before any of it.
-                None => batch
-                    .tensors
-                    .iter()
-                    .map(|tensor| state.registry.admit(tensor, op, weight))
-                    .collect::<Result<_>>()?,
+                None => {
+                    let admit =
+                        |(tensor, key): (&TensorSpec, &TensorKey)| state.registry.admit(*key, tensor, op, weight);
+                    batch.tensors.iter().zip(&batch.keys).map(admit).collect::<Result<_>>()?
+                }
                 // What is over for everybody is told by the handle, whatever is known.
                 Some(_) => vec![Lookup::Ready; batch.tensors.len()],
             };

@@ -38,23 +38,11 @@ def _begin(
     reduction = resolve(op, average, weight)
     tensors = list(tensors)
     names = names_of(name, len(tensors))
-    keep = compression.wire is None
-    wires = [
-        # The short way first: a look at a tensor costs as much as all that is done with a small one.
-        tensor
-        if keep
-        and isinstance(tensor, torch.Tensor)
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        else located(name, _wire, tensor, compression)
-        for name, tensor in zip(names, tensors, strict=True)
-    ]
-    different = [(tensor, wire) for tensor, wire in zip(tensors, wires, strict=True) if tensor is not wire]
+    wires, backs = _wires(names, tensors, compression)
     return _submit(
         names,
         wires,
-        [(tensor.detach(), wire) for tensor, wire in different if tensor.data_ptr() != wire.data_ptr()],
+        backs,
         reduction.native,
         result=tensors,
         weight=1.0 if weight is None else weight,
@@ -133,16 +121,14 @@ def _submit(
     **options: Any,
 ) -> Handle[T]:
     """Starts an operation on contiguous `wires`; afterwards copies the second of each pair of `backs` to the first."""
-    dtypes = tuple(
-        # A comprehension of one look-up where nothing is wrong, which is always but once.
-        [
-            NAMES.get(wire.dtype) or located(name, _tensors.locate, wire).dtype
-            for name, wire in zip(names, wires, strict=True)
-        ]
-    )
+    kinds = {wire.dtype for wire in wires}
+    if len(kinds) == 1 and kinds <= NAMES.keys():
+        dtypes = (NAMES[kinds.pop()],) * len(wires)
+    else:
+        dtypes = tuple([located(name, _tensors.locate, wire).dtype for name, wire in zip(names, wires, strict=True)])
     shapes = tuple([wire.shape for wire in wires])
     addresses = [wire.data_ptr() for wire in wires]
-    handle = submit_all(names, dtypes, shapes, addresses, addresses, op, owner=wires, result=result, **options)
+    handle = submit_all(names, dtypes, shapes, addresses, None, op, owner=wires, result=result, **options)
     if not backs:
         return handle
 
@@ -152,6 +138,20 @@ def _submit(
         return reduced
 
     return handle.then(land)
+
+
+def _wires(
+    names: tuple[str, ...], tensors: list[torch.Tensor], compression: Compressor
+) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
+    """What is sent for each tensor, itself if possible, and what is copied to which afterwards."""
+    strided, kind = torch.strided, torch.Tensor
+    # All of them at a glance first: a look at a small tensor costs as much as everything else that is done with it.
+    plain = [t.is_contiguous() for t in tensors if isinstance(t, kind) and t.is_cpu and t.layout is strided]
+    if compression.wire is None and len(plain) == len(tensors) and all(plain):
+        return tensors, []
+    wires = [located(name, _wire, tensor, compression) for name, tensor in zip(names, tensors, strict=True)]
+    pairs = zip(tensors, wires, strict=True)
+    return wires, [(tensor.detach(), wire) for tensor, wire in pairs if tensor.data_ptr() != wire.data_ptr()]
 
 
 def _wire(tensor: torch.Tensor, compression: Compressor) -> torch.Tensor:
