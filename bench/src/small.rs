@@ -5,10 +5,11 @@ use std::time::Duration;
 use clap::Args;
 use gradlane_core::types::{DType, Op};
 
-use crate::arguments::{Effort, Record, parse_size};
+use crate::arguments::Effort;
 use crate::measure::Samples;
 use crate::push_pull::crew::Crew;
-use crate::report::{Conclusion, DEFINITIONS, Figures, Report, Row, smoke_note};
+use crate::report::{Conclusion, DEFINITIONS, Figures, Record, Report, Row, smoke_note};
+use crate::size::parse_size;
 use crate::table::Table;
 use crate::team::Team;
 use crate::team::contest::Entry;
