@@ -13,6 +13,7 @@ mod net;
 mod push_pull;
 mod reduce;
 mod sched;
+mod small;
 mod transport;
 
 mod page;
@@ -46,6 +47,7 @@ enum Question {
     PushPull(Box<push_pull::Arguments>),
     Reduce(reduce::Arguments),
     Sched(sched::Arguments),
+    Small(Box<small::Arguments>),
     Transport(Box<transport::Arguments>),
     Page(page::Arguments),
     Suite(suite::Arguments),
@@ -91,6 +93,7 @@ fn main() -> ExitCode {
         Question::PushPull(arguments) => push_pull::answer(&arguments),
         Question::Reduce(arguments) => reduce::answer(&arguments),
         Question::Sched(arguments) => sched::answer(&arguments),
+        Question::Small(arguments) => small::answer(&arguments),
         Question::Transport(arguments) => transport::answer(&arguments),
         Question::Page(arguments) => page::answer(&arguments),
         Question::Suite(arguments) => suite::answer(&arguments),

@@ -31,7 +31,7 @@ fn several_servers_share_tensors_that_are_in_flight_together() {
 
 #[test]
 fn a_wrong_sum_fails_the_run() {
-    for question in ["push-pull", "transport", "latency"] {
+    for question in ["push-pull", "transport", "latency", "small"] {
         let ended = bench(&[question, "--smoke", "--plant-wrong-sum"]);
         assert_eq!(ended.status.code(), Some(1), "{question}");
         assert!(String::from_utf8_lossy(&ended.stderr).contains("wrong result: "), "{question}: {ended:?}");
@@ -72,6 +72,13 @@ fn transports_and_their_peers_give_back_what_was_pushed() {
 fn latency_is_measured_idle_and_under_a_backlog() {
     let text = succeeded(&bench(&["latency", "--smoke"]));
     assert!(text.contains("quic busy in-place: exchanges 6"), "{text}");
+}
+
+#[test]
+fn many_small_tensors_are_set_against_one_of_their_length() {
+    let text = succeeded(&bench(&["small", "--smoke", "--road", "local,shm,quic", "--expect", "quic x1000/cost>0"]));
+    assert!(text.contains("# Expectation quic x1000/cost>0: met"), "{text}");
+    assert_eq!(text.lines().filter(|line| line.contains("x1000") && !line.starts_with('#')).count(), 3, "{text}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from gradlane import timeline
 from gradlane._core import __version__
+from gradlane._groups import grouped_push_pull, grouped_push_pull_async
 from gradlane._handle import Handle
 from gradlane._objects import allgather, broadcast_object
 from gradlane._operations import barrier, broadcast, declare, push_pull, push_pull_async
@@ -82,6 +83,8 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "declare",
+    "grouped_push_pull",
+    "grouped_push_pull_async",
     "init",
     "is_initialized",
     "layout",

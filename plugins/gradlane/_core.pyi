@@ -73,6 +73,23 @@ class Session:
         `owner` is kept alive until the memory is no longer touched. With `waits` the caller waits next, and this thread
         does a part of the work, for a moment at most.
         """
+    def submit_all(
+        self,
+        batch: Batch,
+        sources: list[int],
+        destinations: list[int] | None,
+        op: _Op,
+        root: int,
+        weight: float,
+        priority: int,
+        timeout: float | None,
+        owner: object,
+        waits: bool = False,
+    ) -> Handle:
+        """Starts the reduction of all tensors of a batch, from and into the memory at these addresses, in its order.
+
+        Without `destinations` it is in place. `priority` is that of the first; each one after it has one less. The rest as for `submit`.
+        """
     def barrier(self, name: str, timeout: float | None) -> None: ...
     def metrics(self) -> dict[str, int | float]: ...
     def layout(self) -> str: ...
@@ -86,6 +103,14 @@ class Session:
         """Ids of handles that resolved since the last call; waits for the first one, and is empty after `timeout`."""
     def shutdown(self, timeout: float) -> None:
         """Leaves the job; pending handles fail. Repeating it does nothing."""
+
+@final
+class Batch:
+    """Tensors that are submitted together, round after round."""
+
+    def __init__(self, tensors: list[tuple[str, str, tuple[int, ...]]]) -> None:
+        """(name, dtype, shape) triples; at least one, and each name once."""
+    def __len__(self) -> int: ...
 
 @final
 class Handle:

@@ -5,11 +5,13 @@
 
 use pyo3::prelude::*;
 
+mod batch;
 mod embedded;
 mod errors;
 mod fork;
 mod handle;
 mod launch;
+mod lent;
 mod owners;
 mod session;
 mod settings;
@@ -21,6 +23,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<session::Session>()?;
     module.add_class::<handle::Handle>()?;
+    module.add_class::<batch::Batch>()?;
     module.add_class::<embedded::Embedded>()?;
     launch::register(module)
 }

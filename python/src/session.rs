@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use gradlane_core::engine::{self, Engine, EngineOptions, Submission, Thread, Timeline, process};
-use gradlane_core::mem::{Copies, Region};
+use gradlane_core::engine::{
+    self, BatchSubmission, Engine, EngineOptions, Member, Submission, Thread, Timeline, process,
+};
+use gradlane_core::mem::Copies;
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads::Roads;
 use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec, WorkerId};
@@ -15,9 +17,11 @@ use gradlane_core::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::batch::Batch;
 use crate::errors;
 use crate::fork::OwnProcess;
 use crate::handle::Handle;
+use crate::lent::{length, region};
 use crate::owners::Owners;
 use crate::settings::config;
 use crate::wait::{SLICE, duration, wait_interruptibly};
@@ -151,8 +155,57 @@ impl Session {
         });
         let submission = submission.map_err(|error| errors::raise(py, &error))?;
         let inner = match &*self.place {
-            Place::Joined(engine) => self.submit_to(py, engine, submission, owner, waits),
-            Place::Alone { handles, closed, .. } => alone(handles, closed, submission),
+            Place::Joined(engine) => self.hand_in(py, owner, |ended| match waits {
+                // No longer than a slice of any wait, so that Ctrl-C is seen.
+                true => engine.begin_to_reduce(submission, SLICE, ended),
+                false => engine.push_pull(submission, ended),
+            }),
+            Place::Alone { handles, closed, .. } => alone(handles, closed, [submission]),
+        };
+        let inner = inner.map_err(|error| errors::raise(py, &error))?;
+        Ok(Handle { inner, owners: Arc::clone(&self.owners) })
+    }
+
+    /// Submits the reduction of all tensors of a batch at once. `sources` and `destinations`, unless it is in place, are addresses in the
+    /// batch's order, of as many bytes as each shape says, kept valid by `owner`; the first tensor has `priority`, each one after it one less. `waits` as for
+    /// `submit`.
+    #[pyo3(signature = (batch, sources, destinations, op, root, weight, priority, timeout, owner, waits = false))]
+    #[expect(clippy::too_many_arguments, reason = "called once from Python, per batch")]
+    fn submit_all(
+        &self,
+        py: Python<'_>,
+        batch: PyRef<'_, Batch>,
+        sources: Vec<usize>,
+        destinations: Option<Vec<usize>>,
+        op: &str,
+        root: u32,
+        weight: f64,
+        priority: i32,
+        timeout: Option<f64>,
+        owner: Py<PyAny>,
+        waits: bool,
+    ) -> PyResult<Handle> {
+        self.owners.release(py);
+        let members = reduction(op, root)
+            .and_then(|op| Ok((op, batch.lent(&sources, destinations.as_ref().unwrap_or(&sources), priority)?)));
+        let (op, members) = members.map_err(|error| errors::raise(py, &error))?;
+        let timeout = timeout.map(duration);
+        let inner = match &*self.place {
+            Place::Joined(engine) => {
+                let submission = BatchSubmission { batch: batch.of(), members, op, weight, timeout };
+                self.hand_in(py, owner, |ended| match waits {
+                    true => engine.begin_to_reduce_all(submission, SLICE, ended),
+                    false => engine.push_pull_all(submission, ended),
+                })
+            }
+            Place::Alone { handles, closed, .. } => {
+                let each = batch.of().tensors().iter().zip(members);
+                let each = each.map(|(tensor, Member { source, destination, priority })| {
+                    let tensor = tensor.clone();
+                    Submission { tensor, source, destination, op, weight, priority, timeout }
+                });
+                alone(handles, closed, each)
+            }
         };
         let inner = inner.map_err(|error| errors::raise(py, &error))?;
         Ok(Handle { inner, owners: Arc::clone(&self.owners) })
@@ -254,27 +307,22 @@ impl Session {
         Self { place: OwnProcess::new(place), owners: Arc::default(), finished }
     }
 
-    fn submit_to(
+    /// Submits by `submit`, which is given what is to be called in the end, and holds `owner` until then.
+    fn hand_in(
         &self,
         py: Python<'_>,
-        engine: &Engine,
-        submission: Submission,
         owner: Py<PyAny>,
-        waits: bool,
+        submit: impl FnOnce(Box<dyn FnOnce(u64) + Send>) -> Result<engine::Handle> + Send,
     ) -> Result<engine::Handle> {
         let (owners, wanted, sender) =
             (Arc::clone(&self.owners), Arc::clone(&self.finished.wanted), self.finished.sender.clone());
-        let ended = move |id| {
+        let ended = Box::new(move |id| {
             owners.note_end(id);
             if wanted.load(Ordering::Relaxed) {
                 let _ = sender.send(id);
             }
-        };
-        let handle = py.detach(|| match waits {
-            // No longer than a slice of any wait, so that Ctrl-C is seen.
-            true => engine.begin_to_reduce(submission, SLICE, ended),
-            false => engine.push_pull(submission, ended),
-        })?;
+        });
+        let handle = py.detach(|| submit(ended))?;
         self.owners.hold(handle.id(), owner);
         Ok(handle)
     }
@@ -328,35 +376,20 @@ fn reduction(op: &str, root: u32) -> Result<Op> {
     })
 }
 
-/// Bytes of a tensor.
-fn length(tensor: &TensorSpec) -> Result<usize> {
-    let TensorSpec { name, dtype, shape } = tensor;
-    tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| Error::InvalidArgument {
-        what: format!("tensor {name}: shape {shape:?} of {dtype}"),
-        hint: "it is larger than the address space".to_owned(),
-    })
-}
-
-#[expect(unsafe_code, reason = "the address comes from a tensor of the caller")]
-fn region(address: usize, bytes: usize) -> Region {
-    // SAFETY: the package's Python half takes the address and the length from one tensor, whose owner is held in `Owners` until the
-    // operation has ended; nobody else writes to it meanwhile, which the public documentation asks of the caller.
-    unsafe { Region::new(address as *mut u8, bytes) }
-}
-
-fn alone(handles: &AtomicU64, closed: &AtomicBool, mut submission: Submission) -> Result<engine::Handle> {
+fn alone(
+    handles: &AtomicU64,
+    closed: &AtomicBool,
+    submissions: impl IntoIterator<Item = Submission>,
+) -> Result<engine::Handle> {
     if closed.load(Ordering::Relaxed) {
         return Err(Error::FailedPrecondition {
             what: "the session was shut down".to_owned(),
             hint: "call init() again".to_owned(),
         });
     }
-    engine::reduce_alone(
-        submission.op,
-        submission.tensor.dtype,
-        submission.weight,
-        &submission.source,
-        &mut submission.destination,
-    )?;
+    for mut submission in submissions {
+        let (source, destination) = (&submission.source, &mut submission.destination);
+        engine::reduce_alone(submission.op, submission.tensor.dtype, submission.weight, source, destination)?;
+    }
     Ok(engine::Handle::resolved(handles.fetch_add(1, Ordering::Relaxed), Ok(())))
 }

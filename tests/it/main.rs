@@ -2,6 +2,7 @@
 
 mod actors;
 mod barrier;
+mod batches;
 mod breaks;
 mod copies;
 mod errors;

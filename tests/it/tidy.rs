@@ -31,7 +31,7 @@ const UNSAFE: [&str; 12] = [
     "core/src/reduce/kernels.rs",
     "core/src/transport/shm/memory.rs",
     "core/src/transport/quic/direct/arena.rs",
-    "python/src/session.rs",
+    "python/src/lent.rs",
     "server/src/os.rs",
 ];
 

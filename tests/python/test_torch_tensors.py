@@ -73,6 +73,42 @@ def test_a_group_is_averaged_at_once():
     assert [average.tolist() for average in averages] == [[0.5], [0.5] * 5, [], [0.5] * 3]
 
 
+def test_groups_have_the_forms_that_tensors_have():
+    def tensors():
+        return [
+            torch.full((2, 3), float(gl.rank())),
+            torch.arange(6).view(2, 3).t() * gl.rank(),
+            nn.Parameter(torch.ones(1)),
+        ]
+
+    for form, in_place in [
+        (gl.grouped_push_pull, False),
+        (gl.grouped_push_pull_, True),
+        (lambda *a, **k: gl.synchronize(gl.grouped_push_pull_async(*a, **k)), False),
+        (lambda *a, **k: gl.synchronize(gl.grouped_push_pull_async_(*a, **k)), True),
+    ]:
+        given = tensors()
+        results = form(given, "forms", op=gl.Sum)
+        assert [result.tolist() for result in results] == [[[1.0] * 3] * 2, [[0, 3], [1, 4], [2, 5]], [2.0]]
+        assert [result is tensor for result, tensor in zip(results, given, strict=True)] == [in_place] * 3
+        if not in_place:
+            assert all(torch.equal(before, after) for before, after in zip(tensors(), given, strict=True))
+    half = gl.grouped_push_pull([torch.tensor([1.0 + 2**-20])], "narrow", compression=gl.Compression.bf16)
+    assert half[0].dtype == torch.float32 and half[0].item() == 1.0
+
+
+def test_a_group_with_a_tensor_that_cannot_be_reduced_is_refused_by_its_name():
+    for bad, complaint in [
+        (torch.ones(3, dtype=torch.bool), r"refused\.1: .*view it as uint8"),
+        (torch.ones(3).to_sparse(), r"refused\.1: .*to_dense"),
+        (torch.ones(3, device="meta"), r"refused\.1: .*meta"),
+        (5, r"refused\.1: .*not a torch.Tensor"),
+    ]:
+        for form in (gl.grouped_push_pull, gl.grouped_push_pull_):
+            with pytest.raises(gl.Error, match=complaint):
+                form([torch.ones(3), bad], "refused")
+
+
 @pytest.mark.parametrize(("compression", "error"), [(gl.Compression.fp16, 2**-11), (gl.Compression.bf16, 2**-8)])
 def test_compression_costs_its_rounding_only(compression, error):
     tensor = torch.tensor([1.0 + 2**-20, 3.14159])

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gradlane_core::cluster::MemberConfig;
 use gradlane_core::config::Config;
-use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
+use gradlane_core::engine::{Batch, BatchSubmission, Engine, EngineOptions, Handle, Member, Submission, process};
 use gradlane_core::mem::Copies;
 use gradlane_core::transport::Transport;
 use gradlane_core::transport::quic::Credentials;
@@ -15,7 +15,7 @@ use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
 
 use super::job::{JOIN, SETTINGS, config};
 use crate::team::buffers::{Buffers, Set};
-use crate::team::orders::Case;
+use crate::team::orders::{Case, Tensor};
 use crate::team::rank::Exchanger;
 
 /// A joined worker.
@@ -24,6 +24,8 @@ pub(crate) struct Worker {
     /// Less urgent tensors, where a case wants them, and those that are under way.
     backlog: Option<(Case, Buffers)>,
     under_way: Vec<Handle>,
+    /// The tensors of the case, where they are submitted in one call.
+    batch: Option<Batch>,
     rank: u32,
     ranks: u32,
     /// The tensor by whose exchange the workers meet.
@@ -54,7 +56,7 @@ impl Worker {
             .map_err(|error| error.to_string())?;
         let case = Case::single("meeting", 4, DType::F32, Op::Sum, 1);
         let meeting = (case.clone(), Buffers::new(&case, rank, ranks));
-        Ok(Self { engine, backlog: None, under_way: Vec::new(), rank, ranks, meeting, shutdown })
+        Ok(Self { engine, backlog: None, under_way: Vec::new(), batch: None, rank, ranks, meeting, shutdown })
     }
 }
 
@@ -82,6 +84,7 @@ impl Exchanger for Worker {
             let buffers = Buffers::new(&backlog, self.rank, self.ranks);
             self.backlog = Some((backlog, buffers));
         }
+        self.batch = case.together.then(|| Batch::new(specs(case))).transpose().map_err(|error| error.to_string())?;
         self.engine.declare(specs(case), case.fuse, None).map_err(|error| error.to_string())
     }
 
@@ -103,7 +106,15 @@ impl Exchanger for Worker {
     }
 
     fn exchange(&mut self, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String> {
-        push_pull(&self.engine, case, set, in_place)
+        let Some(batch) = &self.batch else { return push_pull(&self.engine, case, set, in_place) };
+        let member = |((source, destination), tensor): ((_, _), &Tensor)| Member {
+            source,
+            destination,
+            priority: Priority(tensor.priority),
+        };
+        let members = set.regions(in_place).into_iter().zip(&case.tensors).map(member).collect();
+        let submission = BatchSubmission { batch, members, op: case.op(), weight: 1.0, timeout: None };
+        self.engine.reduce_all(submission, None).map_err(|error| error.to_string())
     }
 
     fn meet(&mut self) -> Result<(), String> {
@@ -162,11 +173,7 @@ fn wait(handles: Vec<Handle>) -> Result<(), String> {
 
 fn specs(case: &Case) -> Vec<TensorSpec> {
     let dtype = case.dtype();
-    let spec = |tensor: &crate::team::orders::Tensor| TensorSpec {
-        name: tensor.name.clone(),
-        dtype,
-        shape: vec![tensor.elements],
-    };
+    let spec = |tensor: &Tensor| TensorSpec { name: tensor.name.clone(), dtype, shape: vec![tensor.elements] };
     case.tensors.iter().map(spec).collect()
 }
 

@@ -88,6 +88,12 @@ pub(super) fn all() -> Vec<Table> {
         },
         Table {
             peers: &[Gloo],
+            seconds: 120,
+            targets: &["cost<=1.3"],
+            ..table("small", &["small --road local,shm,quic -n 20 -w 2 -N 9"], Nothing)
+        },
+        Table {
+            peers: &[Gloo],
             seconds: 180,
             ..table("model", &["push-pull --road local,shm,quic --model resnet50 --place in -n 2 -w 1"], Nothing)
         },

@@ -38,6 +38,9 @@ pub(crate) struct Case {
     pub(crate) sets: usize,
     /// Whether small neighbours may share parts; a model's do.
     pub(crate) fuse: bool,
+    /// Whether all tensors are submitted in one call, where there is such a call.
+    #[serde(default)]
+    pub(crate) together: bool,
     /// Which way bytes go.
     pub(crate) mode: Mode,
     /// Bytes of less urgent tensors that are under way while the case is measured.
@@ -162,6 +165,11 @@ impl Case {
         Self { fuse: true, ..Self::of(tensors, dtype, op_name(op)) }.with_sets()
     }
 
+    /// A case of so many equal tensors that are submitted in one call.
+    pub(crate) fn batch(bytes: u64, dtype: DType, count: u32) -> Self {
+        Self { sets: 1, fuse: true, together: true, ..Self::single("batch", bytes, dtype, Op::Sum, count) }
+    }
+
     /// A case that moves bytes and reduces nothing.
     pub(crate) fn raw(bytes: u64, inflight: u32, mode: Mode) -> Self {
         Self { op: ECHO.to_owned(), mode, ..Self::single("message", bytes, DType::U8, Op::Sum, inflight) }
@@ -179,6 +187,7 @@ impl Case {
             op: op.to_owned(),
             sets: 1,
             fuse: false,
+            together: false,
             mode: Mode::PushPull,
             backlog_bytes: 0,
         }

@@ -11,6 +11,7 @@
 //!
 //! [`Membership`] holds the connection to the coordinator, [`Timer`] wakes for deadlines; an idle engine runs none of its threads.
 
+mod batch;
 mod clock;
 mod executors;
 mod handle;
@@ -23,6 +24,7 @@ pub mod process;
 mod room;
 mod shared;
 mod stage_loop;
+mod submit;
 mod tiers;
 mod timer;
 mod together;
@@ -30,6 +32,7 @@ mod trace;
 mod warnings;
 mod worker;
 
+pub use batch::{Batch, BatchSubmission, Member};
 pub use clock::Clock;
 pub use handle::{Handle, STILL_RUNNING};
 pub use inputs::{Heard, Inputs};

@@ -211,10 +211,16 @@ impl Shared {
             state.arm();
             (result, std::mem::take(&mut state.effects))
         };
-        for effect in effects {
+        let mut effects = effects.into_iter().peekable();
+        while let Some(effect) = effects.next() {
+            let resolves = matches!(effect, Effect::Resolve(..));
             match effect {
                 Effect::Ring(Stage::Push) if here_bytes_max > 0 => self.push_here(here_bytes_max),
                 effect => self.carry_out(effect),
+            }
+            // After a thousand small ones it is woken once.
+            if resolves && !matches!(effects.peek(), Some(Effect::Resolve(..))) {
+                self.nudge();
             }
         }
         result
@@ -259,6 +265,13 @@ impl Shared {
         }
     }
 
+    fn nudge(&self) {
+        match self.collective.get() {
+            Some(collective) => collective.nudge(),
+            None => self.transport.nudge(),
+        }
+    }
+
     fn carry_out(self: &Arc<Self>, effect: Effect) {
         match effect {
             Effect::Ring(stage) if stage.is_collective() => self.hand_over(&Stage::COLLECTIVE, &self.reducing),
@@ -274,10 +287,6 @@ impl Shared {
                 Metrics::add(&self.metrics.resolved, 1);
                 Metrics::add(&self.metrics.failed, u64::from(outcome.is_err()));
                 done.report(outcome);
-                match self.collective.get() {
-                    Some(collective) => collective.nudge(),
-                    None => self.transport.nudge(),
-                }
             }
             Effect::Arm(due) => {
                 if let Some(timer) = &*self.timer.lock().expect("nobody panics while holding the timer") {

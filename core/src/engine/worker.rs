@@ -9,7 +9,8 @@ use std::time::Duration;
 use super::executors::executor;
 use super::handle::{Canceller, Help};
 use super::room::Room;
-use super::shared::{Parked, Settings, Shared, State, Ticket};
+use super::shared::{Settings, Shared, Ticket};
+use super::submit::{HERE_BYTES_MAX, accept, check, check_root};
 use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timeline, Timer, stage_loop, status, together};
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
@@ -61,16 +62,16 @@ pub struct Submission {
 
 /// A worker's engine. Dropping it shuts it down.
 pub struct Engine {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     membership: Mutex<Membership>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     milestones: Arc<Milestones>,
     config: Config,
     coordinator: String,
     credentials: Arc<Credentials>,
-    tickets: AtomicU64,
-    requests: AtomicU64,
-    room: Arc<Room>,
+    pub(super) tickets: AtomicU64,
+    pub(super) requests: AtomicU64,
+    pub(super) room: Arc<Room>,
     cancel: Canceller,
     timeline: Arc<Timeline>,
 }
@@ -272,7 +273,7 @@ impl Engine {
     /// At once for what can be known at once: a bad reduction, a length that does not fit the shape, another dtype or shape than
     /// declared before on this worker, a job that has ended. Everything else resolves the handle.
     pub fn push_pull(&self, submission: Submission, then: impl FnOnce(u64) + Send + 'static) -> Result<Handle> {
-        self.submit(submission, HERE_BYTES_MAX, || {}, then)
+        self.submit(submission, HERE_BYTES_MAX, &|| {}, then)
     }
 
     /// As [`push_pull`](Self::push_pull); parts of at most `here_bytes_max` bytes are pushed by the calling thread. `entered` runs once
@@ -281,7 +282,7 @@ impl Engine {
         &self,
         submission: Submission,
         here_bytes_max: u64,
-        entered: impl FnOnce(),
+        entered: &dyn Fn(),
         then: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
         let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
@@ -296,10 +297,6 @@ impl Engine {
         let (handle, done) = Handle::new(id, Some(Arc::clone(&self.cancel)), move |id| {
             room.leave(bytes);
             then(id);
-        });
-        let handle = handle.helping(match self.shared.collective.get() {
-            Some(collective) => Help::Collective(Arc::downgrade(collective)),
-            None => Help::Transport(Arc::downgrade(&self.shared.transport)),
         });
         Metrics::add(&self.shared.metrics.submissions, 1);
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
@@ -317,13 +314,19 @@ impl Engine {
                 group: None,
                 done,
             };
-            accept(state, now, id, ticket, &tensor, request)
+            let known = state.registry.lookup(&tensor);
+            let declare = known == Ok(Lookup::Unknown) && state.ended.is_none();
+            if declare {
+                state.registry.declaring(request, std::slice::from_ref(&tensor));
+            }
+            accept(state, now, id, ticket, known);
+            declare
         });
         if declare {
             let (_, done) = Handle::new(0, None, |_| {});
             self.send_declaration(request, vec![tensor], false, done);
         }
-        Ok(handle)
+        Ok(self.helping(handle))
     }
 
     /// Reduces a tensor over all workers and waits for it, at most for `patience`; as [`push_pull`](Self::push_pull) and
@@ -332,8 +335,17 @@ impl Engine {
     /// # Errors
     /// As those two.
     pub fn reduce(&self, submission: Submission, patience: Option<Duration>) -> Result<()> {
+        self.finish(patience, |patience| self.begin_to_reduce(submission, patience, |_| {}))
+    }
+
+    /// Begins, and waits for the rest, at most for `patience` together.
+    pub(super) fn finish(
+        &self,
+        patience: Option<Duration>,
+        begin: impl FnOnce(Duration) -> Result<Handle>,
+    ) -> Result<()> {
         let clock = Clock::start();
-        let handle = self.begin_to_reduce(submission, patience.unwrap_or(Duration::MAX), |_| {})?;
+        let handle = begin(patience.unwrap_or(Duration::MAX))?;
         let helped = clock.now().since(Time::ZERO);
         handle.wait(patience.map(|patience| patience.saturating_sub(helped)))
     }
@@ -349,14 +361,32 @@ impl Engine {
         patience: Duration,
         then: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
+        self.begin(patience, |here_bytes_max, entered| self.submit(submission, here_bytes_max, entered, then))
+    }
+
+    /// Submits, and then does what the calling thread can do itself; `submit` is told how long the parts may be that it pushes, and what to
+    /// do once there is room for the submission and nothing can refuse it any more.
+    pub(super) fn begin(
+        &self,
+        patience: Duration,
+        submit: impl FnOnce(u64, &dyn Fn()) -> Result<Handle>,
+    ) -> Result<Handle> {
         let Some(collective) = self.shared.collective.get() else {
             // Whoever waits anyway pushes all of it: no other thread has to wake first.
-            return self.submit(submission, u64::MAX, || {}, then);
+            return submit(u64::MAX, &|| {});
         };
         // Not before there is room: what this thread waits for there may need another to work.
-        let handle = self.submit(submission, HERE_BYTES_MAX, || collective.attend(), then)?;
+        let handle = submit(HERE_BYTES_MAX, &|| collective.attend())?;
         collective.help(&|| handle.is_resolved(), patience, true);
         Ok(handle)
+    }
+
+    /// The handle, whose waiters do the work of this engine.
+    pub(super) fn helping(&self, handle: Handle) -> Handle {
+        handle.helping(match self.shared.collective.get() {
+            Some(collective) => Help::Collective(Arc::downgrade(collective)),
+            None => Help::Transport(Arc::downgrade(&self.shared.transport)),
+        })
     }
 
     /// Arrives at the barrier `name`; the handle resolves once all workers have, at the latest after `timeout`, or else the job's step
@@ -429,7 +459,7 @@ impl Engine {
         left
     }
 
-    fn send_declaration(&self, request: u64, tensors: Vec<TensorSpec>, fuse: bool, done: Done<()>) {
+    pub(super) fn send_declaration(&self, request: u64, tensors: Vec<TensorSpec>, fuse: bool, done: Done<()>) {
         let shared = Arc::clone(&self.shared);
         let declared = Done::new(move |outcome: Result<_>| {
             let report = outcome.as_ref().map(|_| ()).map_err(Clone::clone);
@@ -476,69 +506,7 @@ impl Milestones {
     }
 }
 
-/// Parts up to this length are pushed by the thread that submits them: to copy them takes no longer than to wake another.
-const HERE_BYTES_MAX: u64 = 64 << 10;
-
 const LOCK: &str = "nobody panics while holding it";
-
-/// What can be known of a submission without asking anybody.
-fn check(tensor: &TensorSpec, source: &Region, destination: &Region, op: Op, weight: f64) -> Result<()> {
-    op.check(tensor.dtype)?;
-    let invalid = |what: String, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
-    if tensor.bytes() != Some(source.len() as u64) || source.len() != destination.len() {
-        return invalid(
-            format!(
-                "tensor {}: shape {:?} of {} with buffers of {} and {} bytes",
-                tensor.name,
-                tensor.shape,
-                tensor.dtype,
-                source.len(),
-                destination.len()
-            ),
-            "both buffers must be as long as the shape says",
-        );
-    }
-    if !weight.is_finite() || weight < 0.0 {
-        return invalid(format!("weight {weight}"), "a weight is zero or a positive number");
-    }
-    Ok(())
-}
-
-/// A root must be one of the workers.
-fn check_root(op: Op, size: impl FnOnce() -> u32) -> Result<()> {
-    let Op::Broadcast { root } = op else { return Ok(()) };
-    let size = size();
-    if root.0 < size {
-        return Ok(());
-    }
-    Err(Error::InvalidArgument {
-        what: format!("a broadcast from {root} in a job of {size} workers"),
-        hint: "roots count from 0".to_owned(),
-    })
-}
-
-/// Takes a submission in; whether its tensor must be declared first.
-fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, tensor: &TensorSpec, request: u64) -> bool {
-    let key = ticket.key;
-    let parked = Parked { ticket: id, op: ticket.op, weight: ticket.weight };
-    state.bytes_pending += ticket.bytes;
-    state.tickets.insert(id, ticket);
-    if let Some(error) = state.ended.clone() {
-        state.resolve(id, Err(error));
-        return false;
-    }
-    match state.registry.lookup(tensor) {
-        Err(error) => state.resolve(id, Err(error)),
-        Ok(Lookup::Ready) => state.begin(now, id),
-        Ok(Lookup::Declaring) => state.park(key, parked),
-        Ok(Lookup::Unknown) => {
-            state.registry.declaring(request, std::slice::from_ref(tensor));
-            state.park(key, parked);
-            return true;
-        }
-    }
-    false
-}
 
 /// Fails everything, now and later, whatever other workers do.
 fn abort(shared: &Arc<Shared>, cause: Error) {

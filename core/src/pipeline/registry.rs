@@ -119,7 +119,11 @@ impl Registry {
     /// # Errors
     /// [`Error::Mismatch`] if this worker declared the name with another dtype or shape before, else the tensor's own failure.
     pub fn lookup(&self, spec: &TensorSpec) -> Result<Lookup> {
-        let Some(known) = self.tensors.get(&spec.key()) else {
+        self.known(self.tensors.get(&spec.key()), spec)
+    }
+
+    fn known(&self, known: Option<&Tensor>, spec: &TensorSpec) -> Result<Lookup> {
+        let Some(known) = known else {
             return Ok(Lookup::Unknown);
         };
         match &known.state {
@@ -128,6 +132,23 @@ impl Registry {
             State::Declaring { .. } => self.compare(&known.spec, spec).map(|()| Lookup::Declaring),
             State::Ready { .. } => self.compare(&known.spec, spec).map(|()| Lookup::Ready),
         }
+    }
+
+    /// As [`lookup`](Self::lookup), for a tensor of this key that is to be submitted next with this reduction.
+    ///
+    /// # Errors
+    /// What [`submit`](Self::submit) would refuse it for, besides.
+    pub fn admit(&self, key: TensorKey, spec: &TensorSpec, op: Op, weight: f64) -> Result<Lookup> {
+        let known = self.tensors.get(&key);
+        let lookup = self.known(known, spec)?;
+        if let Some(Tensor { state: State::Ready { parts }, rounds, .. }) = known {
+            op.check(spec.dtype)?;
+            // Mostly nothing is half complete, and then there is nothing to agree with.
+            for share in parts.iter().filter(|share| share.part.pieces.len() > 1 && !self.fusing.is_empty()) {
+                self.agree(&share.part, Round(*rounds), key, op, weight)?;
+            }
+        }
+        Ok(lookup)
     }
 
     /// Notes that the coordinator was asked about `specs`, all of them [`Lookup::Unknown`], with `request`.

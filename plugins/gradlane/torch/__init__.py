@@ -54,11 +54,16 @@ from gradlane.torch.broadcast import (
 from gradlane.torch.compression import Compression
 from gradlane.torch.cross_barrier import CrossBarrier
 from gradlane.torch.ddp import DistributedDataParallel
+from gradlane.torch.groups import (
+    grouped_push_pull,
+    grouped_push_pull_,
+    grouped_push_pull_async,
+    grouped_push_pull_async_,
+)
 from gradlane.torch.hook import State, ddp_comm_hook
 from gradlane.torch.ops import (
     broadcast_,
     declare,
-    grouped_push_pull,
     poll,
     push_pull,
     push_pull_,
@@ -100,6 +105,9 @@ __all__ = [
     "ddp_comm_hook",
     "declare",
     "grouped_push_pull",
+    "grouped_push_pull_",
+    "grouped_push_pull_async",
+    "grouped_push_pull_async_",
     "init",
     "is_initialized",
     "layout",

@@ -77,39 +77,42 @@ def submit_in_place(
 def submit_bits(
     tensor: torch.Tensor, name: str, root: int, *, timeout: float | None = None, waits: bool = False
 ) -> Handle[torch.Tensor]:
-    """Starts the broadcast of a tensor of any element type and strides; the handle yields `tensor`, overwritten.
-
-    A broadcast keeps bits, so what the engine cannot add (bool, complex, int16, float8) travels as uint8.
-    """
-    check_host(tensor)
-    tensor = tensor.detach()
-    dense = tensor.contiguous()
-    wire = dense if is_reducible(dense.dtype) else dense.reshape(-1).view(torch.uint8)
+    """Starts the broadcast of a tensor of any element type and strides; the handle yields `tensor`, overwritten."""
+    wire, dense, tensor = bits(tensor)
     handle = submit_in_place(wire, name, "broadcast", root=root, timeout=timeout, waits=waits)
-    if dense is tensor or dense.data_ptr() == tensor.data_ptr():
+    if dense.data_ptr() == tensor.data_ptr():
         return handle.then(lambda _: tensor)
     return handle.then(lambda _: tensor.copy_(dense))
 
 
-def wire_shape(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-    """Dtype and shape under which `submit_bits` sends `tensor`."""
-    if is_reducible(tensor.dtype):
-        return dtype_name(tensor.dtype), tuple(tensor.shape)
-    return "uint8", (tensor.numel() * tensor.element_size(),)
+def bits(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """How a tensor of any element type and strides is broadcast: what to send, as what it is one, and it, detached.
+
+    A broadcast keeps bits, so what the engine cannot add (bool, complex, int16, float8) travels as uint8. The second is
+    contiguous: if it lies elsewhere than the third it is to be copied back.
+    """
+    check_host(tensor)
+    tensor = tensor.detach()
+    dense = tensor.contiguous()
+    return (dense if is_reducible(dense.dtype) else dense.reshape(-1).view(torch.uint8)), dense, tensor
 
 
 def is_reducible(dtype: torch.dtype) -> bool:
     """Whether the engine knows the element type."""
-    return dtype in _REDUCIBLE
+    return dtype in NAMES
 
 
-_REDUCIBLE = {
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int32,
-    torch.int64,
-    torch.int8,
-    torch.uint8,
+NAMES = {
+    dtype: dtype_name(dtype)
+    for dtype in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int32,
+        torch.int64,
+        torch.int8,
+        torch.uint8,
+    )
 }
+"""The element types that the engine knows, and how it calls them."""

@@ -11,10 +11,9 @@ import torch
 
 from gradlane import _session
 from gradlane._objects import allgather, broadcast_object
-from gradlane._operations import check_root, declare_places
+from gradlane._operations import check_root
 from gradlane.errors import InvalidArgumentError
-from gradlane.torch import _tensors
-from gradlane.torch.ops import wait_all
+from gradlane.torch.groups import broadcast_all
 
 __all__ = [
     "allgather_object",
@@ -83,10 +82,8 @@ def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
 
 
 def broadcast_tensors(named: Mapping[str, torch.Tensor], root_rank: int) -> None:
-    """Declares the tensors together, so that small ones share messages, and broadcasts all of them at once."""
-    places = ((name, *_tensors.wire_shape(tensor)) for name, tensor in named.items())
-    declare_places(_session.session(), places, fuse=True, timeout=None)
-    wait_all([_tensors.submit_bits(tensor, name, root_rank) for name, tensor in named.items()])
+    """Broadcasts all tensors at once; small ones share messages."""
+    broadcast_all(list(named.values()), list(named), root_rank)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from gradlane.torch import _names, _tensors
 from gradlane.torch._gradients import Gradients, Priority, SparsePolicy, forward_order
 from gradlane.torch.broadcast import broadcast_tensors
 from gradlane.torch.compression import Compression, Compressor
-from gradlane.torch.ops import wait_all
 
 
 class DistributedDataParallel(nn.Module):
@@ -153,9 +152,7 @@ class DistributedDataParallel(nn.Module):
         if not self._buffer_names:
             return
         buffers = dict(self.module.named_buffers())
-        wait_all(
-            [_tensors.submit_bits(buffers[n], f"{self._namespace}/buffer/{n}", root=0) for n in self._buffer_names]
-        )
+        broadcast_tensors({f"{self._namespace}/buffer/{n}": buffers[n] for n in self._buffer_names}, root_rank=0)
 
     def _refuse_unknown_parameters(self) -> None:
         for name, parameter in self.module.named_parameters():

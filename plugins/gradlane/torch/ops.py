@@ -52,7 +52,7 @@ def _begin(
     )
 
 
-def _form_of(model: Callable[Concatenate[bool, P], Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+def form_of(model: Callable[Concatenate[bool, P], Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
     """Gives a function the arguments of `model` behind its first, for readers and for type checkers."""
     signature = inspect.signature(model)
     _, *parameters = signature.parameters.values()
@@ -67,7 +67,7 @@ def _form_of(model: Callable[Concatenate[bool, P], Any]) -> Callable[[Callable[.
     return shape
 
 
-@_form_of(_begin)
+@form_of(_begin)
 def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
     """Average `tensor` over all workers into a new tensor. Differentiable: the gradient is reduced the same way.
 
@@ -92,22 +92,22 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
             raise InvalidArgumentError(f"op={reduction.name} has no gradient; use tensor.detach(), or Average or Sum")
         result: torch.Tensor = _PushPull.apply(tensor, name, options)  # type: ignore[no-untyped-call]
         return result
-    return _begin(True, _copy(tensor), name, **options).wait()
+    return _begin(True, copy_of(tensor), name, **options).wait()
 
 
-@_form_of(_begin)
+@form_of(_begin)
 def push_pull_async(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
     """Starts what `push_pull` does, without its gradient; `synchronize(handle)` yields the new tensor."""
-    return _begin(False, _copy(tensor), name, **options)
+    return _begin(False, copy_of(tensor), name, **options)
 
 
-@_form_of(_begin)
+@form_of(_begin)
 def push_pull_(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
     """Average `tensor` over all workers, in place. Arguments and errors are those of `push_pull`."""
     return _begin(True, tensor, name, **options).wait()
 
 
-@_form_of(_begin)
+@form_of(_begin)
 def push_pull_async_(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
     """Starts what `push_pull_` does; `tensor` may not be touched until the handle is done."""
     return _begin(False, tensor, name, **options)
@@ -115,31 +115,6 @@ def push_pull_async_(tensor: torch.Tensor, name: str, **options: Any) -> Handle[
 
 push_pull_inplace = push_pull_
 push_pull_async_inplace = push_pull_async_
-
-
-def grouped_push_pull(
-    tensors: Sequence[torch.Tensor],
-    name: str,
-    *,
-    op: ReduceOp | None = None,
-    average: bool | None = None,
-    compression: Compressor = Compression.none,
-    timeout: float | None = None,
-) -> list[torch.Tensor]:
-    """Average several tensors at once into new ones; they travel together, the first being the most urgent.
-
-    Args:
-        tensors: as for `push_pull`, the same number on all workers.
-        name: of the group; tensor number i is called `name.i`.
-    """
-    check_name(name)
-    handles = [
-        push_pull_async(
-            tensor, f"{name}.{i}", op=op, average=average, priority=-i, compression=compression, timeout=timeout
-        )
-        for i, tensor in enumerate(tensors)
-    ]
-    return wait_all(handles)
 
 
 def broadcast_(
@@ -211,7 +186,8 @@ def wait_all(handles: Sequence[Handle[T]]) -> list[T]:
     return results
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy of a tensor in host memory, without its history."""
     _tensors.check_host(tensor)
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
@@ -222,9 +198,9 @@ class _PushPull(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str, options: dict[str, Any]) -> torch.Tensor:
         ctx.arguments = (f"{name}.backward", options)
-        return _begin(True, _copy(tensor), name, **options).wait()
+        return _begin(True, copy_of(tensor), name, **options).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         name, options = ctx.arguments
-        return _begin(True, _copy(gradient), name, **options).wait(), None, None
+        return _begin(True, copy_of(gradient), name, **options).wait(), None, None

@@ -1,0 +1,288 @@
+//! Many tensors in one call: checked together, taken in under one lock, and one handle for all of them.
+//!
+//! Each member keeps its own name, round and outcome: other workers may submit it alone. What is decided here is that a batch is taken as a
+//! whole or refused as a whole, that what is new in it is declared in one round trip, and what becomes of the handle.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::Handle;
+use super::handle::Canceller;
+use super::metrics::Metrics;
+use super::shared::Ticket;
+use super::submit::{HERE_BYTES_MAX, accept, check, check_root};
+use super::worker::Engine;
+use crate::error::{Error, Result};
+use crate::mem::Region;
+use crate::pipeline::registry::Lookup;
+use crate::types::{Done, Op, Priority, TensorKey, TensorSpec};
+
+/// Tensors that are reduced together, round after round. Made once; it belongs to no engine.
+#[derive(Debug)]
+pub struct Batch {
+    tensors: Vec<TensorSpec>,
+    keys: Vec<TensorKey>,
+}
+
+/// The reduction of all tensors of a batch.
+#[derive(Debug)]
+pub struct BatchSubmission<'batch> {
+    /// Which tensors.
+    pub batch: &'batch Batch,
+    /// Their memory, in the batch's order.
+    pub members: Vec<Member>,
+    /// How the contributions become one.
+    pub op: Op,
+    /// This worker's weight in a weighted mean; 1 elsewhere.
+    pub weight: f64,
+    /// Give up after this long; the job's step timeout applies in any case.
+    pub timeout: Option<Duration>,
+}
+
+/// The memory of one tensor of a batch.
+#[derive(Debug)]
+pub struct Member {
+    /// This worker's contribution; as long as the tensor.
+    pub source: Region,
+    /// Where the result goes; as long as the tensor. May be the same memory.
+    pub destination: Region,
+    /// How urgent.
+    pub priority: Priority,
+}
+
+impl Batch {
+    /// A batch of these tensors.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is none, or a name comes twice.
+    pub fn new(tensors: Vec<TensorSpec>) -> Result<Self> {
+        let keys: Vec<TensorKey> = tensors.iter().map(TensorSpec::key).collect();
+        let mut seen = BTreeSet::new();
+        let invalid = |what, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
+        if let Some((twice, _)) = tensors.iter().zip(&keys).find(|(_, key)| !seen.insert(**key)) {
+            return invalid(format!("tensor {} comes twice in a batch", twice.name), "give each tensor its own name");
+        }
+        if tensors.is_empty() {
+            return invalid("a batch of no tensors".to_owned(), "leave it out");
+        }
+        Ok(Self { tensors, keys })
+    }
+
+    /// Its tensors, in order.
+    pub fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
+    }
+}
+
+impl Engine {
+    /// Reduces all tensors of a batch over all workers. The handle resolves when all of them have ended, with the error of the first that
+    /// failed; to cancel it cancels all. Its `then` is that of [`push_pull`](Self::push_pull).
+    ///
+    /// Tensors that this worker has not declared yet are declared here, in one round trip, and small neighbours among them share parts: such
+    /// tensors must be submitted all in every round.
+    ///
+    /// Waits while more than `submit_bytes_max` bytes are unresolved; a batch that is larger by itself waits until nothing is.
+    ///
+    /// # Errors
+    /// As [`push_pull`](Self::push_pull), and what it reports by the handle of a tensor that has failed, or was declared otherwise, before.
+    /// Nothing is submitted then.
+    pub fn push_pull_all(
+        &self,
+        submission: BatchSubmission<'_>,
+        then: impl FnOnce(u64) + Send + 'static,
+    ) -> Result<Handle> {
+        self.submit_all(submission, HERE_BYTES_MAX, &|| {}, then)
+    }
+
+    /// As [`begin_to_reduce`](Self::begin_to_reduce), of a batch.
+    ///
+    /// # Errors
+    /// As [`push_pull_all`](Self::push_pull_all).
+    pub fn begin_to_reduce_all(
+        &self,
+        submission: BatchSubmission<'_>,
+        patience: Duration,
+        then: impl FnOnce(u64) + Send + 'static,
+    ) -> Result<Handle> {
+        self.begin(patience, |here_bytes_max, entered| self.submit_all(submission, here_bytes_max, entered, then))
+    }
+
+    /// As [`reduce`](Self::reduce), of a batch.
+    ///
+    /// # Errors
+    /// As [`push_pull_all`](Self::push_pull_all) and [`Handle::wait`].
+    pub fn reduce_all(&self, submission: BatchSubmission<'_>, patience: Option<Duration>) -> Result<()> {
+        self.finish(patience, |patience| self.begin_to_reduce_all(submission, patience, |_| {}))
+    }
+
+    fn submit_all(
+        &self,
+        submission: BatchSubmission<'_>,
+        here_bytes_max: u64,
+        entered: &dyn Fn(),
+        then: impl FnOnce(u64) + Send + 'static,
+    ) -> Result<Handle> {
+        let BatchSubmission { batch, members, op, weight, timeout } = submission;
+        if members.len() != batch.tensors.len() {
+            return Err(Error::InvalidArgument {
+                what: format!("the memory of {} tensors for a batch of {}", members.len(), batch.tensors.len()),
+                hint: "give one for each".to_owned(),
+            });
+        }
+        for (tensor, member) in batch.tensors.iter().zip(&members) {
+            check(tensor, &member.source, &member.destination, op, weight)?;
+        }
+        check_root(op, || self.size())?;
+        let bytes = members.iter().map(|member| member.source.len() as u64).sum();
+        self.room.enter(bytes, timeout)?;
+
+        let count = members.len() as u64;
+        let first = self.tickets.fetch_add(count, Ordering::Relaxed);
+        let request = self.requests.fetch_add(1, Ordering::Relaxed);
+        let cancel = self.canceller(first..first + count);
+        let room = Arc::clone(&self.room);
+        let taken = self.shared.with_pushing(here_bytes_max, |state, now| {
+            let known: Vec<Lookup> = match &state.ended {
+                // All of it before any of it.
+                None => {
+                    let admit =
+                        |(tensor, key): (&TensorSpec, &TensorKey)| state.registry.admit(*key, tensor, op, weight);
+                    batch.tensors.iter().zip(&batch.keys).map(admit).collect::<Result<_>>()?
+                }
+                // What is over for everybody is told by the handle, whatever is known.
+                Some(_) => vec![Lookup::Ready; batch.tensors.len()],
+            };
+            entered();
+            let unknown = |(_, known): &(_, &Lookup)| **known == Lookup::Unknown;
+            let new: Vec<TensorSpec> =
+                batch.tensors.iter().zip(&known).filter(unknown).map(|(tensor, _)| tensor.clone()).collect();
+            if !new.is_empty() {
+                state.registry.declaring(request, &new);
+            }
+            let (handle, done) = Handle::new(first, Some(cancel), move |id| {
+                room.leave(bytes);
+                then(id);
+            });
+            let open = Arc::new(Open::new(batch.tensors.len(), done));
+            for ((id, member), (key, known)) in (first..).zip(members).zip(batch.keys.iter().zip(known)) {
+                let ticket = Ticket {
+                    key: *key,
+                    bytes: member.source.len() as u64,
+                    source: member.source,
+                    destination: member.destination,
+                    op,
+                    weight,
+                    priority: member.priority,
+                    submitted: now,
+                    deadline: timeout.map(|timeout| now + timeout),
+                    group: None,
+                    done: Open::member(&open),
+                };
+                accept(state, now, id, ticket, Ok(known));
+            }
+            Ok((handle, new))
+        });
+        let (handle, new) = taken.inspect_err(|_| self.room.leave(bytes))?;
+        Metrics::add(&self.shared.metrics.submissions, count);
+        if !new.is_empty() {
+            let (_, done) = Handle::new(0, None, |_| {});
+            self.send_declaration(request, new, true, done);
+        }
+        Ok(self.helping(handle))
+    }
+
+    /// Gives up all of these submissions, under one lock.
+    fn canceller(&self, ids: std::ops::Range<u64>) -> Canceller {
+        let shared = Arc::downgrade(&self.shared);
+        Arc::new(move |_| {
+            if let Some(shared) = shared.upgrade() {
+                shared.with(|state, now| ids.clone().for_each(|id| state.cancel(now, id)));
+            }
+        })
+    }
+}
+
+/// A batch under way.
+struct Open(Mutex<Left>);
+
+struct Left {
+    /// Members that have not ended.
+    members: usize,
+    /// Why the first one failed that did.
+    failed: Option<Error>,
+    /// Taken by the last one.
+    done: Option<Done<()>>,
+}
+
+impl Open {
+    fn new(members: usize, done: Done<()>) -> Self {
+        Self(Mutex::new(Left { members, failed: None, done: Some(done) }))
+    }
+
+    /// What a member reports to.
+    fn member(open: &Arc<Self>) -> Done<()> {
+        let open = Arc::clone(open);
+        Done::new(move |outcome| open.ended(outcome))
+    }
+
+    fn ended(&self, outcome: Result<()>) {
+        let mut left = self.0.lock().expect("nobody panics while holding it");
+        left.members -= 1;
+        if let Err(error) = outcome {
+            // Those after it often failed by it.
+            left.failed.get_or_insert(error);
+        }
+        if left.members == 0 {
+            let (failed, done) = (left.failed.take(), left.done.take());
+            drop(left);
+            done.expect("one member is the last").report(failed.map_or(Ok(()), Err));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::DType;
+
+    fn spec(name: &str) -> TensorSpec {
+        TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![4] }
+    }
+
+    #[test]
+    fn a_batch_names_each_tensor_once() {
+        assert_eq!(Batch::new(vec![spec("a"), spec("b")]).unwrap().tensors().len(), 2);
+        let twice = Batch::new(vec![spec("a"), spec("b"), spec("a")]).unwrap_err();
+        assert!(twice.to_string().contains("tensor a comes twice"), "{twice}");
+        assert!(Batch::new(Vec::new()).is_err());
+    }
+
+    #[test]
+    fn a_batch_ends_with_its_last_member_and_the_first_error() {
+        let (cancelled, other) = (Error::Cancelled, Error::Internal { what: "later".to_owned() });
+        for (outcomes, expected) in [
+            (vec![Ok(()), Ok(()), Ok(())], Ok(())),
+            (vec![Ok(()), Err(cancelled.clone()), Err(other.clone())], Err(cancelled)),
+            (vec![Err(other.clone()), Ok(()), Ok(())], Err(other)),
+        ] {
+            let (handle, done) = Handle::new(1, None, |_| {});
+            let open = Arc::new(Open::new(outcomes.len(), done));
+            let mut members: Vec<_> = outcomes.iter().map(|_| Open::member(&open)).collect();
+            for outcome in outcomes {
+                assert_eq!(handle.outcome(), None);
+                members.remove(0).report(outcome);
+            }
+            assert_eq!(handle.outcome(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_member_that_is_dropped_fails_the_batch() {
+        let (handle, done) = Handle::new(1, None, |_| {});
+        let open = Arc::new(Open::new(1, done));
+        drop(Open::member(&open));
+        assert!(matches!(handle.outcome(), Some(Err(Error::Internal { .. }))));
+    }
+}

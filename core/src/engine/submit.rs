@@ -1,0 +1,62 @@
+//! What submissions of one tensor and of many have in common: what can be refused without asking anybody, and how the machines take one in.
+
+use super::shared::{Parked, State, Ticket};
+use crate::error::{Error, Result};
+use crate::mem::Region;
+use crate::pipeline::registry::Lookup;
+use crate::types::{Op, TensorSpec, Time};
+
+/// Parts up to this length are pushed by the thread that submits them: to copy them takes no longer than to wake another.
+pub(super) const HERE_BYTES_MAX: u64 = 64 << 10;
+
+/// What can be known of a submission without asking anybody.
+pub(super) fn check(tensor: &TensorSpec, source: &Region, destination: &Region, op: Op, weight: f64) -> Result<()> {
+    op.check(tensor.dtype)?;
+    let invalid = |what: String, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
+    if tensor.bytes() != Some(source.len() as u64) || source.len() != destination.len() {
+        return invalid(
+            format!(
+                "tensor {}: shape {:?} of {} with buffers of {} and {} bytes",
+                tensor.name,
+                tensor.shape,
+                tensor.dtype,
+                source.len(),
+                destination.len()
+            ),
+            "both buffers must be as long as the shape says",
+        );
+    }
+    if !weight.is_finite() || weight < 0.0 {
+        return invalid(format!("weight {weight}"), "a weight is zero or a positive number");
+    }
+    Ok(())
+}
+
+/// A root must be one of the workers.
+pub(super) fn check_root(op: Op, size: impl FnOnce() -> u32) -> Result<()> {
+    let Op::Broadcast { root } = op else { return Ok(()) };
+    let size = size();
+    if root.0 < size {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument {
+        what: format!("a broadcast from {root} in a job of {size} workers"),
+        hint: "roots count from 0".to_owned(),
+    })
+}
+
+/// Takes a submission in, of whose tensor this is known.
+pub(super) fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, known: Result<Lookup>) {
+    let key = ticket.key;
+    let parked = Parked { ticket: id, op: ticket.op, weight: ticket.weight };
+    state.bytes_pending += ticket.bytes;
+    state.tickets.insert(id, ticket);
+    if let Some(error) = state.ended.clone() {
+        return state.resolve(id, Err(error));
+    }
+    match known {
+        Err(error) => state.resolve(id, Err(error)),
+        Ok(Lookup::Ready) => state.begin(now, id),
+        Ok(Lookup::Declaring | Lookup::Unknown) => state.park(key, parked),
+    }
+}
