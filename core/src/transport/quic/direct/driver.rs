@@ -42,6 +42,9 @@ pub(super) trait Role {
     /// Everything that happened was told: time for what is better done once a turn.
     fn settle(&mut self, net: &mut Net);
 
+    /// A connection has sent so many bytes.
+    fn sent(&mut self, connection: ConnectionHandle, bytes: usize);
+
     /// What a connection has to send.
     fn share(&self, connection: ConnectionHandle) -> Share;
 
@@ -331,7 +334,7 @@ impl Net {
     ///
     /// Small, because a server sums what has come from every worker: if one of its links were served until it has nothing more to send,
     /// each worker would serve another one first, and no server would have anything to send back.
-    fn transmit<R: Role>(&mut self, role: &R) -> bool {
+    fn transmit<R: Role>(&mut self, role: &mut R) -> bool {
         if self.stirred.is_empty() || !self.wire.flush() {
             return false;
         }
@@ -352,6 +355,8 @@ impl Net {
                 Some(transmit) => {
                     bytes += transmit.size;
                     self.turns.charge(&waiting, place, transmit.size);
+                    role.sent(handle, transmit.size);
+                    waiting[place].1 = role.share(handle);
                     self.wire.send(transmit, &mut self.buffer);
                 }
                 None => {
@@ -391,9 +396,17 @@ impl Net {
 
 /// Lets a connection have what the network may hold, and a little to go on with. What it has got goes out in the order of that moment, and
 /// what waits with its owner in the order of the moment when there is room; and only what waits there tells how much is left.
-fn keep_ahead(connection: &mut Connection) {
+///
+/// That bound is for what is as urgent as the rest. What is more urgent overtakes only where quinn-proto knows of it, see [`let_ahead`].
+pub(super) fn keep_ahead(connection: &mut Connection) {
     let window = connection.congestion_state().window();
     connection.set_send_window((window + window / 4 + AHEAD_BYTES).min(SEND_WINDOW_BYTES));
+}
+
+/// Lets a connection have what is more urgent than other bytes that it has got, however many those are: they would else fill what it may
+/// have until they are acknowledged, and by then they are on their way. Until [`keep_ahead`].
+pub(super) fn let_ahead(connection: &mut Connection) {
+    connection.set_send_window(u64::MAX);
 }
 
 fn stir(stirred: &mut Vec<ConnectionHandle>, line: &mut Line, handle: ConnectionHandle) {

@@ -110,14 +110,6 @@ fn a_server_is_found_by_its_name() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
 }
 
-#[test]
-fn the_more_urgent_stream_goes_first_and_of_equals_the_older() {
-    assert!(precedence(1, 9) > precedence(0, 1));
-    assert!(precedence(3, 1) > precedence(3, 2));
-    assert!(precedence(7, u32::MAX) > precedence(6, 0));
-    assert!(precedence(0, u32::MAX) > 0);
-}
-
 /// A job whose sockets a test listens at.
 struct Trying {
     world: Loopback,
