@@ -396,17 +396,19 @@ impl Net {
 
 /// Lets a connection have what the network may hold, and a little to go on with. What it has got goes out in the order of that moment, and
 /// what waits with its owner in the order of the moment when there is room; and only what waits there tells how much is left.
-///
-/// That bound is for what is as urgent as the rest. What is more urgent overtakes only where quinn-proto knows of it, see [`let_ahead`].
 pub(super) fn keep_ahead(connection: &mut Connection) {
-    let window = connection.congestion_state().window();
-    connection.set_send_window((window + window / 4 + AHEAD_BYTES).min(SEND_WINDOW_BYTES));
+    connection.set_send_window(ahead(connection));
 }
 
-/// Lets a connection have what is more urgent than other bytes that it has got, however many those are: they would else fill what it may
-/// have until they are acknowledged, and by then they are on their way. Until [`keep_ahead`].
+/// Lets a connection have what is more urgent than other bytes beside those, until [`keep_ahead`]: they may fill what it may have until
+/// they are acknowledged, and what it sends first it chooses among what it has got.
 pub(super) fn let_ahead(connection: &mut Connection) {
-    connection.set_send_window(u64::MAX);
+    connection.set_send_window(ahead(connection) + URGENT_AHEAD_BYTES);
+}
+
+fn ahead(connection: &Connection) -> u64 {
+    let window = connection.congestion_state().window();
+    (window + window / 4 + AHEAD_BYTES).min(SEND_WINDOW_BYTES)
 }
 
 fn stir(stirred: &mut Vec<ConnectionHandle>, line: &mut Line, handle: ConnectionHandle) {
@@ -427,5 +429,8 @@ const COMMANDS_A_TURN: usize = 256;
 const BYTES_A_TURN: usize = 1 << 20;
 /// What a connection has got beyond what the network may hold, at least: more than it sends in a turn.
 const AHEAD_BYTES: u64 = 256 << 10;
+/// What it has got of the most urgent beside all else, at most: two parts. Not all there is, because all may be on its way at once, and so
+/// in the receiver's socket.
+const URGENT_AHEAD_BYTES: u64 = 8 << 20;
 /// The longest sleep; nothing depends on it.
 const SLEEP_MAX: Duration = Duration::from_secs(60);
