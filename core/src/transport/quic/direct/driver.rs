@@ -42,6 +42,9 @@ pub(super) trait Role {
     /// Everything that happened was told: time for what is better done once a turn.
     fn settle(&mut self, net: &mut Net);
 
+    /// A connection has sent so many bytes.
+    fn sent(&mut self, connection: ConnectionHandle, bytes: usize);
+
     /// What a connection has to send.
     fn share(&self, connection: ConnectionHandle) -> Share;
 
@@ -331,7 +334,7 @@ impl Net {
     ///
     /// Small, because a server sums what has come from every worker: if one of its links were served until it has nothing more to send,
     /// each worker would serve another one first, and no server would have anything to send back.
-    fn transmit<R: Role>(&mut self, role: &R) -> bool {
+    fn transmit<R: Role>(&mut self, role: &mut R) -> bool {
         if self.stirred.is_empty() || !self.wire.flush() {
             return false;
         }
@@ -352,6 +355,8 @@ impl Net {
                 Some(transmit) => {
                     bytes += transmit.size;
                     self.turns.charge(&waiting, place, transmit.size);
+                    role.sent(handle, transmit.size);
+                    waiting[place].1 = role.share(handle);
                     self.wire.send(transmit, &mut self.buffer);
                 }
                 None => {
@@ -391,9 +396,19 @@ impl Net {
 
 /// Lets a connection have what the network may hold, and a little to go on with. What it has got goes out in the order of that moment, and
 /// what waits with its owner in the order of the moment when there is room; and only what waits there tells how much is left.
-fn keep_ahead(connection: &mut Connection) {
+pub(super) fn keep_ahead(connection: &mut Connection) {
+    connection.set_send_window(ahead(connection));
+}
+
+/// Lets a connection have what is more urgent than other bytes beside those, until [`keep_ahead`]: they may fill what it may have until
+/// they are acknowledged, and what it sends first it chooses among what it has got.
+pub(super) fn let_ahead(connection: &mut Connection) {
+    connection.set_send_window(ahead(connection) + URGENT_AHEAD_BYTES);
+}
+
+fn ahead(connection: &Connection) -> u64 {
     let window = connection.congestion_state().window();
-    connection.set_send_window((window + window / 4 + AHEAD_BYTES).min(SEND_WINDOW_BYTES));
+    (window + window / 4 + AHEAD_BYTES).min(SEND_WINDOW_BYTES)
 }
 
 fn stir(stirred: &mut Vec<ConnectionHandle>, line: &mut Line, handle: ConnectionHandle) {
@@ -414,5 +429,8 @@ const COMMANDS_A_TURN: usize = 256;
 const BYTES_A_TURN: usize = 1 << 20;
 /// What a connection has got beyond what the network may hold, at least: more than it sends in a turn.
 const AHEAD_BYTES: u64 = 256 << 10;
+/// What it has got of the most urgent beside all else, at most: two parts. Not all there is, because all may be on its way at once, and so
+/// in the receiver's socket.
+const URGENT_AHEAD_BYTES: u64 = 8 << 20;
 /// The longest sleep; nothing depends on it.
 const SLEEP_MAX: Duration = Duration::from_secs(60);

@@ -126,20 +126,28 @@ impl Exchange {
         self.push.bytes
     }
 
-    /// Writes as much as the connection takes.
-    pub(super) fn write(&mut self, connection: &mut Connection) {
-        let Some(stream) = self.stream.filter(|_| self.is_writing()) else { return };
+    /// Writes as much as the connection takes, and returns how many bytes that were.
+    pub(super) fn write(&mut self, connection: &mut Connection) -> usize {
+        let mut bytes = 0;
+        let Some(stream) = self.stream.filter(|_| self.is_writing()) else { return bytes };
         let mut sender = connection.send_stream(stream);
         while self.taken < self.unsent.len() {
             match sender.write_chunks(&mut self.unsent[self.taken..]) {
-                Ok(written) => self.taken += written.chunks,
-                Err(WriteError::Blocked) => return,
-                Err(WriteError::Stopped(_) | WriteError::ClosedStream) => return self.refused(connection),
+                Ok(written) => {
+                    bytes += written.bytes;
+                    self.taken += written.chunks;
+                }
+                Err(WriteError::Blocked) => return bytes,
+                Err(WriteError::Stopped(_) | WriteError::ClosedStream) => {
+                    self.refused(connection);
+                    return bytes;
+                }
             }
         }
         // Fails only for a stream that was stopped, which is as good.
         let _ = sender.finish();
         self.sent();
+        bytes
     }
 
     /// The server needs no more of the body: it has its answer ready, or resets the stream, which reading shows.

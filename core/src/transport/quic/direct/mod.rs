@@ -11,7 +11,8 @@
 //! **Which goes first.** Every stream has a rank of its own: first by the urgency of its exchange, then by age. So what is urgent overtakes
 //! at the next packet, and of what is equally urgent one exchange is finished after the other, instead of all late together. quinn-proto
 //! orders only what it was given, and what it was given has used up the peer's credit: so it gets no more than a window's worth
-//! ([`Settings`]), and the rest waits here, in the same order.
+//! ([`Settings`]), and the rest waits here, in the same order. What is more urgent than that window's worth is given at once beside it, and as
+//! long as it has not left, its connection goes before the others ([`urgency`]).
 
 use super::door::Door;
 use super::identity::Credentials;
@@ -22,7 +23,6 @@ use super::{listener, socket};
 use crate::error::{Error, Result};
 use crate::transport::thread::TransportThread;
 use crate::transport::{Inbox, Listener};
-use crate::wire::URGENCY_MAX;
 use driver::Net;
 use server::{Command, Server};
 use wire::Wire;
@@ -36,6 +36,7 @@ mod exchange;
 mod served;
 mod server;
 mod turns;
+mod urgency;
 mod wire;
 mod worker;
 
@@ -100,38 +101,6 @@ fn no_socket(error: &std::io::Error) -> Error {
 fn no_queue(error: &std::io::Error) -> Error {
     Error::Io { what: "opening an event descriptor".to_owned(), cause: error.to_string() }
 }
-
-/// The rank of the `nth` stream of a link among the others: the more urgent first, then the older. Ages are compared within 2^24
-/// streams; beyond, an old one would only wait longer.
-fn precedence(urgency: u8, nth: u32) -> i32 {
-    (i32::from(urgency) + 1) * AGES as i32 - (nth % AGES) as i32
-}
-
-/// The class of urgency of a rank, which is above zero.
-fn urgency_of(precedence: i32) -> u8 {
-    u8::try_from((precedence - 1) / AGES as i32).expect("made of one")
-}
-
-/// How many exchanges of each class a link has under way.
-#[derive(Default, Debug)]
-struct Classes([u32; URGENCY_MAX as usize + 1]);
-
-impl Classes {
-    fn enter(&mut self, precedence: i32) {
-        self.0[usize::from(urgency_of(precedence))] += 1;
-    }
-
-    fn leave(&mut self, precedence: i32) {
-        self.0[usize::from(urgency_of(precedence))] -= 1;
-    }
-
-    /// The most urgent that is not empty; the least if all are.
-    fn most_urgent(&self) -> u8 {
-        (0..=URGENCY_MAX).rev().find(|class| self.0[usize::from(*class)] > 0).unwrap_or_default()
-    }
-}
-
-const AGES: u32 = 1 << 24;
 
 /// What may wait in the kernel for its turn on the wire. What waits there cannot be overtaken by what is more urgent, and a long queue of a
 /// slow interface drops datagrams before they have left; short of it, the driver is told to wait. A few batches keep the wire busy: TCP

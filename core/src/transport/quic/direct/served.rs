@@ -244,13 +244,16 @@ impl Served {
         }
     }
 
-    /// Writes as much as the connection takes.
-    pub(super) fn write(&mut self, connection: &mut Connection) {
+    /// Writes as much as the connection takes, and returns how many bytes that were.
+    pub(super) fn write(&mut self, connection: &mut Connection) -> usize {
         let mut sender = connection.send_stream(self.stream);
-        let mut taken = 0;
+        let (mut taken, mut bytes) = (0, 0);
         while taken < self.unsent.len() {
             match sender.write_chunks(&mut self.unsent[taken..]) {
-                Ok(written) => taken += written.chunks,
+                Ok(written) => {
+                    bytes += written.bytes;
+                    taken += written.chunks;
+                }
                 Err(WriteError::Blocked) => break,
                 // Told by its event.
                 Err(WriteError::Stopped(_) | WriteError::ClosedStream) => taken = self.unsent.len(),
@@ -261,6 +264,7 @@ impl Served {
             self.answer = Answer::Finished;
             let _ = sender.finish();
         }
+        bytes
     }
 
     /// It is over: what its streams still hold is dropped.

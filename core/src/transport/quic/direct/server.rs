@@ -9,10 +9,10 @@ use quinn_proto::{ConnectionError, ConnectionHandle, Dir, Event, Incoming as Kno
 use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode_reason, gave_up};
 use super::super::door::{Door, Verdict};
 use super::super::tls::{PeerOf, peer_of};
-use super::driver::{Net, Role};
+use super::driver::{Net, Role, keep_ahead, let_ahead};
 use super::served::{Found, Served};
 use super::turns::Share;
-use super::{Classes, precedence};
+use super::urgency::{Classes, Handed, precedence};
 use crate::error::Error;
 use crate::transport::{Inbox, Incoming, Outgoing};
 use crate::types::{ExchangeId, LinkId};
@@ -51,6 +51,8 @@ struct Link {
     writers: BTreeSet<(Reverse<i32>, StreamId)>,
     /// Exchanges whose answer was begun and has not reached the peer.
     answering: Classes,
+    /// What of the answers quinn-proto has got and not sent.
+    handed: Handed,
 }
 
 impl Role for Server {
@@ -143,10 +145,18 @@ impl Role for Server {
         }
     }
 
+    fn sent(&mut self, connection: ConnectionHandle, bytes: usize) {
+        if let Some(link) = self.owners.get(&connection).and_then(|link| self.links.get_mut(link)) {
+            link.handed.sent(bytes as u64);
+        }
+    }
+
     /// Workers are served alike: a sum is of use when all of them have it.
     fn share(&self, connection: ConnectionHandle) -> Share {
         let link = self.owners.get(&connection).and_then(|link| self.links.get(link));
-        Share { urgency: link.map_or(0, |link| link.answering.most_urgent()), bytes: 0 }
+        // A writer may wait for its sum instead of for the connection, so that only what was handed over says what is sent next.
+        let urgency = |link: &Link| link.handed.most_urgent(None, &link.answering);
+        Share { urgency: link.map_or(0, urgency), bytes: 0 }
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -219,7 +229,8 @@ impl Server {
         let link = LinkId(self.name());
         let peer = format!("{} {} at {address}", identity.role, identity.node);
         let (streams, writers) = (BTreeMap::new(), BTreeSet::new());
-        self.links.insert(link, Link { handle, peer, answers: 0, streams, writers, answering: Classes::default() });
+        let (answering, handed) = (Classes::default(), Handed::default());
+        self.links.insert(link, Link { handle, peer, answers: 0, streams, writers, answering, handed });
         self.owners.insert(handle, link);
         self.tell(Incoming::LinkUp { link, node: identity.node, address: address.to_string() });
     }
@@ -304,13 +315,21 @@ impl Server {
     fn write(&mut self, net: &mut Net, id: LinkId) {
         let Some(link) = self.links.get_mut(&id) else { return };
         let Some(connection) = net.connection(link.handle) else { return };
+        let_ahead(connection);
+        let mut is_ahead = true;
         for (precedence, stream) in std::mem::take(&mut link.writers) {
             let Some(served) = link.streams.get_mut(&stream) else { continue };
-            served.write(connection);
+            if is_ahead && !link.answering.is_ahead(precedence.0) {
+                keep_ahead(connection);
+                is_ahead = false;
+            }
+            let written = served.write(connection);
+            link.handed.took(precedence.0, written as u64);
             if served.is_writing() {
                 link.writers.insert((precedence, stream));
             }
         }
+        keep_ahead(connection);
     }
 
     /// An exchange ended without its answer delivered.

@@ -1,7 +1,7 @@
 //! What the direct driver does beyond the promises of every transport, which `quic::tests` hold it to.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -10,12 +10,13 @@ use crate::transport::contract::{self, SOON, Server, Worker, World, connect, con
 use crate::transport::quic::tests::Loopback;
 use crate::transport::{Incoming, Peer, Transport};
 use crate::types::{Done, ExchangeId, NodeId, Role};
+use crate::wire::Header;
 
 #[test]
 fn a_network_that_loses_a_fifth_of_all_datagrams_loses_nothing() {
     for datagram_bytes_max in [1_452, 16_000] {
         let settings = Settings { datagram_bytes_max: Some(datagram_bytes_max), ..Settings::default() };
-        let world = Trying { loss_percent: 20, ..Trying::new(settings) };
+        let world = Trying { loss_percent: Arc::new(AtomicU64::new(20)), ..Trying::new(settings) };
         let (server, worker) = connected(&world);
         let _echo = server.echo();
         let mut memory: Vec<(Vec<u8>, Vec<u8>)> =
@@ -30,6 +31,25 @@ fn a_network_that_loses_a_fifth_of_all_datagrams_loses_nothing() {
         }
         assert!(memory.iter().all(|(pushed, pulled)| pushed == pulled));
     }
+}
+
+#[test]
+fn what_is_urgent_does_not_wait_for_room_in_the_window_of_a_backlog() {
+    // It outlives the transport, which has it until the end.
+    let mut memory: Vec<Vec<u8>> = (0..8).map(|seed| pattern(4 << 20, seed)).collect();
+    let mut urgent_memory = pattern(1 << 20, 9);
+    let world = Trying::new(Settings::default());
+    let (_server, worker) = connected(&world);
+    // Nothing is acknowledged from now on.
+    world.loss_percent.store(100, Ordering::Relaxed);
+    let push = |id: u64, urgency: u8, body: &mut [u8]| {
+        let header = Header { urgency, ..contract::header(body.len() as u64) };
+        worker.push_with(ExchangeId(id), header, body)
+    };
+    let backlog: Vec<_> = (0..).zip(&mut memory).map(|(id, body)| push(id, 0, body)).collect();
+    let urgent = push(9, 7, &mut urgent_memory);
+    assert_eq!(urgent.soon(), Ok(()));
+    assert!(backlog[7].0.try_recv().is_err(), "the backlog is longer than the window");
 }
 
 #[test]
@@ -110,18 +130,10 @@ fn a_server_is_found_by_its_name() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
 }
 
-#[test]
-fn the_more_urgent_stream_goes_first_and_of_equals_the_older() {
-    assert!(precedence(1, 9) > precedence(0, 1));
-    assert!(precedence(3, 1) > precedence(3, 2));
-    assert!(precedence(7, u32::MAX) > precedence(6, 0));
-    assert!(precedence(0, u32::MAX) > 0);
-}
-
 /// A job whose sockets a test listens at.
 struct Trying {
     world: Loopback,
-    loss_percent: u64,
+    loss_percent: Arc<AtomicU64>,
     largest: Arc<AtomicUsize>,
 }
 
@@ -129,12 +141,12 @@ impl Trying {
     fn new(settings: Settings) -> Self {
         let mut world = Loopback::new();
         world.settings = settings;
-        Self { world, loss_percent: 0, largest: Arc::default() }
+        Self { world, loss_percent: Arc::default(), largest: Arc::default() }
     }
 
     fn wire(&self, address: &str) -> Wire {
         let mut wire = open(socket::bind(address.parse().unwrap(), 1 << 20).unwrap()).unwrap();
-        (wire.trial.loss_percent, wire.trial.largest) = (self.loss_percent, Arc::clone(&self.largest));
+        (wire.trial.loss_percent, wire.trial.largest) = (Arc::clone(&self.loss_percent), Arc::clone(&self.largest));
         wire
     }
 

@@ -184,7 +184,7 @@ const RECEIVE_BATCH: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Trial {
     /// Of 100 datagrams so many are lost: at random, the same ones at every run.
-    pub(super) loss_percent: u64,
+    pub(super) loss_percent: std::sync::Arc<std::sync::atomic::AtomicU64>,
     /// Bytes of the largest.
     pub(super) largest: std::sync::Arc<std::sync::atomic::AtomicUsize>,
     random: u64,
@@ -197,7 +197,7 @@ impl Trial {
             while !datagrams.is_empty() {
                 let datagram = datagrams.split_to(stride.min(datagrams.len()));
                 self.largest.fetch_max(datagram.len(), std::sync::atomic::Ordering::Relaxed);
-                if self.random() % 100 >= self.loss_percent {
+                if self.random() % 100 >= self.loss_percent.load(std::sync::atomic::Ordering::Relaxed) {
                     batches.push(Batch { from, to, ecn, datagrams: datagram, stride });
                 }
             }

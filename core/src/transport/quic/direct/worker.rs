@@ -17,10 +17,10 @@ use super::super::tls::{check_server, peer_of};
 use super::super::transport::{Call, Pull};
 use super::commands::WeakCommands;
 use super::dialing::{Dial, Phase, Then};
-use super::driver::{Net, Role};
+use super::driver::{Net, Role, keep_ahead, let_ahead};
 use super::exchange::{Exchange, Step};
 use super::turns::Share;
-use super::{Classes, precedence};
+use super::urgency::{Classes, Handed, precedence};
 use crate::error::{Error, Result};
 use crate::mem::{Loan, Returned};
 use crate::transport::exchange::{link_gone, unknown_exchange};
@@ -87,6 +87,8 @@ struct Link {
     bytes_open: u64,
     /// Exchanges whose contribution the server has not acknowledged.
     pushing: Classes,
+    /// What of them quinn-proto has got and not sent.
+    handed: Handed,
 }
 
 impl Role for Worker {
@@ -171,12 +173,17 @@ impl Role for Worker {
         }
     }
 
+    fn sent(&mut self, connection: ConnectionHandle, bytes: usize) {
+        if let Some(Owner::Link(link)) = self.owners.get(&connection)
+            && let Some(link) = self.links.get_mut(link)
+        {
+            link.handed.sent(bytes as u64);
+        }
+    }
+
     fn share(&self, connection: ConnectionHandle) -> Share {
         match self.owners.get(&connection) {
-            Some(Owner::Link(link)) => self
-                .links
-                .get(link)
-                .map_or(Share::default(), |link| Share { urgency: link.pushing.most_urgent(), bytes: link.bytes_open }),
+            Some(Owner::Link(link)) => self.links.get(link).map_or(Share::default(), Link::share),
             Some(Owner::Dial(_)) | None => Share::default(),
         }
     }
@@ -223,6 +230,14 @@ impl Role for Worker {
         let exchanges: Vec<ExchangeId> = self.exchanges.keys().copied().collect();
         exchanges.into_iter().for_each(|id| self.end_exchange(net, id, reason));
         self.settle(net);
+    }
+}
+
+impl Link {
+    /// Its urgency is that of what it sends next, whatever else the peer has not acknowledged.
+    fn share(&self) -> Share {
+        let next = self.writers.first().map(|(Reverse(precedence), _)| *precedence);
+        Share { urgency: self.handed.most_urgent(next, &self.pushing), bytes: self.bytes_open }
     }
 }
 
@@ -326,9 +341,11 @@ impl Worker {
         self.owners.insert(handle, Owner::Link(link));
         let (streams, writers) = (BTreeMap::new(), BTreeSet::new());
         let (peer, lost, first_stream) = (dial.peer, dial.lost, Some(stream));
-        let (pushes, bytes_open, pushing) = (0, 0, Classes::default());
-        self.links
-            .insert(link, Link { handle, peer, first_stream, lost, pushes, streams, writers, bytes_open, pushing });
+        let (pushes, bytes_open, pushing, handed) = (0, 0, Classes::default(), Handed::default());
+        self.links.insert(
+            link,
+            Link { handle, peer, first_stream, lost, pushes, streams, writers, bytes_open, pushing, handed },
+        );
         dial.done.ok(link);
     }
 
@@ -375,7 +392,13 @@ impl Worker {
         let Some(connection) = net.connection(link.handle) else { return };
         let writers = std::mem::take(&mut link.writers);
         let mut may_open = true;
+        let_ahead(connection);
+        let mut is_ahead = true;
         for (precedence, id) in writers {
+            if is_ahead && !link.pushing.is_ahead(precedence.0) {
+                keep_ahead(connection);
+                is_ahead = false;
+            }
             let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
             if exchange.stream.is_none() && exchange.is_writing() && may_open {
                 exchange.stream = link.first_stream.take().or_else(|| connection.streams().open(Dir::Bi));
@@ -385,11 +408,13 @@ impl Worker {
                     link.streams.insert(stream, id);
                 }
             }
-            exchange.write(connection);
+            let written = exchange.write(connection);
+            link.handed.took(precedence.0, written as u64);
             if exchange.is_writing() {
                 link.writers.insert((precedence, id));
             }
         }
+        keep_ahead(connection);
     }
 
     fn pull(&mut self, net: &mut Net, id: ExchangeId, pull: Pull) {
