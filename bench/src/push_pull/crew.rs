@@ -23,7 +23,8 @@ pub(crate) struct Crew {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) servers: u32,
     /// Roads that the bytes take, separated by commas; each is a contender: quic; shm, memory shared with a server of this host; local,
-    /// memory shared among the workers of this host, whose server has nothing to do; mem, all of them in one process; auto, what the engine chooses.
+    /// memory shared among the workers of this host, whose server has nothing to do; mem, memory of one process that is the whole job;
+    /// auto, what the engine chooses.
     #[arg(long, value_delimiter = ',', default_value = "quic", value_parser = Road::parse)]
     pub(crate) road: Vec<&'static Road>,
     /// Peers to measure in the same run, separated by commas.
