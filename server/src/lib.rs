@@ -19,6 +19,7 @@ pub mod embedded;
 pub mod launch;
 pub mod rendezvous;
 
+mod ending;
 mod os;
 mod signals;
 

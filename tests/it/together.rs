@@ -73,6 +73,23 @@ fn tensors_that_share_parts_and_tensors_in_any_order_have_the_right_sums() {
 }
 
 #[test]
+fn whoever_waits_for_room_does_not_keep_others_from_working() {
+    let cluster = Cluster::with(2, 1, &[TOGETHER, ("submit_bytes_max", "1 MiB"), ("credit_bytes", "1 MiB")]);
+    all(&cluster.workers, |engine| {
+        let mut bulk: Vec<Tensor> = (0..4).map(|n| Tensor::new(&format!("bulk {n}"), vec![1_f32; 1 << 16])).collect();
+        let mut last = Tensor::new("last", vec![1_f32; 1 << 16]);
+        for _ in 0..10 {
+            // Nobody waits for these before the last one is under way, which must wait for room.
+            let begin = |tensor: &mut Tensor| engine.push_pull(tensor.submission(Op::Mean), |_| {}).unwrap();
+            let handles: Vec<_> = bulk.iter_mut().map(begin).collect();
+            engine.reduce(last.submission(Op::Mean), Some(PATIENCE)).unwrap();
+            handles.into_iter().for_each(|handle| handle.wait(Some(PATIENCE)).unwrap());
+        }
+        assert!(bulk.iter().chain([&last]).flat_map(|tensor| &tensor.data).all(|mean| *mean == 1.0));
+    });
+}
+
+#[test]
 fn a_result_may_go_elsewhere() {
     let cluster = Cluster::with(2, 1, &[TOGETHER]);
     all(&cluster.workers, |engine| {

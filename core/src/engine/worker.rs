@@ -272,14 +272,16 @@ impl Engine {
     /// At once for what can be known at once: a bad reduction, a length that does not fit the shape, another dtype or shape than
     /// declared before on this worker, a job that has ended. Everything else resolves the handle.
     pub fn push_pull(&self, submission: Submission, then: impl FnOnce(u64) + Send + 'static) -> Result<Handle> {
-        self.submit(submission, HERE_BYTES_MAX, then)
+        self.submit(submission, HERE_BYTES_MAX, || {}, then)
     }
 
-    /// As [`push_pull`](Self::push_pull); parts of at most `here_bytes_max` bytes are pushed by the calling thread.
+    /// As [`push_pull`](Self::push_pull); parts of at most `here_bytes_max` bytes are pushed by the calling thread. `entered` runs once
+    /// there is room for the submission, which is accepted then.
     fn submit(
         &self,
         submission: Submission,
         here_bytes_max: u64,
+        entered: impl FnOnce(),
         then: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
         let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
@@ -287,6 +289,7 @@ impl Engine {
         check_root(op, || self.size())?;
         let bytes = source.len() as u64;
         self.room.enter(bytes, timeout)?;
+        entered();
 
         let id = self.tickets.fetch_add(1, Ordering::Relaxed);
         let room = Arc::clone(&self.room);
@@ -348,13 +351,12 @@ impl Engine {
     ) -> Result<Handle> {
         let Some(collective) = self.shared.collective.get() else {
             // Whoever waits anyway pushes all of it: no other thread has to wake first.
-            return self.submit(submission, u64::MAX, then);
+            return self.submit(submission, u64::MAX, || {}, then);
         };
-        collective.attend();
-        let handle = self.push_pull(submission, then);
-        let over = || handle.as_ref().map_or(true, Handle::is_resolved);
-        collective.help(&over, patience, true);
-        handle
+        // Not before there is room: what this thread waits for there may need another to work.
+        let handle = self.submit(submission, HERE_BYTES_MAX, || collective.attend(), then)?;
+        collective.help(&|| handle.is_resolved(), patience, true);
+        Ok(handle)
     }
 
     /// Arrives at the barrier `name`; the handle resolves once all workers have, at the latest after `timeout`, or else the job's step

@@ -247,6 +247,17 @@ impl Board {
         fence(Ordering::SeqCst);
     }
 
+    /// Says on which core this rank is looked after; whether another rank was last looked after there too.
+    pub(super) fn settle_on(&self, core: usize) -> bool {
+        // Only a hint: nothing that it orders.
+        let shown = |rank: usize| self.segment.u64(self.layout.word(rank, Word::Core));
+        let core = core as u64 + 1;
+        if shown(self.me).load(Ordering::Relaxed) != core {
+            shown(self.me).store(core, Ordering::Relaxed);
+        }
+        self.others().any(|rank| shown(rank).load(Ordering::Relaxed) == core)
+    }
+
     /// Says that nothing works any more, unless that was said before, and wakes everybody.
     pub(super) fn break_down(&self, breakage: Breakage) {
         let (kind, rank) = match breakage {

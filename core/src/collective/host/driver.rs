@@ -176,6 +176,17 @@ impl Driver {
         self.current.is_some() || leading || board.orders() != self.obeyed || orphaned || sayable
     }
 
+    /// Hears what the others say, and acts on nothing of it; whether that was something.
+    pub(super) fn listen(&mut self) -> bool {
+        if self.aborted || self.board.broken().is_some() {
+            return false;
+        }
+        self.hear().unwrap_or_else(|breakage| {
+            self.board.break_down(breakage);
+            false
+        })
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub(super) fn poll_timeout(&mut self) -> Option<Time> {
         while self.due.first().is_some_and(|(_, slot)| !self.pending.contains_key(slot)) {
@@ -328,8 +339,8 @@ impl Driver {
         said
     }
 
-    /// The leader's part: hears what the others are ready for, and orders what comes next once it has nothing to do itself.
-    fn lead(&mut self, now: Time) -> Result<bool, Breakage> {
+    /// The leader hears what the others are ready for; whether that was something.
+    fn hear(&mut self) -> Result<bool, Breakage> {
         let Some(order) = &mut self.order else { return Ok(false) };
         let mut moved = false;
         let mut complaints = Vec::new();
@@ -350,6 +361,13 @@ impl Driver {
         for (slot, waited) in complaints {
             order.handle_overdue(slot, waited);
         }
+        Ok(moved)
+    }
+
+    /// The leader's part: hears what the others are ready for, and orders what comes next once it has nothing to do itself.
+    fn lead(&mut self, now: Time) -> Result<bool, Breakage> {
+        let mut moved = self.hear()?;
+        let Some(order) = &mut self.order else { return Ok(false) };
         while self.current.is_none() && self.board.orders() == self.obeyed && order.has_decision() {
             if !self.board.may_order() {
                 self.blocked.get_or_insert(now);

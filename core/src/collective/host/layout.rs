@@ -8,7 +8,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 /// What a segment begins with.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal2");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal3");
 /// Chunks that may be on their way at once.
 pub(super) const DEPTH: u64 = 4;
 /// Announcements that the leader may not have read yet, of each rank.
@@ -68,6 +68,8 @@ pub(super) enum Word {
     Heard = 7 * LINE as isize,
     /// Orders that it has read.
     Obeyed = 8 * LINE as isize,
+    /// One more than the number of the core on which it was last looked after.
+    Core = 9 * LINE as isize,
 }
 
 /// The offsets for a number of ranks; the same on all of them.

@@ -23,6 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::thread::sched_getcpu;
+
 use self::board::{Board, Presence};
 use self::driver::{Driver, Wish};
 use self::layout::Word;
@@ -92,7 +94,9 @@ struct Core {
     attending: AtomicU32,
     /// Until when the rank's own thread sleeps if nobody wakes it.
     naps_until: AtomicU64,
-    spin: Duration,
+    /// Whether there are more ranks than cores.
+    is_cramped: bool,
+    step_timeout: Duration,
     watch: Watch,
     /// When it leaves the others, finished or not; far away until it wants to.
     leaves: AtomicU64,
@@ -100,8 +104,8 @@ struct Core {
 
 /// How long a thread that has nothing to do looks for work before it sleeps. Waking takes longer than most answers.
 const SPIN: Duration = Duration::from_micros(50);
-/// The same where the threads that are waited for need this core.
-const SPIN_CROWDED: Duration = Duration::from_micros(3);
+/// The same where there are more ranks than cores.
+const SPIN_CRAMPED: Duration = Duration::from_micros(3);
 /// Steps between two looks at the clock.
 const STEPS_PER_LOOK: u32 = 16;
 /// How long the other ranks may take to hear what a rank that leaves has withdrawn.
@@ -123,7 +127,7 @@ impl HostCollective {
         options.door = None;
         let board = Arc::new(meeting.board);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spin = if cores >= options.ranks.len() { SPIN } else { SPIN_CROWDED };
+        let is_cramped = cores < options.ranks.len();
         let HostOptions { ranks, step_timeout, oldest_every, copies, clock, .. } = options;
         let scratch = Scratch::new(board.layout.slice, copies);
         let driver = Driver::new(Arc::clone(&board), ranks, step_timeout, oldest_every, scratch);
@@ -136,7 +140,8 @@ impl HostCollective {
             wished: AtomicBool::new(false),
             attending: AtomicU32::new(0),
             naps_until: AtomicU64::new(0),
-            spin,
+            is_cramped,
+            step_timeout,
             watch: Watch::new(meeting.peers)?,
             leaves: AtomicU64::new(u64::MAX),
         });
@@ -243,6 +248,7 @@ impl Core {
             Err(TryLockError::Poisoned(_)) => panic!("{LOCK}"),
         };
         self.board.appear(Presence::Awake);
+        self.board.settle_on(sched_getcpu());
         Some(driver)
     }
 
@@ -265,11 +271,20 @@ impl Core {
                 (false, false) => Presence::Idle,
             });
             // Once more: what was written before that was written for whoever sat here.
-            if (driver.has_work() && !attended) || wakes_late {
+            let abandoned = !attended && driver.has_work();
+            if abandoned && driver.listen() {
+                // That the others are ready is mostly all there was, and no reason to wake a thread. They may say more meanwhile.
                 self.board.appear(Presence::Awake);
-                self.board.ring(self.board.me, Word::Idle);
+                continue;
+            }
+            if abandoned || wakes_late {
+                self.board.appear(Presence::Awake);
             }
             drop(driver);
+            if abandoned || wakes_late {
+                // Only now: on a core that both share it runs at once, and would find the seat taken.
+                self.board.ring(self.board.me, Word::Idle);
+            }
             if !self.wished.load(Ordering::SeqCst) {
                 return;
             }
@@ -296,7 +311,7 @@ impl Core {
     /// Works until `enough`, until `until`, or, without it, until there is nothing to do.
     fn drive<'a>(&'a self, mut driver: MutexGuard<'a, Driver>, enough: &dyn Fn(&Driver) -> bool, until: Option<Time>) {
         let mut now = self.now();
-        let mut idle_since = None;
+        let (mut idle_since, mut patience) = (None, Duration::ZERO);
         let mut steps = 0_u32;
         while !enough(&driver) {
             let moved = self.grant(&mut driver) | driver.step(now);
@@ -308,10 +323,9 @@ impl Core {
             std::hint::spin_loop();
             if idle_since.is_none() || steps.is_multiple_of(STEPS_PER_LOOK) {
                 now = self.now();
-                // The system may have put the rank that is waited for on this core.
-                std::thread::yield_now();
+                patience = self.patience();
             }
-            if now.since(*idle_since.get_or_insert(now)) < self.spin {
+            if now.since(*idle_since.get_or_insert(now)) < patience {
                 continue;
             }
             driver.handle_timeout(now);
@@ -332,6 +346,22 @@ impl Core {
         self.stand_up(driver);
     }
 
+    /// How long to look for work before sleeping.
+    fn patience(&self) -> Duration {
+        let is_shared = self.board.settle_on(sched_getcpu());
+        match (self.is_cramped, is_shared) {
+            // Whoever is waited for may want this core, and has no other.
+            (true, _) => {
+                std::thread::yield_now();
+                SPIN_CRAMPED
+            }
+            // It has the core to itself until it wakes this rank, which then comes to one that is free. Had both stayed awake, the system
+            // would have left them where they are.
+            (false, true) => Duration::ZERO,
+            (false, false) => SPIN,
+        }
+    }
+
     /// The rank's own thread.
     fn serve(&self) {
         let leaves = || Time(self.leaves.load(Ordering::SeqCst));
@@ -340,12 +370,13 @@ impl Core {
             if let Some(driver) = self.sit_down() {
                 self.drive(driver, &|_| false, None);
             }
-            // From here on whoever stands up with an earlier deadline rings.
-            self.naps_until.store(u64::MAX, Ordering::SeqCst);
-            let mut nap = NAP_MAX;
+            // From here on whoever stands up with an earlier deadline rings. What is submitted later is never overdue earlier: nobody rings
+            // for that.
+            let now = self.now();
+            let mut nap = self.step_timeout.min(NAP_MAX);
+            self.naps_until.store((now + nap).0, Ordering::SeqCst);
             if let Some(mut driver) = self.sit_down_or_be_noticed() {
-                let now = self.now();
-                nap = driver.poll_timeout().map_or(NAP_MAX, |due| due.since(now).min(NAP_MAX));
+                nap = driver.poll_timeout().map_or(nap, |due| due.since(now).min(nap));
                 self.naps_until.store((now + nap).0, Ordering::SeqCst);
                 self.stand_up(driver);
             }

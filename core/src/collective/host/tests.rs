@@ -305,6 +305,74 @@ fn nothing_runs_while_nothing_is_to_be_done() {
     panic!("the bells never rest");
 }
 
+#[test]
+fn what_others_are_ready_for_wakes_nobody_who_wants_nothing() {
+    let machine = Machine::of(2);
+    let [leader, other] = [0, 1].map(|rank| &machine.0[rank].0.core);
+    let naps = |core: &Core| core.naps_until.load(Ordering::SeqCst) > 0;
+    while ![leader, other].iter().all(|core| naps(core)) {
+        std::thread::yield_now();
+    }
+    let bells = || [leader, other].map(|core| core.board.bell(Word::Idle));
+    let before = bells();
+    let seat = loop {
+        if let Some(seat) = leader.sit_down() {
+            break seat;
+        }
+        std::thread::yield_now();
+    };
+    let mut data = [[1_i32; 8]; 2];
+    let [ours, theirs] = &mut data;
+    let (sender, ended) = mpsc::channel();
+    let announced = machine.0[1].operation(slot(1, 0), Op::Sum, 1.0, theirs);
+    machine.0[1].0.run(announced, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    while leader.board.count(1, Word::Announced) == 0 {
+        std::thread::yield_now();
+    }
+    leader.stand_up(seat);
+    assert_eq!(leader.board.count(1, Word::Heard), 1, "whoever leaves the seat has heard of it");
+    assert_eq!(bells(), before, "neither thread has anything to do");
+    machine.0[0].reduce(slot(1, 0), Op::Sum, 1.0, ours).unwrap();
+    ended.recv_timeout(PATIENCE).unwrap().unwrap();
+    assert_eq!(data, [[2; 8]; 2]);
+}
+
+#[test]
+fn ranks_that_share_one_core_come_to_an_end() {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let machine = Machine::of(2);
+    let allowed = sched_getaffinity(None).unwrap();
+    let first = (0..CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).unwrap();
+    let mut only = CpuSet::new();
+    only.set(first);
+    let sums = machine.each(|rank, collective| {
+        sched_setaffinity(None, &only).unwrap();
+        let mut data: Vec<i32> = (0..20_000).map(|index| digit(rank, index)).collect();
+        for round in 0..5 {
+            collective.reduce(slot(1, round), Op::Max, 1.0, &mut data).unwrap();
+        }
+        data
+    });
+    let expected: Vec<i32> = (0..20_000).map(|index| digit(0, index).max(digit(1, index))).collect();
+    assert!(sums.iter().all(|maximum| *maximum == expected));
+}
+
+#[test]
+fn a_rank_knows_whether_another_was_last_on_its_core() {
+    let machine = Machine::of(2);
+    let [leader, other] = [0, 1].map(|rank| &machine.0[rank].0.core);
+    // Nobody else moves them while the seats are taken.
+    let sit = |core| std::iter::from_fn(|| Some(Core::sit_down(core))).flatten().next().unwrap();
+    let seats = (sit(leader), sit(other));
+    other.board.settle_on(7);
+    assert!(leader.board.settle_on(7));
+    assert!(!leader.board.settle_on(8));
+    assert!(!other.board.settle_on(7));
+    assert!(other.board.settle_on(8));
+    leader.stand_up(seats.0);
+    other.stand_up(seats.1);
+}
+
 /// The ranks of a machine, in one process but with a mapping each.
 struct Machine(Vec<Member>, Arc<AtomicU64>);
 
