@@ -19,7 +19,7 @@ use gradlane_core::wire::frame::{Progress, Stall};
 
 use crate::accumulator::Workshop;
 use crate::aggregate::{Aggregator, AggregatorConfig, Command, SlotId, Step};
-use crate::lanes::{Job, Outlets, SumLanes, Told};
+use crate::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
 use crate::stats::Stats;
 
 /// The data side of one server.
@@ -96,7 +96,8 @@ impl DataPlane {
                 }
             }),
         };
-        let lanes = SumLanes::new(sum_threads, &workshop, outlets)?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &workshop, outlets)?;
         let timed = Arc::downgrade(&plane);
         let timer = Timer::start("gl-aggregate", clock, move |_| {
             // The next deadline is armed by `with` itself.

@@ -4,7 +4,8 @@
 //! **Whoever holds a lane works.** A lane is a queue, the sums of its parts under a lock, and a thread that sleeps until its bell rings. Jobs
 //! are taken off the queue under the lock only, so their order holds whoever works. Usually that is the lane's thread. A thread that brings
 //! few bytes works them off itself ([`SumLanes::run`]), because to wake another thread would take longer; so does one that brings bytes
-//! faster than the lane adds them, which bounds what lies in the queue.
+//! faster than the lane adds them, which bounds what lies in the queue; and where cores are few, one that finds the lane free: bytes are
+//! added soonest by the core whose cache they are in, if no other one is idle ([`inline_bytes_max`]).
 //!
 //! Queues themselves never block, so that neither the driver, which submits under its lock, nor a lane, which reports to the driver, waits for
 //! the other: receipts are reported after the lane's lock was given back.
@@ -26,8 +27,17 @@ use crate::accumulator::Workshop;
 use crate::aggregate::{Receipt, SlotId, Step};
 use crate::sum::{Event, Sums};
 
-/// Up to so many waiting bytes are worked off by the thread that brought them. At 10 GB/s they take as long as it takes to wake a thread.
-const INLINE_BYTES_MAX: usize = 64 << 10;
+/// Up to so many waiting bytes are worked off by the thread that brought them, on a machine of `cores`.
+///
+/// In general as many as take as long, at 10 GB/s, as it takes to wake a thread. Two cores or fewer are busy with receiving and with whoever
+/// sends: a lane that is woken takes one of them from these, and fetches the bytes from its cache. There the lanes' threads are left with
+/// what comes while another thread works.
+pub(crate) fn inline_bytes_max(cores: usize) -> usize {
+    if cores <= BUSY_CORES { BACKLOG_BYTES_MAX } else { 64 << 10 }
+}
+
+/// What receiving from one sender keeps busy, its own core included where it shares the machine.
+const BUSY_CORES: usize = 2;
 /// With more waiting bytes than this, who brings more works off what is there first.
 const BACKLOG_BYTES_MAX: usize = 8 << 20;
 
@@ -77,6 +87,7 @@ pub(crate) struct Outlets {
 pub(crate) struct SumLanes {
     lanes: Vec<Arc<Lane>>,
     threads: Vec<JoinHandle<()>>,
+    inline_bytes_max: usize,
 }
 
 /// See the module's documentation.
@@ -97,12 +108,17 @@ struct Queue {
 }
 
 impl SumLanes {
-    /// Starts `threads` lanes.
+    /// Starts `threads` lanes. Of each lane who brings something works off as many bytes as [`inline_bytes_max`] says.
     ///
     /// # Errors
     /// [`Error::Io`] if the system gives no thread.
-    pub(crate) fn new(threads: NonZeroUsize, workshop: &Workshop, outlets: Outlets) -> Result<Self> {
-        let mut this = Self { lanes: Vec::new(), threads: Vec::new() };
+    pub(crate) fn new(
+        threads: NonZeroUsize,
+        inline_bytes_max: usize,
+        workshop: &Workshop,
+        outlets: Outlets,
+    ) -> Result<Self> {
+        let mut this = Self { lanes: Vec::new(), threads: Vec::new(), inline_bytes_max };
         let outlets = Arc::new(outlets);
         for index in 0..threads.get() {
             let lane = Arc::new(Lane {
@@ -133,9 +149,9 @@ impl SumLanes {
         for lane in self.lanes.iter().filter(|lane| lane.waiting_jobs.load(Ordering::Acquire) > 0) {
             if lane.waiting_bytes.load(Ordering::Acquire) > BACKLOG_BYTES_MAX {
                 lane.work(lane.sums(), |bytes| bytes > BACKLOG_BYTES_MAX / 2);
-            } else if lane.waiting_bytes.load(Ordering::Acquire) <= INLINE_BYTES_MAX {
+            } else if lane.waiting_bytes.load(Ordering::Acquire) <= self.inline_bytes_max {
                 match lane.sums.try_lock() {
-                    Ok(sums) => lane.work(sums, |bytes| bytes <= INLINE_BYTES_MAX),
+                    Ok(sums) => lane.work(sums, |bytes| bytes <= self.inline_bytes_max),
                     Err(TryLockError::Poisoned(poisoned)) => lane.work(poisoned.into_inner(), |_| true),
                     // Whoever holds it may have looked into the queue for the last time already.
                     Err(TryLockError::WouldBlock) => lane.ring(),
@@ -289,6 +305,15 @@ mod tests {
     }
 
     #[test]
+    fn with_few_cores_much_is_worked_off_by_who_brings_it_too() {
+        let (lanes, sent, _) = lanes_where(inline_bytes_max(2), 1, BLOCK);
+        begin(&lanes, 0, 1 << 20);
+        lanes.submit(body(0, 1 << 20));
+        lanes.run();
+        assert_eq!(blocks(&sent), 1 << 20, "before anybody else had to wake up");
+    }
+
+    #[test]
     fn much_is_worked_off_by_the_threads() {
         let (lanes, sent, told) = lanes(2, BLOCK);
         for index in 0..4 {
@@ -336,6 +361,10 @@ mod tests {
     const BLOCK: u64 = 64 << 10;
 
     fn lanes(threads: usize, block_bytes: u64) -> (SumLanes, Receiver<Outgoing>, Receiver<Told>) {
+        lanes_where(inline_bytes_max(8), threads, block_bytes)
+    }
+
+    fn lanes_where(inline: usize, threads: usize, block_bytes: u64) -> (SumLanes, Receiver<Outgoing>, Receiver<Told>) {
         let ((sink, sent), (ear, told)) = (unbounded(), unbounded());
         let workshop = Workshop {
             kernels: Kernels::detect(),
@@ -348,7 +377,7 @@ mod tests {
             send: Box::new(move |outgoing| drop(sink.send(outgoing))),
             tell: Box::new(move |told| ear.send(told).unwrap_or_default()),
         };
-        (SumLanes::new(NonZeroUsize::new(threads).unwrap(), &workshop, outlets).unwrap(), sent, told)
+        (SumLanes::new(NonZeroUsize::new(threads).unwrap(), inline, &workshop, outlets).unwrap(), sent, told)
     }
 
     /// A sealed sum with one sender and one reader.

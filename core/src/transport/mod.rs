@@ -13,6 +13,7 @@ use crate::mem::{Frozen, Region};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::Header;
 
+mod eagerness;
 mod exchange;
 pub mod mem;
 pub mod quic;

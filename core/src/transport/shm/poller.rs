@@ -2,7 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -11,6 +11,7 @@ use rustix::event::{EventfdFlags, Timespec};
 use super::link::Link;
 use super::seats::Seats;
 use crate::error::{Error, Result};
+use crate::transport::eagerness::{CROWDED, Eagerness};
 use crate::types::LinkId;
 
 /// Waits for many things at once, without polling.
@@ -278,32 +279,6 @@ fn spin(side: &impl Side, links: &[Arc<Link>], enough: &dyn Fn() -> bool) -> boo
     }
 }
 
-/// Whether it is worth while to spin.
-#[derive(Default)]
-struct Eagerness {
-    /// So many sleeps begin without.
-    pauses: AtomicU32,
-    /// How many were the last time.
-    before: AtomicU32,
-}
-
-impl Eagerness {
-    fn pauses(&self) -> bool {
-        let less = |pauses: u32| pauses.checked_sub(1);
-        self.pauses.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
-    }
-
-    fn succeeded(&self) {
-        self.before.store(0, Ordering::Relaxed);
-    }
-
-    fn failed(&self) {
-        let pauses = (self.before.load(Ordering::Relaxed) * 2).clamp(PAUSES_MIN, PAUSES_MAX);
-        self.before.store(pauses, Ordering::Relaxed);
-        self.pauses.store(pauses, Ordering::Relaxed);
-    }
-}
-
 #[expect(clippy::disallowed_methods, reason = "this is a driver, and the engine's clock is on a floor above")]
 fn now() -> Instant {
     Instant::now()
@@ -317,28 +292,4 @@ const MOMENT: Duration = Duration::from_millis(1);
 const TURNS_A_LOOK: u32 = 64;
 /// How long a thread that did something looks for more before it sleeps: about as long as it takes to sleep and be woken.
 const SPIN: Duration = Duration::from_micros(40);
-/// A core that was offered and taken for so long is wanted by others than the peers, who have shorter things to do.
-const CROWDED: Duration = Duration::from_micros(500);
-/// Then so many sleeps begin without spinning, twice as many each time that it happens again.
-const PAUSES_MIN: u32 = 32;
-const PAUSES_MAX: u32 = 4096;
 const LOOKS_A_YIELD: u32 = 32;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn whoever_lost_its_core_sleeps_at_once_for_a_while_and_longer_if_it_happens_again() {
-        let eagerness = Eagerness::default();
-        let pauses = || (0..).take_while(|_| eagerness.pauses()).count();
-        assert_eq!(pauses(), 0);
-        for expected in [32, 64, 128] {
-            eagerness.failed();
-            assert_eq!(pauses(), expected);
-        }
-        eagerness.succeeded();
-        eagerness.failed();
-        assert_eq!(pauses(), 32, "it was worth while meanwhile");
-    }
-}

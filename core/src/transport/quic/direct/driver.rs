@@ -1,8 +1,9 @@
 //! The loop of an endpoint: what quinn-proto decides, done with system calls on one thread.
 //!
 //! Each turn: commands, one batch of datagrams, timers, what the connections have to tell, what the role makes of it, and as many
-//! datagrams as may leave. When nothing moved, the thread sleeps in `poll(2)` until the socket, a command or a timer wakes it. There is
-//! no lock and no task: connections are fields, and what happens on them is a call to the [`Role`], a worker's or a server's.
+//! datagrams as may leave. When nothing moved, the thread looks for more for a moment if it has just worked ([`Linger`]), and then sleeps
+//! in `poll(2)` until the socket, a command or a timer wakes it. There is no lock and no task: connections are fields, and what happens on
+//! them is a call to the [`Role`], a worker's or a server's.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,6 +18,7 @@ use quinn_proto::{
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::commands::{Inbox, Next};
+use super::linger::Linger;
 use super::turns::{Share, Turns};
 use super::wire::{Batch, Wire};
 use crate::error::Error;
@@ -48,6 +50,9 @@ pub(super) trait Role {
     /// What a connection has to send.
     fn share(&self, connection: ConnectionHandle) -> Share;
 
+    /// Whether something is under way, so that more is likely to come at once.
+    fn is_waiting(&self) -> bool;
+
     /// When it wants to be called though nothing happens.
     fn deadline(&self) -> Option<Instant>;
 
@@ -63,6 +68,7 @@ pub(super) trait Role {
 
 /// Runs `role` until it is told to stop, or nobody can tell it anything any more.
 pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Command>) {
+    let mut linger = Linger::new();
     let (patience, reason) = loop {
         net.now = now();
         let (mut moved, mut last) = (false, None);
@@ -89,7 +95,14 @@ pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Comman
                 break (Duration::ZERO, Error::Io { what: "the UDP socket".to_owned(), cause: error.to_string() });
             }
         }
-        if !moved && inbox.doze() {
+        if moved {
+            linger.worked();
+        } else if role.is_waiting() && !net.wire.is_full() && linger.goes_on(net.now) {
+            // What it takes to look again is the system call that offers the core and the one that receives.
+            let offered = now();
+            std::thread::yield_now();
+            linger.offered(now() - offered);
+        } else if inbox.doze() {
             let rung = net.sleep(role.deadline(), &inbox);
             inbox.awake(rung);
         }

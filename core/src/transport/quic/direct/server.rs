@@ -159,6 +159,10 @@ impl Role for Server {
         Share { urgency: link.map_or(0, urgency), bytes: 0 }
     }
 
+    fn is_waiting(&self) -> bool {
+        !self.exchanges.is_empty()
+    }
+
     fn deadline(&self) -> Option<Instant> {
         self.arriving.values().min().copied()
     }

@@ -188,6 +188,10 @@ impl Role for Worker {
         }
     }
 
+    fn is_waiting(&self) -> bool {
+        !self.exchanges.is_empty()
+    }
+
     fn deadline(&self) -> Option<Instant> {
         self.dials.values().map(Dial::due).min()
     }
