@@ -13,6 +13,7 @@
 
 mod clock;
 mod executors;
+mod giving_up;
 mod handle;
 mod inputs;
 mod links;
