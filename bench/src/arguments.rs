@@ -1,13 +1,12 @@
 //! The arguments that the subcommands share, named as nccl-tests names them: which sizes, types and operations, how often, and where
 //! the results go. Decides what they mean together, and says what is wrong with them.
 
-use std::path::PathBuf;
-
 use clap::Args;
-use gradlane_core::config::units::{parse_bytes, print_bytes};
+use gradlane_core::config::units::print_bytes;
 use gradlane_core::types::{DType, Op};
 
-use crate::report::Expectation;
+use crate::report::Record;
+use crate::size::parse_size;
 
 /// Which sizes.
 #[derive(Args, Clone, Debug)]
@@ -89,25 +88,6 @@ pub(crate) struct Output {
     pub(crate) timestamps: bool,
 }
 
-/// Where results go and what is expected of them.
-#[derive(Args, Clone, Debug, Default)]
-pub(crate) struct Record {
-    /// Write everything that was measured to this file, as JSON.
-    #[arg(short = 'J', long = "json", value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Fail with exit code 2 unless this holds, such as 'algbw>=2.0@4M', 'time<=150@4K' or 'ratio:gloo>=2@64K-256M'; may be repeated.
-    ///
-    /// METRIC is time, p50 or p99 (µs), algbw, busbw or wirebw (GB/s), cpu (seconds per GB), wrong, bound (the share of the
-    /// memory-traffic bound that is reached), optimum (time / the least that the links allow), cost (time / that of the same contender
-    /// undisturbed), ratio:PEER, which is our algbw divided by that of PEER in the same repetition, or cost:PEER, our cost divided by
-    /// that of PEER; a metric that a row does not have is not asked of it. A comparison is >=, <=, > or <. After @ comes a size or FIRST-LAST;
-    /// without it the expectation is of every row. `in:` or `out:` before the metric picks in place or out of place; without it both
-    /// must hold. `NAME/` before everything picks one contender, such as quic/algbw>=1, or one of its rows by all that is written at
-    /// its end, such as 'quic busy/p99<=900'; without it all of ours must hold. An expectation that no row answers fails.
-    #[arg(long = "expect", value_name = "EXPECTATION")]
-    pub(crate) expectations: Vec<Expectation>,
-}
-
 /// An operation that a benchmark reduces with.
 pub(crate) type Redop = Op;
 
@@ -129,8 +109,6 @@ pub(crate) struct Point {
 const FIRST_BYTES: u64 = 64 << 10;
 const LAST_BYTES: u64 = 256 << 20;
 const FACTOR: u64 = 4;
-/// The largest tensor that is measured: a typing error should not fill the memory.
-const BYTES_MAX: u64 = 16 << 30;
 const SIZES_MAX: usize = 1000;
 /// Exchanges of a repetition, however large they are.
 const EXCHANGES_MIN: u64 = 2;
@@ -242,21 +220,6 @@ impl Effort {
     }
 }
 
-/// Bytes as nccl-tests writes them (`64K`, `4M`, `1G`: powers of 1024), or with a unit that is spelled out (`4 MiB`, `4 MB`).
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let text = text.trim();
-    let spelled = match text.chars().last() {
-        Some(letter @ ('K' | 'k' | 'M' | 'm' | 'G' | 'g')) => format!("{}{letter}iB", &text[..text.len() - 1]),
-        Some(_) | None => text.to_owned(),
-    };
-    match parse_bytes(&spelled) {
-        Ok(0) => Err("a size of 0 bytes: nothing would be measured".to_owned()),
-        Ok(bytes) if bytes > BYTES_MAX => Err(format!("is above {}, the largest size", print_bytes(BYTES_MAX))),
-        Ok(bytes) => Ok(bytes),
-        Err(problem) => Err(format!("{text:?} {problem}; write a size such as 65536, 64K, 4M, 1G, 4 MiB or 4 MB")),
-    }
-}
-
 fn parse_types(text: &str) -> Result<Types, String> {
     if text == "all" {
         return Ok(Types(DType::ALL.to_vec()));
@@ -324,13 +287,6 @@ mod tests {
         let mut many = sweep("4", Some("1M"));
         many.sizes.step = Some(4);
         assert!(many.points().unwrap_err().contains("larger step"));
-    }
-
-    #[test]
-    fn sizes_are_written_as_in_nccl_tests_or_spelled_out() {
-        for (text, bytes) in [("4M", 4 << 20), ("64k", 64 << 10), ("1G", 1 << 30), ("4 MB", 4_000_000), ("12", 12)] {
-            assert_eq!(parse_size(text), Ok(bytes), "{text}");
-        }
     }
 
     #[test]

@@ -23,11 +23,13 @@ mod machine;
 mod measure;
 mod memory;
 mod report;
+mod size;
 mod table;
 mod team;
 
 use report::Conclusion;
 use team::process::{become_program, die_with};
+use team::rank::Member;
 
 /// Microbenchmarks of Gradlane: medians with spread, contenders interleaved in one run, every result verified.
 #[derive(Parser)]
@@ -63,6 +65,8 @@ enum Role {
     Coordinator,
     Server,
     Worker,
+    /// Coordinator, servers and workers.
+    Whole,
     /// Keeps and gives back.
     Store,
     RawWorker,
@@ -118,11 +122,12 @@ fn play(role: Role, parent: u32) -> Result<(), String> {
     match role {
         Role::Coordinator => push_pull::job::coordinate(),
         Role::Server => push_pull::job::serve(),
-        Role::Worker => team::rank::obey::<push_pull::worker::Worker>(),
+        Role::Worker => team::rank::obey::<Member<push_pull::worker::Worker>>(),
+        Role::Whole => team::rank::obey::<push_pull::whole::Whole>(),
         Role::Store => transport::serve(),
-        Role::RawWorker => team::rank::obey::<transport::worker::RawWorker>(),
+        Role::RawWorker => team::rank::obey::<Member<transport::worker::RawWorker>>(),
         Role::StreamStore { tls } => transport::stream::serve(tls),
-        Role::StreamWorker => team::rank::obey::<transport::stream::StreamWorker>(),
+        Role::StreamWorker => team::rank::obey::<Member<transport::stream::StreamWorker>>(),
         Role::Probe => net::probe::obey(),
         Role::Exec { words } => Err(become_program(&words)),
     }

@@ -12,9 +12,9 @@ use gradlane_core::reduce::{Kernels, accumulator_bytes};
 use gradlane_core::types::{DType, Op};
 use half::{bf16, f16};
 
-use crate::arguments::{Record, parse_size};
 use crate::measure::{Samples, time};
-use crate::report::{Conclusion, Figures, Report, Row, smoke_note};
+use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
+use crate::size::parse_size;
 use crate::table::Table;
 
 /// Bytes of contributions that one sample adds, so that a sample of small buffers is long against the clock's resolution.

@@ -13,9 +13,8 @@ use gradlane_core::pipeline::{DeviceKind, Duty, Pipeline, Stage, Topology};
 use gradlane_core::sched::{Command, GroupId, Outcome, Scheduler, SchedulerConfig, TaskSpec};
 use gradlane_core::types::{PartId, Priority, Round, ServerId, TensorKey, Time};
 
-use crate::arguments::Record;
 use crate::measure::{Samples, time};
-use crate::report::{Conclusion, Figures, Report, Row, smoke_note};
+use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
 use crate::table::Table;
 
 /// What `--smoke` measures.

@@ -102,6 +102,15 @@ fn where_bytes_go_through_memory_its_speed_is_the_bound() {
 }
 
 #[test]
+fn a_job_within_one_process_sums_as_well_and_its_wrong_sums_are_noticed() {
+    let words = ["push-pull", "--smoke", "--road", "mem", "--workers", "3", "--servers", "2"];
+    let text = succeeded(&bench(&words));
+    assert_eq!(text.matches("  mem").count(), 2, "sizes: {text}");
+    let ended = bench(&[&words[..], &["--plant-wrong-sum"]].concat());
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+}
+
+#[test]
 fn what_one_worker_reduces_is_set_against_plain_streams() {
     let words =
         ["push-pull", "--smoke", "--workers", "1", "--inflight", "4", "--road", "quic,shm", "--backend", "tcp,tls"];
@@ -216,6 +225,7 @@ fn what_cannot_be_measured_is_said_before_anything_starts() {
         (&["push-pull", "--smoke", "--backend", "gloo", "--python", "/nowhere/python"], "install torch"),
         (&["transport", "-e", "128M", "-b", "128M"], "no exchange carries more"),
         (&["push-pull", "--smoke", "--join", "gradlane1", "--road", "quic,shm"], "one --road"),
+        (&["push-pull", "--smoke", "--join", "gradlane1", "--road", "mem"], "joins none"),
         (&["push-pull", "--smoke", "--join", "gradlane1"], "fewer than four parts"),
         (&["push-pull", "--smoke", "--backend", "tcp"], "give --workers 1"),
         (&["reduce", "-b", "4"], "no element"),

@@ -23,7 +23,7 @@ use crate::signals::Interrupts;
 mod supervision;
 mod supervisor;
 
-pub use supervision::Ending;
+pub use crate::ending::Ending;
 
 use supervisor::{Event, Failure, Supervisor, refused_start};
 

@@ -20,6 +20,7 @@ pub mod embedded;
 pub mod launch;
 pub mod rendezvous;
 
+mod ending;
 mod os;
 mod signals;
 

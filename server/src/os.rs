@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::launch::Ending;
+use crate::ending::Ending;
 
 /// The user this process acts as.
 pub(crate) fn effective_user() -> u32 {

@@ -9,8 +9,9 @@ use gradlane_core::config::{Config, RoadChoice};
 use gradlane_core::engine::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::local::SharedGround;
 use gradlane_core::mem::{Ground, Pool};
+use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::quic::Credentials;
-use gradlane_core::transport::roads;
+use gradlane_core::transport::{Listener, roads};
 use gradlane_core::types::{Phase, Role, ServerId};
 use gradlane_core::{Error, Result};
 
@@ -32,6 +33,12 @@ pub struct ServerOptions {
     pub index: Option<u32>,
 }
 
+/// Where workers find a server: the address of its listener, and the path of the socket for those of its machine, if there is one.
+struct Entrance {
+    address: String,
+    door: String,
+}
+
 /// A server from its start to its end: see [`ServerState`]. [`Server::start`] returns in `Joining`; one that has ended does not start again.
 pub struct Server {
     address: String,
@@ -48,7 +55,38 @@ impl Server {
     /// # Errors
     /// [`Error::Io`] if the address cannot be bound.
     pub fn start(options: ServerOptions) -> Result<Self> {
-        let ServerOptions { config, coordinator, credentials, index } = options;
+        // Sums lie where workers of this machine can read them, if they come that way.
+        let ground = Arc::new(SharedGround::new());
+        let pool = match options.config.road {
+            RoadChoice::Quic => Pool::new(),
+            RoadChoice::Auto | RoadChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
+        };
+        Self::start_at(options, pool, |ServerOptions { config, coordinator, credentials, .. }, plane| {
+            let (listener, door) = roads::bind(config, credentials, &ground, plane.stats.copies(), plane.inbox())?;
+            let address = process::announced(&listener.address, config.advertise.as_deref(), coordinator);
+            Ok((listener, Entrance { address, door }))
+        })
+    }
+
+    /// The same for workers of this process alone, which come over `network`. It still joins its job over QUIC.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no thread.
+    pub fn start_in(options: ServerOptions, network: &MemNetwork) -> Result<Self> {
+        Self::start_at(options, Pool::new(), |ServerOptions { credentials, .. }, plane| {
+            let node = credentials.node();
+            let listener = network.listen(&node.to_string(), node, plane.inbox())?;
+            let address = listener.address.clone();
+            Ok((listener, Entrance { address, door: String::new() }))
+        })
+    }
+
+    fn start_at(
+        options: ServerOptions,
+        pool: Pool,
+        listen: impl FnOnce(&ServerOptions, &Arc<DataPlane>) -> Result<(Listener, Entrance)>,
+    ) -> Result<Self> {
+        let config = &options.config;
         let clock = Clock::start();
         let aggregator = AggregatorConfig {
             deterministic: config.deterministic,
@@ -59,15 +97,9 @@ impl Server {
             defect: None,
         };
         let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
-        // Sums lie where workers of this machine can read them, if they come that way.
-        let ground = Arc::new(SharedGround::new());
-        let pool = match config.road {
-            RoadChoice::Quic => Pool::new(),
-            RoadChoice::Auto | RoadChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
-        };
         let plane = DataPlane::new(aggregator, sum_threads, pool, clock)?;
-        let (listener, door) = roads::bind(&config, &credentials, &ground, plane.stats.copies(), plane.inbox())?;
-        let address = process::announced(&listener.address, config.advertise.as_deref(), &coordinator);
+        let (listener, Entrance { address, door }) = listen(&options, &plane)?;
+        let ServerOptions { config, coordinator, credentials, index } = options;
         let member =
             MemberConfig { requested: index, address: address.clone(), door, ..process::member(Role::Server, &config) };
 

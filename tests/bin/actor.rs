@@ -14,7 +14,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use gradlane_core::Result;
-use gradlane_core::config::launch::Launcher;
+use gradlane_core::config::Launcher;
 use gradlane_core::config::{Config, Origin};
 use gradlane_core::engine::Engine;
 use gradlane_tests::{cluster, rounds};

@@ -8,10 +8,11 @@ use gradlane_core::types::{DType, Op};
 use super::fabric::Fabric;
 use super::optimum::Cluster;
 use super::{Shape, place, tools};
-use crate::arguments::{Record, parse_size};
+
 use crate::measure::Samples;
 use crate::push_pull::job;
-use crate::report::{Conclusion, Figures, Report, Row, smoke_note};
+use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
+use crate::size::parse_size;
 use crate::table::Table;
 use crate::team::orders::Case;
 

@@ -8,6 +8,7 @@ use gradlane_core::types::JoinString;
 
 use super::job::{self, Before, JobOptions};
 use super::road::Road;
+use super::whole;
 use crate::arguments::Ours;
 use crate::team::{Team, gloo, mpi};
 use crate::transport;
@@ -22,7 +23,7 @@ pub(crate) struct Crew {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) servers: u32,
     /// Roads that the bytes take, separated by commas; each is a contender: quic; shm, memory shared with a server of this host; local,
-    /// memory shared among the workers of this host, whose server has nothing to do; auto, what the engine chooses.
+    /// memory shared among the workers of this host, whose server has nothing to do; mem, all of them in one process; auto, what the engine chooses.
     #[arg(long, value_delimiter = ',', default_value = "quic", value_parser = Road::parse)]
     pub(crate) road: Vec<&'static Road>,
     /// Peers to measure in the same run, separated by commas.
@@ -56,6 +57,9 @@ impl Crew {
         let start = |road: &&'static Road| {
             let mut settings = job::settings(&self.ours.settings)?;
             settings.extend(road.settings()?);
+            if road.in_process() {
+                return whole::start(road.name, self.workers, self.servers, &settings, patience);
+            }
             let team = job::start(&JobOptions {
                 name: road.name.to_owned(),
                 workers: self.workers,

@@ -12,10 +12,14 @@ use gradlane_core::types::{DType, JoinString, Role};
 use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions};
 use serde::{Deserialize, Serialize};
 
-use super::worker::{JOIN, SETTINGS};
 use crate::team::process::{Process, role};
 use crate::team::rank::{INTERFACE, obey_as_helper};
 use crate::team::{Abilities, Team, Wire};
+
+/// What a worker joins with: the join string of the job.
+pub(crate) const JOIN: &str = "join";
+/// What a worker joins with: its settings, as a JSON object.
+pub(crate) const SETTINGS: &str = "settings";
 
 /// How to start a job.
 #[derive(Clone, Debug)]

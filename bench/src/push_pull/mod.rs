@@ -3,6 +3,7 @@
 pub(crate) mod crew;
 pub(crate) mod job;
 pub(crate) mod road;
+pub(crate) mod whole;
 pub(crate) mod worker;
 
 use std::time::Duration;
@@ -85,6 +86,9 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     }
     if arguments.join.is_some() && arguments.crew.road.len() > 1 {
         return Err("a running job (--join) has each of its workers once, and they take one --road".to_owned());
+    }
+    if arguments.join.is_some() && arguments.crew.road.iter().any(|road| road.in_process()) {
+        return Err("--road mem is a whole job in one process and joins none: give --join without it".to_owned());
     }
     let patience = Duration::from_secs(effort.patience);
     let entries = entries(arguments)?;

@@ -18,8 +18,9 @@ pub(crate) struct Road {
     pub(crate) wire: Option<Wire>,
 }
 
-/// Every road: QUIC, shared memory between workers and servers, shared memory among the workers alone, and what the engine chooses.
-const ROADS: [Road; 4] = [
+/// Every road: QUIC, shared memory between workers and servers, shared memory among the workers alone, memory of one process that is the
+/// whole job, and what the engine chooses.
+const ROADS: [Road; 5] = [
     Road {
         name: "quic",
         settings: &[("road", "quic"), ("local_reduce", "off")],
@@ -28,6 +29,7 @@ const ROADS: [Road; 4] = [
     },
     Road { name: "shm", settings: &[("road", "shm"), ("local_reduce", "off")], needs: Some("road"), wire: None },
     Road { name: "local", settings: &[("local_reduce", "auto")], needs: Some("local_reduce"), wire: None },
+    Road { name: "mem", settings: &[("local_reduce", "off")], needs: None, wire: None },
     Road { name: "auto", settings: &[], needs: None, wire: Some(Wire::Loopback { ends: 1 }) },
 ];
 
@@ -47,6 +49,11 @@ impl Road {
     /// The road with this name, which there is.
     pub(crate) fn named(name: &str) -> &'static Self {
         Self::parse(name).expect("a name of the list")
+    }
+
+    /// Whether workers and servers are threads of one process.
+    pub(crate) fn in_process(&self) -> bool {
+        self.name == "mem"
     }
 
     /// What so many workers must touch where bytes go through memory; `None` where they go through a network, or may.

@@ -5,21 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::cluster::MemberConfig;
+use gradlane_core::config::Config;
 use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
 use gradlane_core::mem::Copies;
+use gradlane_core::transport::Transport;
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads::Roads;
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
 
-use super::job::config;
+use super::job::{JOIN, SETTINGS, config};
 use crate::team::buffers::{Buffers, Set};
 use crate::team::orders::Case;
 use crate::team::rank::Exchanger;
-
-/// What a worker joins with: the join string of the job.
-pub(crate) const JOIN: &str = "join";
-/// What a worker joins with: its settings, as a JSON object.
-pub(crate) const SETTINGS: &str = "settings";
 
 /// A joined worker.
 pub(crate) struct Worker {
@@ -34,6 +31,33 @@ pub(crate) struct Worker {
     shutdown: Duration,
 }
 
+/// By what a worker reaches its job.
+pub(crate) struct Means {
+    /// The address of the coordinator.
+    pub(crate) coordinator: String,
+    pub(crate) credentials: Arc<Credentials>,
+    pub(crate) transport: Arc<dyn Transport>,
+    /// What the transport counts its copies in.
+    pub(crate) copies: Copies,
+}
+
+impl Worker {
+    /// Joins as this rank, when all others join too.
+    ///
+    /// # Errors
+    /// Why it could not.
+    pub(crate) fn start(rank: u32, ranks: u32, config: Config, means: Means) -> Result<Self, String> {
+        let Means { coordinator, credentials, transport, copies } = means;
+        let member = MemberConfig { requested: Some(rank), workers: ranks, ..process::member(Role::Worker, &config) };
+        let shutdown = config.shutdown_timeout;
+        let engine = Engine::start(EngineOptions { config, member, coordinator, credentials, transport, copies })
+            .map_err(|error| error.to_string())?;
+        let case = Case::single("meeting", 4, DType::F32, Op::Sum, 1);
+        let meeting = (case.clone(), Buffers::new(&case, rank, ranks));
+        Ok(Self { engine, backlog: None, under_way: Vec::new(), rank, ranks, meeting, shutdown })
+    }
+}
+
 impl Exchanger for Worker {
     fn join(rank: u32, ranks: u32, with: &BTreeMap<String, String>) -> Result<Self, String> {
         let text = |error: gradlane_core::Error| error.to_string();
@@ -42,21 +66,8 @@ impl Exchanger for Worker {
         let join: JoinString = with.get(JOIN).map_or("", String::as_str).parse().map_err(text)?;
         let credentials = Arc::new(Credentials::enroll(&join, Role::Worker, config.join_timeout).map_err(text)?);
         let copies = Copies::default();
-        let transport = Roads::new(&config, &credentials, &copies).map_err(text)?;
-        let member = MemberConfig { requested: Some(rank), workers: ranks, ..process::member(Role::Worker, &config) };
-        let shutdown = config.shutdown_timeout;
-        let engine = Engine::start(EngineOptions {
-            config,
-            member,
-            coordinator: join.address,
-            credentials,
-            transport: Arc::new(transport),
-            copies,
-        })
-        .map_err(text)?;
-        let case = Case::single("meeting", 4, DType::F32, Op::Sum, 1);
-        let meeting = (case.clone(), Buffers::new(&case, rank, ranks));
-        Ok(Self { engine, backlog: None, under_way: Vec::new(), rank, ranks, meeting, shutdown })
+        let transport = Arc::new(Roads::new(&config, &credentials, &copies).map_err(text)?);
+        Self::start(rank, ranks, config, Means { coordinator: join.address, credentials, transport, copies })
     }
 
     fn prepare(&mut self, case: &Case) -> Result<(), String> {

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use gradlane_core::config::units::print_bytes;
 
 use super::{Figures, Report, Row};
-use crate::arguments::parse_size;
 use crate::measure::Samples;
+use crate::size::parse_size;
 
 /// A threshold, such as `quic/in:algbw>=2.0@4M` or `ratio:gloo>=2@64K-256M`.
 #[derive(Clone, PartialEq, Debug)]

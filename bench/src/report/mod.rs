@@ -5,6 +5,7 @@
 mod columns;
 mod expect;
 mod json;
+mod record;
 
 use std::fs;
 use std::io;
@@ -13,9 +14,9 @@ use std::path::Path;
 use gradlane_core::types::{DType, Op};
 
 pub(crate) use columns::{Columns, DEFINITIONS};
-pub(crate) use expect::{Expectation, Place, Verdict};
+pub(crate) use expect::{Place, Verdict};
+pub(crate) use record::Record;
 
-use crate::arguments::Record;
 use crate::machine::Machine;
 use crate::measure::Samples;
 

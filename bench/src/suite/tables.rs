@@ -51,7 +51,7 @@ pub(super) fn all() -> Vec<Table> {
             peers: &[Gloo],
             seconds: 420,
             targets: &["shm/ratio:gloo>=2", "shm/bound>=0.6", "quic/time<=60000@64M"],
-            ..table("server", &["push-pull --road shm,quic", SWEEP], Nothing)
+            ..table("server", &["push-pull --road shm,quic,mem", SWEEP], Nothing)
         },
         Table {
             seconds: 180,

@@ -9,8 +9,10 @@ use super::buffers::{Buffers, Set};
 use super::orders::{Answer, Case, Measured, Order, Repeat};
 use crate::measure::time;
 
-/// What a rank joins with: the network interface whose bytes it counts, `lo` unless given.
+/// What a rank joins with: the network interface whose bytes it counts, [`LOOPBACK`] unless given.
 pub(crate) const INTERFACE: &str = "interface";
+/// The interface of processes of one host.
+pub(crate) const LOOPBACK: &str = "lo";
 
 /// How a rank exchanges.
 pub(crate) trait Exchanger: Sized {
@@ -50,19 +52,33 @@ pub(crate) trait Exchanger: Sized {
     fn leave(self) -> Result<(), String>;
 }
 
+/// Who obeys orders: one rank, or all of them.
+pub(crate) trait Obedient: Sized {
+    /// Finds the others, if there are others.
+    fn join(rank: u32, ranks: u32, with: &BTreeMap<String, String>) -> Result<Self, String>;
+
+    /// Makes ready for a case.
+    fn prepare(&mut self, case: Case) -> Result<(), String>;
+
+    /// Measures the case once.
+    fn repeat(&mut self, repeat: &Repeat) -> Result<Measured, String>;
+
+    /// Leaves.
+    fn leave(self) -> Result<(), String>;
+}
+
 /// Obeys until standard input ends.
 ///
 /// # Errors
 /// If it cannot go on; what an order could not do is told to who gave it as well.
-pub(crate) fn obey<E: Exchanger>() -> Result<(), String> {
-    let mut member: Option<Member<E>> = None;
+pub(crate) fn obey<O: Obedient>() -> Result<(), String> {
+    let mut member: Option<O> = None;
     for line in io::stdin().lock().lines() {
         let line = line.map_err(|cause| format!("standard input: {cause}"))?;
         let order: Order = serde_json::from_str(&line).map_err(|cause| format!("{line:?} is no order: {cause}"))?;
         let answer = match (order, &mut member) {
-            (Order::Join { rank, ranks, with }, _) => E::join(rank, ranks, &with).map(|exchanger| {
-                let interface = with.get(INTERFACE).map_or("lo", String::as_str).to_owned();
-                member = Some(Member { exchanger, rank, ranks, interface, work: None });
+            (Order::Join { rank, ranks, with }, _) => O::join(rank, ranks, &with).map(|joined| {
+                member = Some(joined);
                 Answer::Done
             }),
             (Order::Prepare(case), Some(member)) => member.prepare(case).map(|()| Answer::Done),
@@ -73,7 +89,7 @@ pub(crate) fn obey<E: Exchanger>() -> Result<(), String> {
         say(&answer.unwrap_or_else(|error| Answer::Failed { error }))?;
     }
     match member {
-        Some(member) => member.exchanger.leave(),
+        Some(member) => member.leave(),
         None => Ok(()),
     }
 }
@@ -90,7 +106,8 @@ pub(crate) fn obey_as_helper() -> Result<(), String> {
     Ok(())
 }
 
-struct Member<E> {
+/// One rank.
+pub(crate) struct Member<E> {
     exchanger: E,
     rank: u32,
     ranks: u32,
@@ -99,6 +116,18 @@ struct Member<E> {
 }
 
 impl<E: Exchanger> Member<E> {
+    /// The rank that exchanges so, and counts the bytes of this network interface.
+    pub(crate) fn new(exchanger: E, rank: u32, ranks: u32, interface: &str) -> Self {
+        Self { exchanger, rank, ranks, interface: interface.to_owned(), work: None }
+    }
+}
+
+impl<E: Exchanger> Obedient for Member<E> {
+    fn join(rank: u32, ranks: u32, with: &BTreeMap<String, String>) -> Result<Self, String> {
+        let interface = with.get(INTERFACE).map_or(LOOPBACK, String::as_str);
+        Ok(Self::new(E::join(rank, ranks, with)?, rank, ranks, interface))
+    }
+
     fn prepare(&mut self, case: Case) -> Result<(), String> {
         // The memory of the case before is given back first.
         self.work = None;
@@ -159,6 +188,10 @@ impl<E: Exchanger> Member<E> {
             }
         }
         Ok(measured)
+    }
+
+    fn leave(self) -> Result<(), String> {
+        self.exchanger.leave()
     }
 }
 

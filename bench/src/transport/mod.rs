@@ -19,8 +19,8 @@ use gradlane_core::wire::limits::PART_BYTES_MAX;
 
 use crate::arguments::{Effort, Ours, Output, Sizes};
 use crate::push_pull::job::{self, Start, config};
+use crate::push_pull::job::{JOIN, SETTINGS};
 use crate::push_pull::road;
-use crate::push_pull::worker::{JOIN, SETTINGS};
 use crate::report::{Conclusion, DEFINITIONS, Place, Report};
 use crate::team::contest::{self, Entry, Plan};
 use crate::team::orders::{Case, Mode};

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::store::{self, ECHO, KEEP, MEETING};
 use crate::push_pull::job::config;
-use crate::push_pull::worker::{JOIN, SETTINGS};
+use crate::push_pull::job::{JOIN, SETTINGS};
 use crate::team::buffers::Set;
 use crate::team::orders::{Case, Mode};
 use crate::team::rank::Exchanger;

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use super::kinds::{Address, Kind, ProcessRole};
 use super::knobs::Config;
-use super::launch::{Launch, Launcher};
+use super::launcher::{Launch, Launcher};
 use super::load::File;
 use crate::error::{Error, Result};
 

@@ -7,7 +7,7 @@ use super::choices::{Checksum, Congestion, LocalReduce, QuicDriver, RoadChoice};
 use super::kinds::{
     Address, Bytes, Count, Flag, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
 };
-use super::load::{Origin, PREFIX};
+use super::origin::{Origin, PREFIX};
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]

@@ -9,37 +9,8 @@ use std::path::{Path, PathBuf};
 
 use super::kinds::Unit;
 use super::knobs::{Config, KNOBS, Knob};
-use super::launch::Launcher;
+use super::origin::{Origin, PREFIX, written};
 use crate::error::{Error, Result};
-
-/// Where a value came from.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Origin {
-    /// Nobody gave one.
-    Default,
-    /// An argument of the call or of the command line.
-    Argument,
-    /// This environment variable.
-    Environment(String),
-    /// This file.
-    File(String),
-    /// This cluster file.
-    Cluster(String),
-    /// The variables of a launcher.
-    Launcher(Launcher),
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("default"),
-            Self::Argument => f.write_str("argument"),
-            Self::Environment(variable) => f.write_str(variable),
-            Self::File(path) | Self::Cluster(path) => f.write_str(path),
-            Self::Launcher(launcher) => write!(f, "{launcher}"),
-        }
-    }
-}
 
 /// Something about the settings that is probably not what was meant, but does no harm.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,8 +36,6 @@ pub struct File {
     pub text: String,
 }
 
-/// Begins the names of our environment variables.
-pub(super) const PREFIX: &str = "GRADLANE_";
 /// Names the configuration file.
 const FILE_VARIABLE: &str = "GRADLANE_CONFIG";
 /// The argument that names it.
@@ -341,16 +310,6 @@ fn parse_file(file: &File) -> Result<BTreeMap<String, String>> {
         keys.insert(name, text);
     }
     Ok(keys)
-}
-
-/// A knob as the user wrote it.
-pub(super) fn written(name: &str, origin: &Origin) -> String {
-    match origin {
-        Origin::Default | Origin::Argument => name.to_owned(),
-        Origin::Environment(variable) => variable.clone(),
-        Origin::File(path) | Origin::Cluster(path) => format!("{name} in {path}"),
-        Origin::Launcher(launcher) => format!("{name} of {launcher}"),
-    }
 }
 
 fn unknown(name: &str, problem: &str) -> Error {

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use super::cluster_file::ClusterFile;
 use super::kinds::ProcessRole;
 use super::knobs::{Config, KNOBS, Knob};
-use super::launch::{self, Launch, Launcher, workers_of_dmlc};
-use super::load::{Origin, read, written};
+use super::launch::{self, workers_of_dmlc};
+use super::launcher::{Launch, Launcher};
+use super::load::read;
+use super::origin::{Origin, written};
 use crate::error::Result;
 
 impl Config {

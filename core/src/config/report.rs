@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::kinds::Unit;
 use super::knobs::{Config, KNOBS, Knob};
-use super::load::Origin;
+use super::origin::Origin;
 
 impl Config {
     /// A table of all knobs by topic: name, value, where the value came from, meaning. Secrets are masked.

@@ -13,7 +13,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::kinds::ProcessRole;
-use super::launch::{Launch, Launcher};
+use super::launcher::{Launch, Launcher};
 use crate::error::{Error, Result};
 
 /// The name of the variable.

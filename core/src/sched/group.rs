@@ -2,14 +2,9 @@
 
 use std::sync::Arc;
 
-use super::arena::Key;
-use super::task::TaskId;
+use super::ids::TaskId;
 use crate::error::Error;
 use crate::types::{Round, Time};
-
-/// A submission; resolved exactly once, by [`Command::Resolved`](super::Command::Resolved).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct GroupId(pub(super) Key);
 
 #[derive(Debug)]
 pub(super) struct Group {

@@ -14,10 +14,11 @@ pub mod stall;
 
 mod arena;
 mod group;
+mod ids;
 
 pub use credit::Credit;
-pub use group::GroupId;
+pub use ids::{GroupId, TaskId};
 pub use queue::{Entry, StageQueue};
 pub use scheduler::{Command, Scheduler, SchedulerConfig};
 pub use stall::{StallDetector, StallReport};
-pub use task::{Attempt, Outcome, Task, TaskId, TaskSpec};
+pub use task::{Attempt, Outcome, Task, TaskSpec};

@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use super::task::TaskId;
+use super::ids::TaskId;
 use crate::types::Priority;
 
 /// A task in a queue.

@@ -42,9 +42,10 @@ use std::time::Duration;
 
 use super::arena::Arena;
 use super::credit::Credit;
-use super::group::{Group, GroupId};
+use super::group::Group;
+use super::ids::{GroupId, TaskId};
 use super::queue::{Entry, StageQueue};
-use super::task::{Gates, Outcome, Place, Task, TaskId, TaskSpec, Work};
+use super::task::{Gates, Outcome, Place, Task, TaskSpec, Work};
 use crate::error::{Error, Result};
 use crate::pipeline::{Pipeline, Stage};
 use crate::types::{Defect, PartId, Round, ServerId, TensorKey, Time, planted};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::group::GroupId;
+use super::ids::GroupId;
 use super::scheduler::Scheduler;
 use crate::pipeline::Stage;
 use crate::types::{Round, ServerId, Time};

@@ -1,23 +1,10 @@
 //! A part on its way through the stages.
 
-use std::fmt;
-
-use super::arena::Key;
-use super::group::GroupId;
+use super::ids::{GroupId, TaskId};
 use super::queue::Entry;
 use crate::error::Error;
 use crate::pipeline::{Duty, Stage};
 use crate::types::{PartId, Priority, Round, ServerId, Time};
-
-/// A task; never reused while anything of it is alive.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct TaskId(pub(super) Key);
-
-impl fmt::Display for TaskId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.0)
-    }
-}
 
 /// What is to be done.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -8,7 +8,8 @@ use gradlane_core::Error;
 use gradlane_core::engine::{Clock, Heard, Inputs};
 use gradlane_core::types::Role;
 
-use super::supervision::{Command as Decision, Ending, Supervision};
+use super::supervision::{Command as Decision, Supervision};
+use crate::ending::Ending;
 use crate::os;
 
 /// What a supervisor reacts to.

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::config::ProcessRole;
+use crate::config::{Launcher, ProcessRole};
 
 #[test]
 fn arguments_win_over_the_environment_over_its_aliases_over_the_file_over_the_default() {

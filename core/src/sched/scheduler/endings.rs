@@ -4,8 +4,9 @@
 use super::{Command, Scheduler, Timer};
 use crate::error::Error;
 use crate::pipeline::{Duty, Stage};
-use crate::sched::group::{Group, GroupId};
-use crate::sched::task::{Place, TaskId};
+use crate::sched::group::Group;
+use crate::sched::ids::{GroupId, TaskId};
+use crate::sched::task::Place;
 use crate::types::{Defect, Time, planted};
 
 impl Scheduler {

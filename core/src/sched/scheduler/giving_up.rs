@@ -7,8 +7,8 @@
 use super::{Command, Scheduler, Timer};
 use crate::error::Error;
 use crate::pipeline::{Duty, Stage};
-use crate::sched::Outcome;
-use crate::sched::task::{Place, TaskId, TaskSpec, Work};
+use crate::sched::task::{Place, TaskSpec, Work};
+use crate::sched::{Outcome, TaskId};
 use crate::types::{Defect, Time, planted};
 
 impl Scheduler {

@@ -8,9 +8,8 @@ use std::sync::{Arc, mpsc};
 use bytes::Bytes;
 
 use super::landing::Arriving;
-use super::layout::Message;
+use super::layout::{EXCHANGES_MAX, Message};
 use super::link::Link;
-use super::listener::EXCHANGES_MAX;
 use crate::error::Error;
 use crate::mem::{Region, Returned};
 use crate::transport::LinkLost;

@@ -47,6 +47,9 @@ pub(super) const READ_AT: usize = 256;
 pub(super) const ASLEEP_AT: usize = 384;
 pub(super) const STARVED_AT: usize = 512;
 pub(super) const RELEASED_AT: usize = 1024;
+/// Exchanges that a worker may have open on one link, as on QUIC.
+pub(super) const EXCHANGES_MAX: usize = 1 << 14;
+
 const RING_AT: usize = 4096;
 const CELLS_AT: usize = RING_AT + RING_MESSAGES as usize * MESSAGE_WORDS * 8;
 

@@ -18,7 +18,7 @@ use bytes::Bytes;
 
 use super::greeting;
 use super::inbound::Received;
-use super::layout::{Message, bad};
+use super::layout::{EXCHANGES_MAX, Message, bad};
 use super::link::{Link, Pumped, Sent};
 use super::outbound::Piece;
 use super::poller::{Happening, Poller, Side, run};
@@ -594,7 +594,5 @@ impl Side for Serving {
     }
 }
 
-/// Exchanges that a worker may have open on one link, as on QUIC.
-pub(super) const EXCHANGES_MAX: usize = 1 << 14;
 /// Processes that are greeted at once.
 const GREETINGS_MAX: usize = 64;

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::cells::{Cells, Size};
-use super::layout::{CELLS, LARGE_BYTES, Message, RING_MESSAGES, SMALL_BYTES, Words, bad};
-use super::listener::EXCHANGES_MAX;
+use super::layout::{CELLS, EXCHANGES_MAX, LARGE_BYTES, Message, RING_MESSAGES, SMALL_BYTES, Words, bad};
 use super::memory::Memory;
 use crate::error::Result;
 use crate::mem::Place;
