@@ -173,7 +173,9 @@ impl Load {
                 Command::Wake(_) => {}
                 Command::Release(_) => self.released += 1,
                 Command::Resolved { group, outcome: Ok(()) } => self.resolved.push(group),
-                Command::Resolved { outcome: Err(_), .. } | Command::Abandon(_) => self.failed += 1,
+                Command::Resolved { outcome: Err(_), .. } | Command::Abandon(_) | Command::GiveUp { .. } => {
+                    self.failed += 1;
+                }
             }
         }
     }

@@ -256,6 +256,23 @@ impl Error {
     pub fn retryable(&self) -> bool {
         matches!(self.code(), Code::Unavailable | Code::ResourceExhausted)
     }
+
+    /// What those hear who wait for a round of `tensor` that `worker` gave up for this reason: the reason itself where it names what is
+    /// wrong with the round or the job, and else who gave it up and why.
+    #[must_use]
+    pub fn of_one_who_gave_up(&self, worker: WorkerId, tensor: String, round: Round) -> Self {
+        match self {
+            Self::Mismatch { .. }
+            | Self::InvalidArgument { .. }
+            | Self::Checksum { .. }
+            | Self::Stalled { .. }
+            | Self::PeerLost { .. } => self.clone(),
+            other => {
+                let detail = format!("{worker} gave this round up: {other}");
+                Self::Stalled { tensor, round, missing: vec![worker], waited: Duration::ZERO, detail }
+            }
+        }
+    }
 }
 
 fn ranks(missing: &[WorkerId]) -> String {
@@ -300,6 +317,22 @@ mod tests {
         };
         let text = error.to_string();
         assert!(text.starts_with("tensor fc.weight, round 7: no contribution from ranks 1, 3 after 10.0 s"), "{text}");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_round_is_told_as_it_is_and_all_else_with_who_gave_up() {
+        let told = |error: Error| error.of_one_who_gave_up(WorkerId(3), "w".to_owned(), Round(7));
+        let claim = |worker, value: &str| Claim { worker: WorkerId(worker), value: value.to_owned() };
+        let [tensor, field] = ["w", "op"].map(str::to_owned);
+        let mismatch = Error::Mismatch { tensor, field, first: claim(0, "sum"), second: claim(1, "max") };
+        assert_eq!(told(mismatch.clone()), mismatch);
+        for private in [Error::Cancelled, Error::Unavailable { what: "the moon".to_owned(), cause: String::new() }] {
+            let Error::Stalled { tensor, round, missing, detail, .. } = told(private.clone()) else {
+                panic!("{private}")
+            };
+            assert_eq!((tensor.as_str(), round, missing), ("w", Round(7), vec![WorkerId(3)]));
+            assert_eq!(detail, format!("worker 3 gave this round up: {private}"));
+        }
     }
 
     #[test]

@@ -15,11 +15,13 @@ use gradlane_core::mem::Pool;
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
 use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, TensorKey, Time, View, WorkerId};
+use gradlane_core::wire::HeaderKind;
 use gradlane_core::wire::frame::{Progress, Stall};
 
 use crate::accumulator::Workshop;
 use crate::aggregate::{Aggregator, AggregatorConfig, Command, SlotId, Step};
 use crate::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
+use crate::letters::{Letters, Word};
 use crate::stats::Stats;
 
 /// The data side of one server.
@@ -30,6 +32,8 @@ pub(crate) struct DataPlane {
     state: Mutex<State>,
     /// Where the bodies go that are being received. A lock of its own, because bytes come more often than anything else.
     routes: Mutex<BTreeMap<ExchangeId, Route>>,
+    /// Whose rounds are being given up. As much a lock of its own.
+    letters: Mutex<Letters>,
     /// Told when nothing is open any more, or will be waited for.
     drained: Condvar,
     lanes: OnceLock<SumLanes>,
@@ -77,6 +81,7 @@ impl DataPlane {
                 stopped: false,
             }),
             routes: Mutex::new(BTreeMap::new()),
+            letters: Mutex::new(Letters::default()),
             drained: Condvar::new(),
             lanes: OnceLock::new(),
             listener: OnceLock::new(),
@@ -194,12 +199,17 @@ impl DataPlane {
             }
             Incoming::Opened { link, exchange, header } => self.with(|state, now| {
                 let node = *state.links.get(&link).expect("a link is up before its exchanges");
+                if header.kind == HeaderKind::GiveUp {
+                    self.letters().begin(node, exchange, header);
+                    return self.send(Outgoing::Accept { exchange });
+                }
                 state.aggregator.handle_opened(now, node, exchange, &header);
             }),
             Incoming::Body { exchange, chunks } => self.receive(exchange, chunks),
             Incoming::Torn { exchange, reason } => {
                 tracing::debug!(exchange = exchange.0, %reason, "exchange torn");
                 self.routes().remove(&exchange);
+                self.letters().end(exchange);
                 self.with(|state, now| state.aggregator.handle_torn(now, exchange));
             }
             Incoming::Answered { exchange } => {
@@ -210,12 +220,26 @@ impl DataPlane {
     }
 
     /// Hands the next bytes of a body to the lane of its part.
-    fn receive(&self, exchange: ExchangeId, chunks: Vec<Bytes>) {
+    fn receive(self: &Arc<Self>, exchange: ExchangeId, chunks: Vec<Bytes>) {
         let route = self.routes().get(&exchange).copied();
+        if route.is_none() {
+            let word = self.letters().take(exchange, &chunks);
+            return word.into_iter().for_each(|word| self.read(exchange, word));
+        }
         if let Some(Route { slot, worker }) = route {
             self.stats.received(chunks.iter().map(|chunk| chunk.len() as u64).sum());
             self.lanes().submit(Job::Body { slot, worker, exchange, chunks });
             self.lanes().run();
+        }
+    }
+
+    /// Somebody gives a round up.
+    fn read(self: &Arc<Self>, exchange: ExchangeId, Word { node, header, error }: Word) {
+        match error {
+            Ok(error) => {
+                self.with(|state, now| state.aggregator.handle_given_up(now, node, exchange, &header, &error));
+            }
+            Err(error) => self.send(Outgoing::Reject { exchange, header, error }),
         }
     }
 
@@ -290,6 +314,10 @@ impl DataPlane {
 
     fn routes(&self) -> MutexGuard<'_, BTreeMap<ExchangeId, Route>> {
         self.routes.lock().expect(LOCK)
+    }
+
+    fn letters(&self) -> MutexGuard<'_, Letters> {
+        self.letters.lock().expect(LOCK)
     }
 
     fn lanes(&self) -> &SumLanes {

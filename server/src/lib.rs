@@ -5,6 +5,7 @@
 pub mod accumulator;
 pub mod aggregate;
 pub mod coordinator;
+pub mod letters;
 pub mod sum;
 
 mod connection;

@@ -49,7 +49,7 @@ fn whoever_waits_for_many_is_told_of_each_once() {
 #[test]
 fn a_cancelled_tensor_belongs_to_its_caller_again() {
     const LEN: usize = 500_000;
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::with(2, 1, &[("step_timeout", "1 h")]);
     let [ours, theirs] = &cluster.workers[..] else { panic!("two workers") };
     let mut tensor = Tensor::new("a", vec![1_f32; LEN]);
     let handle = tensor.push_pull(ours, Op::Sum).unwrap();
@@ -58,14 +58,67 @@ fn a_cancelled_tensor_belongs_to_its_caller_again() {
     handle.cancel();
     tensor.data.fill(-1.0);
 
-    // The other worker gets its sum or gives up, depending on how far the cancelled contribution had come; then everything about it is
-    // over.
+    // The other worker gets its sum or hears why not, depending on how far the cancelled contribution had come; then everything about it
+    // is over.
     let mut other = Tensor::new("a", vec![2_f32; LEN]);
-    let patience = Some(Duration::from_millis(300));
-    let outcome = reduce(theirs, Submission { timeout: patience, ..other.submission(Op::Sum) });
-    assert!(matches!(outcome, Ok(()) | Err(Error::Timeout { .. })), "{outcome:?}");
+    let outcome = reduce(theirs, other.submission(Op::Sum));
+    assert!(matches!(outcome, Ok(()) | Err(Error::Stalled { .. })), "{outcome:?}");
     sum_of_one(&cluster.workers, "b");
     assert!(tensor.data.iter().all(|value| *value == -1.0), "written after it was given back");
+}
+
+#[test]
+fn whoever_waits_for_what_a_caller_gives_up_hears_it_at_once() {
+    // Nothing else would end the wait within the hour.
+    let cluster = Cluster::with(3, 2, &[("step_timeout", "1 h"), SMALL_PARTS[0]]);
+    let [giver, before, after] = &cluster.workers[..] else { panic!("three workers") };
+    let hears = |outcome: Result<(), Error>| match outcome.unwrap_err() {
+        Error::Stalled { tensor, missing, detail, .. } => {
+            assert_eq!((tensor.as_str(), missing.as_slice()), ("a", &[giver.rank()][..]));
+            assert!(detail.contains("gave this round up"), "{detail}");
+        }
+        other => panic!("{other}"),
+    };
+    for timeout in [None, Some(Duration::from_millis(50))] {
+        let mut tensors: Vec<Tensor> = (0..4).map(|_| Tensor::new("a", vec![1_f32; 100_000])).collect();
+        let [first, second, early, late] = &mut tensors[..] else { panic!("four tensors") };
+        // The second round is not pushed before the first is summed, for which the others are missing.
+        let summed = first.push_pull(giver, Op::Sum).unwrap();
+        let given_up = giver.push_pull(Submission { timeout, ..second.submission(Op::Sum) }, |_| {}).unwrap();
+        if timeout.is_none() {
+            given_up.cancel();
+        }
+        assert!(given_up.wait(Some(PATIENCE)).is_err());
+        let waiting = early.push_pull(before, Op::Sum).unwrap();
+        late.reduce(after, Op::Sum).unwrap();
+        assert_eq!([summed, waiting].map(|handle| handle.wait(Some(PATIENCE))), [Ok(()), Ok(())]);
+        assert!([&first.data, &early.data, &late.data].into_iter().flatten().all(|sum| *sum == 3.0));
+
+        let waiting = early.push_pull(before, Op::Sum).unwrap();
+        hears(waiting.wait(Some(PATIENCE)));
+        hears(late.reduce(after, Op::Sum));
+    }
+    sum_of_one(&cluster.workers, "b");
+}
+
+#[test]
+fn a_tensor_that_will_never_share_its_part_is_missed_by_nobody() {
+    let cluster = Cluster::with(2, 1, &[("step_timeout", "1 h")]);
+    let [giver, other] = &cluster.workers[..] else { panic!("two workers") };
+    all(&cluster.workers, |engine| {
+        let specs = ["a", "b"].map(|name| Tensor::new(name, vec![1_f32; 10]).spec).to_vec();
+        engine.declare(specs, true, Some(PATIENCE)).unwrap();
+    });
+    let [mut ours, mut theirs] = [(); 2].map(|()| ["a", "b"].map(|name| Tensor::new(name, vec![1_f32; 10])));
+    let handle = ours[0].push_pull(giver, Op::Sum).unwrap();
+    handle.cancel();
+    assert_eq!(handle.wait(Some(PATIENCE)), Err(Error::Cancelled));
+    assert!(ours[1].reduce(giver, Op::Sum).is_err());
+    let waiting = theirs.each_mut().map(|tensor| tensor.push_pull(other, Op::Sum).unwrap());
+    for handle in waiting {
+        let error = handle.wait(Some(PATIENCE)).unwrap_err();
+        assert!(matches!(&error, Error::Stalled { missing, .. } if *missing == [giver.rank()]), "{error}");
+    }
 }
 
 #[test]

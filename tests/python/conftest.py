@@ -5,7 +5,8 @@ run` with real servers, and passes if it passes in all of them. The workers run 
 and assertions are those of any test. Tests of one module that need the same job share one launch; `alone=True` asks for
 an own one, for tests that break their job.
 
-A test marked `workers(2, 4)` runs with 2 and with 4. `servers=`, `settings=` (knobs by name) and `env=` shape the job.
+A test marked `workers(2, 4)` runs with 2 and with 4. `servers=`, `settings=` (knobs by name) and `env=` shape the job. With
+`machines="aabb"`, which has a letter a rank, the workers take themselves to be on two machines.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from processes import run_all
 RESULTS = "WORKER_TEST_RESULTS"
 """In a worker: the folder for its results. Not named GRADLANE_*, where unknown names are warned of."""
 
+MACHINES = "WORKER_TEST_MACHINES"
+"""In a worker: the machine that the worker of each rank takes itself to be on, a letter a rank."""
+
 LAUNCH_TIMEOUT = 150.0
 IN_WORKER = RESULTS in os.environ
 
@@ -39,7 +43,7 @@ class Shape:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "workers(n, ..., servers, settings, env, alone): runs on n real workers")
+    config.addinivalue_line("markers", "workers(n, ..., servers, settings, env, machines, alone): runs on n real workers")
     config.stash[outcomes_key] = {}
 
 
@@ -73,6 +77,8 @@ def job():
         return
     import gradlane
 
+    if MACHINES in os.environ:
+        os.environ["GRADLANE_MACHINE"] = os.environ[MACHINES][int(os.environ["GRADLANE_RANK"])]
     gradlane.init()
     yield
     gradlane.shutdown()
@@ -128,6 +134,8 @@ def shapes(item: pytest.Item) -> list[Shape]:
     wanted = marker.kwargs
     settings = {"step_timeout": "20s"} | wanted.get("settings", {})
     env = {f"GRADLANE_{name.upper()}": value for name, value in settings.items()} | wanted.get("env", {})
+    if "machines" in wanted:
+        env[MACHINES] = wanted["machines"]
     alone = item.nodeid if wanted.get("alone") else None
     return [
         Shape(item.path, workers, wanted.get("servers", 1), tuple(sorted(env.items())), alone)

@@ -14,6 +14,7 @@
 mod batch;
 mod clock;
 mod executors;
+mod giving_up;
 mod handle;
 mod inputs;
 mod links;

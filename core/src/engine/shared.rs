@@ -14,6 +14,7 @@ use crate::collective::Collective;
 use crate::config::Checksum;
 use crate::error::{Error, Result};
 use crate::mem::Region;
+use crate::mem::borrow::Letter;
 use crate::pipeline::Stage;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::sched::order::Slot;
@@ -84,7 +85,7 @@ pub(super) struct State {
     pub(super) groups: BTreeMap<GroupId, u64>,
     pub(super) last: Option<(TensorKey, Round)>,
     /// The highest priority seen: the transport's few classes are spread below it.
-    most_urgent: Priority,
+    pub(super) most_urgent: Priority,
     pub(super) bytes_pending: u64,
     pub(super) stalls: StallDetector,
     /// When the timer will call, as far as it was told.
@@ -128,6 +129,9 @@ pub(super) struct Payload {
     pub(super) priority: Priority,
     /// The stage that it is in shall end early.
     pub(super) abandoned: bool,
+    /// Why this worker gives the round up, for the server: all that a task carries which tells it. It lives as long as the task, hence
+    /// longer than its exchanges.
+    pub(super) letter: Option<Letter>,
 }
 
 /// Who may use the memory of a task now, and is asked to let go of it when nobody wants it any more.
@@ -380,7 +384,7 @@ impl State {
             // A piece whose submission was given up before the part was complete still has its memory lent: a ticket stays until its
             // group resolves, and a group resolves only when its shares are done.
             let Some(submission) = self.tickets.get(ticket) else {
-                return self.give_up_part(&part);
+                return self.give_up_part(now, &part);
             };
             groups.push(submission.group.expect("its submission opened a group"));
             source.push(submission.source.part(piece.span));
@@ -400,24 +404,12 @@ impl State {
             },
         );
         self.most_urgent = self.most_urgent.max(priority);
-        let payload = Payload { part, source, destination, hold: Hold::Nobody, priority, abandoned: false };
+        let payload =
+            Payload { part, source, destination, hold: Hold::Nobody, priority, abandoned: false, letter: None };
         if let Some(trace) = &mut self.trace {
             trace.submitted(now, task, payload.subject(), || names(&self.registry, &payload.part));
         }
         self.payloads.insert(task, payload);
-    }
-
-    /// A part of which one submission ended before the others came: they cannot be summed without it.
-    fn give_up_part(&mut self, part: &ReadyPart) {
-        let error = Error::FailedPrecondition {
-            what: format!("{}: a tensor that shares part {} was given up before", part.round, part.layout.part),
-            hint: "declare tensors without fusion to give them up one by one".to_owned(),
-        };
-        let groups: Vec<GroupId> =
-            part.tickets.iter().filter_map(|ticket| self.tickets.get(ticket).and_then(|other| other.group)).collect();
-        for group in groups {
-            self.scheduler.fail_group(group, error.clone());
-        }
     }
 
     /// Follows a new membership: its servers are dialled, its epoch goes into headers.
@@ -477,7 +469,7 @@ impl State {
                 self.begin(now, ticket);
             } else if let Ok(given_up) = self.registry.submit(key, op, weight, ticket) {
                 for part in given_up.ready {
-                    self.give_up_part(&part);
+                    self.give_up_part(now, &part);
                 }
             }
         }
@@ -485,13 +477,13 @@ impl State {
 
     /// A tensor failed for good: so do its submissions, whether they wait for the declaration, for other tensors of a shared part, or
     /// are under way.
-    pub(super) fn fail_tensor(&mut self, key: TensorKey, error: &Error) {
+    pub(super) fn fail_tensor(&mut self, now: Time, key: TensorKey, error: &Error) {
         self.parked.remove(&key);
         let tickets: Vec<u64> =
             self.tickets.iter().filter(|(_, submission)| submission.key == key).map(|(ticket, _)| *ticket).collect();
         for ticket in tickets {
             match self.tickets[&ticket].group {
-                Some(group) => self.scheduler.fail_group(group, error.clone()),
+                Some(group) => self.scheduler.fail_group(now, group, error.clone()),
                 None => self.resolve(ticket, Err(error.clone())),
             }
         }
@@ -566,6 +558,7 @@ impl State {
                         Hold::Collective(slot) => self.effects.push(Effect::Withdraw(slot)),
                     }
                 }
+                Command::GiveUp { task, of, error } => self.tell_server(task, of, error),
                 Command::Release(task) => {
                     self.payloads.remove(&task);
                     if let Some(trace) = &mut self.trace {

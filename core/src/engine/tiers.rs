@@ -1,7 +1,5 @@
 //! What this rank does for the others of its machine, in a job of several machines: whose parts it exchanges, and what it tells them.
 
-use std::time::Duration;
-
 use super::shared::{State, names};
 use crate::error::Error;
 use crate::pipeline::{Duty, ReadyPart, Stage};
@@ -37,12 +35,7 @@ impl State {
         let error = self.scheduler.failure(task)?.clone();
         let is_ours = self.ended.is_some() || matches!(error, Error::Cancelled | Error::Timeout { .. });
         let Some(payload) = self.payloads.get(&task).filter(|_| is_ours) else { return Some(error) };
-        Some(Error::Stalled {
-            tensor: names(&self.registry, &payload.part).join(" + "),
-            round: payload.part.round,
-            missing: vec![self.rank],
-            waited: Duration::ZERO,
-            detail: format!("{} gave this round up", self.rank),
-        })
+        let names = names(&self.registry, &payload.part).join(" + ");
+        Some(error.of_one_who_gave_up(self.rank, names, payload.part.round))
     }
 }

@@ -101,6 +101,7 @@ impl Engine {
         let scheduling = SchedulerConfig {
             credit_bytes: config.credit_bytes,
             oldest_every: config.oldest_every,
+            give_up_patience: config.step_timeout,
             ..SchedulerConfig::default()
         };
         // Until the view says who is where; nothing is submitted before.
@@ -534,9 +535,9 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: Scheduler
             Phase::Aborted(cause) => abort(shared, cause),
             Phase::Forming | Phase::Running | Phase::Ended => shared.with(|state, now| state.follow(now, view)),
         },
-        MemberEvent::Forget { key, error } => shared.with(|state, _| {
+        MemberEvent::Forget { key, error } => shared.with(|state, now| {
             for key in state.registry.handle_forget(key, error.clone()) {
-                state.fail_tensor(key, &error);
+                state.fail_tensor(now, key, &error);
             }
         }),
         MemberEvent::StallNotice { tensor, stall, detail } => tracing::warn!(

@@ -109,6 +109,22 @@ impl Region {
     }
 }
 
+/// A short message of the engine's own, to be sent as the caller's memory is.
+#[derive(Debug)]
+pub(crate) struct Letter(Box<[u8]>);
+
+impl Letter {
+    /// Takes the bytes over.
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// Where they lie, which must not be looked at after the letter is gone.
+    pub(crate) fn region(&self) -> Region {
+        Region { ptr: NonNull::from(&*self.0).cast(), len: self.0.len() }
+    }
+}
+
 /// The CRC-32C of the bytes of `regions`, one after the other.
 ///
 /// Called by an operation on its own contribution before the contribution is lent, so that nobody writes it meanwhile.

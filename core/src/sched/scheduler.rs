@@ -16,6 +16,9 @@
 //!                     │  gone               └─ unwanted: Abandon ───► still Running; gone at the next finish
 //!                     └────── Retry
 //! ```
+//! A worker that will not contribute to a round that others may wait for has its server told so, by a task of its own
+//! ([`Command::GiveUp`]).
+//!
 //! A task is *unwanted* when all its groups failed. One exception keeps memory safe: after PUSH its exchange is open, and whatever
 //! waits for PULL goes there even if unwanted, is abandoned on arrival, and is gone when the executor says that the memory is free.
 //! Another keeps the ranks of a machine together: after REDUCE the others wait in BROADCAST for what becomes of the part, so a task that
@@ -62,6 +65,8 @@ pub struct SchedulerConfig {
     pub retry_max: Duration,
     /// After so long without any credit coming back, what waits for its sum no longer counts.
     pub credit_patience: Duration,
+    /// For so long a server is to be told of a round that was given up. Who waits for it has a timeout of its own.
+    pub give_up_patience: Duration,
     /// A mistake to make, for the simulation.
     pub defect: Option<Defect>,
 }
@@ -77,6 +82,7 @@ impl Default for SchedulerConfig {
             retry_max: Duration::from_secs(2),
             // Longer than the sum of a part takes on a slow link, shorter than anybody notices.
             credit_patience: Duration::from_millis(100),
+            give_up_patience: Duration::from_secs(60),
             defect: None,
         }
     }
@@ -89,6 +95,16 @@ pub enum Command {
     Wake(Stage),
     /// A running task should end early. Its executor still calls `finish`. A task can be abandoned before its executor began.
     Abandon(TaskId),
+    /// The server of the task `of`, which ends without a sum, is to be told so, because others may wait for its contribution. `task` does
+    /// it: it carries no memory, and its PUSH sends `error` instead of a contribution.
+    GiveUp {
+        /// A new task, for PUSH and PULL.
+        task: TaskId,
+        /// The task that will have no sum.
+        of: TaskId,
+        /// Why.
+        error: Error,
+    },
     /// The task is gone: drop what it carries.
     Release(TaskId),
     /// The submission ended; all its memory is free. Comes once for each group.
@@ -128,6 +144,7 @@ pub struct Scheduler {
 enum Timer {
     Repeat(TaskId),
     Deadline(GroupId),
+    GiveUp(TaskId),
     Credit,
 }
 
@@ -168,7 +185,7 @@ impl Scheduler {
             self.timers.insert((deadline, Timer::Deadline(id)));
         }
         match self.ended.clone() {
-            Some(error) => self.fail_group(id, error),
+            Some(error) => self.fail_group(now, id, error),
             None => self.resolve_if_settled(id),
         }
         id
@@ -184,23 +201,10 @@ impl Scheduler {
         let stage = self.pipeline.first(spec.duty).expect("a pipeline without stages has no tasks");
         let open = |group: &GroupId| self.groups.get(group.0).is_some_and(|group| group.fate.is_none());
         let wanted = spec.groups.iter().all(open);
-        let id = TaskId(self.tasks.insert(Work {
-            spec,
-            order: self.submitted,
-            stage,
-            place: Place::Running,
-            since: now,
-            failures: 0,
-            last_failure: None,
-            landed: 0,
-            doomed: false,
-            failure: None,
-            holds_round: false,
-            credit_place: None,
-        }));
+        let id = TaskId(self.tasks.insert(Work { stage, ..Work::new(spec, self.submitted, now) }));
         self.submitted += 1;
         if !wanted {
-            self.refuse(id);
+            self.refuse(now, id);
             return id;
         }
         let work = self.tasks.get_mut(id.0).expect("inserted above");
@@ -264,6 +268,9 @@ impl Scheduler {
     pub fn finish(&mut self, now: Time, id: TaskId, outcome: Outcome) {
         let work = self.tasks.get(id.0).expect("a running task exists");
         assert_eq!(work.place, Place::Running, "only a running task is finished");
+        if work.tells_until.is_some() {
+            return self.finish_telling(now, id, outcome);
+        }
         let (stage, doomed, duty) = (work.stage, work.doomed, work.spec.duty);
         let is_awaited = self.pipeline.is_awaited_after(stage, duty);
         let exchanging = matches!(stage, Stage::Push | Stage::Pull);
@@ -275,6 +282,9 @@ impl Scheduler {
                     if !is_awaited {
                         self.leave_rounds(id);
                     }
+                }
+                if doomed && stage < Stage::Push {
+                    self.give_up(now, id, None);
                 }
                 match self.pipeline.after(stage, duty) {
                     Some(next) if !doomed => self.enter(now, id, next, None),
@@ -288,6 +298,9 @@ impl Scheduler {
                 if !planted(self.config.defect, Defect::CreditLeaked) {
                     self.give_credit_back(id);
                 }
+                if doomed {
+                    self.give_up(now, id, None);
+                }
                 match (doomed, is_awaited) {
                     (false, _) => self.repeat(now, id, error, landed),
                     (true, true) => self.tell(now, id, None),
@@ -298,37 +311,44 @@ impl Scheduler {
                 if exchanging {
                     self.give_credit_back(id);
                 }
+                // Where it is wanted still, the server is who said that there will be no sum.
+                if stage < Stage::Push || exchanging && doomed {
+                    self.give_up(now, id, Some(&error).filter(|_| !doomed));
+                }
                 if is_awaited && stage != Stage::Reduce {
                     return self.tell(now, id, (!doomed).then_some(error));
                 }
                 for group in self.vanish(id, false) {
-                    self.fail_group(group, error.clone());
+                    self.fail_group(now, group, error.clone());
                 }
             }
         }
     }
 
     /// Gives a submission up. It resolves with [`Error::Cancelled`] when its memory is free; too late, it is ignored.
-    pub fn cancel(&mut self, _now: Time, group: GroupId) {
-        self.fail_group(group, Error::Cancelled);
+    pub fn cancel(&mut self, now: Time, group: GroupId) {
+        self.fail_group(now, group, Error::Cancelled);
     }
 
     /// Fails everything, now and from now on, with the first such cause.
-    pub fn fail_all(&mut self, _now: Time, error: Error) {
+    pub fn fail_all(&mut self, now: Time, error: Error) {
         let error = self.ended.get_or_insert(error).clone();
         let groups: Vec<GroupId> = self.groups.iter().map(|(id, _)| GroupId(id)).collect();
         for group in groups {
-            self.fail_group(group, error.clone());
+            self.fail_group(now, group, error.clone());
+        }
+        for task in self.telling() {
+            self.stop_telling(task);
         }
     }
 
     /// Fails all submissions of one tensor.
-    pub fn fail_tensor(&mut self, _now: Time, key: TensorKey, error: Error) {
+    pub fn fail_tensor(&mut self, now: Time, key: TensorKey, error: Error) {
         // A scan, because a tensor fails once in a job's life and an index would cost every submission.
         let of_tensor = self.groups.iter().filter(|(_, group)| TensorKey::of(&group.name) == key);
         let groups: Vec<GroupId> = of_tensor.map(|(id, _)| GroupId(id)).collect();
         for group in groups {
-            self.fail_group(group, error.clone());
+            self.fail_group(now, group, error.clone());
         }
     }
 
@@ -357,11 +377,12 @@ impl Scheduler {
             match timer {
                 Timer::Repeat(id) => self.gate(id, |gates| gates.pause = None),
                 Timer::Credit => self.lend_credit_on(now),
+                Timer::GiveUp(id) => self.stop_telling(id),
                 Timer::Deadline(id) => {
                     let group = self.groups.get(id.0).expect("a resolved group has no timer");
                     let what = format!("tensor {}, {}: {}", group.name, group.round, self.stand(group));
                     let waited = now.since(group.opened);
-                    self.fail_group(id, Error::Timeout { what, waited });
+                    self.fail_group(now, id, Error::Timeout { what, waited });
                 }
             }
         }
@@ -568,6 +589,7 @@ fn waits_for_the_round_before(stage: Stage) -> bool {
 }
 
 mod endings;
+mod giving_up;
 
 #[cfg(test)]
 mod tests;

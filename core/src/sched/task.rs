@@ -93,6 +93,8 @@ pub(super) struct Work {
     pub(super) failure: Option<Error>,
     /// Whether later rounds of its part must wait for it.
     pub(super) holds_round: bool,
+    /// Present if it only tells its server that this worker will not contribute to the round, at the latest until then.
+    pub(super) tells_until: Option<Time>,
     /// Where it stands among the tasks that hold credit; `None` if it holds none.
     pub(super) credit_place: Option<usize>,
 }
@@ -123,6 +125,25 @@ impl Gates {
 }
 
 impl Work {
+    /// A task that has been nowhere yet, at its executor as it were.
+    pub(super) fn new(spec: TaskSpec, order: u64, now: Time) -> Self {
+        Self {
+            spec,
+            order,
+            stage: Stage::Push,
+            place: Place::Running,
+            since: now,
+            failures: 0,
+            last_failure: None,
+            landed: 0,
+            doomed: false,
+            failure: None,
+            holds_round: false,
+            tells_until: None,
+            credit_place: None,
+        }
+    }
+
     pub(super) fn entry(&self, id: TaskId) -> Entry {
         Entry { task: id, priority: self.spec.priority, order: self.order, bytes: self.spec.bytes }
     }

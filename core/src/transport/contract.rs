@@ -47,6 +47,7 @@ macro_rules! promises {
             many_exchanges_run_at_once
             a_push_without_a_body_asks_for_the_sum_only
             a_reject_carries_the_error
+            why_a_round_is_given_up_arrives_and_is_answered
             an_answer_that_has_arrived_outlives_the_listener
             a_sum_may_begin_before_the_contribution_is_whole
             a_sum_that_breaks_off_tells_how_much_landed_and_the_error_comes_with_the_repeat
@@ -139,6 +140,30 @@ pub(super) fn a_reject_carries_the_error(world: &dyn World) {
     assert_eq!(sent.soon(), Ok(()));
     assert!(matches!(sum.soon(), Ok(Answer::Reject(told)) if told == error));
     assert!(matches!(server.next(), Incoming::Answered { .. }));
+}
+
+pub(super) fn why_a_round_is_given_up_arrives_and_is_answered(world: &dyn World) {
+    let (server, worker) = connected(world);
+    let (id, error) = (ExchangeId(1), Error::Cancelled);
+    // An odd length: it is no tensor.
+    let mut letter = wire::reject::to_body(&Error::Internal { what: "12345".to_owned() });
+    let given_up = Header { kind: HeaderKind::GiveUp, flags: Flags::default(), ..header(letter.len() as u64) };
+    let sent = worker.push_with(id, given_up, &mut letter);
+    let sum = worker.pull(id, &mut []);
+    let (exchange, seen) = server.opened();
+    assert_eq!(seen, given_up);
+    server.send(Outgoing::Accept { exchange });
+    let mut read = Vec::new();
+    while read.len() < letter.len() {
+        match server.next() {
+            Incoming::Body { chunks, .. } => chunks.iter().for_each(|chunk| wire::append(&mut read, chunk)),
+            other => panic!("{other:?} where a body was due"),
+        }
+    }
+    assert_eq!(read, letter);
+    server.send(Outgoing::Reject { exchange, header: given_up, error: error.clone() });
+    assert_eq!(sent.soon(), Ok(()));
+    assert!(matches!(sum.soon(), Ok(Answer::Reject(told)) if told == error));
 }
 
 pub(super) fn an_answer_that_has_arrived_outlives_the_listener(world: &dyn World) {

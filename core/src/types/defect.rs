@@ -40,6 +40,8 @@ pub enum Defect {
     HandleTwice,
     /// A failed group never resolves.
     GroupLost,
+    /// A worker that gives a round up tells nobody. Shows when a caller cancels.
+    GivenUpInSilence,
     /// A view goes to all members but the last. Shows when a member dies.
     ViewNotBroadcast,
     /// A process that was replaced or declared dead joins as if nothing had happened. Shows when it resumes and reconnects.
@@ -68,6 +70,7 @@ impl Defect {
         Self::LandingForgotten,
         Self::HandleTwice,
         Self::GroupLost,
+        Self::GivenUpInSilence,
         Self::ViewNotBroadcast,
         Self::FencedAccepted,
         Self::BarrierCountsRequests,

@@ -18,7 +18,7 @@ const MAGIC: [u8; 4] = *b"GLNE";
 /// Opens one direction of an exchange; the module's parent has the picture.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Header {
-    /// Push, sum or reject.
+    /// What it opens.
     pub kind: HeaderKind,
     /// See [`Flags`].
     pub flags: Flags,
@@ -32,7 +32,7 @@ pub struct Header {
     pub op: Op,
     /// Which sum.
     pub round: Round,
-    /// Bytes of the part or, in a reject, of the body that follows.
+    /// Bytes of the part or, where an error follows, of that.
     pub bytes: u64,
     /// Push: this worker's weight. Sum: what the sum was divided by.
     pub weight: f64,
@@ -54,6 +54,18 @@ pub enum HeaderKind {
     Sum = 2,
     /// Server to worker: an encoded error follows.
     Reject = 3,
+    /// Worker to server: it will not contribute to the round, and an encoded error follows that says why.
+    GiveUp = 4,
+}
+
+impl HeaderKind {
+    /// Whether it opens an exchange, and does not answer one.
+    pub fn opens(self) -> bool {
+        match self {
+            Self::Push | Self::GiveUp => true,
+            Self::Sum | Self::Reject => false,
+        }
+    }
 }
 
 /// A set of bits.
@@ -104,7 +116,7 @@ impl Header {
     /// The header's bytes on the wire.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let argument = match self.kind {
-            HeaderKind::Push => self.op.argument(),
+            HeaderKind::Push | HeaderKind::GiveUp => self.op.argument(),
             HeaderKind::Sum | HeaderKind::Reject => self.contributors,
         };
         let mut bytes = [0; HEADER_BYTES];
@@ -157,6 +169,7 @@ impl Header {
             1 => HeaderKind::Push,
             2 => HeaderKind::Sum,
             3 => HeaderKind::Reject,
+            4 => HeaderKind::GiveUp,
             code => return Err(bad("kind", format!("is {code}"))),
         };
         let flags = Flags(u16::from_le_bytes([bytes[6], bytes[7]]));
@@ -169,9 +182,12 @@ impl Header {
         if flags.contains(Flags::RESUMED) && flags.contains(Flags::NO_BODY) {
             return Err(bad("flags", "resume a body and announce none".to_owned()));
         }
+        if kind == HeaderKind::GiveUp && flags != Flags::default() {
+            return Err(bad("flags", format!("are {:#06x} where nothing is contributed", flags.0)));
+        }
         let dtype = DType::from_code(bytes[28]).ok_or_else(|| bad("dtype", format!("is {}", bytes[28])))?;
         let argument = u32_at(56);
-        let root = if kind == HeaderKind::Push { argument } else { 0 };
+        let root = if kind.opens() { argument } else { 0 };
         let op = Op::from_code(bytes[29], root).ok_or_else(|| bad("op", format!("is {}", bytes[29])))?;
         op.check(dtype).map_err(|_| bad("op", format!("is {op} of {dtype}")))?;
         let urgency = bytes[30];
@@ -184,12 +200,12 @@ impl Header {
         let length = u64_at(40);
         let limit = match kind {
             HeaderKind::Push | HeaderKind::Sum => limits::PART_BYTES_MAX,
-            HeaderKind::Reject => limits::REJECT_BYTES_MAX,
+            HeaderKind::Reject | HeaderKind::GiveUp => limits::REJECT_BYTES_MAX,
         };
         if length > limit {
             return Err(bad("length", format!("is {length}, above {limit}")));
         }
-        if kind != HeaderKind::Reject && length % dtype.bytes() != 0 {
+        if matches!(kind, HeaderKind::Push | HeaderKind::Sum) && length % dtype.bytes() != 0 {
             return Err(bad("length", format!("is {length}, no multiple of {} bytes", dtype.bytes())));
         }
         let weight = f64::from_bits(u64_at(48));
@@ -206,7 +222,7 @@ impl Header {
             round: Round(u64_at(32)),
             bytes: length,
             weight,
-            contributors: if kind == HeaderKind::Push { 0 } else { argument },
+            contributors: if kind.opens() { 0 } else { argument },
             urgency,
             checksum: u32_at(60),
         })
@@ -241,7 +257,7 @@ mod tests {
     fn golden_bytes() {
         #[rustfmt::skip]
         let golden: [u8; HEADER_BYTES] = [
-            b'G', b'L', b'N', b'E', 2, 1, 1, 0,  2, 0, 0, 0, 3, 0, 0, 0,
+            b'G', b'L', b'N', b'E', 3, 1, 1, 0,  2, 0, 0, 0, 3, 0, 0, 0,
             8, 7, 6, 5, 4, 3, 2, 1,              9, 0, 0, 0, 3, 6, 6, 0,
             77, 0, 0, 0, 0, 0, 0, 0,             0, 16, 0, 0, 0, 0, 0, 0,
             0, 0, 0, 0, 0, 0, 0xf8, 0x3f,        5, 0, 0, 0, 0xef, 0xbe, 0xad, 0xde,
@@ -270,6 +286,19 @@ mod tests {
             bytes[at] = value;
             let error = Header::decode(&bytes, "worker 0").unwrap_err().to_string();
             assert!(error.contains(field), "byte {at}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_round_is_given_up_with_an_error_of_any_length_and_without_flags() {
+        let header = Header { kind: HeaderKind::GiveUp, flags: Flags::default(), bytes: 4097, ..push() };
+        assert_eq!(Header::decode(&header.encode(), "worker 0"), Ok(header));
+        for (bad, field) in [
+            (Header { flags: Flags::NO_BODY, ..header }, "flags"),
+            (Header { bytes: limits::REJECT_BYTES_MAX + 1, ..header }, "length"),
+        ] {
+            let error = Header::decode(&bad.encode(), "worker 0").unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
         }
     }
 

@@ -19,7 +19,7 @@ pub const PART_BYTES_MAX: u64 = 64 << 20;
 pub const FRAME_BYTES_MAX: usize = 32 << 20;
 /// Bytes of a free text in a frame: a cause, a host name, an address.
 pub const TEXT_BYTES_MAX: usize = 4_096;
-/// Bytes of the body of a reject.
+/// Bytes of an error that follows a header: why a push is rejected, or a round given up.
 pub const REJECT_BYTES_MAX: u64 = 64 << 10;
 /// Barriers at which one worker waits at once.
 pub const BARRIERS_MAX: usize = 64;

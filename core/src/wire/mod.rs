@@ -25,6 +25,9 @@
 //! | urg. | which of two exchanges goes first, 0 to 7 | as in the push | as in the push |
 //! | part bytes | the length of the part stands in `body bytes` even when no body follows: see [`Flags::NO_BODY`] | | |
 //!
+//! A worker that will not contribute to a round opens an exchange of the kind `GiveUp`: the fields of its push, no flags, and an encoded
+//! error as the body. The answer is a reject in any case: what the others hear, or why the server cannot take it.
+//!
 //! **Control.** A long-lived stream to the coordinator carries frames: `u32` length of the rest, `u8` version, `u8` kind, fields.
 //! [`frame`] lists the kinds; `reject` says how an error is written.
 //!
@@ -64,7 +67,7 @@ pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
 
 /// Version of both shapes; changes whenever anything in them does. It stands where every version has it, and is compared before anything
 /// else is read: a peer of another version is refused before any data.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// Whether `peer`, which speaks version `theirs`, can be understood.
 ///

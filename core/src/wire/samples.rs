@@ -58,10 +58,10 @@ pub(super) fn frames() -> Vec<Frame> {
 
 /// A header of each kind.
 pub(super) fn headers() -> Vec<Header> {
-    [HeaderKind::Push, HeaderKind::Sum, HeaderKind::Reject]
+    [HeaderKind::Push, HeaderKind::Sum, HeaderKind::Reject, HeaderKind::GiveUp]
         .map(|kind| Header {
             kind,
-            flags: Flags::CHECKSUM,
+            flags: if kind == HeaderKind::GiveUp { Flags::default() } else { Flags::CHECKSUM },
             epoch: Epoch { term: 1, number: 2 },
             part: PartId { key: TensorKey(3), index: 4 },
             dtype: DType::F32,

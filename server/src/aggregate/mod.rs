@@ -22,8 +22,8 @@
 //! **Two rounds of a part are alive at most.** A worker pushes round s+1 only when it has the sum of s, so when all have reached s+1
 //! nobody can ask for s again and its memory goes. In the rare cases where a worker may run ahead without that proof (the root of a
 //! broadcast, a worker after a failed round), it is told to come back later instead of overwriting what a slow one has not read, for at
-//! most a step timeout. A worker that goes on to a later round without having contributed to s fails s for the others at once: it gave
-//! it up.
+//! most a step timeout. A worker that goes on to a later round without having contributed to s, or says that it will not, fails s for the
+//! others at once: it gave it up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -41,6 +41,7 @@ use round::{Open, RoundState, Slot};
 
 mod closing;
 mod command;
+mod giving_up;
 mod ledger;
 mod membership;
 mod opening;
@@ -195,7 +196,10 @@ impl Aggregator {
                 let (tensor, round, from) = (id.part.key.to_string(), id.round, worker.to_string());
                 self.fail(id, Error::Checksum { tensor, round, from });
             }
-            Receipt::Lost if listens => self.dismiss(id, worker, exchange, opening::lost(worker)),
+            Receipt::Lost if listens => {
+                self.dismiss(id, worker, exchange, opening::lost(worker));
+                self.end_of_upload(id, worker);
+            }
             Receipt::Lost => {}
         }
     }
@@ -213,6 +217,7 @@ impl Aggregator {
                 slot.arrived.insert(worker);
             }
         }
+        self.end_of_upload(id, worker);
     }
 
     /// The answer of the exchange was handed over whole.

@@ -19,20 +19,13 @@ const ROUNDS_AHEAD_MAX: u64 = 1 << 16;
 impl Aggregator {
     /// Decides about a header; an error is for the caller to send.
     pub(super) fn open(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: &Header) -> Result<()> {
-        let unknown = || not_yet("it does not know the members of the job yet".to_owned());
-        let membership = self.membership.as_ref().ok_or_else(unknown)?;
-        let worker = membership.admit(node, header.epoch, self.config.defect)?;
+        let worker = self.admit(node, header)?;
+        let membership = self.membership.as_ref().expect("it admitted the worker");
         let claim = Spec::of(worker, header, &membership.machines);
         check_body(worker, header, claim.sends_body(worker))?;
-        if let Some(error) = self.forgotten.get(&header.part.key) {
-            return Err(error.clone());
-        }
-        let callers = match self.parts.get(&header.part) {
-            Some(part) => Arc::clone(&part.callers),
-            None => membership.callers(header.part, header.dtype),
-        };
+        let callers = self.callers_or_due(header);
         check_caller(worker, header, &callers, &membership.machines)?;
-        let id = self.locate(now, claim, header, callers)?;
+        let id = self.locate(now, claim, header, callers, None)?;
         let disagreement = self.slot(id).and_then(|slot| slot.spec.disagreement(&claim, id.part));
         self.exchanges.insert(exchange, Exchange { worker, slot: id, header: *header, state: ExchangeState::Waiting });
         let outcome = self.enter(now, id, worker, exchange, disagreement);
@@ -42,8 +35,38 @@ impl Aggregator {
         outcome
     }
 
-    /// The slot that a push belongs to, begun if this push may begin it.
-    fn locate(&mut self, now: Time, claim: Spec, header: &Header, callers: Arc<[WorkerId]>) -> Result<SlotId> {
+    /// Who sends `header`, which may be about a tensor that is not forgotten.
+    pub(super) fn admit(&self, node: NodeId, header: &Header) -> Result<WorkerId> {
+        let unknown = || not_yet("it does not know the members of the job yet".to_owned());
+        let membership = self.membership.as_ref().ok_or_else(unknown)?;
+        let worker = membership.admit(node, header.epoch, self.config.defect)?;
+        match self.forgotten.get(&header.part.key) {
+            Some(error) => Err(error.clone()),
+            None => Ok(worker),
+        }
+    }
+
+    /// Who exchanges a part, which may be new.
+    pub(super) fn callers_or_due(&self, header: &Header) -> Arc<[WorkerId]> {
+        match self.parts.get(&header.part) {
+            Some(part) => Arc::clone(&part.callers),
+            None => {
+                let membership = self.membership.as_ref().expect("known before anybody is admitted");
+                membership.callers(header.part, header.dtype)
+            }
+        }
+    }
+
+    /// The slot of a round, begun if whoever asks may begin it: with a push, or without hope, if it comes with the reason why there will
+    /// be no sum.
+    pub(super) fn locate(
+        &mut self,
+        now: Time,
+        claim: Spec,
+        header: &Header,
+        callers: Arc<[WorkerId]>,
+        given_up: Option<&Error>,
+    ) -> Result<SlotId> {
         let worker = claim.said_by;
         let one_slot = planted(self.config.defect, Defect::OneSlot);
         let latest = self.parts.get(&header.part).map(|part| part.latest);
@@ -76,7 +99,11 @@ impl Aggregator {
                 self.retire(passed);
             }
         }
-        self.begin(now, Slot::new(id, claim), callers)?;
+        let mut slot = Slot::new(id, claim);
+        if let Some(error) = given_up {
+            slot.state = RoundState::Failed(error.clone());
+        }
+        self.begin(now, slot, callers)?;
         Ok(id)
     }
 
@@ -283,12 +310,7 @@ fn check_body(worker: WorkerId, header: &Header, sends_body: bool) -> Result<()>
     let bad = |field: &str, problem: &str| {
         Err(Error::Protocol { peer: worker.to_string(), field: field.to_owned(), problem: problem.to_owned() })
     };
-    if header.kind != HeaderKind::Push {
-        return bad("kind", "is not a push");
-    }
-    if header.part.index as usize >= limits::PARTS_MAX {
-        return bad("part", "is beyond the parts a tensor may have");
-    }
+    check_part(worker, header, HeaderKind::Push)?;
     if header.flags.contains(Flags::RESUMED) && u64::from(header.checksum) > header.bytes {
         return bad("checksum", "says that more landed than there is");
     }
@@ -299,8 +321,22 @@ fn check_body(worker: WorkerId, header: &Header, sends_body: bool) -> Result<()>
     }
 }
 
+/// Refuses what is of another kind than `due` or about a part that cannot be.
+pub(super) fn check_part(worker: WorkerId, header: &Header, due: HeaderKind) -> Result<()> {
+    let bad = |field: &str, problem: String| {
+        Err(Error::Protocol { peer: worker.to_string(), field: field.to_owned(), problem })
+    };
+    if header.kind != due {
+        return bad("kind", format!("is {:?} where {due:?} was expected", header.kind));
+    }
+    if header.part.index as usize >= limits::PARTS_MAX {
+        return bad("part", "is beyond the parts a tensor may have".to_owned());
+    }
+    Ok(())
+}
+
 /// Refuses a push of a worker whose contribution comes with another's.
-fn check_caller(worker: WorkerId, header: &Header, callers: &[WorkerId], machines: &Machines) -> Result<()> {
+pub(super) fn check_caller(worker: WorkerId, header: &Header, callers: &[WorkerId], machines: &Machines) -> Result<()> {
     if callers.binary_search(&worker).is_ok() {
         return Ok(());
     }

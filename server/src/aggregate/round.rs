@@ -18,7 +18,8 @@ use super::{AggregatorConfig, Order, SlotId, SumSpec, Upload};
 ///              first push          every sender began        every sender counted         every worker reached the next round
 ///   (absent) ─────────────► Open ─────────────────► Open ─────────────────────► Published ──────────────────────► (absent)
 ///                            │                   (flowing)                                                            ▲
-///                            │ claims differ, step timeout, no divisor, damage │                                      │
+///                            │ claims differ, step timeout, no divisor, damage,│
+///                            │ a sender gave up                                │                                      │
 ///                            └─────────────────────────────────────────────────┴───► Failed ──────────────────────────┘
 ///   any ─── the tensor is forgotten, the job ends or aborts, other workers ───► (absent)
 /// ```
@@ -133,6 +134,8 @@ pub(super) struct Open {
     pub(super) uploads: BTreeMap<WorkerId, (ExchangeId, Upload)>,
     /// Who gets the sum: the latest exchange of each worker.
     pub(super) listeners: BTreeMap<WorkerId, ExchangeId>,
+    /// Who will not begin again if what it is sending breaks off, and why.
+    pub(super) given_up: BTreeMap<WorkerId, Error>,
     /// Present once every sender has begun: the sum flows to the listeners.
     pub(super) flowing: Option<Published>,
 }

@@ -96,6 +96,8 @@ pub(super) struct Witness {
     out_of_step: bool,
     /// Whether somebody may be cut off for longer than its patience.
     cut_off: bool,
+    /// Whether one worker has none of the tensors.
+    mismatched: bool,
     workers: u32,
 }
 
@@ -120,6 +122,7 @@ impl Witness {
             impatient: BTreeSet::new(),
             out_of_step: plan.mismatch.is_some(),
             cut_off: plan.classes.long_partitions || plan.classes.long_pauses,
+            mismatched: plan.mismatch.is_some(),
             workers: plan.workers,
         };
         if plan.mismatch.is_some() {
@@ -323,6 +326,14 @@ impl Witness {
         // have given up what others still wait for.
         let late = matches!(error, Error::Stalled { .. }) || self.out_of_step && is_over(error);
         let stalled = late && (self.out_of_step || self.fatal.is_some());
+        // Whoever gives a round up says so, and who can be heard is heard soon.
+        let undisturbed = self.disturbances.is_empty() && self.fatal.is_none() && !self.cut_off && !self.mismatched;
+        if let Error::Stalled { waited, .. } = error
+            && undisturbed
+            && *waited >= timing::STEP
+        {
+            self.fail(now, Checker::Failure, format!("{what}: nobody said that there will be no sum: {error}"));
+        }
         if internal || of_itself || !(self.is_excused(tensor) || of_the_end || fenced || stalled) {
             self.fail(now, Checker::Failure, format!("{what}: {error}"));
         }

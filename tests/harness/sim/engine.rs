@@ -13,6 +13,7 @@ use gradlane_core::types::{
     Epoch, ExchangeId, LinkId, Op, Priority, Round, ServerId, Span, TensorKey, TensorSpec, Time, View, WorkerId,
 };
 use gradlane_core::wire::frame::Progress;
+use gradlane_core::wire::reject;
 
 use super::workload::Plan;
 
@@ -77,6 +78,8 @@ pub(super) struct Payload {
     pub(super) source: Vec<Region>,
     pub(super) destination: Vec<Region>,
     pub(super) exchange: Option<ExchangeId>,
+    /// Why the round is given up, if the task only tells that.
+    pub(super) letter: Option<Vec<u8>>,
 }
 
 /// `Dialling → Up → Waiting → Dialling …`, and `Dialling → Waiting` when a dial fails.
@@ -150,6 +153,10 @@ impl Engine {
                     if let Some(exchange) = self.payloads.get(&task).and_then(|payload| payload.exchange) {
                         self.effects.push(Effect::Abandon(exchange));
                     }
+                }
+                Command::GiveUp { task, of, error } => {
+                    let part = self.payloads[&of].part.clone();
+                    self.tell_server(task, part, &error);
                 }
                 Command::Release(task) => drop(self.payloads.remove(&task)),
                 Command::Resolved { group, outcome } => match self.groups.remove(&group) {
@@ -240,7 +247,7 @@ impl Engine {
                     self.begin(now, ticket);
                 } else if let Ok(given_up) = self.registry.submit(key, op, weight, ticket) {
                     for part in given_up.ready {
-                        self.give_up_part(&part);
+                        self.give_up_part(now, &part);
                     }
                 }
             }
@@ -267,7 +274,7 @@ impl Engine {
         let (mut groups, mut source, mut destination) = (Vec::new(), Vec::new(), Vec::new());
         let mut priority = Priority(i32::MIN);
         for (piece, ticket) in part.layout.pieces.iter().zip(&part.tickets) {
-            let Some(ticket) = self.tickets.get(ticket) else { return self.give_up_part(&part) };
+            let Some(ticket) = self.tickets.get(ticket) else { return self.give_up_part(now, &part) };
             let group = ticket.group.expect("its submission opened a group");
             if !groups.contains(&group) {
                 groups.push(group);
@@ -280,16 +287,28 @@ impl Engine {
         let (server, bytes, round) = (layout.server, layout.bytes(), part.round);
         let spec = TaskSpec { part: layout.part, server, bytes, round, priority, duty: Duty::Owner, groups };
         let task = self.scheduler.submit(now, spec);
-        self.payloads.insert(task, Payload { part, source, destination, exchange: None });
+        self.payloads.insert(task, Payload { part, source, destination, exchange: None, letter: None });
     }
 
     /// A part of which one submission ended before the others came: they cannot be summed without it.
-    fn give_up_part(&mut self, part: &ReadyPart) {
+    fn give_up_part(&mut self, now: Time, part: &ReadyPart) {
+        let layout = &part.layout;
+        let (server, round, groups) = (layout.server, part.round, Vec::new());
+        let priority = Priority::default();
+        let spec = TaskSpec { part: layout.part, server, bytes: 0, round, priority, duty: Duty::Owner, groups };
+        if let Some(task) = self.scheduler.give_up_round(now, spec) {
+            self.tell_server(task, part.clone(), &Error::Cancelled);
+        }
         let groups: Vec<GroupId> =
             part.tickets.iter().filter_map(|ticket| self.tickets.get(ticket).and_then(|other| other.group)).collect();
         for group in groups {
-            self.scheduler.fail_group(group, Error::Cancelled);
+            self.scheduler.fail_group(now, group, Error::Cancelled);
         }
+    }
+
+    fn tell_server(&mut self, task: TaskId, part: ReadyPart, error: &Error) {
+        let (source, destination, letter) = (Vec::new(), Vec::new(), Some(reject::to_body(error)));
+        self.payloads.insert(task, Payload { part, source, destination, exchange: None, letter });
     }
 
     /// Follows a new membership.
@@ -334,14 +353,14 @@ impl Engine {
     }
 
     /// A tensor failed for good, and with it those that share parts with it.
-    pub(super) fn forget(&mut self, key: TensorKey, error: &Error) {
+    pub(super) fn forget(&mut self, now: Time, key: TensorKey, error: &Error) {
         for key in self.registry.handle_forget(key, error.clone()) {
             self.parked.remove(&key);
             let of_tensor = self.tickets.iter().filter(|(_, ticket)| ticket.key == key);
             let tickets: Vec<u64> = of_tensor.map(|(id, _)| *id).collect();
             for id in tickets {
                 match self.tickets[&id].group {
-                    Some(group) => self.scheduler.fail_group(group, error.clone()),
+                    Some(group) => self.scheduler.fail_group(now, group, error.clone()),
                     None => self.resolve(id, Err(error.clone())),
                 }
             }

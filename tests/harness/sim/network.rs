@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use gradlane_core::Error;
 use gradlane_core::types::{ExchangeId, LinkId, PartId, Round, Span, Time};
-use gradlane_core::wire::Header;
 use gradlane_core::wire::header::HEADER_BYTES;
+use gradlane_core::wire::{Header, HeaderKind};
 
 use super::workload::{Plan, timing};
 use super::world::{Address, Context, Input, Who};
@@ -235,9 +235,10 @@ impl Context {
         let healthy = self.healed() || replay;
         let dooms = [Doom::BeforeHeader, Doom::WithinBody, Doom::AfterBody, Doom::WithinAnswer, Doom::AnswerLost];
         let doom = (!healthy && classes.resets && self.random.chance(15)).then(|| self.random.pick(&dooms));
-        if !healthy && classes.corruption && self.plan.settings.checksum && self.random.chance(1) {
+        let sent = Header::decode(&header, "a worker").expect("a worker sends what a server reads");
+        let contributes = sent.kind == HeaderKind::Push;
+        if contributes && !healthy && classes.corruption && self.plan.settings.checksum && self.random.chance(1) {
             self.flip(&mut body);
-            let sent = Header::decode(&header, "a worker").expect("a worker sends what a server reads");
             self.network.damaged.insert((sent.part, sent.round));
         }
         let exchange = Exchange { link, worker, server, header, body, answer: None, doom };

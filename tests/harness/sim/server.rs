@@ -9,9 +9,10 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, LinkId, NodeId, PartId, Phase, Time, View, WorkerId};
-use gradlane_core::wire::{Header, reject};
+use gradlane_core::wire::{Header, HeaderKind, reject};
 use gradlane_server::accumulator::Workshop;
 use gradlane_server::aggregate::{Aggregator, AggregatorConfig, Command, Receipt, SlotId, Step};
+use gradlane_server::letters::{Letters, Word};
 use gradlane_server::sum::{Event, Sums};
 
 use super::checkers::Checker;
@@ -31,6 +32,7 @@ pub(super) struct ServerProcess {
     headers: BTreeMap<ExchangeId, (LinkId, Header)>,
     /// Where the bodies of exchanges go.
     routes: BTreeMap<ExchangeId, (SlotId, WorkerId)>,
+    letters: Letters,
     sums: Sums,
     ended: Option<Result<()>>,
 }
@@ -62,6 +64,7 @@ impl ServerProcess {
             lost: BTreeSet::new(),
             headers: BTreeMap::new(),
             routes: BTreeMap::new(),
+            letters: Letters::default(),
             sums: Sums::new(workshop),
             ended: None,
         };
@@ -200,11 +203,22 @@ impl ServerProcess {
                 let Some(node) = self.links.get(&link).copied() else { return };
                 let header = Header::decode(&bytes, "a worker").expect("a worker sends what a server reads");
                 self.headers.insert(exchange, (link, header));
-                self.aggregator.handle_opened(now, node, exchange, &header);
+                if header.kind == HeaderKind::GiveUp {
+                    self.letters.begin(node, exchange, header);
+                    context.accept(exchange);
+                } else {
+                    self.aggregator.handle_opened(now, node, exchange, &header);
+                }
             }
             Input::Body { exchange, span } if self.headers.contains_key(&exchange) => {
-                let Some((slot, worker)) = self.routes.get(&exchange).copied() else { return };
                 let chunk = context.body_of(exchange, span);
+                let Some((slot, worker)) = self.routes.get(&exchange).copied() else {
+                    if let Some(Word { node, header, error }) = self.letters.take(exchange, &[chunk.into()]) {
+                        let error = error.expect("nobody changes a letter");
+                        self.aggregator.handle_given_up(now, node, exchange, &header, &error);
+                    }
+                    return;
+                };
                 let mut events = Vec::new();
                 self.sums.receive(slot, worker, exchange, &[chunk], &mut |event| events.push(event));
                 self.say(context, events);
@@ -213,6 +227,7 @@ impl ServerProcess {
                 self.aggregator.handle_receipt(now, slot, worker, exchange, receipt);
             }
             Input::ExchangeTorn { exchange, .. } if self.headers.remove(&exchange).is_some() => {
+                self.letters.end(exchange);
                 self.aggregator.handle_torn(now, exchange);
             }
             Input::Answered { exchange } if self.headers.remove(&exchange).is_some() => {
@@ -269,6 +284,7 @@ impl Process for ServerProcess {
                 let open: Vec<ExchangeId> = open.map(|(exchange, _)| *exchange).collect();
                 for exchange in open {
                     self.headers.remove(&exchange);
+                    self.letters.end(exchange);
                     self.aggregator.handle_torn(now, exchange);
                 }
                 self.links.remove(&link);

@@ -136,7 +136,7 @@ impl WorkerProcess {
                 context.witness.passes(now, self.me.who, &name, &outcome);
                 self.wake_if_waiting(context, request);
             }
-            MemberEvent::Forget { key, error } => self.engine.forget(key, &error),
+            MemberEvent::Forget { key, error } => self.engine.forget(now, key, &error),
             MemberEvent::StallNotice { .. } => {}
             MemberEvent::Failed(error) => {
                 self.engine.end(now, &error);
@@ -227,6 +227,9 @@ impl WorkerProcess {
             let outcome = Outcome::Retry { error, landed: 0 };
             return self.engine.scheduler.finish(context.now, task.id, outcome);
         };
+        if let Some(letter) = self.engine.payloads[&task.id].letter.clone() {
+            return self.give_up(context, link, task, letter);
+        }
         self.check_push(context, &task);
         let (epoch, rank) = (self.engine.epoch(), self.engine.rank);
         let payload = self.engine.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
@@ -268,6 +271,31 @@ impl WorkerProcess {
         if context.plan.classes.replays && context.random.chance(10) {
             self.replay(context, link, header);
         }
+    }
+
+    /// Tells the server why this worker will not contribute.
+    fn give_up(&mut self, context: &mut Context, link: LinkId, task: Task, letter: Vec<u8>) {
+        let epoch = self.engine.epoch();
+        let payload = self.engine.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
+        let header = Header {
+            kind: HeaderKind::GiveUp,
+            flags: Flags::default(),
+            epoch,
+            part: task.part,
+            dtype: payload.part.layout.dtype,
+            op: payload.part.op,
+            round: task.round,
+            bytes: letter.len() as u64,
+            weight: payload.part.weight,
+            contributors: 0,
+            urgency: 0,
+            checksum: 0,
+        };
+        let exchange = self.transport.push(context, link, task.id, header, letter, Vec::new());
+        payload.exchange = Some(exchange);
+        context.log.note(context.now, self.me.who, "gives up", &[exchange.0, task.round.0], || {
+            format!("part {}, doom {:?}", task.part, context.network.doom(exchange))
+        });
     }
 
     /// A push of a membership before the present one turns up, as a network or a process that slept for long may hold it back.

@@ -7,6 +7,7 @@ use super::super::Metrics;
 use super::super::shared::{Hold, Shared};
 use crate::config::Checksum;
 use crate::error::Error;
+use crate::mem::borrow::Letter;
 use crate::mem::{Region, borrow};
 use crate::sched::{Attempt, Outcome, Task};
 use crate::transport::{Push, Road};
@@ -21,7 +22,8 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
         Checksum::Always => true,
         Checksum::Never => false,
     };
-    if checked && push.header.body_bytes() > 0 && !push.header.flags.contains(Flags::RESUMED) {
+    let contributes = push.header.kind == HeaderKind::Push;
+    if checked && contributes && push.header.body_bytes() > 0 && !push.header.flags.contains(Flags::RESUMED) {
         push.header.checksum = borrow::checksum(&push.body);
         push.header.flags = push.header.flags.with(Flags::CHECKSUM);
     }
@@ -60,24 +62,29 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
             (Attempt::Resumed { landed }, true) => (Flags::RESUMED, landed),
             (Attempt::First | Attempt::Again, true) => (Flags::default(), 0),
         };
+        let told = payload.letter.as_ref().map(Letter::region);
+        let (kind, flags, bytes) = match &told {
+            Some(letter) => (HeaderKind::GiveUp, Flags::default(), letter.len() as u64),
+            None => (HeaderKind::Push, flags, task.bytes),
+        };
         let mut header = Header {
-            kind: HeaderKind::Push,
+            kind,
             flags,
             epoch,
             part: task.part,
             dtype: payload.part.layout.dtype,
             op: payload.part.op,
             round: task.round,
-            bytes: task.bytes,
+            bytes,
             weight: payload.part.weight,
             contributors: 0,
             urgency: 0,
             checksum: u32::try_from(landed).expect("at most PART_BYTES_MAX"),
         };
-        let body = if flags.contains(Flags::NO_BODY) {
-            Vec::new()
-        } else {
-            payload.source.iter().map(Region::again).collect()
+        let body = match told {
+            Some(letter) => vec![letter],
+            None if flags.contains(Flags::NO_BODY) => Vec::new(),
+            None => payload.source.iter().map(Region::again).collect(),
         };
         header.urgency = state.urgency(priority);
         Some((link, exchange, Push { header, body }))

@@ -25,32 +25,35 @@ impl Scheduler {
     }
 
     /// Ends a task that was submitted too late for one of its groups.
-    pub(super) fn refuse(&mut self, id: TaskId) {
+    pub(super) fn refuse(&mut self, now: Time, id: TaskId) {
+        let work = self.tasks.get(id.0).expect("just submitted");
+        let given_up = Error::FailedPrecondition {
+            what: format!("{}: a tensor that shares part {} was given up before", work.spec.round, work.spec.part),
+            hint: "declare tensors without fusion to give them up one by one".to_owned(),
+        };
+        self.give_up(now, id, Some(&given_up));
         let work = self.tasks.remove(id.0).expect("just submitted");
         self.commands.push_back(Command::Release(id));
         for group in work.spec.groups {
-            let cause = self.ended.clone().unwrap_or_else(|| Error::FailedPrecondition {
-                what: format!("{}: a tensor that shares part {} was given up before", work.spec.round, work.spec.part),
-                hint: "declare tensors without fusion to give them up one by one".to_owned(),
-            });
-            self.fail_group(group, cause);
+            let cause = self.ended.clone().unwrap_or_else(|| given_up.clone());
+            self.fail_group(now, group, cause);
         }
     }
 
     /// Decides that a group fails, and lets go of the tasks that nobody else wants.
-    pub fn fail_group(&mut self, id: GroupId, error: Error) {
+    pub fn fail_group(&mut self, now: Time, id: GroupId, error: Error) {
         let Some(group) = self.groups.get_mut(id.0).filter(|group| group.fate.is_none()) else {
             return;
         };
         group.fate = Some(error);
         let tasks = group.tasks.clone();
         for task in tasks {
-            self.doom_if_unwanted(task);
+            self.doom_if_unwanted(now, task);
         }
         self.resolve_if_settled(id);
     }
 
-    fn doom_if_unwanted(&mut self, id: TaskId) {
+    fn doom_if_unwanted(&mut self, now: Time, id: TaskId) {
         let Some(work) = self.tasks.get_mut(id.0).filter(|work| !work.doomed) else {
             return;
         };
@@ -69,13 +72,11 @@ impl Scheduler {
             Place::Queued(_) if stage == Stage::Pull => {}
             // The others wait for it there.
             Place::Queued(_) if stage == Stage::Broadcast => {}
-            Place::Queued(gates) => {
-                if let Some(at) = gates.pause {
-                    self.timers.remove(&(at, Timer::Repeat(id)));
+            Place::Queued(_) => {
+                self.unqueue(id);
+                if stage <= Stage::Push {
+                    self.give_up(now, id, None);
                 }
-                let entry = self.tasks.get(id.0).expect("found above").entry(id);
-                self.queues[stage.index()].remove(entry);
-                self.wake_if_ready(stage);
                 if is_awaited && stage != Stage::Reduce {
                     // It moved for the last time when it came where it was.
                     self.tell(since, id, None);
@@ -84,6 +85,18 @@ impl Scheduler {
                 }
             }
         }
+    }
+
+    /// Takes a task out of the queue of its stage.
+    pub(super) fn unqueue(&mut self, id: TaskId) {
+        let work = self.tasks.get(id.0).expect("a queued task exists");
+        let Place::Queued(gates) = work.place else { return };
+        let (stage, entry) = (work.stage, work.entry(id));
+        if let Some(at) = gates.pause {
+            self.timers.remove(&(at, Timer::Repeat(id)));
+        }
+        self.queues[stage.index()].remove(entry);
+        self.wake_if_ready(stage);
     }
 
     /// Sends a task that will have no sum to where the others of its machine wait for it, and lets it fail with `error`, unless it has
@@ -97,7 +110,7 @@ impl Scheduler {
         self.enter(now, id, Stage::Broadcast, None);
         if let Some(error) = error {
             for group in groups {
-                self.fail_group(group, error.clone());
+                self.fail_group(now, group, error.clone());
             }
         }
     }
@@ -109,7 +122,7 @@ impl Scheduler {
     }
 
     /// Why a task is unwanted, if it is.
-    fn fate(&self, id: TaskId) -> Option<Error> {
+    pub(super) fn fate(&self, id: TaskId) -> Option<Error> {
         let work = self.tasks.get(id.0)?;
         work.spec.groups.iter().find_map(|group| self.groups.get(group.0)?.fate.clone())
     }

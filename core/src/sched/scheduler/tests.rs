@@ -6,6 +6,7 @@ use crate::sched::task::Attempt;
 use crate::sched::{StallDetector, StallReport};
 use crate::types::Priority;
 
+mod giving_up;
 mod random;
 mod tiers;
 
@@ -157,6 +158,7 @@ fn a_round_that_is_given_up_does_not_block_the_next() {
     world.submit(part(0), 10, 0, &groups[..1]);
     let next = world.submit_round(part(0), 1, 10, 0, &groups[1..]);
     world.scheduler.cancel(world.now, groups[0]);
+    world.commands();
     assert_eq!(world.take(Stage::Push).unwrap().id, next);
 }
 
@@ -269,7 +271,7 @@ fn a_deadline_says_what_a_waiting_tensor_waits_for() {
     let expected = "tensor weight, round 0: waiting to repeat PUSH, attempt 1 failed with: server 0 is not reachable now: link lost; \
                     0 of 2 parts done: not done after 30.0 s";
     assert_eq!(texts[1], expected);
-    assert_eq!(world.scheduler.poll_timeout(), None);
+    assert_eq!(world.scheduler.poll_timeout(), None, "nothing is forgotten");
     assert!(world.scheduler.group(shared).is_none());
 }
 
@@ -429,7 +431,20 @@ impl World {
         self.scheduler.handle_timeout(self.now);
     }
 
+    /// What is to be done. Servers hear at once which rounds were given up.
     fn commands(&mut self) -> Vec<Command> {
+        for task in self.scheduler.telling() {
+            self.scheduler.stop_telling(task);
+            let tells = |command: &Command| matches!(command, Command::GiveUp { task: other, .. } | Command::Release(other) if *other == task);
+            self.scheduler.commands.retain(|command| !tells(command));
+            if !self.scheduler.has_ready(Stage::Push) {
+                self.scheduler.wakes &= !(1 << Stage::Push.index());
+            }
+        }
+        self.all_commands()
+    }
+
+    fn all_commands(&mut self) -> Vec<Command> {
         std::iter::from_fn(|| self.scheduler.next_command()).collect()
     }
 }
@@ -472,8 +487,10 @@ fn resolved(group: GroupId, outcome: Result<()>) -> Command {
 fn failure(command: &Command) -> Option<&Error> {
     match command {
         Command::Resolved { outcome: Err(error), .. } => Some(error),
-        Command::Resolved { outcome: Ok(()), .. } | Command::Wake(_) | Command::Abandon(_) | Command::Release(_) => {
-            None
-        }
+        Command::Resolved { outcome: Ok(()), .. }
+        | Command::Wake(_)
+        | Command::Abandon(_)
+        | Command::GiveUp { .. }
+        | Command::Release(_) => None,
     }
 }

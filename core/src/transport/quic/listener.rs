@@ -238,7 +238,7 @@ impl Wire {
             Err(quinn::ReadExactError::ReadError(_)) => return None,
         };
         let header = header.and_then(|header| match header.kind {
-            HeaderKind::Push => Ok(header),
+            HeaderKind::Push | HeaderKind::GiveUp => Ok(header),
             HeaderKind::Sum | HeaderKind::Reject => {
                 Err(early_end("kind", &format!("is {:?} where a push was due", header.kind), &self.peer))
             }

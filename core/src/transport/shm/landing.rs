@@ -43,8 +43,8 @@ impl Arriving {
         if self.header.is_some() {
             return Err(bad(peer, "answer", "begins twice"));
         }
-        if header.kind == HeaderKind::Push {
-            return Err(bad(peer, "kind", "is Push where a sum or a reject was due"));
+        if header.kind.opens() {
+            return Err(bad(peer, "kind", format!("is {:?} where a sum or a reject was due", header.kind)));
         }
         if header.kind == HeaderKind::Reject && header.bytes > limits::REJECT_BYTES_MAX {
             return Err(bad(peer, "reject", format!("has {} bytes", header.bytes)));
@@ -79,7 +79,7 @@ impl Arriving {
     pub(super) fn is_whole(&self) -> bool {
         self.header.is_some_and(|header| match header.kind {
             HeaderKind::Reject => self.received == header.bytes,
-            HeaderKind::Sum | HeaderKind::Push => self.ended.is_some(),
+            HeaderKind::Sum | HeaderKind::Push | HeaderKind::GiveUp => self.ended.is_some(),
         })
     }
 

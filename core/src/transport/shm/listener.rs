@@ -392,7 +392,7 @@ impl State {
                 return Err(bad(peer, "exchange", format!("is one more than the {EXCHANGES_MAX} allowed at once")));
             }
             let header = Header::decode(header, peer)?;
-            if header.kind != HeaderKind::Push {
+            if !header.kind.opens() {
                 return Err(bad(peer, "kind", format!("is {:?} where a push was due", header.kind)));
             }
             entry.last = name;

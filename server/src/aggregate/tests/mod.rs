@@ -12,6 +12,7 @@ mod counting;
 mod draining;
 mod failing;
 mod flowing;
+mod giving_up;
 mod membership;
 mod memory;
 mod repeating;

@@ -59,6 +59,7 @@ fn run(seed: u64, defect: Option<Defect>) -> Checked {
         retry_min: Duration::from_millis(10),
         retry_max: Duration::from_millis(100),
         credit_patience: Duration::from_millis(50),
+        give_up_patience: Duration::from_millis(300),
         defect,
     };
     let pipeline = match random.below(3) {
@@ -92,6 +93,8 @@ struct Known {
     awaited: bool,
     is_owner: bool,
     summed: bool,
+    /// It tells its server that the round is given up.
+    tells: bool,
 }
 
 #[derive(Default)]
@@ -165,6 +168,7 @@ impl Model {
                 awaited: false,
                 is_owner: duty == Duty::Owner,
                 summed: false,
+                tells: false,
             };
             assert!(self.tasks.insert(task, known).is_none());
         }
@@ -182,7 +186,7 @@ impl Model {
         if stage == Stage::Push {
             known.in_flight = true;
             let told = if let Attempt::Resumed { landed } = task.attempt { landed } else { 0 };
-            ensure(known.landed == told, "a clobbered contribution was pushed as if it were whole")?;
+            ensure(known.landed == told || known.tells, "a clobbered contribution was pushed as if it were whole")?;
             ensure(
                 self.rounds[&task.part].open.first() == Some(&task.round.0),
                 "pushed before the round before was summed",
@@ -214,22 +218,48 @@ impl Model {
         known.summed |= stage == Stage::Pull && outcome == Outcome::Done;
         known.awaited |= stage == Stage::Reduce && outcome == Outcome::Done;
         if stage == Stage::Pull && outcome == Outcome::Done {
-            self.rounds.get_mut(&known.part).expect("submitted").open.remove(&known.round);
+            let (part, round) = (known.part, known.round);
+            self.close(part, round);
         }
         self.world.finish(id, outcome);
         Ok(())
     }
 
+    /// A task of a round ended, or has its sum.
+    fn close(&mut self, part: PartId, round: u64) {
+        let tells = |other: &Known| other.tells && (other.part, other.round) == (part, round);
+        if !self.tasks.values().any(tells) {
+            self.rounds.get_mut(&part).expect("submitted").open.remove(&round);
+        }
+    }
+
     fn drain_commands(&mut self) -> Checked {
-        for command in self.world.commands() {
+        for command in self.world.all_commands() {
             match command {
                 Command::Wake(stage) => drop(self.awake.insert(stage)),
                 Command::Abandon(task) => ensure(self.running.contains_key(&task), "abandoned but not running")?,
+                Command::GiveUp { task, of, .. } => {
+                    let of = self.tasks.get(&of).ok_or("what is gone was given up")?;
+                    ensure(!of.tells, "what only tells was given up")?;
+                    let (part, round) = (of.part, of.round);
+                    let nothing = Known {
+                        part,
+                        round,
+                        bytes: 0,
+                        landed: 0,
+                        in_flight: false,
+                        awaited: false,
+                        is_owner: false,
+                        summed: false,
+                        tells: true,
+                    };
+                    ensure(self.tasks.insert(task, nothing).is_none(), "told by a task that exists")?;
+                }
                 Command::Release(task) => {
                     ensure(!self.running.contains_key(&task), "released while it runs")?;
                     let known = self.tasks.remove(&task).ok_or("released twice")?;
                     ensure(!known.awaited, "the other ranks of its machine wait for ever")?;
-                    self.rounds.get_mut(&known.part).expect("submitted").open.remove(&known.round);
+                    self.close(known.part, known.round);
                 }
                 Command::Resolved { group, .. } => ensure(self.groups.remove(&group), "resolved twice")?,
             }

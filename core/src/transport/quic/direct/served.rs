@@ -281,7 +281,7 @@ fn out_of_turn() -> Error {
 /// Whether a header may open an exchange.
 fn due(header: Header, peer: &str) -> Result<Header> {
     match header.kind {
-        HeaderKind::Push => Ok(header),
+        HeaderKind::Push | HeaderKind::GiveUp => Ok(header),
         HeaderKind::Sum | HeaderKind::Reject => {
             Err(early_end("kind", &format!("is {:?} where a push was due", header.kind), peer))
         }

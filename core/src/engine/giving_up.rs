@@ -1,0 +1,54 @@
+//! What the servers are told of rounds to which this worker will not contribute, so that the others need not wait for it.
+
+use super::shared::{Hold, Payload, State};
+use crate::error::Error;
+use crate::mem::borrow::Letter;
+use crate::pipeline::registry::ReadyPart;
+use crate::sched::{GroupId, TaskId, TaskSpec};
+use crate::types::{Priority, Time};
+use crate::wire::reject;
+
+impl State {
+    /// A part of which one submission ended before the others came: they cannot be summed without it.
+    pub(super) fn give_up_part(&mut self, now: Time, part: &ReadyPart) {
+        let error = Error::FailedPrecondition {
+            what: format!("{}: a tensor that shares part {} was given up before", part.round, part.layout.part),
+            hint: "declare tensors without fusion to give them up one by one".to_owned(),
+        };
+        let groups: Vec<GroupId> =
+            part.tickets.iter().filter_map(|ticket| self.tickets.get(ticket).and_then(|other| other.group)).collect();
+        let (layout, priority, groups_of_none) = (&part.layout, self.most_urgent, Vec::new());
+        let spec = TaskSpec {
+            part: layout.part,
+            server: layout.server,
+            bytes: 0,
+            round: part.round,
+            priority,
+            duty: self.duty(part),
+            groups: groups_of_none,
+        };
+        if let Some(task) = self.scheduler.give_up_round(now, spec) {
+            self.payloads.insert(task, Payload::telling(part.clone(), priority, &error));
+        }
+        for group in groups {
+            self.scheduler.fail_group(now, group, error.clone());
+        }
+    }
+
+    /// The server of the task `of` will be told by the task `task`.
+    pub(super) fn tell_server(&mut self, task: TaskId, of: TaskId, error: Error) {
+        let error = self.with_name(of, error);
+        let payload = &self.payloads[&of];
+        let telling = Payload::telling(payload.part.clone(), payload.priority, &error);
+        self.payloads.insert(task, telling);
+    }
+}
+
+impl Payload {
+    /// That of a task which tells a server why a round is given up.
+    fn telling(part: ReadyPart, priority: Priority, error: &Error) -> Self {
+        let letter = Some(Letter::new(reject::to_body(error)));
+        let (source, destination) = (Vec::new(), Vec::new());
+        Self { part, source, destination, hold: Hold::Nobody, priority, abandoned: false, letter }
+    }
+}

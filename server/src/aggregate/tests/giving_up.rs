@@ -1,0 +1,179 @@
+//! A worker says that it will not contribute.
+
+use gradlane_core::error::Claim;
+
+use super::*;
+
+#[test]
+fn whoever_waits_and_whoever_comes_later_hears_at_once_why_a_worker_gave_up() {
+    let mut world = World::of(4);
+    let early = [world.push(0, header(0)), world.push(1, header(0))];
+    world.commands();
+    assert_eq!(world.give_up(2, header(0), &mismatch()), mismatch(), "who gave up is answered");
+    let commands = world.commands();
+    assert_eq!(errors(&commands).cloned().collect::<Vec<_>>(), [mismatch(), mismatch()]);
+    assert!(commands.contains(&drops(0)), "the memory is free");
+    let late = world.open(3, header(0));
+    assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch()]);
+    assert!(early.iter().chain([&late]).all(|exchange| !world.aggregator.exchanges.contains_key(exchange)));
+    world.everybody(header(1));
+    assert_eq!(answered(&world.commands()).len(), 4, "the next round works");
+}
+
+#[test]
+fn a_round_may_be_given_up_before_anybody_came_to_it() {
+    let mut world = World::of(2);
+    for round in [0, 1] {
+        world.give_up(1, header(round), &Error::Cancelled);
+        world.push(0, header(round));
+        let commands = world.commands();
+        let Some(Error::Stalled { missing, waited, detail, .. }) = errors(&commands).next() else {
+            panic!("{commands:?}")
+        };
+        assert_eq!((missing.as_slice(), *waited), (&[WorkerId(1)][..], Duration::ZERO));
+        assert!(detail.starts_with("worker 1 gave this round up: "), "{detail}");
+        assert_eq!(world.aggregator.progress().bytes_in_flight, 0);
+    }
+    world.everybody(header(2));
+    assert_eq!(answered(&world.commands()).len(), 2);
+}
+
+#[test]
+fn saying_it_twice_or_in_vain_changes_nothing() {
+    let mut world = World::of(2);
+    for _ in 0..2 {
+        world.give_up(1, header(0), &mismatch());
+    }
+    assert_eq!(world.commands(), []);
+    world.push(0, header(0));
+    assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch()]);
+    // The round has its sum, or the contribution of whoever gives it up.
+    world.push(1, header(1));
+    world.commands();
+    world.give_up(1, header(1), &mismatch());
+    world.push(0, header(1));
+    assert_eq!(answered(&world.commands()).len(), 2);
+    world.give_up(0, header(1), &mismatch());
+    assert_eq!(world.commands(), []);
+    // It is over.
+    world.everybody(header(2));
+    world.commands();
+    let answer = world.give_up(1, header(0), &mismatch());
+    assert!(matches!(&answer, Error::FailedPrecondition { what, .. } if what.contains("is over")), "{answer}");
+    assert_eq!(world.commands(), []);
+}
+
+#[test]
+fn a_late_push_of_whoever_gave_up_is_refused() {
+    let mut world = World::of(2);
+    world.give_up(1, header(0), &mismatch());
+    world.open(1, header(0));
+    world.open(0, header(0));
+    assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch(), mismatch()]);
+}
+
+#[test]
+fn what_is_under_way_decides_first() {
+    for (receipt, expected) in [(Some(Receipt::Whole), 1), (None, 0)] {
+        let mut world = World::of(2);
+        world.push(0, header(0));
+        let abandoned = world.open(1, header(0));
+        world.commands();
+        world.give_up(1, header(0), &mismatch());
+        assert_eq!(world.commands(), [], "it may still be whole");
+        if let Some(receipt) = receipt {
+            world.receipt(abandoned, receipt);
+        }
+        world.torn(abandoned);
+        let commands = world.commands();
+        assert_eq!((seals(&commands), errors(&commands).count()), (expected, 1 - expected), "{commands:?}");
+    }
+    let mut world = World::of(2);
+    let abandoned = world.open(1, header(0));
+    world.torn(abandoned);
+    world.push(0, header(0));
+    world.commands();
+    world.give_up(1, header(0), &mismatch());
+    assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch()], "it broke off before");
+}
+
+#[test]
+fn an_upload_that_begins_anew_is_under_way_again() {
+    let mut world = World::of(2);
+    world.push(0, header(0));
+    let first = world.open(1, header(0));
+    world.give_up(1, header(0), &mismatch());
+    let second = world.open(1, header(0));
+    world.torn(first);
+    world.commands();
+    world.whole(second);
+    assert_eq!(seals(&world.commands()), 1);
+}
+
+#[test]
+fn receivers_of_a_broadcast_give_up_alone() {
+    let mut world = World::of(3);
+    world.give_up(1, receiver(0), &mismatch());
+    world.push(0, broadcast(0));
+    world.give_up(1, receiver(0), &mismatch());
+    let other = world.open(2, receiver(0));
+    assert!(answered(&world.commands()).contains(&other));
+    // Without its root there is none.
+    world.give_up(0, broadcast(1), &mismatch());
+    world.open(1, receiver(1));
+    assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch()]);
+}
+
+#[test]
+fn only_a_caller_of_the_membership_gives_up_and_only_a_round_in_its_turn() {
+    let mut world = World::of(2);
+    let answer = world.give_up(7, header(0), &mismatch());
+    assert!(matches!(answer, Error::Auth { .. }), "{answer}");
+    let stale = Header { epoch: Epoch { term: 0, number: 9 }, ..header(0) };
+    let answer = world.give_up(1, stale, &mismatch());
+    assert!(matches!(answer, Error::Fenced { .. }), "{answer}");
+    let answer =
+        world.give_up(1, Header { part: PartId { index: u32::MAX, ..header(0).part }, ..header(0) }, &mismatch());
+    assert!(matches!(answer, Error::Protocol { .. }), "{answer}");
+    assert!(world.aggregator.parts.is_empty());
+    // Worker 0 may still want the sum in whose slot the round belongs.
+    world.everybody(header(0));
+    world.push(1, header(1));
+    world.commands();
+    let answer = world.give_up(1, header(2), &mismatch());
+    assert!(answer.retryable(), "{answer}");
+}
+
+#[test]
+fn whoever_gives_up_a_later_round_contributes_to_none_before() {
+    let mut world = World::of(2);
+    world.push(0, header(0));
+    world.commands();
+    world.give_up(1, header(1), &mismatch());
+    assert_eq!(rejected(&world.commands()), [Code::DeadlineExceeded]);
+}
+
+impl World {
+    /// A worker gives a round up; what it is answered.
+    fn give_up(&mut self, rank: u32, push: Header, error: &Error) -> Error {
+        let header = Header { kind: HeaderKind::GiveUp, flags: Flags::default(), bytes: 99, ..push };
+        let before = self.commands();
+        let exchange = ExchangeId(u64::MAX);
+        self.aggregator.handle_given_up(self.now, node(rank), exchange, &header, error);
+        let (answers, others): (Vec<Command>, Vec<Command>) = self
+            .commands()
+            .into_iter()
+            .partition(|command| matches!(command, Command::Reject { exchange: to, .. } if *to == exchange));
+        self.aggregator.commands.extend(before.into_iter().chain(others));
+        match answers.as_slice() {
+            [Command::Reject { error, .. }] => error.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn mismatch() -> Error {
+    let claim = |rank, value: &str| Claim { worker: WorkerId(rank), value: value.to_owned() };
+    let [tensor, field] = ["weight", "op"].map(str::to_owned);
+    Error::Mismatch { tensor, field, first: claim(2, "sum"), second: claim(3, "max") }
+}
