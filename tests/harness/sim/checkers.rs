@@ -96,6 +96,8 @@ pub(super) struct Witness {
     out_of_step: bool,
     /// Whether somebody may be cut off for longer than its patience.
     cut_off: bool,
+    /// When the first worker wished to leave.
+    left: Option<Time>,
     /// Whether one worker has none of the tensors.
     mismatched: bool,
     workers: u32,
@@ -122,6 +124,7 @@ impl Witness {
             impatient: BTreeSet::new(),
             out_of_step: plan.mismatch.is_some(),
             cut_off: plan.classes.long_partitions || plan.classes.long_pauses,
+            left: None,
             mismatched: plan.mismatch.is_some(),
             workers: plan.workers,
         };
@@ -183,7 +186,10 @@ impl Witness {
     }
 
     /// The coordinator got a frame.
-    pub(super) fn told(&mut self, now: Time, control: u64, _frame: &Frame) {
+    pub(super) fn told(&mut self, now: Time, control: u64, frame: &Frame) {
+        if let Frame::Leave = frame {
+            self.left.get_or_insert(now);
+        }
         if let Some(speaker) = self.speakers.get(&control) {
             self.heard.insert(*speaker, now);
         }
@@ -307,6 +313,19 @@ impl Witness {
         }
     }
 
+    /// A submission ended with `error`. Whoever gives a round up says so, and who can be heard is heard soon; but not by leaving the job.
+    pub(super) fn hears_why(&mut self, now: Time, what: &str, error: &Error) {
+        let undisturbed = self.disturbances.is_empty() && self.fatal.is_none() && !self.cut_off && !self.mismatched;
+        let left = self.left.is_some_and(|left| left + timing::STEP / 2 <= now);
+        if let Error::Stalled { waited, .. } = error
+            && undisturbed
+            && !left
+            && *waited >= timing::STEP
+        {
+            self.fail(now, Checker::Failure, format!("{what}: nobody said that there will be no sum: {error}"));
+        }
+    }
+
     /// At the end: a submission failed with `error`, on a worker whose membership ended, in a job that ended, this way.
     pub(super) fn submission_failed(
         &mut self,
@@ -326,14 +345,6 @@ impl Witness {
         // have given up what others still wait for.
         let late = matches!(error, Error::Stalled { .. }) || self.out_of_step && is_over(error);
         let stalled = late && (self.out_of_step || self.fatal.is_some());
-        // Whoever gives a round up says so, and who can be heard is heard soon.
-        let undisturbed = self.disturbances.is_empty() && self.fatal.is_none() && !self.cut_off && !self.mismatched;
-        if let Error::Stalled { waited, .. } = error
-            && undisturbed
-            && *waited >= timing::STEP
-        {
-            self.fail(now, Checker::Failure, format!("{what}: nobody said that there will be no sum: {error}"));
-        }
         if internal || of_itself || !(self.is_excused(tensor) || of_the_end || fenced || stalled) {
             self.fail(now, Checker::Failure, format!("{what}: {error}"));
         }
