@@ -98,8 +98,10 @@ pub(super) struct Witness {
     cut_off: bool,
     /// When the first worker wished to leave.
     left: Option<Time>,
-    /// Whether one worker has none of the tensors.
+    /// Whether one worker has none of the tensors, so that the others wait for it elsewhere for longer than anybody says anything.
     mismatched: bool,
+    /// When a rank gave up which tensor and round.
+    given_up: BTreeMap<(u32, usize, u64), Time>,
     workers: u32,
 }
 
@@ -126,6 +128,7 @@ impl Witness {
             cut_off: plan.classes.long_partitions || plan.classes.long_pauses,
             left: None,
             mismatched: plan.mismatch.is_some(),
+            given_up: BTreeMap::new(),
             workers: plan.workers,
         };
         if plan.mismatch.is_some() {
@@ -313,16 +316,22 @@ impl Witness {
         }
     }
 
-    /// A submission ended with `error`. Whoever gives a round up says so, and who can be heard is heard soon; but not by leaving the job.
-    pub(super) fn hears_why(&mut self, now: Time, what: &str, error: &Error) {
-        let undisturbed = self.disturbances.is_empty() && self.fatal.is_none() && !self.cut_off && !self.mismatched;
-        let left = self.left.is_some_and(|left| left + timing::STEP / 2 <= now);
-        if let Error::Stalled { waited, .. } = error
-            && undisturbed
-            && !left
-            && *waited >= timing::STEP
-        {
-            self.fail(now, Checker::Failure, format!("{what}: nobody said that there will be no sum: {error}"));
+    /// The submission of a rank failed with `error`. Whoever gives a round up says so, and is heard soon if it can be; but not if it
+    /// leaves the job.
+    pub(super) fn hears_why(&mut self, now: Time, rank: u32, tensor: usize, round: u64, error: &Error) {
+        match error {
+            Error::Timeout { .. } | Error::Cancelled => drop(self.given_up.insert((rank, tensor, round), now)),
+            Error::Stalled { missing, waited, .. } if *waited >= timing::STEP && self.disturbances.is_empty() => {
+                let in_time = |at: &Time| *at + timing::STEP / 2 <= now;
+                let given_up = |rank: u32| self.given_up.get(&(rank, tensor, round)).is_some_and(in_time);
+                let silent = missing.iter().find(|worker| given_up(worker.0)).copied();
+                let left = self.left.is_some_and(|left| in_time(&left));
+                if let (Some(silent), false, None) = (silent, left || self.mismatched, &self.fatal) {
+                    let text = format!("{silent} told nobody that it gave tensor {tensor}, round {round} up: {error}");
+                    self.fail(now, Checker::Failure, text);
+                }
+            }
+            _ => {}
         }
     }
 
