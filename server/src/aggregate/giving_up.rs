@@ -34,22 +34,24 @@ impl Aggregator {
         }
         let id = self.locate(now, claim, header, callers, Some(&word))?;
         self.fall_out(id, worker, &word);
-        self.reach(id, worker);
         Ok(word)
     }
 
-    /// Fails a round that needs more of `worker` than it has sent or is sending.
+    /// Fails a round that needs more of `worker` than it has sent or is sending. Who is still sending has not come to the round before the
+    /// last byte: it would count as if it had contributed.
     fn fall_out(&mut self, id: SlotId, worker: WorkerId, word: &Error) {
         let slot = self.slot(id).expect("located");
-        let RoundState::Open(open) = &slot.state else { return };
-        if !slot.spec.sends_body(worker) || slot.arrived.contains(worker) {
-            return;
-        }
-        if self.is_under_way(open, worker) {
-            self.open_mut(id).given_up.insert(worker, word.clone());
-        } else {
+        if let RoundState::Open(open) = &slot.state
+            && slot.spec.sends_body(worker)
+            && !slot.arrived.contains(worker)
+        {
+            if self.is_under_way(open, worker) {
+                self.open_mut(id).given_up.insert(worker, word.clone());
+                return;
+            }
             self.fail(id, word.clone());
         }
+        self.reach(id, worker);
     }
 
     /// A contribution broke off for good if its worker has given the round up.
@@ -61,6 +63,7 @@ impl Aggregator {
             && !self.is_under_way(open, worker)
         {
             self.fail(id, word);
+            self.reach(id, worker);
         }
     }
 

@@ -96,8 +96,12 @@ pub(super) struct Witness {
     out_of_step: bool,
     /// Whether somebody may be cut off for longer than its patience.
     cut_off: bool,
-    /// Whether one worker has none of the tensors.
+    /// When the first worker wished to leave.
+    left: Option<Time>,
+    /// Whether one worker has none of the tensors, so that the others wait for it elsewhere for longer than anybody says anything.
     mismatched: bool,
+    /// When a rank gave up which tensor and round.
+    given_up: BTreeMap<(u32, usize, u64), Time>,
     workers: u32,
 }
 
@@ -122,7 +126,9 @@ impl Witness {
             impatient: BTreeSet::new(),
             out_of_step: plan.mismatch.is_some(),
             cut_off: plan.classes.long_partitions || plan.classes.long_pauses,
+            left: None,
             mismatched: plan.mismatch.is_some(),
+            given_up: BTreeMap::new(),
             workers: plan.workers,
         };
         if plan.mismatch.is_some() {
@@ -183,7 +189,10 @@ impl Witness {
     }
 
     /// The coordinator got a frame.
-    pub(super) fn told(&mut self, now: Time, control: u64, _frame: &Frame) {
+    pub(super) fn told(&mut self, now: Time, control: u64, frame: &Frame) {
+        if let Frame::Leave = frame {
+            self.left.get_or_insert(now);
+        }
         if let Some(speaker) = self.speakers.get(&control) {
             self.heard.insert(*speaker, now);
         }
@@ -307,6 +316,25 @@ impl Witness {
         }
     }
 
+    /// The submission of a rank failed with `error`. Whoever gives a round up says so, and is heard soon if it can be; but not if it
+    /// leaves the job.
+    pub(super) fn hears_why(&mut self, now: Time, rank: u32, tensor: usize, round: u64, error: &Error) {
+        match error {
+            Error::Timeout { .. } | Error::Cancelled => drop(self.given_up.insert((rank, tensor, round), now)),
+            Error::Stalled { missing, waited, .. } if *waited >= timing::STEP && self.disturbances.is_empty() => {
+                let in_time = |at: &Time| *at + timing::STEP / 2 <= now;
+                let given_up = |rank: u32| self.given_up.get(&(rank, tensor, round)).is_some_and(in_time);
+                let silent = missing.iter().find(|worker| given_up(worker.0)).copied();
+                let left = self.left.is_some_and(|left| in_time(&left));
+                if let (Some(silent), false, None) = (silent, left || self.mismatched, &self.fatal) {
+                    let text = format!("{silent} told nobody that it gave tensor {tensor}, round {round} up: {error}");
+                    self.fail(now, Checker::Failure, text);
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// At the end: a submission failed with `error`, on a worker whose membership ended, in a job that ended, this way.
     pub(super) fn submission_failed(
         &mut self,
@@ -326,14 +354,6 @@ impl Witness {
         // have given up what others still wait for.
         let late = matches!(error, Error::Stalled { .. }) || self.out_of_step && is_over(error);
         let stalled = late && (self.out_of_step || self.fatal.is_some());
-        // Whoever gives a round up says so, and who can be heard is heard soon.
-        let undisturbed = self.disturbances.is_empty() && self.fatal.is_none() && !self.cut_off && !self.mismatched;
-        if let Error::Stalled { waited, .. } = error
-            && undisturbed
-            && *waited >= timing::STEP
-        {
-            self.fail(now, Checker::Failure, format!("{what}: nobody said that there will be no sum: {error}"));
-        }
         if internal || of_itself || !(self.is_excused(tensor) || of_the_end || fenced || stalled) {
             self.fail(now, Checker::Failure, format!("{what}: {error}"));
         }

@@ -197,6 +197,9 @@ impl WorkerProcess {
         {
             context.witness.fail(now, Checker::Contribution, format!("{what}: the contribution was overwritten"));
         }
+        if let Err(error) = &outcome {
+            context.witness.hears_why(now, rank, tensor, round, error);
+        }
         if let Err(Error::Timeout { .. } | Error::Cancelled) = outcome {
             context.witness.excuse(context.plan.companions(tensor));
         }
