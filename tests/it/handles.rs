@@ -102,6 +102,30 @@ fn whoever_waits_for_what_a_caller_gives_up_hears_it_at_once() {
 }
 
 #[test]
+fn a_worker_that_leaves_says_first_what_it_will_not_contribute() {
+    let cluster = Cluster::with(2, 1, &[("step_timeout", "1 h")]);
+    let [leaver, other] = &cluster.workers[..] else { panic!("two workers") };
+    sum_of_one(&cluster.workers, "a");
+    let mut tensors: Vec<Tensor> = (0..4).map(|_| Tensor::new("a", vec![1_f32; 100])).collect();
+    let [first, second, early, late] = &mut tensors[..] else { panic!("four tensors") };
+    // The second is not pushed before the first is summed, for which the other worker is missing.
+    let pending = [first, second].map(|tensor| tensor.push_pull(leaver, Op::Sum).unwrap());
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| leaver.shutdown(PATIENCE));
+        for handle in pending {
+            assert!(matches!(handle.wait(Some(PATIENCE)), Err(Error::FailedPrecondition { .. })));
+        }
+        // The first may have been on its way.
+        let outcome = early.reduce(other, Op::Sum);
+        assert!(matches!(outcome, Ok(()) | Err(Error::Stalled { .. })), "{outcome:?}");
+        let error = late.reduce(other, Op::Sum).unwrap_err();
+        assert!(matches!(&error, Error::Stalled { missing, .. } if *missing == [leaver.rank()]), "{error}");
+        other.shutdown(PATIENCE).unwrap();
+        leaving.join().unwrap().unwrap();
+    });
+}
+
+#[test]
 fn a_tensor_that_will_never_share_its_part_is_missed_by_nobody() {
     let cluster = Cluster::with(2, 1, &[("step_timeout", "1 h")]);
     let [giver, other] = &cluster.workers[..] else { panic!("two workers") };

@@ -1,11 +1,11 @@
 //! What the servers are told of rounds to which this worker will not contribute, so that the others need not wait for it.
 
-use super::shared::{Hold, Payload, State};
+use super::shared::{Effect, Hold, Payload, State};
 use crate::error::Error;
 use crate::mem::borrow::Letter;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::{GroupId, TaskId, TaskSpec};
-use crate::types::{Priority, Time};
+use crate::types::{Done, Priority, Time};
 use crate::wire::reject;
 
 impl State {
@@ -41,6 +41,24 @@ impl State {
         let payload = &self.payloads[&of];
         let telling = Payload::telling(payload.part.clone(), payload.priority, &error);
         self.payloads.insert(task, telling);
+    }
+
+    /// Gives up all that is under way, because this worker leaves. `told` resolves when the servers know of it, and of what was given up
+    /// before: what they were not told would leave with it.
+    pub(super) fn give_all_up(&mut self, now: Time, error: &Error, told: Done<()>) {
+        for group in self.groups.keys().copied().collect::<Vec<_>>() {
+            self.scheduler.fail_group(now, group, error.clone());
+        }
+        self.drain();
+        self.when_told = Some(told);
+        self.look_whether_told();
+    }
+
+    pub(super) fn look_whether_told(&mut self) {
+        let is_telling = || self.payloads.values().any(|payload| payload.letter.is_some());
+        if self.when_told.is_some() && !is_telling() {
+            self.effects.extend(self.when_told.take().map(|told| Effect::Resolve(told, Ok(()))));
+        }
     }
 }
 

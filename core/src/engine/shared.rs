@@ -82,6 +82,8 @@ pub(super) struct State {
     /// When those of them that have a deadline give up.
     parked_until: BTreeSet<(Time, u64)>,
     pub(super) payloads: BTreeMap<TaskId, Payload>,
+    /// Resolves when the servers know what this worker gave up.
+    pub(super) when_told: Option<Done<()>>,
     pub(super) groups: BTreeMap<GroupId, u64>,
     pub(super) last: Option<(TensorKey, Round)>,
     /// The highest priority seen: the transport's few classes are spread below it.
@@ -93,7 +95,7 @@ pub(super) struct State {
     /// Present while a timeline is recorded.
     trace: Option<TaskTrace>,
     /// Dropped by effects after the lock is released.
-    effects: Vec<Effect>,
+    pub(super) effects: Vec<Effect>,
 }
 
 /// One submission.
@@ -142,7 +144,7 @@ pub(super) enum Hold {
     Collective(Slot),
 }
 
-enum Effect {
+pub(super) enum Effect {
     Ring(Stage),
     Abandon(ExchangeId),
     Withdraw(Slot),
@@ -172,6 +174,7 @@ impl Shared {
             parked: BTreeMap::new(),
             parked_until: BTreeSet::new(),
             payloads: BTreeMap::new(),
+            when_told: None,
             groups: BTreeMap::new(),
             last: None,
             most_urgent: Priority(i32::MIN),
@@ -545,7 +548,7 @@ impl State {
         [self.scheduler.poll_timeout(), self.links.next_due(), parked, stalls].into_iter().flatten().min()
     }
 
-    fn drain(&mut self) {
+    pub(super) fn drain(&mut self) {
         while let Some(command) = self.scheduler.next_command() {
             match command {
                 Command::Wake(stage) => self.effects.push(Effect::Ring(stage)),
@@ -561,6 +564,7 @@ impl State {
                 Command::GiveUp { task, of, error } => self.tell_server(task, of, error),
                 Command::Release(task) => {
                     self.payloads.remove(&task);
+                    self.look_whether_told();
                     if let Some(trace) = &mut self.trace {
                         trace.released(task);
                     }

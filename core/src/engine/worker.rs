@@ -433,6 +433,10 @@ impl Engine {
             what: "the engine was shut down while the operation was under way".to_owned(),
             hint: "wait for the handles before shutdown()".to_owned(),
         };
+        let (known, told) = Handle::new(0, None, |_| {});
+        self.shared.with(|state, now| state.give_all_up(now, &pending, told));
+        // Servers that do not answer do not keep it: who waits for it then waits for the step timeout.
+        let _ = known.wait(Some(grace.min(LAST_WORDS)));
         let first = self.shared.with(|state, now| {
             state.end(now, &pending);
             !std::mem::replace(&mut state.closed, true)
@@ -507,6 +511,8 @@ impl Milestones {
     }
 }
 
+/// How long a worker that leaves stays for servers to hear what it gave up.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 const LOCK: &str = "nobody panics while holding it";
 
 /// Fails everything, now and later, whatever other workers do.
