@@ -426,16 +426,19 @@ impl State {
         self.view = Some(view);
     }
 
-    /// An error of a server, which knows tensors by key only, with the tensor's name.
+    /// An error of a server, which knows tensors by key only, with all names of the part, unless a worker said which tensor it is about.
     pub(super) fn with_name(&self, task: TaskId, error: Error) -> Error {
         let Some(payload) = self.payloads.get(&task) else { return error };
-        let name = names(&self.registry, &payload.part).join(" + ");
+        let names = names(&self.registry, &payload.part);
+        let named = |tensor: String| if names.contains(&tensor) { tensor } else { names.join(" + ") };
         match error {
-            Error::Mismatch { field, first, second, .. } => Error::Mismatch { tensor: name, field, first, second },
-            Error::Stalled { round, missing, waited, detail, .. } => {
-                Error::Stalled { tensor: name, round, missing, waited, detail }
+            Error::Mismatch { tensor, field, first, second } => {
+                Error::Mismatch { tensor: named(tensor), field, first, second }
             }
-            Error::Checksum { round, from, .. } => Error::Checksum { tensor: name, round, from },
+            Error::Stalled { tensor, round, missing, waited, detail } => {
+                Error::Stalled { tensor: named(tensor), round, missing, waited, detail }
+            }
+            Error::Checksum { tensor, round, from } => Error::Checksum { tensor: named(tensor), round, from },
             other => other,
         }
     }
