@@ -87,7 +87,6 @@ pub(super) fn all() -> Vec<Table> {
             ..table("latency", &["latency --road local,shm,quic -n 40"], Nothing)
         },
         Table {
-            peers: &[Gloo],
             seconds: 120,
             targets: &["cost<=1.3"],
             ..table("small", &["small --road local,shm,quic -n 20 -w 2 -N 9"], Nothing)
