@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from gradlane import _buffers, _core, _session
 from gradlane._handle import Handle
-from gradlane._operations import check_name
+from gradlane._operations import check_name, check_out
 from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 
@@ -98,11 +98,7 @@ def _begin(
             located(name, _buffers.locate, buffer, writable=True) for name, buffer in zip(names, results, strict=True)
         ]
         for name, source, target in zip(names, sources, targets, strict=True):
-            if (target.dtype, target.shape) != (source.dtype, source.shape):
-                raise InvalidArgumentError(
-                    f"{name}: out is {target.dtype} {list(target.shape)}, buffer {source.dtype} {list(source.shape)}; "
-                    "make them equal"
-                )
+            located(name, check_out, source, target)
     return submit_all(
         names,
         tuple(source.dtype for source in sources),

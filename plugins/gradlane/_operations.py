@@ -79,10 +79,7 @@ def _begin(
 ) -> Handle[T]:
     source = _buffers.locate(buffer, writable=out is None)
     target = source if out is None else _buffers.locate(out, writable=True)
-    if (target.dtype, target.shape) != (source.dtype, source.shape):
-        raise InvalidArgumentError(
-            f"out is {target.dtype} {list(target.shape)}, buffer {source.dtype} {list(source.shape)}; make them equal"
-        )
+    check_out(source, target)
     return submit(
         name,
         source,
@@ -197,6 +194,14 @@ def check_name(name: object) -> str:
     if isinstance(name, str) and name:
         return name
     raise InvalidArgumentError(f"name={name!r} cannot name a tensor; give a text that is equal on all workers")
+
+
+def check_out(source: HostBuffer, target: HostBuffer) -> None:
+    """Refuses a place for the result that is not of the contribution's dtype and shape."""
+    if (target.dtype, target.shape) != (source.dtype, source.shape):
+        raise InvalidArgumentError(
+            f"out is {target.dtype} {list(target.shape)}, buffer {source.dtype} {list(source.shape)}; make them equal"
+        )
 
 
 def check_root(root_rank: int) -> int:

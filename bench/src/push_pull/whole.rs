@@ -12,7 +12,7 @@ use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions};
 
 use super::job::{SETTINGS, config};
 use super::worker::{Means, Worker};
-use crate::team::orders::{Case, Measured, Repeat};
+use crate::team::orders::{Case, Measured, Repeat, slowest};
 use crate::team::process::{Process, role};
 use crate::team::rank::{LOOPBACK, Member, Obedient};
 use crate::team::{Abilities, Team};
@@ -124,10 +124,8 @@ fn at_once<T: Send, R: Send>(
 /// What all ranks of one process measured: an exchange takes as long as on its slowest rank, and each of them saw the processor time of
 /// all.
 fn all_of(ranks: &[Measured]) -> Measured {
-    let exchanges = ranks.iter().map(|rank| rank.seconds.len()).min().unwrap_or(0);
-    let slowest = |index: usize| ranks.iter().map(|rank| rank.seconds[index]).fold(0.0, f64::max);
     Measured {
-        seconds: (0..exchanges).map(slowest).collect(),
+        seconds: slowest(ranks),
         cpu_seconds: ranks.iter().map(|rank| rank.cpu_seconds).fold(0.0, f64::max),
         wrong: ranks.iter().map(|rank| rank.wrong).sum(),
         wrong_at: ranks.iter().find_map(|rank| rank.wrong_at.clone()),

@@ -15,7 +15,7 @@ use gradlane_core::types::DType;
 
 use crate::memory::Traffic;
 use crate::report::Place;
-use orders::{Answer, Case, Measured, Order, Repeat};
+use orders::{Answer, Case, Measured, Order, Repeat, slowest};
 use process::Process;
 
 /// A contender. Dropping it kills its processes.
@@ -186,13 +186,11 @@ impl Team {
 
 impl Repetition {
     fn of(ranks: &[Measured], helpers_cpu_seconds: f64, wire: Option<Wire>) -> Self {
-        let exchanges = ranks.iter().map(|rank| rank.seconds.len()).min().unwrap_or(0);
-        let slowest = |index: usize| ranks.iter().map(|rank| rank.seconds[index]).fold(0.0, f64::max);
         let total = |rank: &Measured| rank.seconds.iter().sum::<f64>();
         let bytes = |rank: &Measured| (rank.sent_bytes + rank.received_bytes) as f64 / 2.0;
         let mean = ranks.iter().map(bytes).sum::<f64>() / ranks.len() as f64;
         Self {
-            seconds: (0..exchanges).map(slowest).collect(),
+            seconds: slowest(ranks),
             total_seconds: ranks.iter().map(total).fold(0.0, f64::max),
             cpu_seconds: helpers_cpu_seconds + ranks.iter().map(|rank| rank.cpu_seconds).sum::<f64>(),
             wire_bytes: wire.map(|wire| match wire {

@@ -142,6 +142,13 @@ pub(crate) struct Measured {
     pub(crate) late: u64,
 }
 
+/// Of each exchange of the same repetition on all ranks: that of the rank for which it took longest.
+pub(crate) fn slowest(ranks: &[Measured]) -> Vec<f64> {
+    let exchanges = ranks.iter().map(|rank| rank.seconds.len()).min().unwrap_or(0);
+    let slowest = |index: usize| ranks.iter().map(|rank| rank.seconds[index]).fold(0.0, f64::max);
+    (0..exchanges).map(slowest).collect()
+}
+
 impl Case {
     /// A case of `inflight` equal tensors.
     pub(crate) fn single(name: &str, bytes: u64, dtype: DType, op: Op, inflight: u32) -> Self {
