@@ -182,6 +182,16 @@ pub enum Error {
         /// The system's words.
         cause: String,
     },
+    /// A device, or a library that drives it, failed; nothing more can be done on it in this process.
+    #[error("{device}: {what} failed: {cause}")]
+    Device {
+        /// Which one, such as `cuda:0`.
+        device: String,
+        /// What was tried.
+        what: String,
+        /// The fault in words, with the library's own code for it.
+        cause: String,
+    },
     /// A defect of Gradlane itself.
     #[error("internal error: {what}; please report it")]
     Internal {
@@ -199,7 +209,7 @@ pub enum Code {
     AlreadyExists,
     /// The state forbids it.
     FailedPrecondition,
-    /// The job or the peer ended.
+    /// The job, the peer or the device ended.
     Aborted,
     /// Not in time.
     DeadlineExceeded,
@@ -225,7 +235,7 @@ impl Error {
         match self {
             Self::InvalidArgument { .. } | Self::Config { .. } | Self::Mismatch { .. } => Code::InvalidArgument,
             Self::Stalled { .. } | Self::Timeout { .. } | Self::NotFormed { .. } => Code::DeadlineExceeded,
-            Self::PeerLost { .. } | Self::Protocol { .. } => Code::Aborted,
+            Self::PeerLost { .. } | Self::Protocol { .. } | Self::Device { .. } => Code::Aborted,
             Self::DuplicateRank { .. } => Code::AlreadyExists,
             Self::Incompatible { .. } | Self::FailedPrecondition { .. } => Code::FailedPrecondition,
             Self::Fenced { .. } => Code::Fenced,

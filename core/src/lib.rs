@@ -16,10 +16,12 @@ pub mod reduce;
 pub mod sched;
 pub mod wire;
 
-// Floor 2: drivers. `local` is the ground on which the others stand.
+// Floor 2: drivers. `local` and `cuda` are the ground on which the others stand.
+pub mod cuda;
 pub mod local;
 
 pub mod collective;
+pub mod device;
 pub mod transport;
 
 // Floor 3: threads; the only place that joins the floors below.

@@ -17,6 +17,7 @@ __all__ = [
     "CancelledError",
     "ChecksumError",
     "ConfigError",
+    "DeviceError",
     "DuplicateRankError",
     "Error",
     "FailedPreconditionError",
@@ -247,6 +248,22 @@ class UnavailableError(Error):
     retryable = True
 
 
+class DeviceError(AbortedError):
+    """A device, or a library that drives it, failed; nothing more can be done on it in this process.
+
+    Attributes:
+        device: which one, such as `cuda:0`.
+        what: what was tried.
+        cause: the fault in words, with the library's own code for it.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.device: str | None = fields.get("device")
+        self.what: str | None = fields.get("what")
+        self.cause: str | None = fields.get("cause")
+
+
 class CancelledError(Error):
     """The caller cancelled the operation."""
 
@@ -277,6 +294,7 @@ _OF_VARIANT: Mapping[str, type[Error]] = {
     "Cancelled": CancelledError,
     "Io": UnavailableError,
     "Internal": InternalError,
+    "Device": DeviceError,
 }
 
 

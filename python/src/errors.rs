@@ -129,5 +129,11 @@ fn describe(error: &Error, fields: &Bound<'_, PyDict>) -> PyResult<&'static str>
             fields.set_item("what", what)?;
             "Internal"
         }
+        Error::Device { device, what, cause } => {
+            fields.set_item("device", device)?;
+            fields.set_item("what", what)?;
+            fields.set_item("cause", cause)?;
+            "Device"
+        }
     })
 }

@@ -26,6 +26,7 @@ NOT_BY_A_CALL = {
     errors.UnusedParametersError: "needs a model: test_torch_wrapper.py",
     errors.ProtocolError: "needs a peer of other make: tests/it/hostile.rs",
     errors.ChecksumError: "needs a fault of the memory: tests/it",
+    errors.DeviceError: "needs a device that fails: tests/it/devices.rs",
     errors.InternalError: "needs a defect",
 }
 

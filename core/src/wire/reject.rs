@@ -107,6 +107,11 @@ pub fn encode_error(error: &Error, writer: &mut Writer) {
         }
         Error::Cancelled => {}
         Error::Internal { what } => text(what),
+        Error::Device { device, what, cause } => {
+            text(device);
+            text(what);
+            text(cause);
+        }
     }
 }
 
@@ -161,6 +166,7 @@ pub fn decode_error(reader: &mut Reader<'_>) -> Result<Error> {
         18 => Error::Cancelled,
         19 => Error::Io { what: text("what")?, cause: text("cause")? },
         20 => Error::Internal { what: text("what")? },
+        21 => Error::Device { device: text("device")?, what: text("what")?, cause: text("cause")? },
         code => return Err(reader.bad("error code", format!("is {code}"))),
     })
 }
@@ -187,6 +193,7 @@ fn code_of(error: &Error) -> u8 {
         Error::Cancelled => 18,
         Error::Io { .. } => 19,
         Error::Internal { .. } => 20,
+        Error::Device { .. } => 21,
     }
 }
 
@@ -223,7 +230,7 @@ mod tests {
 
     #[test]
     fn every_error_round_trips_under_its_own_code() {
-        let codes: Vec<u8> = (1..=15).chain(17..=20).collect();
+        let codes: Vec<u8> = (1..=15).chain(17..=21).collect();
         assert_eq!(codes.len(), samples::errors().len());
         for (code, error) in codes.into_iter().zip(samples::errors()) {
             let body = to_body(&error);

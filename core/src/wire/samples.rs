@@ -106,6 +106,7 @@ pub(super) fn errors() -> Vec<Error> {
         Error::Cancelled,
         Error::Io { what: text("what"), cause: text("cause") },
         Error::Internal { what: text("what") },
+        Error::Device { device: text("device"), what: text("what"), cause: text("cause") },
     ]
 }
 

@@ -1,0 +1,66 @@
+//! Devices: memory that the network cannot reach, and copies between it and the host.
+//!
+//! A device copies what it is told in the order in which it is told; what goes first is decided by the queues of COPYD2H and COPYH2D.
+
+use std::fmt;
+
+use crate::cuda::Mark;
+use crate::error::Result;
+use crate::mem::{DeviceRegion, Lease, Ordinal, Region};
+use crate::types::Done;
+
+/// The devices of one kind that this process reaches.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// What `device` is called in messages, such as `cuda:1`.
+    fn name(&self, device: Ordinal) -> String;
+
+    /// Marks where `stream` of `device` stands now. Called on the caller's thread: it takes microseconds and waits for nothing.
+    ///
+    /// `stream` is the framework's handle of it; 0 is the device's default stream.
+    ///
+    /// # Errors
+    /// [`FailedPrecondition`](crate::Error::FailedPrecondition) while the stream is captured into a graph,
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) if there is no such device, [`Device`](crate::Error::Device) if the device
+    /// failed.
+    fn mark(&self, device: Ordinal, stream: u64) -> Result<Mark>;
+
+    /// Memory of the host that copies from and to devices reach at their full rate. Does not wait: where no more may be pinned it is
+    /// ordinary memory, which copies reach more slowly.
+    ///
+    /// # Errors
+    /// [`Exhausted`](crate::Error::Exhausted) if `bytes` alone are more than may ever be pinned.
+    fn lease(&self, bytes: usize) -> Result<Lease>;
+
+    /// Copies, once every mark of `after` is reached. `done` hears of the end on a thread of the device, when nothing of the memory is
+    /// used any more; a fault of the device is [`Device`](crate::Error::Device).
+    fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>);
+
+    /// Ends what is under way with an error and the threads with it. Idempotent.
+    fn shutdown(&self);
+}
+
+/// What is copied. Both sides are equally long, and the regions of the device are all of one device.
+#[derive(Debug)]
+pub enum Transfer {
+    /// From the device, run after run, to the host.
+    Out {
+        /// Where it lies.
+        from: Vec<DeviceRegion>,
+        /// Where it goes.
+        to: Region,
+    },
+    /// From the host to the device, run after run.
+    In {
+        /// Where it lies.
+        from: Region,
+        /// Where it goes.
+        to: Vec<DeviceRegion>,
+    },
+    /// From the device to itself.
+    Within {
+        /// Where it lies.
+        from: DeviceRegion,
+        /// Where it goes; may be the same memory.
+        to: DeviceRegion,
+    },
+}
