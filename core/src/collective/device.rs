@@ -6,6 +6,7 @@ use std::time::Duration;
 
 pub use super::host::Bulletin;
 use super::{Goal, Walk};
+use crate::config::Config;
 use crate::cuda::Mark;
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
@@ -60,6 +61,28 @@ pub trait DeviceRoad: Send + Sync {
 
 /// Makes the road of one rank, once all ranks have met.
 pub type MakeRoad = Box<dyn FnOnce(Team) -> Result<Arc<dyn DeviceRoad>> + Send>;
+
+/// How this program reduces memory of devices among the ranks of a machine.
+///
+/// # Errors
+/// What to do where it cannot.
+#[cfg(feature = "cuda")]
+pub fn device_road(config: &Config) -> Result<MakeRoad> {
+    Ok(super::nccl::road(config))
+}
+
+/// As it was built, this program does not.
+///
+/// # Errors
+/// What to do about it.
+#[cfg(not(feature = "cuda"))]
+pub fn device_road(_config: &Config) -> Result<MakeRoad> {
+    Err(Error::FailedPrecondition {
+        what: "this program was built without a way to reduce memory of devices among the workers of a machine"
+            .to_owned(),
+        hint: "use the Python package, or set local_reduce=off on all workers of the machine".to_owned(),
+    })
+}
 
 /// The ranks of a machine, for the road of one of them.
 pub struct Team {

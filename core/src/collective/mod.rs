@@ -8,11 +8,13 @@
 
 pub mod device;
 pub mod host;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 mod walk;
 
 use std::time::Duration;
 
-pub use device::{Bulletin, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team};
+pub use device::{Bulletin, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team, device_road};
 pub use host::{HostCollective, HostOptions, LocalRank};
 pub use walk::Walk;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Clock;
-use crate::collective::{Collective, HostCollective, HostOptions, LocalRank};
+use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, device_road};
 use crate::config::{Config, LocalReduce};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
@@ -80,18 +80,10 @@ pub(super) fn meet(
         step_timeout: config.step_timeout,
         oldest_every: config.oldest_every,
         copies,
-        devices: Err(no_road()),
+        devices: device_road(config),
         clock: Arc::new(move || clock.now()),
     };
     Ok(Arc::new(HostCollective::join(options, failed)?))
-}
-
-/// What is told to whoever submits memory of a device.
-fn no_road() -> Error {
-    Error::FailedPrecondition {
-        what: "this build cannot reduce memory of devices among the workers of a machine".to_owned(),
-        hint: "set local_reduce=off on all workers of the machine, so that each pushes for itself".to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -76,14 +76,15 @@ impl fmt::Display for Absent {
     }
 }
 
-impl From<Absent> for Error {
-    fn from(absent: Absent) -> Self {
-        let install = match absent {
-            Absent::NoLibrary { .. } => "install it (pip install nvidia-nccl-cu13)",
-            Absent::MissingSymbol { .. } | Absent::TooOld { .. } => "install a newer one",
+impl Absent {
+    /// What whoever submits memory of devices is told.
+    pub(super) fn error(&self) -> Error {
+        let install = match self {
+            Self::NoLibrary { .. } => "install it (pip install nvidia-nccl-cu13)",
+            Self::MissingSymbol { .. } | Self::TooOld { .. } => "install a newer one",
         };
-        Self::FailedPrecondition {
-            what: format!("the devices of this machine cannot be reduced among its workers: {absent}"),
+        Error::FailedPrecondition {
+            what: format!("the devices of this machine cannot be reduced among its workers: {self}"),
             hint: format!(
                 "{install}, name it with nccl_lib, or set local_reduce=off on all workers of the machine, so that each pushes for itself"
             ),
@@ -184,7 +185,7 @@ mod tests {
         let Absent::NoLibrary { searched } = &absent else { panic!("{absent}") };
         assert_eq!(searched.len(), 1, "a configured path is the only one: {searched:?}");
         assert!(searched[0].starts_with("/nowhere/libnccl.so.2 (cannot open shared object file"), "{searched:?}");
-        let Error::FailedPrecondition { what, hint } = Error::from(absent) else { panic!("another error") };
+        let Error::FailedPrecondition { what, hint } = absent.error() else { panic!("another error") };
         assert!(what.contains("/nowhere/libnccl.so.2"), "{what}");
         assert!(hint.contains("nccl_lib") && hint.contains("local_reduce=off"), "{hint}");
     }

@@ -61,7 +61,10 @@ pub(super) fn check(goal: &Goal, claim: &Claim) -> Result<()> {
     let is_signed = matches!(claim.dtype, DType::I8 | DType::I32 | DType::I64);
     if *goal == Goal::AllReduce && claim.op == Op::Mean && is_signed {
         return Err(Error::InvalidArgument {
-            what: format!("a mean of {} on devices of one machine, which NCCL rounds towards zero instead of down", claim.dtype),
+            what: format!(
+                "a mean of {} on devices of one machine, which NCCL rounds towards zero instead of down",
+                claim.dtype
+            ),
             hint: "submit a sum and divide it, or keep the tensor in host memory".to_owned(),
         });
     }
