@@ -25,6 +25,8 @@ mod stream;
 use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
+pub(crate) use codes::INVALID_VALUE;
+#[cfg(feature = "cuda")]
 pub(crate) use context::Context;
 pub use describe::{Line, describe};
 #[cfg(feature = "cuda")]
