@@ -7,7 +7,7 @@ use std::time::Duration;
 pub use super::host::Bulletin;
 use super::{Goal, Walk};
 use crate::config::Config;
-use crate::cuda::Mark;
+use crate::cuda::{Line, Mark};
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
 use crate::sched::order::Claim;
@@ -82,6 +82,17 @@ pub fn device_road(_config: &Config) -> Result<MakeRoad> {
             .to_owned(),
         hint: "use the Python package, or set local_reduce=off on all workers of the machine".to_owned(),
     })
+}
+
+/// What this program finds for that, for people; nothing where it would use nothing.
+pub fn describe(config: &Config) -> Option<Line> {
+    #[cfg(feature = "cuda")]
+    return Some(super::nccl::describe(config));
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _unused = config;
+        None
+    }
 }
 
 /// The ranks of a machine, for the road of one of them.

@@ -11,6 +11,7 @@ use crate::pipeline::DeviceKind;
 use crate::sched::order::Claim;
 use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
 
+mod devices;
 mod tiers;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -385,6 +386,11 @@ struct Member(HostCollective);
 
 impl Machine {
     fn of(ranks: usize) -> Self {
+        Self::with(ranks, &|_| Err(no_road()))
+    }
+
+    /// With these roads for memory of devices.
+    fn with(ranks: usize, devices: &(dyn Fn(usize) -> Result<crate::collective::MakeRoad> + Sync)) -> Self {
         let door = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
         let path = door.path();
         let (mut door, (clock, skew)) = (Some(door), clock());
@@ -400,7 +406,7 @@ impl Machine {
                 step_timeout: PATIENCE,
                 oldest_every: 16,
                 copies: Copies::default(),
-                devices: Err(no_road()),
+                devices: devices(me),
                 clock: Arc::clone(&clock),
             };
             Member(HostCollective::join(options, &|| None).unwrap())

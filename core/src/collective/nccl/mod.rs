@@ -9,6 +9,7 @@
 //! operation, to which all ranks come alike. What NCCL is told is decided in `program`, by one pure function.
 
 mod comm;
+mod issuer;
 mod library;
 mod program;
 mod road;
