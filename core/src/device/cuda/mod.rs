@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::config::units::print_bytes;
 use crate::cuda::{self, Driver, Mark, Reaper};
 use crate::error::{Error, Result};
-use crate::mem::{DeviceRegion, Lease, Ordinal, Pool};
+use crate::mem::{DeviceRegion, Ground, Lease, Ordinal, Pool};
 use crate::types::Done;
 use ground::PinnedGround;
 use lane::{Direction, Job, Lane};
@@ -26,6 +26,7 @@ mod lane;
 pub struct CudaDevice {
     driver: Arc<Driver>,
     pool: Pool,
+    ground: Arc<PinnedGround>,
     pinned_bytes_max: u64,
     patience: Duration,
     reaper: Arc<Reaper>,
@@ -46,10 +47,11 @@ impl CudaDevice {
     /// gives no thread.
     pub fn load(config: &Config) -> Result<Self> {
         let driver = Driver::load(config.cuda_lib.as_deref()).map_err(|absent| absent.error())?;
-        let ground = PinnedGround::new(Arc::clone(&driver), config.pinned_bytes_max);
+        let ground = Arc::new(PinnedGround::new(Arc::clone(&driver), config.pinned_bytes_max));
         Ok(Self {
             driver,
-            pool: Pool::on(Arc::new(ground)),
+            pool: Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
+            ground,
             pinned_bytes_max: config.pinned_bytes_max,
             patience: config.shutdown_timeout,
             reaper: Arc::new(Reaper::start()?),
@@ -118,7 +120,9 @@ impl Device for CudaDevice {
         // All are told before any is waited for.
         let ends: Vec<_> = open.into_values().map(Lane::close).collect();
         ends.iter().for_each(|thread| thread.join(self.patience));
-        self.reaper.shutdown(self.patience);
+        if !self.reaper.shutdown(self.patience) {
+            self.ground.keep();
+        }
     }
 }
 
