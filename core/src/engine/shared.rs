@@ -15,8 +15,8 @@ use crate::collective::Collective;
 use crate::config::Checksum;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pipeline::Stage;
 use crate::pipeline::registry::{ReadyPart, Registry};
+use crate::pipeline::{Route, Stage};
 use crate::sched::order::Slot;
 use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, Task, TaskId, TaskSpec};
 use crate::transport::Transport;
@@ -385,7 +385,7 @@ impl State {
                 bytes: part.layout.bytes(),
                 round: part.round,
                 priority,
-                duty: self.duty(&part),
+                route: Route { duty: self.duty(&part), memory: cargo.kind() },
                 groups,
             },
         );
