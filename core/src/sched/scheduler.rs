@@ -259,7 +259,11 @@ impl Scheduler {
         };
         let fits =
             |entry: &Entry| entry.bytes <= bytes_max && (!draws(entry) || credit.fits(entry.priority, entry.bytes));
-        let entry = self.queues[stage.index()].take(fits)?;
+        let entry = match self.queues[stage.index()].take(fits) {
+            Some(entry) => entry,
+            None if stage == Stage::Push => self.take_funded(bytes_max)?,
+            None => return None,
+        };
         if needs_credit(stage) {
             self.draw_credit(entry.task);
         }

@@ -4,9 +4,12 @@
 //! lies on the host. It gives back when it holds neither any more: at the end of COPYH2D or of PULL. So what is staged for the network is
 //! bounded as what is on it, by one number, and a task that is pushed was staged by the credit that it pushes with.
 
+use std::cmp::Reverse;
+
 use super::{Scheduler, Timer};
 use crate::pipeline::{DeviceKind, Stage};
 use crate::sched::ids::TaskId;
+use crate::sched::queue::Entry;
 use crate::sched::task::{Place, Work};
 use crate::types::Time;
 
@@ -32,6 +35,23 @@ impl Scheduler {
             self.credit.draw(work.spec.priority, work.spec.bytes);
             self.holders.push(id);
         }
+    }
+
+    /// Nothing could be taken for PUSH in its turn. What was staged has its credit already, and what goes before it may be waiting for just
+    /// that: the most urgent of those goes. A pass over the holders, of whom there are few, and none of this kind without devices.
+    pub(super) fn take_funded(&mut self, bytes_max: u64) -> Option<Entry> {
+        if !self.pipeline.contains(Stage::CopyD2H) {
+            return None;
+        }
+        let can_go = |work: &&Work| {
+            let is_ready = matches!(work.place, Place::Queued(gates) if gates.open());
+            is_ready && work.stage == Stage::Push && work.spec.bytes <= bytes_max
+        };
+        let funded = self.holders.iter().filter_map(|id| Some((*id, self.tasks.get(id.0).filter(can_go)?)));
+        let (id, work) = funded.min_by_key(|(_, work)| (Reverse(work.spec.priority), work.order))?;
+        let entry = work.entry(id);
+        self.queues[Stage::Push.index()].remove(entry);
+        Some(entry)
     }
 
     /// What a task drew, if it drew some and has it still.

@@ -84,6 +84,24 @@ fn nothing_is_staged_for_a_server_that_is_not_connected() {
 }
 
 #[test]
+fn what_is_staged_passes_what_waits_for_its_credit() {
+    let mut world = World::new(SchedulerConfig { credit_bytes: 100, ..config() }, device());
+    let group = world.open("w", 2);
+    let staged = world.submit(part(0), 100, 0, &[group]);
+    world.take(Stage::CopyD2H).unwrap();
+    world.finish(staged, Outcome::Done);
+    let before = world.scheduler.submit(world.now, spec(Route::host(Duty::Owner), part(1), 0, 150, 9, &[group]));
+    assert_eq!(world.take(Stage::Push).unwrap().id, staged);
+    assert_eq!(world.take(Stage::Push), None);
+    world.finish(staged, Outcome::Done);
+    for stage in [Stage::Pull, Stage::CopyH2D] {
+        assert_eq!(world.take(stage).unwrap().id, staged);
+        world.finish(staged, Outcome::Done);
+    }
+    assert_eq!(world.take(Stage::Push).unwrap().id, before);
+}
+
+#[test]
 fn what_is_repeated_stays_staged_and_keeps_its_credit_until_others_need_it() {
     let config = SchedulerConfig { credit_bytes: 100, retry_min: SECOND, ..config() };
     let mut world = World::new(config, device());

@@ -240,6 +240,8 @@ impl Model {
         }
         known.is_staged &= stage != Stage::CopyH2D && (stage != Stage::CopyD2H || outcome == Outcome::Done);
         known.summed |= stage == Stage::Pull && outcome == Outcome::Done;
+        // A sum that did not come back to the device is none to show.
+        known.summed &= stage != Stage::CopyH2D || outcome == Outcome::Done;
         known.awaited |= stage == Stage::Reduce && outcome == Outcome::Done;
         if stage == Stage::Pull && outcome == Outcome::Done {
             let (part, round) = (known.part, known.round);
