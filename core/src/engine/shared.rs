@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use super::bell::Bell;
 use super::executors::executor;
 use super::links::Links;
 use super::payload::{Cargo, Hold, Payload};
-use super::stage_loop::Bell;
 use super::trace::{TaskTrace, Timeline};
 use super::{Clock, Memory, Metrics, Timer};
 use crate::collective::Collective;
