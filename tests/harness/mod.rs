@@ -1,6 +1,7 @@
 //! What the tests share.
 
 pub mod cluster;
+pub mod device;
 pub mod digits;
 pub mod element;
 pub mod outage;
