@@ -191,15 +191,7 @@ fn start(
 ) -> Result<Engine> {
     let member = MemberConfig { requested: rank, workers, ..process::member(Role::Worker, config) };
     let coordinator = join.address.clone();
-    Engine::start(EngineOptions {
-        config: config.clone(),
-        member,
-        coordinator,
-        credentials,
-        transport,
-        copies,
-        device,
-    })
+    Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport, copies, device })
 }
 
 /// A tensor of a test, reduced in place. It must outlive its handles.
