@@ -6,6 +6,7 @@ pub mod devices;
 pub mod digits;
 pub mod element;
 pub mod fakes;
+pub mod gated_device;
 pub mod outage;
 pub mod patience;
 pub mod processes;

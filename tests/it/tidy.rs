@@ -20,7 +20,7 @@ const GROUND: [&str; 2] = ["cuda", "local"];
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 31] = [
+const UNSAFE: [&str; 32] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/road.rs",
     "core/src/collective/nccl/comm.rs",
@@ -32,6 +32,7 @@ const UNSAFE: [&str; 31] = [
     "core/src/cuda/stream.rs",
     "core/src/device/cuda/ground.rs",
     "core/src/device/cuda/lane.rs",
+    "core/src/device/host.rs",
     "core/src/local/ground.rs",
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",
