@@ -1,0 +1,137 @@
+//! The PTX that is built in, run on the host, against the arithmetic of the host.
+
+use fakecuda::ptx::{Memory, Module};
+
+use super::*;
+use crate::reduce;
+use crate::types::Op;
+
+/// Unusual ones too: nothing, exact and inexact, subnormal after the product, out of a half's range.
+const FACTORS: [f64; 8] = [1.0, 0.5, 1.0 / 3.0, -2.5, 0.0, 1e-5, 3.0e38, f64::INFINITY];
+
+#[test]
+fn every_half_size_float_is_scaled_as_on_the_host() {
+    let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    for (read, written) in [(DType::F16, DType::F16), (DType::BF16, DType::BF16)] {
+        agree(read, written, &all);
+    }
+}
+
+#[test]
+fn every_half_size_float_widens_as_on_the_host() {
+    let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    for read in [DType::F16, DType::BF16] {
+        agree(read, DType::F32, &all);
+    }
+}
+
+#[test]
+fn single_floats_of_every_exponent_are_scaled_and_narrowed_as_on_the_host() {
+    // Below, on, and above what is half-way for f16 and for bf16.
+    let lows = [0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff];
+    let bits = (0..=u16::MAX).step_by(7).flat_map(|high| lows.map(|low| u32::from(high) << 16 | low));
+    let some: Vec<u8> = bits.flat_map(u32::to_le_bytes).collect();
+    for written in [DType::F32, DType::F16, DType::BF16] {
+        agree(DType::F32, written, &some);
+    }
+}
+
+#[test]
+fn double_floats_of_every_exponent_are_scaled_as_on_the_host() {
+    let bits = (0..=u16::MAX).step_by(3).map(|high| u64::from(high) << 48 | 0x0000_5555_aaaa_0001);
+    let some: Vec<u8> = bits.flat_map(u64::to_le_bytes).collect();
+    agree(DType::F64, DType::F64, &some);
+}
+
+#[test]
+fn any_grid_reaches_every_element_once_and_none_beyond_the_last() {
+    let data: Vec<u8> = (1..=10).flat_map(|number| (number as f32).to_le_bytes()).collect();
+    for (blocks, threads) in [(1, 1), (1, 3), (3, 4), (5, 8)] {
+        let mut memory = Bytes(data.clone());
+        run("gradlane_scale_f32", (blocks, threads), 9, (0, 0), 2.0, &mut memory);
+        let numbers = memory.0.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        assert_eq!(numbers.collect::<Vec<_>>(), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 18.0, 10.0]);
+    }
+}
+
+#[test]
+fn the_text_has_the_kernels_that_are_launched_and_no_other() {
+    let mut listed = KERNELS.map(|(_, _, name)| name.trim_end_matches('\0'));
+    listed.sort_unstable();
+    assert_eq!(Module::parse(PTX.trim_end_matches('\0')).unwrap().names().collect::<Vec<_>>(), listed);
+}
+
+/// Runs the kernel for these types on `data` with every factor, and the host's arithmetic.
+fn agree(read: DType, written: DType, data: &[u8]) {
+    let (_, _, kernel) = KERNELS.iter().find(|(from, to, _)| (*from, *to) == (read, written)).expect("a kernel");
+    let len = data.len() / read.bytes() as usize;
+    for factor in FACTORS {
+        let expected = on_the_host(read, written, factor, data);
+        let mut memory = Bytes(data.to_vec());
+        memory.0.resize(data.len() + expected.len(), 0xcc);
+        run(kernel.trim_end_matches('\0'), (2, 32), len, (0, data.len()), factor, &mut memory);
+        let (input, output) = memory.0.split_at(data.len());
+        assert_eq!(input, data, "it is only read");
+        let elements = |bytes: &[u8]| bytes.chunks(written.bytes() as usize).map(|bits| number(written, bits)).collect::<Vec<u64>>();
+        let inputs = data.chunks(read.bytes() as usize);
+        for ((input, found), expected) in inputs.zip(elements(output)).zip(elements(&expected)) {
+            assert_eq!(found, expected, "{kernel}, {input:02x?} times {factor:e}: {found:#x}, on the host {expected:#x}");
+        }
+    }
+}
+
+/// What the kernels must be equal to: the production arithmetic of sums on the host.
+fn on_the_host(read: DType, written: DType, factor: f64, data: &[u8]) -> Vec<u8> {
+    let host = reduce::Kernels::portable();
+    let mut result = data.to_vec();
+    if read == written {
+        host.scale(read, factor, &mut result);
+    } else if read == DType::F32 {
+        host.scale(DType::F32, factor, &mut result);
+        let wide = std::mem::replace(&mut result, vec![0; data.len() / 2]);
+        host.finish(Op::Sum, written, 1.0, &wide, &mut result);
+    } else {
+        result = vec![0; data.len() * 2];
+        host.start(Op::Sum, read, 1.0, data, &mut result);
+        host.scale(DType::F32, factor, &mut result);
+    }
+    result
+}
+
+/// The bits of an element; one and the same for every NaN, whose payload is the processor's affair.
+fn number(dtype: DType, bytes: &[u8]) -> u64 {
+    let mut bits = [0; 8];
+    bits[..bytes.len()].copy_from_slice(bytes);
+    let bits = u64::from_le_bytes(bits);
+    let (sign, infinity) = match dtype {
+        DType::F16 => (1 << 15, 0x7c00),
+        DType::BF16 => (1 << 15, 0x7f80),
+        DType::F32 => (1 << 31, 0x7f80_0000),
+        DType::F64 => (1 << 63, 0x7ff0_0000_0000_0000),
+        DType::I32 | DType::I64 | DType::I8 | DType::U8 => unreachable!("kernels are for floats"),
+    };
+    if bits & !sign > infinity { u64::MAX } else { bits }
+}
+
+fn run(kernel: &str, (blocks, threads): (u32, u32), len: usize, (from, to): (usize, usize), factor: f64, memory: &mut Bytes) {
+    let module = Module::parse(PTX.trim_end_matches('\0')).unwrap();
+    let kernel = module.kernel(kernel).unwrap();
+    assert_eq!(kernel.params(), [8, 8, 8, 8]);
+    let arguments = [from as u64, to as u64, len as u64, factor.to_bits()];
+    kernel.run(blocks, threads, &arguments, memory).unwrap();
+}
+
+/// Memory that begins at address 0.
+struct Bytes(Vec<u8>);
+
+impl Memory for Bytes {
+    fn load(&self, address: u64, to: &mut [u8]) -> bool {
+        let from = usize::try_from(address).ok().and_then(|start| self.0.get(start..start + to.len()));
+        from.inspect(|from| to.copy_from_slice(from)).is_some()
+    }
+
+    fn store(&mut self, address: u64, from: &[u8]) -> bool {
+        let to = usize::try_from(address).ok().and_then(|start| self.0.get_mut(start..start + from.len()));
+        to.map(|to| to.copy_from_slice(from)).is_some()
+    }
+}
