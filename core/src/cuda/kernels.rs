@@ -62,11 +62,8 @@ impl Kernels {
     pub(crate) fn load(context: &Arc<Context>) -> Result<Self> {
         context.within(|| {
             let mut module = ptr::null_mut();
-            // SAFETY: the text ends with a zero, there are no options, and one handle is written, which is unloaded in `drop`.
-            let code = unsafe {
-                let options = (ptr::null_mut(), ptr::null_mut());
-                (context.api().module_load)(&raw mut module, PTX.as_ptr().cast(), 0, options.0, options.1)
-            };
+            // SAFETY: the text ends with a zero, and one handle is written, which is unloaded in `drop`.
+            let code = unsafe { (context.api().module_load)(&raw mut module, PTX.as_ptr().cast()) };
             match code {
                 codes::SUCCESS => {}
                 code if codes::is_compilation(code) => {
@@ -113,7 +110,11 @@ impl Kernels {
         };
         let kernel = KERNELS.iter().position(|(from, to, _)| (*from, *to) == (read, written)).ok_or_else(no_kernel)?;
         let len = from.len() as u64 / read.bytes();
-        assert_eq!((from.len() as u64, to.len() as u64), (len * read.bytes(), len * written.bytes()), "as many elements");
+        assert_eq!(
+            (from.len() as u64, to.len() as u64),
+            (len * read.bytes(), len * written.bytes()),
+            "as many elements"
+        );
         if len == 0 {
             // The driver refuses an empty grid.
             return Ok(());
@@ -127,8 +128,12 @@ impl Kernels {
         let code = unsafe {
             (self.context.api().launch)(
                 self.functions[kernel],
-                blocks, 1, 1,
-                THREADS as c_uint, 1, 1,
+                blocks,
+                1,
+                1,
+                THREADS as c_uint,
+                1,
+                1,
                 0,
                 stream.raw(),
                 arguments.as_mut_ptr(),

@@ -17,9 +17,15 @@ mod describe;
 #[cfg(feature = "cuda")]
 mod driver;
 #[cfg(feature = "cuda")]
+mod kernels;
+#[cfg(feature = "cuda")]
+mod pci;
+#[cfg(feature = "cuda")]
 mod reaper;
 #[cfg(feature = "cuda")]
 mod stream;
+#[cfg(feature = "cuda")]
+mod wiring;
 
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
@@ -29,6 +35,8 @@ pub(crate) use context::Context;
 pub use describe::{Line, describe};
 #[cfg(feature = "cuda")]
 pub(crate) use driver::{Driver, name};
+#[cfg(feature = "cuda")]
+pub(crate) use kernels::Kernels;
 #[cfg(feature = "cuda")]
 pub(crate) use reaper::Reaper;
 #[cfg(feature = "cuda")]

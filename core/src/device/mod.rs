@@ -2,8 +2,6 @@
 //!
 //! A device copies what it is told in the order in which it is told; what goes first is decided by the queues of COPYD2H and COPYH2D.
 
-pub mod pci;
-
 use std::fmt;
 
 use crate::cuda::Mark;

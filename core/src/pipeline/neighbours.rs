@@ -1,8 +1,8 @@
 //! Which devices of a machine are near each other: whether bytes go from one to another without the host's processor in between.
 //!
-//! Devices are neighbours if they reach each other directly (NVLink, or peer access that the driver grants) or hang below the same PCIe
-//! switch; a *PCIe group* is everything that is joined by such steps. What goes from one group to another passes the host bridge, which
-//! all devices of a group share. There may be any number of groups, and they need not be of one size.
+//! Devices are neighbours if they reach each other's memory (over NVLink, or as peers on PCIe where the driver grants it) or hang below the
+//! same PCIe switch; a *PCIe group* is everything that is joined by such steps. What goes from one group to another passes memory of the
+//! host. There may be any number of groups, and they need not be of one size.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,7 +16,7 @@ pub struct Attachment {
     pub path: Vec<String>,
     /// The NUMA node of its root complex, if the machine tells.
     pub numa_node: Option<u32>,
-    /// Those that it reaches without the host, as positions in the list that it is part of.
+    /// Those whose memory it reaches, as positions in the list that it is part of.
     pub peers: Vec<usize>,
 }
 
@@ -128,12 +128,14 @@ impl fmt::Display for PcieGroups {
                 write!(f, "{devices} devices whose PCIe switches the machine does not show")?;
             }
             (_, [_]) if self.joined_by.contains(&Joint::Peers) => {
-                write!(f, "{devices} devices that reach each other without the host")?;
+                write!(f, "{devices} devices that reach each other's memory")?;
             }
             (_, [_]) => write!(f, "{devices} devices behind one PCIe switch")?,
-            (_, groups) => {
-                write!(f, "{devices} devices in {} PCIe groups, between which bytes pass the host", groups.len())?
-            }
+            (_, groups) => write!(
+                f,
+                "{devices} devices in {} PCIe groups, between which bytes pass the host's memory",
+                groups.len()
+            )?,
         }
         for (index, Group { names, numa_nodes, .. }) in self.groups.iter().enumerate() {
             f.write_str(if index == 0 { ": " } else { "; " })?;
@@ -184,7 +186,7 @@ mod tests {
         assert_eq!(members(&devices), [vec![0, 2, 4], vec![1], vec![3]]);
         assert_eq!(
             PcieGroups::of(&devices).to_string(),
-            "5 devices in 3 PCIe groups, between which bytes pass the host: gpu0 gpu2 gpu4 (NUMA node 0); gpu1 (NUMA node 1); \
+            "5 devices in 3 PCIe groups, between which bytes pass the host's memory: gpu0 gpu2 gpu4 (NUMA node 0); gpu1 (NUMA node 1); \
              gpu3 (NUMA node 1)"
         );
     }
@@ -197,7 +199,7 @@ mod tests {
             device("c0 rp2 gpu2", Some(1), &[]),
         ];
         assert_eq!(members(&devices), [[0, 1, 2]]);
-        let words = "3 devices that reach each other without the host: gpu0 gpu1 gpu2 (NUMA node 0, 1)";
+        let words = "3 devices that reach each other's memory: gpu0 gpu1 gpu2 (NUMA node 0, 1)";
         assert_eq!(PcieGroups::of(&devices).to_string(), words);
     }
 

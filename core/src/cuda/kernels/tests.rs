@@ -72,10 +72,15 @@ fn agree(read: DType, written: DType, data: &[u8]) {
         run(kernel.trim_end_matches('\0'), (2, 32), len, (0, data.len()), factor, &mut memory);
         let (input, output) = memory.0.split_at(data.len());
         assert_eq!(input, data, "it is only read");
-        let elements = |bytes: &[u8]| bytes.chunks(written.bytes() as usize).map(|bits| number(written, bits)).collect::<Vec<u64>>();
+        let elements = |bytes: &[u8]| {
+            bytes.chunks(written.bytes() as usize).map(|bits| number(written, bits)).collect::<Vec<u64>>()
+        };
         let inputs = data.chunks(read.bytes() as usize);
         for ((input, found), expected) in inputs.zip(elements(output)).zip(elements(&expected)) {
-            assert_eq!(found, expected, "{kernel}, {input:02x?} times {factor:e}: {found:#x}, on the host {expected:#x}");
+            assert_eq!(
+                found, expected,
+                "{kernel}, {input:02x?} times {factor:e}: {found:#x}, on the host {expected:#x}"
+            );
         }
     }
 }
@@ -113,7 +118,14 @@ fn number(dtype: DType, bytes: &[u8]) -> u64 {
     if bits & !sign > infinity { u64::MAX } else { bits }
 }
 
-fn run(kernel: &str, (blocks, threads): (u32, u32), len: usize, (from, to): (usize, usize), factor: f64, memory: &mut Bytes) {
+fn run(
+    kernel: &str,
+    (blocks, threads): (u32, u32),
+    len: usize,
+    (from, to): (usize, usize),
+    factor: f64,
+    memory: &mut Bytes,
+) {
     let module = Module::parse(PTX.trim_end_matches('\0')).unwrap();
     let kernel = module.kernel(kernel).unwrap();
     assert_eq!(kernel.params(), [8, 8, 8, 8]);

@@ -10,7 +10,7 @@ use crate::pipeline::Attachment;
 
 /// The address of a PCI device, such as `0000:3b:00.0`: domain, bus, device and function.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct PciAddress {
+pub(super) struct PciAddress {
     domain: u32,
     bus: u8,
     device: u8,
@@ -20,7 +20,7 @@ pub struct PciAddress {
 impl PciAddress {
     /// How the device of this address, called `name`, is joined to the machine below `root`, which is `/` but in tests. It is told of no
     /// peers: the kernel knows none.
-    pub fn attachment(self, root: &Path, name: String) -> Attachment {
+    pub(super) fn attachment(self, root: &Path, name: String) -> Attachment {
         let link = root.join("sys/bus/pci/devices").join(self.to_string());
         let node = fs::read_to_string(link.join("numa_node")).unwrap_or_default();
         Attachment {
@@ -51,7 +51,7 @@ impl fmt::Display for PciAddress {
 
 /// What was given is no PCI address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoPciAddress;
+pub(super) struct NoPciAddress;
 
 impl FromStr for PciAddress {
     type Err = NoPciAddress;
