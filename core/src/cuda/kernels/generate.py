@@ -1,7 +1,7 @@
 """Makes the PTX beside each CUDA source with NVRTC, which needs neither a GPU nor a driver.
 
-`make ptx` runs it with the release of NVRTC that `python/requirements-dev.txt` names: an older one writes an older PTX version,
-which more drivers load. The PTX is checked in, so that nobody needs NVRTC to build or run.
+`make ptx` runs it with the release of NVRTC that `python/requirements-dev.txt` names, the first of CUDA 12: it writes
+PTX 8.0, which drivers from 525 on load. The PTX is checked in, so that nobody needs NVRTC to build or run.
 """
 
 import ctypes
@@ -11,8 +11,8 @@ from pathlib import Path
 
 WHEEL = "nvidia-cuda-nvrtc-cu12"
 HERE = Path(__file__).parent
-# Turing, the oldest that the CUDA 13 toolkit knows; the driver compiles it for whatever newer GPU there is. With a later standard than
-# C++03 NVRTC declares what nobody asked for, four kilobytes of it.
+# Turing, the oldest that the CUDA 13 toolkit knows; the driver compiles it for whatever newer GPU there is. With a
+# later standard than C++03 NVRTC declares what nobody asked for, four kilobytes of it.
 OPTIONS = [b"--gpu-architecture=compute_75", b"--std=c++03"]
 
 
