@@ -87,8 +87,11 @@ impl Kernels {
     }
 
     /// Submits `to[i] = from[i] * factor` to `stream`. Both hold as many elements, of type `read` and `written`; they may be the same memory
-    /// if these are equal. The factor is rounded to the type in which the product is taken, f64 for f64 and f32 for the others, and the
-    /// product is rounded to nearest even, as [`Kernels::scale`](crate::reduce::Kernels::scale) does on the host.
+    /// if these are equal.
+    ///
+    /// The result is that of a contribution's weight on the host ([`reduce`](crate::reduce)): the factor is rounded to the type in which
+    /// the product is taken, f64 for f64 and f32 for the others, the product is rounded to nearest even, and a factor of zero makes zeros
+    /// of whatever is there.
     ///
     /// For a thread that has the context.
     ///

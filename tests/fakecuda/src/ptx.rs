@@ -81,8 +81,11 @@ enum Special {
 type Operation = fn([u64; 3]) -> u64;
 
 /// What is computed: the instruction, how many operands it has beside its result, and what it does.
-const OPERATIONS: [(&str, usize, Operation); 24] = [
+const OPERATIONS: [(&str, usize, Operation); 28] = [
+    ("mov.u16", 1, |[a, ..]| a & 0xffff),
     ("mov.u32", 1, |[a, ..]| low(a)),
+    ("mov.u64", 1, |[a, ..]| a),
+    ("mov.f32", 1, |[a, ..]| low(a)),
     ("mov.b32", 1, |[a, ..]| low(a)),
     ("cvta.to.global.u64", 1, |[a, ..]| a),
     ("cvt.u64.u32", 1, |[a, ..]| low(a)),
@@ -101,6 +104,7 @@ const OPERATIONS: [(&str, usize, Operation); 24] = [
     ("shl.b32", 2, |[a, b, _]| low(a.checked_shl(low(b) as u32).unwrap_or(0))),
     ("shl.b64", 2, |[a, b, _]| a.checked_shl(low(b) as u32).unwrap_or(0)),
     ("shr.u32", 2, |[a, b, _]| low(a).checked_shr(low(b) as u32).unwrap_or(0)),
+    ("setp.eq.f64", 2, |[a, b, _]| u64::from(f64::from_bits(a) == f64::from_bits(b))),
     ("setp.lt.u64", 2, |[a, b, _]| u64::from(a < b)),
     ("setp.ge.u64", 2, |[a, b, _]| u64::from(a >= b)),
     ("setp.lt.u32", 2, |[a, b, _]| u64::from(low(a) < low(b))),
@@ -323,8 +327,13 @@ impl Reader {
             "%ctaid.x" => Value::Special(Special::Block),
             "%nctaid.x" => Value::Special(Special::Blocks),
             register if register.starts_with('%') => Value::Register(self.register(register)?),
+            // Floats are written as their bits.
             number => {
-                let parsed = number.parse::<i64>().map(i64::cast_unsigned).or_else(|_| number.parse());
+                let bits = number.strip_prefix("0f").or_else(|| number.strip_prefix("0d"));
+                let parsed = match bits {
+                    Some(bits) => u64::from_str_radix(bits, 16),
+                    None => number.parse::<i64>().map(i64::cast_unsigned).or_else(|_| number.parse()),
+                };
                 Value::Constant(parsed.map_err(|_| format!("`{number}` is not known here"))?)
             }
         })

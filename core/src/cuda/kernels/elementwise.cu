@@ -45,13 +45,14 @@ struct F32 {
     static __device__ float narrow(float value) { return value; }
 };
 
-// to[i] = from[i] * factor, the product in f32; the same memory may be both.
+// to[i] = from[i] * factor, the product in f32; the same memory may be both. A factor of zero makes zeros of whatever is there, NaN too:
+// a contribution without weight is not looked at.
 template <typename From, typename To>
 static __device__ void map(const typename From::Bits *from, typename To::Bits *to, u64 len, double factor) {
     float f = __double2float_rn(factor);
     u64 step = (u64)gridDim.x * blockDim.x;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < len; i += step) {
-        to[i] = To::narrow(__fmul_rn(From::widen(from[i]), f));
+        to[i] = To::narrow(factor == 0.0 ? 0.0f : __fmul_rn(From::widen(from[i]), f));
     }
 }
 
@@ -71,6 +72,6 @@ KERNEL(gradlane_bf16_to_f32, BF16, F32)
 extern "C" __global__ void gradlane_scale_f64(const double *from, double *to, u64 len, double factor) {
     u64 step = (u64)gridDim.x * blockDim.x;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < len; i += step) {
-        to[i] = __dmul_rn(from[i], factor);
+        to[i] = factor == 0.0 ? 0.0 : __dmul_rn(from[i], factor);
     }
 }

@@ -85,21 +85,16 @@ fn agree(read: DType, written: DType, data: &[u8]) {
     }
 }
 
-/// What the kernels must be equal to: the production arithmetic of sums on the host.
+/// What the kernels must be equal to: how the host weighs the first contribution of a sum, in the arithmetic of production.
 fn on_the_host(read: DType, written: DType, factor: f64, data: &[u8]) -> Vec<u8> {
     let host = reduce::Kernels::portable();
-    let mut result = data.to_vec();
-    if read == written {
-        host.scale(read, factor, &mut result);
-    } else if read == DType::F32 {
-        host.scale(DType::F32, factor, &mut result);
-        let wide = std::mem::replace(&mut result, vec![0; data.len() / 2]);
-        host.finish(Op::Sum, written, 1.0, &wide, &mut result);
-    } else {
-        result = vec![0; data.len() * 2];
-        host.start(Op::Sum, read, 1.0, data, &mut result);
-        host.scale(DType::F32, factor, &mut result);
+    let mut sum = vec![0; reduce::accumulator_bytes(read, data.len() as u64) as usize];
+    host.start(Op::WeightedMean, read, factor, data, &mut sum);
+    if written == read.accumulator() {
+        return sum;
     }
+    let mut result = vec![0; data.len() / read.bytes() as usize * written.bytes() as usize];
+    host.finish(Op::Sum, written, 1.0, &sum, &mut result);
     result
 }
 
