@@ -20,9 +20,6 @@ macro_rules! calls {
             process: u32,
         }
 
-        /// Every symbol that a driver must have.
-        pub(crate) const NEEDED: &[&str] = &[$($name),+];
-
         impl Api {
             /// Finds every function in `library`, which must never be closed.
             ///

@@ -31,6 +31,8 @@ mod wiring;
 use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
+pub(crate) use codes::INVALID_VALUE;
+#[cfg(feature = "cuda")]
 pub(crate) use context::Context;
 pub use describe::{Line, describe};
 #[cfg(feature = "cuda")]
