@@ -1,10 +1,13 @@
 //! The PTX that is built in, run on the host, against the arithmetic of the host.
 
+use fakecuda::Control;
 use fakecuda::ptx::{Memory, Module};
 
 use super::*;
+use crate::cuda::Driver;
+use crate::mem::Ordinal;
 use crate::reduce;
-use crate::types::Op;
+use crate::types::{Op, Span};
 
 /// Unusual ones too: nothing, exact and inexact, subnormal after the product, out of a half's range.
 const FACTORS: [f64; 8] = [1.0, 0.5, 1.0 / 3.0, -2.5, 0.0, 1e-5, 3.0e38, f64::INFINITY];
@@ -59,6 +62,46 @@ fn the_text_has_the_kernels_that_are_launched_and_no_other() {
     let mut listed = KERNELS.map(|(_, _, name)| name.trim_end_matches('\0'));
     listed.sort_unstable();
     assert_eq!(Module::parse(PTX.trim_end_matches('\0')).unwrap().names().collect::<Vec<_>>(), listed);
+}
+
+#[test]
+fn what_is_launched_is_done_on_the_device_in_the_order_of_its_stream() {
+    let world = World::new();
+    let kernels = Kernels::load(&world.context).unwrap();
+    let numbers: Vec<u8> = (0..1000).flat_map(|number| (number as f32).to_le_bytes()).collect();
+    let (wide, narrow) = (world.memory(4000), world.memory(2000));
+    world.control.produce(0, world.raw(), wide.address(), &numbers);
+    world.run(|stream| {
+        kernels.scale(stream, 0.5, (DType::F32, &wide), (DType::BF16, &narrow))?;
+        kernels.scale(stream, 4.0, (DType::BF16, &narrow), (DType::F32, &wide))
+    });
+    let halves = on_the_host(DType::F32, DType::BF16, 0.5, &numbers);
+    assert_eq!(world.read(&narrow), halves);
+    assert_eq!(world.read(&wide), on_the_host(DType::BF16, DType::F32, 4.0, &halves));
+}
+
+#[test]
+fn a_part_of_the_memory_is_scaled_in_place_and_its_neighbours_are_not() {
+    let world = World::new();
+    let kernels = Kernels::load(&world.context).unwrap();
+    let memory = world.memory(64);
+    world.control.produce(0, world.raw(), memory.address(), &[8_f64; 8].map(f64::to_le_bytes).concat());
+    let part = memory.part(Span { offset: 16, bytes: 24 });
+    let nothing = memory.part(Span { offset: 8, bytes: 0 });
+    world.run(|stream| {
+        kernels.scale(stream, 3.0, (DType::F64, &nothing), (DType::F64, &nothing))?;
+        kernels.scale(stream, 0.25, (DType::F64, &part), (DType::F64, &part))
+    });
+    assert_eq!(world.read(&memory), [8.0_f64, 8.0, 2.0, 2.0, 2.0, 8.0, 8.0, 8.0].map(f64::to_le_bytes).concat());
+}
+
+#[test]
+fn types_without_a_kernel_are_refused() {
+    let world = World::new();
+    let kernels = Kernels::load(&world.context).unwrap();
+    let memory = world.memory(16);
+    let refused = kernels.scale(&world.stream, 2.0, (DType::I32, &memory), (DType::I32, &memory)).unwrap_err();
+    assert!(matches!(refused, Error::InvalidArgument { .. }), "{refused}");
 }
 
 /// Runs the kernel for these types on `data` with every factor, and the host's arithmetic.
@@ -126,6 +169,42 @@ fn run(
     assert_eq!(kernel.params(), [8, 8, 8, 8]);
     let arguments = [from as u64, to as u64, len as u64, factor.to_bits()];
     kernel.run(blocks, threads, &arguments, memory).unwrap();
+}
+
+/// The driver that runs on the host, and a stream of its first device.
+struct World {
+    control: Control,
+    driver: Arc<Driver>,
+    context: Arc<Context>,
+    stream: Stream,
+}
+
+impl World {
+    fn new() -> Self {
+        let library = fakecuda::library();
+        let driver = Driver::load(Some(&library)).unwrap();
+        let context = driver.device(Ordinal(0)).unwrap();
+        let stream = context.stream().unwrap();
+        Self { control: Control::open(&library), driver, context, stream }
+    }
+
+    fn raw(&self) -> u64 {
+        self.stream.raw().addr() as u64
+    }
+
+    /// Memory of the device, for as long as the process lives.
+    fn memory(&self, bytes: usize) -> DeviceRegion {
+        DeviceRegion::new(Ordinal(0), self.control.allocate(0, bytes), bytes)
+    }
+
+    fn run(&self, work: impl FnOnce(&Stream) -> Result<()>) {
+        self.driver.device(Ordinal(0)).unwrap().within(|| work(&self.stream)).unwrap();
+    }
+
+    /// What lies there when the stream has come so far.
+    fn read(&self, memory: &DeviceRegion) -> Vec<u8> {
+        self.control.consume(0, self.raw(), memory.address(), memory.len())
+    }
 }
 
 /// Memory that begins at address 0.
