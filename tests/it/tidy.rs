@@ -20,9 +20,12 @@ const GROUND: [&str; 2] = ["cuda", "local"];
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 24] = [
+const UNSAFE: [&str; 27] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/road.rs",
+    "core/src/collective/nccl/comm.rs",
+    "core/src/collective/nccl/library.rs",
+    "core/src/collective/nccl/table.rs",
     "core/src/cuda/api.rs",
     "core/src/cuda/context.rs",
     "core/src/cuda/driver.rs",

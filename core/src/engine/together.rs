@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Clock;
-use crate::collective::{Collective, HostCollective, HostOptions, LocalRank};
+use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, device_road};
 use crate::config::{Config, LocalReduce};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
@@ -80,6 +80,7 @@ pub(super) fn meet(
         step_timeout: config.step_timeout,
         oldest_every: config.oldest_every,
         copies,
+        devices: device_road(config),
         clock: Arc::new(move || clock.now()),
     };
     Ok(Arc::new(HostCollective::join(options, failed)?))

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::super::Metrics;
 use super::super::shared::{Hold, Shared, State};
-use crate::collective::{Goal, Operation};
+use crate::collective::{Goal, Memory, Operation};
 use crate::error::Result;
 use crate::mem::Region;
+use crate::pipeline::DeviceKind;
 use crate::sched::order::Claim;
 use crate::sched::{Outcome, Task};
 use crate::types::{Done, Op, WorkerId};
@@ -34,6 +35,8 @@ fn run(shared: &Arc<Shared>, task: Task, goal: impl FnOnce(&State, WorkerId) -> 
             op: payload.part.op,
             dtype: payload.part.layout.dtype,
             bytes: task.bytes,
+            device: DeviceKind::Host,
+            failed: goal.has_failed(),
             weight: payload.part.weight,
             priority: payload.priority,
         };
@@ -43,7 +46,8 @@ fn run(shared: &Arc<Shared>, task: Task, goal: impl FnOnce(&State, WorkerId) -> 
             Goal::Broadcast { .. } => &payload.destination,
         };
         let (source, destination) = (again(from), again(&payload.destination));
-        Operation { part: task.part, round: task.round, goal, claim, source, destination }
+        let memory = Memory::Host { source, destination };
+        Operation { part: task.part, round: task.round, goal, claim, memory }
     });
     let (slot, goal) = (operation.slot(), operation.goal.clone());
     let reporter = Arc::clone(shared);
