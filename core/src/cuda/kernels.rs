@@ -64,17 +64,14 @@ impl Kernels {
             let mut module = ptr::null_mut();
             // SAFETY: the text ends with a zero, and one handle is written, which is unloaded in `drop`.
             let code = unsafe { (context.api().module_load)(&raw mut module, PTX.as_ptr().cast()) };
-            match code {
-                codes::SUCCESS => {}
-                code if codes::is_compilation(code) => {
-                    return Err(Error::FailedPrecondition {
-                        what: format!("the driver cannot compile the kernels for {}: {}", name(context.device()), codes::describe(code)),
-                        hint: "update NVIDIA's driver to 525 or later; in a container, mount its libnvidia-ptxjitcompiler.so.1 as well"
-                            .to_owned(),
-                    });
-                }
-                code => context.checked("loading the kernels", code)?,
+            if codes::is_compilation(code) {
+                return Err(Error::FailedPrecondition {
+                    what: format!("the driver cannot compile for {}: {}", name(context.device()), codes::describe(code)),
+                    hint: "update NVIDIA's driver to 525 or later; in a container, give it libnvidia-ptxjitcompiler.so.1 too"
+                        .to_owned(),
+                });
             }
+            context.checked("loading the kernels", code)?;
             // Owned first, so that the module goes back if a kernel is missing in it.
             let mut kernels = Self { module, functions: [ptr::null_mut(); KERNELS.len()], context: Arc::clone(context) };
             for (function, (_, _, name)) in kernels.functions.iter_mut().zip(KERNELS) {

@@ -16,6 +16,8 @@ mod context;
 mod describe;
 #[cfg(feature = "cuda")]
 mod driver;
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) mod fake;
 #[cfg(feature = "cuda")]
 mod kernels;
 #[cfg(feature = "cuda")]

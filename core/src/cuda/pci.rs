@@ -80,9 +80,8 @@ impl FromStr for PciAddress {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
     use super::*;
+    use crate::cuda::fake;
     use crate::pipeline::PcieGroups;
 
     /// A GPU of a machine: its path below `/sys/devices`, and its NUMA node as the kernel writes it.
@@ -179,15 +178,10 @@ mod tests {
     /// What is read of GPUs when they are laid out as the kernel does.
     fn attachments(gpus: &[Gpu]) -> Vec<Attachment> {
         let root = tempfile::tempdir().unwrap();
-        let links = root.path().join("sys/bus/pci/devices");
-        fs::create_dir_all(&links).unwrap();
         let attachment = |(path, node): &Gpu| {
-            let folder = root.path().join("sys/devices").join(path);
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(folder.join("numa_node"), format!("{node}\n")).unwrap();
-            let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
-            symlink(Path::new("../../../devices").join(path), links.join(&name)).unwrap();
-            name.parse::<PciAddress>().unwrap().attachment(root.path(), name)
+            fake::lay_out(root.path(), path, node);
+            let (_, name) = path.rsplit_once('/').unwrap();
+            name.parse::<PciAddress>().unwrap().attachment(root.path(), name.to_owned())
         };
         gpus.iter().map(attachment).collect()
     }

@@ -27,9 +27,9 @@ impl Attachment {
         below.split_last().map_or(&[], |(_device, ports)| ports)
     }
 
-    /// Whether nothing is known of what lies above it: hypervisors show devices without the bridges that they hang on.
+    /// Whether nothing is known of what joins it to others: hypervisors show devices without the bridges that they hang on.
     fn is_hidden(&self) -> bool {
-        self.path.len() <= 2
+        self.path.len() <= 2 && self.peers.is_empty()
     }
 }
 
@@ -223,6 +223,17 @@ mod tests {
         assert_eq!(members(&devices), [[0, 1, 2]]);
         let words = "3 devices whose PCIe switches the machine does not show: gpu0 gpu1 gpu2";
         assert_eq!(PcieGroups::of(&devices).to_string(), words);
+    }
+
+    #[test]
+    fn devices_that_show_no_bridges_are_taken_apart_by_the_peers_that_they_have() {
+        let devices = [
+            device("a0 gpu0", None, &[1]),
+            device("a0 gpu1", None, &[0]),
+            device("a0 gpu2", None, &[3]),
+            device("a0 gpu3", None, &[2]),
+        ];
+        assert_eq!(members(&devices), [[0, 1], [2, 3]]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use fakecuda::Control;
 use fakecuda::ptx::{Memory, Module};
 
 use super::*;
-use crate::cuda::Driver;
+use crate::cuda::{Driver, fake};
 use crate::mem::Ordinal;
 use crate::reduce;
 use crate::types::{Op, Span};
@@ -96,6 +96,25 @@ fn a_part_of_the_memory_is_scaled_in_place_and_its_neighbours_are_not() {
 }
 
 #[test]
+fn a_driver_that_cannot_compile_is_told_from_a_device_that_failed() {
+    let (control, driver) = fake::driver();
+    let context = driver.device(Ordinal(6)).unwrap();
+    for code in [222, 221, 209, 2, 700] {
+        control.set("FAIL", &format!("cuModuleLoadData:6={code}"));
+        let error = Kernels::load(&context).unwrap_err();
+        let is_old = matches!(&error, Error::FailedPrecondition { hint, .. } if hint.contains("525"));
+        let is_broken = matches!(&error, Error::Device { device, .. } if device == "cuda:6");
+        assert_eq!(
+            (is_old, is_broken),
+            if code >= 209 && code < 700 { (true, false) } else { (false, true) },
+            "{error}"
+        );
+    }
+    control.set("FAIL", "");
+    Kernels::load(&context).unwrap();
+}
+
+#[test]
 fn types_without_a_kernel_are_refused() {
     let world = World::new();
     let kernels = Kernels::load(&world.context).unwrap();
@@ -181,11 +200,10 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let library = fakecuda::library();
-        let driver = Driver::load(Some(&library)).unwrap();
+        let (control, driver) = fake::driver();
         let context = driver.device(Ordinal(0)).unwrap();
         let stream = context.stream().unwrap();
-        Self { control: Control::open(&library), driver, context, stream }
+        Self { control, driver, context, stream }
     }
 
     fn raw(&self) -> u64 {
