@@ -1,5 +1,7 @@
 //! The PTX that is built in, run on the host, against the arithmetic of the host.
 
+use std::path::Path;
+
 use fakecuda::Control;
 use fakecuda::ptx::{Memory, Module};
 
@@ -13,37 +15,55 @@ use crate::types::{Op, Span};
 const FACTORS: [f64; 8] = [1.0, 0.5, 1.0 / 3.0, -2.5, 0.0, 1e-5, 3.0e38, f64::INFINITY];
 
 #[test]
-fn every_half_size_float_is_scaled_as_on_the_host() {
-    let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    for (read, written) in [(DType::F16, DType::F16), (DType::BF16, DType::BF16)] {
-        agree(read, written, &all);
-    }
-}
-
-#[test]
-fn every_half_size_float_widens_as_on_the_host() {
-    let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    for read in [DType::F16, DType::BF16] {
-        agree(read, DType::F32, &all);
+fn every_half_size_float_is_scaled_and_widened_as_on_the_host() {
+    for dtype in [DType::F16, DType::BF16] {
+        agree(dtype, dtype, &all_halves(), interpreted);
+        agree(dtype, DType::F32, &all_halves(), interpreted);
     }
 }
 
 #[test]
 fn single_floats_of_every_exponent_are_scaled_and_narrowed_as_on_the_host() {
-    // Below, on, and above what is half-way for f16 and for bf16.
-    let lows = [0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff];
-    let bits = (0..=u16::MAX).step_by(29).flat_map(|high| lows.map(|low| u32::from(high) << 16 | low));
-    let some: Vec<u8> = bits.flat_map(u32::to_le_bytes).collect();
     for written in [DType::F32, DType::F16, DType::BF16] {
-        agree(DType::F32, written, &some);
+        agree(DType::F32, written, &some_singles(), interpreted);
     }
 }
 
 #[test]
 fn double_floats_of_every_exponent_are_scaled_as_on_the_host() {
-    let bits = (0..=u16::MAX).step_by(3).map(|high| u64::from(high) << 48 | 0x0000_5555_aaaa_0001);
-    let some: Vec<u8> = bits.flat_map(u64::to_le_bytes).collect();
-    agree(DType::F64, DType::F64, &some);
+    agree(DType::F64, DType::F64, &some_doubles(), interpreted);
+}
+
+/// What no test without a GPU can show: that its driver takes the PTX, and that its arithmetic is that of the interpreter.
+#[test]
+fn a_real_device_computes_as_the_host_does() {
+    // Not as usual: the fake driver answers to the usual name once it is mapped.
+    let Ok(driver) = Driver::load(Some(Path::new("libcuda.so.1"))) else {
+        println!("SKIP: no CUDA device");
+        return;
+    };
+    let context = driver.device(Ordinal(0)).unwrap();
+    context.bind().unwrap();
+    let (kernels, stream) = (Kernels::load(&context).unwrap(), context.stream().unwrap());
+    let mut pinned = Pinned::new(&context, 2 * some_singles().len().max(all_halves().len() * 2));
+    for (read, written, _) in KERNELS {
+        let data = match read {
+            DType::F64 => some_doubles(),
+            DType::F32 => some_singles(),
+            _ => all_halves(),
+        };
+        agree(read, written, &data, |_, factor, data, bytes| {
+            let (input, output) = pinned.run(data, bytes, |from, to| {
+                kernels.scale(&stream, factor, (read, from), (written, to)).unwrap();
+                let event = stream.record().unwrap();
+                while !event.is_reached("a kernel").unwrap() {
+                    std::thread::yield_now();
+                }
+            });
+            assert_eq!(input, data, "it is only read");
+            output.to_vec()
+        });
+    }
 }
 
 #[test]
@@ -123,28 +143,48 @@ fn types_without_a_kernel_are_refused() {
     assert!(matches!(refused, Error::InvalidArgument { .. }), "{refused}");
 }
 
-/// Runs the kernel for these types on `data` with every factor, and the host's arithmetic.
-fn agree(read: DType, written: DType, data: &[u8]) {
+fn all_halves() -> Vec<u8> {
+    (0..=u16::MAX).flat_map(u16::to_le_bytes).collect()
+}
+
+fn some_singles() -> Vec<u8> {
+    // Below, on, and above what is half-way for f16 and for bf16.
+    let lows = [0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff];
+    let bits = (0..=u16::MAX).step_by(29).flat_map(|high| lows.map(|low| u32::from(high) << 16 | low));
+    bits.flat_map(u32::to_le_bytes).collect()
+}
+
+fn some_doubles() -> Vec<u8> {
+    let bits = (0..=u16::MAX).step_by(3).map(|high| u64::from(high) << 48 | 0x0000_5555_aaaa_0001);
+    bits.flat_map(u64::to_le_bytes).collect()
+}
+
+/// Has the kernel for these types `run` on `data` with every factor, and compares with the host's arithmetic. `run` is given the kernel,
+/// the factor, the data, and how many bytes come of it.
+fn agree(read: DType, written: DType, data: &[u8], mut run: impl FnMut(&str, f64, &[u8], usize) -> Vec<u8>) {
     let (_, _, kernel) = KERNELS.iter().find(|(from, to, _)| (*from, *to) == (read, written)).expect("a kernel");
-    let len = data.len() / read.bytes() as usize;
     for factor in FACTORS {
         let expected = on_the_host(read, written, factor, data);
-        let mut memory = Bytes(data.to_vec());
-        memory.0.resize(data.len() + expected.len(), 0xcc);
-        run(kernel.trim_end_matches('\0'), (2, 32), len, (0, data.len()), factor, &mut memory);
-        let (input, output) = memory.0.split_at(data.len());
-        assert_eq!(input, data, "it is only read");
-        let elements = |bytes: &[u8]| {
-            bytes.chunks(written.bytes() as usize).map(|bits| number(written, bits)).collect::<Vec<u64>>()
-        };
+        let found = run(kernel.trim_end_matches('\0'), factor, data, expected.len());
         let inputs = data.chunks(read.bytes() as usize);
-        for ((input, found), expected) in inputs.zip(elements(output)).zip(elements(&expected)) {
-            assert_eq!(
-                found, expected,
-                "{kernel}, {input:02x?} times {factor:e}: {found:#x}, on the host {expected:#x}"
-            );
+        let results = found.chunks(written.bytes() as usize).zip(expected.chunks(written.bytes() as usize));
+        assert_eq!(found.len(), expected.len());
+        for (input, (found, expected)) in inputs.zip(results) {
+            let is_equal = number(written, found) == number(written, expected);
+            assert!(is_equal, "{kernel}: {input:02x?} times {factor:e} is {found:02x?}, on the host {expected:02x?}");
         }
     }
+}
+
+/// What the PTX says, run on the host.
+fn interpreted(kernel: &str, factor: f64, data: &[u8], bytes: usize) -> Vec<u8> {
+    let (_, written, _) = KERNELS.iter().find(|(_, _, name)| name.trim_end_matches('\0') == kernel).expect("a kernel");
+    let mut memory = Bytes(data.to_vec());
+    memory.0.resize(data.len() + bytes, 0xcc);
+    run(kernel, (2, 32), bytes / written.bytes() as usize, (0, data.len()), factor, &mut memory);
+    let output = memory.0.split_off(data.len());
+    assert_eq!(memory.0, data, "it is only read");
+    output
 }
 
 /// What the kernels must be equal to: how the host weighs the first contribution of a sum, in the arithmetic of production.
@@ -222,6 +262,42 @@ impl World {
     /// What lies there when the stream has come so far.
     fn read(&self, memory: &DeviceRegion) -> Vec<u8> {
         self.control.consume(0, self.raw(), memory.address(), memory.len())
+    }
+}
+
+/// Memory of the host that devices reach at its own address.
+struct Pinned<'a> {
+    context: &'a Context,
+    start: *mut c_void,
+    bytes: usize,
+}
+
+impl<'a> Pinned<'a> {
+    fn new(context: &'a Context, bytes: usize) -> Self {
+        let mut start = ptr::null_mut();
+        // SAFETY: it writes one address, which is freed in `drop`.
+        let code = unsafe { (context.api().host_alloc)(&raw mut start, bytes, 0) };
+        assert_eq!(code, codes::SUCCESS);
+        Self { context, start, bytes }
+    }
+
+    /// Lets `work` make so many bytes of `data`; both as they are then.
+    fn run(&mut self, data: &[u8], bytes: usize, work: impl FnOnce(&DeviceRegion, &DeviceRegion)) -> (&[u8], &[u8]) {
+        assert!(data.len() + bytes <= self.bytes);
+        // SAFETY: it is ours, all of it is allocated, and no device is at it now.
+        let memory = unsafe { std::slice::from_raw_parts_mut(self.start.cast::<u8>(), data.len() + bytes) };
+        memory[..data.len()].copy_from_slice(data);
+        memory[data.len()..].fill(0xcc);
+        let region = |at: usize, len| DeviceRegion::new(Ordinal(0), (self.start.addr() + at) as u64, len);
+        work(&region(0, data.len()), &region(data.len(), bytes));
+        memory.split_at(data.len())
+    }
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        // SAFETY: allocated once, and no device is at it now.
+        Api::released("memory of a test", unsafe { (self.context.api().host_free)(self.start) });
     }
 }
 
