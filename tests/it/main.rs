@@ -5,6 +5,7 @@ mod barrier;
 mod batches;
 mod breaks;
 mod copies;
+mod devices_cuda;
 mod errors;
 mod flow;
 mod handles;
