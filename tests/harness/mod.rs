@@ -1,6 +1,8 @@
 //! What the tests share.
 
 pub mod cluster;
+pub mod device_actor;
+pub mod devices;
 pub mod digits;
 pub mod element;
 pub mod fakes;

@@ -6,6 +6,7 @@ mod batches;
 mod breaks;
 mod copies;
 mod devices_cuda;
+mod devices_nccl;
 mod errors;
 mod flow;
 mod handles;
