@@ -59,8 +59,8 @@ impl Batch {
         }
         let each = sources.iter().zip(destinations).zip(&self.lengths).zip(0..);
         let member = |(((source, destination), bytes), position): (((&usize, &usize), &usize), i32)| Member {
-            source: region(*source, *bytes),
-            destination: region(*destination, *bytes),
+            source: region(*source, *bytes).into(),
+            destination: region(*destination, *bytes).into(),
             priority: Priority(priority.saturating_sub(position)),
         };
         Ok(each.map(member).collect())

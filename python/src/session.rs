@@ -149,7 +149,7 @@ impl Session {
         let submission = reduction(op, root).and_then(|op| {
             let tensor = TensorSpec { name, dtype: dtype.parse()?, shape };
             let bytes = length(&tensor)?;
-            let (source, destination) = (region(source, bytes), region(destination, bytes));
+            let (source, destination) = (region(source, bytes).into(), region(destination, bytes).into());
             let (priority, timeout) = (Priority(priority), timeout.map(duration));
             Ok(Submission { tensor, source, destination, op, weight, priority, timeout })
         });
@@ -355,6 +355,7 @@ fn join_job(
         credentials,
         transport: Arc::new(transport),
         copies,
+        device: None,
     })
 }
 
@@ -387,9 +388,6 @@ fn alone(
             hint: "call init() again".to_owned(),
         });
     }
-    for mut submission in submissions {
-        let (source, destination) = (&submission.source, &mut submission.destination);
-        engine::reduce_alone(submission.op, submission.tensor.dtype, submission.weight, source, destination)?;
-    }
-    Ok(engine::Handle::resolved(handles.fetch_add(1, Ordering::Relaxed), Ok(())))
+    let id = handles.fetch_add(1, Ordering::Relaxed);
+    engine::reduce_alone(id, submissions.into_iter().collect(), None, |_| {})
 }

@@ -11,14 +11,17 @@ use super::handle::{Canceller, Help};
 use super::room::Room;
 use super::shared::{Settings, Shared, Ticket};
 use super::submit::{HERE_BYTES_MAX, accept, check, check_root};
-use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timeline, Timer, stage_loop, status, together};
+use super::{
+    Clock, Handle, Membership, MembershipOptions, Memory, Metrics, Timeline, Timer, stage_loop, status, together,
+};
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
-use crate::mem::{Copies, Region};
+use crate::mem::Copies;
 use crate::pipeline::registry::{Lookup, Registry};
-use crate::pipeline::{Pipeline, Stage};
+use crate::pipeline::{DeviceKind, Pipeline, Stage};
 use crate::sched::{Scheduler, SchedulerConfig};
 use crate::transport::Transport;
 use crate::transport::quic::Credentials;
@@ -39,6 +42,8 @@ pub struct EngineOptions {
     pub transport: Arc<dyn Transport>,
     /// Counts what the transport copies.
     pub copies: Copies,
+    /// Reaches the devices in whose memory tensors may lie. The engine shuts it down with itself.
+    pub device: Option<Arc<dyn Device>>,
 }
 
 /// One reduction to do.
@@ -47,9 +52,9 @@ pub struct Submission {
     /// Name, element type and shape; equal on all workers.
     pub tensor: TensorSpec,
     /// This worker's contribution; as long as the tensor.
-    pub source: Region,
-    /// Where the result goes; as long as the tensor. May be the same memory.
-    pub destination: Region,
+    pub source: Memory,
+    /// Where the result goes; as long as the tensor, and on the same device. May be the same memory.
+    pub destination: Memory,
     /// How the contributions become one.
     pub op: Op,
     /// This worker's weight in a weighted mean; 1 elsewhere.
@@ -116,7 +121,14 @@ impl Engine {
             dial_patience: Duration::from_secs(3),
             stall_warn: config.stall_warn,
         };
-        let shared = Arc::new(Shared::new(options.transport, Metrics::new(options.copies), clock, settings, scheduler));
+        let shared = Arc::new(Shared::new(
+            options.transport,
+            options.device,
+            Metrics::new(options.copies),
+            clock,
+            settings,
+            scheduler,
+        ));
         let timed = Arc::downgrade(&shared);
         let timer = Timer::start("gl-timer", clock, move |_| {
             // The next deadline is armed by `with` itself.
@@ -213,6 +225,11 @@ impl Engine {
         &self.shared.metrics
     }
 
+    /// What reaches the devices of this process, if it was given any: whoever submits memory of one marks its stream there.
+    pub fn device(&self) -> Option<&Arc<dyn Device>> {
+        self.shared.device.as_ref()
+    }
+
     /// The parts of every declared tensor, one a line, for people.
     pub fn layout(&self) -> String {
         self.shared.with(|state, _| state.registry.describe())
@@ -287,7 +304,7 @@ impl Engine {
         then: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
         let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
-        check(&tensor, &source, &destination, op, weight)?;
+        check(&tensor, &source, &destination, op, weight, self.device())?;
         check_root(op, || self.size())?;
         let bytes = source.len() as u64;
         self.room.enter(bytes, timeout)?;
@@ -451,6 +468,10 @@ impl Engine {
             collective.shutdown();
         }
         self.shared.transport.shutdown(Duration::from_secs(1));
+        // Copies under way end with it, and with them the last handles.
+        if let Some(device) = &self.shared.device {
+            device.shutdown();
+        }
         for bell in self.shared.bells.values() {
             bell.ring();
         }
@@ -531,7 +552,8 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: Scheduler
                 state.rank = WorkerId(index);
                 state.registry = Registry::new(state.rank);
                 state.machines = Machines::of(&view);
-                let topology = together::topology(&state.machines, state.rank);
+                let device = if shared.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host };
+                let topology = together::topology(&state.machines, state.rank, device);
                 state.scheduler = Scheduler::new(scheduling, Pipeline::for_role(&topology, false));
                 state.follow(now, view);
             });

@@ -21,7 +21,7 @@ pub use layout::Layouter;
 pub use neighbours::{Attachment, PcieGroups};
 pub use partition::LayoutConfig;
 pub use placement::{Placement, weights_for};
-pub use plan::{Duty, Pipeline};
+pub use plan::{Duty, Pipeline, Route};
 pub use registry::{Lookup, ReadyPart, Registry, Submitted};
 pub use stage::Stage;
 pub use topology::{DeviceKind, Topology};

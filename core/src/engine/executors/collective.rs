@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use super::super::Metrics;
-use super::super::shared::{Hold, Shared, State};
-use crate::collective::{Goal, Memory, Operation};
+use super::super::payload::Hold;
+use super::super::shared::{Shared, State};
+use crate::collective::{Goal, Operation};
 use crate::error::Result;
-use crate::mem::Region;
-use crate::pipeline::DeviceKind;
 use crate::sched::order::Claim;
 use crate::sched::{Outcome, Task};
 use crate::types::{Done, Op, WorkerId};
@@ -35,19 +34,17 @@ fn run(shared: &Arc<Shared>, task: Task, goal: impl FnOnce(&State, WorkerId) -> 
             op: payload.part.op,
             dtype: payload.part.layout.dtype,
             bytes: task.bytes,
-            device: DeviceKind::Host,
+            device: payload.cargo.kind(),
             failed: goal.has_failed(),
             weight: payload.part.weight,
             priority: payload.priority,
         };
         // What is brought to the others lies where it was received.
-        let from = match goal {
-            Goal::AllReduce | Goal::Reduce { .. } => &payload.source,
-            Goal::Broadcast { .. } => &payload.destination,
-        };
-        let (source, destination) = (again(from), again(&payload.destination));
-        let memory = Memory::Host { source, destination };
-        Operation { part: task.part, round: task.round, goal, claim, memory }
+        if let Goal::Broadcast { .. } = goal {
+            payload.cargo.contribute_result();
+            payload.cargo.unstage();
+        }
+        Operation { part: task.part, round: task.round, goal, claim, memory: payload.cargo.memory() }
     });
     let (slot, goal) = (operation.slot(), operation.goal.clone());
     let reporter = Arc::clone(shared);
@@ -64,6 +61,7 @@ fn report(shared: &Arc<Shared>, task: Task, goal: &Goal, outcome: Result<f64>) {
         Metrics::add(&shared.metrics.local_bytes, task.bytes);
     }
     shared.with(|state, now| {
+        state.payloads.get_mut(&task.id).expect("it has one until it is released").hold = Hold::Nobody;
         let outcome = match outcome {
             Ok(weight) => {
                 if let Goal::Reduce { owner } = goal
@@ -82,12 +80,8 @@ fn report(shared: &Arc<Shared>, task: Task, goal: &Goal, outcome: Result<f64>) {
 /// From now on the contribution is that of all ranks of this machine, and lies where their sum was put.
 fn stand_for_all(state: &mut State, task: Task, weight: f64) {
     let payload = state.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
-    payload.source = again(&payload.destination);
+    payload.cargo.contribute_result();
     if payload.part.op == Op::WeightedMean {
         payload.part.weight = weight;
     }
-}
-
-fn again(regions: &[Region]) -> Vec<Region> {
-    regions.iter().map(Region::again).collect()
 }
