@@ -1,4 +1,4 @@
-//! How the devices that this process sees are joined to each other: what the kernel and the driver tell together.
+//! How the devices that this process sees are joined to each other: what the operating system and the driver tell together.
 
 use std::path::Path;
 
