@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -22,6 +23,8 @@ use crate::types::Done;
 pub(crate) struct Reaper {
     inbox: Sender<Message>,
     thread: OwnThread,
+    /// Whether something was given up that may still be done.
+    gave_up: Arc<AtomicBool>,
 }
 
 enum Message {
@@ -45,7 +48,10 @@ impl Reaper {
     /// [`Error::Io`] if the system gives none.
     pub(crate) fn start() -> Result<Self> {
         let (inbox, messages) = unbounded();
-        Ok(Self { inbox, thread: OwnThread::start("gradlane-reaper", move || Watch::default().run(&messages))? })
+        let gave_up = Arc::new(AtomicBool::new(false));
+        let watch = Watch { gave_up: Arc::clone(&gave_up), ..Watch::default() };
+        let thread = OwnThread::start("gradlane-reaper", move || watch.run(&messages))?;
+        Ok(Self { inbox, thread, gave_up })
     }
 
     /// Reports to `done` that `event` is reached, or how its device failed: then all that is pending on that device fails. `what` is the
@@ -61,12 +67,14 @@ impl Reaper {
         }
     }
 
-    /// Waits until all that is pending is done, at most for `patience`; what is not done then ends with an error. Idempotent.
-    pub(crate) fn shutdown(&self, patience: Duration) {
+    /// Waits until all that is pending is done, at most for `patience`; what is not done then ends with an error. Whether all was done: if
+    /// not, a device may still use the memory. Idempotent.
+    pub(crate) fn shutdown(&self, patience: Duration) -> bool {
         let at = now() + patience;
         // Who hears it first decides; a thread that has ended needs no word.
         let _ = self.inbox.send(Message::End { at });
         self.thread.join(patience);
+        !self.gave_up.load(Ordering::Acquire)
     }
 }
 
@@ -89,6 +97,7 @@ struct Watch {
     /// Whose context the thread has.
     bound: Option<Ordinal>,
     end: Option<Instant>,
+    gave_up: Arc<AtomicBool>,
 }
 
 impl Watch {
@@ -179,6 +188,7 @@ impl Watch {
     fn fail_all(mut self, messages: &Receiver<Message>) {
         messages.try_iter().for_each(|message| self.take(message));
         for watched in std::mem::take(&mut self.streams).into_values().flatten() {
+            self.gave_up.store(true, Ordering::Release);
             watched.done.err(ended());
         }
     }
@@ -236,7 +246,7 @@ mod tests {
     #[test]
     fn a_reaper_without_work_ends_at_once_and_only_once() {
         let reaper = Reaper::start().unwrap();
-        reaper.shutdown(Duration::from_secs(5));
-        reaper.shutdown(Duration::from_secs(5));
+        assert!(reaper.shutdown(Duration::from_secs(5)));
+        assert!(reaper.shutdown(Duration::from_secs(5)));
     }
 }

@@ -5,7 +5,7 @@
 //! none, the PTX itself is run ([`ptx`](crate::ptx)). A kernel whose PTX cannot be run here is not found, as if it were missing.
 //!
 //! A reference is called once for the whole grid:
-//! ```ignore
+//! ```text
 //! extern "C" fn scale(launch: &Launch) {
 //!     let count = launch.u64(1) as usize;
 //!     let factor = launch.f32(2);

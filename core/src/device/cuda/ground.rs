@@ -3,6 +3,7 @@
 
 use std::ffi::c_uint;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::config::units::print_bytes;
@@ -20,6 +21,8 @@ pub(super) struct PinnedGround {
     driver: Arc<Driver>,
     bytes_max: usize,
     stock: Mutex<Stock>,
+    /// Set when a device may use slabs for ever.
+    keeps: Arc<AtomicBool>,
 }
 
 struct Stock {
@@ -43,7 +46,17 @@ impl PinnedGround {
     /// Pins up to `bytes_max` bytes, in the context of the first device that the process uses.
     pub(super) fn new(driver: Arc<Driver>, bytes_max: u64) -> Self {
         let stock = Stock { open: Vec::new(), next_bytes: SLAB_BYTES_MIN, pinned_bytes: 0, warned: false };
-        Self { driver, bytes_max: usize::try_from(bytes_max).unwrap_or(usize::MAX), stock: Mutex::new(stock) }
+        Self {
+            driver,
+            bytes_max: usize::try_from(bytes_max).unwrap_or(usize::MAX),
+            stock: Mutex::new(stock),
+            keeps: Arc::default(),
+        }
+    }
+
+    /// Frees nothing any more: a device did not end in time, and what it still writes must not be anybody else's memory.
+    pub(super) fn keep(&self) {
+        self.keeps.store(true, Ordering::Release);
     }
 
     /// Pins a slab that holds `bytes`: as large as the next should be, or else as large as can be had.
@@ -78,7 +91,7 @@ impl PinnedGround {
             context.checked("pinning memory of the host", code)?;
             NonNull::new(start.cast()).ok_or_else(|| Error::Internal { what: "pinned memory at null".to_owned() })
         })?;
-        Ok(Slab { context, start, bytes })
+        Ok(Slab { context, start, bytes, kept: Arc::clone(&self.keeps) })
     }
 
     /// Says once that copies will be slower, and what to raise.
@@ -138,6 +151,7 @@ struct Slab {
     context: Arc<Context>,
     start: NonNull<u8>,
     bytes: usize,
+    kept: Arc<AtomicBool>,
 }
 
 // SAFETY: plain memory that is reached through plots only, each of which has a range of its own.
@@ -148,7 +162,7 @@ unsafe impl Sync for Slab {}
 impl Drop for Slab {
     fn drop(&mut self) {
         let api = self.context.api();
-        if !api.is_ours() {
+        if !api.is_ours() || self.kept.load(Ordering::Acquire) {
             return;
         }
         let freed = self.context.within(|| {

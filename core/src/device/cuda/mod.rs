@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::config::units::print_bytes;
 use crate::cuda::{self, Driver, Mark, Reaper};
 use crate::error::{Error, Result};
-use crate::mem::{DeviceRegion, Lease, Ordinal, Pool};
+use crate::mem::{DeviceRegion, Ground, Lease, Ordinal, Pool};
 use crate::types::Done;
 use ground::PinnedGround;
 use lane::{Direction, Job, Lane};
@@ -27,6 +27,7 @@ mod lane;
 pub struct CudaDevice {
     driver: Arc<Driver>,
     pool: Pool,
+    ground: Arc<PinnedGround>,
     pinned_bytes_max: u64,
     patience: Duration,
     reaper: Arc<Reaper>,
@@ -52,10 +53,11 @@ impl CudaDevice {
             // Whatever it is, whoever uses a device hears of it.
             Err(error) => tracing::warn!(%error, "how the devices are joined is not known"),
         }
-        let ground = PinnedGround::new(Arc::clone(&driver), config.pinned_bytes_max);
+        let ground = Arc::new(PinnedGround::new(Arc::clone(&driver), config.pinned_bytes_max));
         Ok(Self {
             driver,
-            pool: Pool::on(Arc::new(ground)),
+            pool: Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
+            ground,
             pinned_bytes_max: config.pinned_bytes_max,
             patience: config.shutdown_timeout,
             reaper: Arc::new(Reaper::start()?),
@@ -124,7 +126,9 @@ impl Device for CudaDevice {
         // All are told before any is waited for.
         let ends: Vec<_> = open.into_values().map(Lane::close).collect();
         ends.iter().for_each(|thread| thread.join(self.patience));
-        self.reaper.shutdown(self.patience);
+        if !self.reaper.shutdown(self.patience) {
+            self.ground.keep();
+        }
     }
 }
 
