@@ -5,13 +5,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use gradlane_core::collective::{Collective, Goal};
+use gradlane_core::Error;
+use gradlane_core::collective::Goal;
 use gradlane_core::config::Config;
 use gradlane_core::engine::Clock;
 use gradlane_core::local::PrivateSocket;
 use gradlane_core::mem::Ordinal;
 use gradlane_core::types::{DType, Op, WorkerId};
-use gradlane_core::{Error, Result};
 use gradlane_tests::cluster::PATIENCE;
 use gradlane_tests::devices::{DeviceRank, Wanted, config, element, ended};
 use gradlane_tests::fakes;
@@ -87,8 +87,12 @@ fn parts_of_several_runs_go_elsewhere_and_leave_the_contribution() {
     each(&ranks, |rank, member| {
         let bytes = |value: f64| element(DType::F32, value).repeat(LEN + 3);
         let source = member.place(&bytes(digit(rank, 0)));
-        let mut at = source;
-        let from = lens.map(|len| (std::mem::replace(&mut at, at + len as u64), len));
+        let mut next = source;
+        let from = lens.map(|len| {
+            let at = next;
+            next += len as u64;
+            (at, len)
+        });
         let to = lens.map(|len| (member.place(&vec![0xff; len]), len));
         let outcome = member.begin_after(&Wanted::sum(0, DType::F32), &from, &to, member.mark(0));
         ended(&outcome).unwrap();
