@@ -1,6 +1,7 @@
 //! What the tests share.
 
 pub mod cluster;
+pub mod device;
 pub mod device_actor;
 pub mod devices;
 pub mod digits;

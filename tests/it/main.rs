@@ -5,6 +5,7 @@ mod barrier;
 mod batches;
 mod breaks;
 mod copies;
+mod devices;
 mod devices_cuda;
 mod devices_nccl;
 mod errors;
