@@ -9,8 +9,8 @@ use gradlane_core::engine::{Batch, BatchSubmission, Engine, Handle, Member, Memo
 use gradlane_core::mem::Ordinal;
 use gradlane_core::types::{Op, Priority, TensorSpec, WorkerId};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all};
-use gradlane_tests::device::{Direction, TestDevice};
 use gradlane_tests::element::Element;
+use gradlane_tests::gated_device::{Direction, TestDevice};
 use gradlane_tests::random::Random;
 use half::bf16;
 

@@ -260,13 +260,13 @@ fn a_rank_that_is_killed_is_lost_to_all_that_is_under_way() {
 fn an_error_of_nccl_in_the_middle_ends_everything_with_its_cause() {
     let mut team = Team::start(2, &[("FAKENCCL_FAIL", "AllReduce:1=3@2")]);
     assert_eq!(team.all("sum 0"), ["ok 2"; 2]);
+    // Who notices first tells the other, which says whose devices they are unless its own NCCL has said more.
+    let typed = |outcome: &String| outcome.starts_with("device cuda:") || outcome.starts_with("lost worker ");
     let outcomes = team.all("sum 1");
-    let device = |outcome: &String| outcome.starts_with("device cuda:1: ");
-    let lost = |outcome: &String| outcome.starts_with("lost worker 1: its devices failed");
-    assert!(outcomes.iter().all(|outcome| outcome.starts_with("device ") || lost(outcome)), "{outcomes:?}");
-    assert!(device(&outcomes[1]) || outcomes[0].starts_with("device cuda:0: "), "{outcomes:?}");
+    assert!(outcomes.iter().all(typed), "{outcomes:?}");
+    assert!(outcomes.iter().any(|outcome| outcome.contains("code 3")), "{outcomes:?}");
     let later = team.all("sum 2");
-    assert!(later.iter().all(|outcome| outcome.starts_with("device ") || outcome.starts_with("lost ")), "{later:?}");
+    assert!(later.iter().all(typed), "there is no way back to order: {later:?}");
 }
 
 #[test]

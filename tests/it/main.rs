@@ -8,6 +8,7 @@ mod copies;
 mod devices;
 mod devices_cuda;
 mod devices_nccl;
+mod devices_tiers;
 mod errors;
 mod flow;
 mod handles;

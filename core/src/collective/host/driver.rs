@@ -122,6 +122,7 @@ impl Driver {
             Wish::Abort(cause) => {
                 let cause = self.closed.get_or_insert(cause).clone();
                 self.aborted = true;
+                self.devices.abort(&cause);
                 self.fail_all(&cause);
             }
             Wish::Close => {
@@ -504,6 +505,7 @@ impl Driver {
             _ => None,
         };
         let error = self.closed.get_or_insert_with(|| fault.unwrap_or_else(|| broken(&self.ranks, breakage))).clone();
+        self.devices.abort(&error);
         self.fail_all(&error);
         first
     }
@@ -511,13 +513,16 @@ impl Driver {
     /// Ends everything, whatever the others do.
     pub(super) fn end(&mut self) {
         let error = self.closed.get_or_insert_with(shut_down).clone();
+        // Else it ends in order.
+        if self.devices.is_busy() {
+            self.devices.abort(&error);
+        }
         self.fail_all(&error);
     }
 
     fn fail_all(&mut self, error: &Error) {
         self.unsaid.clear();
         self.due.clear();
-        self.devices.abort(error);
         if let Some((running, done)) = self.current.take() {
             drop(running);
             if let Some(done) = done {

@@ -11,7 +11,7 @@ use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclConfig_t, ncclRedOp_t, ncc
 
 use super::library::Library;
 use super::program::{Reduction, Step, data_type};
-use super::table::{Code, IN_PROGRESS, SUCCESS};
+use super::table::{Code, IN_PROGRESS, REMOTE_ERROR, SUCCESS};
 use crate::collective::DeviceMemory;
 use crate::cuda::{Stream, name};
 use crate::error::{Error, Result};
@@ -98,6 +98,14 @@ impl Comm {
         self.checked("ncclCommGetAsyncError", code)?;
         self.checked("a collective operation", state)?;
         Ok(state != IN_PROGRESS)
+    }
+
+    /// Whether what failed did so at another rank.
+    pub(super) fn blames_another(&self) -> bool {
+        let mut state = SUCCESS;
+        // SAFETY: the communicator lives, and it writes one number.
+        let code = unsafe { (self.library.table.async_error)(self.raw, &raw mut state) };
+        code == SUCCESS && state == REMOTE_ERROR
     }
 
     /// Calls what `step` says on `stream` for every run of `memory`; they are one group.

@@ -71,6 +71,8 @@ pub(super) struct State {
     failing: bool,
     /// Why nothing is done any more.
     pub(super) over: Option<Error>,
+    /// The communicator is being aborted.
+    pub(super) ending: bool,
     /// Nothing more will come.
     pub(super) closing: bool,
 }
@@ -142,8 +144,7 @@ impl DeviceRoad for Road {
             thread.join(FINALIZE_PATIENCE);
         }
         // Whoever ends it reports to everybody, or has taken it upon itself to.
-        let is_busy = |state: &mut State| state.over.is_some() && state.is_busy();
-        drop(self.work.bell.wait_timeout_while(self.work.lock(), ABORT_PATIENCE, is_busy));
+        drop(self.work.bell.wait_timeout_while(self.work.lock(), ABORT_PATIENCE, |state| state.ending));
     }
 }
 
@@ -186,12 +187,9 @@ impl Work {
             return;
         }
         state.over = Some(cause.clone());
-        let idle = !state.is_busy();
+        state.ending = true;
         drop(state);
         self.bell.notify_all();
-        if idle && self.comm.try_lock().is_ok_and(|comm| comm.is_none()) {
-            return;
-        }
         let work = Arc::clone(self);
         let finish = move || {
             work.abort_comm();
@@ -224,7 +222,10 @@ impl Work {
     }
 
     fn report_all(&self, cause: &Error) {
-        let waiting = self.lock().take_all();
+        let mut state = self.lock();
+        let waiting = state.take_all();
+        state.ending = false;
+        drop(state);
         self.bell.notify_all();
         for done in waiting {
             done.err(cause.clone());
@@ -253,13 +254,18 @@ impl Work {
         }
     }
 
-    /// Something of this rank's failed. What becomes of it is said by whoever notices first that a rank is lost, or after a while by this.
+    /// Something failed on this rank's road, which is the end of it.
     pub(super) fn fail(self: &Arc<Self>, error: Error) {
         let mut state = self.lock();
         if state.over.is_some() || std::mem::replace(&mut state.failing, true) {
             return;
         }
         drop(state);
+        // Its own fault is told at once. Who only hears of one leaves it to whoever has it, or to whoever notices that a rank is lost.
+        let is_elsewhere = self.comm.lock().expect(LOCK).as_ref().is_some_and(Comm::blames_another);
+        if !is_elsewhere {
+            return self.end(error);
+        }
         let work = Arc::clone(self);
         let wait = move || {
             let (state, _) =

@@ -14,6 +14,8 @@ pub(super) type Code = u32;
 
 /// It went well.
 pub(super) const SUCCESS: Code = 0;
+/// Another rank is gone or failed.
+pub(super) const REMOTE_ERROR: Code = 6;
 /// It was begun, and the communicator says when it has ended.
 pub(super) const IN_PROGRESS: Code = 7;
 
