@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-python lint bench fuzz fakes clean
+.PHONY: help demo test test-rust test-sim test-python lint bench fuzz fakes ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -44,6 +44,9 @@ bench: ## the whole table of figures against peers, into bench/results (20 minut
 
 fuzz: ## the decoders against mutated frames, for minutes instead of seconds
 	GRADLANE_FUZZ_ITERATIONS=$(or $(ITERATIONS),200000000) cargo test --release -p gradlane-core fuzz -- --nocapture
+
+ptx: $(VENV)/requirements ## the PTX of the kernels for devices, after a change of their source; needs no GPU
+	$(BIN)/python core/src/cuda/kernels/generate.py
 
 # uv installs in seconds what takes pip minutes; it comes from the registry like everything else.
 $(VENV)/bin/uv:

@@ -65,6 +65,22 @@ fn every_reduction_of_every_type_is_exact() {
 }
 
 #[test]
+fn a_contribution_without_weight_is_not_looked_at() {
+    let ranks = ranks(2, &config());
+    for (key, dtype) in [DType::F32, DType::F64, DType::F16, DType::BF16].into_iter().enumerate() {
+        let given = |value: f64| element(dtype, value).repeat(LEN);
+        let found = each(&ranks, |rank, member| {
+            let (value, weight) = [(f64::NAN, 0.0), (5.0, 7.0)][rank];
+            let runs = [(member.place(&given(value)), given(value).len())];
+            let wanted = Wanted { op: Op::WeightedMean, weight, ..Wanted::sum(key as u64, dtype) };
+            member.reduce(&wanted, &runs).unwrap();
+            member.bytes(runs[0].0, runs[0].1)
+        });
+        assert!(found.iter().all(|bytes| *bytes == given(5.0)), "{dtype}: {:?}", &found[0][..8]);
+    }
+}
+
+#[test]
 fn parts_of_several_runs_go_elsewhere_and_leave_the_contribution() {
     let ranks = ranks(2, &config());
     let lens = [4 * LEN, 0, 12];

@@ -20,7 +20,7 @@ const GROUND: [&str; 2] = ["cuda", "local"];
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 32] = [
+const UNSAFE: [&str; 33] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/road.rs",
     "core/src/collective/nccl/comm.rs",
@@ -29,6 +29,7 @@ const UNSAFE: [&str; 32] = [
     "core/src/cuda/api.rs",
     "core/src/cuda/context.rs",
     "core/src/cuda/driver.rs",
+    "core/src/cuda/kernels.rs",
     "core/src/cuda/stream.rs",
     "core/src/device/cuda/ground.rs",
     "core/src/device/cuda/lane.rs",

@@ -6,7 +6,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
 use libloading::Library;
 
 use super::codes::{self, Code};
@@ -50,6 +50,7 @@ calls! {
     device_name = "cuDeviceGetName": fn(*mut c_char, c_int, CUdevice);
     device_memory = "cuDeviceTotalMem_v2": fn(*mut usize, CUdevice);
     device_pci_bus_id = "cuDeviceGetPCIBusId": fn(*mut c_char, c_int, CUdevice);
+    device_reaches = "cuDeviceCanAccessPeer": fn(*mut c_int, CUdevice, CUdevice);
     primary_retain = "cuDevicePrimaryCtxRetain": fn(*mut CUcontext, CUdevice);
     primary_release = "cuDevicePrimaryCtxRelease_v2": fn(CUdevice);
     context_set = "cuCtxSetCurrent": fn(CUcontext);
@@ -69,6 +70,12 @@ calls! {
     copy_out = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, CUdeviceptr, usize, CUstream);
     copy_in = "cuMemcpyHtoDAsync_v2": fn(CUdeviceptr, *const c_void, usize, CUstream);
     copy_within = "cuMemcpyDtoDAsync_v2": fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    module_load = "cuModuleLoadData": fn(*mut CUmodule, *const c_void);
+    module_unload = "cuModuleUnload": fn(CUmodule);
+    module_function = "cuModuleGetFunction": fn(*mut CUfunction, CUmodule, *const c_char);
+    launch = "cuLaunchKernel": fn(
+        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
+    );
 }
 
 impl Api {

@@ -17,6 +17,11 @@ pub(crate) fn is_capture(code: Code) -> bool {
     (900..=908).contains(&code)
 }
 
+/// Whether `code` says that the driver cannot make a program of a text: of its version, for this device, or without its compiler.
+pub(crate) fn is_compilation(code: Code) -> bool {
+    matches!(code, 209 | 218 | 221 | 222 | 223)
+}
+
 /// `code` in words, with the number.
 pub(crate) fn describe(code: Code) -> String {
     let words = match code {
@@ -34,6 +39,8 @@ pub(crate) fn describe(code: Code) -> String {
         214 => "uncorrectable memory error (ECC)",
         215 | 217 => "the device does not support it",
         218 | 222 => "the PTX does not suit this driver",
+        221 => "the driver's compiler is missing",
+        223 => "the driver may not compile",
         304 => "the operating system refused",
         400 => "the handle is not valid",
         NOT_READY => "not ready",

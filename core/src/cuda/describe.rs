@@ -15,9 +15,11 @@ pub struct Line {
     pub advice: String,
 }
 
-/// Loads the driver as an engine with these settings would, and lists its devices. Makes no context: it takes no memory of a device.
+/// Loads the driver as an engine with these settings would, and lists its devices and how they are joined. Makes no context: it takes no memory of a device.
 #[cfg(feature = "cuda")]
 pub fn describe(config: &Config) -> Vec<Line> {
+    use std::path::Path;
+
     use crate::config::units::print_bytes;
 
     let about = |usable, subject: String, found, advice: String| Line { usable, subject, found, advice };
@@ -36,6 +38,17 @@ pub fn describe(config: &Config) -> Vec<Line> {
             Err(error) => {
                 about(false, super::name(device), error.to_string(), "see what `nvidia-smi` says of it".to_owned())
             }
+        });
+    }
+    if lines.len() > 2 {
+        lines.push(match super::wiring::groups(&driver, Path::new("/")) {
+            Ok(groups) => about(true, "pcie groups".to_owned(), groups.to_string(), String::new()),
+            Err(error) => about(
+                false,
+                "pcie groups".to_owned(),
+                error.to_string(),
+                "see what `nvidia-smi topo -m` says".to_owned(),
+            ),
         });
     }
     lines

@@ -194,6 +194,20 @@ impl Driver {
         })
     }
 
+    /// Whether `device` reads and writes the memory of `other` without the host: over NVLink, or over PCIe where the machine permits it. Needs
+    /// no context.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub(crate) fn reaches(&self, device: Ordinal, other: Ordinal) -> Result<bool> {
+        let (raw, raw_other) = (self.raw(device)?, self.raw(other)?);
+        let mut reaches = 0;
+        // SAFETY: it writes one number.
+        checked(unsafe { (self.api.device_reaches)(&raw mut reaches, raw, raw_other) })
+            .map_err(|code| fault(device, "which devices it reaches", code))?;
+        Ok(reaches != 0)
+    }
+
     fn raw(&self, device: Ordinal) -> Result<CUdevice> {
         self.devices.get(usize::from(device.0)).copied().ok_or_else(|| {
             let last = self.devices.len() - 1;

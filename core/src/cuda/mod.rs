@@ -1,7 +1,7 @@
 //! The ground of everything that is done with CUDA: the driver, found at run time, and thin owners of what it hands out.
 //!
 //! The device that copies and the collective of a machine's devices both stand on it and do not see each other. [`Driver::load`] looks for
-//! the driver, [`Context`] is a device, [`Stream`] and [`Event`] order work on it, and the [`Reaper`] tells when work is done; nothing else
+//! the driver, [`Context`] is a device, [`Stream`] and [`Event`] order work on it, [`Kernels`] are work of our own, and the [`Reaper`] tells when work is done; nothing else
 //! turns what happens on a device into an outcome. Functions are called through one table (`api`), and results are read in one list of
 //! words (`codes`). Nothing of it is in a static but the library that cudarc keeps open where no path names one.
 //!
@@ -16,10 +16,18 @@ mod context;
 mod describe;
 #[cfg(feature = "cuda")]
 mod driver;
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) mod fake;
+#[cfg(feature = "cuda")]
+mod kernels;
+#[cfg(feature = "cuda")]
+mod pci;
 #[cfg(feature = "cuda")]
 mod reaper;
 #[cfg(feature = "cuda")]
 mod stream;
+#[cfg(feature = "cuda")]
+mod wiring;
 
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
@@ -32,11 +40,15 @@ pub use describe::{Line, describe};
 #[cfg(feature = "cuda")]
 pub(crate) use driver::{Driver, name};
 #[cfg(feature = "cuda")]
+pub(crate) use kernels::Kernels;
+#[cfg(feature = "cuda")]
 pub(crate) use reaper::Reaper;
 #[cfg(feature = "cuda")]
 pub use stream::Event;
 #[cfg(feature = "cuda")]
 pub(crate) use stream::Stream;
+#[cfg(feature = "cuda")]
+pub(crate) use wiring::groups;
 
 /// A point in the work of a device's stream. What was submitted to that stream before has been done when it is reached.
 #[derive(Clone, Debug)]

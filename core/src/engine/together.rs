@@ -89,6 +89,7 @@ pub(super) fn meet(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::executors::executor;
     use crate::pipeline::Pipeline;
     use crate::types::view::Place;
 
@@ -118,6 +119,28 @@ mod tests {
                 }
                 let met: Vec<WorkerId> = ranks(&view, rank).into_iter().map(|local| local.rank).collect();
                 assert_eq!(met, machines.team(rank).unwrap_or_default());
+            }
+        }
+    }
+
+    #[test]
+    fn every_stage_of_every_worker_has_its_executor() {
+        let jobs: [&[Place]; 4] = [
+            &[(7, "a")],
+            &[(7, "a"), (7, "b")],
+            &[(7, "a"), (7, "b"), (7, "c"), (8, "d")],
+            &[(7, "a"), (7, ""), (8, "c"), (8, "d")],
+        ];
+        for members in jobs {
+            let machines = Machines::of(&View::of_workers(members));
+            for (rank, device) in (0..)
+                .map(WorkerId)
+                .take(members.len())
+                .flat_map(|rank| [(rank, DeviceKind::Host), (rank, DeviceKind::Cuda)])
+            {
+                let pipeline = Pipeline::for_role(&topology(&machines, rank, device), false);
+                let missing: Vec<_> = pipeline.stages().iter().filter(|stage| executor(**stage).is_none()).collect();
+                assert!(missing.is_empty(), "{missing:?} of {pipeline}, {members:?}, {rank}");
             }
         }
     }

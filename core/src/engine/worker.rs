@@ -553,8 +553,10 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: Scheduler
                 state.registry = Registry::new(state.rank);
                 state.machines = Machines::of(&view);
                 let device = if shared.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host };
-                let topology = together::topology(&state.machines, state.rank, device);
-                state.scheduler = Scheduler::new(scheduling, Pipeline::for_role(&topology, false));
+                let pipeline = Pipeline::for_role(&together::topology(&state.machines, state.rank, device), false);
+                let local_ranks = state.machines.team(state.rank).map_or(1, <[WorkerId]>::len);
+                tracing::info!(machines = state.machines.len(), local_ranks, %device, "{pipeline}");
+                state.scheduler = Scheduler::new(scheduling, pipeline);
                 state.follow(now, view);
             });
             milestones.change(|reached| reached.joined = Some(index));

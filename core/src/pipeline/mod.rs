@@ -3,6 +3,7 @@
 //! Everything here is decided from sizes and topology alone, without clock or randomness, so that the same declarations give the
 //! same answer everywhere. When a part moves from stage to stage is the business of [`sched`](crate::sched).
 
+pub mod neighbours;
 pub mod stage;
 pub mod topology;
 
@@ -17,6 +18,7 @@ pub mod registry;
 pub mod models;
 
 pub use layout::Layouter;
+pub use neighbours::{Attachment, PcieGroups};
 pub use partition::LayoutConfig;
 pub use placement::{Placement, weights_for};
 pub use plan::{Duty, Pipeline, Route};

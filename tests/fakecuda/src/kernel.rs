@@ -1,8 +1,8 @@
-//! Kernels: functions of Rust that stand for what a GPU would compile out of PTX.
+//! Kernels: what a GPU would compile out of PTX.
 //!
-//! A module knows the names and parameters of its kernels from the `.entry` lines of the PTX; what they do is looked up by name among
-//! [`BUILT_IN`] and what [`Control::register_kernel`](crate::Control::register_kernel) added. A kernel that is in the PTX but has no
-//! reference here is not found, as if it were missing from the PTX.
+//! A module knows the names and parameters of its kernels from the `.entry` lines of the PTX. What they do is looked up by name among
+//! [`BUILT_IN`] and what [`Control::register_kernel`](crate::Control::register_kernel) added, which are functions of Rust; where there is
+//! none, the PTX itself is run ([`ptx`](crate::ptx)). A kernel whose PTX cannot be run here is not found, as if it were missing.
 //!
 //! A reference is called once for the whole grid:
 //! ```text
@@ -20,9 +20,10 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::codes::{Code, Outcome};
+use crate::ptx;
 
 /// What stands for a kernel.
 pub type Reference = extern "C" fn(&Launch);
@@ -44,9 +45,16 @@ pub struct Launch {
     fault: Cell<u32>,
 }
 
+/// What a kernel does.
+#[derive(Clone)]
+pub(crate) enum Body {
+    Rust(Reference),
+    Ptx(Arc<ptx::Kernel>),
+}
+
 /// A launch in the queue of a stream.
 pub(crate) struct Prepared {
-    pub(crate) reference: Reference,
+    pub(crate) body: Body,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) arguments: Vec<Vec<u8>>,
@@ -55,7 +63,7 @@ pub(crate) struct Prepared {
 /// A kernel of a module.
 #[derive(Clone)]
 pub(crate) struct Function {
-    pub(crate) reference: Reference,
+    pub(crate) body: Body,
     /// Bytes of each parameter.
     pub(crate) parameters: Vec<usize>,
 }
@@ -128,6 +136,10 @@ impl Prepared {
     pub(crate) fn execute(&self, resolve: extern "C" fn(u64, usize) -> *mut u8) -> Result<(), u32> {
         let arguments: Vec<[u8; 8]> =
             self.arguments.iter().filter(|bytes| bytes.len() <= 8).map(|bytes| widen(bytes)).collect();
+        let reference = match &self.body {
+            Body::Rust(reference) => reference,
+            Body::Ptx(kernel) => return self.run(kernel, &arguments, resolve),
+        };
         let pointers: Vec<*const u8> = arguments.iter().map(|bytes| bytes.as_ptr()).collect();
         let launch = Launch {
             grid: self.grid,
@@ -137,11 +149,45 @@ impl Prepared {
             resolve,
             fault: Cell::new(0),
         };
-        (self.reference)(&launch);
+        reference(&launch);
         match launch.fault.get() {
             0 => Ok(()),
             code => Err(code),
         }
+    }
+
+    fn run(
+        &self,
+        kernel: &ptx::Kernel,
+        arguments: &[[u8; 8]],
+        resolve: extern "C" fn(u64, usize) -> *mut u8,
+    ) -> Result<(), u32> {
+        let ([blocks, 1, 1], [threads, 1, 1]) = (self.grid, self.block) else { return Err(Code::INVALID_VALUE.0) };
+        let params: Vec<u64> = arguments.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+        kernel.run(blocks, threads, &params, &mut Resolved(resolve)).map_err(|_fault| Code::ILLEGAL_ADDRESS.0)
+    }
+}
+
+/// The memory of the device, word by word.
+struct Resolved(extern "C" fn(u64, usize) -> *mut u8);
+
+impl ptx::Memory for Resolved {
+    fn load(&self, address: u64, to: &mut [u8]) -> bool {
+        let from = (self.0)(address, to.len());
+        if !from.is_null() {
+            // SAFETY: `resolve` found all of it allocated, and the stream's queue lets nothing else of the device's work at it meanwhile.
+            unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+        }
+        !from.is_null()
+    }
+
+    fn store(&mut self, address: u64, from: &[u8]) -> bool {
+        let to = (self.0)(address, from.len());
+        if !to.is_null() {
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        }
+        !to.is_null()
     }
 }
 
@@ -163,8 +209,13 @@ impl References {
 
     /// The kernel `name` of a module with this PTX.
     pub(crate) fn function(&self, ptx: &str, name: &str) -> Outcome<Function> {
-        let parameters = parameters(ptx, name).ok_or(Code::NOT_FOUND)?;
-        Ok(Function { reference: self.find(name).ok_or(Code::NOT_FOUND)?, parameters })
+        if let Some(reference) = self.find(name) {
+            let parameters = parameters(ptx, name).ok_or(Code::NOT_FOUND)?;
+            return Ok(Function { body: Body::Rust(reference), parameters });
+        }
+        let kernel =
+            ptx::Module::parse(ptx).ok().and_then(|module| module.kernel(name).cloned()).ok_or(Code::NOT_FOUND)?;
+        Ok(Function { parameters: kernel.params().to_vec(), body: Body::Ptx(Arc::new(kernel)) })
     }
 }
 
@@ -221,9 +272,12 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_a_reference_is_not_found() {
+    fn a_kernel_without_a_reference_is_not_found_unless_its_ptx_can_be_run() {
         let references = References::default();
         assert!(references.function(PTX, "scale").is_err());
+        let simple = ".visible .entry nothing(\n.param .u32 nothing_0\n)\n{\nret;\n}\n";
+        assert_eq!(references.function(simple, "nothing").map(|found| found.parameters), Ok(vec![4]));
+        assert!(references.function(simple, "something").is_err());
         references.add("scale", add_u32);
         assert_eq!(references.function(PTX, "scale").map(|found| found.parameters), Ok(vec![8, 4, 1]));
     }

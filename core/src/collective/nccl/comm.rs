@@ -7,10 +7,10 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclConfig_t, ncclRedOp_t, ncclScalarResidence_t, ncclUniqueId};
+use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclConfig_t, ncclRedOp_t, ncclUniqueId};
 
 use super::library::Library;
-use super::program::{Reduction, Step, data_type, scalar};
+use super::program::{Reduction, Step, data_type};
 use super::table::{Code, IN_PROGRESS, REMOTE_ERROR, SUCCESS};
 use crate::collective::DeviceMemory;
 use crate::cuda::{Stream, name};
@@ -28,10 +28,6 @@ pub(super) struct Comm {
 // SAFETY: a communicator may be used by any thread of its process, by one at a time (NCCL user guide, "Thread Safety"); it is moved and
 // never shared.
 unsafe impl Send for Comm {}
-
-/// A reduction that NCCL made for one operation.
-#[derive(Debug)]
-pub(super) struct OwnOp(u32);
 
 /// Bytes of the name under which ranks find each other.
 pub(super) const ID_BYTES: usize = size_of::<ncclUniqueId>();
@@ -112,41 +108,28 @@ impl Comm {
         code == SUCCESS && state == REMOTE_ERROR
     }
 
-    /// Calls what `step` says on `stream` for every run of `memory`; they are one group. A reduction that was made for it is given back to
-    /// [`forget`](Self::forget) once all of it is on the stream.
+    /// Calls what `step` says on `stream` for every run of `memory`; they are one group.
     ///
     /// # Errors
     /// [`Error::Device`].
-    pub(super) fn call(
-        &self,
-        step: Step,
-        dtype: DType,
-        memory: &DeviceMemory,
-        stream: &Stream,
-    ) -> Result<Option<OwnOp>> {
+    pub(super) fn call(&self, step: Step, dtype: DType, memory: &DeviceMemory, stream: &Stream) -> Result<()> {
         let table = &self.library.table;
-        let (op, own) = match step {
-            Step::AllReduce(reduction) | Step::Reduce { reduction, .. } => self.op(reduction, dtype)?,
-            _ => (0, None),
-        };
         // SAFETY: it has no arguments.
         self.checked("ncclGroupStart", unsafe { (table.group_start)() })?;
         let runs = memory.source.iter().zip(&memory.destination);
         let called = runs
             .filter(|(run, _)| !run.is_empty())
-            .try_for_each(|(source, destination)| self.call_run(step, dtype, op, source, destination, stream));
+            .try_for_each(|(source, destination)| self.call_run(step, dtype, source, destination, stream));
         // Also after a failure: a group that is open would swallow what comes next.
         // SAFETY: it has no arguments.
         let ended = self.checked("ncclGroupEnd", unsafe { (table.group_end)() });
-        called.and(ended)?;
-        Ok(own)
+        called.and(ended)
     }
 
     fn call_run(
         &self,
         step: Step,
         dtype: DType,
-        op: u32,
         source: &DeviceRegion,
         destination: &DeviceRegion,
         stream: &Stream,
@@ -156,13 +139,15 @@ impl Comm {
         let len = source.len() / usize::try_from(dtype.bytes()).expect("at most 8");
         let (dtype, comm, stream) = (data_type(dtype), self.raw, stream.raw().cast::<_>() as cudaStream_t);
         match step {
-            Step::AllReduce(_) => {
+            Step::AllReduce(reduction) => {
+                let op = operator(reduction);
                 // SAFETY: whoever submitted the memory promised that it is valid memory of this device until the operation reports, which it
                 // does once the stream has come so far; the communicator and the stream live.
                 let code = unsafe { (table.all_reduce)(from, to, len, dtype, op, comm, stream) };
                 self.checked("ncclAllReduce", code)
             }
-            Step::Reduce { root, .. } => {
+            Step::Reduce { reduction, root } => {
+                let op = operator(reduction);
                 // SAFETY: as above. What comes of it is written at the root only.
                 let code = unsafe { (table.reduce)(from, to, len, dtype, op, count(root), comm, stream) };
                 self.checked("ncclReduce", code)
@@ -184,37 +169,6 @@ impl Comm {
             }
             Step::Keep | Step::Nothing => Ok(()),
         }
-    }
-
-    /// NCCL's name of a reduction, and whether it was made for this once.
-    fn op(&self, reduction: Reduction, dtype: DType) -> Result<(u32, Option<OwnOp>)> {
-        Ok(match reduction {
-            Reduction::Sum => (ncclRedOp_t::ncclSum as u32, None),
-            Reduction::Min => (ncclRedOp_t::ncclMin as u32, None),
-            Reduction::Max => (ncclRedOp_t::ncclMax as u32, None),
-            Reduction::Mean => (ncclRedOp_t::ncclAvg as u32, None),
-            Reduction::Scaled(factor) => {
-                let mut element = scalar(dtype, factor);
-                let mut op = 0;
-                let place = ncclScalarResidence_t::ncclScalarHostImmediate as u32;
-                // SAFETY: it reads one element of the type at once, and writes one number; the communicator lives.
-                let code = unsafe {
-                    let element = element.as_mut_ptr().cast();
-                    (self.library.table.scaled_sum)(&raw mut op, element, data_type(dtype), place, self.raw)
-                };
-                self.checked("ncclRedOpCreatePreMulSum", code)?;
-                (op, Some(OwnOp(op)))
-            }
-        })
-    }
-
-    /// Gives a reduction back that was made for one operation, which is on its stream.
-    ///
-    /// # Errors
-    /// [`Error::Device`].
-    pub(super) fn forget(&self, OwnOp(op): OwnOp) -> Result<()> {
-        // SAFETY: made by this communicator, which lives, and given back once.
-        self.checked("ncclRedOpDestroy", unsafe { (self.library.table.forget_op)(op, self.raw) })
     }
 
     /// Begins to end it, when nothing is under way.
@@ -258,6 +212,16 @@ fn checked(library: &Library, device: Ordinal, comm: ncclComm_t, what: &str, cod
             cause: library.table.describe(code, comm),
         }),
     }
+}
+
+/// NCCL's name of a reduction.
+const fn operator(reduction: Reduction) -> u32 {
+    (match reduction {
+        Reduction::Sum => ncclRedOp_t::ncclSum,
+        Reduction::Min => ncclRedOp_t::ncclMin,
+        Reduction::Max => ncclRedOp_t::ncclMax,
+        Reduction::Mean => ncclRedOp_t::ncclAvg,
+    }) as u32
 }
 
 fn config() -> ncclConfig_t {

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::comm::{Comm, ID_BYTES, OwnOp, copy_within, unique_id};
+use super::comm::{Comm, ID_BYTES, copy_within, unique_id};
 use super::library::Library;
 use super::program::{self, Step};
 use super::road::{ABORT_PATIENCE, FINALIZE_PATIENCE, Flying, GRACE, LOCK, LOOK, State, Work};
-use crate::collective::{Ordered, Team};
-use crate::cuda::{Context, Event, Reaper, Stream, name};
+use crate::collective::{DeviceMemory, Ordered, Team};
+use crate::cuda::{Context, Event, Kernels, Reaper, Stream, name};
 use crate::error::{Error, Result};
-use crate::types::Done;
+use crate::mem::DeviceRegion;
+use crate::types::{DType, Done};
 
 /// How long to sleep before NCCL is asked again whether it is done with a call.
 const ASK: Duration = Duration::from_micros(50);
@@ -26,6 +27,8 @@ pub(super) struct Issuer {
 struct Lines {
     stream: Stream,
     reaper: Reaper,
+    /// Loaded before the first operation: the driver may let that wait for all that its device does. An error counts for who needs them.
+    kernels: Result<Kernels>,
 }
 
 enum Next {
@@ -33,6 +36,23 @@ enum Next {
     Look,
     Close,
     Over,
+}
+
+impl Lines {
+    /// Puts the contribution times `share` where the result goes, from where it is reduced in place.
+    fn weigh(
+        &self,
+        share: f64,
+        dtype: DType,
+        DeviceMemory { source, destination, .. }: DeviceMemory,
+    ) -> Result<DeviceMemory> {
+        let kernels = self.kernels.as_ref().map_err(Clone::clone)?;
+        for (from, to) in source.iter().zip(&destination) {
+            kernels.scale(&self.stream, share, (dtype, from), (dtype, to))?;
+        }
+        let weighed = destination.iter().map(DeviceRegion::again).collect();
+        Ok(DeviceMemory { source: weighed, destination, after: Vec::new() })
+    }
 }
 
 impl Issuer {
@@ -51,7 +71,8 @@ impl Issuer {
 
     fn lines(&self) -> Result<Lines> {
         self.context.bind()?;
-        Ok(Lines { stream: self.context.stream()?, reaper: Reaper::start()? })
+        let kernels = Kernels::load(&self.context);
+        Ok(Lines { stream: self.context.stream()?, reaper: Reaper::start()?, kernels })
     }
 
     fn serve(&self, lines: &Lines) -> Result<()> {
@@ -96,7 +117,8 @@ impl Issuer {
 
     fn issue(&self, lines: &Lines, ordered: Ordered) -> Result<()> {
         let Ordered { walk, claim, weights, memory } = ordered;
-        let step = program::step(walk, &claim, &weights, self.work.team.me);
+        let me = self.work.team.me;
+        let (step, share) = (program::step(walk, &claim, me), program::share(walk, &claim, &weights, me));
         if !self.is_met() {
             self.meet()?;
         }
@@ -113,11 +135,12 @@ impl Issuer {
                 }
             }
             _ => {
-                let own = self.with_comm(|comm| comm.call(step, claim.dtype, &memory, &lines.stream))?;
+                let memory = match share {
+                    Some(share) => lines.weigh(share, claim.dtype, memory)?,
+                    None => memory,
+                };
+                self.with_comm(|comm| comm.call(step, claim.dtype, &memory, &lines.stream))?;
                 self.settle("issuing a collective operation", self.work.team.step_timeout)?;
-                if let Some(Some(own)) = own {
-                    self.forget(own)?;
-                }
             }
         }
         let what = what(step);
@@ -127,11 +150,6 @@ impl Issuer {
         };
         self.fly(lines, event, what);
         Ok(())
-    }
-
-    /// Gives back what was made for one operation, which is on its stream.
-    fn forget(&self, own: OwnOp) -> Result<()> {
-        self.with_comm(|comm| comm.forget(own)).map(drop)
     }
 
     /// What was issued is on its way, or done if there was nothing to do.

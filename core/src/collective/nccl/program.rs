@@ -2,9 +2,11 @@
 //!
 //! # Numbers
 //! - NCCL adds in the element's own type along rings and trees: f16 and bf16 are rounded at every step, where host memory rounds once.
-//! - A mean of floats multiplies each contribution by the reciprocal of the number of ranks, rounded to the element's type, and adds; a
-//!   weighted mean does so with each rank's share of the weights. Host memory adds first and divides once.
-//! - A contribution whose weight is zero is multiplied by zero, so that what is not finite in it shows; host memory does not look at it.
+//! - A mean of floats multiplies each contribution by the reciprocal of the number of ranks, rounded to the element's type, and adds. Host
+//!   memory adds first and divides once.
+//! - For a weighted mean each contribution is multiplied by its share of the weights before NCCL sees it, by a kernel of ours: as in host
+//!   memory a contribution whose weight is zero is not looked at, so that nothing of it shows that is not finite, which NCCL's own
+//!   `ncclRedOpCreatePreMulSum` would multiply by zero.
 //! - Which of a number and a NaN is the smaller is NCCL's matter; in host memory NaN wins.
 //! - Sums of integers wrap, as elsewhere. Their mean would be rounded towards zero by NCCL and is rounded down elsewhere: for signed ones it
 //!   is refused, not answered otherwise.
@@ -49,8 +51,6 @@ pub(super) enum Reduction {
     Max,
     /// The sum divided by the number of ranks.
     Mean,
-    /// The sum of the contributions, each times its rank's factor; this is ours.
-    Scaled(f64),
 }
 
 /// Refuses what NCCL would answer otherwise than host memory.
@@ -71,11 +71,22 @@ pub(super) fn check(goal: &Goal, claim: &Claim) -> Result<()> {
     Ok(())
 }
 
-/// What the rank at position `me` calls for an operation. `weights` are those of all ranks.
-pub(super) fn step(walk: Walk, claim: &Claim, weights: &[f64], me: usize) -> Step {
+/// By what the contribution of the rank at position `me` is multiplied before it is reduced; `None` if by nothing. `weights` are those of
+/// all ranks.
+pub(super) fn share(walk: Walk, claim: &Claim, weights: &[f64], me: usize) -> Option<f64> {
+    let total: f64 = weights.iter().sum();
+    match (walk, claim.op) {
+        // Other machines may have what makes it a mean.
+        (Walk::Reduce { .. }, Op::WeightedMean) => Some(if total > 0.0 { weights[me] / total } else { 0.0 }),
+        _ => None,
+    }
+}
+
+/// What the rank at position `me` calls for an operation.
+pub(super) fn step(walk: Walk, claim: &Claim, me: usize) -> Step {
     match walk {
-        Walk::Reduce { taker: None } => Step::AllReduce(reduction(claim.op, true, weights, me)),
-        Walk::Reduce { taker: Some(root) } => Step::Reduce { reduction: reduction(claim.op, false, weights, me), root },
+        Walk::Reduce { taker: None } => Step::AllReduce(reduction(claim.op, true)),
+        Walk::Reduce { taker: Some(root) } => Step::Reduce { reduction: reduction(claim.op, false), root },
         Walk::Show { from, taker: None } => Step::Broadcast { root: from },
         Walk::Show { from, taker: Some(to) } if me == from => Step::Send { to },
         Walk::Show { from, taker: Some(to) } if me == to => Step::Receive { from },
@@ -85,18 +96,13 @@ pub(super) fn step(walk: Walk, claim: &Claim, weights: &[f64], me: usize) -> Ste
 }
 
 /// How contributions are added; `is_whole` if nobody else adds to what comes of it.
-fn reduction(op: Op, is_whole: bool, weights: &[f64], me: usize) -> Reduction {
+fn reduction(op: Op, is_whole: bool) -> Reduction {
     match op {
         Op::Mean if is_whole => Reduction::Mean,
-        // Divided once, by whoever knows all workers.
-        Op::Sum | Op::Mean => Reduction::Sum,
+        // A mean is divided once, by whoever knows all workers; contributions to a weighted mean are shares of it.
+        Op::Sum | Op::Mean | Op::WeightedMean => Reduction::Sum,
         Op::Min => Reduction::Min,
         Op::Max => Reduction::Max,
-        Op::WeightedMean => {
-            let total: f64 = weights.iter().sum();
-            // Other machines may have what makes it a mean.
-            Reduction::Scaled(if total > 0.0 { weights[me] / total } else { 0.0 })
-        }
         Op::Broadcast { .. } => unreachable!("a broadcast is shown, not reduced"),
     }
 }
@@ -114,20 +120,6 @@ pub(super) const fn data_type(dtype: DType) -> u32 {
         DType::I8 => Type::ncclInt8,
         DType::U8 => Type::ncclUint8,
     }) as u32
-}
-
-/// A factor as an element, as NCCL reads it from host memory.
-pub(super) fn scalar(dtype: DType, factor: f64) -> [u8; 8] {
-    let mut bytes = [0; 8];
-    let mut put = |element: &[u8]| bytes[..element.len()].copy_from_slice(element);
-    match dtype {
-        DType::F64 => put(&factor.to_ne_bytes()),
-        DType::F32 => put(&(factor as f32).to_ne_bytes()),
-        DType::F16 => put(&half::f16::from_f64(factor).to_ne_bytes()),
-        DType::BF16 => put(&half::bf16::from_f64(factor).to_ne_bytes()),
-        DType::I32 | DType::I64 | DType::I8 | DType::U8 => unreachable!("a weighted mean is one of floats"),
-    }
-    bytes
 }
 
 #[cfg(test)]
@@ -149,7 +141,7 @@ mod tests {
             (&whole, Op::Mean, [Step::AllReduce(Reduction::Mean); 3]),
             (&whole, Op::Min, [Step::AllReduce(Reduction::Min); 3]),
             (&whole, Op::Max, [Step::AllReduce(Reduction::Max); 3]),
-            (&whole, Op::WeightedMean, [0.25, 0.0, 0.75].map(|share| Step::AllReduce(Reduction::Scaled(share)))),
+            (&whole, Op::WeightedMean, [Step::AllReduce(Reduction::Sum); 3]),
             (&whole, root(2), [Step::Broadcast { root: 2 }; 3]),
             (&part, Op::Mean, reduced(Reduction::Sum)),
             (&part, Op::Max, reduced(Reduction::Max)),
@@ -160,17 +152,30 @@ mod tests {
         ];
         for (goal, op, expected) in table {
             let walk = Walk::of(goal, op, position).unwrap();
-            let steps = [0, 1, 2].map(|me| step(walk, &claim(op, DType::F32), &[1.0, 0.0, 3.0], me));
+            let steps = [0, 1, 2].map(|me| step(walk, &claim(op, DType::F32), me));
             assert_eq!(steps, expected, "{goal:?} of {op}");
         }
     }
 
     #[test]
-    fn a_machine_without_weight_adds_nothing() {
-        let walk = Walk::Reduce { taker: Some(0) };
-        let reduction = Reduction::Scaled(0.0);
-        let claim = claim(Op::WeightedMean, DType::F32);
-        assert_eq!(step(walk, &claim, &[0.0, 0.0], 1), Step::Reduce { reduction, root: 0 });
+    fn a_contribution_to_a_weighted_mean_is_multiplied_by_its_share_and_no_other_is() {
+        let shares =
+            |walk, op, weights: [f64; 3]| [0, 1, 2].map(|me| share(walk, &claim(op, DType::F32), &weights, me));
+        for taker in [None, Some(0)] {
+            let walk = Walk::Reduce { taker };
+            assert_eq!(shares(walk, Op::WeightedMean, [1.0, 0.0, 3.0]), [Some(0.25), Some(0.0), Some(0.75)]);
+            assert_eq!(
+                shares(walk, Op::WeightedMean, [0.0; 3]),
+                [Some(0.0); 3],
+                "a machine without weight adds nothing"
+            );
+            assert_eq!(shares(walk, Op::Mean, [1.0; 3]), [None; 3]);
+        }
+        assert_eq!(
+            shares(Walk::Show { from: 0, taker: None }, Op::WeightedMean, [1.0; 3]),
+            [None; 3],
+            "it is the mean"
+        );
     }
 
     #[test]
@@ -181,14 +186,6 @@ mod tests {
             assert_eq!(check(&Goal::Reduce { owner: WorkerId(0) }, &claim(Op::Mean, dtype)), Ok(()));
             assert_eq!(check(&Goal::AllReduce, &claim(Op::Sum, dtype)), Ok(()));
         }
-    }
-
-    #[test]
-    fn a_factor_has_the_bits_of_an_element() {
-        assert_eq!(scalar(DType::F64, 0.25), 0.25_f64.to_ne_bytes());
-        assert_eq!(scalar(DType::F32, 0.25)[..4], 0.25_f32.to_ne_bytes());
-        assert_eq!(scalar(DType::F16, 0.25)[..2], 0x3400_u16.to_ne_bytes());
-        assert_eq!(scalar(DType::BF16, 0.25)[..2], 0x3e80_u16.to_ne_bytes());
     }
 
     #[test]

@@ -64,8 +64,6 @@ calls! {
     broadcast = "ncclBroadcast": fn(*const c_void, *mut c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
     send = "ncclSend": fn(*const c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
     receive = "ncclRecv": fn(*mut c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
-    scaled_sum = "ncclRedOpCreatePreMulSum": fn(*mut u32, *mut c_void, u32, u32, ncclComm_t) -> Code;
-    forget_op = "ncclRedOpDestroy": fn(u32, ncclComm_t) -> Code;
 }
 
 impl Table {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -47,6 +48,11 @@ impl CudaDevice {
     /// gives no thread.
     pub fn load(config: &Config) -> Result<Self> {
         let driver = Driver::load(config.cuda_lib.as_deref()).map_err(|absent| absent.error())?;
+        match cuda::groups(&driver, Path::new("/")) {
+            Ok(groups) => tracing::info!(driver = driver.library(), cuda = driver.version(), "{groups}"),
+            // Whatever it is, whoever uses a device hears of it.
+            Err(error) => tracing::warn!(%error, "how the devices are joined is not known"),
+        }
         let ground = Arc::new(PinnedGround::new(Arc::clone(&driver), config.pinned_bytes_max));
         Ok(Self {
             driver,

@@ -51,7 +51,7 @@ exported! {
         // What the arguments are is copied now: the caller's places end with the call.
         let argument = |(at, size): (usize, &usize)| bytes(get(arguments.wrapping_add(at))?, *size);
         let arguments = function.parameters.iter().enumerate().map(argument).collect::<Result<_, Code>>()?;
-        let prepared = Prepared { reference: function.reference, grid, block, arguments };
+        let prepared = Prepared { body: function.body, grid, block, arguments };
         driver.submit(stream, &found, Step::Work(Work::Kernel(prepared)));
         Ok(())
     }

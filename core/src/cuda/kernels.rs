@@ -1,0 +1,169 @@
+//! Work that a device does on its own memory, element by element: scaling, and casts between f32 and the half-size floats.
+//!
+//! The sources are CUDA C beside this file. What is built in is the PTX that NVRTC made of them (`make ptx`); the driver compiles it for
+//! its device when it is loaded, which takes tens of milliseconds the first time and is remembered by the driver in `~/.nv`.
+#![expect(unsafe_code, reason = "functions of the driver are called")]
+
+use std::ffi::{c_uint, c_void};
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUfunction, CUmodule};
+
+use super::api::Api;
+use super::codes;
+use super::context::Context;
+use super::driver::name;
+use super::stream::Stream;
+use crate::error::{Error, Result};
+use crate::mem::DeviceRegion;
+use crate::types::DType;
+
+/// Of `elementwise.cu`, with the zero that ends a text for the driver.
+const PTX: &str = concat!(include_str!("kernels/elementwise.ptx"), "\0");
+
+/// Each kernel with the types that it reads and writes.
+const KERNELS: [(DType, DType, &str); 8] = [
+    (DType::F32, DType::F32, "gradlane_scale_f32\0"),
+    (DType::F64, DType::F64, "gradlane_scale_f64\0"),
+    (DType::F16, DType::F16, "gradlane_scale_f16\0"),
+    (DType::BF16, DType::BF16, "gradlane_scale_bf16\0"),
+    (DType::F32, DType::F16, "gradlane_f32_to_f16\0"),
+    (DType::F32, DType::BF16, "gradlane_f32_to_bf16\0"),
+    (DType::F16, DType::F32, "gradlane_f16_to_f32\0"),
+    (DType::BF16, DType::F32, "gradlane_bf16_to_f32\0"),
+];
+
+/// Threads of a block.
+const THREADS: u64 = 256;
+/// Blocks of a grid; each thread takes more elements where there are more. Eight of them fill a multiprocessor, and no device has many
+/// more than 128.
+const BLOCKS_MAX: u64 = 1024;
+
+/// The kernels of one device, loaded once.
+pub(crate) struct Kernels {
+    module: CUmodule,
+    /// In the order of [`KERNELS`].
+    functions: [CUfunction; KERNELS.len()],
+    context: Arc<Context>,
+}
+
+// SAFETY: modules and functions of the driver may be used on any thread (CUDA driver API, "Thread safety").
+unsafe impl Send for Kernels {}
+// SAFETY: as above.
+unsafe impl Sync for Kernels {}
+
+impl Kernels {
+    /// Lets the driver compile them for the device of `context`. On any thread.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if the driver cannot: it is too old, or lacks its compiler. [`Error::Device`] if the device failed.
+    pub(crate) fn load(context: &Arc<Context>) -> Result<Self> {
+        context.within(|| {
+            let mut module = ptr::null_mut();
+            // SAFETY: the text ends with a zero, and one handle is written, which is unloaded in `drop`.
+            let code = unsafe { (context.api().module_load)(&raw mut module, PTX.as_ptr().cast()) };
+            if codes::is_compilation(code) {
+                return Err(Error::FailedPrecondition {
+                    what: format!("the driver cannot compile for {}: {}", name(context.device()), codes::describe(code)),
+                    hint: "update NVIDIA's driver to 525 or later; in a container, give it libnvidia-ptxjitcompiler.so.1 too"
+                        .to_owned(),
+                });
+            }
+            context.checked("loading the kernels", code)?;
+            // Owned first, so that the module goes back if a kernel is missing in it.
+            let mut kernels = Self { module, functions: [ptr::null_mut(); KERNELS.len()], context: Arc::clone(context) };
+            for (function, (_, _, name)) in kernels.functions.iter_mut().zip(KERNELS) {
+                // SAFETY: the name ends with a zero, and one handle is written, which is valid as long as its module.
+                let code = unsafe { (context.api().module_function)(function, module, name.as_ptr().cast()) };
+                context.checked("looking for a kernel", code)?;
+            }
+            Ok(kernels)
+        })
+    }
+
+    /// Submits `to[i] = from[i] * factor` to `stream`. Both hold as many elements, of type `read` and `written`; they may be the same memory
+    /// if these are equal.
+    ///
+    /// The result is that of a contribution's weight on the host ([`reduce`](crate::reduce)): the factor is rounded to the type in which
+    /// the product is taken, f64 for f64 and f32 for the others, the product is rounded to nearest even, and a factor of zero makes zeros
+    /// of whatever is there.
+    ///
+    /// For a thread that has the context.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no kernel for these types, [`Error::Device`] if the device refuses.
+    ///
+    /// # Panics
+    /// If there are not as many elements to be written as to be read.
+    pub(crate) fn scale(
+        &self,
+        stream: &Stream,
+        factor: f64,
+        (read, from): (DType, &DeviceRegion),
+        (written, to): (DType, &DeviceRegion),
+    ) -> Result<()> {
+        let no_kernel = || Error::InvalidArgument {
+            what: format!("a device cannot make {written} of {read}"),
+            hint: "scale floats, or cast between float32 and float16 or bfloat16".to_owned(),
+        };
+        let kernel = KERNELS.iter().position(|(from, to, _)| (*from, *to) == (read, written)).ok_or_else(no_kernel)?;
+        let len = from.len() as u64 / read.bytes();
+        assert_eq!(
+            (from.len() as u64, to.len() as u64),
+            (len * read.bytes(), len * written.bytes()),
+            "as many elements"
+        );
+        if len == 0 {
+            // The driver refuses an empty grid.
+            return Ok(());
+        }
+        let blocks = len.div_ceil(THREADS).min(BLOCKS_MAX) as c_uint;
+        let (mut from, mut to, mut len, mut factor) = (from.address(), to.address(), len, factor);
+        let mut arguments: [*mut c_void; 4] =
+            [(&raw mut from).cast(), (&raw mut to).cast(), (&raw mut len).cast(), (&raw mut factor).cast()];
+        // SAFETY: the arguments are the four of every kernel here, in order and of their sizes, and are read before the call returns.
+        // Whoever made the regions promises that the memory is the device's and lent until the operation ends.
+        let code = unsafe {
+            (self.context.api().launch)(
+                self.functions[kernel],
+                blocks,
+                1,
+                1,
+                THREADS as c_uint,
+                1,
+                1,
+                0,
+                stream.raw(),
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        self.context.checked("launching a kernel", code)
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        let api = self.context.api();
+        if api.is_ours() {
+            let unload = || {
+                // SAFETY: nobody has its functions any more. The driver waits for those that run.
+                Api::released("the kernels", unsafe { (api.module_unload)(self.module) });
+                Ok(())
+            };
+            // A device that failed has lost them anyway.
+            let _ = self.context.within(unload);
+        }
+    }
+}
+
+impl fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernels({:?})", self.context)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,314 @@
+//! The PTX that is built in, run on the host, against the arithmetic of the host.
+
+use std::path::Path;
+
+use fakecuda::Control;
+use fakecuda::ptx::{Memory, Module};
+
+use super::*;
+use crate::cuda::{Driver, fake};
+use crate::mem::Ordinal;
+use crate::reduce;
+use crate::types::{Op, Span};
+
+/// Unusual ones too: nothing, exact and inexact, subnormal after the product, out of a half's range.
+const FACTORS: [f64; 8] = [1.0, 0.5, 1.0 / 3.0, -2.5, 0.0, 1e-5, 3.0e38, f64::INFINITY];
+
+#[test]
+fn every_half_size_float_is_scaled_and_widened_as_on_the_host() {
+    for dtype in [DType::F16, DType::BF16] {
+        agree(dtype, dtype, &all_halves(), interpreted);
+        agree(dtype, DType::F32, &all_halves(), interpreted);
+    }
+}
+
+#[test]
+fn single_floats_of_every_exponent_are_scaled_and_narrowed_as_on_the_host() {
+    for written in [DType::F32, DType::F16, DType::BF16] {
+        agree(DType::F32, written, &some_singles(), interpreted);
+    }
+}
+
+#[test]
+fn double_floats_of_every_exponent_are_scaled_as_on_the_host() {
+    agree(DType::F64, DType::F64, &some_doubles(), interpreted);
+}
+
+/// What no test without a GPU can show: that its driver takes the PTX, and that its arithmetic is that of the interpreter.
+#[test]
+fn a_real_device_computes_as_the_host_does() {
+    // Not as usual: the fake driver answers to the usual name once it is mapped.
+    let Ok(driver) = Driver::load(Some(Path::new("libcuda.so.1"))) else {
+        println!("SKIP: no CUDA device");
+        return;
+    };
+    let context = driver.device(Ordinal(0)).unwrap();
+    context.bind().unwrap();
+    let (kernels, stream) = (Kernels::load(&context).unwrap(), context.stream().unwrap());
+    let mut pinned = Pinned::new(&context, 2 * some_singles().len().max(all_halves().len() * 2));
+    for (read, written, _) in KERNELS {
+        let data = match read {
+            DType::F64 => some_doubles(),
+            DType::F32 => some_singles(),
+            _ => all_halves(),
+        };
+        agree(read, written, &data, |_, factor, data, bytes| {
+            let (input, output) = pinned.run(data, bytes, |from, to| {
+                kernels.scale(&stream, factor, (read, from), (written, to)).unwrap();
+                let event = stream.record().unwrap();
+                while !event.is_reached("a kernel").unwrap() {
+                    std::thread::yield_now();
+                }
+            });
+            assert_eq!(input, data, "it is only read");
+            output.to_vec()
+        });
+    }
+}
+
+#[test]
+fn any_grid_reaches_every_element_once_and_none_beyond_the_last() {
+    let data: Vec<u8> = (1..=10).flat_map(|number| (number as f32).to_le_bytes()).collect();
+    for (blocks, threads) in [(1, 1), (1, 3), (3, 4), (5, 8)] {
+        let mut memory = Bytes(data.clone());
+        run("gradlane_scale_f32", (blocks, threads), 9, (0, 0), 2.0, &mut memory);
+        let numbers = memory.0.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        assert_eq!(numbers.collect::<Vec<_>>(), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 18.0, 10.0]);
+    }
+}
+
+#[test]
+fn the_text_has_the_kernels_that_are_launched_and_no_other() {
+    let mut listed = KERNELS.map(|(_, _, name)| name.trim_end_matches('\0'));
+    listed.sort_unstable();
+    assert_eq!(Module::parse(PTX.trim_end_matches('\0')).unwrap().names().collect::<Vec<_>>(), listed);
+}
+
+#[test]
+fn what_is_launched_is_done_on_the_device_in_the_order_of_its_stream() {
+    let world = World::new();
+    let kernels = Kernels::load(&world.context).unwrap();
+    let numbers: Vec<u8> = (0..1000).flat_map(|number| (number as f32).to_le_bytes()).collect();
+    let (wide, narrow) = (world.memory(4000), world.memory(2000));
+    world.control.produce(0, world.raw(), wide.address(), &numbers);
+    world.run(|stream| {
+        kernels.scale(stream, 0.5, (DType::F32, &wide), (DType::BF16, &narrow))?;
+        kernels.scale(stream, 4.0, (DType::BF16, &narrow), (DType::F32, &wide))
+    });
+    let halves = on_the_host(DType::F32, DType::BF16, 0.5, &numbers);
+    assert_eq!(world.read(&narrow), halves);
+    assert_eq!(world.read(&wide), on_the_host(DType::BF16, DType::F32, 4.0, &halves));
+}
+
+#[test]
+fn a_part_of_the_memory_is_scaled_in_place_and_its_neighbours_are_not() {
+    let world = World::new();
+    let kernels = Kernels::load(&world.context).unwrap();
+    let memory = world.memory(64);
+    world.control.produce(0, world.raw(), memory.address(), &[8_f64; 8].map(f64::to_le_bytes).concat());
+    let part = memory.part(Span { offset: 16, bytes: 24 });
+    let nothing = memory.part(Span { offset: 8, bytes: 0 });
+    world.run(|stream| {
+        kernels.scale(stream, 3.0, (DType::F64, &nothing), (DType::F64, &nothing))?;
+        kernels.scale(stream, 0.25, (DType::F64, &part), (DType::F64, &part))
+    });
+    assert_eq!(world.read(&memory), [8.0_f64, 8.0, 2.0, 2.0, 2.0, 8.0, 8.0, 8.0].map(f64::to_le_bytes).concat());
+}
+
+#[test]
+fn a_driver_that_cannot_compile_is_told_from_a_device_that_failed() {
+    let (control, driver) = fake::driver();
+    let context = driver.device(Ordinal(6)).unwrap();
+    for (code, is_old) in [(222, true), (221, true), (209, true), (2, false), (700, false)] {
+        control.set("FAIL", &format!("cuModuleLoadData:6={code}"));
+        match Kernels::load(&context).unwrap_err() {
+            Error::FailedPrecondition { hint, .. } => assert!(is_old && hint.contains("525"), "{code}: {hint}"),
+            Error::Device { device, .. } => assert!(!is_old && device == "cuda:6", "{code}: {device}"),
+            other => panic!("{code}: {other}"),
+        }
+    }
+    control.set("FAIL", "");
+    Kernels::load(&context).unwrap();
+}
+
+#[test]
+fn types_without_a_kernel_are_refused() {
+    let world = World::new();
+    let kernels = Kernels::load(&world.context).unwrap();
+    let memory = world.memory(16);
+    let refused = kernels.scale(&world.stream, 2.0, (DType::I32, &memory), (DType::I32, &memory)).unwrap_err();
+    assert!(matches!(refused, Error::InvalidArgument { .. }), "{refused}");
+}
+
+fn all_halves() -> Vec<u8> {
+    (0..=u16::MAX).flat_map(u16::to_le_bytes).collect()
+}
+
+fn some_singles() -> Vec<u8> {
+    // Below, on, and above what is half-way for f16 and for bf16.
+    let lows = [0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff];
+    let bits = (0..=u16::MAX).step_by(29).flat_map(|high| lows.map(|low| u32::from(high) << 16 | low));
+    bits.flat_map(u32::to_le_bytes).collect()
+}
+
+fn some_doubles() -> Vec<u8> {
+    let bits = (0..=u16::MAX).step_by(3).map(|high| u64::from(high) << 48 | 0x0000_5555_aaaa_0001);
+    bits.flat_map(u64::to_le_bytes).collect()
+}
+
+/// Has the kernel for these types `run` on `data` with every factor, and compares with the host's arithmetic. `run` is given the kernel,
+/// the factor, the data, and how many bytes come of it.
+fn agree(read: DType, written: DType, data: &[u8], mut run: impl FnMut(&str, f64, &[u8], usize) -> Vec<u8>) {
+    let (_, _, kernel) = KERNELS.iter().find(|(from, to, _)| (*from, *to) == (read, written)).expect("a kernel");
+    for factor in FACTORS {
+        let expected = on_the_host(read, written, factor, data);
+        let found = run(kernel.trim_end_matches('\0'), factor, data, expected.len());
+        let inputs = data.chunks(read.bytes() as usize);
+        let results = found.chunks(written.bytes() as usize).zip(expected.chunks(written.bytes() as usize));
+        assert_eq!(found.len(), expected.len());
+        for (input, (found, expected)) in inputs.zip(results) {
+            let is_equal = number(written, found) == number(written, expected);
+            assert!(is_equal, "{kernel}: {input:02x?} times {factor:e} is {found:02x?}, on the host {expected:02x?}");
+        }
+    }
+}
+
+/// What the PTX says, run on the host.
+fn interpreted(kernel: &str, factor: f64, data: &[u8], bytes: usize) -> Vec<u8> {
+    let (_, written, _) = KERNELS.iter().find(|(_, _, name)| name.trim_end_matches('\0') == kernel).expect("a kernel");
+    let mut memory = Bytes(data.to_vec());
+    memory.0.resize(data.len() + bytes, 0xcc);
+    run(kernel, (2, 32), bytes / written.bytes() as usize, (0, data.len()), factor, &mut memory);
+    let output = memory.0.split_off(data.len());
+    assert_eq!(memory.0, data, "it is only read");
+    output
+}
+
+/// What the kernels must be equal to: how the host weighs the first contribution of a sum, in the arithmetic of production.
+fn on_the_host(read: DType, written: DType, factor: f64, data: &[u8]) -> Vec<u8> {
+    let host = reduce::Kernels::portable();
+    let mut sum = vec![0; reduce::accumulator_bytes(read, data.len() as u64) as usize];
+    host.start(Op::WeightedMean, read, factor, data, &mut sum);
+    if written == read.accumulator() {
+        return sum;
+    }
+    let mut result = vec![0; data.len() / read.bytes() as usize * written.bytes() as usize];
+    host.finish(Op::Sum, written, 1.0, &sum, &mut result);
+    result
+}
+
+/// The bits of an element; one and the same for every NaN, whose payload is the processor's affair.
+fn number(dtype: DType, bytes: &[u8]) -> u64 {
+    let mut bits = [0; 8];
+    bits[..bytes.len()].copy_from_slice(bytes);
+    let bits = u64::from_le_bytes(bits);
+    let (sign, infinity) = match dtype {
+        DType::F16 => (1 << 15, 0x7c00),
+        DType::BF16 => (1 << 15, 0x7f80),
+        DType::F32 => (1 << 31, 0x7f80_0000),
+        DType::F64 => (1 << 63, 0x7ff0_0000_0000_0000),
+        DType::I32 | DType::I64 | DType::I8 | DType::U8 => unreachable!("kernels are for floats"),
+    };
+    if bits & !sign > infinity { u64::MAX } else { bits }
+}
+
+fn run(
+    kernel: &str,
+    (blocks, threads): (u32, u32),
+    len: usize,
+    (from, to): (usize, usize),
+    factor: f64,
+    memory: &mut Bytes,
+) {
+    let module = Module::parse(PTX.trim_end_matches('\0')).unwrap();
+    let kernel = module.kernel(kernel).unwrap();
+    assert_eq!(kernel.params(), [8, 8, 8, 8]);
+    let arguments = [from as u64, to as u64, len as u64, factor.to_bits()];
+    kernel.run(blocks, threads, &arguments, memory).unwrap();
+}
+
+/// The driver that runs on the host, and a stream of its first device.
+struct World {
+    control: Control,
+    driver: Arc<Driver>,
+    context: Arc<Context>,
+    stream: Stream,
+}
+
+impl World {
+    fn new() -> Self {
+        let (control, driver) = fake::driver();
+        let context = driver.device(Ordinal(0)).unwrap();
+        let stream = context.stream().unwrap();
+        Self { control, driver, context, stream }
+    }
+
+    fn raw(&self) -> u64 {
+        self.stream.raw().addr() as u64
+    }
+
+    /// Memory of the device, for as long as the process lives.
+    fn memory(&self, bytes: usize) -> DeviceRegion {
+        DeviceRegion::new(Ordinal(0), self.control.allocate(0, bytes), bytes)
+    }
+
+    fn run(&self, work: impl FnOnce(&Stream) -> Result<()>) {
+        self.driver.device(Ordinal(0)).unwrap().within(|| work(&self.stream)).unwrap();
+    }
+
+    /// What lies there when the stream has come so far.
+    fn read(&self, memory: &DeviceRegion) -> Vec<u8> {
+        self.control.consume(0, self.raw(), memory.address(), memory.len())
+    }
+}
+
+/// Memory of the host that devices reach at its own address.
+struct Pinned<'a> {
+    context: &'a Context,
+    start: *mut c_void,
+    bytes: usize,
+}
+
+impl<'a> Pinned<'a> {
+    fn new(context: &'a Context, bytes: usize) -> Self {
+        let mut start = ptr::null_mut();
+        // SAFETY: it writes one address, which is freed in `drop`.
+        let code = unsafe { (context.api().host_alloc)(&raw mut start, bytes, 0) };
+        assert_eq!(code, codes::SUCCESS);
+        Self { context, start, bytes }
+    }
+
+    /// Lets `work` make so many bytes of `data`; both as they are then.
+    fn run(&mut self, data: &[u8], bytes: usize, work: impl FnOnce(&DeviceRegion, &DeviceRegion)) -> (&[u8], &[u8]) {
+        assert!(data.len() + bytes <= self.bytes);
+        // SAFETY: it is ours, all of it is allocated, and no device is at it now.
+        let memory = unsafe { std::slice::from_raw_parts_mut(self.start.cast::<u8>(), data.len() + bytes) };
+        memory[..data.len()].copy_from_slice(data);
+        memory[data.len()..].fill(0xcc);
+        let region = |at: usize, len| DeviceRegion::new(Ordinal(0), (self.start.addr() + at) as u64, len);
+        work(&region(0, data.len()), &region(data.len(), bytes));
+        memory.split_at(data.len())
+    }
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        // SAFETY: allocated once, and no device is at it now.
+        Api::released("memory of a test", unsafe { (self.context.api().host_free)(self.start) });
+    }
+}
+
+/// Memory that begins at address 0.
+struct Bytes(Vec<u8>);
+
+impl Memory for Bytes {
+    fn load(&self, address: u64, to: &mut [u8]) -> bool {
+        let from = usize::try_from(address).ok().and_then(|start| self.0.get(start..start + to.len()));
+        from.inspect(|from| to.copy_from_slice(from)).is_some()
+    }
+
+    fn store(&mut self, address: u64, from: &[u8]) -> bool {
+        let to = usize::try_from(address).ok().and_then(|start| self.0.get_mut(start..start + from.len()));
+        to.map(|to| to.copy_from_slice(from)).is_some()
+    }
+}

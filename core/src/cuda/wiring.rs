@@ -1,0 +1,56 @@
+//! How the devices that this process sees are joined to each other: what the operating system and the driver tell together.
+
+use std::path::Path;
+
+use super::driver::{Driver, name};
+use super::pci::PciAddress;
+use crate::error::Result;
+use crate::mem::Ordinal;
+use crate::pipeline::{Attachment, PcieGroups};
+
+/// The PCIe groups of the devices of `driver`, in the machine below `root`, which is `/` but in tests. Makes no context.
+///
+/// # Errors
+/// [`Error::Device`](crate::Error::Device) if the driver does not tell.
+pub(crate) fn groups(driver: &Driver, root: &Path) -> Result<PcieGroups> {
+    let ordinals: Vec<Ordinal> = driver.ordinals().collect();
+    let attachment = |device: &Ordinal| -> Result<Attachment> {
+        let address = driver.facts(*device)?.pci_bus_id.parse::<PciAddress>();
+        let hidden = |name| Attachment { name, path: Vec::new(), numa_node: None, peers: Vec::new() };
+        let mut attachment =
+            address.map_or_else(|_| hidden(name(*device)), |address| address.attachment(root, name(*device)));
+        for (index, peer) in ordinals.iter().enumerate() {
+            if peer != device && driver.reaches(*device, *peer)? {
+                attachment.peers.push(index);
+            }
+        }
+        Ok(attachment)
+    };
+    Ok(PcieGroups::of(&ordinals.iter().map(attachment).collect::<Result<Vec<_>>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::fake;
+
+    #[test]
+    fn groups_come_from_the_peers_that_the_driver_tells_of_and_from_the_switches_that_the_kernel_shows() {
+        let (control, driver) = fake::driver();
+        let (empty, machine) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for ordinal in driver.ordinals() {
+            let address = driver.facts(ordinal).unwrap().pci_bus_id;
+            let switch = if ordinal.0 < 5 { "0000:a0:00.0/0000:a1:00.0" } else { "0000:b0:00.0/0000:b1:00.0" };
+            fake::lay_out(machine.path(), &format!("pci0000:a0/{switch}/{address}"), "-1");
+        }
+        let members = |root: &Path, peers: &str| {
+            control.set("PEERS", peers);
+            groups(&driver, root).unwrap().members().map(<[usize]>::to_vec).collect::<Vec<_>>()
+        };
+        let all: Vec<usize> = (0..usize::from(fake::DEVICES)).collect();
+        assert_eq!(members(empty.path(), "4"), [[0, 1, 2, 3], [4, 5, 6, 7]]);
+        assert_eq!(members(machine.path(), "1"), [&all[..5], &all[5..]], "no peers");
+        assert_eq!(members(machine.path(), "3"), [&all[..]], "3 to 5 are peers");
+        assert_eq!(members(empty.path(), "0"), [&all[..]], "all are");
+    }
+}

@@ -1,0 +1,525 @@
+//! Runs PTX, the assembly language of CUDA devices, on the host: as much of it as kernels without shared memory need.
+//!
+//! Threads run one after the other, so that a kernel whose threads wait for each other cannot run here; it is refused when it is read, as is
+//! everything else that is not known. Numbers come out as the PTX manual (8.0) says, bit for bit: each operation rounded once to nearest
+//! even, subnormals kept, and every NaN that arithmetic makes the canonical one.
+
+use std::collections::BTreeMap;
+
+/// What a kernel's loads and stores reach.
+pub trait Memory {
+    /// Fills `to` from `address`; false if that is not all allocated.
+    fn load(&self, address: u64, to: &mut [u8]) -> bool;
+    /// Writes `from` to `address`; false if that is not all allocated.
+    fn store(&mut self, address: u64, from: &[u8]) -> bool;
+}
+
+/// The kernels of one text.
+#[derive(Clone, Debug)]
+pub struct Module {
+    kernels: BTreeMap<String, Kernel>,
+}
+
+/// A kernel, ready to run.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Bytes of each parameter, in order.
+    params: Vec<usize>,
+    registers: usize,
+    code: Vec<Instruction>,
+}
+
+/// A load or store of memory that is not allocated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// Where.
+    pub address: u64,
+}
+
+/// Which thread of which block it is, and how many there are; one dimension.
+#[derive(Clone, Copy, Debug)]
+struct Thread {
+    index: u32,
+    threads: u32,
+    block: u32,
+    blocks: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Instruction {
+    /// Done only if the register is true, or false.
+    guard: Option<(usize, bool)>,
+    work: Work,
+}
+
+#[derive(Clone, Debug)]
+enum Work {
+    Return,
+    Branch { to: usize },
+    Param { to: usize, index: usize },
+    Load { to: usize, bytes: usize, base: usize, offset: u64 },
+    Store { from: Value, bytes: usize, base: usize, offset: u64 },
+    Compute { to: usize, operation: Operation, from: [Value; 3] },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Value {
+    Register(usize),
+    Constant(u64),
+    Special(Special),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Special {
+    Thread,
+    Threads,
+    Block,
+    Blocks,
+}
+
+/// On the bits of its operands; those of narrow types lie at the low end.
+type Operation = fn([u64; 3]) -> u64;
+
+/// What is computed: the instruction, how many operands it has beside its result, and what it does.
+const OPERATIONS: [(&str, usize, Operation); 28] = [
+    ("mov.u16", 1, |[a, ..]| a & 0xffff),
+    ("mov.u32", 1, |[a, ..]| low(a)),
+    ("mov.u64", 1, |[a, ..]| a),
+    ("mov.f32", 1, |[a, ..]| low(a)),
+    ("mov.b32", 1, |[a, ..]| low(a)),
+    ("cvta.to.global.u64", 1, |[a, ..]| a),
+    ("cvt.u64.u32", 1, |[a, ..]| low(a)),
+    ("cvt.rn.f32.f64", 1, |[a, ..]| from_f32(f64::from_bits(a) as f32)),
+    ("cvt.f32.f16", 1, |[a, ..]| from_f32(f16_to_f32(a))),
+    ("cvt.rn.f16.f32", 1, |[a, ..]| f32_to_f16(f32_of(a))),
+    ("add.s32", 2, |[a, b, _]| low(a.wrapping_add(b))),
+    ("add.s64", 2, |[a, b, _]| a.wrapping_add(b)),
+    ("mul.lo.s64", 2, |[a, b, _]| a.wrapping_mul(b)),
+    ("mul.wide.u32", 2, |[a, b, _]| low(a) * low(b)),
+    ("mul.rn.f32", 2, |[a, b, _]| from_f32(f32_of(a) * f32_of(b))),
+    ("mul.rn.f64", 2, |[a, b, _]| from_f64(f64::from_bits(a) * f64::from_bits(b))),
+    ("and.b32", 2, |[a, b, _]| low(a & b)),
+    ("or.b32", 2, |[a, b, _]| low(a | b)),
+    // A shift by the width or more leaves nothing.
+    ("shl.b32", 2, |[a, b, _]| low(a.checked_shl(low(b) as u32).unwrap_or(0))),
+    ("shl.b64", 2, |[a, b, _]| a.checked_shl(low(b) as u32).unwrap_or(0)),
+    ("shr.u32", 2, |[a, b, _]| low(a).checked_shr(low(b) as u32).unwrap_or(0)),
+    ("setp.eq.f64", 2, |[a, b, _]| u64::from(f64::from_bits(a) == f64::from_bits(b))),
+    ("setp.lt.u64", 2, |[a, b, _]| u64::from(a < b)),
+    ("setp.ge.u64", 2, |[a, b, _]| u64::from(a >= b)),
+    ("setp.lt.u32", 2, |[a, b, _]| u64::from(low(a) < low(b))),
+    ("setp.ge.u32", 2, |[a, b, _]| u64::from(low(a) >= low(b))),
+    ("setp.gt.u32", 2, |[a, b, _]| u64::from(low(a) > low(b))),
+    ("selp.b32", 3, |[a, b, is_first]| low(if is_first != 0 { a } else { b })),
+];
+
+impl Module {
+    /// Reads the kernels of `text`.
+    ///
+    /// # Errors
+    /// What is not known, with its line.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut kernels = BTreeMap::new();
+        let mut lines = text.lines().enumerate().map(|(index, line)| (index + 1, statement(line)));
+        while let Some((number, line)) = lines.next() {
+            let Some((_, name)) = line.split_once(".entry ") else {
+                // What devices of which version it is for matters to their drivers only.
+                let is_known = line.is_empty()
+                    || [".version", ".target", ".address_size"].iter().any(|word| line.starts_with(word));
+                if is_known { continue } else { return Err(format!("line {number}: `{line}` is not known here")) }
+            };
+            let mut kernel = Reader::default();
+            for (number, line) in lines.by_ref() {
+                if line == "}" {
+                    break;
+                }
+                kernel.read(line).map_err(|what| format!("line {number}: {what}"))?;
+            }
+            let name = name.trim_end_matches('(').to_owned();
+            kernels.insert(name, kernel.finish()?);
+        }
+        Ok(Self { kernels })
+    }
+
+    /// The kernel called `name`.
+    pub fn kernel(&self, name: &str) -> Option<&Kernel> {
+        self.kernels.get(name)
+    }
+
+    /// What its kernels are called, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.kernels.keys().map(String::as_str)
+    }
+}
+
+/// A line without comment, indentation and the semicolon at its end.
+fn statement(line: &str) -> &str {
+    line.split("//").next().unwrap_or_default().trim().trim_end_matches(';').trim_end()
+}
+
+impl Kernel {
+    /// Bytes of each parameter, in order.
+    pub fn params(&self) -> &[usize] {
+        &self.params
+    }
+
+    /// Runs `blocks` blocks of `threads` threads. A parameter's bits lie at the low end.
+    ///
+    /// # Errors
+    /// The first access to memory that is not allocated; what was stored before stays.
+    ///
+    /// # Panics
+    /// If there are fewer `params` than the kernel has.
+    pub fn run(&self, blocks: u32, threads: u32, params: &[u64], memory: &mut dyn Memory) -> Result<(), Fault> {
+        let mut registers = vec![0; self.registers];
+        for block in 0..blocks {
+            for index in 0..threads {
+                registers.fill(0);
+                self.run_thread(Thread { index, threads, block, blocks }, &mut registers, params, memory)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run_thread(
+        &self,
+        thread: Thread,
+        registers: &mut [u64],
+        params: &[u64],
+        memory: &mut dyn Memory,
+    ) -> Result<(), Fault> {
+        let mut next = 0;
+        while let Some(Instruction { guard, work }) = self.code.get(next) {
+            next += 1;
+            if guard.is_some_and(|(register, expected)| (registers[register] != 0) != expected) {
+                continue;
+            }
+            let value = |of: &Value, registers: &[u64]| match of {
+                Value::Register(register) => registers[*register],
+                Value::Constant(bits) => *bits,
+                Value::Special(special) => u64::from(thread.special(*special)),
+            };
+            match work {
+                Work::Return => break,
+                Work::Branch { to } => next = *to,
+                Work::Param { to, index } => registers[*to] = params[*index],
+                Work::Load { to, bytes, base, offset } => {
+                    let (address, mut word) = (registers[*base].wrapping_add(*offset), [0; 8]);
+                    if !memory.load(address, &mut word[..*bytes]) {
+                        return Err(Fault { address });
+                    }
+                    registers[*to] = u64::from_le_bytes(word);
+                }
+                Work::Store { from, bytes, base, offset } => {
+                    let address = registers[*base].wrapping_add(*offset);
+                    if !memory.store(address, &value(from, registers).to_le_bytes()[..*bytes]) {
+                        return Err(Fault { address });
+                    }
+                }
+                Work::Compute { to, operation, from } => {
+                    registers[*to] = operation([0, 1, 2].map(|operand| value(&from[operand], registers)));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Thread {
+    fn special(self, special: Special) -> u32 {
+        match special {
+            Special::Thread => self.index,
+            Special::Threads => self.threads,
+            Special::Block => self.block,
+            Special::Blocks => self.blocks,
+        }
+    }
+}
+
+/// A kernel that is being read, line by line.
+#[derive(Default)]
+struct Reader {
+    /// Names and sizes.
+    params: Vec<(String, usize)>,
+    registers: BTreeMap<String, usize>,
+    labels: BTreeMap<String, usize>,
+    /// Where a branch goes is known when all labels are.
+    branches: Vec<(usize, String)>,
+    code: Vec<Instruction>,
+}
+
+impl Reader {
+    fn read(&mut self, line: &str) -> Result<(), String> {
+        if matches!(line, "" | ")" | "{") || line.starts_with(".reg ") {
+            return Ok(());
+        }
+        if let Some(param) = line.strip_prefix(".param ") {
+            let (kind, name) = param.split_once(' ').ok_or_else(|| format!("`{line}` has no name"))?;
+            self.params.push((name.trim_end_matches(',').to_owned(), bytes_of(kind)?));
+            return Ok(());
+        }
+        if let Some(label) = line.strip_suffix(':') {
+            self.labels.insert(label.to_owned(), self.code.len());
+            return Ok(());
+        }
+        let (guard, instruction) = match line.strip_prefix('@').and_then(|guarded| guarded.split_once(' ')) {
+            Some((register, rest)) => {
+                let expected = !register.starts_with('!');
+                (Some((self.register(register.trim_start_matches('!'))?, expected)), rest)
+            }
+            None => (None, line),
+        };
+        let (name, operands) = instruction.split_once(char::is_whitespace).unwrap_or((instruction, ""));
+        let operands: Vec<&str> = operands.split(',').map(str::trim).filter(|operand| !operand.is_empty()).collect();
+        let work = self.work(name, &operands)?;
+        self.code.push(Instruction { guard, work });
+        Ok(())
+    }
+
+    fn work(&mut self, name: &str, operands: &[&str]) -> Result<Work, String> {
+        match (name, operands) {
+            ("ret", []) => Ok(Work::Return),
+            ("bra" | "bra.uni", [label]) => {
+                self.branches.push((self.code.len(), (*label).to_owned()));
+                Ok(Work::Branch { to: 0 })
+            }
+            (name, [to, from]) if name.starts_with("ld.param.") => {
+                let from = from.trim_matches(['[', ']']);
+                let index = self.params.iter().position(|(name, _)| name == from);
+                Ok(Work::Param {
+                    to: self.register(to)?,
+                    index: index.ok_or_else(|| format!("there is no parameter {from}"))?,
+                })
+            }
+            (name, [to, from]) if name.starts_with("ld.global.") => {
+                let (base, offset) = self.address(from)?;
+                Ok(Work::Load { to: self.register(to)?, bytes: bytes_of(&name["ld.global".len()..])?, base, offset })
+            }
+            (name, [to, from]) if name.starts_with("st.global.") => {
+                let (base, offset) = self.address(to)?;
+                Ok(Work::Store { from: self.value(from)?, bytes: bytes_of(&name["st.global".len()..])?, base, offset })
+            }
+            (name, [to, from @ ..]) => {
+                let known = OPERATIONS.iter().find(|(known, operands, _)| *known == name && *operands == from.len());
+                let (_, _, operation) = known.ok_or_else(|| format!("`{name}` is not known here"))?;
+                let mut values = [Value::Constant(0); 3];
+                for (value, operand) in values.iter_mut().zip(from) {
+                    *value = self.value(operand)?;
+                }
+                Ok(Work::Compute { to: self.register(to)?, operation: *operation, from: values })
+            }
+            (name, []) => Err(format!("`{name}` is not known here")),
+        }
+    }
+
+    fn register(&mut self, name: &str) -> Result<usize, String> {
+        if !name.starts_with('%') || name.contains('.') {
+            return Err(format!("`{name}` is no register"));
+        }
+        let next = self.registers.len();
+        Ok(*self.registers.entry(name.to_owned()).or_insert(next))
+    }
+
+    fn value(&mut self, text: &str) -> Result<Value, String> {
+        Ok(match text {
+            "%tid.x" => Value::Special(Special::Thread),
+            "%ntid.x" => Value::Special(Special::Threads),
+            "%ctaid.x" => Value::Special(Special::Block),
+            "%nctaid.x" => Value::Special(Special::Blocks),
+            register if register.starts_with('%') => Value::Register(self.register(register)?),
+            // Floats are written as their bits.
+            number => {
+                let bits = number.strip_prefix("0f").or_else(|| number.strip_prefix("0d"));
+                let parsed = match bits {
+                    Some(bits) => u64::from_str_radix(bits, 16),
+                    None => number.parse::<i64>().map(i64::cast_unsigned).or_else(|_| number.parse()),
+                };
+                Value::Constant(parsed.map_err(|_| format!("`{number}` is not known here"))?)
+            }
+        })
+    }
+
+    /// `[%rd1]` or `[%rd1+8]`.
+    fn address(&mut self, text: &str) -> Result<(usize, u64), String> {
+        let inner = text.trim_matches(['[', ']']);
+        let (base, offset) = inner.split_once('+').unwrap_or((inner, "0"));
+        let offset: i64 = offset.parse().map_err(|_| format!("`{text}` is no address"))?;
+        Ok((self.register(base)?, offset.cast_unsigned()))
+    }
+
+    fn finish(mut self) -> Result<Kernel, String> {
+        for (at, label) in self.branches {
+            let to = *self.labels.get(&label).ok_or_else(|| format!("there is no label {label}"))?;
+            self.code[at].work = Work::Branch { to };
+        }
+        let params = self.params.into_iter().map(|(_, bytes)| bytes).collect();
+        Ok(Kernel { params, registers: self.registers.len(), code: self.code })
+    }
+}
+
+/// Bytes of a type such as `.u64`.
+fn bytes_of(kind: &str) -> Result<usize, String> {
+    let bits = kind.strip_prefix('.').and_then(|kind| kind.get(1..)).and_then(|bits| bits.parse().ok());
+    match bits {
+        Some(bits @ (8 | 16 | 32 | 64)) => Ok(bits / 8),
+        Some(_) | None => Err(format!("`{kind}` is not known here")),
+    }
+}
+
+fn low(bits: u64) -> u64 {
+    bits & 0xffff_ffff
+}
+
+fn f32_of(bits: u64) -> f32 {
+    f32::from_bits(bits as u32)
+}
+
+/// The bits of a result; of a NaN those that devices make.
+fn from_f32(value: f32) -> u64 {
+    u64::from(if value.is_nan() { 0x7fff_ffff } else { value.to_bits() })
+}
+
+fn from_f64(value: f64) -> u64 {
+    if value.is_nan() { 0x7fff_ffff_ffff_ffff } else { value.to_bits() }
+}
+
+fn f16_to_f32(bits: u64) -> f32 {
+    let (exponent, mantissa) = (bits >> 10 & 0x1f, (bits & 0x3ff) as f32);
+    let magnitude = match exponent {
+        0 => mantissa * 2.0_f32.powi(-24),
+        31 if mantissa == 0.0 => f32::INFINITY,
+        31 => f32::NAN,
+        exponent => (1024.0 + mantissa) * 2.0_f32.powi(exponent as i32 - 25),
+    };
+    if bits & 0x8000 == 0 { magnitude } else { -magnitude }
+}
+
+fn f32_to_f16(value: f32) -> u64 {
+    if value.is_nan() {
+        return 0x7fff;
+    }
+    let sign = u64::from(value.is_sign_negative()) << 15;
+    let magnitude = f64::from(value.abs());
+    // The exponent of the step between neighbours is ten less than that of the number; the smallest normal number has -14.
+    let exponent = if magnitude < 2.0_f64.powi(-14) { -14 } else { f64_exponent(magnitude).min(16) };
+    let steps = (magnitude / 2.0_f64.powi(exponent - 10)).round_ties_even().min(2048.0);
+    // A carry out of the mantissa is one to the exponent.
+    let rounded = ((exponent + 14) as u64) << 10;
+    sign | (rounded + steps as u64).min(0x7c00)
+}
+
+fn f64_exponent(value: f64) -> i32 {
+    (value.to_bits() >> 52 & 0x7ff) as i32 - 1023
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each thread writes what it is into its place.
+    const WHO: &str = "
+        .version 8.0
+        .visible .entry who(
+            .param .u64 who_to
+        )
+        {
+            .reg .b64 %rd<9>;
+            ld.param.u64 %rd1, [who_to];
+            mov.u32 %r1, %ctaid.x;      // the block
+            mov.u32 %r2, %ntid.x;
+            mul.wide.u32 %rd2, %r1, %r2;
+            mov.u32 %r3, %tid.x;
+            cvt.u64.u32 %rd3, %r3;
+            add.s64 %rd2, %rd2, %rd3;
+            shl.b64 %rd4, %rd2, 1;
+            add.s64 %rd4, %rd1, %rd4;
+            setp.ge.u32 %p1, %r3, 2;
+            @%p1 bra $END;
+            add.s32 %r4, %r3, -1;
+            st.global.u16 [%rd4+2], %r4;
+        $END:
+            ret;
+        }";
+
+    #[test]
+    fn every_thread_of_every_block_runs_to_its_end() {
+        let module = Module::parse(WHO).unwrap();
+        assert_eq!(module.names().collect::<Vec<_>>(), ["who"]);
+        assert_eq!(module.kernel("who").unwrap().params(), [8]);
+        let mut memory = Bytes(vec![7; 14]);
+        module.kernel("who").unwrap().run(2, 3, &[Bytes::BASE], &mut memory).unwrap();
+        assert_eq!(memory.0, [7, 7, 0xff, 0xff, 0, 0, 7, 7, 0xff, 0xff, 0, 0, 7, 7]);
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_a_fault_with_its_address() {
+        let kernel = Module::parse(WHO).unwrap().kernel("who").unwrap().clone();
+        assert_eq!(kernel.run(1, 2, &[Bytes::BASE], &mut Bytes(vec![0; 4])), Err(Fault { address: Bytes::BASE + 4 }));
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_with_its_line() {
+        let refused = |body: &str| Module::parse(&format!(".entry f(\n)\n{{\n{body};\n}}")).unwrap_err();
+        assert_eq!(refused("bar.sync 0"), "line 4: `bar.sync` is not known here");
+        assert_eq!(refused("add.s64 %rd1, %rd2"), "line 4: `add.s64` is not known here");
+        assert_eq!(refused("ld.param.u64 %rd1, [f_x]"), "line 4: there is no parameter f_x");
+        assert_eq!(refused("mov.u32 %r1, %laneid.y"), "line 4: `%laneid.y` is no register");
+        assert_eq!(refused("bra $OUT"), "there is no label $OUT");
+        assert_eq!(Module::parse(".global .u64 x = 1;").unwrap_err(), "line 1: `.global .u64 x = 1` is not known here");
+    }
+
+    #[test]
+    fn half_size_floats_round_to_nearest_even() {
+        let table = [
+            (0.0, 0x0000),
+            (-0.0, 0x8000),
+            (1.0, 0x3c00),
+            (-2.0, 0xc000),
+            (65504.0, 0x7bff),
+            (65519.996, 0x7bff),
+            (65520.0, 0x7c00),
+            (1e30, 0x7c00),
+            (f32::NEG_INFINITY, 0xfc00),
+            (1.0 + 0.000_488_281_25, 0x3c00),
+            (1.0 + 0.000_488_341_3, 0x3c01),
+            (1.0 + 3.0 * 0.000_488_281_25, 0x3c02),
+            (2.0_f32.powi(-14), 0x0400),
+            (2.0_f32.powi(-24), 0x0001),
+            (2.0_f32.powi(-25), 0x0000),
+            (1.5 * 2.0_f32.powi(-25), 0x0001),
+            (f32::NAN, 0x7fff),
+        ];
+        for (value, bits) in table {
+            assert_eq!(f32_to_f16(value), bits, "{value:e}");
+        }
+        for bits in (0..0x7c00).chain(0x8000..0xfc01) {
+            assert_eq!(f32_to_f16(f16_to_f32(bits)), bits, "{bits:#06x}");
+        }
+    }
+
+    /// Memory that begins at an address of its own.
+    struct Bytes(Vec<u8>);
+
+    impl Bytes {
+        const BASE: u64 = 0x10_0000;
+
+        fn range(&self, address: u64, len: usize) -> Option<std::ops::Range<usize>> {
+            let start = usize::try_from(address.checked_sub(Self::BASE)?).ok()?;
+            (start + len <= self.0.len()).then_some(start..start + len)
+        }
+    }
+
+    impl Memory for Bytes {
+        fn load(&self, address: u64, to: &mut [u8]) -> bool {
+            let Some(range) = self.range(address, to.len()) else { return false };
+            to.copy_from_slice(&self.0[range]);
+            true
+        }
+
+        fn store(&mut self, address: u64, from: &[u8]) -> bool {
+            let Some(range) = self.range(address, from.len()) else { return false };
+            self.0[range].copy_from_slice(from);
+            true
+        }
+    }
+}
