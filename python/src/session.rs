@@ -21,7 +21,7 @@ use crate::batch::Batch;
 use crate::errors;
 use crate::fork::OwnProcess;
 use crate::handle::Handle;
-use crate::lent::{length, region};
+use crate::lent::{Lender, length};
 use crate::owners::Owners;
 use crate::settings::config;
 use crate::wait::{SLICE, duration, wait_interruptibly};
@@ -126,8 +126,9 @@ impl Session {
     }
 
     /// Submits a reduction. `source` and `destination` are addresses of as many bytes as the shape says, kept valid by `owner`. With
-    /// `waits` the caller is about to wait for it, and does meanwhile what it can do itself.
-    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner, waits = false))]
+    /// `waits` the caller is about to wait for it, and does meanwhile what it can do itself. The memory is that of `device`, or the host's;
+    /// `streams` are those whose work so far comes before source and destination are touched.
+    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner, waits = false, device = None, streams = (None, None)))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per tensor")]
     fn submit(
         &self,
@@ -144,24 +145,28 @@ impl Session {
         timeout: Option<f64>,
         owner: Py<PyAny>,
         waits: bool,
+        device: Option<u16>,
+        streams: (Option<u64>, Option<u64>),
     ) -> PyResult<Handle> {
         self.owners.release(py);
-        let submission = reduction(op, root).and_then(|op| {
+        let submission = || {
+            let op = reduction(op, root)?;
             let tensor = TensorSpec { name, dtype: dtype.parse()?, shape };
             let bytes = length(&tensor)?;
-            let (source, destination) = (region(source, bytes), region(destination, bytes));
+            let mut lender = Lender::new(&*self.devices, device);
+            let (from, to) = streams;
+            let (source, destination) = (lender.lend(source, bytes, from)?, lender.lend(destination, bytes, to)?);
             let (priority, timeout) = (Priority(priority), timeout.map(duration));
             Ok(Submission { tensor, source, destination, op, weight, priority, timeout })
-        });
-        let submission = submission.map_err(|error| errors::raise(py, &error))?;
-        let inner = match &*self.place {
-            Place::Joined(engine) => self.hand_in(py, owner, |ended| match waits {
-                // No longer than a slice of any wait, so that Ctrl-C is seen.
-                true => engine.begin_to_reduce(submission, SLICE, ended),
-                false => engine.push_pull(submission, ended),
-            }),
-            Place::Alone { handles, closed, .. } => alone(handles, closed, [submission]),
         };
+        let inner = self.hand_in(py, owner, |ended| match &*self.place {
+            Place::Joined(engine) => match waits {
+                // No longer than a slice of any wait, so that Ctrl-C is seen.
+                true => engine.begin_to_reduce(submission()?, SLICE, ended),
+                false => engine.push_pull(submission()?, ended),
+            },
+            Place::Alone(alone) => alone.reduce([submission()?], &self.devices, ended),
+        });
         let inner = inner.map_err(|error| errors::raise(py, &error))?;
         Ok(Handle { inner, owners: Arc::clone(&self.owners) })
     }
