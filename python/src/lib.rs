@@ -5,7 +5,9 @@
 
 use pyo3::prelude::*;
 
+mod alone;
 mod batch;
+mod devices;
 mod embedded;
 mod errors;
 mod fork;

@@ -154,7 +154,15 @@ fn start(
 ) -> Result<Engine> {
     let member = MemberConfig { requested: rank, workers, ..process::member(Role::Worker, config) };
     let coordinator = join.address.clone();
-    Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport, copies })
+    Engine::start(EngineOptions {
+        config: config.clone(),
+        member,
+        coordinator,
+        credentials,
+        transport,
+        copies,
+        device: None,
+    })
 }
 
 /// A tensor of a test, reduced in place. It must outlive its handles.
@@ -207,8 +215,8 @@ impl<T: Element> Tensor<T> {
         let address = self.data.as_mut_ptr().cast();
         Submission {
             tensor: self.spec.clone(),
-            source: region(address, bytes),
-            destination: region(address, bytes),
+            source: region(address, bytes).into(),
+            destination: region(address, bytes).into(),
             op,
             weight: 1.0,
             priority: Priority::default(),

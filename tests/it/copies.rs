@@ -71,6 +71,7 @@ fn a_body_that_is_staged_shows_in_the_metrics() {
         credentials,
         transport: Arc::new(Staging { inner, copies: copies.clone(), staged: Arc::clone(&staged) }),
         copies,
+        device: None,
     })
     .unwrap();
     for round in 1..=2 {

@@ -161,7 +161,7 @@ fn live(join: &JoinString, credentials: &Arc<Credentials>) -> Result<Engine> {
     let member = process::member(Role::Worker, &config);
     let (coordinator, credentials) = (join.address.clone(), Arc::clone(credentials));
     let copies = Copies::default();
-    Engine::start(EngineOptions { config, member, coordinator, credentials, transport, copies })
+    Engine::start(EngineOptions { config, member, coordinator, credentials, transport, copies, device: None })
 }
 
 /// The sum cannot be had any more, because a body is added as it arrives.

@@ -184,5 +184,6 @@ fn join(coordinator: &str, credentials: &Arc<Credentials>) -> gradlane_core::Res
         credentials: Arc::clone(credentials),
         transport: Arc::new(transport),
         copies: Copies::default(),
+        device: None,
     })
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gradlane_core::cluster::MemberConfig;
 use gradlane_core::config::Config;
 use gradlane_core::engine::{Batch, BatchSubmission, Engine, EngineOptions, Handle, Member, Submission, process};
-use gradlane_core::mem::Copies;
+use gradlane_core::mem::{Copies, Region};
 use gradlane_core::transport::Transport;
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads::Roads;
@@ -52,8 +52,9 @@ impl Worker {
         let Means { coordinator, credentials, transport, copies } = means;
         let member = MemberConfig { requested: Some(rank), workers: ranks, ..process::member(Role::Worker, &config) };
         let shutdown = config.shutdown_timeout;
-        let engine = Engine::start(EngineOptions { config, member, coordinator, credentials, transport, copies })
-            .map_err(|error| error.to_string())?;
+        let engine =
+            Engine::start(EngineOptions { config, member, coordinator, credentials, transport, copies, device: None })
+                .map_err(|error| error.to_string())?;
         let case = Case::single("meeting", 4, DType::F32, Op::Sum, 1);
         let meeting = (case.clone(), Buffers::new(&case, rank, ranks));
         Ok(Self { engine, backlog: None, under_way: Vec::new(), batch: None, rank, ranks, meeting, shutdown })
@@ -107,9 +108,9 @@ impl Exchanger for Worker {
 
     fn exchange(&mut self, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String> {
         let Some(batch) = &self.batch else { return push_pull(&self.engine, case, set, in_place) };
-        let member = |((source, destination), tensor): ((_, _), &Tensor)| Member {
-            source,
-            destination,
+        let member = |((source, destination), tensor): ((Region, Region), &Tensor)| Member {
+            source: source.into(),
+            destination: destination.into(),
             priority: Priority(tensor.priority),
         };
         let members = set.regions(in_place).into_iter().zip(&case.tensors).map(member).collect();
@@ -156,8 +157,8 @@ fn submissions(case: &Case, set: &mut Set, in_place: bool) -> impl Iterator<Item
     let tensors = specs(case).into_iter().zip(set.regions(in_place)).zip(&case.tensors);
     tensors.map(move |((tensor, (source, destination)), settings)| Submission {
         tensor,
-        source,
-        destination,
+        source: source.into(),
+        destination: destination.into(),
         op,
         weight: 1.0,
         priority: Priority(settings.priority),

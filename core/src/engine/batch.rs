@@ -8,14 +8,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::Handle;
 use super::handle::Canceller;
 use super::metrics::Metrics;
 use super::shared::Ticket;
 use super::submit::{HERE_BYTES_MAX, accept, check, check_root};
 use super::worker::Engine;
+use super::{Handle, Memory};
 use crate::error::{Error, Result};
-use crate::mem::Region;
 use crate::pipeline::registry::Lookup;
 use crate::types::{Done, Op, Priority, TensorKey, TensorSpec};
 
@@ -45,9 +44,9 @@ pub struct BatchSubmission<'batch> {
 #[derive(Debug)]
 pub struct Member {
     /// This worker's contribution; as long as the tensor.
-    pub source: Region,
-    /// Where the result goes; as long as the tensor. May be the same memory.
-    pub destination: Region,
+    pub source: Memory,
+    /// Where the result goes; as long as the tensor, and on the same device. May be the same memory.
+    pub destination: Memory,
     /// How urgent.
     pub priority: Priority,
 }
@@ -132,7 +131,7 @@ impl Engine {
             });
         }
         for (tensor, member) in batch.tensors.iter().zip(&members) {
-            check(tensor, &member.source, &member.destination, op, weight)?;
+            check(tensor, &member.source, &member.destination, op, weight, self.device())?;
         }
         check_root(op, || self.size())?;
         let bytes = members.iter().map(|member| member.source.len() as u64).sum();
@@ -205,7 +204,7 @@ impl Engine {
 }
 
 /// A batch under way.
-struct Open(Mutex<Left>);
+pub(super) struct Open(Mutex<Left>);
 
 struct Left {
     /// Members that have not ended.
@@ -217,12 +216,12 @@ struct Left {
 }
 
 impl Open {
-    fn new(members: usize, done: Done<()>) -> Self {
+    pub(super) fn new(members: usize, done: Done<()>) -> Self {
         Self(Mutex::new(Left { members, failed: None, done: Some(done) }))
     }
 
     /// What a member reports to.
-    fn member(open: &Arc<Self>) -> Done<()> {
+    pub(super) fn member(open: &Arc<Self>) -> Done<()> {
         let open = Arc::clone(open);
         Done::new(move |outcome| open.ended(outcome))
     }

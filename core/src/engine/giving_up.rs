@@ -1,6 +1,7 @@
 //! What the servers are told of rounds to which this worker will not contribute, so that the others need not wait for it.
 
-use super::shared::{Effect, Hold, Payload, State};
+use super::payload::{Cargo, Payload};
+use super::shared::{Effect, State, names};
 use crate::error::Error;
 use crate::mem::borrow::Letter;
 use crate::pipeline::registry::ReadyPart;
@@ -10,11 +11,40 @@ use crate::wire::reject;
 
 impl State {
     /// A part of which one submission ended before the others came: they cannot be summed without it.
-    pub(super) fn give_up_part(&mut self, now: Time, part: &ReadyPart) {
+    pub(super) fn give_up_incomplete(&mut self, now: Time, part: &ReadyPart) {
         let error = Error::FailedPrecondition {
             what: format!("{}: a tensor that shares part {} was given up before", part.round, part.layout.part),
             hint: "declare tensors without fusion to give them up one by one".to_owned(),
         };
+        self.give_up_part(now, part, &error);
+    }
+
+    /// A part whose pieces at these two positions lie in memory of different devices, or one of them in the host's: it is one message.
+    pub(super) fn give_up_scattered(&mut self, now: Time, part: &ReadyPart, (one, other): (usize, usize)) {
+        let names = names(&self.registry, part);
+        let place = |position: usize| {
+            let ticket = &self.tickets[&part.tickets[position]];
+            ticket
+                .source
+                .device()
+                .map_or_else(|| "host memory".to_owned(), |ordinal| format!("memory of device {ordinal}"))
+        };
+        let error = Error::InvalidArgument {
+            what: format!(
+                "tensors {} and {} share part {}, but on {} one lies in {} and the other in {}",
+                names[one],
+                names[other],
+                part.layout.part,
+                self.rank,
+                place(one),
+                place(other)
+            ),
+            hint: "declare what lies on different devices in separate calls".to_owned(),
+        };
+        self.give_up_part(now, part, &error);
+    }
+
+    fn give_up_part(&mut self, now: Time, part: &ReadyPart, error: &Error) {
         let groups: Vec<GroupId> =
             part.tickets.iter().filter_map(|ticket| self.tickets.get(ticket).and_then(|other| other.group)).collect();
         let (layout, priority, groups_of_none) = (&part.layout, self.most_urgent, Vec::new());
@@ -28,7 +58,7 @@ impl State {
             groups: groups_of_none,
         };
         if let Some(task) = self.scheduler.give_up_round(now, spec) {
-            self.payloads.insert(task, Payload::telling(part.clone(), priority, &error));
+            self.payloads.insert(task, Payload::telling(part.clone(), priority, error));
         }
         for group in groups {
             self.scheduler.fail_group(now, group, error.clone());
@@ -66,7 +96,6 @@ impl Payload {
     /// That of a task which tells a server why a round is given up.
     fn telling(part: ReadyPart, priority: Priority, error: &Error) -> Self {
         let letter = Some(Letter::new(reject::to_body(error)));
-        let (source, destination) = (Vec::new(), Vec::new());
-        Self { part, source, destination, hold: Hold::Nobody, priority, abandoned: false, letter }
+        Self { letter, ..Self::new(part, Cargo::nothing(), priority) }
     }
 }

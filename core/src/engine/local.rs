@@ -1,32 +1,65 @@
 //! A job of one worker: every reduction of one contribution is that contribution.
 
-use crate::error::{Error, Result};
-use crate::mem::Region;
-use crate::types::{DType, Op};
+use std::sync::Arc;
 
-/// Reduces `source` into `destination` without a server. Both have the same length; they may be the same memory.
+use super::batch::Open;
+use super::submit::check;
+use super::{Handle, Memory, Submission};
+use crate::device::{Device, Transfer};
+use crate::error::{Error, Result};
+use crate::types::{Done, Op};
+
+/// Reduces tensors without a server and without an engine, all or none. The handle has the number `id` and resolves when all of them are
+/// done: host memory when this returns, memory of a device when it has copied. `then` runs when the handle resolves, as that of
+/// [`Engine::push_pull`](super::Engine::push_pull).
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for a reduction without meaning: a weighted mean whose only weight is zero, a root that does not exist.
-pub fn reduce_alone(op: Op, dtype: DType, weight: f64, source: &Region, destination: &mut Region) -> Result<()> {
-    op.check(dtype)?;
-    match op {
-        Op::Sum | Op::Mean | Op::Min | Op::Max => {}
-        Op::WeightedMean if weight > 0.0 => {}
-        Op::WeightedMean => {
-            return Err(Error::InvalidArgument {
-                what: format!("a weighted mean whose weights sum to {weight}"),
-                hint: "at least one worker needs a weight above zero".to_owned(),
-            });
-        }
-        Op::Broadcast { root } if root.0 == 0 => {}
-        Op::Broadcast { root } => {
-            return Err(Error::InvalidArgument {
-                what: format!("a broadcast from {root} in a job of one worker"),
-                hint: "the only root is rank 0".to_owned(),
-            });
-        }
+/// [`Error::InvalidArgument`] for what [`Engine::push_pull`](super::Engine::push_pull) refuses, and for a reduction without meaning here:
+/// a weighted mean whose only weight is zero, a root that does not exist.
+pub fn reduce_alone(
+    id: u64,
+    submissions: Vec<Submission>,
+    device: Option<&Arc<dyn Device>>,
+    then: impl FnOnce(u64) + Send + 'static,
+) -> Result<Handle> {
+    for Submission { tensor, source, destination, op, weight, .. } in &submissions {
+        check(tensor, source, destination, *op, *weight, device)?;
+        check_alone(*op, *weight)?;
     }
-    destination.copy_from(source);
-    Ok(())
+    let (handle, done) = Handle::new(id, None, then);
+    let open = Arc::new(Open::new(submissions.len(), done));
+    for Submission { source, destination, .. } in submissions {
+        copy(source, destination, device, Open::member(&open));
+    }
+    Ok(handle)
+}
+
+fn copy(source: Memory, destination: Memory, device: Option<&Arc<dyn Device>>, done: Done<()>) {
+    match (source, destination, device) {
+        (Memory::Device { region: from, .. }, Memory::Device { region: to, .. }, _) if from == to => done.ok(()),
+        (Memory::Device { region: from, after }, Memory::Device { region: to, after: and }, Some(device)) => {
+            device.copy(Transfer::Within { from, to }, &[after, and], done);
+        }
+        (Memory::Host(source), Memory::Host(mut destination), _) => {
+            destination.copy_from(&source);
+            done.ok(());
+        }
+        (Memory::Host(_) | Memory::Device { .. }, _, _) => unreachable!("both are of one kind, as was checked"),
+    }
+}
+
+fn check_alone(op: Op, weight: f64) -> Result<()> {
+    match op {
+        Op::Sum | Op::Mean | Op::Min | Op::Max => Ok(()),
+        Op::WeightedMean if weight > 0.0 => Ok(()),
+        Op::WeightedMean => Err(Error::InvalidArgument {
+            what: format!("a weighted mean whose weights sum to {weight}"),
+            hint: "at least one worker needs a weight above zero".to_owned(),
+        }),
+        Op::Broadcast { root } if root.0 == 0 => Ok(()),
+        Op::Broadcast { root } => Err(Error::InvalidArgument {
+            what: format!("a broadcast from {root} in a job of one worker"),
+            hint: "the only root is rank 0".to_owned(),
+        }),
+    }
 }

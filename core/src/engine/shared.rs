@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use super::executors::executor;
 use super::links::Links;
+use super::payload::{Cargo, Hold, Payload};
 use super::stage_loop::Bell;
-use super::trace::{Subject, TaskTrace, Timeline};
-use super::{Clock, Metrics, Timer};
+use super::trace::{TaskTrace, Timeline};
+use super::{Clock, Memory, Metrics, Timer};
 use crate::collective::Collective;
 use crate::config::Checksum;
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::mem::Region;
-use crate::mem::borrow::Letter;
 use crate::pipeline::Stage;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::sched::order::Slot;
@@ -27,6 +27,7 @@ use crate::wire::frame::Progress;
 pub(super) struct Shared {
     pub(super) clock: Clock,
     pub(super) transport: Arc<dyn Transport>,
+    pub(super) device: Option<Arc<dyn Device>>,
     pub(super) metrics: Metrics,
     pub(super) settings: Settings,
     /// One bell a stage.
@@ -102,8 +103,8 @@ pub(super) struct State {
 pub(super) struct Ticket {
     pub(super) key: TensorKey,
     pub(super) bytes: u64,
-    pub(super) source: Region,
-    pub(super) destination: Region,
+    pub(super) source: Memory,
+    pub(super) destination: Memory,
     pub(super) op: Op,
     pub(super) weight: f64,
     pub(super) priority: Priority,
@@ -122,28 +123,6 @@ pub(super) struct Parked {
     pub(super) weight: f64,
 }
 
-/// What a task moves.
-pub(super) struct Payload {
-    pub(super) part: ReadyPart,
-    pub(super) source: Vec<Region>,
-    pub(super) destination: Vec<Region>,
-    pub(super) hold: Hold,
-    pub(super) priority: Priority,
-    /// The stage that it is in shall end early.
-    pub(super) abandoned: bool,
-    /// Why this worker gives the round up, for the server: all that a task carries which tells it. It lives as long as the task, hence
-    /// longer than its exchanges.
-    pub(super) letter: Option<Letter>,
-}
-
-/// Who may use the memory of a task now, and is asked to let go of it when nobody wants it any more.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Hold {
-    Nobody,
-    Transport(ExchangeId),
-    Collective(Slot),
-}
-
 pub(super) enum Effect {
     Ring(Stage),
     Abandon(ExchangeId),
@@ -156,6 +135,7 @@ pub(super) enum Effect {
 impl Shared {
     pub(super) fn new(
         transport: Arc<dyn Transport>,
+        device: Option<Arc<dyn Device>>,
         metrics: Metrics,
         clock: Clock,
         settings: Settings,
@@ -187,6 +167,7 @@ impl Shared {
         Self {
             clock,
             transport,
+            device,
             metrics,
             settings,
             bells: Stage::ALL.into_iter().map(|stage| (stage, Bell::default())).collect(),
@@ -380,20 +361,22 @@ impl State {
 
     fn enqueue(&mut self, now: Time, part: ReadyPart) {
         let mut groups = Vec::with_capacity(part.tickets.len());
-        let mut source = Vec::with_capacity(part.tickets.len());
-        let mut destination = Vec::with_capacity(part.tickets.len());
+        let mut pieces = Vec::with_capacity(part.tickets.len());
         let mut priority = Priority(i32::MIN);
         for (piece, ticket) in part.layout.pieces.iter().zip(&part.tickets) {
             // A piece whose submission was given up before the part was complete still has its memory lent: a ticket stays until its
             // group resolves, and a group resolves only when its shares are done.
             let Some(submission) = self.tickets.get(ticket) else {
-                return self.give_up_part(now, &part);
+                return self.give_up_incomplete(now, &part);
             };
             groups.push(submission.group.expect("its submission opened a group"));
-            source.push(submission.source.part(piece.span));
-            destination.push(submission.destination.part(piece.span));
+            pieces.push((submission.source.part(piece.span), submission.destination.part(piece.span)));
             priority = priority.max(submission.priority);
         }
+        let cargo = match Cargo::load(pieces) {
+            Ok(cargo) => cargo,
+            Err(apart) => return self.give_up_scattered(now, &part, apart),
+        };
         let task = self.scheduler.submit(
             now,
             TaskSpec {
@@ -407,8 +390,7 @@ impl State {
             },
         );
         self.most_urgent = self.most_urgent.max(priority);
-        let payload =
-            Payload { part, source, destination, hold: Hold::Nobody, priority, abandoned: false, letter: None };
+        let payload = Payload::new(part, cargo, priority);
         if let Some(trace) = &mut self.trace {
             trace.submitted(now, task, payload.subject(), || names(&self.registry, &payload.part));
         }
@@ -475,7 +457,7 @@ impl State {
                 self.begin(now, ticket);
             } else if let Ok(given_up) = self.registry.submit(key, op, weight, ticket) {
                 for part in given_up.ready {
-                    self.give_up_part(now, &part);
+                    self.give_up_incomplete(now, &part);
                 }
             }
         }
@@ -577,19 +559,6 @@ impl State {
                     self.resolve(ticket, outcome);
                 }
             }
-        }
-    }
-}
-
-impl Payload {
-    fn subject(&self) -> Subject {
-        let layout = &self.part.layout;
-        Subject {
-            part: layout.part,
-            round: self.part.round,
-            bytes: layout.bytes(),
-            priority: self.priority,
-            server: layout.server,
         }
     }
 }

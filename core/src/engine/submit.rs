@@ -1,8 +1,11 @@
 //! What submissions of one tensor and of many have in common: what can be refused without asking anybody, and how the machines take one in.
 
+use std::sync::Arc;
+
+use super::Memory;
 use super::shared::{Parked, State, Ticket};
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::mem::Region;
 use crate::pipeline::registry::Lookup;
 use crate::types::{Op, TensorSpec, Time};
 
@@ -10,7 +13,14 @@ use crate::types::{Op, TensorSpec, Time};
 pub(super) const HERE_BYTES_MAX: u64 = 64 << 10;
 
 /// What can be known of a submission without asking anybody.
-pub(super) fn check(tensor: &TensorSpec, source: &Region, destination: &Region, op: Op, weight: f64) -> Result<()> {
+pub(super) fn check(
+    tensor: &TensorSpec,
+    source: &Memory,
+    destination: &Memory,
+    op: Op,
+    weight: f64,
+    device: Option<&Arc<dyn Device>>,
+) -> Result<()> {
     op.check(tensor.dtype)?;
     let invalid = |what: String, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
     if tensor.bytes() != Some(source.len() as u64) || source.len() != destination.len() {
@@ -25,6 +35,24 @@ pub(super) fn check(tensor: &TensorSpec, source: &Region, destination: &Region, 
             ),
             "both buffers must be as long as the shape says",
         );
+    }
+    match (source.device(), destination.device(), device) {
+        (None, None, _) => {}
+        (_, _, None) => {
+            return invalid(
+                format!("tensor {}: memory of a device, of which this process was given none", tensor.name),
+                "copy the tensor to host memory, or start with support for the device",
+            );
+        }
+        (from, to, Some(device)) if from != to => {
+            let name =
+                |ordinal: Option<_>| ordinal.map_or_else(|| "the host".to_owned(), |ordinal| device.name(ordinal));
+            return invalid(
+                format!("tensor {}: from memory of {} to memory of {}", tensor.name, name(from), name(to)),
+                "source and result must lie on one device",
+            );
+        }
+        (_, _, Some(_)) => {}
     }
     if !weight.is_finite() || weight < 0.0 {
         return invalid(format!("weight {weight}"), "a weight is zero or a positive number");

@@ -11,12 +11,15 @@ use super::handle::{Canceller, Help};
 use super::room::Room;
 use super::shared::{Settings, Shared, Ticket};
 use super::submit::{HERE_BYTES_MAX, accept, check, check_root};
-use super::{Clock, Handle, Membership, MembershipOptions, Metrics, Timeline, Timer, stage_loop, status, together};
+use super::{
+    Clock, Handle, Membership, MembershipOptions, Memory, Metrics, Timeline, Timer, stage_loop, status, together,
+};
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
-use crate::mem::{Copies, Region};
+use crate::mem::Copies;
 use crate::pipeline::registry::{Lookup, Registry};
 use crate::pipeline::{Pipeline, Stage};
 use crate::sched::{Scheduler, SchedulerConfig};
@@ -39,6 +42,8 @@ pub struct EngineOptions {
     pub transport: Arc<dyn Transport>,
     /// Counts what the transport copies.
     pub copies: Copies,
+    /// Reaches the devices in whose memory tensors may lie. The engine shuts it down with itself.
+    pub device: Option<Arc<dyn Device>>,
 }
 
 /// One reduction to do.
@@ -47,9 +52,9 @@ pub struct Submission {
     /// Name, element type and shape; equal on all workers.
     pub tensor: TensorSpec,
     /// This worker's contribution; as long as the tensor.
-    pub source: Region,
-    /// Where the result goes; as long as the tensor. May be the same memory.
-    pub destination: Region,
+    pub source: Memory,
+    /// Where the result goes; as long as the tensor, and on the same device. May be the same memory.
+    pub destination: Memory,
     /// How the contributions become one.
     pub op: Op,
     /// This worker's weight in a weighted mean; 1 elsewhere.
@@ -116,7 +121,14 @@ impl Engine {
             dial_patience: Duration::from_secs(3),
             stall_warn: config.stall_warn,
         };
-        let shared = Arc::new(Shared::new(options.transport, Metrics::new(options.copies), clock, settings, scheduler));
+        let shared = Arc::new(Shared::new(
+            options.transport,
+            options.device,
+            Metrics::new(options.copies),
+            clock,
+            settings,
+            scheduler,
+        ));
         let timed = Arc::downgrade(&shared);
         let timer = Timer::start("gl-timer", clock, move |_| {
             // The next deadline is armed by `with` itself.
@@ -213,6 +225,11 @@ impl Engine {
         &self.shared.metrics
     }
 
+    /// What reaches the devices of this process, if it was given any: whoever submits memory of one marks its stream there.
+    pub fn device(&self) -> Option<&Arc<dyn Device>> {
+        self.shared.device.as_ref()
+    }
+
     /// The parts of every declared tensor, one a line, for people.
     pub fn layout(&self) -> String {
         self.shared.with(|state, _| state.registry.describe())
@@ -287,7 +304,7 @@ impl Engine {
         then: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
         let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
-        check(&tensor, &source, &destination, op, weight)?;
+        check(&tensor, &source, &destination, op, weight, self.device())?;
         check_root(op, || self.size())?;
         let bytes = source.len() as u64;
         self.room.enter(bytes, timeout)?;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
+use super::pool::Lease;
 use crate::types::Span;
 use crate::wire;
 
@@ -122,6 +123,27 @@ impl Letter {
     /// Where they lie, which must not be looked at after the letter is gone.
     pub(crate) fn region(&self) -> Region {
         Region { ptr: NonNull::from(&*self.0).cast(), len: self.0.len() }
+    }
+}
+
+/// Memory of the engine's own, in which bytes of the caller's are staged: lent and landed in as the caller's memory is.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    region: Region,
+    /// Where the region lies; nobody else reaches it.
+    _lease: Lease,
+}
+
+impl Staging {
+    /// Stages in `lease`, as long as this value lives.
+    pub(crate) fn new(mut lease: Lease) -> Self {
+        let bytes: &mut [u8] = &mut lease;
+        Self { region: Region { ptr: NonNull::from(&mut *bytes).cast(), len: bytes.len() }, _lease: lease }
+    }
+
+    /// Where the bytes lie, which must not be looked at after this value is gone.
+    pub(crate) fn region(&self) -> Region {
+        self.region.again()
     }
 }
 

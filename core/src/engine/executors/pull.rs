@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::super::Metrics;
-use super::super::shared::{Hold, Shared};
+use super::super::payload::Hold;
+use super::super::shared::Shared;
 use crate::error::Error;
-use crate::mem::Region;
 use crate::sched::{Outcome, Task};
 use crate::transport::{Answer, Torn};
 use crate::wire::header::HEADER_BYTES;
@@ -14,7 +14,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
     let (exchange, into) = shared.with(|state, _| {
         let payload = &state.payloads[&task.id];
         let Hold::Transport(exchange) = payload.hold else { unreachable!("a task is pulled after it was pushed") };
-        (exchange, payload.destination.iter().map(Region::again).collect::<Vec<_>>())
+        (exchange, payload.cargo.landing())
     });
     let reporter = Arc::clone(shared);
     let pulled = Box::new(move |answer: Result<Answer, Torn>| {

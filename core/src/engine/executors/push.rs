@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::Metrics;
-use super::super::shared::{Hold, Shared};
+use super::super::payload::Hold;
+use super::super::shared::Shared;
 use crate::config::Checksum;
 use crate::error::Error;
+use crate::mem::borrow;
 use crate::mem::borrow::Letter;
-use crate::mem::{Region, borrow};
 use crate::sched::{Attempt, Outcome, Task};
 use crate::transport::{Push, Road};
 use crate::types::{Done, ExchangeId, LinkId};
@@ -84,7 +85,7 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
         let body = match told {
             Some(letter) => vec![letter],
             None if flags.contains(Flags::NO_BODY) => Vec::new(),
-            None => payload.source.iter().map(Region::again).collect(),
+            None => payload.cargo.contribution(),
         };
         header.urgency = state.urgency(priority);
         Some((link, exchange, Push { header, body }))

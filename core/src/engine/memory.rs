@@ -1,0 +1,56 @@
+//! Where a tensor lies, as whoever submits it says.
+
+use crate::cuda::Mark;
+use crate::mem::{DeviceRegion, Ordinal, Region};
+use crate::types::Span;
+
+/// The memory of a tensor, lent until its operation has ended.
+#[derive(Debug)]
+pub enum Memory {
+    /// Memory of this process.
+    Host(Region),
+    /// Memory of a device that the engine was given.
+    Device {
+        /// Which.
+        region: DeviceRegion,
+        /// What the caller's streams do with it before: it is neither read nor written before this is reached.
+        after: Mark,
+    },
+}
+
+impl From<Region> for Memory {
+    fn from(region: Region) -> Self {
+        Self::Host(region)
+    }
+}
+
+impl Memory {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Host(region) => region.len(),
+            Self::Device { region, .. } => region.len(),
+        }
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The device whose memory it is; `None` for the host's.
+    pub fn device(&self) -> Option<Ordinal> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device { region, .. } => Some(region.device()),
+        }
+    }
+
+    /// The bytes of `span`.
+    pub(super) fn part(&self, span: Span) -> Self {
+        match self {
+            Self::Host(region) => Self::Host(region.part(span)),
+            Self::Device { region, after } => Self::Device { region: region.part(span), after: after.clone() },
+        }
+    }
+}
