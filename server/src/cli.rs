@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use gradlane_core::config::{Config, Origin, ProcessRole};
-use gradlane_core::{Error, Result};
+use gradlane_core::{Error, Result, cuda};
 use tracing_subscriber::EnvFilter;
 
 use crate::launch::{self, Launch};
@@ -175,7 +175,10 @@ impl Command {
             }
             Self::Bench { words } => bench::run(&words),
             Self::Doctor(Doctor { settings, json }) => {
-                let findings = doctor::examine(Path::new("/"), &expectations(&settings, program)?);
+                // A server's settings, because a worker's place is of no interest here.
+                let config = settings.load(Some(ProcessRole::Server))?;
+                let mut findings = doctor::examine(Path::new("/"), &expectations(&config, program));
+                findings.extend(doctor::devices(cuda::describe(&config)));
                 say(&if json { doctor::json(&findings) } else { doctor::text(&findings) })
             }
         }
@@ -277,16 +280,14 @@ fn start_log(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn expectations(settings: &Settings, program: &[OsString]) -> Result<doctor::Expectations> {
-    // A server's settings, because a worker's place is of no interest here.
-    let config = settings.load(Some(ProcessRole::Server))?;
+fn expectations(config: &Config, program: &[OsString]) -> doctor::Expectations {
     // `<prefix>/bin/python`, or this program in the same place.
     let prefix = program.first().and_then(|program| Path::new(program).parent()?.parent()).map(Path::to_owned);
-    Ok(doctor::Expectations {
+    doctor::Expectations {
         socket_buffer_bytes: config.socket_buffer_bytes,
-        state_dir: rendezvous::state_dir(&config).map_or_else(|_| PathBuf::from("~/.gradlane"), Path::to_owned),
+        state_dir: rendezvous::state_dir(config).map_or_else(|_| PathBuf::from("~/.gradlane"), Path::to_owned),
         python_prefixes: prefix.into_iter().collect(),
-    })
+    }
 }
 
 /// Prints a result. A reader that went away, such as `head`, is no failure.

@@ -1,10 +1,13 @@
 //! `gradlane doctor`: what this machine has for the job, and what to change.
 //!
 //! [`machine`] reads, [`diagnosis`] judges, this file shows. Reading starts at a root directory, so that tests can lay out a machine as
-//! files; nothing is loaded, started or changed.
+//! files; nothing is loaded, started or changed. Only [`devices`] shows what was loaded: whether CUDA's driver can be used is known
+//! when it has been asked.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+
+use gradlane_core::cuda;
 
 mod diagnosis;
 mod machine;
@@ -60,6 +63,16 @@ pub fn examine(root: &Path, expectations: &Expectations) -> Vec<Finding> {
     diagnosis::findings(&machine::Machine::read(root, expectations), expectations)
 }
 
+/// What this program itself finds of devices, which its own libraries tell and no file: something to use, or a fact.
+pub fn devices(lines: Vec<cuda::Line>) -> impl Iterator<Item = Finding> {
+    lines.into_iter().map(|cuda::Line { usable, subject, found, advice }| Finding {
+        level: if usable { Level::Ok } else { Level::Info },
+        subject,
+        found,
+        advice,
+    })
+}
+
 /// The report for people, one finding a line and its advice below it.
 pub fn text(findings: &[Finding]) -> String {
     let width = findings.iter().map(|finding| finding.subject.len()).max().unwrap_or(0);
@@ -100,6 +113,18 @@ mod tests {
     fn programs_read_the_same_as_json() {
         let read: serde_json::Value = serde_json::from_str(&json(&[finding(Level::Warn, "a", "b", "c")])).unwrap();
         assert_eq!(read, serde_json::json!([{"level": "warn", "subject": "a", "found": "b", "advice": "c"}]));
+    }
+
+    #[test]
+    fn a_device_that_can_be_used_is_good_and_one_that_cannot_is_a_fact() {
+        let line = |usable, subject: &str| cuda::Line {
+            usable,
+            subject: subject.to_owned(),
+            found: "f".to_owned(),
+            advice: "a".to_owned(),
+        };
+        let findings: Vec<_> = devices(vec![line(true, "cuda"), line(false, "cuda:0")]).collect();
+        assert_eq!(findings, [finding(Level::Ok, "cuda", "f", "a"), finding(Level::Info, "cuda:0", "f", "a")]);
     }
 
     #[test]

@@ -20,9 +20,15 @@ const GROUND: [&str; 2] = ["cuda", "local"];
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 12] = [
+const UNSAFE: [&str; 18] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/road.rs",
+    "core/src/cuda/api.rs",
+    "core/src/cuda/context.rs",
+    "core/src/cuda/driver.rs",
+    "core/src/cuda/stream.rs",
+    "core/src/device/cuda/ground.rs",
+    "core/src/device/cuda/lane.rs",
     "core/src/local/ground.rs",
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",
@@ -197,6 +203,17 @@ fn unsafe_stands_only_where_it_is_agreed() {
     let agreed = UNSAFE.map(str::to_owned).into_iter().collect();
     report("unsafe elsewhere", found.difference(&agreed).cloned().collect());
     report("files agreed on without unsafe", agreed.difference(&found).cloned().collect());
+}
+
+#[test]
+fn the_cuda_driver_is_called_through_its_table_only() {
+    // `CU...` are types; of the functions only the one that gives the library out is cudarc's own.
+    let called = |source: &Source| {
+        let starts = source.code.match_indices("sys::cu").map(|(at, _)| &source.code[at..]);
+        let wrong = starts.filter(|text| !text.starts_with("sys::culib(")).map(|text| &text[..text.len().min(40)]);
+        wrong.map(|text| format!("{}: {text}", source.path)).collect::<Vec<_>>()
+    };
+    report("functions of the driver that panic where they are missing", everything().iter().flat_map(called).collect());
 }
 
 #[test]

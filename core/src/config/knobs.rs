@@ -191,6 +191,12 @@ knobs! {
         /// Memory of a server for sums, finished and growing: more than three times its share of the model; more if `deterministic`.
         server_bytes_max: Bytes = "64 GiB" in "1 MiB" to "64 TiB";
     }
+    "Devices" {
+        /// The CUDA driver's library, where it is not the one that the loader finds; tests name a fake one.
+        cuda_lib: Optional<Path> = "";
+        /// Memory of the host that a process may pin for copies from and to devices; beyond it copies go through ordinary memory, slower.
+        pinned_bytes_max: Bytes = "1 GiB" in "1 MiB" to "1 TiB";
+    }
     "Failures" {
         /// How long a process waits for the job to form.
         join_timeout: TimeSpan = "300 s" in "1 ms" to "24 h";

@@ -1,7 +1,42 @@
 //! The ground of everything that is done with CUDA: the driver, found at run time, and thin owners of what it hands out.
 //!
-//! The device that copies and the collective of a machine's devices both stand on it and do not see each other. Without the feature
-//! `cuda` nothing is left of it but the words that are said of any device.
+//! The device that copies and the collective of a machine's devices both stand on it and do not see each other. [`Driver::load`] looks for
+//! the driver, [`Context`] is a device, [`Stream`] and [`Event`] order work on it, and the [`Reaper`] tells when work is done; nothing else
+//! turns what happens on a device into an outcome. Functions are called through one table (`api`), and results are read in one list of
+//! words (`codes`). Nothing of it is in a static but the library that cudarc keeps open where no path names one.
+//!
+//! Without the feature `cuda` nothing is left of it but the words that are said of any device, and what [`describe()`] says then.
+
+#[cfg(feature = "cuda")]
+mod api;
+#[cfg(feature = "cuda")]
+mod codes;
+#[cfg(feature = "cuda")]
+mod context;
+mod describe;
+#[cfg(feature = "cuda")]
+mod driver;
+#[cfg(feature = "cuda")]
+mod reaper;
+#[cfg(feature = "cuda")]
+mod stream;
+
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+#[cfg(feature = "cuda")]
+pub(crate) use codes::INVALID_VALUE;
+#[cfg(feature = "cuda")]
+pub(crate) use context::Context;
+pub use describe::{Line, describe};
+#[cfg(feature = "cuda")]
+pub(crate) use driver::{Driver, name};
+#[cfg(feature = "cuda")]
+pub(crate) use reaper::Reaper;
+#[cfg(feature = "cuda")]
+pub use stream::Event;
+#[cfg(feature = "cuda")]
+pub(crate) use stream::Stream;
 
 /// A point in the work of a device's stream. What was submitted to that stream before has been done when it is reached.
 #[derive(Clone, Debug)]
@@ -9,4 +44,7 @@
 pub enum Mark {
     /// Nothing to wait for.
     Reached,
+    /// A point of a stream's work.
+    #[cfg(feature = "cuda")]
+    Event(Arc<Event>),
 }

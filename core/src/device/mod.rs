@@ -2,12 +2,18 @@
 //!
 //! A device copies what it is told in the order in which it is told; what goes first is decided by the queues of COPYD2H and COPYH2D.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 use std::fmt;
 
 use crate::cuda::Mark;
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Lease, Ordinal, Region};
 use crate::types::Done;
+
+#[cfg(feature = "cuda")]
+pub use self::cuda::CudaDevice;
 
 /// The devices of one kind that this process reaches.
 pub trait Device: Send + Sync + fmt::Debug {

@@ -80,8 +80,8 @@ unsafe impl Plot for Shared {
         self.start
     }
 
-    fn place(&self) -> Place {
-        self.place
+    fn place(&self) -> Option<Place> {
+        Some(self.place)
     }
 }
 

@@ -1,4 +1,5 @@
-//! Between processes of one user on one machine: memory that both see, sockets that carry it across, and a wait that costs nothing.
+//! Between processes of one user on one machine: memory that both see, sockets that carry it across, and a wait that costs nothing;
+//! and a thread with an end.
 //!
 //! What lies in the memory, who may write it when, and what the messages say is decided by whoever uses it. Nothing here has a name
 //! that outlives the processes, except the directory of a [`PrivateSocket`], which the next one of the same user clears away.
@@ -7,7 +8,9 @@ pub mod futex;
 pub mod ground;
 pub mod segment;
 pub mod socket;
+pub(crate) mod thread;
 
 pub use ground::SharedGround;
 pub use segment::{Segment, Shown};
 pub use socket::{Connection, PrivateSocket, Received};
+pub(crate) use thread::OwnThread;

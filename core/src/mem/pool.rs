@@ -30,8 +30,10 @@ pub trait Ground: Send + Sync {
 pub unsafe trait Plot: Send + Sync {
     /// Where it begins.
     fn start(&self) -> NonNull<u8>;
-    /// Where others find it.
-    fn place(&self) -> Place;
+    /// Where other processes find it, if they do.
+    fn place(&self) -> Option<Place> {
+        None
+    }
 }
 
 /// Where bytes lie in memory that other processes see.
@@ -215,7 +217,7 @@ impl Slab {
     }
 
     fn place(&self) -> Option<Place> {
-        self.plot.as_ref().map(|plot| plot.place())
+        self.plot.as_ref().and_then(|plot| plot.place())
     }
 
     fn len(&self) -> usize {

@@ -19,7 +19,6 @@ pub mod mem;
 pub mod quic;
 pub mod roads;
 pub mod shm;
-mod thread;
 
 #[cfg(test)]
 mod contract;

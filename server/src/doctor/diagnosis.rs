@@ -161,8 +161,8 @@ fn gpus(machine: &Machine) -> Vec<Finding> {
     }
     let mut findings = vec![finding(Level::Ok, "gpus", format!("{}: {}", machine.gpus.len(), machine.gpus.join(", ")))];
     findings.push(match &machine.libcuda {
-        Some(path) => finding(Level::Ok, "cuda driver", path.display().to_string()),
-        None => finding(Level::Warn, "cuda driver", "libcuda.so.1 not found")
+        Some(path) => finding(Level::Ok, "cuda library", path.display().to_string()),
+        None => finding(Level::Warn, "cuda library", "libcuda.so.1 not found")
             .advise("install NVIDIA's driver, or start the container with the NVIDIA runtime (`--gpus all`)"),
     });
     findings.push(match &machine.libnccl {

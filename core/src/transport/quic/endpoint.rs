@@ -10,7 +10,7 @@ use quinn::{Endpoint, Runtime, ServerConfig, TokioRuntime};
 use super::settings::Settings;
 use super::socket::BatchedSocket;
 use crate::error::{Error, Result};
-use crate::transport::thread::TransportThread;
+use crate::local::OwnThread;
 
 /// Starts a thread that runs `serve` with an endpoint on `socket`, until its future ends.
 ///
@@ -22,13 +22,13 @@ pub(super) fn start<F>(
     settings: &Settings,
     server: Option<ServerConfig>,
     serve: impl FnOnce(Endpoint) -> F + Send + 'static,
-) -> Result<TransportThread>
+) -> Result<OwnThread>
 where
     F: Future<Output = ()>,
 {
     let config = settings.endpoint();
     let (started, starting) = bounded(1);
-    let thread = TransportThread::start(name, move || {
+    let thread = OwnThread::start(name, move || {
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => return drop(started.send(Err(error))),

@@ -7,9 +7,9 @@ use super::client;
 use super::identity::Credentials;
 use super::settings::{Driver, Settings};
 use crate::error::{Error, Result};
+use crate::local::OwnThread;
 use crate::mem::Region;
 use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
-use crate::transport::thread::TransportThread;
 use crate::transport::{LinkLost, Peer, Pulled, Push, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 
@@ -17,7 +17,7 @@ use crate::types::{Done, ExchangeId, LinkId};
 pub struct QuicTransport {
     /// Hands a call to the thread, or refuses it if that has ended.
     calls: Box<dyn Fn(Call) + Send + Sync>,
-    thread: TransportThread,
+    thread: OwnThread,
 }
 
 /// What callers ask of the driver.
@@ -62,7 +62,7 @@ impl QuicTransport {
     }
 
     /// A transport driven by `thread`, which ends after [`Call::Shutdown`].
-    pub(super) fn driven(calls: impl Fn(Call) + Send + Sync + 'static, thread: TransportThread) -> Self {
+    pub(super) fn driven(calls: impl Fn(Call) + Send + Sync + 'static, thread: OwnThread) -> Self {
         Self { calls: Box::new(calls), thread }
     }
 

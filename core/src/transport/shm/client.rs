@@ -7,17 +7,17 @@ use super::books::{End, State};
 use super::hub::Hub;
 use super::poller::{help, run};
 use crate::error::{Error, Result};
+use crate::local::OwnThread;
 use crate::mem::{Copies, Region};
 use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
 use crate::transport::quic::Credentials;
-use crate::transport::thread::TransportThread;
 use crate::transport::{LinkLost, Peer, Pulled, Push, Road, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// Carries exchanges through memory that worker and server share. Dropping it closes it.
 pub struct ShmTransport {
     hub: Arc<Hub>,
-    thread: TransportThread,
+    thread: OwnThread,
 }
 
 impl ShmTransport {
@@ -29,7 +29,7 @@ impl ShmTransport {
         let hub = Arc::new(Hub::new(credentials, copies)?);
         let thread = {
             let hub = Arc::clone(&hub);
-            TransportThread::start("gradlane-shm", move || run(&*hub))?
+            OwnThread::start("gradlane-shm", move || run(&*hub))?
         };
         Ok(Self { hub, thread })
     }

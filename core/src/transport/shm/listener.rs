@@ -23,11 +23,11 @@ use super::link::{Link, Pumped, Sent};
 use super::outbound::Piece;
 use super::poller::{Happening, Poller, Side, run};
 use crate::error::{Error, Result};
+use crate::local::OwnThread;
 use crate::local::{PrivateSocket, SharedGround};
 use crate::mem::{Copies, Frozen};
 use crate::transport::exchange::broken_off;
 use crate::transport::quic::Credentials;
-use crate::transport::thread::TransportThread;
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
 use crate::types::{ExchangeId, LinkId};
 use crate::wire::{Flags, Header, HeaderKind, reject};
@@ -62,7 +62,7 @@ pub fn bind(
     });
     // Of the thread: a fork's child, which drops everything else, must not remove it.
     let serving = Serving { hall: Arc::clone(&hall), door };
-    let thread = Arc::new(TransportThread::start("gradlane-shm", move || run(&serving))?);
+    let thread = Arc::new(OwnThread::start("gradlane-shm", move || run(&serving))?);
     let (outbox, stopping) = (Arc::new(Outbox { hall, thread: Arc::clone(&thread) }), thread);
     let stopped = Arc::clone(&outbox);
     Ok(Listener {
@@ -78,7 +78,7 @@ pub fn bind(
 /// The way into the hall from other threads. Dropping it ends the thread.
 struct Outbox {
     hall: Arc<Hall>,
-    thread: Arc<TransportThread>,
+    thread: Arc<OwnThread>,
 }
 
 impl Outbox {

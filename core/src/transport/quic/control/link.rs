@@ -19,7 +19,7 @@ use super::super::{socket, tls};
 use super::ControlEvent;
 use super::frames::{Outbox, Posted, converse, outbox};
 use crate::error::{Error, Result};
-use crate::transport::thread::TransportThread;
+use crate::local::OwnThread;
 use crate::types::Role;
 use crate::wire::{Frame, VERSION, limits};
 
@@ -28,7 +28,7 @@ pub struct ControlLink {
     outbox: Outbox,
     /// Ends the dialling, if it still goes on.
     closing: Arc<Notify>,
-    thread: TransportThread,
+    thread: OwnThread,
 }
 
 impl ControlLink {

@@ -24,7 +24,7 @@ use super::ControlIncoming;
 use super::frames::{Outbox, converse, outbox};
 use super::link::BUFFER_BYTES;
 use crate::error::{Error, Result};
-use crate::transport::thread::TransportThread;
+use crate::local::OwnThread;
 use crate::types::{LinkId, Role};
 use crate::wire::{Frame, check_version};
 
@@ -32,7 +32,7 @@ use crate::wire::{Frame, check_version};
 pub struct ControlListener {
     address: String,
     commands: UnboundedSender<Command>,
-    thread: TransportThread,
+    thread: OwnThread,
 }
 
 impl ControlListener {

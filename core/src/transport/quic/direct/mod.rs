@@ -21,7 +21,7 @@ use super::tls::{self, Admission};
 use super::transport::QuicTransport;
 use super::{listener, socket};
 use crate::error::{Error, Result};
-use crate::transport::thread::TransportThread;
+use crate::local::OwnThread;
 use crate::transport::{Inbox, Listener};
 use driver::Net;
 use server::{Command, Server};
@@ -54,7 +54,7 @@ fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Res
     let (messages, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), None);
     let worker = Worker::new(tls, settings.clone(), messages.downgrade());
-    let thread = TransportThread::start("gradlane-quic", move || driver::run(net, worker, inbox))?;
+    let thread = OwnThread::start("gradlane-quic", move || driver::run(net, worker, inbox))?;
     let calls = move |call| {
         if let Err(refused) = messages.send(Message::Call(call)) {
             refused.refuse();
@@ -75,7 +75,7 @@ fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: 
     let (commands, orders) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), Some(config));
     let server = Server::new(door, settings.exchanges_in_flight_max, inbox);
-    let thread = TransportThread::start("gradlane-listen", move || driver::run(net, server, orders))?;
+    let thread = OwnThread::start("gradlane-listen", move || driver::run(net, server, orders))?;
     // Dropping the listener drops its outbox, and with the last sender the thread ends.
     let stop = commands.clone();
     Ok(Listener {

@@ -1,4 +1,4 @@
-//! The thread on which a transport or a listener does its work.
+//! A thread on which a driver does its work.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -10,19 +10,19 @@ use crate::error::{Error, Result};
 
 /// A thread that can be waited for with a deadline, and only by the process that has it.
 #[derive(Debug)]
-pub(super) struct TransportThread {
+pub(crate) struct OwnThread {
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: Receiver<()>,
     /// The process that has the thread: a fork's child inherits this value, but no threads.
     process: u32,
 }
 
-impl TransportThread {
+impl OwnThread {
     /// Runs `body` on a thread of its own.
     ///
     /// # Errors
     /// [`Error::Io`] if the system gives no thread.
-    pub(super) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Self> {
+    pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Self> {
         let (ending, ended) = bounded::<()>(0);
         let body = move || {
             // Dropped when the thread ends, however it ends.
@@ -37,13 +37,13 @@ impl TransportThread {
     }
 
     /// Whether the thread can still be spoken to: not in the child of a fork.
-    pub(super) fn is_ours(&self) -> bool {
+    pub(crate) fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }
 
     /// Waits for the thread, which was told to end within `patience`; one that does not goes on alone. On the thread itself, as when a
-    /// callback drops its transport, it does not wait.
-    pub(super) fn join(&self, patience: Duration) {
+    /// callback drops its driver, it does not wait.
+    pub(crate) fn join(&self, patience: Duration) {
         if !self.is_ours() {
             return;
         }
@@ -52,7 +52,7 @@ impl TransportThread {
         // The channel carries nothing: it is disconnected when the thread ends.
         match self.ended.recv_timeout(patience + LATE) {
             Err(RecvTimeoutError::Timeout) | Ok(()) => {
-                tracing::warn!(?patience, thread = thread.thread().name(), "a transport did not stop in time");
+                tracing::warn!(?patience, thread = thread.thread().name(), "a thread did not end in time");
             }
             Err(RecvTimeoutError::Disconnected) => drop(thread.join()),
         }

@@ -1,0 +1,86 @@
+//! The calls of the driver that are made, as one table: a row is the only way to call one.
+//!
+//! Types and constants are cudarc's, and so is the library unless a path names another. The functions are bound here, because cudarc's own
+//! panic where a symbol is missing, and take results as a Rust enum, for which a code that it does not list is undefined behaviour.
+#![expect(unsafe_code, reason = "symbols of a library have the types that its header says")]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
+use libloading::Library;
+
+use super::codes::{self, Code};
+
+macro_rules! calls {
+    ($($field:ident = $name:literal: fn($($argument:ty),*);)+) => {
+        /// The driver's functions, each under the name that it has there.
+        pub(crate) struct Api {
+            $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> Code,)+
+            /// Which process found them: the child of a fork has the addresses, but no driver.
+            process: u32,
+        }
+
+        impl Api {
+            /// Finds every function in `library`, which must never be closed.
+            ///
+            /// # Errors
+            /// The name of the first that it lacks.
+            pub(super) fn bind(library: &Library) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $($field: {
+                        // SAFETY: the type is that of the function of this name in cuda.h of CUDA 13, which earlier versions share;
+                        // `CUresult` is an unsigned number there.
+                        let symbol = unsafe {
+                            library.get::<unsafe extern "C" fn($($argument),*) -> Code>($name.as_bytes())
+                        };
+                        *symbol.map_err(|_| $name)?
+                    },)+
+                    process: std::process::id(),
+                })
+            }
+        }
+    };
+}
+
+calls! {
+    init = "cuInit": fn(c_uint);
+    driver_version = "cuDriverGetVersion": fn(*mut c_int);
+    device_count = "cuDeviceGetCount": fn(*mut c_int);
+    device = "cuDeviceGet": fn(*mut CUdevice, c_int);
+    device_name = "cuDeviceGetName": fn(*mut c_char, c_int, CUdevice);
+    device_memory = "cuDeviceTotalMem_v2": fn(*mut usize, CUdevice);
+    device_pci_bus_id = "cuDeviceGetPCIBusId": fn(*mut c_char, c_int, CUdevice);
+    primary_retain = "cuDevicePrimaryCtxRetain": fn(*mut CUcontext, CUdevice);
+    primary_release = "cuDevicePrimaryCtxRelease_v2": fn(CUdevice);
+    context_set = "cuCtxSetCurrent": fn(CUcontext);
+    context_push = "cuCtxPushCurrent_v2": fn(CUcontext);
+    context_pop = "cuCtxPopCurrent_v2": fn(*mut CUcontext);
+    capture_mode = "cuThreadExchangeStreamCaptureMode": fn(*mut c_uint);
+    stream_create = "cuStreamCreateWithPriority": fn(*mut CUstream, c_uint, c_int);
+    stream_destroy = "cuStreamDestroy_v2": fn(CUstream);
+    stream_wait = "cuStreamWaitEvent": fn(CUstream, CUevent, c_uint);
+    stream_is_capturing = "cuStreamIsCapturing": fn(CUstream, *mut c_uint);
+    event_create = "cuEventCreate": fn(*mut CUevent, c_uint);
+    event_destroy = "cuEventDestroy_v2": fn(CUevent);
+    event_record = "cuEventRecord": fn(CUevent, CUstream);
+    event_query = "cuEventQuery": fn(CUevent);
+    host_alloc = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
+    host_free = "cuMemFreeHost": fn(*mut c_void);
+    copy_out = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, CUdeviceptr, usize, CUstream);
+    copy_in = "cuMemcpyHtoDAsync_v2": fn(CUdeviceptr, *const c_void, usize, CUstream);
+    copy_within = "cuMemcpyDtoDAsync_v2": fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
+}
+
+impl Api {
+    /// Whether the driver may be called at all: not by the child of a fork.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Hears how giving something back ended. A driver that shuts down with the process has taken it back already.
+    pub(crate) fn released(what: &str, code: Code) {
+        if code != codes::SUCCESS && code != codes::DEINITIALIZED {
+            tracing::debug!(what, cause = codes::describe(code), "the driver did not take something back");
+        }
+    }
+}

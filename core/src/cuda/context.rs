@@ -1,0 +1,197 @@
+//! A device's primary context, shared with the frameworks of the process, and its events.
+#![expect(unsafe_code, reason = "functions of the driver are called")]
+
+use std::ffi::c_uint;
+use std::fmt;
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUevent_flags, CUstream, CUstreamCaptureMode};
+
+use super::Mark;
+use super::api::Api;
+use super::codes::{self, Code};
+use super::driver::{checked, fault, name};
+use super::stream::{Event, Stream};
+use crate::error::{Error, Result};
+use crate::mem::Ordinal;
+
+/// The primary context of a device. Whatever belongs to the device holds it.
+pub(crate) struct Context {
+    api: Arc<Api>,
+    device: Ordinal,
+    raw_device: CUdevice,
+    raw: CUcontext,
+    /// Events that nobody uses. There are as many as were ever in use at once.
+    events: Mutex<Vec<Spare>>,
+}
+
+/// An event that nobody uses.
+struct Spare(CUevent);
+
+// SAFETY: contexts and events of the driver may be used on any thread (CUDA driver API, "Thread safety").
+unsafe impl Send for Spare {}
+// SAFETY: as above; `api` and the rest are plain data and locks.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(super) fn retain(api: &Arc<Api>, device: Ordinal, raw_device: CUdevice) -> Result<Arc<Self>> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: it writes one handle, which is given back in `drop`.
+        checked(unsafe { (api.primary_retain)(&raw mut raw, raw_device) })
+            .map_err(|code| fault(device, "taking its primary context", code))?;
+        Ok(Arc::new(Self { api: Arc::clone(api), device, raw_device, raw, events: Mutex::default() }))
+    }
+
+    /// Whose it is.
+    pub(crate) fn device(&self) -> Ordinal {
+        self.device
+    }
+
+    /// The driver's functions.
+    pub(crate) fn api(&self) -> &Api {
+        &self.api
+    }
+
+    /// Makes this the context of the calling thread for good: once on every thread of the engine that works with the device, never on a
+    /// thread of the caller's.
+    ///
+    /// The thread also says that captures elsewhere are none of its business: a graph that PyTorch captures on another thread would else be
+    /// broken by the first event that is queried here.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the driver refuses.
+    pub(crate) fn bind(&self) -> Result<()> {
+        // SAFETY: `raw` is retained as long as `self` lives, and every thread that binds it is ended by whoever holds `self`.
+        self.checked("binding its context", unsafe { (self.api.context_set)(self.raw) })?;
+        self.exchange_capture_mode(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as u32).map(drop)
+    }
+
+    /// Does `work` with this context on a thread that may have another, and restores what it had. About half a microsecond.
+    ///
+    /// # Errors
+    /// Those of `work`, and [`Error::Device`] if the driver refuses.
+    pub(crate) fn within<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        // SAFETY: `raw` is retained as long as `self` lives; it is taken off again below.
+        self.checked("entering its context", unsafe { (self.api.context_push)(self.raw) })?;
+        let pop = PopOnDrop(self);
+        let mode = self.exchange_capture_mode(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as u32)?;
+        let result = work();
+        let restored = self.exchange_capture_mode(mode);
+        drop(pop);
+        restored.and(result)
+    }
+
+    /// A stream of the engine's own, which waits for no other unless it is told to, and whose kernels go before those of others.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the driver gives none.
+    pub(crate) fn stream(self: &Arc<Self>) -> Result<Stream> {
+        self.within(|| Stream::create(self))
+    }
+
+    /// Marks where the framework's `stream` stands now; 0 is the device's default stream. For the caller's thread: a few microseconds, and
+    /// nothing is waited for.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] while the stream is captured into a graph, [`Error::Device`] if the device failed.
+    pub(crate) fn mark(self: &Arc<Self>, stream: u64) -> Result<Mark> {
+        let raw = ptr::without_provenance_mut(usize::try_from(stream).expect("a handle is a pointer"));
+        self.within(|| {
+            self.refuse_capture(raw)?;
+            Ok(Mark::Event(Event::record(self, raw)?))
+        })
+    }
+
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if `stream` is being captured, or if another is and the default stream may not be touched meanwhile.
+    fn refuse_capture(&self, stream: CUstream) -> Result<()> {
+        let mut status: c_uint = 0;
+        // SAFETY: it writes one number; the stream is one of the framework's, which the caller's arguments name as such.
+        let code = unsafe { (self.api.stream_is_capturing)(stream, &raw mut status) };
+        if status != 0 || codes::is_capture(code) {
+            return Err(self.captured());
+        }
+        self.checked("asking whether its stream is captured", code)
+    }
+
+    fn captured(&self) -> Error {
+        Error::FailedPrecondition {
+            what: format!(
+                "a stream of {} is captured into a CUDA graph, and a graph cannot exchange with other processes",
+                name(self.device)
+            ),
+            hint: "call push_pull outside of the capture, after the graph was replayed".to_owned(),
+        }
+    }
+
+    /// # Errors
+    /// `code` as the error of `what`.
+    pub(crate) fn checked(&self, what: &str, code: Code) -> Result<()> {
+        checked(code)
+            .map_err(|code| if codes::is_capture(code) { self.captured() } else { fault(self.device, what, code) })
+    }
+
+    /// Sets the calling thread's mode and returns what it was.
+    fn exchange_capture_mode(&self, mode: c_uint) -> Result<c_uint> {
+        let mut mode = mode;
+        // SAFETY: it reads and writes one number, and changes nothing but the calling thread.
+        self.checked("setting a thread's capture mode", unsafe { (self.api.capture_mode)(&raw mut mode) })?;
+        Ok(mode)
+    }
+
+    /// An event that nobody uses, for a thread that has the context.
+    pub(super) fn take_event(&self) -> Result<CUevent> {
+        if let Some(Spare(event)) = self.spare().pop() {
+            return Ok(event);
+        }
+        // Whoever waits for it does so in the driver or asks now and then; what time it was is of interest to nobody.
+        const FLAGS: c_uint =
+            CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint | CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
+        let mut event = ptr::null_mut();
+        // SAFETY: it writes one handle, which is destroyed when the context is given back.
+        self.checked("creating an event", unsafe { (self.api.event_create)(&raw mut event, FLAGS) })?;
+        Ok(event)
+    }
+
+    pub(super) fn give_event(&self, event: CUevent) {
+        self.spare().push(Spare(event));
+    }
+
+    fn spare(&self) -> std::sync::MutexGuard<'_, Vec<Spare>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if !self.api.is_ours() {
+            return;
+        }
+        for Spare(event) in std::mem::take(&mut *self.spare()) {
+            // SAFETY: nobody uses it, and its context is still retained.
+            Api::released("an event", unsafe { (self.api.event_destroy)(event) });
+        }
+        // SAFETY: retained once, in `retain`; whoever uses the context holds `self`.
+        Api::released("a context", unsafe { (self.api.primary_release)(self.raw_device) });
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({})", name(self.device))
+    }
+}
+
+/// Takes a pushed context off again.
+struct PopOnDrop<'a>(&'a Context);
+
+impl Drop for PopOnDrop<'_> {
+    fn drop(&mut self) {
+        let mut popped = ptr::null_mut();
+        // SAFETY: it writes one handle; this thread pushed it.
+        Api::released("a thread's context", unsafe { (self.0.api.context_pop)(&raw mut popped) });
+    }
+}

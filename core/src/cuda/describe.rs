@@ -1,0 +1,68 @@
+//! What there is of CUDA, for people.
+
+use crate::config::Config;
+
+/// One thing that was found or not.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Line {
+    /// Whether it can be used.
+    pub usable: bool,
+    /// What it is about: `cuda`, or a device such as `cuda:0`.
+    pub subject: String,
+    /// What was found.
+    pub found: String,
+    /// What to do; empty if there is nothing to do.
+    pub advice: String,
+}
+
+/// Loads the driver as an engine with these settings would, and lists its devices. Makes no context: it takes no memory of a device.
+#[cfg(feature = "cuda")]
+pub fn describe(config: &Config) -> Vec<Line> {
+    use crate::config::units::print_bytes;
+
+    let about = |usable, subject: String, found, advice: String| Line { usable, subject, found, advice };
+    let driver = match super::Driver::load(config.cuda_lib.as_deref()) {
+        Ok(driver) => driver,
+        Err(absent) => return vec![about(false, "cuda".to_owned(), absent.to_string(), absent.advice())],
+    };
+    let found = format!("a driver for CUDA up to {}: {}", driver.version(), driver.library());
+    let mut lines = vec![about(true, "cuda".to_owned(), found, String::new())];
+    for device in driver.ordinals() {
+        lines.push(match driver.facts(device) {
+            Ok(facts) => {
+                let found = format!("{}, {}, PCI {}", facts.model, print_bytes(facts.bytes), facts.pci_bus_id);
+                about(true, super::name(device), found, String::new())
+            }
+            Err(error) => {
+                about(false, super::name(device), error.to_string(), "see what `nvidia-smi` says of it".to_owned())
+            }
+        });
+    }
+    lines
+}
+
+/// Says that this program cannot use devices, whatever the machine has.
+#[cfg(not(feature = "cuda"))]
+pub fn describe(_config: &Config) -> Vec<Line> {
+    vec![Line {
+        usable: false,
+        subject: "cuda".to_owned(),
+        found: "this program was built without it".to_owned(),
+        advice: "summation servers need none; for workers with GPUs install the Python package gradlane".to_owned(),
+    }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_comes_with_what_to_do() {
+        let config = Config { cuda_lib: Some("/nowhere/libcuda.so.1".into()), ..Config::default() };
+        let [line] = &describe(&config)[..] else { panic!("one line") };
+        assert_eq!((line.usable, line.subject.as_str()), (false, "cuda"));
+        assert!(!line.advice.is_empty());
+        let searched = line.found.contains("/nowhere/libcuda.so.1");
+        assert_eq!(searched, cfg!(feature = "cuda"), "{}", line.found);
+    }
+}

@@ -1,0 +1,314 @@
+//! The driver, looked for once and never missed with more than an error.
+#![expect(unsafe_code, reason = "a library is opened and its functions are called")]
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{self, CUdevice};
+use libloading::Library;
+
+use super::api::Api;
+use super::codes::{self, Code};
+use super::context::Context;
+use crate::error::{Error, Result};
+use crate::mem::Ordinal;
+
+/// Why there is no CUDA here. No failure but a fact: most machines have none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Absent {
+    /// No library.
+    NoLibrary {
+        /// What was looked for.
+        searched: String,
+        /// The loader's words, where it has any.
+        cause: String,
+    },
+    /// A library, but none of a driver, or of one that is too old.
+    MissingSymbol {
+        /// Which library.
+        library: String,
+        /// What it lacks.
+        name: &'static str,
+    },
+    /// The driver cannot be used.
+    Refused {
+        /// Which library.
+        library: String,
+        /// What was called.
+        call: &'static str,
+        /// What it returned.
+        code: Code,
+    },
+    /// A driver without devices.
+    NoDevice {
+        /// Which library.
+        library: String,
+    },
+}
+
+impl Absent {
+    /// What to do about it.
+    pub(crate) fn advice(&self) -> String {
+        match self {
+            Self::NoLibrary { .. } => "install NVIDIA's driver, start the container with the NVIDIA runtime (`--gpus all`), or name the library with cuda_lib".to_owned(),
+            Self::MissingSymbol { .. } => "update NVIDIA's driver to 525 or later, or let cuda_lib name the driver's libcuda.so.1".to_owned(),
+            Self::Refused { code, .. } => codes::advice(*code).to_owned(),
+            Self::NoDevice { .. } => codes::advice(100).to_owned(),
+        }
+    }
+
+    /// The same for whoever needs a device.
+    pub(crate) fn error(&self) -> Error {
+        Error::Unavailable { what: "CUDA".to_owned(), cause: format!("{self}; {}", self.advice()) }
+    }
+}
+
+impl fmt::Display for Absent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoLibrary { searched, cause } if cause.is_empty() => {
+                write!(f, "no CUDA driver: looked for {searched}")
+            }
+            Self::NoLibrary { searched, cause } => write!(f, "no CUDA driver: looked for {searched} ({cause})"),
+            Self::MissingSymbol { library, name } => {
+                write!(f, "{library} is no CUDA driver that can be used: it has no {name}")
+            }
+            Self::Refused { library, call, code } => write!(f, "{call} of {library}: {}", codes::describe(*code)),
+            Self::NoDevice { library } => write!(f, "{library} is there, but it knows no device"),
+        }
+    }
+}
+
+/// The driver and the devices that it shows to this process.
+///
+/// It calls nothing before [`load`](Self::load) has found everything that will be called. The library stays mapped for ever: its threads
+/// and handlers outlive whatever was made of it.
+pub(crate) struct Driver {
+    api: Arc<Api>,
+    library: String,
+    version: u32,
+    devices: Vec<CUdevice>,
+    /// One a device, from its first use on.
+    contexts: Mutex<Vec<Option<Arc<Context>>>>,
+}
+
+impl Driver {
+    /// Looks for the driver: at `path` alone if there is one, and else where the loader finds it under one of its usual names.
+    ///
+    /// # Errors
+    /// Why there is none, or none with a device.
+    pub(crate) fn load(path: Option<&Path>) -> std::result::Result<Arc<Self>, Absent> {
+        let (library, name) = match path {
+            Some(path) => (open(path)?, path.display().to_string()),
+            None => (usual()?, USUAL.to_owned()),
+        };
+        let api =
+            Api::bind(library).map_err(|missing| Absent::MissingSymbol { library: name.clone(), name: missing })?;
+        let refused = |call| {
+            let library = name.clone();
+            move |code| Absent::Refused { library, call, code }
+        };
+        // SAFETY: no argument but the flags, which must be 0.
+        checked(unsafe { (api.init)(0) }).map_err(refused("cuInit"))?;
+        let mut version = 0;
+        // SAFETY: it writes one number.
+        checked(unsafe { (api.driver_version)(&raw mut version) }).map_err(refused("cuDriverGetVersion"))?;
+        let mut count = 0;
+        // SAFETY: it writes one number.
+        checked(unsafe { (api.device_count)(&raw mut count) }).map_err(refused("cuDeviceGetCount"))?;
+        let mut devices = Vec::new();
+        for index in 0..count {
+            let mut device = 0;
+            // SAFETY: it writes one number.
+            checked(unsafe { (api.device)(&raw mut device, index) }).map_err(refused("cuDeviceGet"))?;
+            devices.push(device);
+        }
+        if devices.is_empty() {
+            return Err(Absent::NoDevice { library: name });
+        }
+        let contexts = Mutex::new(devices.iter().map(|_| None).collect());
+        Ok(Arc::new(Self { api: Arc::new(api), library: name, version: version.unsigned_abs(), devices, contexts }))
+    }
+
+    /// What it was found as.
+    pub(crate) fn library(&self) -> &str {
+        &self.library
+    }
+
+    /// The newest CUDA that it serves, such as `13.0`.
+    pub(crate) fn version(&self) -> String {
+        format!("{}.{}", self.version / 1000, self.version % 1000 / 10)
+    }
+
+    /// The devices, from 0.
+    pub(crate) fn ordinals(&self) -> impl Iterator<Item = Ordinal> + use<> {
+        (0..self.devices.len()).map(|index| Ordinal(u16::try_from(index).expect("a machine has few devices")))
+    }
+
+    /// The primary context of `device`, the one that frameworks use; kept from its first use on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such device, [`Error::Device`] if it gives no context.
+    pub(crate) fn device(&self, device: Ordinal) -> Result<Arc<Context>> {
+        let raw = self.raw(device)?;
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        let context = &mut contexts[usize::from(device.0)];
+        if let Some(context) = context {
+            return Ok(Arc::clone(context));
+        }
+        Ok(Arc::clone(context.insert(Context::retain(&self.api, device, raw)?)))
+    }
+
+    /// The first device that this process has used; none if it has used none.
+    ///
+    /// A context costs some hundred megabytes of its device, so that none is made where another does.
+    pub(crate) fn in_use(&self) -> Option<Arc<Context>> {
+        let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        contexts.iter().flatten().next().cloned()
+    }
+
+    /// Model, memory and place of `device`, for people. Needs no context.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub(crate) fn facts(&self, device: Ordinal) -> Result<Facts> {
+        let raw = self.raw(device)?;
+        let fault = |what, code| fault(device, what, code);
+        let model = self.text(|text, len| {
+            // SAFETY: it writes a string of at most `len` bytes.
+            unsafe { (self.api.device_name)(text, len, raw) }
+        });
+        let pci_bus_id = self.text(|text, len| {
+            // SAFETY: as above.
+            unsafe { (self.api.device_pci_bus_id)(text, len, raw) }
+        });
+        let mut bytes = 0;
+        // SAFETY: it writes one number.
+        let memory = checked(unsafe { (self.api.device_memory)(&raw mut bytes, raw) });
+        Ok(Facts {
+            model: model.map_err(|code| fault("its name", code))?,
+            pci_bus_id: pci_bus_id.map_err(|code| fault("its place", code))?,
+            bytes: memory.map(|()| bytes as u64).map_err(|code| fault("its memory", code))?,
+        })
+    }
+
+    fn raw(&self, device: Ordinal) -> Result<CUdevice> {
+        self.devices.get(usize::from(device.0)).copied().ok_or_else(|| {
+            let last = self.devices.len() - 1;
+            Error::InvalidArgument {
+                what: format!("{} does not exist", name(device)),
+                hint: match last {
+                    0 => "this process sees cuda:0 only; look at CUDA_VISIBLE_DEVICES".to_owned(),
+                    _ => format!("this process sees cuda:0 to cuda:{last}; look at CUDA_VISIBLE_DEVICES"),
+                },
+            }
+        })
+    }
+
+    fn text(&self, call: impl FnOnce(*mut c_char, c_int) -> Code) -> std::result::Result<String, Code> {
+        let mut text = [0_u8; 128];
+        checked(call(text.as_mut_ptr().cast(), 127))?;
+        let text = CStr::from_bytes_until_nul(&text).expect("its last byte is 0");
+        Ok(text.to_string_lossy().into_owned())
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Driver({}, CUDA {}, {} devices)", self.library, self.version(), self.devices.len())
+    }
+}
+
+/// What is told of a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Facts {
+    /// Such as `NVIDIA H200`.
+    pub(crate) model: String,
+    /// Such as `0000:3b:00.0`.
+    pub(crate) pci_bus_id: String,
+    /// Its memory.
+    pub(crate) bytes: u64,
+}
+
+/// What `device` is called.
+pub(crate) fn name(device: Ordinal) -> String {
+    format!("cuda:{device}")
+}
+
+/// The error of `what` on `device`.
+pub(crate) fn fault(device: Ordinal, what: &str, code: Code) -> Error {
+    Error::Device { device: name(device), what: what.to_owned(), cause: codes::describe(code) }
+}
+
+/// A result as such.
+pub(crate) fn checked(code: Code) -> std::result::Result<(), Code> {
+    if code == codes::SUCCESS { Ok(()) } else { Err(code) }
+}
+
+/// The library at `path`.
+fn open(path: &Path) -> std::result::Result<&'static Library, Absent> {
+    // SAFETY: whoever names a library in the settings wants its initialisers to run.
+    match unsafe { Library::new(path) } {
+        // Kept open for ever, see `Driver`.
+        Ok(library) => Ok(Box::leak(Box::new(library))),
+        Err(error) => {
+            // The loader repeats the path.
+            let searched = path.display().to_string();
+            let cause = innermost(&error).trim_start_matches(&format!("{searched}: ")).to_owned();
+            Err(Absent::NoLibrary { searched, cause })
+        }
+    }
+}
+
+/// The library where cudarc finds it, which it keeps open for the whole process.
+fn usual() -> std::result::Result<&'static Library, Absent> {
+    // SAFETY: the driver's initialisers may run at any time.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Absent::NoLibrary { searched: USUAL.to_owned(), cause: String::new() });
+    }
+    // SAFETY: as above; that it is there was seen just now.
+    Ok(unsafe { sys::culib() })
+}
+
+/// What cudarc looks for, as far as it is of interest.
+const USUAL: &str = "libcuda.so and libcuda.so.1 on the loader's path";
+
+fn innermost(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), innermost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_where_nothing_is_gives_an_error_that_names_it() {
+        let absent = Driver::load(Some(Path::new("/nowhere/libcuda.so.1"))).unwrap_err();
+        let Absent::NoLibrary { searched, cause } = &absent else { panic!("{absent}") };
+        assert_eq!(searched, "/nowhere/libcuda.so.1");
+        assert!(cause.starts_with("cannot open shared object file"), "{cause}");
+        let error = absent.error();
+        assert!(matches!(error, Error::Unavailable { .. }));
+        assert!(
+            error.to_string().contains("/nowhere/libcuda.so.1") && error.to_string().contains("cuda_lib"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_gives_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "not a library").unwrap();
+        let absent = Driver::load(Some(file.path())).unwrap_err();
+        assert!(matches!(absent, Absent::NoLibrary { .. }), "{absent}");
+    }
+
+    #[test]
+    fn a_library_of_something_else_lacks_what_a_driver_has() {
+        // Mapped in every process here; the loader knows it by name.
+        let absent = Driver::load(Some(Path::new("libc.so.6"))).unwrap_err();
+        assert_eq!(absent, Absent::MissingSymbol { library: "libc.so.6".to_owned(), name: "cuInit" });
+    }
+}

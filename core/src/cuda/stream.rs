@@ -1,0 +1,152 @@
+//! Streams of the engine's own, and events: points in a stream's work that others wait for.
+#![expect(unsafe_code, reason = "functions of the driver are called")]
+
+use std::ffi::{c_int, c_uint};
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUevent, CUstream, CUstream_flags};
+
+use super::Mark;
+use super::api::Api;
+use super::codes;
+use super::context::Context;
+use crate::error::Result;
+
+/// A stream of the engine's own. It synchronises with no other stream, the default stream neither: whatever it shall wait for it is told.
+///
+/// The thread that uses it has bound the stream's context ([`Context::bind`]).
+pub(crate) struct Stream {
+    raw: CUstream,
+    context: Arc<Context>,
+}
+
+// SAFETY: streams of the driver may be used on any thread (CUDA driver API, "Thread safety").
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// For a thread that has the context.
+    pub(super) fn create(context: &Arc<Context>) -> Result<Self> {
+        // A smaller number goes first, and the driver takes what is beyond its range for the end of its range. It ranks kernels, not copies:
+        // a few blocks of a sum that a whole machine waits for go before those of the model.
+        const FIRST: c_int = -1000;
+        let mut raw = ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+        // SAFETY: it writes one handle, which is destroyed in `drop`.
+        let code = unsafe { (context.api().stream_create)(&raw mut raw, flags, FIRST) };
+        context.checked("creating a stream", code)?;
+        Ok(Self { raw, context: Arc::clone(context) })
+    }
+
+    /// The driver's handle, valid as long as `self`.
+    pub(crate) fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// Whose it is.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Lets what is submitted from now on wait for `mark`. Returns at once.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device) if the device failed.
+    pub(crate) fn wait(&self, mark: &Mark) -> Result<()> {
+        match mark {
+            Mark::Reached => Ok(()),
+            Mark::Event(event) => {
+                // SAFETY: both handles are alive; the event was recorded when it was made, and its next use does not change this wait.
+                let code = unsafe { (self.context.api().stream_wait)(self.raw, event.raw, 0) };
+                self.context.checked("letting a stream wait", code)
+            }
+        }
+    }
+
+    /// Marks where this stream stands now.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device) if the device failed.
+    pub(crate) fn record(&self) -> Result<Arc<Event>> {
+        Event::record(&self.context, self.raw)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let api = self.context.api();
+        if api.is_ours() {
+            // SAFETY: nobody has the handle any more. The driver lets what was submitted end by itself.
+            Api::released("a stream", unsafe { (api.stream_destroy)(self.raw) });
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:?} of {:?})", self.raw, self.context)
+    }
+}
+
+/// A point in the work of a stream, recorded once. The driver's event goes back to its context when the last holder is gone; those who
+/// were told to wait for it before wait for this point, not for a later one.
+pub struct Event {
+    raw: CUevent,
+    /// Of whose work it is a point: points of one stream are reached in their order.
+    stream: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: events of the driver may be used on any thread (CUDA driver API, "Thread safety").
+unsafe impl Send for Event {}
+// SAFETY: as above; nobody records it again.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// For a thread that has the context. `stream` may be the framework's.
+    pub(super) fn record(context: &Arc<Context>, stream: CUstream) -> Result<Arc<Self>> {
+        // Owned first, so that it goes back if it cannot be recorded.
+        let event = Self { raw: context.take_event()?, stream: stream.addr(), context: Arc::clone(context) };
+        // SAFETY: the event is nobody else's, and the stream is one of this context.
+        let code = unsafe { (context.api().event_record)(event.raw, stream) };
+        context.checked("recording an event", code)?;
+        Ok(Arc::new(event))
+    }
+
+    /// Whose work it is a point of.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Of which stream.
+    pub(crate) fn stream(&self) -> usize {
+        self.stream
+    }
+
+    /// Whether it is reached. For a thread that has the context; about a microsecond.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device) of `what` if the device failed: never "not yet" for ever.
+    pub(crate) fn is_reached(&self, what: &str) -> Result<bool> {
+        // SAFETY: the handle is alive and recorded.
+        match unsafe { (self.context.api().event_query)(self.raw) } {
+            codes::NOT_READY => Ok(false),
+            code => self.context.checked(what, code).map(|()| true),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        self.context.give_event(self.raw);
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({:?} of {:?})", self.raw, self.context)
+    }
+}

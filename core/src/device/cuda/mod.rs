@@ -1,0 +1,201 @@
+//! Devices of CUDA: a stream and a thread for each direction, pinned host memory, and outcomes from a reaper.
+//!
+//! Every copy is submitted by the thread of its direction and not by who asks for it: a copy from or to memory that is not pinned keeps
+//! its thread in the driver until it is done, marks included, and nothing but that direction shall wait for it. A stage's thread calls no
+//! function of CUDA but [`lease`](Device::lease)'s allocations, and the caller's thread no other than [`mark`](Device::mark)'s.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::{Device, Transfer};
+use crate::config::Config;
+use crate::config::units::print_bytes;
+use crate::cuda::{self, Driver, Mark, Reaper};
+use crate::error::{Error, Result};
+use crate::mem::{DeviceRegion, Lease, Ordinal, Pool};
+use crate::types::Done;
+use ground::PinnedGround;
+use lane::{Direction, Job, Lane};
+
+mod ground;
+mod lane;
+
+/// All CUDA devices that the process sees. A device is first touched when something is marked or copied there.
+pub struct CudaDevice {
+    driver: Arc<Driver>,
+    pool: Pool,
+    pinned_bytes_max: u64,
+    patience: Duration,
+    reaper: Arc<Reaper>,
+    lanes: Mutex<Lanes>,
+}
+
+#[derive(Default)]
+struct Lanes {
+    open: BTreeMap<(Ordinal, Direction), Lane>,
+    closed: bool,
+}
+
+impl CudaDevice {
+    /// Looks for the driver as `cuda_lib` says and starts what serves its devices. Touches none.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where there is no driver or no device, with what was searched and what to do; [`Error::Io`] if the system
+    /// gives no thread.
+    pub fn load(config: &Config) -> Result<Self> {
+        let driver = Driver::load(config.cuda_lib.as_deref()).map_err(|absent| absent.error())?;
+        let ground = PinnedGround::new(Arc::clone(&driver), config.pinned_bytes_max);
+        Ok(Self {
+            driver,
+            pool: Pool::on(Arc::new(ground)),
+            pinned_bytes_max: config.pinned_bytes_max,
+            patience: config.shutdown_timeout,
+            reaper: Arc::new(Reaper::start()?),
+            lanes: Mutex::default(),
+        })
+    }
+
+    /// How many devices there are; their ordinals count from 0.
+    pub fn count(&self) -> usize {
+        self.driver.ordinals().count()
+    }
+
+    /// Hands a job to the thread of its direction, which is started with the first.
+    fn submit(&self, device: Ordinal, direction: Direction, job: Job) {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        if lanes.closed {
+            return job.done.err(ended());
+        }
+        if let Some(lane) = lanes.open.get(&(device, direction)) {
+            return lane.submit(job);
+        }
+        let context = self.driver.device(device);
+        match context.and_then(|context| Lane::start(&context, direction, Arc::clone(&self.reaper))) {
+            Ok(lane) => lanes.open.entry((device, direction)).or_insert(lane).submit(job),
+            Err(error) => job.done.err(error),
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self, device: Ordinal) -> String {
+        cuda::name(device)
+    }
+
+    fn mark(&self, device: Ordinal, stream: u64) -> Result<Mark> {
+        self.driver.device(device)?.mark(stream)
+    }
+
+    fn lease(&self, bytes: usize) -> Result<Lease> {
+        if bytes as u64 > self.pinned_bytes_max {
+            return Err(Error::Exhausted {
+                what: format!("{} of pinned memory", print_bytes(bytes as u64)),
+                limit: print_bytes(self.pinned_bytes_max),
+                hint: "raise pinned_bytes_max, or lower partition_bytes".to_owned(),
+            });
+        }
+        Ok(self.pool.lease(bytes))
+    }
+
+    fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>) {
+        match route(&transfer) {
+            Ok(Some((device, direction))) => {
+                self.submit(device, direction, Job { transfer, after: after.to_vec(), done });
+            }
+            Ok(None) => done.ok(()),
+            Err(error) => done.err(error),
+        }
+    }
+
+    fn shutdown(&self) {
+        let open = {
+            let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+            lanes.closed = true;
+            std::mem::take(&mut lanes.open)
+        };
+        // All are told before any is waited for.
+        let ends: Vec<_> = open.into_values().map(Lane::close).collect();
+        ends.iter().for_each(|thread| thread.join(self.patience));
+        self.reaper.shutdown(self.patience);
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDevice").field("driver", &self.driver).field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+/// Whose lane copies `transfer`; nobody's if there is nothing to copy.
+fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
+    let (direction, runs, other): (_, &[DeviceRegion], _) = match transfer {
+        Transfer::Out { from, to } => (Direction::Out, from, to.len()),
+        Transfer::In { from, to } => (Direction::In, to, from.len()),
+        Transfer::Within { from, to } => {
+            if from.device() != to.device() {
+                return Err(unequal(format!("from cuda:{} to cuda:{}", from.device(), to.device())));
+            }
+            (Direction::Within, std::slice::from_ref(from), to.len())
+        }
+    };
+    let bytes: usize = runs.iter().map(DeviceRegion::len).sum();
+    if bytes != other {
+        return Err(unequal(format!("of {bytes} and {other} bytes")));
+    }
+    let Some(device) = runs.first().map(DeviceRegion::device).filter(|_| bytes > 0) else { return Ok(None) };
+    if runs.iter().any(|run| run.device() != device) {
+        return Err(unequal(format!("of several devices, the first of which is cuda:{device}")));
+    }
+    Ok(Some((device, direction)))
+}
+
+fn unequal(what: String) -> Error {
+    Error::Internal { what: format!("a copy between regions {what}") }
+}
+
+fn ended() -> Error {
+    Error::FailedPrecondition {
+        what: "the engine was shut down before the copy was made".to_owned(),
+        hint: "wait for all handles before shutdown".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::borrow::region_of;
+
+    #[test]
+    fn sides_of_different_length_or_device_are_refused() {
+        let mut host = [0; 8];
+        let mut out = |from| route(&Transfer::Out { from, to: region_of(&mut host) });
+        let run = |device, len| DeviceRegion::new(Ordinal(device), 0x1000, len);
+        assert_eq!(out(vec![run(1, 6), run(1, 2)]), Ok(Some((Ordinal(1), Direction::Out))));
+        assert!(matches!(out(vec![run(1, 6)]), Err(Error::Internal { .. })));
+        assert!(matches!(out(vec![run(1, 6), run(0, 2)]), Err(Error::Internal { .. })));
+        assert!(matches!(out(Vec::new()), Err(Error::Internal { .. })));
+        let within = |to| route(&Transfer::Within { from: run(0, 4), to });
+        assert_eq!(within(run(0, 4)), Ok(Some((Ordinal(0), Direction::Within))));
+        assert!(matches!(within(run(1, 4)), Err(Error::Internal { .. })));
+    }
+
+    #[test]
+    fn there_is_nothing_to_do_for_no_bytes() {
+        assert_eq!(route(&Transfer::In { from: region_of(&mut []), to: Vec::new() }), Ok(None));
+    }
+
+    #[test]
+    fn without_a_driver_the_error_says_where_it_was_looked_for() {
+        let config = Config { cuda_lib: Some("/nowhere/libcuda.so.1".into()), ..Config::default() };
+        let error = CudaDevice::load(&config).unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }) && error.to_string().contains("/nowhere"), "{error}");
+    }
+}
