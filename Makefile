@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-python lint bench fuzz clean
+.PHONY: help demo test test-rust test-sim test-python lint bench fuzz fakes clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -26,7 +26,11 @@ test-rust: ## without Python: the same as a plain `cargo test`
 test-sim: ## the deterministic simulation alone: SEEDS=20000 for more, SEED=7 to replay one with its history
 	cargo test -p gradlane-tests --test it sim:: -- --nocapture
 
-test-python: $(VENV)/installed
+# What Python's tests of CUDA tensors load by path: target/release/libfakecuda.so and target/release/libfakenccl.so.
+fakes:
+	cargo build --quiet --release -p fakecuda -p fakenccl
+
+test-python: $(VENV)/installed fakes
 	$(BIN)/python -m pytest -q tests/python
 
 BENCH_PROGRAM := target/release/gradlane-bench

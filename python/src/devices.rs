@@ -4,23 +4,31 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use gradlane_core::Result;
+use gradlane_core::config::Config;
 use gradlane_core::cuda::Mark;
+use gradlane_core::device::cuda::CudaDevice;
 use gradlane_core::device::{Device, Transfer};
 use gradlane_core::mem::{Lease, Ordinal};
 use gradlane_core::types::Done;
+
+/// The CUDA devices of this process, as these settings have them found.
+pub(crate) fn devices(config: &Config) -> Arc<dyn Device> {
+    let config = config.clone();
+    Arc::new(Late::new(move || Ok(Arc::new(CudaDevice::load(&config)?))))
+}
 
 /// Devices that are opened by their first use.
 ///
 /// Not by joining the job: to start the driver takes some 100 ms and a process that reduces host memory alone should not pay that, nor have
 /// threads for it. Where a framework has put a tensor on a device it has started the driver already, and opening costs little.
-pub(crate) struct Late<Open> {
+struct Late<Open> {
     open: Open,
     opened: OnceLock<Result<Arc<dyn Device>>>,
 }
 
 impl<Open: Fn() -> Result<Arc<dyn Device>>> Late<Open> {
     /// Devices that `open` finds.
-    pub(crate) fn new(open: Open) -> Self {
+    fn new(open: Open) -> Self {
         Self { open, opened: OnceLock::new() }
     }
 
@@ -64,9 +72,4 @@ impl<Open> fmt::Debug for Late<Open> {
             Some(opened) => opened.fmt(f),
         }
     }
-}
-
-pub(crate) fn devices(config: &gradlane_core::config::Config) -> Arc<dyn Device> {
-    let _ = config;
-    Arc::new(Late::new(|| Err(gradlane_core::Error::Unavailable { what: "CUDA".into(), cause: "soon".into() })))
 }

@@ -3,6 +3,7 @@
 pub mod cluster;
 pub mod digits;
 pub mod element;
+pub mod fakes;
 pub mod outage;
 pub mod patience;
 pub mod processes;

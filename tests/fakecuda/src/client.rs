@@ -1,0 +1,177 @@
+//! How tests find the library and steer it.
+
+#![expect(unsafe_code, reason = "functions are looked up by name in a library")]
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+
+use libloading::Library;
+
+use crate::built;
+use crate::kernel::Reference;
+
+/// Where the built library lies.
+///
+/// Whoever depends on this crate, also only for its tests, has it built by cargo beside its own test programs; programs and examples lie
+/// one folder above. Processes that cargo does not start, such as Python's tests, take `target/release/libfakecuda.so` after
+/// `cargo build --release -p fakecuda`.
+///
+/// # Panics
+/// If it is not there.
+pub fn library() -> PathBuf {
+    built::beside_this_program("libfakecuda.so")
+}
+
+/// The library as a test sees it: settings, counters, and memory and streams of its own, which stand for a framework's.
+///
+/// All of it acts on the one state of this process, whoever else uses the library. Tests that share a process take a device each.
+#[derive(Debug)]
+pub struct Control(Library);
+
+impl Control {
+    /// Maps the library, or finds it mapped, and keeps it.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn open(path: &Path) -> Self {
+        // SAFETY: loading it runs nothing, and it is never unmapped (`-z nodelete`).
+        let library = unsafe { Library::new(path) };
+        Self(library.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+    }
+
+    /// Initializes the driver, whatever `FAIL` says about `cuInit`.
+    pub fn initialize(&self) {
+        self.call("fakecuda_initialize", |function: extern "C" fn() -> u32| function());
+    }
+
+    /// Changes a setting, by its name without `FAKECUDA_`.
+    ///
+    /// # Panics
+    /// If it is not understood.
+    pub fn set(&self, name: &str, value: &str) {
+        let (name, value) = (text(name), text(value));
+        type Set = extern "C" fn(*const i8, *const i8) -> u32;
+        self.call("fakecuda_set", |set: Set| set(name.as_ptr().cast(), value.as_ptr().cast()));
+    }
+
+    /// A counter of a device; the names are the fields of `Counters` in `counters.rs`.
+    ///
+    /// # Panics
+    /// If there is no such counter or device.
+    pub fn counter(&self, device: i32, name: &str) -> u64 {
+        let name = text(name);
+        let mut value = 0;
+        type Counter = extern "C" fn(i32, *const i8, *mut u64) -> u32;
+        self.call("fakecuda_counter", |counter: Counter| counter(device, name.as_ptr().cast(), &raw mut value));
+        value
+    }
+
+    /// How often a function was called in this process; with its suffix, such as `cuMemAlloc_v2`.
+    pub fn calls(&self, name: &str) -> u64 {
+        let name = text(name);
+        let mut value = 0;
+        type Calls = extern "C" fn(*const i8, *mut u64) -> u32;
+        self.call("fakecuda_calls", |calls: Calls| calls(name.as_ptr().cast(), &raw mut value));
+        value
+    }
+
+    /// Lets a device answer `code` to everything from now on; 0 makes it well again.
+    ///
+    /// # Panics
+    /// If there is no such device.
+    pub fn fail_device(&self, device: i32, code: u32) {
+        self.call("fakecuda_fail_device", |fail: extern "C" fn(i32, u32) -> u32| fail(device, code));
+    }
+
+    /// A stream such as a framework has, non-blocking; its handle. It is not among those that `LAG_STREAM` numbers.
+    ///
+    /// # Panics
+    /// If there is no such device.
+    pub fn user_stream(&self, device: i32) -> u64 {
+        let mut stream = 0_usize;
+        type UserStream = extern "C" fn(i32, *mut usize) -> u32;
+        self.call("fakecuda_user_stream", |create: UserStream| create(device, &raw mut stream));
+        stream as u64
+    }
+
+    /// Makes one stream wait so long before each copy, kernel or host function, whatever the settings say.
+    ///
+    /// # Panics
+    /// If there is no such stream.
+    pub fn lag(&self, stream: u64, micros: u64) {
+        self.call("fakecuda_lag", |lag: extern "C" fn(usize, u64) -> u32| lag(stream as usize, micros));
+    }
+
+    /// Memory of a device; its address.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn allocate(&self, device: i32, bytes: usize) -> u64 {
+        let mut address = 0;
+        type Allocate = extern "C" fn(i32, usize, *mut u64) -> u32;
+        self.call("fakecuda_allocate", |allocate: Allocate| allocate(device, bytes, &raw mut address));
+        address
+    }
+
+    /// Frees what [`allocate`](Self::allocate) gave, after all work of the device.
+    ///
+    /// # Panics
+    /// If it is no allocation.
+    pub fn free(&self, address: u64) {
+        self.call("fakecuda_free", |free: extern "C" fn(u64) -> u32| free(address));
+    }
+
+    /// Puts into a stream of `device` that these bytes are written to `address`, and returns at once: what a kernel of a framework does
+    /// with a gradient. Stream 0 is the default one.
+    ///
+    /// # Panics
+    /// If the memory is not all of one allocation.
+    pub fn produce(&self, device: i32, stream: u64, address: u64, data: &[u8]) {
+        type Produce = extern "C" fn(i32, usize, u64, *const u8, usize) -> u32;
+        self.call("fakecuda_produce", |produce: Produce| {
+            produce(device, stream as usize, address, data.as_ptr(), data.len())
+        });
+    }
+
+    /// What a kernel that was put into the stream now would read at `address`. Waits for the stream.
+    ///
+    /// # Panics
+    /// If the memory is not all of one allocation, or the device failed.
+    pub fn consume(&self, device: i32, stream: u64, address: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        type Consume = extern "C" fn(i32, usize, u64, *mut u8, usize) -> u32;
+        self.call("fakecuda_consume", |consume: Consume| {
+            consume(device, stream as usize, address, data.as_mut_ptr(), len)
+        });
+        data
+    }
+
+    /// Where the host sees memory of a device; the same address unless `HIDDEN` is set.
+    ///
+    /// # Panics
+    /// If the memory is not all of one allocation.
+    pub fn host_address(&self, address: u64, bytes: usize) -> usize {
+        let mut host = 0;
+        type HostAddress = extern "C" fn(u64, usize, *mut usize) -> u32;
+        self.call("fakecuda_host_address", |resolve: HostAddress| resolve(address, bytes, &raw mut host));
+        host
+    }
+
+    /// Says what stands for the kernel of this name in PTX that is loaded from now on.
+    pub fn register_kernel(&self, name: &str, reference: Reference) {
+        let name = text(name);
+        type Register = extern "C" fn(*const i8, Reference) -> u32;
+        self.call("fakecuda_register_kernel", |register: Register| register(name.as_ptr().cast(), reference));
+    }
+
+    fn call<F: Copy>(&self, name: &str, call: impl FnOnce(F) -> u32) {
+        // SAFETY: each name is given together with the type that `api::control` declares it with.
+        let function = unsafe { self.0.get::<F>(name) };
+        let code = call(*function.unwrap_or_else(|error| panic!("{name}: {error}")));
+        assert!(code == 0, "{name} answers {code}");
+    }
+}
+
+fn text(text: &str) -> CString {
+    CString::new(text).expect("names and values have no zeros")
+}

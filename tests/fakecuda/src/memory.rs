@@ -1,0 +1,292 @@
+//! Device memory, pinned ranges of host memory, and what lies where.
+//!
+//! Each device has a range of addresses that is given out once: what was freed is never at the address of something new, so that whoever
+//! uses it afterwards is always refused. Between two allocations lies a page that nobody may touch.
+
+#![expect(unsafe_code, reason = "memory is mapped and protected by address")]
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
+
+use crate::codes::{Code, Outcome};
+
+/// Addresses of one device, far more than it has memory.
+const ARENA_BYTES: usize = 256 << 30;
+const PAGE: usize = 4096;
+/// Between an address of a device and that of the host if devices are hidden: no process has anything there.
+const HIDDEN_BY: u64 = 1 << 46;
+
+/// Memory of a device.
+pub(crate) struct Allocation {
+    pub(crate) device: usize,
+    /// As the device counts.
+    pub(crate) address: u64,
+    pub(crate) bytes: usize,
+    /// Unlike an address it is never the same for two.
+    pub(crate) id: u64,
+    host: usize,
+    /// Where in the arena; none for memory of another process.
+    offset: Option<usize>,
+}
+
+/// Memory of the host that the device reaches.
+pub(crate) struct Pinned {
+    pub(crate) device: usize,
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
+    pub(crate) flags: u32,
+    /// Allocated by the driver, not registered.
+    pub(crate) is_ours: bool,
+}
+
+/// A place that a stream will read or write, kept for as long.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(crate) host: usize,
+    pub(crate) keeper: Keeper,
+}
+
+#[derive(Clone)]
+pub(crate) enum Keeper {
+    Device(Arc<Allocation>),
+    Pinned(#[expect(dead_code, reason = "held, not looked at")] Arc<Pinned>),
+    /// A copy of what a test wants to see written.
+    Bytes(#[expect(dead_code, reason = "held, not looked at")] Arc<[u8]>),
+    Pageable,
+}
+
+/// Names an allocation to another process. It is what a `CUipcMemHandle` holds.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Foreign {
+    process: u32,
+    file: i32,
+    offset: u64,
+    bytes: u64,
+    pub(crate) id: u64,
+    pub(crate) magic: u64,
+}
+
+impl Foreign {
+    pub(crate) const MAGIC: u64 = 0x6661_6b65_6375_6461;
+}
+
+impl Allocation {
+    /// Whether it was allocated by another process.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.offset.is_none()
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Memory {
+    arenas: BTreeMap<usize, Arena>,
+    allocations: BTreeMap<u64, Arc<Allocation>>,
+    pinned: BTreeMap<usize, Arc<Pinned>>,
+    allocated: u64,
+}
+
+struct Arena {
+    base: usize,
+    file: OwnedFd,
+    hidden_by: u64,
+    next: usize,
+}
+
+impl Memory {
+    pub(crate) fn allocate(&mut self, device: usize, bytes: usize, hidden: bool) -> Outcome<Arc<Allocation>> {
+        if bytes == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let arena = match self.arenas.entry(device) {
+            std::collections::btree_map::Entry::Occupied(arena) => arena.into_mut(),
+            std::collections::btree_map::Entry::Vacant(place) => place.insert(Arena::new(hidden)?),
+        };
+        let span = bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?;
+        let offset = arena.next;
+        if span > ARENA_BYTES - offset - PAGE {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        let host = arena.base + offset;
+        // SAFETY: within the arena, whose mapping nobody else uses; these addresses were never given out.
+        unsafe { mprotect(host as *mut _, span, MprotectFlags::READ | MprotectFlags::WRITE) }
+            .map_err(|_| Code::OUT_OF_MEMORY)?;
+        arena.next += span + PAGE;
+        let address = host as u64 - arena.hidden_by;
+        let allocation = self.known(Allocation { device, address, bytes, id: 0, host, offset: Some(offset) });
+        Ok(allocation)
+    }
+
+    fn known(&mut self, mut allocation: Allocation) -> Arc<Allocation> {
+        self.allocated += 1;
+        allocation.id = self.allocated;
+        let allocation = Arc::new(allocation);
+        self.allocations.insert(allocation.address, allocation.clone());
+        allocation
+    }
+
+    /// What begins at `address`.
+    pub(crate) fn starting(&self, address: u64) -> Option<Arc<Allocation>> {
+        self.allocations.get(&address).cloned()
+    }
+
+    /// What `address` lies in.
+    pub(crate) fn around(&self, address: u64) -> Option<Arc<Allocation>> {
+        let (_, allocation) = self.allocations.range(..=address).next_back()?;
+        (address - allocation.address < allocation.bytes as u64).then(|| allocation.clone())
+    }
+
+    /// Frees it. Nobody uses it any more.
+    pub(crate) fn release(&mut self, allocation: &Allocation) {
+        self.allocations.remove(&allocation.address);
+        match allocation.offset {
+            Some(offset) => {
+                let arena = &self.arenas[&allocation.device];
+                let span = allocation.bytes.next_multiple_of(PAGE);
+                // SAFETY: it is within the arena; what still reads there is what should be found out.
+                let closed = unsafe { mprotect(allocation.host as *mut _, span, MprotectFlags::empty()) };
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let given_back = fallocate(&arena.file, flags, offset as u64, span as u64);
+                // Both fail only for ranges that are none.
+                assert!(closed.is_ok() && given_back.is_ok(), "device memory is within its arena");
+            }
+            // SAFETY: it was mapped by `open`, and leaves the table with this.
+            None => unsafe {
+                let _ = munmap(allocation.host as *mut _, allocation.bytes.next_multiple_of(PAGE));
+            },
+        }
+    }
+
+    /// All that `device` has.
+    pub(crate) fn of(&self, device: usize) -> Vec<Arc<Allocation>> {
+        self.allocations.values().filter(|allocation| allocation.device == device).cloned().collect()
+    }
+
+    /// The bytes from `address`, all of one allocation.
+    pub(crate) fn device_place(&self, address: u64, bytes: usize) -> Outcome<Place> {
+        let allocation = self.around(address).ok_or(Code::INVALID_VALUE)?;
+        let offset = usize::try_from(address - allocation.address).map_err(|_| Code::INVALID_VALUE)?;
+        if bytes > allocation.bytes - offset {
+            return Err(Code::INVALID_VALUE);
+        }
+        Ok(Place { host: allocation.host + offset, keeper: Keeper::Device(allocation) })
+    }
+
+    /// The bytes from `address` of the host, pinned or not.
+    pub(crate) fn host_place(&self, address: usize, bytes: usize) -> Outcome<Place> {
+        let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
+        let in_arena = |arena: &Arena| {
+            let device = arena.base as u64 - arena.hidden_by;
+            let overlaps = |base: u64| (address as u64) < base + ARENA_BYTES as u64 && end as u64 > base;
+            overlaps(device) || overlaps(arena.base as u64)
+        };
+        if address == 0 || self.arenas.values().any(in_arena) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let keeper = self.pinned_around(address, bytes).map_or(Keeper::Pageable, Keeper::Pinned);
+        Ok(Place { host: address, keeper })
+    }
+
+    /// The bytes from `address` of the host, which are pinned.
+    pub(crate) fn pinned_place(&self, address: usize, bytes: usize) -> Outcome<Place> {
+        let pinned = self.pinned_around(address, bytes).ok_or(Code::INVALID_VALUE)?;
+        Ok(Place { host: address, keeper: Keeper::Pinned(pinned) })
+    }
+
+    /// The pinned range that holds all of these bytes.
+    pub(crate) fn pinned_around(&self, address: usize, bytes: usize) -> Option<Arc<Pinned>> {
+        let (_, pinned) = self.pinned.range(..=address).next_back()?;
+        let offset = address - pinned.address;
+        (offset < pinned.bytes.max(1) && bytes <= pinned.bytes - offset).then(|| pinned.clone())
+    }
+
+    pub(crate) fn pinned_starting(&self, address: usize) -> Option<Arc<Pinned>> {
+        self.pinned.get(&address).cloned()
+    }
+
+    /// Allocates pinned memory.
+    pub(crate) fn allocate_pinned(&mut self, device: usize, bytes: usize, flags: u32) -> Outcome<Arc<Pinned>> {
+        if bytes == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: new memory, at an address of the kernel's choice.
+        let address = unsafe { mmap_anonymous(null_mut(), bytes, access, MapFlags::PRIVATE) };
+        let address = address.map_err(|_| Code::OUT_OF_MEMORY)? as usize;
+        Ok(self.pin(Pinned { device, address, bytes, flags, is_ours: true }))
+    }
+
+    /// Registers memory of the caller.
+    pub(crate) fn register(&mut self, device: usize, address: usize, bytes: usize, flags: u32) -> Outcome<Arc<Pinned>> {
+        let end = address.checked_add(bytes).filter(|_| address != 0 && bytes != 0).ok_or(Code::INVALID_VALUE)?;
+        if self.pinned.range(..end).next_back().is_some_and(|(_, before)| before.address + before.bytes > address) {
+            return Err(Code::ALREADY_REGISTERED);
+        }
+        Ok(self.pin(Pinned { device, address, bytes, flags, is_ours: false }))
+    }
+
+    fn pin(&mut self, pinned: Pinned) -> Arc<Pinned> {
+        let pinned = Arc::new(pinned);
+        self.pinned.insert(pinned.address, pinned.clone());
+        pinned
+    }
+
+    /// Ends that it is pinned, and frees it if the driver allocated it. Nobody uses it any more.
+    pub(crate) fn unpin(&mut self, pinned: &Pinned) {
+        self.pinned.remove(&pinned.address);
+        if pinned.is_ours {
+            // SAFETY: it was mapped by `allocate_pinned`, and leaves the table with this.
+            let _ = unsafe { munmap(pinned.address as *mut _, pinned.bytes) };
+        }
+    }
+
+    /// What another process needs to open it; none if it came from another process itself.
+    pub(crate) fn foreign(&self, allocation: &Allocation) -> Option<Foreign> {
+        let file = self.arenas.get(&allocation.device)?.file.as_raw_fd();
+        Some(Foreign {
+            process: std::process::id(),
+            file,
+            offset: allocation.offset? as u64,
+            bytes: allocation.bytes as u64,
+            id: allocation.id,
+            magic: Foreign::MAGIC,
+        })
+    }
+
+    /// Maps memory of another process.
+    pub(crate) fn open(&mut self, device: usize, foreign: Foreign) -> Outcome<Arc<Allocation>> {
+        // The driver refuses to open memory in the process that it comes from.
+        if foreign.magic != Foreign::MAGIC || foreign.process == std::process::id() {
+            return Err(Code::INVALID_VALUE);
+        }
+        let path = format!("/proc/{}/fd/{}", foreign.process, foreign.file);
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path).map_err(|_| Code::INVALID_VALUE)?;
+        let bytes = usize::try_from(foreign.bytes).map_err(|_| Code::INVALID_VALUE)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice; the other process keeps the file for as long as it lives.
+        let host = unsafe { mmap(null_mut(), bytes, access, MapFlags::SHARED, &file, foreign.offset) };
+        let host = host.map_err(|_| Code::INVALID_VALUE)? as usize;
+        let hidden_by = self.arenas.get(&device).map_or(0, |arena| arena.hidden_by);
+        Ok(self.known(Allocation { device, address: host as u64 - hidden_by, bytes, id: 0, host, offset: None }))
+    }
+}
+
+impl Arena {
+    fn new(hidden: bool) -> Outcome<Self> {
+        let map = || -> rustix::io::Result<(usize, OwnedFd)> {
+            let file = memfd_create("fakecuda", MemfdFlags::CLOEXEC)?;
+            ftruncate(&file, ARENA_BYTES as u64)?;
+            let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+            // SAFETY: new addresses of the kernel's choice, which nobody may touch yet.
+            let base = unsafe { mmap(null_mut(), ARENA_BYTES, ProtFlags::empty(), flags, &file, 0) }?;
+            Ok((base as usize, file))
+        };
+        let (base, file) = map().map_err(|_| Code::OUT_OF_MEMORY)?;
+        Ok(Self { base, file, hidden_by: if hidden { HIDDEN_BY } else { 0 }, next: 0 })
+    }
+}

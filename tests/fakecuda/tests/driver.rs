@@ -1,0 +1,472 @@
+//! The fake as cudarc sees it: what the driver's documentation promises holds, and what it forbids is refused.
+//!
+//! All tests share the one driver of this process; each takes a device of its own.
+
+#![expect(unsafe_code, reason = "the driver's interface is C")]
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::Duration;
+
+use cudarc::driver::sys::{self, CUcontext, CUevent, CUstream};
+use fakecuda::kernel::Launch;
+use fakecuda::{Control, library};
+
+const DEVICES: i32 = 32;
+/// Longer than any pause of a busy machine between two calls.
+const LAG_US: u64 = 100_000;
+
+/// Calls the driver; the number that it answers.
+macro_rules! cu {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        // SAFETY: the fake checks handles and addresses of devices; places of the host outlive the calls, which wait where they must.
+        unsafe { sys::$function($($argument),*) as u32 }
+    };
+}
+
+/// The driver with a device that no other test uses, whose context is current in this thread.
+struct World {
+    control: Control,
+    device: i32,
+    context: CUcontext,
+}
+
+impl World {
+    fn new() -> Self {
+        static NEXT: AtomicI32 = AtomicI32::new(0);
+        let control = Control::open(&library());
+        let device = NEXT.fetch_add(1, Ordering::Relaxed);
+        assert!(device < DEVICES, "more devices, please");
+        control.set("DEVICES", &DEVICES.to_string());
+        // SAFETY: loading it runs nothing.
+        assert!(unsafe { sys::is_culib_present() }, "cudarc finds what is mapped by its name");
+        assert_eq!(cu!(cuInit(0)), 0);
+        let mut context = null_mut();
+        assert_eq!(cu!(cuDevicePrimaryCtxRetain(&mut context, device)), 0);
+        assert_eq!(cu!(cuCtxSetCurrent(context)), 0);
+        Self { control, device, context }
+    }
+
+    fn stream(&self, flags: u32) -> CUstream {
+        let mut stream = null_mut();
+        assert_eq!(cu!(cuStreamCreate(&mut stream, flags)), 0);
+        stream
+    }
+
+    fn event(&self) -> CUevent {
+        let mut event = null_mut();
+        assert_eq!(cu!(cuEventCreate(&mut event, 2)), 0);
+        event
+    }
+
+    fn allocate(&self, bytes: usize) -> u64 {
+        let mut address = 0;
+        assert_eq!(cu!(cuMemAlloc_v2(&mut address, bytes)), 0);
+        address
+    }
+
+    fn pinned(&self, bytes: usize) -> *mut c_void {
+        let mut address = null_mut();
+        assert_eq!(cu!(cuMemHostAlloc(&mut address, bytes, 1)), 0);
+        address
+    }
+
+    /// The words of a device, after all that its default stream is ordered with.
+    fn words(&self, address: u64, count: usize) -> Vec<u32> {
+        words(&self.control.consume(self.device, 0, address, count * 4))
+    }
+
+    /// A stream that is slow, and words that it will write.
+    fn producer(&self, address: u64, values: &[u32]) -> CUstream {
+        let stream = self.control.user_stream(self.device);
+        self.control.lag(stream, LAG_US);
+        self.control.produce(self.device, stream, address, &bytes(values));
+        stream as CUstream
+    }
+}
+
+#[test]
+fn the_driver_introduces_itself() {
+    let world = World::new();
+    let mut version = 0;
+    assert_eq!(cu!(cuDriverGetVersion(&mut version)), 0);
+    assert_eq!(version, 13_000);
+    let mut count = 0;
+    assert_eq!(cu!(cuDeviceGetCount(&mut count)), 0);
+    assert_eq!(count, DEVICES);
+    let mut name = [0_i8; 64];
+    assert_eq!(cu!(cuDeviceGetPCIBusId(name.as_mut_ptr(), 64, 1)), 0);
+    let name: Vec<u8> = name.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8).collect();
+    assert_eq!(String::from_utf8_lossy(&name), "0000:02:00.0");
+    let mut major = 0;
+    let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    assert_eq!(cu!(cuDeviceGetAttribute(&mut major, attribute, world.device)), 0);
+    assert_eq!(major, 9);
+    assert_eq!(cu!(cuDeviceGet(&mut count, DEVICES)), 101);
+}
+
+#[test]
+fn every_byte_of_a_copy_arrives() {
+    let world = World::new();
+    let (stream, device, other) = (world.stream(1), world.allocate(4096), world.allocate(4096));
+    let (there, back) = (world.pinned(4096), world.pinned(4096));
+    let values: Vec<u32> = (0..1024).collect();
+    write(there, &values);
+    assert_eq!(cu!(cuMemcpyHtoDAsync_v2(device, there, 4096, stream)), 0);
+    assert_eq!(cu!(cuMemcpyDtoDAsync_v2(other, device, 4096, stream)), 0);
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(back, other, 4096, stream)), 0);
+    assert_eq!(cu!(cuStreamSynchronize(stream)), 0);
+    assert_eq!(read(back, 1024), values);
+    let counters =
+        ["copies_h2d", "copies_d2d", "copies_d2h", "bytes_d2h", "pageable_copies", "write_combined", "live_streams"];
+    let counted = counters.map(|name| world.control.counter(world.device, name));
+    assert_eq!(counted, [1, 1, 1, 4096, 0, 0, 1]);
+}
+
+#[test]
+fn a_fill_writes_its_pattern() {
+    let world = World::new();
+    let address = world.allocate(4096);
+    assert_eq!(cu!(cuMemsetD8_v2(address, 7, 4096)), 0);
+    assert_eq!(cu!(cuMemsetD32Async(address + 4, 99, 2, null_mut())), 0);
+    assert_eq!(world.words(address, 4), [0x0707_0707, 99, 99, 0x0707_0707]);
+}
+
+#[test]
+fn a_pinned_copy_returns_at_once_and_a_pageable_one_when_it_has_ended() {
+    let world = World::new();
+    let (device, pinned) = (world.allocate(16), world.pinned(16));
+    let stream = world.producer(device, &[1, 2, 3, 4]);
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(pinned, device, 16, stream)), 0);
+    assert_eq!(cu!(cuStreamQuery(stream)), 600, "what is slow is still under way");
+    let mut pageable = [0_u32; 4];
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(pageable.as_mut_ptr().cast(), device, 16, stream)), 0);
+    assert_eq!(pageable, [1, 2, 3, 4]);
+    assert_eq!(read(pinned, 4), [1, 2, 3, 4], "it came before it in the stream");
+    assert_eq!(world.control.counter(world.device, "pageable_copies"), 1);
+}
+
+#[test]
+fn memory_that_was_registered_is_pinned_until_it_is_unregistered() {
+    let world = World::new();
+    let mut memory = vec![0_u32; 4096];
+    let (start, bytes) = (memory.as_mut_ptr().cast::<c_void>(), memory.len() * 4);
+    assert_eq!(cu!(cuMemHostRegister_v2(start, bytes, 1)), 0);
+    assert_eq!(cu!(cuMemHostRegister_v2(start.wrapping_byte_add(64), 64, 1)), 712);
+    assert_eq!(world.control.counter(world.device, "pinned_bytes"), bytes as u64);
+    let device = world.allocate(64);
+    let stream = world.producer(device, &[5]);
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(start.wrapping_byte_add(4), device, 4, stream)), 0);
+    assert_eq!(cu!(cuStreamQuery(stream)), 600);
+    assert_eq!(cu!(cuMemHostUnregister(start)), 0);
+    assert_eq!(world.control.counter(world.device, "released_in_use"), 1, "the copy was under way");
+    assert_eq!(memory[..2], [0, 5]);
+    assert_eq!(cu!(cuMemHostUnregister(start)), 713);
+    assert_eq!(world.control.counter(world.device, "pinned_bytes"), 0);
+}
+
+#[test]
+fn a_stream_that_waits_for_an_event_sees_what_came_before_it() {
+    let world = World::new();
+    let (device, pinned, event) = (world.allocate(4), world.pinned(4), world.event());
+    let producer = world.producer(device, &[42]);
+    assert_eq!(cu!(cuEventRecord(event, producer)), 0);
+    assert_eq!(cu!(cuEventQuery(event)), 600);
+    let consumer = world.stream(1);
+    assert_eq!(cu!(cuStreamWaitEvent(consumer, event, 0)), 0);
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(pinned, device, 4, consumer)), 0);
+    assert_eq!(cu!(cuStreamSynchronize(consumer)), 0);
+    assert_eq!(read(pinned, 1), [42]);
+    assert_eq!(cu!(cuEventQuery(event)), 0);
+}
+
+#[test]
+fn a_missing_wait_is_seen_in_thirty_of_thirty_runs() {
+    let world = World::new();
+    let consumer = world.stream(1);
+    let (device, pinned) = (world.allocate(4), world.pinned(4));
+    for run in 1..=30 {
+        let producer = world.producer(device, &[run]);
+        assert_eq!(cu!(cuMemcpyDtoHAsync_v2(pinned, device, 4, consumer)), 0);
+        assert_eq!(cu!(cuStreamSynchronize(consumer)), 0);
+        assert_eq!(read(pinned, 1), [run - 1], "what was there before");
+        assert_eq!(cu!(cuStreamSynchronize(producer)), 0);
+        assert_eq!(cu!(cuStreamDestroy_v2(producer)), 0);
+    }
+}
+
+#[test]
+fn whoever_waits_for_an_event_waits_for_the_record_before_it() {
+    let world = World::new();
+    let (device, pinned, event) = (world.allocate(4), world.pinned(4), world.event());
+    let slow = world.producer(device, &[1]);
+    assert_eq!(cu!(cuEventRecord(event, slow)), 0);
+    let consumer = world.stream(1);
+    assert_eq!(cu!(cuStreamWaitEvent(consumer, event, 0)), 0);
+    // The event is used again, on a stream that has nothing to do.
+    let idle = world.stream(1);
+    assert_eq!(cu!(cuEventRecord(event, idle)), 0);
+    assert_eq!(cu!(cuEventSynchronize(event)), 0);
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(pinned, device, 4, consumer)), 0);
+    assert_eq!(cu!(cuStreamQuery(consumer)), 600, "it still waits for the first record");
+    assert_eq!(cu!(cuStreamSynchronize(consumer)), 0);
+    assert_eq!(read(pinned, 1), [1]);
+}
+
+#[test]
+fn an_event_of_a_destroyed_stream_is_still_reached() {
+    let world = World::new();
+    let (device, event) = (world.allocate(4), world.event());
+    let producer = world.producer(device, &[9]);
+    assert_eq!(cu!(cuEventRecord(event, producer)), 0);
+    assert_eq!(cu!(cuStreamDestroy_v2(producer)), 0);
+    assert_eq!(cu!(cuStreamQuery(producer)), 400);
+    assert_eq!(cu!(cuEventSynchronize(event)), 0);
+    assert_eq!(world.words(device, 1), [9]);
+}
+
+#[test]
+fn the_default_stream_waits_for_blocking_streams_only() {
+    let world = World::new();
+    let (device, pinned, host) = (world.allocate(8), world.pinned(8), world.pinned(8));
+    write(pinned, &[3, 4]);
+    for (flags, expected) in [(1, [0, 0]), (0, [3, 4])] {
+        assert_eq!(cu!(cuMemsetD8_v2(device, 0, 8)), 0);
+        assert_eq!(cu!(cuStreamSynchronize(null_mut())), 0);
+        let stream = world.stream(flags);
+        world.control.lag(stream as u64, LAG_US);
+        assert_eq!(cu!(cuMemcpyHtoDAsync_v2(device, pinned, 8, stream)), 0);
+        assert_eq!(cu!(cuMemcpyDtoHAsync_v2(host, device, 8, null_mut())), 0);
+        assert_eq!(cu!(cuStreamSynchronize(null_mut())), 0);
+        assert_eq!(read(host, 2), expected, "flags {flags}");
+        assert_eq!(cu!(cuStreamSynchronize(stream)), 0);
+    }
+}
+
+#[test]
+fn memory_outside_of_an_allocation_is_refused() {
+    let world = World::new();
+    let (device, pinned) = (world.allocate(4096), world.pinned(8192));
+    let copy = |address: u64, bytes: usize| cu!(cuMemcpyDtoHAsync_v2(pinned, address, bytes, null_mut()));
+    assert_eq!(copy(device, 4096), 0);
+    assert_eq!(copy(device, 4097), 1, "one too many");
+    assert_eq!(copy(device + 4095, 2), 1);
+    assert_eq!(copy(device - 1, 1), 1);
+    assert_eq!(copy(pinned as u64, 16), 1, "memory of the host");
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(device as *mut c_void, device, 16, null_mut())), 1, "memory of the device");
+    assert_eq!(cu!(cuMemFree_v2(device)), 0);
+    assert_eq!(copy(device, 16), 1, "freed");
+    assert_eq!(cu!(cuMemFree_v2(device)), 1);
+    assert_ne!(world.allocate(4096), device, "an address is given once");
+}
+
+#[test]
+fn memory_of_another_device_is_refused() {
+    let world = World::new();
+    let other = World::new();
+    let (theirs, pinned) = (other.allocate(64), other.pinned(64));
+    let stream = other.stream(1);
+    assert_eq!(cu!(cuCtxSetCurrent(world.context)), 0);
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(pinned, theirs, 64, null_mut())), 1);
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(pinned, theirs, 64, stream)), 400, "a stream of another context");
+    let ours = world.allocate(64);
+    assert_eq!(cu!(cuMemcpyPeerAsync(ours, world.context, theirs, other.context, 64, null_mut())), 0);
+    assert_eq!(cu!(cuEventRecord(world.event(), stream)), 400);
+}
+
+#[test]
+fn a_thread_without_a_context_is_told_so() {
+    let world = World::new();
+    let outcome = std::thread::spawn(|| {
+        let mut address = 0;
+        cu!(cuMemAlloc_v2(&mut address, 16))
+    });
+    assert_eq!(outcome.join().expect("no panic"), 201);
+    let mut before = null_mut();
+    assert_eq!(cu!(cuCtxPopCurrent_v2(&mut before)), 0);
+    assert_eq!(before, world.context);
+    assert_eq!(cu!(cuCtxSynchronize()), 201);
+}
+
+#[test]
+fn a_call_fails_when_a_test_wants_it_to() {
+    let world = World::new();
+    world.control.set("FAIL", &format!("cuMemHostAlloc:{0}=2@2*1,DtoH:{0}=719", world.device));
+    let mut address = null_mut();
+    assert_eq!(cu!(cuMemHostAlloc(&mut address, 64, 1)), 0);
+    assert_eq!(cu!(cuMemHostAlloc(&mut address, 64, 1)), 2);
+    let (device, event, stream) = (world.allocate(64), world.event(), world.stream(1));
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(address, device, 64, stream)), 0, "it is accepted");
+    // A failed device reaches its events; whoever asks hears why.
+    let recorded = cu!(cuEventRecord(event, stream));
+    assert!([0, 719].contains(&recorded));
+    assert_eq!(cu!(cuStreamSynchronize(stream)), 719);
+    assert_eq!(cu!(cuEventQuery(event)), 719);
+    assert_eq!(cu!(cuMemAlloc_v2(&mut 0, 64)), 719, "and nothing works any more");
+    world.control.fail_device(world.device, 0);
+    assert_eq!(cu!(cuEventQuery(event)), 0);
+}
+
+#[test]
+fn a_host_function_runs_in_its_turn_and_may_not_call_the_driver() {
+    static SEEN: AtomicU32 = AtomicU32::new(0);
+    extern "C" fn look(word: *mut c_void) {
+        // SAFETY: the test keeps the word until the stream has done this.
+        let word = unsafe { *word.cast::<u32>() };
+        assert_eq!(cu!(cuCtxSynchronize()), 800);
+        SEEN.store(word, Ordering::Release);
+    }
+    let world = World::new();
+    let (device, pinned) = (world.allocate(4), world.pinned(4));
+    let stream = world.producer(device, &[77]);
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(pinned, device, 4, stream)), 0);
+    let function: unsafe extern "C" fn(*mut c_void) = look;
+    assert_eq!(cu!(cuLaunchHostFunc(stream, Some(function), pinned)), 0);
+    assert_eq!(SEEN.load(Ordering::Acquire), 0);
+    assert_eq!(cu!(cuStreamSynchronize(stream)), 0);
+    assert_eq!(SEEN.load(Ordering::Acquire), 77);
+}
+
+#[test]
+fn a_kernel_is_the_rust_function_of_its_name() {
+    extern "C" fn double(launch: &Launch) {
+        for value in launch.memory::<f32>(0, launch.u32(1) as usize) {
+            *value *= 2.0;
+        }
+    }
+    let world = World::new();
+    let ptx = c".version 9.0\n.visible .entry double_f32(.param .u64 double_0, .param .u32 double_1)\n{ ret; }\n\
+        .visible .entry fakecuda_add_u32(.param .u64 a, .param .u64 b, .param .u32 c)\n{ ret; }\n";
+    world.control.register_kernel("double_f32", double);
+    let mut module = null_mut();
+    assert_eq!(cu!(cuModuleLoadData(&mut module, ptx.as_ptr().cast())), 0);
+    let mut function = null_mut();
+    assert_eq!(cu!(cuModuleGetFunction(&mut function, module, c"double".as_ptr())), 500);
+    assert_eq!(cu!(cuModuleGetFunction(&mut function, module, c"double_f32".as_ptr())), 0);
+    let (address, count) = (world.allocate(8), 2_u32);
+    world.control.produce(world.device, 0, address, &bytes(&[1.5_f32.to_bits(), 4.0_f32.to_bits()]));
+    let mut arguments = [(&raw const address).cast_mut().cast::<c_void>(), (&raw const count).cast_mut().cast()];
+    let launch = |function, arguments: &mut [*mut c_void]| {
+        cu!(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, null_mut(), arguments.as_mut_ptr(), null_mut()))
+    };
+    assert_eq!(launch(function, &mut arguments), 0);
+    assert_eq!(world.words(address, 2).into_iter().map(f32::from_bits).collect::<Vec<f32>>(), [3.0, 8.0]);
+    // A kernel that reaches beyond its memory takes the device with it.
+    assert_eq!(cu!(cuModuleGetFunction(&mut function, module, c"fakecuda_add_u32".as_ptr())), 0);
+    let (count, more) = (3_u64, 1_u32);
+    let mut arguments = [arguments[0], (&raw const count).cast_mut().cast(), (&raw const more).cast_mut().cast()];
+    assert_eq!(launch(function, &mut arguments), 0);
+    assert_eq!(cu!(cuCtxSynchronize()), 700);
+}
+
+#[test]
+fn what_is_submitted_under_capture_is_not_done() {
+    let world = World::new();
+    let (device, stream, event) = (world.allocate(4), world.stream(1), world.event());
+    // So that captures of other tests do not break, nor this one: each test is a thread of its own.
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    assert_eq!(cu!(cuStreamBeginCapture_v2(stream, mode)), 0);
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    assert_eq!(cu!(cuStreamIsCapturing(stream, &mut status)), 0);
+    assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    assert_eq!(cu!(cuMemsetD8Async(device, 1, 4, stream)), 0);
+    assert_eq!(cu!(cuEventRecord(event, stream)), 0);
+    let outsider = std::thread::spawn({
+        let event = event as usize;
+        move || {
+            let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            assert_eq!(cu!(cuThreadExchangeStreamCaptureMode(&mut mode)), 0);
+            cu!(cuEventQuery(event as CUevent))
+        }
+    });
+    assert_eq!(outsider.join().expect("no panic"), 907, "an event of a graph");
+    let mut graph = null_mut();
+    assert_eq!(cu!(cuStreamEndCapture(stream, &mut graph)), 0);
+    assert_eq!(world.words(device, 1), [0]);
+    // And a call that cannot be captured breaks the capture.
+    assert_eq!(cu!(cuStreamBeginCapture_v2(stream, mode)), 0);
+    assert_eq!(cu!(cuStreamSynchronize(stream)), 900);
+    assert_eq!(cu!(cuStreamEndCapture(stream, &mut graph)), 901);
+}
+
+#[test]
+fn addresses_tell_what_they_are() {
+    let world = World::new();
+    let (device, pinned) = (world.allocate(256), world.pinned(256));
+    let (mut base, mut bytes) = (0, 0);
+    assert_eq!(cu!(cuMemGetAddressRange_v2(&mut base, &mut bytes, device + 100)), 0);
+    assert_eq!((base, bytes), (device, 256));
+    let kind = |address: u64| {
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+        let mut kind = 0_u32;
+        (cu!(cuPointerGetAttribute((&raw mut kind).cast(), attribute, address)), kind)
+    };
+    assert_eq!(kind(device + 255), (0, 2));
+    assert_eq!(kind(pinned as u64), (0, 1));
+    assert_eq!(kind(&raw const base as u64).0, 1);
+}
+
+#[test]
+fn memory_of_the_device_is_counted_and_ends() {
+    let world = World::new();
+    let (mut free, mut total) = (0, 0);
+    let address = world.allocate(1 << 20);
+    assert_eq!(cu!(cuMemGetInfo_v2(&mut free, &mut total)), 0);
+    assert_eq!(total - free, 1 << 20);
+    assert_eq!(cu!(cuMemAlloc_v2(&mut 0, total)), 2);
+    assert_eq!(cu!(cuMemFree_v2(address)), 0);
+    assert_eq!(cu!(cuMemGetInfo_v2(&mut free, &mut total)), 0);
+    assert_eq!((world.control.counter(world.device, "live_allocations"), free), (0, total));
+}
+
+#[test]
+fn the_last_release_of_a_context_takes_all_with_it() {
+    let world = World::new();
+    let (device, stream) = (world.allocate(64), world.stream(1));
+    assert_eq!(cu!(cuDevicePrimaryCtxRelease_v2(world.device)), 0);
+    assert_eq!(cu!(cuStreamQuery(stream)), 400);
+    assert_eq!(cu!(cuMemAlloc_v2(&mut 0, 64)), 709);
+    let mut context = null_mut();
+    assert_eq!(cu!(cuDevicePrimaryCtxRetain(&mut context, world.device)), 0);
+    assert_eq!(cu!(cuMemFree_v2(device)), 1);
+    let counters = ["live_streams", "live_events", "live_allocations"];
+    assert_eq!(counters.map(|name| world.control.counter(world.device, name)), [0; 3]);
+}
+
+#[test]
+fn events_say_how_long_it_took_between_them() {
+    let world = World::new();
+    let (mut start, mut end) = (null_mut(), null_mut());
+    assert_eq!(cu!(cuEventCreate(&mut start, 0)), 0);
+    assert_eq!(cu!(cuEventCreate(&mut end, 0)), 0);
+    let device = world.allocate(4);
+    let stream = world.stream(1);
+    world.control.lag(stream as u64, 20_000);
+    assert_eq!(cu!(cuEventRecord(start, stream)), 0);
+    assert_eq!(cu!(cuMemsetD8Async(device, 0, 4, stream)), 0);
+    assert_eq!(cu!(cuEventRecord(end, stream)), 0);
+    assert_eq!(cu!(cuEventSynchronize(end)), 0);
+    let mut milliseconds = 0.0;
+    assert_eq!(cu!(cuEventElapsedTime_v2(&mut milliseconds, start, end)), 0);
+    assert!(Duration::from_secs_f32(milliseconds / 1e3) >= Duration::from_millis(20), "{milliseconds} ms");
+    assert_eq!(cu!(cuEventElapsedTime_v2(&mut milliseconds, start, world.event())), 400, "an event without a time");
+}
+
+fn bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|word| u32::from_ne_bytes(word.try_into().expect("four"))).collect()
+}
+
+fn write(to: *mut c_void, words: &[u32]) {
+    // SAFETY: the tests give memory that is long enough and that no stream uses now.
+    unsafe { std::slice::from_raw_parts_mut(to.cast::<u32>(), words.len()) }.copy_from_slice(words);
+}
+
+fn read(from: *mut c_void, count: usize) -> Vec<u32> {
+    // SAFETY: as for `write`.
+    unsafe { std::slice::from_raw_parts(from.cast::<u32>(), count) }.to_vec()
+}

@@ -1,0 +1,71 @@
+//! Settings that change how every device behaves; one test, because they are the process's.
+
+#![expect(unsafe_code, reason = "the driver's interface is C")]
+
+use std::ptr::null_mut;
+
+use cudarc::driver::sys;
+use fakecuda::{Control, library};
+
+macro_rules! cu {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        // SAFETY: the fake checks handles and addresses.
+        unsafe { sys::$function($($argument),*) as u32 }
+    };
+}
+
+#[test]
+fn settings_change_what_devices_do() {
+    let control = Control::open(&library());
+    // SAFETY: loading it runs nothing.
+    assert!(unsafe { sys::is_culib_present() });
+    assert_eq!(cu!(cuDeviceGetCount(&mut 0)), 3, "before cuInit nothing works");
+    control.set("DEVICES", "2");
+    control.set("FAIL", "cuInit=100@1*1");
+    assert_eq!(cu!(cuInit(0)), 100);
+    assert_eq!(cu!(cuInit(0)), 0);
+    control.set("DEVICES", "5");
+    let mut count = 0;
+    assert_eq!(cu!(cuDeviceGetCount(&mut count)), 0);
+    assert_eq!(count, 2, "the number of devices is fixed by cuInit");
+    assert_eq!(control.calls("cuInit"), 2);
+
+    let mut context = null_mut();
+    assert_eq!(cu!(cuDevicePrimaryCtxRetain(&mut context, 0)), 0);
+    assert_eq!(cu!(cuCtxSetCurrent(context)), 0);
+    control.set("HIDDEN", "1");
+    let address = control.allocate(0, 1 << 20);
+    assert_ne!(control.host_address(address, 1 << 20) as u64, address);
+    control.produce(0, 0, address + 3, &[1, 2, 3]);
+    assert_eq!(control.consume(0, 0, address + 2, 5), [0, 1, 2, 3, 0]);
+
+    // 1 MiB at 0.02 GB/s takes 52 ms.
+    control.set("GB_PER_S", "0.02");
+    let mut pinned = null_mut();
+    assert_eq!(cu!(cuMemHostAlloc(&mut pinned, 1 << 20, 4)), 0);
+    assert_eq!(control.counter(0, "write_combined"), 1);
+    let streams: Vec<sys::CUstream> = (0..2).map(|_| stream()).collect();
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(pinned, address, 1 << 20, streams[0])), 0);
+    assert_eq!(cu!(cuStreamQuery(streams[0])), 600);
+    assert_eq!(cu!(cuStreamSynchronize(streams[0])), 0);
+    control.set("GB_PER_S", "0");
+
+    // Of the two created streams the second lags, and nobody else.
+    control.set("LAG_STREAM", "1");
+    control.set("LAG_US", "100000");
+    assert_eq!(cu!(cuMemsetD8Async(address, 1, 1, streams[1])), 0);
+    assert_eq!(cu!(cuMemsetD8Async(address, 1, 1, streams[0])), 0);
+    assert_eq!(cu!(cuStreamSynchronize(streams[0])), 0);
+    assert_eq!(cu!(cuStreamQuery(streams[1])), 600, "it came first and is still at it");
+    assert_eq!(cu!(cuStreamSynchronize(streams[1])), 0);
+    control.set("LAG_STREAM", "default");
+    assert_eq!(cu!(cuMemsetD8Async(address, 1, 1, null_mut())), 0);
+    assert_eq!(cu!(cuStreamQuery(null_mut())), 600);
+    assert_eq!(cu!(cuStreamSynchronize(null_mut())), 0);
+}
+
+fn stream() -> sys::CUstream {
+    let mut stream = null_mut();
+    assert_eq!(cu!(cuStreamCreate(&mut stream, 1)), 0);
+    stream
+}
