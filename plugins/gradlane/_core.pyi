@@ -152,6 +152,16 @@ class Embedded:
     def stop(self, timeout: float) -> None:
         """Waits up to `timeout` for the members to leave, then stops."""
 
+def copy_seconds(
+    settings: dict[str, str],
+    device: int,
+    address: int,
+    bytes: int,
+    chunk_bytes: int,
+    in_flight: int,
+    direction: Literal["out", "in", "both"],
+) -> float:
+    """Seconds to copy memory of a device to pinned memory of the host, from there, or both at once, half of it each."""
 def detect_launch(arguments: dict[str, str]) -> _Launch: ...
 def find_join(job: str, timeout: float) -> str: ...
 def config_report(arguments: dict[str, str]) -> str: ...

@@ -46,9 +46,11 @@ impl<'session> Lender<'session> {
     }
 }
 
-#[expect(unsafe_code, reason = "the address comes from a tensor of the caller")]
-fn region(address: usize, bytes: usize) -> Region {
+/// The `bytes` bytes of host memory from `address`.
+#[expect(unsafe_code, reason = "the address comes from a tensor of the caller, or from a lease")]
+pub(crate) fn region(address: usize, bytes: usize) -> Region {
     // SAFETY: the package's Python half takes the address and the length from one tensor, whose owner is held in `Owners` until the
-    // operation has ended; nobody else writes to it meanwhile, which the public documentation asks of the caller.
+    // operation has ended; nobody else writes to it meanwhile, which the public documentation asks of the caller. A lease is held and
+    // left alone until its copy has ended.
     unsafe { Region::new(address as *mut u8, bytes) }
 }

@@ -32,7 +32,16 @@ def call(name: str, *arguments: object) -> None:
     assert code == 0, f"{name} answers {code}"
 
 
+@cache
+def context(device: int) -> ctypes.c_void_p:
+    """The device's primary context, held for as long as the process lives, as a framework holds it."""
+    held = ctypes.c_void_p()
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(held), device)
+    return held
+
+
 def allocate(size: int, device: int = 0) -> int:
+    context(device)
     address = ctypes.c_uint64()
     call("fakecuda_allocate", device, ctypes.c_size_t(size), ctypes.byref(address))
     return address.value
@@ -127,13 +136,12 @@ class Tensor:
 
 def wait_in(waiting: int, stream: int, device: int) -> None:
     """Has one stream wait for what another one has to do by now."""
-    context, event = ctypes.c_void_p(), ctypes.c_void_p()
-    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    call("cuCtxPushCurrent_v2", context)
+    event = ctypes.c_void_p()
+    call("cuCtxPushCurrent_v2", context(device))
     call("cuEventCreate", ctypes.byref(event), 2)
     call("cuEventRecord", event, ctypes.c_size_t(stream))
     call("cuStreamWaitEvent", ctypes.c_size_t(waiting), event, 0)
-    call("cuCtxPopCurrent_v2", ctypes.byref(context))
+    call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
 class _Managed(ctypes.Structure):

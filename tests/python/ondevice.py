@@ -63,7 +63,7 @@ def bring(tensor: torch.Tensor, device: int = 0) -> torch.Tensor:
 def bring_module(module: torch.nn.Module, device: int = 0) -> torch.nn.Module:
     """Moves parameters and buffers."""
     for tensor in [*module.parameters(), *module.buffers()]:
-        bring(tensor.data, device) if isinstance(tensor, torch.nn.Parameter) else bring(tensor, device)
+        tensor.data = bring(tensor.data, device)
     return module
 
 

@@ -15,14 +15,14 @@ gradlane.push_pull(array, "in place")
 assert counter("copies_d2d") == counter("copies_d2h") == 0
 out = Array(np.zeros(5), stream=user_stream())
 gradlane.push_pull(array, "elsewhere", out=out)
-print(out.seen_by(user_stream()).tolist(), counter("copies_d2d"), counter("copies_d2h"))
+print(counter("copies_d2d"), counter("copies_d2h"), out.seen_by(user_stream()).tolist())
 gradlane.shutdown()
 """
 
 
 def test_alone_in_a_job_nothing_is_done_in_place_and_the_device_copies_elsewhere():
     ended = run_here(WITHOUT_PEERS, LIBRARY)
-    assert ended.code == 0 and ended.output.splitlines()[-1] == "[0.0, 1.0, 2.0, 3.0, 4.0] 1 0", ended.output
+    assert ended.code == 0 and ended.output.splitlines()[-1] == "1 0 [0.0, 1.0, 2.0, 3.0, 4.0]", ended.output
 
 
 WITHOUT_DRIVER = """
