@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use gradlane_core::config::Config;
-use gradlane_core::pipeline::{DeviceKind, Duty, Pipeline, Stage, Topology};
+use gradlane_core::pipeline::{DeviceKind, Duty, Pipeline, Route, Stage, Topology};
 use gradlane_core::sched::{Command, GroupId, Outcome, Scheduler, SchedulerConfig, TaskSpec};
 use gradlane_core::types::{PartId, Priority, Round, ServerId, TensorKey, Time};
 
@@ -147,7 +147,7 @@ impl Load {
                 bytes: 4 << 20,
                 round: Round(0),
                 priority: self.priority(),
-                duty: Duty::Owner,
+                route: Route::host(Duty::Owner),
                 groups: vec![group],
             };
             self.scheduler.submit(Time::ZERO, spec);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use gradlane_core::config::{Config, Origin, ProcessRole};
-use gradlane_core::{Error, Result, cuda};
+use gradlane_core::{Error, Result, collective, cuda};
 use tracing_subscriber::EnvFilter;
 
 use crate::launch::{self, Launch};
@@ -178,7 +178,9 @@ impl Command {
                 // A server's settings, because a worker's place is of no interest here.
                 let config = settings.load(Some(ProcessRole::Server))?;
                 let mut findings = doctor::examine(Path::new("/"), &expectations(&config, program));
-                findings.extend(doctor::devices(cuda::describe(&config)));
+                let mut lines = cuda::describe(&config);
+                lines.extend(collective::device::describe(&config));
+                findings.extend(doctor::devices(lines));
                 say(&if json { doctor::json(&findings) } else { doctor::text(&findings) })
             }
         }

@@ -20,15 +20,19 @@ const GROUND: [&str; 2] = ["cuda", "local"];
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 23] = [
+const UNSAFE: [&str; 27] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/road.rs",
+    "core/src/collective/nccl/comm.rs",
+    "core/src/collective/nccl/library.rs",
+    "core/src/collective/nccl/table.rs",
     "core/src/cuda/api.rs",
     "core/src/cuda/context.rs",
     "core/src/cuda/driver.rs",
     "core/src/cuda/stream.rs",
     "core/src/device/cuda/ground.rs",
     "core/src/device/cuda/lane.rs",
+    "core/src/device/host.rs",
     "core/src/local/ground.rs",
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",

@@ -2,15 +2,25 @@
 //!
 //! A collective carries out what its ranks are ready for, in one order on all of them. What is reduced when, and who is told of the
 //! outcome, is decided by whoever hands the operations in.
+//!
+//! There is one order and there are two roads: memory of the host is summed in shared memory ([`host`]), memory of devices by a
+//! [`DeviceRoad`], to which the same order is handed.
 
+pub mod device;
 pub mod host;
+#[cfg(feature = "cuda")]
+pub mod nccl;
+mod walk;
 
 use std::time::Duration;
 
+pub use device::{Bulletin, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team, device_road};
 pub use host::{HostCollective, HostOptions, LocalRank};
+pub use walk::Walk;
 
 use crate::error::Error;
 use crate::mem::Region;
+use crate::pipeline::DeviceKind;
 use crate::sched::order::{Claim, Slot};
 use crate::types::{Done, PartId, Round, WorkerId};
 
@@ -23,12 +33,34 @@ pub struct Operation {
     pub round: Round,
     /// What shall come of it; equal on all ranks, but for what only the owner knows.
     pub goal: Goal,
-    /// What this rank thinks it is.
+    /// What this rank thinks it is; of the kind of memory that it has.
     pub claim: Claim,
-    /// The contribution, run after run; as long as the claim says.
-    pub source: Vec<Region>,
-    /// Where the result goes, as long; may be the same memory.
-    pub destination: Vec<Region>,
+    /// Contribution and result.
+    pub memory: Memory,
+}
+
+/// Where an operation's contribution and result lie.
+#[derive(Debug)]
+pub enum Memory {
+    /// In host memory.
+    Host {
+        /// The contribution, run after run; as long as the claim says.
+        source: Vec<Region>,
+        /// Where the result goes, as long; may be the same memory.
+        destination: Vec<Region>,
+    },
+    /// In memory of a device.
+    Device(DeviceMemory),
+}
+
+impl Memory {
+    /// Which kind it is.
+    pub const fn kind(&self) -> DeviceKind {
+        match self {
+            Self::Host { .. } => DeviceKind::Host,
+            Self::Device(_) => DeviceKind::Cuda,
+        }
+    }
 }
 
 /// What comes of an operation.
@@ -73,6 +105,11 @@ impl Goal {
         };
         (part, Round(round.0 * 2 + after))
     }
+
+    /// Whether this rank is an owner that has nothing but an error.
+    pub const fn has_failed(&self) -> bool {
+        matches!(self, Self::Broadcast { failure: Some(_), .. })
+    }
 }
 
 /// Reduces among the ranks of one machine.
@@ -83,10 +120,14 @@ pub trait Collective: Send + Sync {
     /// died, or what the owner of a broadcast has to tell. A tensor's name is its key.
     ///
     /// Who waits for the owner of a broadcast waits as long as the owner lives: what it waits for has deadlines of its own.
+    ///
+    /// Ranks whose memory is of different kinds hear a mismatch of `device`. Memory of devices that cannot be reduced here is refused
+    /// at once, with what to do about it, and the others are told that this rank will not come.
     fn run(&self, operation: Operation, done: Done<f64>);
 
     /// Gives an operation up: it ends as [`Cancelled`](crate::Error::Cancelled), unless all ranks had come to it. The others lose it too,
-    /// but for a broadcast, which only its owner can take from them.
+    /// but for a broadcast, which only its owner can take from them; in memory of devices it then goes on for this rank as well, because
+    /// the others' library needs its memory.
     fn abandon(&self, slot: Slot);
 
     /// Lets the calling thread do the work until `enough` says so, at most for `patience`. Returns at once if another thread is at it.

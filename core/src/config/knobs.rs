@@ -194,6 +194,8 @@ knobs! {
     "Devices" {
         /// The CUDA driver's library, where it is not the one that the loader finds; tests name a fake one.
         cuda_lib: Optional<Path> = "";
+        /// NCCL's library, where it is neither loaded by the framework nor found by the loader.
+        nccl_lib: Optional<Path> = "";
         /// Memory of the host that a process may pin for copies from and to devices; beyond it copies go through ordinary memory, slower.
         pinned_bytes_max: Bytes = "1 GiB" in "1 MiB" to "1 TiB";
     }

@@ -4,6 +4,7 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod host;
 
 use std::fmt;
 
@@ -14,6 +15,7 @@ use crate::types::Done;
 
 #[cfg(feature = "cuda")]
 pub use self::cuda::CudaDevice;
+pub use self::host::HostDevice;
 
 /// The devices of one kind that this process reaches.
 pub trait Device: Send + Sync + fmt::Debug {

@@ -4,6 +4,7 @@ use super::payload::{Cargo, Payload};
 use super::shared::{Effect, State, names};
 use crate::error::Error;
 use crate::mem::borrow::Letter;
+use crate::pipeline::Route;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::{GroupId, TaskId, TaskSpec};
 use crate::types::{Done, Priority, Time};
@@ -54,7 +55,7 @@ impl State {
             bytes: 0,
             round: part.round,
             priority,
-            duty: self.duty(part),
+            route: Route::host(self.duty(part)),
             groups: groups_of_none,
         };
         if let Some(task) = self.scheduler.give_up_round(now, spec) {

@@ -43,6 +43,10 @@ metrics! {
     local_sums,
     /// Bytes of them.
     local_bytes,
+    /// Bytes copied from devices, to be sent.
+    d2h_bytes,
+    /// Bytes of sums copied to devices.
+    h2d_bytes,
     /// Connections to servers established, repeats included.
     connections,
     /// Those of them that go through shared memory.

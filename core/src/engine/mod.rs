@@ -6,12 +6,14 @@
 //!                            PUSH ──► transport.push ──► PULL ──► transport.pull
 //!                                 └───────────── Scheduler::finish ◄───┘ ──► Handle resolves
 //! ```
+//! Tensors in memory of a device are staged before and brought back after, by COPYD2H and COPYH2D, each with a thread of its own.
 //! What takes no longer than to wake a thread is done by whoever finds it: PULL always, PUSH of short parts by the thread that submits.
 //! Whoever waits for a handle does the transport's work, so that a sum lands on the thread that wants it.
 //!
 //! [`Membership`] holds the connection to the coordinator, [`Timer`] wakes for deadlines; an idle engine runs none of its threads.
 
 mod batch;
+mod bell;
 mod clock;
 mod executors;
 mod giving_up;

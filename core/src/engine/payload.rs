@@ -2,6 +2,7 @@
 
 use super::Memory;
 use super::trace::Subject;
+use crate::collective;
 use crate::cuda::Mark;
 use crate::mem::borrow::{Letter, Staging};
 use crate::mem::{DeviceRegion, Ordinal, Region};
@@ -127,6 +128,27 @@ impl Cargo {
         }
     }
 
+    /// What the ranks of a machine reduce.
+    pub(super) fn memory(&self) -> collective::Memory {
+        match self {
+            Self::Host { source, destination } => {
+                collective::Memory::Host { source: again(source), destination: again(destination) }
+            }
+            Self::Device(OnDevice { source, destination, .. }) => {
+                let after = source.after.iter().chain(&destination.after).cloned().collect();
+                let (source, destination) = (source.again().regions, destination.again().regions);
+                collective::Memory::Device(collective::DeviceMemory { source, destination, after })
+            }
+        }
+    }
+
+    /// Gives back what it was staged in, if it was.
+    pub(super) fn unstage(&mut self) {
+        if let Self::Device(there) = self {
+            there.staging = None;
+        }
+    }
+
     /// From now on the contribution lies where the result goes.
     pub(super) fn contribute_result(&mut self) {
         match self {
@@ -174,7 +196,7 @@ impl Memory {
 }
 
 /// The same regions for another stage.
-pub(super) fn again(regions: &[Region]) -> Vec<Region> {
+fn again(regions: &[Region]) -> Vec<Region> {
     regions.iter().map(Region::again).collect()
 }
 

@@ -5,18 +5,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use super::bell::Bell;
 use super::executors::executor;
 use super::links::Links;
 use super::payload::{Cargo, Hold, Payload};
-use super::stage_loop::Bell;
 use super::trace::{TaskTrace, Timeline};
 use super::{Clock, Memory, Metrics, Timer};
 use crate::collective::Collective;
 use crate::config::Checksum;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pipeline::Stage;
 use crate::pipeline::registry::{ReadyPart, Registry};
+use crate::pipeline::{Route, Stage};
 use crate::sched::order::Slot;
 use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, Task, TaskId, TaskSpec};
 use crate::transport::Transport;
@@ -385,7 +385,7 @@ impl State {
                 bytes: part.layout.bytes(),
                 round: part.round,
                 priority,
-                duty: self.duty(&part),
+                route: Route { duty: self.duty(&part), memory: cargo.kind() },
                 groups,
             },
         );

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Clock;
-use crate::collective::{Collective, HostCollective, HostOptions, LocalRank};
+use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, device_road};
 use crate::config::{Config, LocalReduce};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
@@ -22,18 +22,18 @@ pub(super) fn open_door(config: &Config, machine: MachineId, workers: u32) -> Op
     PrivateSocket::listen(&std::env::temp_dir()).inspect_err(refused).ok()
 }
 
-/// The job as the worker `rank` sees it.
-pub(super) fn topology(machines: &Machines, rank: WorkerId) -> Topology {
+/// The job as the worker `rank` sees it, whose tensors may lie in memory of a `device`.
+pub(super) fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind) -> Topology {
     let several = |len: usize| u32::try_from(len).expect("bounded by MEMBERS_MAX");
     match machines.team(rank) {
         Some(team) => Topology {
             machines: several(machines.len()),
             local_ranks: several(team.len()),
             local_collective: true,
-            ..Topology::single(DeviceKind::Host)
+            ..Topology::single(device)
         },
         // A job with servers pushes, however many workers it has: two stand for many.
-        None => Topology::flat(2, DeviceKind::Host),
+        None => Topology::flat(2, device),
     }
 }
 
@@ -80,6 +80,7 @@ pub(super) fn meet(
         step_timeout: config.step_timeout,
         oldest_every: config.oldest_every,
         copies,
+        devices: device_road(config),
         clock: Arc::new(move || clock.now()),
     };
     Ok(Arc::new(HostCollective::join(options, failed)?))
@@ -94,6 +95,8 @@ mod tests {
     #[test]
     fn every_worker_passes_the_stages_of_its_machine() {
         let (push, tiers) = ("PUSH -> PULL", "REDUCE -> PUSH -> PULL -> BROADCAST");
+        let (copied, copied_tiers) =
+            ("COPYD2H -> PUSH -> PULL -> COPYH2D", "REDUCE -> COPYD2H -> PUSH -> PULL -> COPYH2D -> BROADCAST");
         let table: [(&[Place], &[&str]); 4] = [
             (&[(7, "a"), (7, "b")], &["ALL_REDUCE", "ALL_REDUCE"]),
             (&[(7, "a"), (7, "b"), (7, "c"), (8, "d")], &[tiers, tiers, tiers, push]),
@@ -104,8 +107,15 @@ mod tests {
             let view = View::of_workers(members);
             let machines = Machines::of(&view);
             for (rank, expected) in (0..).map(WorkerId).zip(stages) {
-                let pipeline = Pipeline::for_role(&topology(&machines, rank), false);
-                assert_eq!(pipeline.to_string(), *expected, "{members:?}, {rank}");
+                for (device, copies) in [(DeviceKind::Host, false), (DeviceKind::Cuda, true)] {
+                    let pipeline = Pipeline::for_role(&topology(&machines, rank, device), false);
+                    let expected = match *expected {
+                        stages if stages == push && copies => copied,
+                        stages if stages == tiers && copies => copied_tiers,
+                        stages => stages,
+                    };
+                    assert_eq!(pipeline.to_string(), expected, "{members:?}, {rank}");
+                }
                 let met: Vec<WorkerId> = ranks(&view, rank).into_iter().map(|local| local.rank).collect();
                 assert_eq!(met, machines.team(rank).unwrap_or_default());
             }

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
 use crate::pipeline::registry::{Lookup, Registry};
-use crate::pipeline::{Pipeline, Stage};
+use crate::pipeline::{DeviceKind, Pipeline, Stage};
 use crate::sched::{Scheduler, SchedulerConfig};
 use crate::transport::Transport;
 use crate::transport::quic::Credentials;
@@ -468,6 +468,10 @@ impl Engine {
             collective.shutdown();
         }
         self.shared.transport.shutdown(Duration::from_secs(1));
+        // Copies under way end with it, and with them the last handles.
+        if let Some(device) = &self.shared.device {
+            device.shutdown();
+        }
         for bell in self.shared.bells.values() {
             bell.ring();
         }
@@ -548,7 +552,8 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: Scheduler
                 state.rank = WorkerId(index);
                 state.registry = Registry::new(state.rank);
                 state.machines = Machines::of(&view);
-                let topology = together::topology(&state.machines, state.rank);
+                let device = if shared.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host };
+                let topology = together::topology(&state.machines, state.rank, device);
                 state.scheduler = Scheduler::new(scheduling, Pipeline::for_role(&topology, false));
                 state.follow(now, view);
             });

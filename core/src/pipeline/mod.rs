@@ -19,7 +19,7 @@ pub mod models;
 pub use layout::Layouter;
 pub use partition::LayoutConfig;
 pub use placement::{Placement, weights_for};
-pub use plan::{Duty, Pipeline};
+pub use plan::{Duty, Pipeline, Route};
 pub use registry::{Lookup, ReadyPart, Registry, Submitted};
 pub use stage::Stage;
 pub use topology::{DeviceKind, Topology};

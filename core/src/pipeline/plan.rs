@@ -3,19 +3,20 @@
 //! | topology | stages |
 //! |---|---|
 //! | one process | none: scale and complete |
-//! | one machine, several ranks with tensors in host memory | ALL_REDUCE |
-//! | one machine, several GPUs | REDUCE, BROADCAST |
+//! | one machine, several ranks | ALL_REDUCE |
 //! | one machine, several PCIe groups | REDUCE, COPYD2H, PCIE_REDUCE, COPYH2D, BROADCAST |
-//! | machines with one rank each, CUDA | COPYD2H, PUSH, PULL, COPYH2D |
-//! | machines with one rank each, host memory | PUSH, PULL |
-//! | machines with several GPUs | REDUCE, COPYD2H, PUSH, PULL, COPYH2D, BROADCAST |
+//! | machines with one rank each, without devices | PUSH, PULL |
+//! | the same with devices | COPYD2H, PUSH, PULL, COPYH2D |
+//! | machines with several ranks, without devices | REDUCE, PUSH, PULL, BROADCAST |
+//! | the same with devices | REDUCE, COPYD2H, PUSH, PULL, COPYH2D, BROADCAST |
 //! | the same in several PCIe groups | REDUCE, COPYD2H, PCIE_REDUCE, PUSH, PULL, COPYH2D, BROADCAST |
-//! | machines with several host ranks | REDUCE, PUSH, PULL, BROADCAST |
 //!
 //! A compressor puts COMPRESS before PUSH and DECOMPRESS after PULL. Ranks of one machine without a local collective count as
 //! machines with one rank each.
 //!
-//! Of the ranks of a machine that reduce among themselves before they push, each exchanges only the parts that it owns, whole: see [`Duty`].
+//! A pipeline has what any part of its rank may need; which of it a part passes is its [`Route`]. Tensors in host memory pass no copies,
+//! also where there are devices. Of the ranks of a machine that reduce among themselves before they push, each exchanges only the parts
+//! that it owns, whole: see [`Duty`].
 
 use std::fmt;
 
@@ -33,6 +34,27 @@ pub enum Duty {
     Alone,
 }
 
+/// Which of the stages of its rank a part passes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Route {
+    /// What the rank does about it.
+    pub duty: Duty,
+    /// What holds its tensors.
+    pub memory: DeviceKind,
+}
+
+impl Route {
+    /// That of a part in host memory.
+    pub const fn host(duty: Duty) -> Self {
+        Self { duty, memory: DeviceKind::Host }
+    }
+
+    /// That of a part in memory of a device.
+    pub const fn device(duty: Duty) -> Self {
+        Self { duty, memory: DeviceKind::Cuda }
+    }
+}
+
 /// The stages that the parts of a rank pass, in order; empty where there is nothing to reduce.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pipeline {
@@ -45,7 +67,7 @@ impl Pipeline {
         let together = topology.local_collective && topology.local_ranks > 1;
         let pushes = topology.machines > 1 || (topology.local_ranks > 1 && !together);
         let groups = together && topology.pcie_groups > 1 && topology.device == DeviceKind::Cuda;
-        let at_once = together && !pushes && topology.device == DeviceKind::Host;
+        let at_once = together && !pushes && !groups;
         let staged = topology.device == DeviceKind::Cuda && (pushes || groups);
         let needed = |stage: &Stage| match stage {
             Stage::AllReduce => at_once,
@@ -74,13 +96,13 @@ impl Pipeline {
     }
 
     /// Where a part begins; `None` if there is nothing to do.
-    pub fn first(&self, duty: Duty) -> Option<Stage> {
-        self.passed(duty).next()
+    pub fn first(&self, route: Route) -> Option<Stage> {
+        self.passed(route).next()
     }
 
     /// What follows `stage`; `None` after the last.
-    pub fn after(&self, stage: Stage, duty: Duty) -> Option<Stage> {
-        self.passed(duty).find(|later| *later > stage)
+    pub fn after(&self, stage: Stage, route: Route) -> Option<Stage> {
+        self.passed(route).find(|later| *later > stage)
     }
 
     /// Whether, once a part of this rank has passed `stage`, the others of its machine wait for it in BROADCAST.
@@ -91,13 +113,14 @@ impl Pipeline {
             && self.contains(Stage::Broadcast)
     }
 
-    fn passed(&self, duty: Duty) -> impl Iterator<Item = Stage> {
-        let is_passed = move |stage: &Stage| match (duty, stage) {
+    fn passed(&self, Route { duty, memory }: Route) -> impl Iterator<Item = Stage> {
+        let is_duty = move |stage: &Stage| match (duty, stage) {
             (Duty::Owner, _) => true,
             (Duty::Alone, stage) => !matches!(stage, Stage::Reduce | Stage::Broadcast),
             (Duty::Member, stage) => !(Stage::CopyD2H..=Stage::CopyH2D).contains(stage),
         };
-        self.stages.iter().copied().filter(is_passed)
+        let is_needed = move |stage: &Stage| memory == DeviceKind::Cuda || !stage.is_staging();
+        self.stages.iter().copied().filter(is_duty).filter(is_needed)
     }
 
     /// Whether parts pass `stage`.
@@ -132,7 +155,7 @@ mod tests {
         let table = [
             (1, 1, 1, Host, false, false, "nothing to reduce"),
             (1, 1, 1, Cuda, false, true, "nothing to reduce"),
-            (1, 8, 1, Cuda, true, false, "REDUCE -> BROADCAST"),
+            (1, 8, 1, Cuda, true, false, "ALL_REDUCE"),
             (1, 8, 1, Host, true, true, "ALL_REDUCE"),
             (1, 8, 2, Cuda, true, false, "REDUCE -> COPYD2H -> PCIE_REDUCE -> COPYH2D -> BROADCAST"),
             (4, 1, 1, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
@@ -165,9 +188,26 @@ mod tests {
     #[test]
     fn a_part_leaves_after_the_last_stage() {
         let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false);
-        assert_eq!(pipeline.first(Duty::Owner), Some(Stage::CopyD2H));
-        assert_eq!(pipeline.after(Stage::CopyD2H, Duty::Owner), Some(Stage::Push));
-        assert_eq!(pipeline.after(Stage::CopyH2D, Duty::Owner), None);
+        let route = Route::device(Duty::Owner);
+        assert_eq!(pipeline.first(route), Some(Stage::CopyD2H));
+        assert_eq!(pipeline.after(Stage::CopyD2H, route), Some(Stage::Push));
+        assert_eq!(pipeline.after(Stage::CopyH2D, route), None);
+    }
+
+    #[test]
+    fn only_memory_of_devices_is_copied_and_only_by_who_exchanges_it() {
+        let topology =
+            Topology { machines: 2, local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Cuda) };
+        let pipeline = Pipeline::for_role(&topology, false);
+        let passed = |route| pipeline.passed(route).map(Stage::name).collect::<Vec<_>>().join(" ");
+        assert_eq!(passed(Route::device(Duty::Owner)), "REDUCE COPYD2H PUSH PULL COPYH2D BROADCAST");
+        assert_eq!(passed(Route::device(Duty::Member)), "REDUCE BROADCAST");
+        assert_eq!(passed(Route::device(Duty::Alone)), "COPYD2H PUSH PULL COPYH2D");
+        assert_eq!(passed(Route::host(Duty::Owner)), "REDUCE PUSH PULL BROADCAST");
+        assert_eq!(passed(Route::host(Duty::Member)), "REDUCE BROADCAST");
+        assert_eq!(passed(Route::host(Duty::Alone)), "PUSH PULL");
+        let flat = Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false);
+        assert_eq!(flat.first(Route::host(Duty::Owner)), Some(Stage::Push));
     }
 
     #[test]
@@ -175,7 +215,7 @@ mod tests {
         let topology =
             Topology { machines: 2, local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Host) };
         let pipeline = Pipeline::for_role(&topology, false);
-        let passed = |duty| pipeline.passed(duty).collect::<Vec<Stage>>();
+        let passed = |duty| pipeline.passed(Route::host(duty)).collect::<Vec<Stage>>();
         assert_eq!(passed(Duty::Owner), [Stage::Reduce, Stage::Push, Stage::Pull, Stage::Broadcast]);
         assert_eq!(passed(Duty::Member), [Stage::Reduce, Stage::Broadcast]);
         assert_eq!(passed(Duty::Alone), [Stage::Push, Stage::Pull]);

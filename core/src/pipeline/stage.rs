@@ -11,7 +11,7 @@ pub enum Stage {
     AllReduce,
     /// Sums over the ranks of a machine; each rank is left with what it owns.
     Reduce,
-    /// Copies the owned shard from the device to host memory.
+    /// Copies the contribution from the device to host memory.
     CopyD2H,
     /// Sums on the host what the PCIe groups of one machine reduced on their own.
     PcieReduce,
@@ -23,7 +23,7 @@ pub enum Stage {
     Pull,
     /// Undoes the compression of the sum.
     Decompress,
-    /// Copies the sum of the owned shard back to the device.
+    /// Copies the sum back to the device.
     CopyH2D,
     /// Brings what each rank owns to the others, so that every rank of the machine has the whole sum.
     Broadcast,
@@ -58,6 +58,16 @@ impl Stage {
     /// Whether it is one of [`Stage::COLLECTIVE`].
     pub fn is_collective(self) -> bool {
         Self::COLLECTIVE.contains(&self)
+    }
+
+    /// Whether it is one that only memory of devices needs.
+    pub const fn is_staging(self) -> bool {
+        matches!(self, Self::CopyD2H | Self::PcieReduce | Self::CopyH2D)
+    }
+
+    /// Whether it copies between a device and the host.
+    pub const fn is_copy(self) -> bool {
+        matches!(self, Self::CopyD2H | Self::CopyH2D)
     }
 
     /// What it is called in messages and timelines.

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// What holds a rank's tensors.
+/// What holds tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DeviceKind {
     /// Host memory: a part is pushed from where it lies, and its sum lands in its place.
     Host,
-    /// A CUDA device, whose memory the network cannot reach.
+    /// A CUDA device, or its twin in tests: memory that the network cannot reach.
     Cuda,
 }
 
@@ -29,7 +29,7 @@ pub struct Topology {
     pub local_ranks: u32,
     /// Groups of this machine's devices between which there is no peer access; 1 where all reach each other.
     pub pcie_groups: u32,
-    /// What holds the tensors.
+    /// What may hold this rank's tensors, besides host memory.
     pub device: DeviceKind,
     /// Whether the ranks of this machine can reduce among themselves. If not, each pushes for itself.
     pub local_collective: bool,

@@ -15,6 +15,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use crate::pipeline::DeviceKind;
 use crate::types::{DType, Machines, Op, PartId, Priority, Round};
 
 /// One operation on one part; those of a part are counted in the order in which ranks come to them.
@@ -29,10 +30,21 @@ pub struct Claim {
     pub dtype: DType,
     /// Length of the part in bytes.
     pub bytes: u64,
+    /// What holds it.
+    pub device: DeviceKind,
+    /// Whether this rank, which all others wait for, has an error to tell instead of a part to show. One that has is enough.
+    pub failed: bool,
     /// Its weight in a weighted mean.
     pub weight: f64,
     /// How urgent it is to this rank; the part is as urgent as to the rank that wants it most.
     pub priority: Priority,
+}
+
+impl Claim {
+    /// Whether both can be parts of one operation.
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        (self.op, self.dtype, self.bytes, self.device) == (other.op, other.dtype, other.bytes, other.device)
+    }
 }
 
 /// What all ranks do next.
@@ -42,7 +54,7 @@ pub enum Decision {
     Run {
         /// Which sum.
         slot: Slot,
-        /// What all ranks claim alike; weight and priority are the first rank's.
+        /// What all ranks claim alike, and whether one of them failed; weight and priority are the first rank's.
         claim: Claim,
         /// The weight of each rank.
         weights: Vec<f64>,
@@ -164,16 +176,24 @@ impl Order {
         pending.arrived |= 1 << rank;
         pending.weights[rank as usize] = claim.weight;
         pending.priority = pending.priority.max(claim.priority);
+        pending.claim.failed |= claim.failed;
         let (first, ours) = (pending.first, pending.claim);
-        if (ours.op, ours.dtype, ours.bytes) != (claim.op, claim.dtype, claim.bytes) {
+        if !ours.agrees_with(&claim) {
             return self.fail(slot, Failure::Mismatch { first, ours, second: rank, theirs: claim });
         }
         self.complete_or_hopeless(slot);
     }
 
-    /// `rank` gives up what it was ready for. Too late, it is ignored: the decision was made.
+    /// `rank` gives up what it was ready for, or what it will never be ready for. Too late, it is ignored: the decision was made.
     pub fn handle_withdrawn(&mut self, rank: u32, slot: Slot) {
-        if self.pending.contains_key(&slot) {
+        let (part, round) = slot;
+        let came = self.reached.get(&part).is_some_and(|reached| reached[rank as usize] > round);
+        if !came {
+            self.pass(rank, slot);
+        }
+        if self.failed.contains_key(&slot) {
+            self.forget_if_all_came(slot);
+        } else if !came || self.pending.contains_key(&slot) {
             self.fail(slot, Failure::GaveUp { rank });
         }
     }
@@ -211,6 +231,11 @@ impl Order {
     /// Whether [`next_decision`](Self::next_decision) has one.
     pub fn has_decision(&self) -> bool {
         !self.failures.is_empty() || !self.ready.is_empty()
+    }
+
+    /// Whether the next decision is that something will not be reduced.
+    pub fn has_failure(&self) -> bool {
+        !self.failures.is_empty()
     }
 
     /// Whether some rank has not come yet to a sum that failed, and will wait until it is told.

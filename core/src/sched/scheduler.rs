@@ -27,19 +27,23 @@
 //!
 //! # Rules
 //! - Credit counts bytes and tasks, and what is urgent has its own beside that of the least urgent ([`Credit`]). It is drawn when a task
-//!   is taken for PUSH and given back when its PULL ends or either of them fails. A sum that does not come may wait for another worker,
-//!   whose credit waits for this one: when no credit came back for `credit_patience` while a task needs some, that of the tasks which
-//!   wait for their sums for so long is lent on. So workers may submit in different orders.
+//!   in host memory is taken for PUSH, and given back when its PULL ends or either of them fails. A task in memory of a device draws it in
+//!   COPYD2H and holds it, whatever is repeated, until COPYH2D ends: as long as it is staged (`lending`). A sum that does not come may wait
+//!   for another worker, whose credit waits for this one: when no credit came back for `credit_patience` while a task needs some, that of
+//!   the tasks which wait for their sums for so long is lent on. So workers may submit in different orders.
 //! - A task is not pushed before the sum of the round before of the same part arrived: a server keeps two rounds of a part alive.
-//!   Nor does it begin to be reduced among the ranks of a machine before that.
-//! - Nothing is pushed to a server that is not connected. Servers count as connected until
+//!   Nor does it begin to be reduced among the ranks of a machine, or to be staged, before that.
+//! - Nothing is pushed to a server that is not connected, nor staged for it. Servers count as connected until
 //!   [`handle_link_down`](Scheduler::handle_link_down).
+//! - A few copies are under way at a time in each direction (`copies_max`): a device makes them in the order in which it was told, so that
+//!   what is urgent waits for those only.
 //! - A group succeeds when all its parts are done. It fails once, with the first cause, and only when no task holds its memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::lending::{ends_credit, needs_credit};
 use super::arena::Arena;
 use super::credit::Credit;
 use super::group::Group;
@@ -47,7 +51,7 @@ use super::ids::{GroupId, TaskId};
 use super::queue::{Entry, StageQueue};
 use super::task::{Gates, Outcome, Place, Task, TaskSpec, Work};
 use crate::error::{Error, Result};
-use crate::pipeline::{Pipeline, Stage};
+use crate::pipeline::{DeviceKind, Pipeline, Stage};
 use crate::types::{Defect, PartId, Round, ServerId, TensorKey, Time, planted};
 
 /// Settings of a scheduler.
@@ -57,6 +61,8 @@ pub struct SchedulerConfig {
     pub credit_bytes: u64,
     /// Tasks in flight at most, over all servers: an exchange costs its stream, its queue places and an answer, whatever its size.
     pub credit_tasks: u32,
+    /// Tasks in COPYD2H at most, and as many in COPYH2D.
+    pub copies_max: u32,
     /// Every so many takes of a stage, the oldest task goes first; 0 never.
     pub oldest_every: u32,
     /// The pause before the first repeat; each further one doubles it.
@@ -77,6 +83,9 @@ impl Default for SchedulerConfig {
             credit_bytes: 64 << 20,
             // More than most models have parts: their workers may submit in any order without a pause for lending.
             credit_tasks: 1024,
+            // Of parts of a few MiB, two keep a copy engine busy. Four leave room for shorter ones, and what is urgent waits for 16 MiB, a
+            // third of a millisecond.
+            copies_max: 4,
             oldest_every: 16,
             retry_min: Duration::from_millis(20),
             retry_max: Duration::from_secs(2),
@@ -127,6 +136,8 @@ pub struct Scheduler {
     holders: Vec<TaskId>,
     /// When credit is lent on, if a task waits for some.
     credit_due: Option<Time>,
+    /// Running tasks, by stage.
+    running: [u32; Stage::COUNT],
     tasks: Arena<Work>,
     groups: Arena<Group>,
     /// The tasks of a part whose sums have not arrived, by round; only the first may push.
@@ -158,6 +169,7 @@ impl Scheduler {
             credit: Credit::new(config.credit_bytes, config.credit_tasks),
             holders: Vec::new(),
             credit_due: None,
+            running: [0; Stage::COUNT],
             tasks: Arena::new(),
             groups: Arena::new(),
             rounds: BTreeMap::new(),
@@ -198,7 +210,7 @@ impl Scheduler {
     /// If it has no group or one with all its shares submitted, or if the pipeline has no stages.
     pub fn submit(&mut self, now: Time, spec: TaskSpec) -> TaskId {
         assert!(!spec.groups.is_empty(), "a task serves a group");
-        let stage = self.pipeline.first(spec.duty).expect("a pipeline without stages has no tasks");
+        let stage = self.pipeline.first(spec.route).expect("a pipeline without stages has no tasks");
         let open = |group: &GroupId| self.groups.get(group.0).is_some_and(|group| group.fate.is_none());
         let wanted = spec.groups.iter().all(open);
         let id = TaskId(self.tasks.insert(Work { stage, ..Work::new(spec, self.submitted, now) }));
@@ -238,20 +250,26 @@ impl Scheduler {
 
     /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes, and otherwise nothing: whoever takes it later must ask.
     pub fn take_short(&mut self, stage: Stage, bytes_max: u64) -> Option<Task> {
-        let credit = &self.credit;
-        let fits = |entry: &Entry| {
-            entry.bytes <= bytes_max && (stage != Stage::Push || credit.fits(entry.priority, entry.bytes))
+        if !self.has_room(stage) {
+            return None;
+        }
+        let (credit, tasks) = (&self.credit, &self.tasks);
+        let draws = |entry: &Entry| {
+            needs_credit(stage) && tasks.get(entry.task.0).is_some_and(|work| work.credit_place.is_none())
         };
-        let entry = self.queues[stage.index()].take(fits)?;
+        let fits =
+            |entry: &Entry| entry.bytes <= bytes_max && (!draws(entry) || credit.fits(entry.priority, entry.bytes));
+        let entry = match self.queues[stage.index()].take(fits) {
+            Some(entry) => entry,
+            None if stage == Stage::Push => self.take_funded(bytes_max)?,
+            None => return None,
+        };
+        if needs_credit(stage) {
+            self.draw_credit(entry.task);
+        }
+        self.running[stage.index()] += 1;
         let work = self.tasks.get_mut(entry.task.0).expect("queued tasks exist");
         work.place = Place::Running;
-        if stage == Stage::Push {
-            self.credit.draw(entry.priority, entry.bytes);
-            if work.credit_place.is_none() {
-                work.credit_place = Some(self.holders.len());
-                self.holders.push(entry.task);
-            }
-        }
         let (doomed, told) = (work.doomed, work.failure.is_some());
         let TaskSpec { part, server, bytes, round, .. } = work.spec;
         let task = Task { id: entry.task, part, server, bytes, round, attempt: work.attempt() };
@@ -268,35 +286,46 @@ impl Scheduler {
     pub fn finish(&mut self, now: Time, id: TaskId, outcome: Outcome) {
         let work = self.tasks.get(id.0).expect("a running task exists");
         assert_eq!(work.place, Place::Running, "only a running task is finished");
+        self.running[work.stage.index()] -= 1;
         if work.tells_until.is_some() {
             return self.finish_telling(now, id, outcome);
         }
-        let (stage, doomed, duty) = (work.stage, work.doomed, work.spec.duty);
-        let is_awaited = self.pipeline.is_awaited_after(stage, duty);
+        let (stage, doomed, route) = (work.stage, work.doomed, work.spec.route);
+        let is_awaited = self.pipeline.is_awaited_after(stage, route.duty);
+        if stage.is_copy() {
+            self.wake_if_ready(stage);
+        }
         let exchanging = matches!(stage, Stage::Push | Stage::Pull);
         match outcome {
             Outcome::Done if stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
             Outcome::Done => {
-                if stage == Stage::Pull {
+                if stage == ends_credit(route.memory) {
                     self.give_credit_back(id);
-                    if !is_awaited {
-                        self.leave_rounds(id);
-                    }
+                }
+                if stage == Stage::Pull && !is_awaited {
+                    self.leave_rounds(id);
                 }
                 if doomed && stage < Stage::Push {
                     self.give_up(now, id, None);
                 }
-                match self.pipeline.after(stage, duty) {
+                match self.pipeline.after(stage, route) {
                     Some(next) if !doomed => self.enter(now, id, next, None),
                     // An owner that came so far has the sum.
-                    Some(Stage::Broadcast) if is_awaited => self.enter(now, id, Stage::Broadcast, None),
+                    Some(next) if is_awaited && (stage >= Stage::Pull || next == Stage::Broadcast) => {
+                        self.enter(now, id, next, None);
+                    }
                     Some(_) if is_awaited => self.tell(now, id, None),
                     Some(_) | None => drop(self.vanish(id, !doomed)),
                 }
             }
             Outcome::Retry { error, landed } if exchanging => {
-                if !planted(self.config.defect, Defect::CreditLeaked) {
-                    self.give_credit_back(id);
+                // What is staged stays so, and holds what it drew for that.
+                match route.memory {
+                    DeviceKind::Host if planted(self.config.defect, Defect::CreditLeaked) => {
+                        self.leave_holders(id);
+                    }
+                    DeviceKind::Host => self.give_credit_back(id),
+                    DeviceKind::Cuda => {}
                 }
                 if doomed {
                     self.give_up(now, id, None);
@@ -308,9 +337,6 @@ impl Scheduler {
                 }
             }
             Outcome::Retry { error, .. } | Outcome::Failed(error) => {
-                if exchanging {
-                    self.give_credit_back(id);
-                }
                 // Where it is wanted still, the server is who said that there will be no sum.
                 if stage < Stage::Push || exchanging && doomed {
                     self.give_up(now, id, Some(&error).filter(|_| !doomed));
@@ -355,7 +381,7 @@ impl Scheduler {
     /// Stops pushing to `server`. Exchanges under way end by themselves.
     pub fn handle_link_down(&mut self, _now: Time, server: ServerId) {
         if self.down.insert(server) {
-            for id in self.waiting_for_push_to(server) {
+            for id in self.waiting_to_go_to(server) {
                 self.gate(id, |gates| gates.link = true);
             }
         }
@@ -364,7 +390,7 @@ impl Scheduler {
     /// Pushes to `server` again.
     pub fn handle_link_up(&mut self, _now: Time, server: ServerId) {
         if self.down.remove(&server) {
-            for id in self.waiting_for_push_to(server) {
+            for id in self.waiting_to_go_to(server) {
                 self.gate(id, |gates| gates.link = false);
             }
         }
@@ -447,7 +473,7 @@ impl Scheduler {
         if waits_for_the_round_before(stage) {
             let first = self.rounds.get(&work.spec.part).and_then(VecDeque::front);
             gates.round = first != Some(&id) && !planted(self.config.defect, Defect::RoundGateOpen);
-            gates.link = stage == Stage::Push && self.down.contains(&work.spec.server);
+            gates.link = goes_to_server(stage) && self.down.contains(&work.spec.server);
         }
         work.stage = stage;
         work.since = now;
@@ -475,7 +501,12 @@ impl Scheduler {
         self.enter(now, id, Stage::Push, Some(at));
     }
 
-    /// Changes the gates of a task that waits for PUSH.
+    /// Whether one task more may be in `stage`.
+    fn has_room(&self, stage: Stage) -> bool {
+        !stage.is_copy() || self.running[stage.index()] < self.config.copies_max
+    }
+
+    /// Changes the gates of a task that waits for its stage.
     fn gate(&mut self, id: TaskId, change: impl FnOnce(&mut Gates)) {
         let Some(work) = self.tasks.get_mut(id.0) else {
             return;
@@ -503,48 +534,6 @@ impl Scheduler {
             }
             (true, true) | (false, false) => {}
         }
-    }
-
-    fn give_credit_back(&mut self, id: TaskId) {
-        let work = self.tasks.get_mut(id.0).expect("a task that drew credit exists");
-        let Some(place) = work.credit_place.take() else {
-            return;
-        };
-        self.credit.give_back(work.spec.priority, work.spec.bytes);
-        self.holders.swap_remove(place);
-        if let Some(moved) = self.holders.get(place) {
-            self.tasks.get_mut(moved.0).expect("it holds credit").credit_place = Some(place);
-        }
-        if let Some(at) = self.credit_due.take() {
-            self.timers.remove(&(at, Timer::Credit));
-        }
-        self.wake_if_ready(Stage::Push);
-    }
-
-    /// Nothing could be taken. If that is for want of credit, it must come back in time.
-    fn expect_credit(&mut self, now: Time, stage: Stage) {
-        if stage == Stage::Push && self.credit_due.is_none() && self.queues[stage.index()].has_ready() {
-            let at = now + self.config.credit_patience;
-            self.credit_due = Some(at);
-            self.timers.insert((at, Timer::Credit));
-        }
-    }
-
-    /// No credit came back for a while. Who waits for its sum for so long waits for other workers and not for the network: its credit
-    /// would keep back nothing but the part that those workers may be waiting for. So does who repeats its push: a server that has counted
-    /// the contribution before need not take it in again.
-    fn lend_credit_on(&mut self, now: Time) {
-        self.credit_due = None;
-        let waits = |work: &Work| {
-            (work.stage == Stage::Pull || work.failures > 0) && work.since + self.config.credit_patience <= now
-        };
-        let holders = self.holders.iter().copied();
-        let waiting: Vec<TaskId> = holders.filter(|id| self.tasks.get(id.0).is_some_and(waits)).collect();
-        for id in waiting {
-            self.give_credit_back(id);
-        }
-        // If there was none to lend, the next attempt to take begins a new wait.
-        self.wake_if_ready(Stage::Push);
     }
 
     /// After the credit or the head of the queue has changed: what comes first now may fit.
@@ -576,8 +565,8 @@ impl Scheduler {
     }
 
     /// A scan, because connections come and go rarely and an index would cost every move.
-    fn waiting_for_push_to(&self, server: ServerId) -> Vec<TaskId> {
-        let waits = |work: &Work| work.stage == Stage::Push && matches!(work.place, Place::Queued(_));
+    fn waiting_to_go_to(&self, server: ServerId) -> Vec<TaskId> {
+        let waits = |work: &Work| goes_to_server(work.stage) && matches!(work.place, Place::Queued(_));
         let tasks = self.tasks.iter().filter(|(_, work)| work.spec.server == server && waits(work));
         tasks.map(|(id, _)| TaskId(id)).collect()
     }
@@ -585,11 +574,17 @@ impl Scheduler {
 
 /// A server keeps two rounds of a part alive, and ranks that reduce together announce the rounds of a part in order.
 fn waits_for_the_round_before(stage: Stage) -> bool {
-    matches!(stage, Stage::AllReduce | Stage::Reduce | Stage::Push)
+    matches!(stage, Stage::AllReduce | Stage::Reduce | Stage::CopyD2H | Stage::Push)
+}
+
+/// What is staged for a server that is not connected would hold its memory and wait.
+fn goes_to_server(stage: Stage) -> bool {
+    matches!(stage, Stage::CopyD2H | Stage::Push)
 }
 
 mod endings;
 mod giving_up;
+mod lending;
 
 #[cfg(test)]
 mod tests;

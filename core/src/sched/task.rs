@@ -3,7 +3,7 @@
 use super::ids::{GroupId, TaskId};
 use super::queue::Entry;
 use crate::error::Error;
-use crate::pipeline::{Duty, Stage};
+use crate::pipeline::{Route, Stage};
 use crate::types::{PartId, Priority, Round, ServerId, Time};
 
 /// What is to be done.
@@ -20,7 +20,7 @@ pub struct TaskSpec {
     /// How urgent it is.
     pub priority: Priority,
     /// Which of the stages it passes.
-    pub duty: Duty,
+    pub route: Route,
     /// The submissions that it serves; several for a part that small tensors share, never none.
     pub groups: Vec<GroupId>,
 }
@@ -107,7 +107,7 @@ pub(super) enum Place {
     Running,
 }
 
-/// What keeps a task from its PUSH; everything else starts as soon as it is taken.
+/// What keeps a task from its stage; see the module [`scheduler`](super::scheduler) for which stages have gates.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Gates {
     /// The sum of an earlier round of the part has not arrived.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::topology::DeviceKind;
-use gradlane_core::pipeline::{Duty, Lookup, Pipeline, ReadyPart, Registry, Stage, Topology};
+use gradlane_core::pipeline::{Duty, Lookup, Pipeline, ReadyPart, Registry, Route, Stage, Topology};
 use gradlane_core::sched::{Command, GroupId, Scheduler, SchedulerConfig, TaskId, TaskSpec};
 use gradlane_core::types::{
     Epoch, ExchangeId, LinkId, Op, Priority, Round, ServerId, Span, TensorKey, TensorSpec, Time, View, WorkerId,
@@ -285,7 +285,8 @@ impl Engine {
         }
         let layout = &part.layout;
         let (server, bytes, round) = (layout.server, layout.bytes(), part.round);
-        let spec = TaskSpec { part: layout.part, server, bytes, round, priority, duty: Duty::Owner, groups };
+        let spec =
+            TaskSpec { part: layout.part, server, bytes, round, priority, route: Route::host(Duty::Owner), groups };
         let task = self.scheduler.submit(now, spec);
         self.payloads.insert(task, Payload { part, source, destination, exchange: None, letter: None });
     }
@@ -295,7 +296,8 @@ impl Engine {
         let layout = &part.layout;
         let (server, round, groups) = (layout.server, part.round, Vec::new());
         let priority = Priority::default();
-        let spec = TaskSpec { part: layout.part, server, bytes: 0, round, priority, duty: Duty::Owner, groups };
+        let spec =
+            TaskSpec { part: layout.part, server, bytes: 0, round, priority, route: Route::host(Duty::Owner), groups };
         if let Some(task) = self.scheduler.give_up_round(now, spec) {
             self.tell_server(task, part.clone(), &Error::Cancelled);
         }

@@ -8,7 +8,9 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use super::layout::{ANNOUNCEMENT_WORDS, ANNOUNCEMENTS, Head, Layout, MAGIC, ORDER_WORDS, ORDERS, Word};
+use super::layout::{
+    ANNOUNCEMENT_WORDS, ANNOUNCEMENTS, Head, Layout, MAGIC, NOTICE_BYTES_MAX, ORDER_WORDS, ORDERS, Word,
+};
 use super::record::{Announcement, order_of, order_words};
 use crate::error::{Error, Result};
 use crate::local::{Segment, futex};
@@ -52,6 +54,8 @@ pub(super) enum Breakage {
     Stuck(usize),
     /// This rank wrote what has no meaning.
     Confused(usize),
+    /// The devices of this rank failed.
+    Failed(usize),
 }
 
 /// What a board must say to be the one that was expected.
@@ -195,6 +199,38 @@ impl Board {
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
+    /// Puts the leader's notice up, unless there is one.
+    pub(super) fn post(&self, notice: &[u8]) {
+        assert!((1..=NOTICE_BYTES_MAX).contains(&notice.len()), "a notice of {} bytes", notice.len());
+        let ready = self.segment.u32(Head::Noticed as usize);
+        if ready.load(Ordering::Relaxed) != 0 {
+            return;
+        }
+        for (index, bytes) in notice.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            let place = Head::Notice as usize + 8 * index;
+            self.segment.u64(place).store(u64::from_le_bytes(word), Ordering::Relaxed);
+        }
+        ready.store(u32::try_from(notice.len()).expect("checked above"), Ordering::Release);
+        futex::wake(ready);
+    }
+
+    /// The leader's notice, if it was put up.
+    pub(super) fn notice(&self) -> Option<Vec<u8>> {
+        let bytes = self.segment.u32(Head::Noticed as usize).load(Ordering::Acquire) as usize;
+        let mut words = [0; NOTICE_BYTES_MAX / 8];
+        self.read(Head::Notice as usize, &mut words);
+        let mut notice: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        notice.truncate(bytes);
+        (bytes > 0).then_some(notice)
+    }
+
+    /// Sleeps until there may be a notice, at most for `timeout`; whether that came first.
+    pub(super) fn await_notice(&self, timeout: Duration) -> bool {
+        futex::wait(self.segment.u32(Head::Noticed as usize), 0, timeout)
+    }
+
     /// How many orders were given.
     pub(super) fn orders(&self) -> u64 {
         self.segment.u64(Head::Orders as usize).load(Ordering::Acquire)
@@ -264,6 +300,7 @@ impl Board {
             Breakage::Lost(rank) => (1, rank),
             Breakage::Stuck(rank) => (2, rank),
             Breakage::Confused(rank) => (3, rank),
+            Breakage::Failed(rank) => (4, rank),
         };
         let word = self.segment.u64(Head::Broken as usize);
         let _ = word.compare_exchange(0, kind << 32 | rank as u64, Ordering::SeqCst, Ordering::Relaxed);
@@ -281,6 +318,7 @@ impl Board {
             (0, _) => None,
             (1, true) => Some(Breakage::Lost(rank)),
             (2, true) => Some(Breakage::Stuck(rank)),
+            (4, true) => Some(Breakage::Failed(rank)),
             (_, true) => Some(Breakage::Confused(rank)),
             (_, false) => Some(Breakage::Confused(0)),
         }

@@ -8,17 +8,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::board::{Board, Breakage};
+use super::devices::{self, Devices};
+use super::explain::{broken, explain};
 use super::layout::Word;
 use super::record::Announcement;
-use super::road::{Part, Running, Scratch, Walk, fits};
+use super::road::{Part, Running, Scratch, fits};
 use super::{Goal, LocalRank, Operation};
-use crate::error::{Claim as Saying, Error};
+use crate::collective::{Memory, Ordered, Walk};
+use crate::error::Error;
 use crate::sched::order::{Claim, Decision, Failure, Order, Slot};
-use crate::types::{Done, Op, Round, Time, WorkerId};
+use crate::types::{Done, Op, Time, WorkerId};
 
 /// What other threads ask of the driver.
 pub(super) enum Wish {
     Run(Operation, Done<f64>),
+    /// It cannot be carried out here, and the others must not wait for it.
+    Refuse(Slot, Error, Done<f64>),
     Abandon(Slot),
     /// The rank at this position said goodbye.
     Left(usize),
@@ -46,6 +51,7 @@ pub(super) struct Driver {
     chunks: u64,
     obeyed: u64,
     scratch: Scratch,
+    devices: Devices,
     /// Nobody orders any more.
     orphaned: bool,
     /// Since when some rank has no room for another order.
@@ -78,6 +84,7 @@ impl Driver {
         step_timeout: Duration,
         oldest_every: u32,
         scratch: Scratch,
+        devices: Devices,
     ) -> Self {
         let count = u32::try_from(ranks.len()).expect("at most RANKS_MAX");
         let order = (board.me == 0).then(|| Order::new(count, oldest_every));
@@ -94,6 +101,7 @@ impl Driver {
             chunks: 0,
             obeyed: 0,
             scratch,
+            devices,
             orphaned: false,
             blocked: None,
             closed: None,
@@ -105,6 +113,7 @@ impl Driver {
     pub(super) fn handle(&mut self, now: Time, wish: Wish) {
         match wish {
             Wish::Run(operation, done) => self.accept(now, operation, done),
+            Wish::Refuse(slot, error, done) => self.refuse(slot, error, done),
             Wish::Abandon(slot) => self.abandon(now, slot),
             Wish::Left(rank) => match &mut self.order {
                 Some(order) => order.handle_left(u32::try_from(rank).expect("at most RANKS_MAX")),
@@ -144,12 +153,17 @@ impl Driver {
 
     /// Whether operations are under way.
     pub(super) fn is_busy(&self) -> bool {
+        self.has_operations() || self.devices.is_busy()
+    }
+
+    /// Whether operations are under way that need the driver.
+    fn has_operations(&self) -> bool {
         self.current.is_some() || !self.pending.is_empty() || !self.unsaid.is_empty()
     }
 
     /// Whether others may wait for an answer of this rank, or it for them.
     pub(super) fn is_awaited(&self) -> bool {
-        self.is_busy() || self.order.as_ref().is_some_and(Order::owes_answers)
+        self.has_operations() || self.order.as_ref().is_some_and(Order::owes_answers)
     }
 
     /// Whether a part is being reduced.
@@ -170,7 +184,7 @@ impl Driver {
         let leading = self
             .order
             .as_ref()
-            .is_some_and(|order| board.others().any(unheard) || (order.has_decision() && self.blocked.is_none()));
+            .is_some_and(|order| board.others().any(unheard) || (self.may_decide(order) && self.blocked.is_none()));
         let orphaned = self.orphaned && !self.pending.is_empty();
         let sayable = !self.unsaid.is_empty() && board.may_announce();
         self.current.is_some() || leading || board.orders() != self.obeyed || orphaned || sayable
@@ -251,11 +265,22 @@ impl Driver {
         Ok(moved | advanced)
     }
 
+    /// Answers what cannot be carried out here, and takes it from the other ranks.
+    fn refuse(&mut self, slot: Slot, error: Error, done: Done<f64>) {
+        if let Some(error) = &self.closed {
+            return done.err(error.clone());
+        }
+        self.announce(Announcement::Withdrawn(slot));
+        self.board.knock(0, true);
+        done.err(error);
+    }
+
     fn accept(&mut self, now: Time, operation: Operation, done: Done<f64>) {
-        let (slot, claim) = (operation.slot(), operation.claim);
+        let slot = operation.slot();
+        let claim = Claim { failed: operation.goal.has_failed(), ..operation.claim };
         let refusal = if let Some(error) = &self.closed {
             Some(error.clone())
-        } else if !fits(&claim, &operation.source) || !fits(&claim, &operation.destination) {
+        } else if !lies_in(&operation.memory, &claim) {
             Some(Error::Internal { what: format!("part {} with memory of another length", slot.0) })
         } else if self.pending.contains_key(&slot) {
             Some(Error::Internal { what: format!("part {}, {} is reduced twice", operation.part, operation.round) })
@@ -300,7 +325,11 @@ impl Driver {
         }
         // The others need this rank to look on, and nothing of its memory.
         let pending = self.pending.get_mut(&slot).expect("found above");
-        (pending.operation.source, pending.operation.destination) = (Vec::new(), Vec::new());
+        let Memory::Host { source, destination } = &mut pending.operation.memory else {
+            // Devices have no other memory to look on with: it ends when the owner comes, who has deadlines of its own.
+            return;
+        };
+        (*source, *destination) = (Vec::new(), Vec::new());
         if let Some(done) = pending.done.take() {
             done.err(Error::Cancelled);
         }
@@ -367,19 +396,26 @@ impl Driver {
     /// The leader's part: hears what the others are ready for, and orders what comes next once it has nothing to do itself.
     fn lead(&mut self, now: Time) -> Result<bool, Breakage> {
         let mut moved = self.hear()?;
-        let Some(order) = &mut self.order else { return Ok(false) };
-        while self.current.is_none() && self.board.orders() == self.obeyed && order.has_decision() {
+        while self.current.is_none()
+            && self.board.orders() == self.obeyed
+            && self.order.as_ref().is_some_and(|order| self.may_decide(order))
+        {
             if !self.board.may_order() {
                 self.blocked.get_or_insert(now);
                 break;
             }
             self.blocked = None;
-            let decision = order.next_decision().expect("it has one");
+            let decision = self.order.as_mut().and_then(Order::next_decision).expect("it has one");
             self.board.order(&decision);
             self.board.knock_others(true);
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// Whether there is something to decide, and room for what comes of it.
+    fn may_decide(&self, order: &Order) -> bool {
+        order.has_failure() || (order.has_decision() && !self.devices.is_full())
     }
 
     /// Acts on the next order.
@@ -393,18 +429,18 @@ impl Driver {
                 if let Some(pending) = self.pending.remove(&slot) {
                     let error = match pending.withdrawn {
                         true => Error::Cancelled,
-                        false => self.explain(slot, failure, now.since(pending.since)),
+                        false => explain(&self.ranks, slot, failure, now.since(pending.since)),
                     };
                     end(pending, error);
                 }
             }
             Decision::Run { slot, claim, weights } => {
                 // The leader knows what this rank claimed; anything else would be written into memory of another length.
-                let ours = self.pending.remove(&slot).filter(|pending| alike(&pending.operation.claim, &claim));
+                let ours = self.pending.remove(&slot).filter(|pending| pending.operation.claim.agrees_with(&claim));
                 let Some(pending) = ours else { return Err(Breakage::Confused(0)) };
                 match self.refusal(&pending.operation, &weights) {
                     Some(error) => end(pending, error),
-                    None => self.begin(now, pending, claim, weights),
+                    None => self.begin(now, pending, claim, weights)?,
                 }
             }
         }
@@ -421,18 +457,32 @@ impl Driver {
         })
     }
 
-    fn begin(&mut self, now: Time, pending: Pending, claim: Claim, weights: Vec<f64>) {
+    fn begin(&mut self, now: Time, pending: Pending, claim: Claim, weights: Vec<f64>) -> Result<(), Breakage> {
         let Pending { operation, done, .. } = pending;
         let walk = self.walk(&operation).expect("looked at when it was accepted");
-        let Operation { goal, source, destination, .. } = operation;
+        let Operation { goal, memory, .. } = operation;
         let failure = match goal {
             Goal::Broadcast { failure, .. } => failure,
             Goal::AllReduce | Goal::Reduce { .. } => None,
+        };
+        let (source, destination) = match memory {
+            Memory::Host { source, destination } => (source, destination),
+            // What there is to tell goes the way of the host: nothing of the devices is needed for it.
+            Memory::Device(_) if claim.failed => match (walk, &failure) {
+                (Walk::Show { from, .. }, None) if from != self.board.me => (Vec::new(), Vec::new()),
+                (Walk::Show { .. }, Some(_)) => (Vec::new(), Vec::new()),
+                _ => return Err(Breakage::Confused(0)),
+            },
+            Memory::Device(memory) => {
+                self.devices.issue(Ordered { walk, claim, weights, memory }, done, &self.board);
+                return Ok(());
+            }
         };
         let part = Part { claim, weights, walk, failure, source, destination };
         self.moved = now;
         let running = Running::new(part, self.chunks, self.board.layout.chunk(), &self.scratch);
         self.current = Some((running, done));
+        Ok(())
     }
 
     /// The leader left in order: what it ordered was done, and it will order nothing more.
@@ -440,7 +490,7 @@ impl Driver {
         let pending = std::mem::take(&mut self.pending);
         let any = !pending.is_empty();
         for (slot, pending) in pending {
-            let left = self.explain(slot, Failure::Left { missing: 1 }, now.since(pending.since));
+            let left = explain(&self.ranks, slot, Failure::Left { missing: 1 }, now.since(pending.since));
             let error = if pending.withdrawn { Error::Cancelled } else { left };
             end(pending, error);
         }
@@ -448,63 +498,14 @@ impl Driver {
     }
 
     fn break_down(&mut self, breakage: Breakage) -> bool {
-        let ranks = &self.ranks;
-        let lost = |rank: usize, cause: String| Error::PeerLost {
-            member: ranks[rank].name.clone(),
-            host: ranks[rank].place.clone(),
-            cause,
-        };
-        let error = match breakage {
-            Breakage::Lost(rank) => lost(rank, "its process ended".to_owned()),
-            Breakage::Stuck(rank) => lost(rank, "its process lives and does nothing any more".to_owned()),
-            Breakage::Confused(rank) => Error::Protocol {
-                peer: ranks[rank].name.clone(),
-                field: "shared memory".to_owned(),
-                problem: "has no meaning".to_owned(),
-            },
-        };
         let first = self.closed.is_none();
-        let error = self.closed.get_or_insert(error).clone();
+        let fault = match breakage {
+            Breakage::Failed(rank) if rank == self.board.me => self.devices.fault(),
+            _ => None,
+        };
+        let error = self.closed.get_or_insert_with(|| fault.unwrap_or_else(|| broken(&self.ranks, breakage))).clone();
         self.fail_all(&error);
         first
-    }
-
-    fn explain(&self, (part, turn): Slot, failure: Failure, waited: Duration) -> Error {
-        // Two operations a round: see `Goal::slot`.
-        let round = Round(turn.0 / 2);
-        let worker = |rank: u32| self.ranks[rank as usize].rank;
-        let tensor = part.key.to_string();
-        let stalled = |missing: u64, waited: Duration, detail: String| Error::Stalled {
-            tensor: tensor.clone(),
-            round,
-            missing: (0..)
-                .zip(&self.ranks)
-                .filter(|(bit, _)| missing & (1 << bit) != 0)
-                .map(|(_, of)| of.rank)
-                .collect(),
-            waited,
-            detail,
-        };
-        match failure {
-            Failure::Mismatch { first, ours, second, theirs } => {
-                let (field, mine, other) = disagreement(&ours, &theirs);
-                let saying = |worker: WorkerId, value| Saying { worker, value };
-                Error::Mismatch {
-                    tensor,
-                    field: field.to_owned(),
-                    first: saying(worker(first), mine),
-                    second: saying(worker(second), other),
-                }
-            }
-            Failure::GaveUp { rank } => {
-                let detail = format!("{} gave this round up", worker(rank));
-                stalled(1 << rank, waited, detail)
-            }
-            Failure::Overdue { missing, waited } => {
-                stalled(missing, waited, "their processes run on this machine, and did not submit it".to_owned())
-            }
-            Failure::Left { missing } => stalled(missing, waited, "left the job before".to_owned()),
-        }
     }
 
     /// Ends everything, whatever the others do.
@@ -516,6 +517,7 @@ impl Driver {
     fn fail_all(&mut self, error: &Error) {
         self.unsaid.clear();
         self.due.clear();
+        self.devices.abort(error);
         if let Some((running, done)) = self.current.take() {
             drop(running);
             if let Some(done) = done {
@@ -545,20 +547,13 @@ fn tell(order: &mut Order, rank: u32, announcement: Announcement) {
     }
 }
 
-fn alike(ours: &Claim, theirs: &Claim) -> bool {
-    (ours.op, ours.dtype, ours.bytes) == (theirs.op, theirs.dtype, theirs.bytes)
-}
-
-/// The field in which two claims differ, and what each says of it.
-fn disagreement(ours: &Claim, theirs: &Claim) -> (&'static str, String, String) {
-    if ours.dtype != theirs.dtype {
-        ("dtype", ours.dtype.to_string(), theirs.dtype.to_string())
-    } else if ours.bytes != theirs.bytes {
-        ("length", format!("{} bytes", ours.bytes), format!("{} bytes", theirs.bytes))
-    } else {
-        let op = |op: Op| op.to_string();
-        ("op", op(ours.op), op(theirs.op))
-    }
+/// Whether memory is of the kind and length that `claim` says.
+fn lies_in(memory: &Memory, claim: &Claim) -> bool {
+    memory.kind() == claim.device
+        && match memory {
+            Memory::Host { source, destination } => fits(claim, source) && fits(claim, destination),
+            Memory::Device(memory) => devices::fits(memory, claim.bytes, claim.dtype.bytes()),
+        }
 }
 
 fn shut_down() -> Error {

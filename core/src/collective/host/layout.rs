@@ -8,7 +8,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 /// What a segment begins with.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal3");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal4");
 /// Chunks that may be on their way at once.
 pub(super) const DEPTH: u64 = 4;
 /// Announcements that the leader may not have read yet, of each rank.
@@ -19,6 +19,9 @@ pub(super) const ORDERS: u64 = 64;
 pub(super) const ANNOUNCEMENT_WORDS: usize = 8;
 /// Words of an order before the weights of the ranks.
 pub(super) const ORDER_WORDS: usize = 16;
+
+/// The longest notice of the leader.
+pub(super) const NOTICE_BYTES_MAX: usize = 256;
 
 const LINE: usize = 128;
 const HEADER_BYTES: usize = 4096;
@@ -45,6 +48,10 @@ pub(super) enum Head {
     Orders = 2 * LINE as isize,
     /// What the first chunks of broadcasts hold, a word for each that may be on its way.
     Verdicts = 3 * LINE as isize,
+    /// How long the leader's notice is; 0 until it is put up.
+    Noticed = 4 * LINE as isize,
+    /// The notice.
+    Notice = 5 * LINE as isize,
 }
 
 /// Words of a rank.

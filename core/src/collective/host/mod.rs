@@ -1,15 +1,20 @@
-//! The collective of processes with tensors in host memory: a segment that all ranks of a machine map, and no copy beyond it.
+//! The collective of the processes of one machine: a segment that all of them map, through which they agree on one order, and in which
+//! tensors in host memory are summed without a copy beyond it.
 //!
 //! ```text
 //!  run ─► wishes ─► Driver (one seat) ── announcements ──► leader's Order ── orders ──► every Driver: the same part at a time
 //!                      ▲        │
-//!  whoever waits, or the rank's own thread     chunks: stage, reduce, take (road)
+//!  whoever waits, or the rank's own thread     host memory: chunks: stage, reduce, take (road)
+//!                               └───────────── memory of devices: handed in this order to a DeviceRoad (devices)
 //! ```
 //! Whoever waits for an operation may take the seat and do the work ([`Collective::help`]); else a thread of the rank does, which sleeps
 //! while there is nothing to do. A second thread sleeps on the sockets to the other ranks: their end is the end of the process.
 
 mod board;
+mod bulletin;
+mod devices;
 mod driver;
+mod explain;
 mod layout;
 mod record;
 mod rendezvous;
@@ -25,12 +30,15 @@ use std::time::Duration;
 
 use rustix::thread::sched_getcpu;
 
+pub use self::bulletin::Bulletin;
+
 use self::board::{Board, Presence};
+use self::devices::Devices;
 use self::driver::{Driver, Wish};
 use self::layout::Word;
 use self::road::Scratch;
 use self::watch::Watch;
-use super::{Collective, Goal, Operation};
+use super::{Collective, Goal, MakeRoad, Operation, Team};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
@@ -72,11 +80,14 @@ pub struct HostOptions {
     pub oldest_every: u32,
     /// Counts what is copied into shared memory.
     pub copies: Copies,
+    /// How operations on memory of devices are carried out, or why they cannot be: what whoever submits one is told.
+    pub devices: Result<MakeRoad>,
     /// A monotonic clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
 }
 
-/// This process's side of a collective in host memory. Dropping it leaves the other ranks.
+/// This process's side of a collective whose ranks meet in host memory; what they reduce lies there, or in memory of devices. Dropping it
+/// leaves the other ranks.
 pub struct HostCollective {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -97,6 +108,7 @@ struct Core {
     /// Whether there are more ranks than cores.
     is_cramped: bool,
     step_timeout: Duration,
+    devices: Devices,
     watch: Watch,
     /// When it leaves the others, finished or not; far away until it wants to.
     leaves: AtomicU64,
@@ -116,7 +128,8 @@ impl HostCollective {
     ///
     /// # Errors
     /// [`Error::NotFormed`] naming the ranks that did not come, [`Error::Unavailable`] if the first cannot be reached,
-    /// [`Error::Exhausted`] if there is not enough memory to share, or what `failed` says.
+    /// [`Error::Exhausted`] if there is not enough memory to share, what `failed` says, or why there is no road for devices where there
+    /// should be one.
     ///
     /// # Panics
     /// If there are fewer than two ranks or more than [`Order::RANKS_MAX`].
@@ -128,9 +141,21 @@ impl HostCollective {
         let board = Arc::new(meeting.board);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let is_cramped = cores < options.ranks.len();
-        let HostOptions { ranks, step_timeout, oldest_every, copies, clock, .. } = options;
+        let HostOptions { ranks, me, join_timeout, step_timeout, oldest_every, copies, devices, clock, .. } = options;
         let scratch = Scratch::new(board.layout.slice, copies);
-        let driver = Driver::new(Arc::clone(&board), ranks, step_timeout, oldest_every, scratch);
+        let team = || Team {
+            me,
+            ranks: ranks.len(),
+            bulletin: Bulletin::new(Arc::clone(&board)),
+            join_timeout,
+            step_timeout,
+            clock: Arc::clone(&clock),
+        };
+        let devices = Devices::new(match devices {
+            Ok(make) => Ok(make(team())?),
+            Err(error) => Err(error),
+        });
+        let driver = Driver::new(Arc::clone(&board), ranks, step_timeout, oldest_every, scratch, devices.clone());
         board.appear(Presence::Idle);
         let core = Arc::new(Core {
             board,
@@ -142,6 +167,7 @@ impl HostCollective {
             naps_until: AtomicU64::new(0),
             is_cramped,
             step_timeout,
+            devices,
             watch: Watch::new(meeting.peers)?,
             leaves: AtomicU64::new(u64::MAX),
         });
@@ -159,7 +185,12 @@ impl HostCollective {
 
 impl Collective for HostCollective {
     fn run(&self, operation: Operation, done: Done<f64>) {
-        self.core.wish(Wish::Run(operation, done));
+        // On the caller's thread: the first one may load libraries, and whoever drives has other things to do.
+        let wish = match self.core.devices.check(&operation) {
+            Ok(()) => Wish::Run(operation, done),
+            Err(error) => Wish::Refuse(operation.slot(), error, done),
+        };
+        self.core.wish(wish);
     }
 
     fn abandon(&self, slot: Slot) {
@@ -207,6 +238,7 @@ impl Collective for HostCollective {
                 let _ = thread.join();
             }
         }
+        core.devices.shutdown();
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::layout::{ANNOUNCEMENT_WORDS, ORDER_WORDS};
+use crate::pipeline::DeviceKind;
 use crate::sched::order::{Claim, Decision, Failure, Slot};
 use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
 
@@ -114,16 +115,28 @@ fn header(kind: u64, claim: &Claim, slot: Slot) -> [u64; 5] {
 }
 
 fn kind_words(claim: &Claim) -> u64 {
-    u64::from(claim.op.code()) << 8 | u64::from(claim.dtype as u8) << 16 | u64::from(claim.op.argument()) << 32
+    let device = match claim.device {
+        DeviceKind::Host => 0,
+        DeviceKind::Cuda => CUDA,
+    };
+    let flags = device | if claim.failed { FAILED } else { 0 };
+    let Claim { op, dtype, .. } = claim;
+    u64::from(op.code()) << 8 | u64::from(*dtype as u8) << 16 | u64::from(flags) << 24 | u64::from(op.argument()) << 32
 }
 
+/// Bits of the byte beside reduction and element type.
+const CUDA: u8 = 1;
+const FAILED: u8 = 2;
+
 fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32) -> Option<Claim> {
-    let [_, op, dtype, _, a, b, c, d] = kind.to_le_bytes();
+    let [_, op, dtype, flags, a, b, c, d] = kind.to_le_bytes();
+    let device = if flags & CUDA == 0 { DeviceKind::Host } else { DeviceKind::Cuda };
+    let failed = flags & FAILED != 0;
     let op = Op::from_code(op, u32::from_le_bytes([a, b, c, d]))?;
     let dtype = DType::from_code(dtype)?;
     op.check(dtype).ok()?;
-    let whole = bytes.is_multiple_of(dtype.bytes());
-    whole.then_some(Claim { op, dtype, bytes, weight, priority: Priority(priority.cast_signed()) })
+    let whole = bytes.is_multiple_of(dtype.bytes()) && flags & !(CUDA | FAILED) == 0;
+    whole.then_some(Claim { op, dtype, bytes, device, failed, weight, priority: Priority(priority.cast_signed()) })
 }
 
 fn slot_words((part, round): Slot) -> [u64; 3] {
@@ -152,6 +165,8 @@ mod tests {
             op: Op::Broadcast { root: WorkerId(3) },
             dtype: DType::BF16,
             bytes: 6,
+            device: DeviceKind::Cuda,
+            failed: true,
             weight: 0.5,
             priority: Priority(-7),
         };
@@ -163,7 +178,7 @@ mod tests {
             assert_eq!(Announcement::of(announcement.words()), Some(announcement));
         }
         let neutral = Claim { weight: 1.0, priority: Priority(0), ..claim };
-        let other = Claim { op: Op::Sum, bytes: 8, ..neutral };
+        let other = Claim { op: Op::Sum, bytes: 8, device: DeviceKind::Host, failed: false, ..neutral };
         let fail = |failure| Decision::Fail { slot, failure };
         for decision in [
             Decision::Run { slot, claim: neutral, weights: vec![1.0, 0.25, 0.0] },
@@ -180,7 +195,15 @@ mod tests {
     fn what_means_nothing_is_not_acted_on() {
         assert_eq!(Announcement::of([0; ANNOUNCEMENT_WORDS]), None);
         let slot = (PartId { key: TensorKey(1), index: 0 }, Round(0));
-        let odd = Claim { op: Op::Sum, dtype: DType::F32, bytes: 6, weight: 1.0, priority: Priority(0) };
+        let odd = Claim {
+            op: Op::Sum,
+            dtype: DType::F32,
+            bytes: 6,
+            device: DeviceKind::Host,
+            failed: false,
+            weight: 1.0,
+            priority: Priority(0),
+        };
         assert_eq!(Announcement::of(Announcement::Ready(slot, odd).words()), None, "half an element");
         let weighted = Claim { op: Op::WeightedMean, dtype: DType::I8, ..odd };
         assert_eq!(Announcement::of(Announcement::Ready(slot, weighted).words()), None, "no meaning");

@@ -15,12 +15,12 @@
 
 use super::board::Board;
 use super::layout::{DEPTH, Word};
-use crate::collective::Goal;
+use crate::collective::Walk;
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
 use crate::reduce::{Kernels, accumulator_bytes};
 use crate::sched::order::Claim;
-use crate::types::{DType, Op, WorkerId};
+use crate::types::{DType, Op};
 use crate::wire::reject;
 
 /// A part that is being reduced.
@@ -39,45 +39,6 @@ pub(super) struct Running {
     staged: u64,
     reduced: u64,
     taken: u64,
-}
-
-/// How the chunks of a part are walked. Ranks are positions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Walk {
-    /// Each rank reduces its slice, and `taker`, or everybody, takes all of them.
-    Reduce { taker: Option<usize> },
-    /// One rank shows what it has, and `taker`, or everybody else, takes it.
-    Show { from: usize, taker: Option<usize> },
-    /// What `by` has is the result, and is for it alone.
-    Keep { by: usize },
-    /// There is nothing to have here.
-    Nothing,
-}
-
-impl Walk {
-    /// What leads to `goal`; `None` if it names a rank that `position` does not know.
-    pub(super) fn of(goal: &Goal, op: Op, position: impl Fn(WorkerId) -> Option<usize>) -> Option<Self> {
-        Some(match (goal, op) {
-            (Goal::AllReduce, Op::Broadcast { root }) => Self::Show { from: position(root)?, taker: None },
-            (Goal::AllReduce, _) => Self::Reduce { taker: None },
-            (Goal::Reduce { owner }, Op::Broadcast { root }) => match (position(root), position(*owner)?) {
-                (None, _) => Self::Nothing,
-                (Some(root), owner) if root == owner => Self::Keep { by: owner },
-                (Some(root), owner) => Self::Show { from: root, taker: Some(owner) },
-            },
-            (Goal::Reduce { owner }, _) => Self::Reduce { taker: Some(position(*owner)?) },
-            (Goal::Broadcast { owner, .. }, _) => Self::Show { from: position(*owner)?, taker: None },
-        })
-    }
-
-    /// Whether the result goes to `rank`.
-    fn leads_to(self, rank: usize) -> bool {
-        match self {
-            Self::Reduce { taker } | Self::Show { taker, .. } => taker.is_none_or(|taker| taker == rank),
-            Self::Keep { by } => by == rank,
-            Self::Nothing => false,
-        }
-    }
 }
 
 /// A part as one rank sees it, before it is begun.

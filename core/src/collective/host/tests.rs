@@ -4,11 +4,14 @@ use std::time::Instant;
 use half::{bf16, f16};
 
 use super::*;
+use crate::collective::Memory;
 use crate::mem::Region;
 use crate::mem::borrow::region_of;
+use crate::pipeline::DeviceKind;
 use crate::sched::order::Claim;
 use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
 
+mod devices;
 mod tiers;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -105,8 +108,10 @@ fn a_result_may_go_elsewhere_and_to_several_places() {
             round: Round(0),
             goal: Goal::AllReduce,
             claim,
-            source: vec![region(&mut source)],
-            destination: vec![region(&mut first), region(&mut second)],
+            memory: Memory::Host {
+                source: vec![region(&mut source)],
+                destination: vec![region(&mut first), region(&mut second)],
+            },
         };
         collective.run(operation).unwrap();
         assert!(source.iter().all(|value| *value == digit(rank, 1)), "the contribution stays");
@@ -270,6 +275,7 @@ fn a_stranger_at_the_door_is_turned_away_and_who_does_not_come_is_named() {
         step_timeout: PATIENCE,
         oldest_every: 16,
         copies: Copies::default(),
+        devices: Err(no_road()),
         clock: clock().0,
     };
     std::thread::scope(|scope| {
@@ -380,6 +386,11 @@ struct Member(HostCollective);
 
 impl Machine {
     fn of(ranks: usize) -> Self {
+        Self::with(ranks, &|_| Err(no_road()))
+    }
+
+    /// With these roads for memory of devices.
+    fn with(ranks: usize, devices: &(dyn Fn(usize) -> Result<crate::collective::MakeRoad> + Sync)) -> Self {
         let door = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
         let path = door.path();
         let (mut door, (clock, skew)) = (Some(door), clock());
@@ -395,6 +406,7 @@ impl Machine {
                 step_timeout: PATIENCE,
                 oldest_every: 16,
                 copies: Copies::default(),
+                devices: devices(me),
                 clock: Arc::clone(&clock),
             };
             Member(HostCollective::join(options, &|| None).unwrap())
@@ -448,8 +460,7 @@ impl Member {
             round: slot.1,
             goal: Goal::AllReduce,
             claim: Claim { bytes, ..claim(op, T::DTYPE, weight) },
-            source: vec![region(data)],
-            destination: vec![region(data)],
+            memory: Memory::Host { source: vec![region(data)], destination: vec![region(data)] },
         }
     }
 
@@ -511,13 +522,17 @@ fn slot(part: u64, round: u64) -> Slot {
 }
 
 fn claim(op: Op, dtype: DType, weight: f64) -> Claim {
-    Claim { op, dtype, bytes: 0, weight, priority: Priority(0) }
+    Claim { op, dtype, bytes: 0, device: DeviceKind::Host, failed: false, weight, priority: Priority(0) }
 }
 
 #[expect(unsafe_code, reason = "a test's vector becomes a region")]
 fn region<T: Number>(data: &mut [T]) -> Region {
     // SAFETY: any element's bytes are bytes; the test waits for the operation before it looks at them again.
     region_of(unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast::<u8>(), size_of_val(data)) })
+}
+
+fn no_road() -> Error {
+    Error::FailedPrecondition { what: "no road".to_owned(), hint: "build one".to_owned() }
 }
 
 fn local_rank(rank: usize, door: &str) -> LocalRank {

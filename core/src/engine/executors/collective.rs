@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::super::Metrics;
-use super::super::payload::{Cargo, Hold, again};
+use super::super::payload::Hold;
 use super::super::shared::{Shared, State};
 use crate::collective::{Goal, Operation};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sched::order::Claim;
 use crate::sched::{Outcome, Task};
 use crate::types::{Done, Op, WorkerId};
@@ -25,7 +25,7 @@ pub(super) fn broadcast(shared: &Arc<Shared>, task: Task) {
 
 fn run(shared: &Arc<Shared>, task: Task, goal: impl FnOnce(&State, WorkerId) -> Goal) {
     let collective = shared.collective.get().expect("a pipeline with a collective stage begins with a collective");
-    let operation = shared.with(|state, now| {
+    let operation = shared.with(|state, _| {
         let goal = goal(state, state.owner(task.id));
         let slot = goal.slot(task.part, task.round);
         let payload = state.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
@@ -34,23 +34,18 @@ fn run(shared: &Arc<Shared>, task: Task, goal: impl FnOnce(&State, WorkerId) -> 
             op: payload.part.op,
             dtype: payload.part.layout.dtype,
             bytes: task.bytes,
+            device: payload.cargo.kind(),
+            failed: goal.has_failed(),
             weight: payload.part.weight,
             priority: payload.priority,
         };
-        let Cargo::Host { source, destination } = &payload.cargo else {
-            payload.hold = Hold::Nobody;
-            state.finish(now, task.id, Outcome::Failed(no_road()));
-            return None;
-        };
         // What is brought to the others lies where it was received.
-        let from = match goal {
-            Goal::AllReduce | Goal::Reduce { .. } => source,
-            Goal::Broadcast { .. } => destination,
-        };
-        let (source, destination) = (again(from), again(destination));
-        Some(Operation { part: task.part, round: task.round, goal, claim, source, destination })
+        if let Goal::Broadcast { .. } = goal {
+            payload.cargo.contribute_result();
+            payload.cargo.unstage();
+        }
+        Operation { part: task.part, round: task.round, goal, claim, memory: payload.cargo.memory() }
     });
-    let Some(operation) = operation else { return };
     let (slot, goal) = (operation.slot(), operation.goal.clone());
     let reporter = Arc::clone(shared);
     collective.run(operation, Done::new(move |outcome| report(&reporter, task, &goal, outcome)));
@@ -66,6 +61,7 @@ fn report(shared: &Arc<Shared>, task: Task, goal: &Goal, outcome: Result<f64>) {
         Metrics::add(&shared.metrics.local_bytes, task.bytes);
     }
     shared.with(|state, now| {
+        state.payloads.get_mut(&task.id).expect("it has one until it is released").hold = Hold::Nobody;
         let outcome = match outcome {
             Ok(weight) => {
                 if let Goal::Reduce { owner } = goal
@@ -87,14 +83,5 @@ fn stand_for_all(state: &mut State, task: Task, weight: f64) {
     payload.cargo.contribute_result();
     if payload.part.op == Op::WeightedMean {
         payload.part.weight = weight;
-    }
-}
-
-/// Why memory of a device is not reduced among the ranks of this machine.
-fn no_road() -> Error {
-    Error::FailedPrecondition {
-        what: "tensors in memory of devices cannot be reduced among the workers of this machine without NCCL"
-            .to_owned(),
-        hint: "set local_reduce=off on all workers, and each sends its own contribution to the servers".to_owned(),
     }
 }

@@ -2,6 +2,7 @@
 //! report into one `Scheduler::finish`.
 
 mod collective;
+mod copy;
 mod pull;
 mod push;
 
@@ -10,7 +11,7 @@ use crate::error::Error;
 use crate::pipeline::stage::Stage;
 use crate::sched::Outcome;
 
-/// The executor of a stage, or `None` where this build has none: such a stage never stands in a host's pipeline.
+/// The executor of a stage, or `None` where this build has none: such a stage stands in no pipeline.
 pub(super) fn executor(stage: Stage) -> Option<Executor> {
     match stage {
         Stage::AllReduce => Some(collective::all_reduce),
@@ -18,7 +19,9 @@ pub(super) fn executor(stage: Stage) -> Option<Executor> {
         Stage::Broadcast => Some(collective::broadcast),
         Stage::Push => Some(push::execute),
         Stage::Pull => Some(pull::execute),
-        Stage::CopyD2H | Stage::PcieReduce | Stage::Compress | Stage::Decompress | Stage::CopyH2D => None,
+        Stage::CopyD2H => Some(copy::to_host),
+        Stage::CopyH2D => Some(copy::to_device),
+        Stage::PcieReduce | Stage::Compress | Stage::Decompress => None,
     }
 }
 

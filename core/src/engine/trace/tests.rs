@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::file::Writer;
 use super::*;
-use crate::pipeline::{DeviceKind, Duty, Pipeline, Topology};
+use crate::pipeline::{DeviceKind, Duty, Pipeline, Route, Topology};
 use crate::sched::{Command, Scheduler, SchedulerConfig, TaskSpec};
 use crate::types::TensorKey;
 
@@ -166,8 +166,10 @@ fn submit(scheduler: &mut Scheduler) -> (TaskId, Subject) {
     };
     let Subject { part, round, bytes, priority, server } = subject.clone();
     let group = scheduler.open_group(at(0), "weight".into(), round, 1, None);
-    let task = scheduler
-        .submit(at(0), TaskSpec { part, server, bytes, round, priority, duty: Duty::Owner, groups: vec![group] });
+    let task = scheduler.submit(
+        at(0),
+        TaskSpec { part, server, bytes, round, priority, route: Route::host(Duty::Owner), groups: vec![group] },
+    );
     (task, subject)
 }
 

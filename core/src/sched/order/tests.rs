@@ -39,9 +39,14 @@ fn every_rank_hears_of_a_mismatch_and_so_does_who_comes_later() {
 }
 
 #[test]
-fn lengths_and_types_must_agree_too_but_weights_need_not() {
-    let claims = [(Claim { bytes: 8, ..claim() }, false), (Claim { dtype: DType::I32, ..claim() }, false)];
-    for (other, runs) in claims.into_iter().chain([(Claim { weight: 3.0, ..claim() }, true)]) {
+fn lengths_types_and_kinds_of_memory_must_agree_too_but_weights_need_not() {
+    let claims = [
+        (Claim { bytes: 8, ..claim() }, false),
+        (Claim { dtype: DType::I32, ..claim() }, false),
+        (Claim { device: DeviceKind::Cuda, ..claim() }, false),
+        (Claim { weight: 3.0, ..claim() }, true),
+    ];
+    for (other, runs) in claims {
         let mut order = Order::new(2, 0);
         order.handle_ready(0, slot(1, 0), claim());
         order.handle_ready(1, slot(1, 0), other);
@@ -72,6 +77,30 @@ fn who_withdraws_or_goes_on_is_named() {
     assert_eq!(runs(&mut order), [1]);
     order.handle_withdrawn(0, slot(1, 2));
     assert_eq!(failures(&mut order), [], "too late");
+}
+
+#[test]
+fn who_will_never_be_ready_is_named_to_who_is_and_to_who_comes_later() {
+    let mut order = Order::new(3, 0);
+    order.handle_ready(0, slot(1, 0), claim());
+    order.handle_withdrawn(1, slot(1, 0));
+    assert_eq!(failures(&mut order), [(slot(1, 0), Failure::GaveUp { rank: 1 })]);
+    order.handle_ready(2, slot(1, 0), claim());
+    assert_eq!(failures(&mut order), [(slot(1, 0), Failure::GaveUp { rank: 1 })], "again, for the one that came late");
+    assert!(!order.owes_answers(), "who gave it up waits for nothing");
+    order.handle_withdrawn(1, slot(2, 0));
+    order.handle_withdrawn(0, slot(2, 0));
+    order.handle_withdrawn(2, slot(2, 0));
+    assert!(!order.owes_answers(), "all gave it up");
+}
+
+#[test]
+fn one_that_failed_is_enough() {
+    let mut order = Order::new(2, 0);
+    order.handle_ready(1, slot(1, 0), claim());
+    order.handle_ready(0, slot(1, 0), Claim { failed: true, ..claim() });
+    let Some(Decision::Run { claim, .. }) = order.next_decision() else { panic!("not run") };
+    assert!(claim.failed);
 }
 
 #[test]
@@ -167,7 +196,15 @@ fn slot(part: u64, round: u64) -> Slot {
 }
 
 fn claim() -> Claim {
-    Claim { op: Op::Sum, dtype: DType::F32, bytes: 4, weight: 1.0, priority: Priority(0) }
+    Claim {
+        op: Op::Sum,
+        dtype: DType::F32,
+        bytes: 4,
+        device: DeviceKind::Host,
+        failed: false,
+        weight: 1.0,
+        priority: Priority(0),
+    }
 }
 
 fn urgent(priority: i32) -> Claim {

@@ -13,6 +13,7 @@ impl Scheduler {
     /// Ends a task; the answer is the groups it served. Each of them that waited only for this is resolved.
     pub(super) fn vanish(&mut self, id: TaskId, done: bool) -> Vec<GroupId> {
         self.leave_rounds(id);
+        self.give_credit_back(id);
         let work = self.tasks.remove(id.0).expect("a task vanishes once");
         self.commands.push_back(Command::Release(id));
         for group in &work.spec.groups {
@@ -62,7 +63,7 @@ impl Scheduler {
             return;
         }
         work.doomed = true;
-        let (stage, duty, since, place) = (work.stage, work.spec.duty, work.since, work.place);
+        let (stage, duty, since, place) = (work.stage, work.spec.route.duty, work.since, work.place);
         let is_awaited = self.pipeline.is_awaited_after(stage, duty);
         match place {
             // Who gives up before the others does so in the name of all, and they would not hear why.
@@ -70,8 +71,8 @@ impl Scheduler {
             Place::Running => self.commands.push_back(Command::Abandon(id)),
             // Its exchange is open and may hold its memory: only the executor of PULL can close it.
             Place::Queued(_) if stage == Stage::Pull => {}
-            // The others wait for it there.
-            Place::Queued(_) if stage == Stage::Broadcast => {}
+            // It has the sum, and the others wait for it.
+            Place::Queued(_) if stage == Stage::Broadcast || is_awaited && stage > Stage::Pull => {}
             Place::Queued(_) => {
                 self.unqueue(id);
                 if stage <= Stage::Push {
@@ -103,9 +104,10 @@ impl Scheduler {
     /// failed before.
     pub(super) fn tell(&mut self, now: Time, id: TaskId, error: Option<Error>) {
         let failure = error.clone().or_else(|| self.fate(id)).expect("it failed, or nobody wants it");
+        self.give_credit_back(id);
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
         // The others take what the owner has, unless it says that it has nothing.
-        work.failure = (work.spec.duty == Duty::Owner).then_some(failure);
+        work.failure = (work.spec.route.duty == Duty::Owner).then_some(failure);
         let groups = work.spec.groups.clone();
         self.enter(now, id, Stage::Broadcast, None);
         if let Some(error) = error {

@@ -6,7 +6,7 @@
 
 use super::{Command, Scheduler, Timer};
 use crate::error::Error;
-use crate::pipeline::{Duty, Stage};
+use crate::pipeline::{Duty, Route, Stage};
 use crate::sched::task::{Place, TaskSpec, Work};
 use crate::sched::{Outcome, TaskId};
 use crate::types::{Defect, Time, planted};
@@ -15,12 +15,12 @@ impl Scheduler {
     /// Has the server of a part told that this worker will not contribute to a round of which no task was submitted. The task that does
     /// it, which carries nothing but the reason; none where nobody waits for this worker.
     pub fn give_up_round(&mut self, now: Time, spec: TaskSpec) -> Option<TaskId> {
-        let is_due = self.ended.is_none() && self.pipeline.pushes() && spec.duty != Duty::Member;
+        let is_due = self.ended.is_none() && self.pipeline.pushes() && spec.route.duty != Duty::Member;
         if !is_due || planted(self.config.defect, Defect::GivenUpInSilence) {
             return None;
         }
         // It moves no bytes that credit would have to count, and no other rank of this machine waits for it.
-        let spec = TaskSpec { bytes: 0, duty: Duty::Alone, groups: Vec::new(), ..spec };
+        let spec = TaskSpec { bytes: 0, route: Route::host(Duty::Alone), groups: Vec::new(), ..spec };
         let (part, round, until) = (spec.part, spec.round, now + self.config.give_up_patience);
         let word = Work { tells_until: Some(until), holds_round: true, ..Work::new(spec, self.submitted, now) };
         let id = TaskId(self.tasks.insert(word));

@@ -48,6 +48,7 @@ fn the_oldest_task_waits_for_a_bounded_number_of_takes() {
 }
 
 const CREDIT: u64 = 100;
+const COPIES: u32 = 2;
 const STEPS: u32 = 400;
 
 fn run(seed: u64, defect: Option<Defect>) -> Checked {
@@ -55,6 +56,7 @@ fn run(seed: u64, defect: Option<Defect>) -> Checked {
     let config = SchedulerConfig {
         credit_bytes: CREDIT,
         credit_tasks: 4,
+        copies_max: COPIES,
         oldest_every: u32::try_from(random.below(4)).unwrap(),
         retry_min: Duration::from_millis(10),
         retry_max: Duration::from_millis(100),
@@ -62,10 +64,11 @@ fn run(seed: u64, defect: Option<Defect>) -> Checked {
         give_up_patience: Duration::from_millis(300),
         defect,
     };
-    let pipeline = match random.below(3) {
-        0 => Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false),
+    let pipeline = match random.below(4) {
+        0 => device(),
         1 => host(),
-        _ => tiers(),
+        2 => tiers(),
+        _ => device_tiers(),
     };
     let mut model = Model::new(World::new(config, pipeline));
     for _ in 0..STEPS {
@@ -89,6 +92,9 @@ struct Known {
     bytes: u64,
     landed: u64,
     in_flight: bool,
+    /// It has memory of the engine's.
+    is_staged: bool,
+    on_device: bool,
     /// The other ranks of its machine wait for it.
     awaited: bool,
     is_owner: bool,
@@ -158,13 +164,18 @@ impl Model {
                 1 if tiered => Duty::Alone,
                 _ => Duty::Owner,
             };
-            let task = self.world.scheduler.submit(now, spec(duty, part, round, bytes, priority, &groups));
+            // Where there are devices, some tensors lie in host memory nevertheless.
+            let staged = self.world.scheduler.pipeline().contains(Stage::CopyD2H) && !random.one_in(3);
+            let route = if staged { Route::device(duty) } else { Route::host(duty) };
+            let task = self.world.scheduler.submit(now, spec(route, part, round, bytes, priority, &groups));
             let known = Known {
                 part,
                 round,
                 bytes,
                 landed: 0,
                 in_flight: false,
+                is_staged: false,
+                on_device: staged,
                 awaited: false,
                 is_owner: duty == Duty::Owner,
                 summed: false,
@@ -183,6 +194,18 @@ impl Model {
             return Ok(());
         };
         let known = self.tasks.get_mut(&task.id).ok_or("a task that is gone was taken")?;
+        ensure(known.on_device || !stage.is_copy(), "host memory was copied")?;
+        ensure(
+            known.is_staged || !known.on_device || !matches!(stage, Stage::Push | Stage::Pull | Stage::CopyH2D),
+            "pushed before it was staged",
+        )?;
+        if stage == Stage::CopyD2H {
+            known.is_staged = true;
+            ensure(
+                self.rounds[&task.part].open.first() == Some(&task.round.0),
+                "staged before the round before was summed",
+            )?;
+        }
         if stage == Stage::Push {
             known.in_flight = true;
             let told = if let Attempt::Resumed { landed } = task.attempt { landed } else { 0 };
@@ -215,7 +238,10 @@ impl Model {
         if let Outcome::Retry { landed, .. } = outcome {
             known.landed = known.landed.max(landed);
         }
+        known.is_staged &= stage != Stage::CopyH2D && (stage != Stage::CopyD2H || outcome == Outcome::Done);
         known.summed |= stage == Stage::Pull && outcome == Outcome::Done;
+        // A sum that did not come back to the device is none to show.
+        known.summed &= stage != Stage::CopyH2D || outcome == Outcome::Done;
         known.awaited |= stage == Stage::Reduce && outcome == Outcome::Done;
         if stage == Stage::Pull && outcome == Outcome::Done {
             let (part, round) = (known.part, known.round);
@@ -248,6 +274,8 @@ impl Model {
                         bytes: 0,
                         landed: 0,
                         in_flight: false,
+                        is_staged: false,
+                        on_device: false,
                         awaited: false,
                         is_owner: false,
                         summed: false,
@@ -274,8 +302,12 @@ impl Model {
     }
 
     fn check_credit(&self) -> Checked {
+        for stage in [Stage::CopyD2H, Stage::CopyH2D] {
+            let copies = self.running.values().filter(|other| **other == stage).count();
+            ensure(copies <= COPIES as usize, "more copies than there may be")?;
+        }
         let in_flight: Vec<u64> =
-            self.tasks.values().filter(|known| known.in_flight).map(|known| known.bytes).collect();
+            self.tasks.values().filter(|known| known.in_flight || known.is_staged).map(|known| known.bytes).collect();
         let total: u64 = in_flight.iter().sum();
         let counted = self.world.scheduler.credit_in_flight();
         let largest = in_flight.iter().max().copied().unwrap_or(0);

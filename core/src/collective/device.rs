@@ -1,0 +1,118 @@
+//! How operations on memory of devices are carried out: in the order of the machine, by whoever knows the devices' own library.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use super::host::Bulletin;
+use super::{Goal, Walk};
+use crate::config::Config;
+use crate::cuda::{Line, Mark};
+use crate::error::{Error, Result};
+use crate::mem::DeviceRegion;
+use crate::sched::order::Claim;
+use crate::types::{Done, Time};
+
+/// Contribution and result in memory of one device.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    /// The contribution, run after run; as long as the claim says.
+    pub source: Vec<DeviceRegion>,
+    /// Where the result goes, in as many runs, each as long as that of the contribution; may be the same memory.
+    pub destination: Vec<DeviceRegion>,
+    /// What must be reached before the memory is touched.
+    pub after: Vec<Mark>,
+}
+
+/// An operation that all ranks have come to and that is next on all of them.
+#[derive(Debug)]
+pub struct Ordered {
+    /// What the ranks do.
+    pub walk: Walk,
+    /// What all ranks claim alike.
+    pub claim: Claim,
+    /// The weight of each rank.
+    pub weights: Vec<f64>,
+    /// This rank's part of it.
+    pub memory: DeviceMemory,
+}
+
+/// Carries out operations on memory of devices among the ranks of one machine.
+pub trait DeviceRoad: Send + Sync {
+    /// Whether an operation can be carried out here, asked before the other ranks hear of it. May take long the first time, when
+    /// libraries are loaded.
+    ///
+    /// # Errors
+    /// [`FailedPrecondition`](Error::FailedPrecondition) if this machine lacks something, [`InvalidArgument`](Error::InvalidArgument) if
+    /// the operation must be another one; each says what to do.
+    fn check(&self, goal: &Goal, claim: &Claim, memory: &DeviceMemory) -> Result<()>;
+
+    /// Takes the next operation of the order, without waiting. `done` hears of the end, when nothing of the memory is used any more.
+    ///
+    /// An error of any operation is the end of the road on all ranks: they are no longer in step.
+    fn issue(&self, ordered: Ordered, done: Done<()>);
+
+    /// Ends everything that was issued with this cause, and what will be, whatever the other ranks do. Does not wait. Idempotent.
+    fn abort(&self, cause: Error);
+
+    /// Ends what is under way, and the threads of the road. Idempotent.
+    fn shutdown(&self);
+}
+
+/// Makes the road of one rank, once all ranks have met.
+pub type MakeRoad = Box<dyn FnOnce(Team) -> Result<Arc<dyn DeviceRoad>> + Send>;
+
+/// How this program reduces memory of devices among the ranks of a machine.
+///
+/// # Errors
+/// What to do where it cannot.
+#[cfg(feature = "cuda")]
+pub fn device_road(config: &Config) -> Result<MakeRoad> {
+    Ok(super::nccl::road(config))
+}
+
+/// As it was built, this program does not.
+///
+/// # Errors
+/// What to do about it.
+#[cfg(not(feature = "cuda"))]
+pub fn device_road(_config: &Config) -> Result<MakeRoad> {
+    Err(Error::FailedPrecondition {
+        what: "this program was built without a way to reduce memory of devices among the workers of a machine"
+            .to_owned(),
+        hint: "use the Python package, or set local_reduce=off on all workers of the machine".to_owned(),
+    })
+}
+
+/// What this program finds for that, for people; nothing where it would use nothing.
+pub fn describe(config: &Config) -> Option<Line> {
+    #[cfg(feature = "cuda")]
+    return Some(super::nccl::describe(config));
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _unused = config;
+        None
+    }
+}
+
+/// The ranks of a machine, for the road of one of them.
+pub struct Team {
+    /// The position of this rank among them.
+    pub me: usize,
+    /// How many they are.
+    pub ranks: usize,
+    /// What the first of them has to tell the others.
+    pub bulletin: Bulletin,
+    /// How long the others may take to come.
+    pub join_timeout: Duration,
+    /// How long an operation may take.
+    pub step_timeout: Duration,
+    /// A monotonic clock.
+    pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
+}
+
+impl fmt::Debug for Team {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Team").field("me", &self.me).field("ranks", &self.ranks).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,128 @@
+//! The driver's way to the road for memory of devices: what is on it, and what becomes of everybody when it breaks.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::LOCK;
+use super::board::{Board, Breakage};
+use crate::collective::{DeviceMemory, DeviceRoad, Memory, Operation, Ordered};
+use crate::error::{Error, Result};
+use crate::types::Done;
+
+/// The road of this rank, or why it has none.
+#[derive(Clone)]
+pub(super) struct Devices {
+    road: Result<Arc<dyn DeviceRoad>>,
+    flight: Arc<Flight>,
+}
+
+/// What the road was given and has not reported yet.
+#[derive(Default)]
+struct Flight {
+    operations: AtomicUsize,
+    bytes: AtomicU64,
+    /// The first error of the road.
+    fault: Mutex<Option<Error>>,
+    /// Whether an error of the road is news.
+    over: AtomicBool,
+}
+
+/// So much may be on the road before the leader orders more: enough for its library to work without a pause, and what an urgent
+/// operation waits for at most, because on the road nothing is overtaken.
+const OPERATIONS_MAX: usize = 16;
+/// The same in bytes. A longer operation is alone.
+const BYTES_MAX: u64 = 32 << 20;
+
+impl Devices {
+    pub(super) fn new(road: Result<Arc<dyn DeviceRoad>>) -> Self {
+        Self { road, flight: Arc::default() }
+    }
+
+    /// Whether an operation can be carried out here, as far as its memory is a device's.
+    pub(super) fn check(&self, operation: &Operation) -> Result<()> {
+        match (&operation.memory, &self.road) {
+            (Memory::Host { .. }, _) => Ok(()),
+            (Memory::Device(memory), Ok(road)) => road.check(&operation.goal, &operation.claim, memory),
+            (Memory::Device(_), Err(error)) => Err(error.clone()),
+        }
+    }
+
+    /// Gives the road what is next. `done` is absent where nobody waits for it.
+    pub(super) fn issue(&self, ordered: Ordered, done: Option<Done<f64>>, board: &Arc<Board>) {
+        let Ok(road) = &self.road else { unreachable!("it was checked before the others heard of it") };
+        let (bytes, total) = (ordered.claim.bytes, ordered.weights.iter().sum());
+        self.flight.operations.fetch_add(1, Ordering::SeqCst);
+        self.flight.bytes.fetch_add(bytes, Ordering::SeqCst);
+        let (landed, board) = (self.clone(), Arc::clone(board));
+        road.issue(
+            ordered,
+            Done::new(move |outcome: Result<()>| {
+                let was_full = landed.land(bytes);
+                if let Err(error) = &outcome {
+                    landed.fail(error, &board);
+                }
+                if let Some(done) = done {
+                    done.report(outcome.map(|()| total));
+                }
+                // Whoever waited until there is room, or until all is over. Nobody else needs to know.
+                board.knock(board.me, was_full);
+            }),
+        );
+    }
+
+    /// Whether the road has something under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.flight.operations.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether nothing more should be ordered for now.
+    pub(super) fn is_full(&self) -> bool {
+        let Flight { operations, bytes, .. } = &*self.flight;
+        operations.load(Ordering::SeqCst) >= OPERATIONS_MAX || bytes.load(Ordering::SeqCst) >= BYTES_MAX
+    }
+
+    /// The error that broke this rank's road.
+    pub(super) fn fault(&self) -> Option<Error> {
+        self.flight.fault.lock().expect(LOCK).clone()
+    }
+
+    /// Ends what is under way. Does not wait.
+    pub(super) fn abort(&self, cause: &Error) {
+        self.flight.over.store(true, Ordering::SeqCst);
+        if let Ok(road) = &self.road {
+            road.abort(cause.clone());
+        }
+    }
+
+    /// Ends the road.
+    pub(super) fn shutdown(&self) {
+        if let Ok(road) = &self.road {
+            road.shutdown();
+        }
+    }
+
+    /// One operation less; whether that makes room.
+    fn land(&self, bytes: u64) -> bool {
+        let was_full = self.is_full();
+        self.flight.operations.fetch_sub(1, Ordering::SeqCst);
+        self.flight.bytes.fetch_sub(bytes, Ordering::SeqCst);
+        was_full
+    }
+
+    /// Tells everybody that this rank's devices do nothing any more, unless that was the wish.
+    fn fail(&self, error: &Error, board: &Board) {
+        if !self.flight.over.swap(true, Ordering::SeqCst) {
+            self.flight.fault.lock().expect(LOCK).get_or_insert_with(|| error.clone());
+            board.break_down(Breakage::Failed(board.me));
+        }
+    }
+}
+
+/// Whether the runs of contribution and result are as long as each other and whole elements, and all of them as long as the claim says.
+pub(super) fn fits(memory: &DeviceMemory, bytes: u64, element_bytes: u64) -> bool {
+    let DeviceMemory { source, destination, .. } = memory;
+    let alike = source.len() == destination.len()
+        && source.iter().zip(destination).all(|(from, to)| from.len() == to.len())
+        && source.iter().all(|run| (run.len() as u64).is_multiple_of(element_bytes));
+    alike && source.iter().map(|run| run.len() as u64).sum::<u64>() == bytes
+}

@@ -1,0 +1,77 @@
+//! What the failures of an order, and of the other ranks, mean to whoever waits for an operation.
+
+use std::time::Duration;
+
+use super::LocalRank;
+use super::board::Breakage;
+use crate::error::{Claim as Saying, Error};
+use crate::sched::order::{Claim, Failure, Slot};
+use crate::types::{Op, Round, WorkerId};
+
+/// What whoever submitted an operation is told of its failure.
+pub(super) fn explain(ranks: &[LocalRank], (part, turn): Slot, failure: Failure, waited: Duration) -> Error {
+    // Two operations a round: see `Goal::slot`.
+    let round = Round(turn.0 / 2);
+    let worker = |rank: u32| ranks[rank as usize].rank;
+    let tensor = part.key.to_string();
+    let stalled = |missing: u64, waited: Duration, detail: String| Error::Stalled {
+        tensor: tensor.clone(),
+        round,
+        missing: (0..).zip(ranks).filter(|(bit, _)| missing & (1 << bit) != 0).map(|(_, of)| of.rank).collect(),
+        waited,
+        detail,
+    };
+    match failure {
+        Failure::Mismatch { first, ours, second, theirs } => {
+            let (field, mine, other) = disagreement(&ours, &theirs);
+            let saying = |worker: WorkerId, value| Saying { worker, value };
+            Error::Mismatch {
+                tensor,
+                field: field.to_owned(),
+                first: saying(worker(first), mine),
+                second: saying(worker(second), other),
+            }
+        }
+        Failure::GaveUp { rank } => {
+            let detail = format!("{} gave this round up", worker(rank));
+            stalled(1 << rank, waited, detail)
+        }
+        Failure::Overdue { missing, waited } => {
+            stalled(missing, waited, "their processes run on this machine, and did not submit it".to_owned())
+        }
+        Failure::Left { missing } => stalled(missing, waited, "left the job before".to_owned()),
+    }
+}
+
+/// What is told to everybody once nothing works any more.
+pub(super) fn broken(ranks: &[LocalRank], breakage: Breakage) -> Error {
+    let lost = |rank: usize, cause: &str| Error::PeerLost {
+        member: ranks[rank].name.clone(),
+        host: ranks[rank].place.clone(),
+        cause: cause.to_owned(),
+    };
+    match breakage {
+        Breakage::Lost(rank) => lost(rank, "its process ended"),
+        Breakage::Stuck(rank) => lost(rank, "its process lives and does nothing any more"),
+        Breakage::Failed(rank) => lost(rank, "its devices failed; its own error says how"),
+        Breakage::Confused(rank) => Error::Protocol {
+            peer: ranks[rank].name.clone(),
+            field: "shared memory".to_owned(),
+            problem: "has no meaning".to_owned(),
+        },
+    }
+}
+
+/// The field in which two claims differ, and what each says of it.
+fn disagreement(ours: &Claim, theirs: &Claim) -> (&'static str, String, String) {
+    if ours.dtype != theirs.dtype {
+        ("dtype", ours.dtype.to_string(), theirs.dtype.to_string())
+    } else if ours.bytes != theirs.bytes {
+        ("length", format!("{} bytes", ours.bytes), format!("{} bytes", theirs.bytes))
+    } else if ours.device != theirs.device {
+        ("device", ours.device.to_string(), theirs.device.to_string())
+    } else {
+        let op = |op: Op| op.to_string();
+        ("op", op(ours.op), op(theirs.op))
+    }
+}

@@ -1,0 +1,532 @@
+//! Memory of devices: the order in which it is handed to its road, and what becomes of everybody when something breaks.
+//!
+//! The road of these tests stands for NCCL: each rank's operations meet those of the others by their number on the road, and it fails
+//! the test if they are not the same. Memory of the device is memory of this process.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::collective::{DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team, Walk};
+use crate::mem::{DeviceRegion, Ordinal};
+
+#[test]
+fn what_lies_on_devices_is_reduced_in_one_order_whatever_the_order_in_which_ranks_come() {
+    let (machine, roads) = machine(4);
+    let parts = 300_usize;
+    machine.each(|rank, collective| {
+        let mut data: Vec<Vec<i32>> = (0..parts).map(|part| vec![digit(rank, part); part + 1]).collect();
+        let (sender, ended) = mpsc::channel();
+        for step in 0..parts {
+            // Each rank in an order of its own: all of these are prime to the number of parts.
+            let part = (step * [1, 7, 11, 299][rank]) % parts;
+            let operation = on_device(collective, slot(part as u64, 0), Op::Sum, Goal::AllReduce, &mut data[part]);
+            let sender = sender.clone();
+            collective.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        }
+        for _ in 0..parts {
+            assert_eq!(ended.recv_timeout(PATIENCE).unwrap(), Ok(4.0));
+        }
+        for (part, data) in data.iter().enumerate() {
+            let expected: i32 = (0..4).map(|rank| digit(rank, part)).sum();
+            assert!(data.iter().all(|value| *value == expected), "part {part}");
+        }
+    });
+    assert_eq!(roads.met(), parts);
+}
+
+#[test]
+fn parts_of_the_host_and_of_devices_follow_one_order_and_go_two_roads() {
+    let (machine, roads) = machine(3);
+    let sums = machine.each(|rank, collective| {
+        let mut data = vec![vec![digit(rank, 1); 50_000]; 6];
+        for (part, data) in (0..).zip(&mut data) {
+            if part % 2 == 0 {
+                collective.reduce(slot(part, 0), Op::Sum, 1.0, data).unwrap();
+            } else {
+                collective.run(on_device(collective, slot(part, 0), Op::Sum, Goal::AllReduce, data)).unwrap();
+            }
+        }
+        data
+    });
+    let expected: i32 = (0..3).map(|rank| digit(rank, 1)).sum();
+    assert!(sums.iter().flatten().flatten().all(|sum| *sum == expected));
+    assert_eq!(roads.met(), 3);
+}
+
+#[test]
+fn an_urgent_part_overtakes_what_is_not_on_the_road_yet() {
+    let (machine, roads) = machine(2);
+    roads.hold();
+    let mut data = [0, 1].map(|_| (0..60).map(|part| vec![1_i32; part + 1]).collect::<Vec<_>>());
+    let (sender, ended) = mpsc::channel();
+    for part in 0..60 {
+        for (member, data) in machine.0.iter().zip(&mut data) {
+            let mut operation = on_device(member, slot(part, 0), Op::Sum, Goal::AllReduce, &mut data[part as usize]);
+            operation.claim.priority = Priority(i32::from(part == 59));
+            let sender = sender.clone();
+            member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        }
+    }
+    roads.wait_for(2);
+    roads.release();
+    for _ in 0..120 {
+        assert!(ended.recv_timeout(PATIENCE).unwrap().is_ok());
+    }
+    let place = roads.lengths().iter().position(|bytes| *bytes == 60 * 4).unwrap();
+    assert!((1..=16).contains(&place), "it was number {place} on the road");
+}
+
+#[test]
+fn no_more_is_on_the_road_than_an_urgent_part_may_wait_for() {
+    let (machine, roads) = machine(2);
+    roads.hold();
+    let mut data = [0, 1].map(|_| vec![vec![1_i32; 3 << 20]; 4]);
+    let (sender, ended) = mpsc::channel();
+    for part in 0..4 {
+        for (member, data) in machine.0.iter().zip(&mut data) {
+            let operation = on_device(member, slot(part, 0), Op::Sum, Goal::AllReduce, &mut data[part as usize]);
+            let sender = sender.clone();
+            member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        }
+    }
+    // 12 MiB each: the third begins below 32 MiB.
+    roads.wait_for(3);
+    roads.release();
+    for _ in 0..8 {
+        assert!(ended.recv_timeout(PATIENCE).unwrap().is_ok());
+    }
+    assert_eq!(roads.most_at_once(), 3);
+}
+
+#[test]
+fn ranks_that_disagree_about_the_kind_of_memory_all_hear_both() {
+    let (machine, roads) = machine(2);
+    let errors = machine.each(|rank, collective| {
+        let mut data = [1_i32; 8];
+        match rank {
+            0 => collective.reduce(slot(1, 0), Op::Sum, 1.0, &mut data).unwrap_err(),
+            _ => collective.run(on_device(collective, slot(1, 0), Op::Sum, Goal::AllReduce, &mut data)).unwrap_err(),
+        }
+    });
+    for error in errors {
+        let Error::Mismatch { field, first, second, .. } = &error else { panic!("{error}") };
+        let mut said = [(first.worker.0, first.value.as_str()), (second.worker.0, second.value.as_str())];
+        said.sort_unstable();
+        assert_eq!((field.as_str(), said), ("device", [(0, "host"), (1, "cuda")]));
+    }
+    assert_eq!(roads.met(), 0);
+}
+
+#[test]
+fn what_a_rank_cannot_do_it_says_at_once_and_to_the_others_too() {
+    let roads = Arc::new(Roads::new(2));
+    let machine = Machine::with(2, &|rank| match rank {
+        0 => Ok(roads.make()),
+        _ => Err(no_road()),
+    });
+    let errors = machine.each(|_, collective| {
+        let mut data = [1_i32; 8];
+        collective.run(on_device(collective, slot(1, 0), Op::Sum, Goal::AllReduce, &mut data)).unwrap_err()
+    });
+    assert!(matches!(&errors[0], Error::Stalled { missing, .. } if *missing == [WorkerId(1)]), "{}", errors[0]);
+    assert_eq!(errors[1], no_road());
+    let sums = machine.each(|_, collective| {
+        let mut data = [1_i32; 8];
+        collective.reduce(slot(1, 1), Op::Sum, 1.0, &mut data).unwrap();
+        data
+    });
+    assert_eq!(sums, [[2; 8]; 2], "host memory is not disturbed");
+}
+
+#[test]
+fn memory_that_is_not_as_long_as_it_claims_is_a_defect_that_is_told() {
+    let (machine, _roads) = machine(2);
+    let mut data = [1_i32; 8];
+    let mut operation = on_device(&machine.0[0], slot(1, 0), Op::Sum, Goal::AllReduce, &mut data);
+    operation.claim.bytes = 64;
+    assert!(matches!(machine.0[0].run(operation), Err(Error::Internal { .. })));
+}
+
+#[test]
+fn the_owner_of_a_part_has_it_and_brings_it_back() {
+    let (machine, roads) = machine(3);
+    let found = machine.each(|rank, collective| {
+        let mut data = vec![digit(rank, 0); 1000];
+        collective.run(on_device(collective, slot(1, 0), Op::Sum, reduce_to(1), &mut data)).unwrap();
+        let reduced = data.clone();
+        collective.run(on_device(collective, slot(1, 0), Op::Sum, from(1, None), &mut data)).unwrap();
+        (reduced, data)
+    });
+    let sum: i32 = (0..3).map(|rank| digit(rank, 0)).sum();
+    for (rank, (reduced, back)) in found.into_iter().enumerate() {
+        assert_eq!(reduced, vec![if rank == 1 { sum } else { digit(rank, 0) }; 1000], "rank {rank}");
+        assert_eq!(back, vec![sum; 1000], "rank {rank}");
+    }
+    assert_eq!(roads.met(), 2);
+}
+
+#[test]
+fn why_an_owner_has_nothing_reaches_the_others_beside_the_road() {
+    let (machine, roads) = machine(3);
+    let failure = Error::Unavailable { what: "server 0".to_owned(), cause: "it burns".to_owned() };
+    let errors = machine.each(|rank, collective| {
+        let mut data = vec![1_i32; 300_000];
+        let goal = from(2, (rank == 2).then(|| failure.clone()));
+        collective.run(on_device(collective, slot(1, 0), Op::Sum, goal, &mut data)).unwrap_err()
+    });
+    assert!(errors.iter().all(|error| error.to_string() == failure.to_string()), "{errors:?}");
+    assert_eq!(roads.met(), 0);
+    let again = machine.each(|_, collective| {
+        let mut data = vec![1_i32; 300_000];
+        collective.run(on_device(collective, slot(2, 0), Op::Sum, Goal::AllReduce, &mut data)).map(|_| data[0])
+    });
+    assert_eq!(again, [Ok(3), Ok(3), Ok(3)], "the road is as it was");
+}
+
+#[test]
+fn a_rank_that_dies_is_lost_to_all_that_is_under_way_on_devices() {
+    let (machine, roads) = machine(3);
+    let mut data = [[1_i32; 8]; 3];
+    let (sender, ended) = mpsc::channel();
+    roads.hold();
+    for (member, data) in machine.0.iter().zip(&mut data) {
+        let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
+        let sender = sender.clone();
+        member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    }
+    roads.wait_for(1);
+    machine.0[2].0.core.watch.leave(false);
+    for _ in 0..3 {
+        let error = ended.recv_timeout(PATIENCE).unwrap().unwrap_err();
+        assert!(matches!(&error, Error::PeerLost { member, .. } if member == "worker 2"), "{error}");
+    }
+    let later = on_device(&machine.0[0], slot(2, 0), Op::Sum, Goal::AllReduce, &mut data[0]);
+    assert!(matches!(machine.0[0].run(later), Err(Error::PeerLost { .. })));
+}
+
+#[test]
+fn devices_that_fail_tell_their_rank_how_and_the_others_whose_they_are() {
+    let (machine, roads) = machine(3);
+    let fault =
+        Error::Device { device: "cuda:0".to_owned(), what: "ncclAllReduce".to_owned(), cause: "code 6".to_owned() };
+    let mut data = [[1_i32; 8]; 3];
+    let (sender, ended) = mpsc::channel();
+    roads.hold();
+    for (rank, (member, data)) in machine.0.iter().zip(&mut data).enumerate() {
+        let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
+        let sender = sender.clone();
+        member.0.run(operation, Done::new(move |outcome| sender.send((rank, outcome)).unwrap()));
+    }
+    roads.wait_for(1);
+    roads.fail(1, &fault);
+    for _ in 0..3 {
+        let (rank, outcome) = ended.recv_timeout(PATIENCE).unwrap();
+        let error = outcome.unwrap_err();
+        match rank {
+            1 => assert_eq!(error, fault),
+            _ => assert!(matches!(&error, Error::PeerLost { member, .. } if member == "worker 1"), "{error}"),
+        }
+    }
+    let later = on_device(&machine.0[1], slot(2, 0), Op::Sum, Goal::AllReduce, &mut data[1]);
+    assert_eq!(machine.0[1].run(later), Err(fault), "there is no way back to order");
+}
+
+#[test]
+fn who_gives_up_before_all_are_there_takes_it_from_the_others() {
+    let (machine, roads) = machine(2);
+    let mut data = [[1_i32; 8]; 2];
+    let [first, second] = &mut data;
+    let (sender, ended) = mpsc::channel();
+    let operation = on_device(&machine.0[1], slot(1, 0), Op::Sum, Goal::AllReduce, first);
+    machine.0[1].0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    machine.0[1].0.abandon(slot(1, 0));
+    assert_eq!(ended.recv_timeout(PATIENCE).unwrap(), Err(Error::Cancelled));
+    let operation = on_device(&machine.0[0], slot(1, 0), Op::Sum, Goal::AllReduce, second);
+    let error = machine.0[0].run(operation).unwrap_err();
+    assert!(matches!(&error, Error::Stalled { missing, .. } if *missing == [WorkerId(1)]), "{error}");
+    assert_eq!(roads.met(), 0);
+}
+
+#[test]
+fn who_gives_up_what_an_owner_brings_lends_its_memory_until_that_is_over() {
+    let (machine, _roads) = machine(2);
+    let (mut wanted, mut brought) = (vec![1_i32; 8], vec![7_i32; 8]);
+    let (sender, ended) = mpsc::channel();
+    let goal = from(0, None);
+    let operation = on_device(&machine.0[1], slot(1, 0), Op::Sum, goal.clone(), &mut wanted);
+    let of_part = operation.slot();
+    machine.0[1].0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    machine.0[1].0.abandon(of_part);
+    assert!(ended.try_recv().is_err(), "the owner has not come");
+    machine.0[0].run(on_device(&machine.0[0], slot(1, 0), Op::Sum, goal, &mut brought)).unwrap();
+    assert!(ended.recv_timeout(PATIENCE).unwrap().is_ok());
+    assert_eq!(wanted, [7; 8]);
+}
+
+#[test]
+fn whoever_leaves_waits_for_what_is_on_the_road() {
+    let (machine, roads) = machine(2);
+    let mut data = [[1_i32; 8]; 2];
+    let (sender, ended) = mpsc::channel();
+    roads.hold();
+    for (member, data) in machine.0.iter().zip(&mut data) {
+        let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
+        let sender = sender.clone();
+        member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    }
+    roads.wait_for(1);
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| machine.0[1].0.shutdown());
+        while machine.0[1].0.core.leaves.load(Ordering::SeqCst) == u64::MAX {
+            std::thread::yield_now();
+        }
+        roads.release();
+        leaving.join().unwrap();
+    });
+    for _ in 0..2 {
+        assert!(ended.recv_timeout(PATIENCE).unwrap().is_ok());
+    }
+    assert_eq!(data, [[2; 8]; 2]);
+}
+
+#[test]
+fn the_end_of_the_job_ends_what_is_on_the_road_with_its_cause() {
+    let (machine, roads) = machine(2);
+    let mut data = [1_i32; 8];
+    let mut other = [1_i32; 8];
+    let (sender, ended) = mpsc::channel();
+    roads.hold();
+    for (member, data) in machine.0.iter().zip([&mut data, &mut other]) {
+        let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
+        let sender = sender.clone();
+        member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    }
+    roads.wait_for(1);
+    let cause = Error::Unavailable { what: "the job".to_owned(), cause: "it is over".to_owned() };
+    for member in &machine.0 {
+        member.0.abort(cause.clone());
+    }
+    for _ in 0..2 {
+        assert_eq!(ended.recv_timeout(PATIENCE).unwrap(), Err(cause.clone()));
+    }
+}
+
+#[test]
+fn what_the_first_rank_puts_up_all_others_read() {
+    let (machine, roads) = machine(3);
+    let notice: Vec<u8> = (1..=128).collect();
+    let read = |rank: usize| roads.bulletin(rank).read(PATIENCE, &|| false);
+    std::thread::scope(|scope| {
+        let readers = [1, 2].map(|rank| scope.spawn(move || read(rank)));
+        roads.bulletin(0).post(&notice);
+        roads.bulletin(0).post(b"another");
+        for reader in readers {
+            assert_eq!(reader.join().unwrap(), Some(notice.clone()), "the first one counts");
+        }
+    });
+    drop(machine);
+}
+
+#[test]
+fn who_waits_for_a_notice_gives_up_in_time_or_when_told_to() {
+    let (machine, roads) = machine(2);
+    assert_eq!(roads.bulletin(1).read(Duration::from_millis(1), &|| false), None);
+    assert_eq!(roads.bulletin(1).read(PATIENCE, &|| true), None);
+    machine.0[0].0.core.board.break_down(board::Breakage::Lost(0));
+    assert_eq!(roads.bulletin(1).read(PATIENCE, &|| false), None);
+}
+
+fn machine(ranks: usize) -> (Machine, Arc<Roads>) {
+    let roads = Arc::new(Roads::new(ranks));
+    (Machine::with(ranks, &|_| Ok(roads.make())), roads)
+}
+
+fn reduce_to(owner: u32) -> Goal {
+    Goal::Reduce { owner: WorkerId(owner) }
+}
+
+fn from(owner: u32, failure: Option<Error>) -> Goal {
+    Goal::Broadcast { owner: WorkerId(owner), failure }
+}
+
+/// Memory of a test as if it were a device's.
+fn on_device(member: &Member, slot: Slot, op: Op, goal: Goal, data: &mut [i32]) -> Operation {
+    let address = data.as_mut_ptr().expose_provenance() as u64;
+    let bytes = size_of_val(data);
+    let region = || DeviceRegion::new(Ordinal(0), address, bytes);
+    let memory = DeviceMemory { source: vec![region()], destination: vec![region()], after: Vec::new() };
+    let operation = member.operation(slot, op, 1.0, data);
+    let claim = Claim { device: DeviceKind::Cuda, ..operation.claim };
+    Operation { goal, claim, memory: Memory::Device(memory), ..operation }
+}
+
+/// The roads of all ranks of a machine.
+struct Roads {
+    ranks: usize,
+    state: Mutex<RoadsState>,
+    changed: std::sync::Condvar,
+}
+
+#[derive(Default)]
+struct RoadsState {
+    held: bool,
+    bulletins: BTreeMap<usize, Bulletin>,
+    /// How many operations each rank has issued.
+    issued: BTreeMap<usize, usize>,
+    /// Those that some rank has issued and that are not carried out, by their number on the road.
+    meeting: BTreeMap<usize, BTreeMap<usize, (Ordered, Done<()>)>>,
+    carried_out: Vec<u64>,
+    most_at_once: usize,
+    over: BTreeMap<usize, Error>,
+}
+
+struct FakeRoad {
+    me: usize,
+    roads: Arc<Roads>,
+}
+
+impl Roads {
+    fn new(ranks: usize) -> Self {
+        Self { ranks, state: Mutex::default(), changed: std::sync::Condvar::new() }
+    }
+
+    fn make(self: &Arc<Self>) -> MakeRoad {
+        let roads = Arc::clone(self);
+        Box::new(move |Team { me, bulletin, .. }| {
+            roads.state.lock().unwrap().bulletins.insert(me, bulletin);
+            Ok(Arc::new(FakeRoad { me, roads }) as Arc<dyn DeviceRoad>)
+        })
+    }
+
+    fn bulletin(&self, rank: usize) -> Bulletin {
+        self.state.lock().unwrap().bulletins[&rank].clone()
+    }
+
+    /// Lets nothing be carried out.
+    fn hold(&self) {
+        self.state.lock().unwrap().held = true;
+    }
+
+    fn release(&self) {
+        self.state.lock().unwrap().held = false;
+        self.go_on();
+    }
+
+    /// Waits until all ranks have so many operations on the road.
+    fn wait_for(&self, operations: usize) {
+        let few = |state: &mut RoadsState| {
+            state.meeting.values().filter(|ranks| ranks.len() == self.ranks).count() < operations
+        };
+        let (_state, timeout) = self.changed.wait_timeout_while(self.state.lock().unwrap(), PATIENCE, few).unwrap();
+        assert!(!timeout.timed_out());
+    }
+
+    fn met(&self) -> usize {
+        self.state.lock().unwrap().carried_out.len()
+    }
+
+    /// The lengths of what was carried out, in that order.
+    fn lengths(&self) -> Vec<u64> {
+        self.state.lock().unwrap().carried_out.clone()
+    }
+
+    fn most_at_once(&self) -> usize {
+        self.state.lock().unwrap().most_at_once
+    }
+
+    /// A rank's devices fail.
+    fn fail(&self, rank: usize, cause: &Error) {
+        let mut state = self.state.lock().unwrap();
+        state.over.entry(rank).or_insert_with(|| cause.clone());
+        let mut waiting: Vec<Done<()>> = Vec::new();
+        for ranks in state.meeting.values_mut() {
+            waiting.extend(ranks.remove(&rank).map(|(_, done)| done));
+        }
+        drop(state);
+        for done in waiting {
+            done.err(cause.clone());
+        }
+    }
+
+    /// Carries out what all ranks have come to.
+    fn go_on(&self) {
+        loop {
+            let mut state = self.state.lock().unwrap();
+            self.changed.notify_all();
+            let next = state.carried_out.len();
+            let is_met = state.meeting.get(&next).is_some_and(|ranks| ranks.len() == self.ranks);
+            if state.held || !is_met {
+                return;
+            }
+            let met = state.meeting.remove(&next).unwrap();
+            let (orders, waiting): (Vec<Ordered>, Vec<Done<()>>) = met.into_values().unzip();
+            let Ordered { walk, claim, .. } = &orders[0];
+            for other in &orders {
+                assert_eq!((other.walk, other.claim.bytes, other.claim.op), (*walk, claim.bytes, claim.op), "{next}");
+            }
+            state.carried_out.push(claim.bytes);
+            carry_out(*walk, &orders);
+            drop(state);
+            for done in waiting {
+                done.ok(());
+            }
+        }
+    }
+}
+
+fn carry_out(walk: Walk, orders: &[Ordered]) {
+    let contributions: Vec<Vec<i32>> = orders.iter().map(|order| read(&order.memory.source[0])).collect();
+    let result = match walk {
+        Walk::Reduce { .. } => {
+            (0..contributions[0].len()).map(|index| contributions.iter().map(|data| data[index]).sum()).collect()
+        }
+        Walk::Show { from, .. } => contributions[from].clone(),
+        Walk::Keep { .. } | Walk::Nothing => unreachable!("no test has it"),
+    };
+    for (_, order) in orders.iter().enumerate().filter(|(rank, _)| walk.leads_to(*rank)) {
+        write(&order.memory.destination[0], &result);
+    }
+}
+
+impl DeviceRoad for FakeRoad {
+    fn check(&self, _goal: &Goal, _claim: &Claim, _memory: &DeviceMemory) -> Result<()> {
+        Ok(())
+    }
+
+    fn issue(&self, ordered: Ordered, done: Done<()>) {
+        let mut state = self.roads.state.lock().unwrap();
+        if let Some(cause) = state.over.get(&self.me) {
+            let cause = cause.clone();
+            drop(state);
+            return done.err(cause);
+        }
+        let issued = state.issued.entry(self.me).or_default();
+        let number = *issued;
+        *issued += 1;
+        state.meeting.entry(number).or_default().insert(self.me, (ordered, done));
+        state.most_at_once = state.most_at_once.max(state.meeting.len());
+        drop(state);
+        self.roads.go_on();
+    }
+
+    fn abort(&self, cause: Error) {
+        self.roads.fail(self.me, &cause);
+    }
+
+    fn shutdown(&self) {}
+}
+
+#[expect(unsafe_code, reason = "a device's memory is a test's vector")]
+fn read(region: &DeviceRegion) -> Vec<i32> {
+    let (address, len) = (region.address() as usize, region.len() / 4);
+    // SAFETY: the test keeps the vector until the operation reports, and looks at it after that only.
+    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<i32>(address), len) }.to_vec()
+}
+
+#[expect(unsafe_code, reason = "a device's memory is a test's vector")]
+fn write(region: &DeviceRegion, data: &[i32]) {
+    let (address, len) = (region.address() as usize, region.len() / 4);
+    // SAFETY: as for `read`.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<i32>(address), len) }
+        .copy_from_slice(data);
+}

@@ -1,0 +1,292 @@
+//! A communicator: the devices of a machine's ranks, of each rank one, as NCCL knows them.
+//!
+//! No call blocks: what is not done when a call returns is asked for by [`state`](Comm::state). One thread at a time.
+#![expect(unsafe_code, reason = "functions of NCCL are called")]
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclConfig_t, ncclRedOp_t, ncclScalarResidence_t, ncclUniqueId};
+
+use super::library::Library;
+use super::program::{Reduction, Step, data_type, scalar};
+use super::table::{Code, IN_PROGRESS, SUCCESS};
+use crate::collective::DeviceMemory;
+use crate::cuda::{Stream, name};
+use crate::error::{Error, Result};
+use crate::mem::{DeviceRegion, Ordinal};
+use crate::types::DType;
+
+/// This rank's side of a communicator. Dropping it leaves it as it is: it is either ended in order or given up.
+pub(super) struct Comm {
+    library: Arc<Library>,
+    device: Ordinal,
+    raw: ncclComm_t,
+}
+
+// SAFETY: a communicator may be used by any thread of its process, by one at a time (NCCL user guide, "Thread Safety"); it is moved and
+// never shared.
+unsafe impl Send for Comm {}
+
+/// A reduction that NCCL made for one operation.
+#[derive(Debug)]
+pub(super) struct OwnOp(u32);
+
+/// Bytes of the name under which ranks find each other.
+pub(super) const ID_BYTES: usize = size_of::<ncclUniqueId>();
+
+/// What the header that cudarc's types come from is the header of.
+const HEADER_VERSION: u32 = 22800;
+/// What NCCL knows its own configuration by (`NCCL_API_MAGIC`).
+const MAGIC: u32 = 0xcafe_beef;
+/// A setting that is left to NCCL (`NCCL_CONFIG_UNDEF_INT`).
+const UNDEFINED: c_int = c_int::MIN;
+
+/// A new name for a communicator, for the first rank.
+///
+/// # Errors
+/// [`Error::Device`] if NCCL finds no way by which ranks could meet.
+pub(super) fn unique_id(library: &Library, device: Ordinal) -> Result<[u8; ID_BYTES]> {
+    let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
+    // SAFETY: it writes one id.
+    let code = unsafe { (library.table.unique_id)(&raw mut id) };
+    checked(library, device, ptr::null_mut(), "ncclGetUniqueId", code)?;
+    Ok(id.internal.map(c_char_to_byte))
+}
+
+/// Copies within a device, in the order of `stream`.
+///
+/// # Errors
+/// [`Error::Device`] if the driver refuses.
+pub(super) fn copy_within(from: &DeviceRegion, to: &DeviceRegion, stream: &Stream) -> Result<()> {
+    if from == to || from.is_empty() {
+        return Ok(());
+    }
+    let context = stream.context();
+    // SAFETY: whoever submitted the memory promised that it is valid memory of this device until the operation reports, and the runs are
+    // equally long; the stream lives.
+    let code = unsafe { (context.api().copy_within)(to.address(), from.address(), from.len(), stream.raw()) };
+    context.checked("a copy within the device", code)
+}
+
+impl Comm {
+    /// Begins to meet the other ranks; `id` is the name that the first one made. The device's context is bound to this thread.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(super) fn meet(
+        library: &Arc<Library>,
+        device: Ordinal,
+        id: [u8; ID_BYTES],
+        me: usize,
+        ranks: usize,
+    ) -> Result<Self> {
+        let id = ncclUniqueId { internal: id.map(byte_to_c_char) };
+        let mut config = config();
+        let mut raw = ptr::null_mut();
+        // SAFETY: it reads the configuration, which is laid out as its size and version say, and writes one handle.
+        let code = unsafe { (library.table.init)(&raw mut raw, count(ranks), id, count(me), &raw mut config) };
+        checked(library, device, ptr::null_mut(), "ncclCommInitRankConfig", code)?;
+        Ok(Self { library: Arc::clone(library), device, raw })
+    }
+
+    /// Whether everything that was called is done or on its stream; while not, nothing else may be called but [`abort`](Self::abort).
+    ///
+    /// # Errors
+    /// [`Error::Device`] if something failed since, here or at another rank.
+    pub(super) fn state(&self) -> Result<bool> {
+        let mut state = SUCCESS;
+        // SAFETY: the communicator lives, and it writes one number.
+        let code = unsafe { (self.library.table.async_error)(self.raw, &raw mut state) };
+        self.checked("ncclCommGetAsyncError", code)?;
+        self.checked("a collective operation", state)?;
+        Ok(state != IN_PROGRESS)
+    }
+
+    /// Calls what `step` says on `stream` for every run of `memory`; they are one group. A reduction that was made for it is given back to
+    /// [`forget`](Self::forget) once all of it is on the stream.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(super) fn call(
+        &self,
+        step: Step,
+        dtype: DType,
+        memory: &DeviceMemory,
+        stream: &Stream,
+    ) -> Result<Option<OwnOp>> {
+        let table = &self.library.table;
+        let (op, own) = match step {
+            Step::AllReduce(reduction) | Step::Reduce { reduction, .. } => self.op(reduction, dtype)?,
+            _ => (0, None),
+        };
+        // SAFETY: it has no arguments.
+        self.checked("ncclGroupStart", unsafe { (table.group_start)() })?;
+        let runs = memory.source.iter().zip(&memory.destination);
+        let called = runs
+            .filter(|(run, _)| !run.is_empty())
+            .try_for_each(|(source, destination)| self.call_run(step, dtype, op, source, destination, stream));
+        // Also after a failure: a group that is open would swallow what comes next.
+        // SAFETY: it has no arguments.
+        let ended = self.checked("ncclGroupEnd", unsafe { (table.group_end)() });
+        called.and(ended)?;
+        Ok(own)
+    }
+
+    fn call_run(
+        &self,
+        step: Step,
+        dtype: DType,
+        op: u32,
+        source: &DeviceRegion,
+        destination: &DeviceRegion,
+        stream: &Stream,
+    ) -> Result<()> {
+        let table = &self.library.table;
+        let (from, to): (*const c_void, *mut c_void) = (address(source).cast_const(), address(destination));
+        let len = source.len() / usize::try_from(dtype.bytes()).expect("at most 8");
+        let (dtype, comm, stream) = (data_type(dtype), self.raw, stream.raw().cast::<_>() as cudaStream_t);
+        match step {
+            Step::AllReduce(_) => {
+                // SAFETY: whoever submitted the memory promised that it is valid memory of this device until the operation reports, which it
+                // does once the stream has come so far; the communicator and the stream live.
+                let code = unsafe { (table.all_reduce)(from, to, len, dtype, op, comm, stream) };
+                self.checked("ncclAllReduce", code)
+            }
+            Step::Reduce { root, .. } => {
+                // SAFETY: as above. What comes of it is written at the root only.
+                let code = unsafe { (table.reduce)(from, to, len, dtype, op, count(root), comm, stream) };
+                self.checked("ncclReduce", code)
+            }
+            Step::Broadcast { root } => {
+                // SAFETY: as above. The source is read at the root only.
+                let code = unsafe { (table.broadcast)(from, to, len, dtype, count(root), comm, stream) };
+                self.checked("ncclBroadcast", code)
+            }
+            Step::Send { to } => {
+                // SAFETY: as above.
+                let code = unsafe { (table.send)(from, len, dtype, count(to), comm, stream) };
+                self.checked("ncclSend", code)
+            }
+            Step::Receive { from } => {
+                // SAFETY: as above.
+                let code = unsafe { (table.receive)(to, len, dtype, count(from), comm, stream) };
+                self.checked("ncclRecv", code)
+            }
+            Step::Keep | Step::Nothing => Ok(()),
+        }
+    }
+
+    /// NCCL's name of a reduction, and whether it was made for this once.
+    fn op(&self, reduction: Reduction, dtype: DType) -> Result<(u32, Option<OwnOp>)> {
+        Ok(match reduction {
+            Reduction::Sum => (ncclRedOp_t::ncclSum as u32, None),
+            Reduction::Min => (ncclRedOp_t::ncclMin as u32, None),
+            Reduction::Max => (ncclRedOp_t::ncclMax as u32, None),
+            Reduction::Mean => (ncclRedOp_t::ncclAvg as u32, None),
+            Reduction::Scaled(factor) => {
+                let mut element = scalar(dtype, factor);
+                let mut op = 0;
+                let place = ncclScalarResidence_t::ncclScalarHostImmediate as u32;
+                // SAFETY: it reads one element of the type at once, and writes one number; the communicator lives.
+                let code = unsafe {
+                    let element = element.as_mut_ptr().cast();
+                    (self.library.table.scaled_sum)(&raw mut op, element, data_type(dtype), place, self.raw)
+                };
+                self.checked("ncclRedOpCreatePreMulSum", code)?;
+                (op, Some(OwnOp(op)))
+            }
+        })
+    }
+
+    /// Gives a reduction back that was made for one operation, which is on its stream.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(super) fn forget(&self, OwnOp(op): OwnOp) -> Result<()> {
+        // SAFETY: made by this communicator, which lives, and given back once.
+        self.checked("ncclRedOpDestroy", unsafe { (self.library.table.forget_op)(op, self.raw) })
+    }
+
+    /// Begins to end it, when nothing is under way.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(super) fn finalize(&self) -> Result<()> {
+        // SAFETY: the communicator lives.
+        self.checked("ncclCommFinalize", unsafe { (self.library.table.finalize)(self.raw) })
+    }
+
+    /// Frees it, when [`finalize`](Self::finalize) is done.
+    pub(super) fn destroy(self) {
+        // SAFETY: the communicator lives, and nobody has it after this.
+        let code = unsafe { (self.library.table.destroy)(self.raw) };
+        if code != SUCCESS {
+            tracing::debug!(code, "NCCL did not end a communicator");
+        }
+    }
+
+    /// Ends what is under way and frees it, whatever the other ranks do. May take long.
+    pub(super) fn abort(self) {
+        // SAFETY: the communicator lives, and nobody has it after this. It may be called at any time between two other calls.
+        let code = unsafe { (self.library.table.abort)(self.raw) };
+        if code != SUCCESS {
+            tracing::debug!(code, "NCCL did not abort a communicator");
+        }
+    }
+
+    fn checked(&self, what: &str, code: Code) -> Result<()> {
+        checked(&self.library, self.device, self.raw, what, code)
+    }
+}
+
+fn checked(library: &Library, device: Ordinal, comm: ncclComm_t, what: &str, code: Code) -> Result<()> {
+    match code {
+        SUCCESS | IN_PROGRESS => Ok(()),
+        code => Err(Error::Device {
+            device: name(device),
+            what: what.to_owned(),
+            cause: library.table.describe(code, comm),
+        }),
+    }
+}
+
+fn config() -> ncclConfig_t {
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: MAGIC,
+        version: HEADER_VERSION,
+        blocking: 0,
+        cgaClusterSize: UNDEFINED,
+        minCTAs: UNDEFINED,
+        maxCTAs: UNDEFINED,
+        netName: ptr::null(),
+        splitShare: UNDEFINED,
+        trafficClass: UNDEFINED,
+        commName: ptr::null(),
+        collnetEnable: UNDEFINED,
+        CTAPolicy: UNDEFINED,
+        shrinkShare: UNDEFINED,
+        nvlsCTAs: UNDEFINED,
+        nChannelsPerNetPeer: UNDEFINED,
+        nvlinkCentricSched: UNDEFINED,
+    }
+}
+
+fn address(region: &DeviceRegion) -> *mut c_void {
+    // The device's own counting; nothing here looks at it.
+    ptr::without_provenance_mut(usize::try_from(region.address()).expect("an address is a pointer"))
+}
+
+fn count(number: usize) -> c_int {
+    c_int::try_from(number).expect("at most RANKS_MAX")
+}
+
+const fn c_char_to_byte(char: std::ffi::c_char) -> u8 {
+    char as u8
+}
+
+const fn byte_to_c_char(byte: u8) -> std::ffi::c_char {
+    byte as std::ffi::c_char
+}

@@ -1,0 +1,256 @@
+//! The one thread that speaks to NCCL: it meets the other ranks, issues what is next, and looks for what nobody reports.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::comm::{Comm, ID_BYTES, OwnOp, copy_within, unique_id};
+use super::library::Library;
+use super::program::{self, Step};
+use super::road::{ABORT_PATIENCE, FINALIZE_PATIENCE, Flying, GRACE, LOCK, LOOK, State, Work};
+use crate::collective::{Ordered, Team};
+use crate::cuda::{Context, Event, Reaper, Stream, name};
+use crate::error::{Error, Result};
+use crate::types::Done;
+
+/// How long to sleep before NCCL is asked again whether it is done with a call.
+const ASK: Duration = Duration::from_micros(50);
+
+/// The thread that issues.
+pub(super) struct Issuer {
+    pub(super) work: Arc<Work>,
+    pub(super) library: Arc<Library>,
+    pub(super) context: Arc<Context>,
+}
+
+/// What the device is told and heard by.
+struct Lines {
+    stream: Stream,
+    reaper: Reaper,
+}
+
+enum Next {
+    Issue(Ordered),
+    Look,
+    Close,
+    Over,
+}
+
+impl Issuer {
+    pub(super) fn run(self) {
+        let lines = match self.lines() {
+            Ok(lines) => lines,
+            Err(error) => return self.work.fail(error),
+        };
+        if let Err(error) = self.serve(&lines) {
+            self.work.fail(error);
+        }
+        // The stream stays until nobody waits for what is on it.
+        let patience = GRACE + ABORT_PATIENCE + LOOK;
+        drop(self.work.bell.wait_timeout_while(self.work.lock(), patience, |state: &mut State| state.is_busy()));
+    }
+
+    fn lines(&self) -> Result<Lines> {
+        self.context.bind()?;
+        Ok(Lines { stream: self.context.stream()?, reaper: Reaper::start()? })
+    }
+
+    fn serve(&self, lines: &Lines) -> Result<()> {
+        loop {
+            match self.next() {
+                Next::Issue(ordered) => self.issue(lines, ordered)?,
+                Next::Look => self.look()?,
+                Next::Close => return self.close(),
+                Next::Over => return Ok(()),
+            }
+        }
+    }
+
+    fn next(&self) -> Next {
+        let mut state = self.work.lock();
+        let mut looked = false;
+        loop {
+            if state.over.is_some() {
+                return Next::Over;
+            }
+            if let Some((ordered, done)) = state.queue.pop_front() {
+                state.issuing = Some(done);
+                return Next::Issue(ordered);
+            }
+            if state.closing && state.flying.is_empty() {
+                return Next::Close;
+            }
+            if state.flying.is_empty() {
+                state = self.work.bell.wait(state).expect(LOCK);
+                continue;
+            }
+            if looked {
+                return Next::Look;
+            }
+            let (woken, timeout) = self.work.bell.wait_timeout(state, LOOK).expect(LOCK);
+            (state, looked) = (woken, timeout.timed_out());
+        }
+    }
+
+    fn issue(&self, lines: &Lines, ordered: Ordered) -> Result<()> {
+        let Ordered { walk, claim, weights, memory } = ordered;
+        let step = program::step(walk, &claim, &weights, self.work.team.me);
+        if !self.is_met() {
+            self.meet()?;
+        }
+        if step != Step::Nothing {
+            for mark in &memory.after {
+                lines.stream.wait(mark)?;
+            }
+        }
+        match step {
+            Step::Nothing => {}
+            Step::Keep => {
+                for (source, destination) in memory.source.iter().zip(&memory.destination) {
+                    copy_within(source, destination, &lines.stream)?;
+                }
+            }
+            _ => {
+                let own = self.with_comm(|comm| comm.call(step, claim.dtype, &memory, &lines.stream))?;
+                self.settle("issuing a collective operation", self.work.team.step_timeout)?;
+                if let Some(Some(own)) = own {
+                    self.forget(own)?;
+                }
+            }
+        }
+        let what = what(step);
+        let event = match step {
+            Step::Nothing => None,
+            _ => Some(lines.stream.record()?),
+        };
+        self.fly(lines, event, what);
+        Ok(())
+    }
+
+    /// Gives back what was made for one operation, which is on its stream.
+    fn forget(&self, own: OwnOp) -> Result<()> {
+        self.with_comm(|comm| comm.forget(own)).map(drop)
+    }
+
+    /// What was issued is on its way, or done if there was nothing to do.
+    fn fly(&self, lines: &Lines, event: Option<Arc<Event>>, what: &'static str) {
+        let mut state = self.work.lock();
+        // Absent if it was reported meanwhile.
+        let Some(done) = state.issuing.take() else { return };
+        let Some(event) = event else {
+            drop(state);
+            return done.ok(());
+        };
+        let number = state.flown;
+        state.flown += 1;
+        let deadline = self.work.now() + self.work.team.step_timeout;
+        state.flying.insert(number, Flying { done, what, deadline });
+        drop(state);
+        let work = Arc::clone(&self.work);
+        lines.reaper.when(event, what, Done::new(move |outcome| work.landed(number, outcome)));
+    }
+
+    fn is_met(&self) -> bool {
+        self.work.comm.lock().expect(LOCK).is_some()
+    }
+
+    /// Meets the other ranks, all of which come to their first operation now.
+    fn meet(&self) -> Result<()> {
+        let Team { me, ranks, bulletin, join_timeout, .. } = &self.work.team;
+        let device = self.context.device();
+        let id = if *me == 0 {
+            let id = unique_id(&self.library, device)?;
+            bulletin.post(&id);
+            id
+        } else {
+            let notice = bulletin.read(*join_timeout, &|| self.work.is_over());
+            let id: Option<[u8; ID_BYTES]> = notice.and_then(|notice| notice.try_into().ok());
+            id.ok_or_else(|| Error::Device {
+                device: name(device),
+                what: "meeting the devices of this machine".to_owned(),
+                cause: format!("the first worker of the machine has not begun to within {join_timeout:?}"),
+            })?
+        };
+        let mut comm = self.work.comm.lock().expect(LOCK);
+        if self.work.is_over() {
+            return Ok(());
+        }
+        *comm = Some(Comm::meet(&self.library, device, id, *me, *ranks)?);
+        drop(comm);
+        self.settle("meeting the devices of this machine", *join_timeout)
+    }
+
+    /// Calls NCCL, unless all is over: `None` then.
+    fn with_comm<T>(&self, call: impl FnOnce(&Comm) -> Result<T>) -> Result<Option<T>> {
+        self.work.comm.lock().expect(LOCK).as_ref().map(call).transpose()
+    }
+
+    /// Waits until NCCL is done with what it was called for, or all is over.
+    fn settle(&self, what: &str, patience: Duration) -> Result<()> {
+        let deadline = self.work.now() + patience;
+        loop {
+            if self.with_comm(Comm::state)?.unwrap_or(true) {
+                return Ok(());
+            }
+            if self.work.now() >= deadline {
+                return Err(self.late(what, patience));
+            }
+            let state = self.work.lock();
+            if state.over.is_some() {
+                return Ok(());
+            }
+            drop(self.work.bell.wait_timeout(state, ASK));
+        }
+    }
+
+    /// Looks for what nobody reports.
+    fn look(&self) -> Result<()> {
+        self.with_comm(Comm::state)?;
+        let now = self.work.now();
+        let state = self.work.lock();
+        match state.flying.values().next() {
+            Some(first) if first.deadline <= now => {
+                let what = first.what;
+                drop(state);
+                Err(self.late(what, self.work.team.step_timeout))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn late(&self, what: &str, patience: Duration) -> Error {
+        Error::Device {
+            device: name(self.context.device()),
+            what: what.to_owned(),
+            cause: format!("it did not end within {patience:?}: another worker of this machine may hang"),
+        }
+    }
+
+    /// Ends the communicator, with the other ranks if they end it too.
+    fn close(&self) -> Result<()> {
+        self.with_comm(Comm::finalize)?;
+        let ended = self.settle("ending the communicator", FINALIZE_PATIENCE);
+        if let Some(comm) = self.work.comm.lock().expect(LOCK).take() {
+            match ended {
+                Ok(()) => comm.destroy(),
+                Err(error) => {
+                    tracing::debug!(%error, "the communicator is aborted");
+                    comm.abort();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a step is called.
+const fn what(step: Step) -> &'static str {
+    match step {
+        Step::AllReduce(_) => "ncclAllReduce",
+        Step::Reduce { .. } => "ncclReduce",
+        Step::Broadcast { .. } => "ncclBroadcast",
+        Step::Send { .. } => "ncclSend",
+        Step::Receive { .. } => "ncclRecv",
+        Step::Keep => "a copy within the device",
+        Step::Nothing => "nothing",
+    }
+}

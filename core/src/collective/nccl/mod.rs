@@ -1,0 +1,67 @@
+//! Memory of CUDA devices, reduced among the ranks of a machine by NCCL.
+//!
+//! ```text
+//!  check ─► library, device, thread (once)                 the framework's own copy of NCCL, if it has one
+//!  issue ─► queue ─► gl-nccl: marks ─► NCCL ─► event ─► reaper ─► Done
+//!  abort, an error of NCCL, a deadline ─► the end: the communicator is aborted, and everything reports the cause
+//! ```
+//! One thread issues, in the order that it is given: NCCL wants the same order on all ranks. The communicator is made at the first
+//! operation, to which all ranks come alike. What NCCL is told is decided in `program`, by one pure function.
+
+mod comm;
+mod issuer;
+mod library;
+mod program;
+mod road;
+mod table;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use self::library::Library;
+use self::road::Road;
+use super::{DeviceRoad, MakeRoad};
+use crate::config::Config;
+use crate::cuda::Line;
+
+/// Where the libraries are, if not where they usually are.
+#[derive(Clone, Debug)]
+struct Places {
+    cuda: Option<PathBuf>,
+    nccl: Option<PathBuf>,
+}
+
+/// Makes the road of a rank with these settings. Libraries are looked for at the first operation.
+pub fn road(config: &Config) -> MakeRoad {
+    let places = Places { cuda: config.cuda_lib.clone(), nccl: config.nccl_lib.clone() };
+    Box::new(move |team| Ok(Arc::new(Road::new(team, places)) as Arc<dyn DeviceRoad>))
+}
+
+/// Looks for NCCL as an engine with these settings would.
+pub fn describe(config: &Config) -> Line {
+    let subject = "nccl".to_owned();
+    match Library::find(config.nccl_lib.as_deref()) {
+        Ok(library) => Line { usable: true, subject, found: library.to_string(), advice: String::new() },
+        Err(absent) => Line {
+            usable: false,
+            subject,
+            found: absent.to_string(),
+            advice:
+                "needed only where several workers of a machine have devices; name it with nccl_lib if it is elsewhere"
+                    .to_owned(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_described_with_what_to_do() {
+        let config = Config { nccl_lib: Some("/nowhere/libnccl.so.2".into()), ..Config::default() };
+        let line = describe(&config);
+        assert!(!line.usable && line.found.contains("/nowhere/libnccl.so.2"), "{line:?}");
+        assert!(line.advice.contains("nccl_lib"), "{line:?}");
+    }
+}

@@ -1,0 +1,225 @@
+//! A device whose memory is this process's: the twin of a real one, for tests and for programs that have none.
+//!
+//! Addresses are pointers. Nothing is ever under way on a stream of its own, so that every mark is reached. Copies are made in the order in
+//! which they were asked for, by one thread for each direction, as copy engines do.
+#![expect(unsafe_code, reason = "memory is known by address, as that of a real device is")]
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::{Device, Transfer};
+use crate::cuda::Mark;
+use crate::error::{Error, Result};
+use crate::mem::{Copies, DeviceRegion, Lease, Ordinal, Pool, Region};
+use crate::types::Done;
+
+/// Devices of this kind. Dropping it shuts it down.
+pub struct HostDevice {
+    devices: u16,
+    pool: Pool,
+    /// Absent after the end.
+    lanes: Mutex<Option<Lanes>>,
+}
+
+struct Lanes {
+    /// What is told to end under way, in the order of their threads: out, in, within.
+    submit: [Sender<Job>; 3],
+    threads: [JoinHandle<()>; 3],
+}
+
+struct Job {
+    transfer: Transfer,
+    done: Done<()>,
+}
+
+impl HostDevice {
+    /// So many devices, all of them this process's memory. What is staged, which is what is copied from them, is counted in `copies`.
+    ///
+    /// # Safety
+    /// Every [`DeviceRegion`] that is given to it keeps the contract of [`Region::new`].
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no thread.
+    pub unsafe fn start(devices: u16, copies: &Copies) -> Result<Self> {
+        let spawn = |name: &str| {
+            let ((submit, jobs), copies) = (unbounded(), copies.clone());
+            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&jobs, &copies));
+            thread
+                .map(|thread| (submit, thread))
+                .map_err(|error| Error::Io { what: format!("starting thread {name}"), cause: error.to_string() })
+        };
+        let ((out, from), (back, to), (within, inside)) =
+            (spawn("gl-host-out")?, spawn("gl-host-in")?, spawn("gl-host-within")?);
+        let lanes = Lanes { submit: [out, back, within], threads: [from, to, inside] };
+        Ok(Self { devices, pool: Pool::new(), lanes: Mutex::new(Some(lanes)) })
+    }
+}
+
+impl Device for HostDevice {
+    fn name(&self, device: Ordinal) -> String {
+        format!("host:{device}")
+    }
+
+    fn mark(&self, device: Ordinal, _stream: u64) -> Result<Mark> {
+        if device.0 < self.devices {
+            return Ok(Mark::Reached);
+        }
+        Err(Error::InvalidArgument {
+            what: format!("device {device} of {}", self.devices),
+            hint: "devices count from 0".to_owned(),
+        })
+    }
+
+    fn lease(&self, bytes: usize) -> Result<Lease> {
+        Ok(self.pool.lease(bytes))
+    }
+
+    fn copy(&self, transfer: Transfer, _after: &[Mark], done: Done<()>) {
+        let lane = match transfer {
+            Transfer::Out { .. } => 0,
+            Transfer::In { .. } => 1,
+            Transfer::Within { .. } => 2,
+        };
+        let job = Job { transfer, done };
+        let refused = match &*self.lanes.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(lanes) => lanes.submit[lane].send(job).err().map(|job| job.0),
+            None => Some(job),
+        };
+        if let Some(job) = refused {
+            job.done.err(Error::Unavailable { what: "the device".to_owned(), cause: "it was shut down".to_owned() });
+        }
+    }
+
+    fn shutdown(&self) {
+        // What was submitted is copied first: it takes no longer than memory takes.
+        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Lanes { submit, threads }) = lanes else { return };
+        drop(submit);
+        for thread in threads {
+            // A copy's report may be what ends the device.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Drop for HostDevice {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl fmt::Debug for HostDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostDevice").field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+fn work(jobs: &Receiver<Job>, copies: &Copies) {
+    while let Ok(Job { transfer, done }) = jobs.recv() {
+        match transfer {
+            Transfer::Out { from, to } => {
+                let mut rest = to;
+                for run in &from {
+                    let (mut to, later) = rest.split_at(run.len());
+                    // SAFETY: by the contract of `start`, and staging memory belongs to this copy alone.
+                    let (from, to) = unsafe { (region(run), to.as_mut_slice()) };
+                    // SAFETY: a contribution is not written while it is copied.
+                    copies.copy(unsafe { from.as_slice() }, to);
+                    rest = later;
+                }
+            }
+            Transfer::In { from, to } => {
+                let mut rest = from;
+                for run in &to {
+                    let (from, later) = rest.split_at(run.len());
+                    // SAFETY: by the contract of `start`.
+                    unsafe { region(run) }.copy_from(&from);
+                    rest = later;
+                }
+            }
+            Transfer::Within { from, to } => {
+                // SAFETY: by the contract of `start`.
+                let (from, mut to) = unsafe { (region(&from), region(&to)) };
+                to.copy_from(&from);
+            }
+        }
+        done.ok(());
+    }
+}
+
+/// # Safety
+/// The contract of [`Region::new`].
+unsafe fn region(run: &DeviceRegion) -> Region {
+    let address = usize::try_from(run.address()).expect("a pointer of this process");
+    // SAFETY: by the caller's promise.
+    unsafe { Region::new(address as *mut u8, run.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::mem::borrow::region_of;
+
+    #[test]
+    fn runs_are_copied_one_after_the_other_out_and_in_and_staging_is_counted() {
+        let (device, copies) = start();
+        let (mut there, mut here) = (*b"abcdefgh", [0; 5]);
+        let runs = |memory: &mut [u8]| vec![run(&mut memory[1..3]), run(&mut memory[4..7])];
+        let from = runs(&mut there);
+        copy(&device, Transfer::Out { from, to: region_of(&mut here) });
+        assert_eq!((&here, copies.bytes()), (b"bcefg", 5));
+        here = *b"BCEFG";
+        let to = runs(&mut there);
+        copy(&device, Transfer::In { from: region_of(&mut here), to });
+        assert_eq!(&there, b"aBCdEFGh");
+        let (from, to) = (run(&mut there[..2]), run(&mut there[6..]));
+        copy(&device, Transfer::Within { from, to });
+        assert_eq!((&there, copies.bytes()), (b"aBCdEFaB", 5));
+    }
+
+    #[test]
+    fn after_the_end_copies_are_refused_and_what_was_asked_for_is_done() {
+        let (device, _) = start();
+        let (mut there, mut here) = ([7; 4], [0; 4]);
+        let (sender, outcome) = mpsc::channel();
+        let transfer = Transfer::Out { from: vec![run(&mut there)], to: region_of(&mut here) };
+        device.copy(transfer, &[], Done::new(move |outcome| sender.send(outcome).unwrap()));
+        device.shutdown();
+        assert_eq!((outcome.recv(), here), (Ok(Ok(())), [7; 4]));
+        let (sender, outcome) = mpsc::channel();
+        let transfer = Transfer::Within { from: run(&mut there), to: run(&mut there) };
+        device.copy(transfer, &[], Done::new(move |outcome| sender.send(outcome).unwrap()));
+        assert!(matches!(outcome.recv(), Ok(Err(Error::Unavailable { .. }))));
+    }
+
+    #[test]
+    fn only_what_there_is_can_be_marked() {
+        let (device, _) = start();
+        assert!(device.mark(Ordinal(0), 0).is_ok());
+        assert!(matches!(device.mark(Ordinal(1), 0), Err(Error::InvalidArgument { .. })));
+    }
+
+    fn start() -> (HostDevice, Copies) {
+        let copies = Copies::default();
+        // SAFETY: the tests keep what they give to it until it was copied.
+        (unsafe { HostDevice::start(1, &copies) }.unwrap(), copies)
+    }
+
+    fn run(memory: &mut [u8]) -> DeviceRegion {
+        DeviceRegion::new(Ordinal(0), memory.as_mut_ptr() as u64, memory.len())
+    }
+
+    fn copy(device: &HostDevice, transfer: Transfer) {
+        let (sender, outcome) = mpsc::channel();
+        device.copy(transfer, &[], Done::new(move |outcome| sender.send(outcome).unwrap()));
+        assert_eq!(outcome.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+    }
+}

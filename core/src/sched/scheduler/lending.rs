@@ -1,0 +1,117 @@
+//! Who draws credit, who gives it back, and what becomes of credit that others wait for.
+//!
+//! A task draws where it first holds memory of the engine's or bytes of a link: in COPYD2H if it lies in memory of a device, in PUSH if it
+//! lies on the host. It gives back when it holds neither any more: at the end of COPYH2D or of PULL. So what is staged for the network is
+//! bounded as what is on it, by one number, and a task that is pushed was staged by the credit that it pushes with.
+
+use std::cmp::Reverse;
+
+use super::{Scheduler, Timer};
+use crate::pipeline::{DeviceKind, Stage};
+use crate::sched::ids::TaskId;
+use crate::sched::queue::Entry;
+use crate::sched::task::{Place, Work};
+use crate::types::Time;
+
+/// Where a task needs credit, unless it has some.
+pub(super) fn needs_credit(stage: Stage) -> bool {
+    matches!(stage, Stage::CopyD2H | Stage::Push)
+}
+
+/// Where a task gives its credit back when it is done.
+pub(super) fn ends_credit(memory: DeviceKind) -> Stage {
+    match memory {
+        DeviceKind::Host => Stage::Pull,
+        DeviceKind::Cuda => Stage::CopyH2D,
+    }
+}
+
+impl Scheduler {
+    /// Draws for a task that is taken for a stage that needs credit.
+    pub(super) fn draw_credit(&mut self, id: TaskId) {
+        let work = self.tasks.get_mut(id.0).expect("a task that is taken exists");
+        if work.credit_place.is_none() {
+            work.credit_place = Some(self.holders.len());
+            self.credit.draw(work.spec.priority, work.spec.bytes);
+            self.holders.push(id);
+        }
+    }
+
+    /// Nothing could be taken for PUSH in its turn. What was staged has its credit already, and what goes before it may be waiting for just
+    /// that: the most urgent of those goes. A pass over the holders, of whom there are few, and none of this kind without devices.
+    pub(super) fn take_funded(&mut self, bytes_max: u64) -> Option<Entry> {
+        if !self.pipeline.contains(Stage::CopyD2H) {
+            return None;
+        }
+        let can_go = |work: &&Work| {
+            let is_ready = matches!(work.place, Place::Queued(gates) if gates.open());
+            is_ready && work.stage == Stage::Push && work.spec.bytes <= bytes_max
+        };
+        let funded = self.holders.iter().filter_map(|id| Some((*id, self.tasks.get(id.0).filter(can_go)?)));
+        let (id, work) = funded.min_by_key(|(_, work)| (Reverse(work.spec.priority), work.order))?;
+        let entry = work.entry(id);
+        self.queues[Stage::Push.index()].remove(entry);
+        Some(entry)
+    }
+
+    /// What a task drew, if it drew some and has it still.
+    pub(super) fn give_credit_back(&mut self, id: TaskId) {
+        if !self.leave_holders(id) {
+            return;
+        }
+        let work = self.tasks.get(id.0).expect("a task that drew credit exists");
+        self.credit.give_back(work.spec.priority, work.spec.bytes);
+        if let Some(at) = self.credit_due.take() {
+            self.timers.remove(&(at, Timer::Credit));
+        }
+        self.wake_for_credit();
+    }
+
+    /// Takes a task out of those that hold credit; whether it was among them.
+    pub(super) fn leave_holders(&mut self, id: TaskId) -> bool {
+        let work = self.tasks.get_mut(id.0).expect("a task that drew credit exists");
+        let Some(place) = work.credit_place.take() else {
+            return false;
+        };
+        self.holders.swap_remove(place);
+        if let Some(moved) = self.holders.get(place) {
+            self.tasks.get_mut(moved.0).expect("it holds credit").credit_place = Some(place);
+        }
+        true
+    }
+
+    /// Nothing could be taken. If that is for want of credit, it must come back in time.
+    pub(super) fn expect_credit(&mut self, now: Time, stage: Stage) {
+        let wants = needs_credit(stage) && self.has_room(stage) && self.queues[stage.index()].has_ready();
+        if wants && self.credit_due.is_none() {
+            let at = now + self.config.credit_patience;
+            self.credit_due = Some(at);
+            self.timers.insert((at, Timer::Credit));
+        }
+    }
+
+    /// No credit came back for a while. Who waits for its sum for so long waits for other workers and not for the network: its credit
+    /// would keep back nothing but the part that those workers may be waiting for. So does who repeats its push: a server that has counted
+    /// the contribution before need not take it in again. And who was staged for a server that is not connected now waits for that server.
+    pub(super) fn lend_credit_on(&mut self, now: Time) {
+        self.credit_due = None;
+        let is_held_up = |work: &Work| matches!(work.place, Place::Queued(gates) if !gates.open());
+        let waits = |work: &Work| {
+            (work.stage == Stage::Pull || work.failures > 0 || is_held_up(work))
+                && work.since + self.config.credit_patience <= now
+        };
+        let holders = self.holders.iter().copied();
+        let waiting: Vec<TaskId> = holders.filter(|id| self.tasks.get(id.0).is_some_and(waits)).collect();
+        for id in waiting {
+            self.give_credit_back(id);
+        }
+        // If there was none to lend, the next attempt to take begins a new wait.
+        self.wake_for_credit();
+    }
+
+    fn wake_for_credit(&mut self) {
+        for stage in [Stage::CopyD2H, Stage::Push] {
+            self.wake_if_ready(stage);
+        }
+    }
+}
