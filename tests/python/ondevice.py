@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from fakecuda import allocate, free, user_stream
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 _devices: dict[int, int] = {}
@@ -65,6 +65,25 @@ def bring_module(module: torch.nn.Module, device: int = 0) -> torch.nn.Module:
     for tensor in [*module.parameters(), *module.buffers()]:
         tensor.data = bring(tensor.data, device)
     return module
+
+
+class Carry(torch.autograd.Function):
+    """What `tensor.to(device)` is there; None is the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, device: int | None) -> torch.Tensor:
+        ctx.home = device_of(tensor)
+        return _copied(tensor, device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _copied(gradient, ctx.home), None
+
+
+def _copied(tensor: torch.Tensor, device: int | None) -> torch.Tensor:
+    with _disable_current_modes():
+        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return copy if device is None else bring(copy, device)
 
 
 class _Resident(TorchDispatchMode):
