@@ -69,6 +69,15 @@ fn transports_and_their_peers_give_back_what_was_pushed() {
 }
 
 #[test]
+fn messages_take_turns_over_several_connections() {
+    let ended = bench(&["transport", "--smoke", "--road", "quic,shm", "--connections", "1,3"]);
+    let text = succeeded(&ended);
+    for contender in ["quic", "3 quic", "shm", "3 shm"] {
+        assert!(text.contains(contender), "{text}");
+    }
+}
+
+#[test]
 fn latency_is_measured_idle_and_under_a_backlog() {
     let text = succeeded(&bench(&["latency", "--smoke"]));
     assert!(text.contains("quic busy in-place: exchanges 6"), "{text}");

@@ -6,6 +6,7 @@
 //! - `train <rounds> [<rank> <mishap>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and
 //!   leaves. After its first round the worker of `rank` exits with the code `mishap` instead, or with `stuck` does nothing any more, for
 //!   which the others wait a second. The exit code is 1 after an error, which standard error tells.
+//! - `devices <words>` is one rank of a machine with devices (`gradlane_tests::device_actor`).
 //! - anything else is the command line of `gradlane-server`.
 
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use gradlane_core::Result;
 use gradlane_core::config::Launcher;
 use gradlane_core::config::{Config, Origin};
 use gradlane_core::engine::Engine;
-use gradlane_tests::{cluster, rounds};
+use gradlane_tests::{cluster, device_actor, rounds};
 
 fn main() {
     let argv: Vec<OsString> = std::env::args_os().collect();
@@ -25,6 +26,10 @@ fn main() {
     let code = match words[..] {
         ["puppet"] => outcome(join().and_then(|engine| obey(&engine))),
         ["train", rounds, ref mishap @ ..] => outcome(join().and_then(|engine| train(&engine, number(rounds), mishap))),
+        ["devices", ref words @ ..] => {
+            device_actor::play(words, &say);
+            0
+        }
         _ => {
             let this = std::env::current_exe().expect("the system tells").into_os_string();
             gradlane_server::cli::main(argv.into_iter(), &[this])

@@ -7,6 +7,7 @@ use std::time::Duration;
 use gradlane_core::Result;
 use gradlane_core::cluster::MemberConfig;
 use gradlane_core::config::Config;
+use gradlane_core::device::Device;
 use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission, process};
 use gradlane_core::mem::{Copies, Region};
 use gradlane_core::transport::Transport;
@@ -42,9 +43,7 @@ impl Cluster {
     /// # Panics
     /// If it does not start.
     pub fn with(workers: u32, servers: u32, settings: &[(&str, &str)]) -> Self {
-        Self::joined(workers, servers, &config(settings), |config, join, rank| {
-            worker(config, join, Some(rank), workers)
-        })
+        Self::with_devices(workers, servers, settings, |_| None)
     }
 
     /// Starts a job whose worker of each rank takes itself to be on the machine of this name, and reduces with the others there.
@@ -52,11 +51,39 @@ impl Cluster {
     /// # Panics
     /// If it does not start.
     pub fn on(machines: &[&str], servers: u32, settings: &[(&str, &str)]) -> Self {
+        Self::on_with_devices(machines, servers, settings, |_| None)
+    }
+
+    /// Starts a job whose worker of each rank reaches the device that `device` gives it.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn with_devices(
+        workers: u32,
+        servers: u32,
+        settings: &[(&str, &str)],
+        device: impl Fn(u32) -> Option<Arc<dyn Device>> + Sync,
+    ) -> Self {
+        Self::joined(workers, servers, &config(settings), |config, join, rank| {
+            worker_with(config, join, Some(rank), workers, device(rank))
+        })
+    }
+
+    /// As [`on`](Self::on) and [`with_devices`](Self::with_devices).
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn on_with_devices(
+        machines: &[&str],
+        servers: u32,
+        settings: &[(&str, &str)],
+        device: impl Fn(u32) -> Option<Arc<dyn Device>> + Sync,
+    ) -> Self {
         let workers = u32::try_from(machines.len()).expect("a few");
         let config = config(&[&[("local_reduce", "auto")], settings].concat());
         Self::joined(workers, servers, &config, |config, join, rank| {
             let machine = Some(machines[rank as usize].to_owned());
-            worker(&Config { machine, ..config.clone() }, join, Some(rank), workers)
+            worker_with(&Config { machine, ..config.clone() }, join, Some(rank), workers, device(rank))
         })
     }
 
@@ -121,10 +148,20 @@ pub fn config(settings: &[(&str, &str)]) -> Config {
 /// # Errors
 /// Why it could not.
 pub fn worker(config: &Config, join: &JoinString, rank: Option<u32>, workers: u32) -> Result<Engine> {
+    worker_with(config, join, rank, workers, None)
+}
+
+fn worker_with(
+    config: &Config,
+    join: &JoinString,
+    rank: Option<u32>,
+    workers: u32,
+    device: Option<Arc<dyn Device>>,
+) -> Result<Engine> {
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
     let copies = Copies::default();
     let transport = Arc::new(Roads::new(config, &credentials, &copies)?);
-    start(config, join, (rank, workers), credentials, transport, copies)
+    start(config, join, (rank, workers), credentials, (transport, copies), device)
 }
 
 /// Joins a job as a worker whose QUIC transport has these settings and is what `wrap` makes of it.
@@ -141,7 +178,7 @@ pub fn worker_over(
 ) -> Result<Engine> {
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
     let transport = wrap(QuicTransport::new(&credentials, settings)?);
-    start(config, join, (rank, workers), credentials, transport, Copies::default())
+    start(config, join, (rank, workers), credentials, (transport, Copies::default()), None)
 }
 
 fn start(
@@ -149,20 +186,12 @@ fn start(
     join: &JoinString,
     (rank, workers): (Option<u32>, u32),
     credentials: Arc<Credentials>,
-    transport: Arc<dyn Transport>,
-    copies: Copies,
+    (transport, copies): (Arc<dyn Transport>, Copies),
+    device: Option<Arc<dyn Device>>,
 ) -> Result<Engine> {
     let member = MemberConfig { requested: rank, workers, ..process::member(Role::Worker, config) };
     let coordinator = join.address.clone();
-    Engine::start(EngineOptions {
-        config: config.clone(),
-        member,
-        coordinator,
-        credentials,
-        transport,
-        copies,
-        device: None,
-    })
+    Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport, copies, device })
 }
 
 /// A tensor of a test, reduced in place. It must outlive its handles.

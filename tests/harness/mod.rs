@@ -1,9 +1,12 @@
 //! What the tests share.
 
 pub mod cluster;
+pub mod device_actor;
+pub mod devices;
 pub mod digits;
 pub mod element;
 pub mod fakes;
+pub mod gated_device;
 pub mod outage;
 pub mod patience;
 pub mod processes;

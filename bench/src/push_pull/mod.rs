@@ -17,7 +17,7 @@ use crate::report::{Conclusion, DEFINITIONS, Place, Report};
 use crate::team::Team;
 use crate::team::contest::{self, Entry, Plan};
 use crate::team::orders::{Case, Mode};
-use crate::transport;
+use crate::transport::{self, RawCrew};
 use crew::Crew;
 
 /// What does a reduction cost, over workers and servers in processes of their own?
@@ -125,7 +125,9 @@ fn raw_teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, Str
         let mut settings = job::settings(&arguments.crew.ours.settings)?;
         settings.extend(road.settings()?);
         let part_bytes = job::config(&settings)?.partition_bytes;
-        transport::start_raw(road, arguments.crew.workers, arguments.crew.servers, part_bytes, &settings, patience)
+        let crew =
+            RawCrew { workers: arguments.crew.workers, servers: arguments.crew.servers, connections: 1, part_bytes };
+        transport::start_raw(road, &crew, &settings, patience)
     };
     arguments.crew.road.iter().map(start).collect()
 }

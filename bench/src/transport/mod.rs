@@ -27,7 +27,7 @@ use crate::team::orders::{Case, Mode};
 use crate::team::process::{Process, role};
 use crate::team::rank::obey_as_helper;
 use crate::team::{Abilities, Team, Wire};
-use worker::{DOORS, Door, PART_BYTES};
+use worker::{CONNECTIONS, DOORS, Door, PART_BYTES};
 
 /// What does a transport carry, without summation?
 ///
@@ -53,6 +53,9 @@ pub(crate) struct Arguments {
     /// Our transports, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "quic")]
     road: Vec<Road>,
+    /// Connections of a worker to its store, over which messages take turns; several numbers make several contenders. Not for mem.
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=16))]
+    connections: Vec<u32>,
     /// Peers, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,tls")]
     peer: Vec<Peer>,
@@ -103,15 +106,18 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     let settings = job::settings(&arguments.ours.settings)?;
     let mut teams = Vec::new();
     for road in &arguments.road {
-        teams.push(match road {
+        match road {
             Road::Quic | Road::Shm => {
                 let road = road::Road::named(if *road == Road::Shm { "shm" } else { "quic" });
                 let mut settings = settings.clone();
                 settings.extend(road.settings()?);
-                start_raw(road, 1, 1, PART_BYTES_MAX, &settings, patience)?
+                for &connections in &arguments.connections {
+                    let crew = RawCrew { workers: 1, servers: 1, connections, part_bytes: PART_BYTES_MAX };
+                    teams.push(start_raw(road, &crew, &settings, patience)?);
+                }
             }
-            Road::Mem => start_in_process(patience)?,
-        });
+            Road::Mem => teams.push(start_in_process(patience)?),
+        }
     }
     for peer in &arguments.peer {
         teams.push(start_streams(*peer == Peer::Tls, patience)?);
@@ -125,15 +131,24 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     contest::hold(teams, &entries, &plan, report, &arguments.output)
 }
 
+/// Who exchanges raw messages, and how.
+pub(crate) struct RawCrew {
+    pub(crate) workers: u32,
+    pub(crate) servers: u32,
+    /// Of each worker to each store.
+    pub(crate) connections: u32,
+    /// How many bytes of a tensor travel in one exchange.
+    pub(crate) part_bytes: u64,
+}
+
 /// Raw workers and stores of ours, as processes on this host.
 pub(crate) fn start_raw(
     road: &road::Road,
-    workers: u32,
-    servers: u32,
-    part_bytes: u64,
+    crew: &RawCrew,
     settings: &BTreeMap<String, String>,
     patience: Duration,
 ) -> Result<Team, String> {
+    let &RawCrew { workers, servers, connections, part_bytes } = crew;
     let start = |join, index| Start { settings: settings.clone(), workers, servers, join, index };
     let mut coordinator = Process::start("coordinator", role("coordinator", &[])?)?;
     coordinator.tell(&start(None, 0).line())?;
@@ -157,8 +172,13 @@ pub(crate) fn start_raw(
         (SETTINGS.to_owned(), serde_json::to_string(settings).expect("a map of texts")),
         (DOORS.to_owned(), serde_json::to_string(&doors).expect("plain values")),
         (PART_BYTES.to_owned(), part_bytes.to_string()),
+        (CONNECTIONS.to_owned(), connections.to_string()),
     ]);
-    join_all(Team { helpers, ..team(road.name, true, ranks, road.wire, patience) }, &with)
+    let name = match connections {
+        1 => road.name.to_owned(),
+        several => format!("{several} {}", road.name),
+    };
+    join_all(Team { helpers, ..team(&name, true, ranks, road.wire, patience) }, &with)
 }
 
 /// A worker of ours that has its store in its own process.

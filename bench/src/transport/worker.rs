@@ -26,6 +26,9 @@ pub(super) const DOORS: &str = "doors";
 /// What a worker joins with: how many bytes of a tensor travel in one exchange.
 pub(super) const PART_BYTES: &str = "part_bytes";
 
+/// What a worker joins with: how many connections it makes to each store; absent for one.
+pub(super) const CONNECTIONS: &str = "connections";
+
 /// Where a store is and who it is.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Door {
@@ -38,6 +41,7 @@ pub(super) struct Door {
 /// A worker that is connected to all stores.
 pub(crate) struct RawWorker {
     transport: Arc<dyn Transport>,
+    /// One to each store, then the next to each.
     links: Vec<LinkId>,
     exchanges: u64,
     part_bytes: usize,
@@ -72,10 +76,14 @@ impl Exchanger for RawWorker {
             let door = Door { address: listener.address.clone(), door: String::new(), node: node.0 };
             (Arc::new(network.transport(NodeId([2; 32]))), vec![door], Some(listener))
         };
+        let connections = match given(CONNECTIONS) {
+            "" => 1,
+            number => number.parse().map_err(|cause| format!("{CONNECTIONS}: {cause}"))?,
+        };
         let mut links = Vec::new();
-        for (index, door) in doors.into_iter().enumerate() {
+        for (index, door) in (0..connections).flat_map(|_: usize| doors.iter().enumerate()) {
             let (node, name) = (NodeId(door.node), format!("store {index}"));
-            let peer = Peer { address: door.address, door: door.door, node, name };
+            let peer = Peer { address: door.address.clone(), door: door.door.clone(), node, name };
             let (sender, connected) = channel();
             let done = Done::new(move |outcome| drop(sender.send(outcome)));
             transport.connect(peer, PATIENCE, Box::new(|_, _| {}), done);

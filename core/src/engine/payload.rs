@@ -5,7 +5,7 @@ use super::trace::Subject;
 use crate::collective;
 use crate::cuda::Mark;
 use crate::mem::borrow::{Letter, Staging};
-use crate::mem::{DeviceRegion, Ordinal, Region};
+use crate::mem::{DeviceRegion, Region};
 use crate::pipeline::DeviceKind;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::order::Slot;
@@ -203,6 +203,7 @@ fn again(regions: &[Region]) -> Vec<Region> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mem::Ordinal;
 
     #[test]
     fn a_part_lies_in_one_place() {

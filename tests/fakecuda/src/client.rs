@@ -164,6 +164,26 @@ impl Control {
         self.call("fakecuda_register_kernel", |register: Register| register(name.as_ptr().cast(), reference));
     }
 
+    /// Begins a capture of `stream` in the global mode, PyTorch's own: what threads elsewhere do can break it.
+    ///
+    /// # Panics
+    /// If it cannot be captured.
+    pub fn begin_capture(&self, stream: u64) {
+        const GLOBAL: u32 = 0;
+        type Begin = extern "C" fn(usize, u32) -> u32;
+        self.call("cuStreamBeginCapture_v2", |begin: Begin| begin(stream as usize, GLOBAL));
+    }
+
+    /// Ends it, on the thread that began it.
+    ///
+    /// # Panics
+    /// If it was broken meanwhile.
+    pub fn end_capture(&self, stream: u64) {
+        let mut graph = 0;
+        type End = extern "C" fn(usize, *mut usize) -> u32;
+        self.call("cuStreamEndCapture", |end: End| end(stream as usize, &raw mut graph));
+    }
+
     fn call<F: Copy>(&self, name: &str, call: impl FnOnce(F) -> u32) {
         // SAFETY: each name is given together with the type that `api::control` declares it with.
         let function = unsafe { self.0.get::<F>(name) };

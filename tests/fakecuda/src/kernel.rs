@@ -5,7 +5,7 @@
 //! reference here is not found, as if it were missing from the PTX.
 //!
 //! A reference is called once for the whole grid:
-//! ```ignore
+//! ```text
 //! extern "C" fn scale(launch: &Launch) {
 //!     let count = launch.u64(1) as usize;
 //!     let factor = launch.f32(2);

@@ -1,12 +1,52 @@
 //! NCCL's C interface over host memory: what the real collective code runs on where there is no GPU.
+//!
+//! Ranks are threads or processes that meet in one file, which the unique id names and which nobody can open any more once all have it.
+//! An operation is a host function in the stream that it was called with; it goes chunk by chunk through the file. The driver is the
+//! mapped `libcuda.so`, which must be `fakecuda`: its device memory is what the host can reach.
+//!
+//! # What is the same and what is stricter
+//! * A communicator that does not block (`blocking = 0`) answers 7 to whatever ends a group, and puts the work into the stream *later*, from
+//!   a thread of its own, as NCCL does: whoever records an event before `ncclCommGetAsyncError` says 0 misses it. Any other call meanwhile
+//!   is refused with 4.
+//! * Ranks that call different things, in a different order or of different lengths, are told: 5 on all of them, with both calls in
+//!   `ncclGetLastError`. NCCL would hang or mix up bytes.
+//! * A rank that ended, left or gave up is noticed at once, one that does not come after `FAKENCCL_TIMEOUT`: 6. So is an abort by the
+//!   others. NCCL notices some of it, and waits otherwise.
+//! * Two ranks on one device (by PCI address, unless `NCCL_HOSTID` differs) are refused with 5, as before NCCL 2.30.
+//! * Buffers are device memory of the communicator's device, and overlap as NCCL's in-place rules say or not at all; else 4.
+//! * Sums are made in the order of ranks, those of f16 and bf16 in f32, rounded once. An average of floats is the sum of contributions
+//!   times the rounded reciprocal of their number, one of integers is rounded towards zero, as in NCCL.
+//!
+//! # Settings
+//! From the environment at the first call, or with [`Control::set`] without the prefix:
+//!
+//! | name | meaning | default |
+//! |---|---|---|
+//! | `FAKENCCL_TIMEOUT` | seconds until a rank that does not come is an error; six times as much to meet | 5 |
+//! | `FAKENCCL_VERSION` | what `ncclGetVersion` says | 22809 |
+//! | `FAKENCCL_FAIL` | calls that fail, such as `ncclAllReduce=3@2`, and operations that fail in the stream, such as `AllReduce:1=6` on rank 1; the form is that of `fakecuda` | |
+//! | `FAKENCCL_INIT_US` | how long meeting takes at least, so that 7 can be seen | 0 |
+//! | `FAKENCCL_LAUNCH_US` | how much later a communicator that does not block puts its work into the stream | 0 |
+//! | `FAKENCCL_DUPLICATES` | 1: several ranks may have one device | 0 |
+//!
+//! State of the process is what a C library has; this crate is no part of the product, whose rule against statics does not bind it.
 
+mod api;
+mod arithmetic;
 #[path = "../../fakecuda/src/built.rs"]
 mod built;
+mod client;
+mod codes;
+mod comm;
+mod cuda;
+#[path = "../../fakecuda/src/faults.rs"]
+mod faults;
+mod group;
+mod library;
+mod mail;
+mod meeting;
+mod operation;
+mod settings;
+mod shared;
 
-/// Where the built library lies; see `fakecuda::library`.
-///
-/// # Panics
-/// If it is not there.
-pub fn library() -> std::path::PathBuf {
-    built::beside_this_program("libfakenccl.so")
-}
+pub use client::{Control, library};

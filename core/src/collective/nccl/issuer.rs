@@ -59,7 +59,10 @@ impl Issuer {
             match self.next() {
                 Next::Issue(ordered) => self.issue(lines, ordered)?,
                 Next::Look => self.look()?,
-                Next::Close => return self.close(),
+                Next::Close => {
+                    self.close();
+                    return Ok(());
+                }
                 Next::Over => return Ok(()),
             }
         }
@@ -225,20 +228,20 @@ impl Issuer {
         }
     }
 
-    /// Ends the communicator, with the other ranks if they end it too.
-    fn close(&self) -> Result<()> {
-        self.with_comm(Comm::finalize)?;
-        let ended = self.settle("ending the communicator", FINALIZE_PATIENCE);
-        if let Some(comm) = self.work.comm.lock().expect(LOCK).take() {
-            match ended {
-                Ok(()) => comm.destroy(),
-                Err(error) => {
-                    tracing::debug!(%error, "the communicator is aborted");
-                    comm.abort();
-                }
+    /// Ends the communicator: in order, if nothing is wrong with it and the other ranks end it too.
+    fn close(&self) {
+        let ended =
+            self.with_comm(Comm::finalize).and_then(|_| self.settle("ending the communicator", FINALIZE_PATIENCE));
+        // Taken first: whoever only asks for it must not wait for its end.
+        let comm = self.work.comm.lock().expect(LOCK).take();
+        match (comm, ended) {
+            (None, _) => {}
+            (Some(comm), Ok(())) => comm.destroy(),
+            (Some(comm), Err(error)) => {
+                tracing::debug!(%error, "the communicator is aborted");
+                comm.abort();
             }
         }
-        Ok(())
     }
 }
 

@@ -1,0 +1,67 @@
+//! How the fake behaves, from the environment and from tests. The table is at the head of the crate.
+
+use std::time::{Duration, Instant};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) timeout: Duration,
+    pub(crate) version: i32,
+    pub(crate) init: Duration,
+    pub(crate) launch: Duration,
+    pub(crate) duplicates: bool,
+}
+
+const NAMES: [&str; 5] = ["TIMEOUT", "VERSION", "INIT_US", "LAUNCH_US", "DUPLICATES"];
+
+impl Settings {
+    pub(crate) fn from_environment() -> Self {
+        let none = Duration::ZERO;
+        let timeout = Duration::from_secs(5);
+        let mut settings = Self { timeout, version: 22_809, init: none, launch: none, duplicates: false };
+        for name in NAMES {
+            if let Some(value) = variable(&format!("FAKENCCL_{name}")) {
+                // A C library has nobody to tell; a test that misspells a value should not run with another one.
+                assert!(settings.set(name, &value), "FAKENCCL_{name}={value} is not understood");
+            }
+        }
+        settings
+    }
+
+    /// Whether it was understood.
+    pub(crate) fn set(&mut self, name: &str, value: &str) -> bool {
+        fn put<T>(to: &mut T, value: Option<T>) -> bool {
+            value.map(|value| *to = value).is_some()
+        }
+        let micros = || value.parse().ok().map(Duration::from_micros);
+        match name {
+            "TIMEOUT" => {
+                put(&mut self.timeout, value.parse().ok().and_then(|secs| Duration::try_from_secs_f64(secs).ok()))
+            }
+            "VERSION" => put(&mut self.version, value.parse().ok()),
+            "INIT_US" => put(&mut self.init, micros()),
+            "LAUNCH_US" => put(&mut self.launch, micros()),
+            "DUPLICATES" => {
+                put(&mut self.duplicates, ["0", "1"].iter().position(|known| *known == value).map(|at| at == 1))
+            }
+            _ => false,
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a C library has no other way to be told before the first call")]
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+#[expect(clippy::disallowed_methods, reason = "ranks that do not come are waited for with a deadline")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Makes something slow.
+#[expect(clippy::disallowed_methods, reason = "that it takes time is what a test asks for; nothing is waited for")]
+pub(crate) fn pass(duration: Duration) {
+    if !duration.is_zero() {
+        std::thread::sleep(duration);
+    }
+}

@@ -1,0 +1,83 @@
+//! A process that is one rank of a machine with devices, directed by a test.
+//!
+//! Its words are its position, how many ranks there are, how long an operation may take in milliseconds, and the door of the first; the
+//! first makes its own and says where it is. It says `joined`, and then does what standard input says, one order a line:
+//! - `sum <key>`: reduces, checks and says how it ended;
+//! - `begin <key>`: says `issued` once that is on its device, and then how it ended; `begin-late` does so after a kernel that takes hours;
+//! - `leave`: leaves the others and says what is left.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gradlane_core::collective::Collective;
+use gradlane_core::local::PrivateSocket;
+use gradlane_core::types::DType;
+
+use crate::devices::{DeviceRank, Wanted, config, element, ended, told};
+use crate::fakes;
+use crate::patience::eventually;
+
+/// Plays the part until standard input ends. `say` writes a line.
+///
+/// # Panics
+/// If an order is not understood, or a sum is wrong.
+pub fn play(words: &[&str], say: &dyn Fn(&str)) {
+    let [rank, ranks, step_ms, door] = words else { panic!("{words:?} are no words for a rank") };
+    let (rank, ranks): (usize, usize) = (number(rank), number(ranks));
+    let own_door = (rank == 0).then(|| PrivateSocket::listen(&std::env::temp_dir()).expect("listens"));
+    let path = own_door.as_ref().map_or_else(|| PathBuf::from(door), |door| door.path().to_owned());
+    if rank == 0 {
+        say(path.to_str().expect("a path of ours"));
+    }
+    let control = fakecuda::Control::open(&fakes::fakecuda());
+    control.initialize();
+    let device = (control, u16::try_from(rank).expect("few"));
+    let patience = Duration::from_millis(number(step_ms));
+    let member = DeviceRank::join((rank, ranks), (own_door, &path), device, &config(), patience).expect("joins");
+    let nccl = fakenccl::Control::open(&fakes::fakenccl());
+    say("joined");
+    for line in std::io::stdin().lines() {
+        let line = line.expect("the test writes text");
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["sum", key] => {
+                let address = member.place(&contribution(rank));
+                let outcome = member.reduce(&Wanted::sum(number(key), DType::F32), &[(address, 4 * LEN)]);
+                if outcome.is_ok() {
+                    let expected = element(DType::F32, (1 << ranks) as f64 - 1.0).repeat(LEN);
+                    assert!(member.bytes(address, 4 * LEN) == expected, "a wrong sum");
+                }
+                say(&told(&outcome));
+            }
+            [begin @ ("begin" | "begin-late"), key] => {
+                let runs = [(member.place(&contribution(rank)), 4 * LEN)];
+                let stream = member.control.user_stream(i32::from(member.device.0));
+                if begin == "begin-late" {
+                    member.control.lag(stream, HOURS_US);
+                    member.control.produce(i32::from(member.device.0), stream, runs[0].0, &contribution(rank));
+                }
+                let before = nccl.counter("ncclAllReduce");
+                let wanted = Wanted::sum(number(key), DType::F32);
+                let outcome = member.begin_after(&wanted, &runs, &runs, member.mark(stream));
+                eventually("it is on the device", || (nccl.counter("ncclAllReduce") > before).then_some(()));
+                say("issued");
+                say(&told(&ended(&outcome)));
+            }
+            ["leave"] => {
+                member.collective.shutdown();
+                say(&format!("left, {} communicators are alive", nccl.counter("live_comms")));
+            }
+            _ => panic!("{line:?} is no order"),
+        }
+    }
+}
+
+const LEN: usize = 1001;
+const HOURS_US: u64 = 10_000_000_000;
+
+fn contribution(rank: usize) -> Vec<u8> {
+    element(DType::F32, f64::from(1_u32 << rank)).repeat(LEN)
+}
+
+fn number<T: std::str::FromStr>(word: &str) -> T {
+    word.parse().unwrap_or_else(|_| panic!("{word:?} is no number"))
+}

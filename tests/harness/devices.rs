@@ -1,0 +1,200 @@
+//! Ranks of a machine whose tensors lie on devices: the collective, the road and the driver's code are the real ones, the libraries below
+//! them the fakes.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, unbounded};
+use fakecuda::Control;
+use gradlane_core::collective::{
+    Collective, DeviceMemory, Goal, HostCollective, HostOptions, LocalRank, Memory, Operation, device_road,
+};
+use gradlane_core::config::Config;
+use gradlane_core::cuda::Mark;
+use gradlane_core::device::{CudaDevice, Device};
+use gradlane_core::engine::Clock;
+use gradlane_core::local::PrivateSocket;
+use gradlane_core::mem::{Copies, DeviceRegion, Ordinal};
+use gradlane_core::pipeline::DeviceKind;
+use gradlane_core::sched::order::Claim;
+use gradlane_core::types::{DType, Done, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
+use gradlane_core::{Error, Result};
+
+use crate::cluster::PATIENCE;
+use crate::fakes;
+
+/// One rank, with a device of its own.
+pub struct DeviceRank {
+    /// What it reduces with.
+    pub collective: HostCollective,
+    /// What the framework of a user would do on its device.
+    pub control: Control,
+    /// Its device.
+    pub device: Ordinal,
+    cuda: CudaDevice,
+}
+
+/// What a test wants done with memory of a device.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Names it among all ranks.
+    pub key: u64,
+    /// What shall come of it.
+    pub goal: Goal,
+    /// How contributions are added.
+    pub op: Op,
+    /// Of which type they are.
+    pub dtype: DType,
+    /// This rank's weight.
+    pub weight: f64,
+}
+
+impl Wanted {
+    /// A sum of so many of these for everybody.
+    pub const fn sum(key: u64, dtype: DType) -> Self {
+        Self { key, goal: Goal::AllReduce, op: Op::Sum, dtype, weight: 1.0 }
+    }
+}
+
+/// Settings under which both libraries are the fakes.
+pub fn config() -> Config {
+    Config { cuda_lib: Some(fakes::fakecuda()), nccl_lib: Some(fakes::fakenccl()), ..Config::default() }
+}
+
+impl DeviceRank {
+    /// Meets the other ranks; the first one brings its door. An operation may take `step_timeout`.
+    ///
+    /// # Errors
+    /// If they do not meet.
+    pub fn join(
+        (me, ranks): (usize, usize),
+        (door, path): (Option<PrivateSocket>, &Path),
+        (control, device): (Control, u16),
+        config: &Config,
+        step_timeout: Duration,
+    ) -> Result<Self> {
+        let place = path.to_str().expect("a path of ours");
+        let local = |rank: usize| LocalRank {
+            rank: WorkerId(u32::try_from(rank).expect("few")),
+            incarnation: Incarnation(100 + rank as u128),
+            name: format!("worker {rank}"),
+            place: "here".to_owned(),
+            door: place.to_owned(),
+        };
+        let clock = Clock::start();
+        let options = HostOptions {
+            job: "devices".to_owned(),
+            epoch: Epoch::default(),
+            ranks: (0..ranks).map(local).collect(),
+            me,
+            door,
+            join_timeout: PATIENCE,
+            step_timeout,
+            oldest_every: 16,
+            copies: Copies::default(),
+            devices: device_road(config),
+            clock: Arc::new(move || clock.now()),
+        };
+        let collective = HostCollective::join(options, &|| None)?;
+        Ok(Self { collective, control, device: Ordinal(device), cuda: CudaDevice::load(config)? })
+    }
+
+    /// Memory of the device with these bytes; its address.
+    pub fn place(&self, data: &[u8]) -> u64 {
+        let address = self.control.allocate(i32::from(self.device.0), data.len().max(1));
+        self.control.produce(i32::from(self.device.0), 0, address, data);
+        address
+    }
+
+    /// What lies there now.
+    pub fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
+        self.control.consume(i32::from(self.device.0), 0, address, len)
+    }
+
+    /// Where a stream of the device stands now.
+    ///
+    /// # Panics
+    /// If the device failed.
+    pub fn mark(&self, stream: u64) -> Mark {
+        self.cuda.mark(self.device, stream).expect("the device is well")
+    }
+
+    /// Begins something in place, after all that was put into the default stream.
+    pub fn begin(&self, wanted: &Wanted, runs: &[(u64, usize)]) -> Receiver<Result<f64>> {
+        self.begin_after(wanted, runs, runs, self.mark(0))
+    }
+
+    /// Begins something after `mark`.
+    pub fn begin_after(
+        &self,
+        wanted: &Wanted,
+        source: &[(u64, usize)],
+        destination: &[(u64, usize)],
+        mark: Mark,
+    ) -> Receiver<Result<f64>> {
+        let Wanted { key, goal, op, dtype, weight } = wanted.clone();
+        let regions = |runs: &[(u64, usize)]| {
+            runs.iter().map(|(address, len)| DeviceRegion::new(self.device, *address, *len)).collect()
+        };
+        let memory = DeviceMemory { source: regions(source), destination: regions(destination), after: vec![mark] };
+        let claim = Claim {
+            op,
+            dtype,
+            bytes: source.iter().map(|(_, len)| *len as u64).sum(),
+            device: DeviceKind::Cuda,
+            failed: false,
+            weight,
+            priority: Priority(0),
+        };
+        let part = PartId { key: TensorKey(key), index: 0 };
+        let operation = Operation { part, round: Round(0), goal, claim, memory: Memory::Device(memory) };
+        let (sender, outcome) = unbounded();
+        // A test that has failed no longer waits.
+        self.collective.run(operation, Done::new(move |result| drop(sender.send(result))));
+        outcome
+    }
+
+    /// Does something in place, and waits for it.
+    ///
+    /// # Errors
+    /// What it ends with.
+    pub fn reduce(&self, wanted: &Wanted, runs: &[(u64, usize)]) -> Result<f64> {
+        ended(&self.begin(wanted, runs))
+    }
+}
+
+/// How something ends.
+///
+/// # Errors
+/// What it ends with.
+///
+/// # Panics
+/// If it does not end.
+pub fn ended(outcome: &Receiver<Result<f64>>) -> Result<f64> {
+    outcome.recv_timeout(PATIENCE).expect("every operation ends")
+}
+
+/// A number as an element, in bytes.
+pub fn element(dtype: DType, value: f64) -> Vec<u8> {
+    match dtype {
+        DType::F32 => (value as f32).to_le_bytes().to_vec(),
+        DType::F64 => value.to_le_bytes().to_vec(),
+        DType::F16 => half::f16::from_f64(value).to_le_bytes().to_vec(),
+        DType::BF16 => half::bf16::from_f64(value).to_le_bytes().to_vec(),
+        DType::I32 => (value as i32).to_le_bytes().to_vec(),
+        DType::I64 => (value as i64).to_le_bytes().to_vec(),
+        DType::I8 => (value as i8).to_le_bytes().to_vec(),
+        DType::U8 => (value as u8).to_le_bytes().to_vec(),
+    }
+}
+
+/// The class of an outcome, and the member that was lost, for a process to print.
+pub fn told(outcome: &Result<f64>) -> String {
+    match outcome {
+        Ok(weight) => format!("ok {weight}"),
+        Err(Error::PeerLost { member, cause, .. }) => format!("lost {member}: {cause}"),
+        Err(Error::Device { device, what, cause }) => format!("device {device}: {what}: {cause}"),
+        Err(other) => format!("{:?} {other}", other.code()),
+    }
+}
