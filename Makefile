@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-python lint bench fuzz fakes ptx clean
+.PHONY: help demo test test-rust test-sim test-python lint bench fuzz fakes gpu-bundle gpu-check ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -32,6 +32,15 @@ fakes:
 
 test-python: $(VENV)/installed fakes
 	$(BIN)/python -m pytest -q tests/python
+
+gpu-bundle: $(VENV)/installed ## what `gpu-check` needs on another machine with a GPU, into dist/gpu
+	mkdir -p dist/gpu && rm -f dist/gpu/*.whl
+	$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out dist/gpu
+	cp tests/gpu/*.py tests/gpu/README.md dist/gpu
+
+# From the bundle's scripts, so that what is tried here is what runs elsewhere.
+gpu-check: gpu-bundle ## what only a machine with a GPU can show; says so where there is none. CHECKS="sums training" runs some
+	$(BIN)/python dist/gpu/check.py $(CHECKS)
 
 BENCH_PROGRAM := target/release/gradlane-bench
 BENCH_PYTHON = $(firstword $(wildcard $(BIN)/python) $(PYTHON))

@@ -1,7 +1,8 @@
-"""Where a buffer of the user lies in host memory, and whether it can be reduced.
+"""Where a buffer of the user lies, in host memory or on a CUDA device, and whether it can be reduced.
 
-NumPy arrays (`__array_interface__`), anything with the buffer protocol, and DLPack producers are accepted, in this
-order; no framework is imported. PyTorch tensors have a shorter way in `gradlane.torch`, and come here through DLPack.
+NumPy arrays (`__array_interface__`), tensors on a CUDA device (DLPack, which names the device and knows bfloat16, or
+else `__cuda_array_interface__`), anything with the buffer protocol, and DLPack producers in host memory are accepted, in
+this order; no framework is imported. PyTorch tensors have a shorter way in `gradlane.torch`, and come here by DLPack.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from gradlane import _dlpack
+from gradlane import _cuda_interface, _dlpack
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 
 ITEM_BYTES = {
@@ -33,6 +34,9 @@ _KIND_OF_FORMAT = {
     "?": "bool",
 }
 
+_LEGACY_STREAM = 1
+"""The device's default stream, as DLPack and the driver (`CU_STREAM_LEGACY`) call it; 0 could mean either default."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostBuffer:
@@ -42,6 +46,11 @@ class HostBuffer:
     dtype: str
     shape: tuple[int, ...]
     owner: object
+
+    device: ClassVar[None] = None
+    """It lies on none."""
+    stream: ClassVar[None] = None
+    """There is nothing to wait for before it is read."""
 
     @property
     def len(self) -> int:
@@ -54,19 +63,52 @@ class HostBuffer:
         return self.len * ITEM_BYTES[self.dtype]
 
 
-def locate(value: Any, *, writable: bool) -> HostBuffer:
+@dataclass(frozen=True, slots=True)
+class DeviceBuffer:
+    """Contiguous elements in the memory of a CUDA device, valid as long as `owner` lives."""
+
+    address: int
+    dtype: str
+    shape: tuple[int, ...]
+    owner: object
+    device: int
+    """The device's ordinal in this process: the number in `cuda:1`."""
+    stream: int | None
+    """Handle of the stream whose work so far has to be done before the memory is touched; None where nothing has."""
+
+    @property
+    def len(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes."""
+        return self.len * ITEM_BYTES[self.dtype]
+
+
+Buffer = HostBuffer | DeviceBuffer
+"""Memory of either kind."""
+
+
+def locate(value: Any, *, writable: bool) -> Buffer:
     """Finds the memory of `value`.
 
     Args:
-        value: NumPy array, writable buffer (`bytearray`, `array.array`, ...) or DLPack tensor on the CPU; C-contiguous.
+        value: NumPy array, writable buffer (`bytearray`, `array.array`, ...), DLPack tensor on the CPU or a CUDA device,
+            or anything with `__cuda_array_interface__`; C-contiguous.
         writable: whether a result will be written into it. Where that is not so, read-only memory is accepted, and
             copied first if nothing but the buffer protocol leads to it.
     Raises:
         InvalidArgumentError: not a buffer, not contiguous, read-only, or of an element type that cannot be reduced.
-        UnsupportedError: the memory is on a device.
+        UnsupportedError: the memory is on a device of another kind.
     """
     if hasattr(value, "__array_interface__"):
         return _of_array(value, writable)
+    if _dlpack.device_of(value)[0] == _dlpack.CUDA:
+        return _of_dlpack(value, writable)
+    if hasattr(value, "__cuda_array_interface__"):
+        return _of_cuda_array(value, writable)
     try:
         view = memoryview(value)
     except (TypeError, BufferError, ValueError):
@@ -125,21 +167,38 @@ def _of_memoryview(view: memoryview, writable: bool) -> HostBuffer:
     return HostBuffer(ctypes.addressof(owner), dtype, shape, owner)
 
 
-def _of_dlpack(tensor: Any, writable: bool) -> HostBuffer:
+def _of_cuda_array(array: Any, writable: bool) -> DeviceBuffer:
+    header = _cuda_interface.read(array)
+    dtype = check_dtype(header.dtype)
+    if not _is_contiguous(header.shape, header.strides_of(ITEM_BYTES[dtype])):
+        raise _not_contiguous("array", "its own method for that")
+    if writable and header.read_only:
+        raise _read_only("array")
+    return DeviceBuffer(header.address, dtype, header.shape, array, header.device, header.stream)
+
+
+def _of_dlpack(tensor: Any, writable: bool) -> Buffer:
+    is_cuda = _dlpack.device_of(tensor)[0] == _dlpack.CUDA
     try:
-        header = _dlpack.read(tensor)
+        # The producer has this stream wait for its own, and the engine then waits for this one. It is the device's
+        # default stream, because PyTorch and others refuse the other one without a handle, that of each thread.
+        header = _dlpack.read(tensor, stream=_LEGACY_STREAM if is_cuda else None)
     except BufferError as error:
         raise InvalidArgumentError(f"{type(tensor).__name__} does not lend its memory: {error}") from error
-    if header.device_type != _dlpack.CPU:
+    if header.device_type not in (_dlpack.CPU, _dlpack.CUDA):
         raise UnsupportedError(
-            f"{type(tensor).__name__} lies in the memory of a device; this version reduces host memory only"
+            f"{type(tensor).__name__} lies on a device of DLPack's type {header.device_type}; the memory of the host and of "
+            "CUDA devices is reduced: copy it to one of them first"
         )
     if not _is_contiguous(header.shape, header.strides):
         raise _not_contiguous("tensor", "its own method for that")
     if writable and header.read_only:
         raise _read_only("tensor")
     # The capsule's destructor gives the memory back; it is never consumed, so nothing here calls the deleter.
-    return HostBuffer(header.address, check_dtype(header.dtype), header.shape, (tensor, header.capsule))
+    dtype, owner = check_dtype(header.dtype), (tensor, header.capsule)
+    if header.device_type == _dlpack.CUDA:
+        return DeviceBuffer(header.address, dtype, header.shape, owner, header.device_id, _LEGACY_STREAM)
+    return HostBuffer(header.address, dtype, header.shape, owner)
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> bool:

@@ -67,11 +67,14 @@ class Session:
         timeout: float | None,
         owner: object,
         waits: bool = False,
+        device: int | None = None,
+        streams: tuple[int | None, int | None] = ...,
     ) -> Handle:
-        """Starts a reduction from the host memory at `source` into that at `destination`; the two may be equal.
+        """Starts a reduction from the memory at `source` into that at `destination`; the two may be equal.
 
         `owner` is kept alive until the memory is no longer touched. With `waits` the caller waits next, and this thread
-        does a part of the work, for a moment at most.
+        does a part of the work, for a moment at most. The memory is that of `device`, or the host's. `streams` are those whose
+        work so far has to be done before the source and the destination are touched, as handles of the device's driver.
         """
     def submit_all(
         self,
@@ -85,10 +88,13 @@ class Session:
         timeout: float | None,
         owner: object,
         waits: bool = False,
+        device: int | None = None,
+        streams: list[int | None] = ...,
     ) -> Handle:
         """Starts the reduction of all tensors of a batch, from and into the memory at these addresses, in its order.
 
-        Without `destinations` it is in place. `priority` is that of the first; each one after it has one less. The rest as for `submit`.
+        Without `destinations` it is in place. `priority` is that of the first; each one after it has one less. `streams`
+        are those of the sources, then those of the destinations if there are any, or none at all. The rest as for `submit`.
         """
     def barrier(self, name: str, timeout: float | None) -> None: ...
     def metrics(self) -> dict[str, int | float]: ...
@@ -146,6 +152,16 @@ class Embedded:
     def stop(self, timeout: float) -> None:
         """Waits up to `timeout` for the members to leave, then stops."""
 
+def copy_seconds(
+    settings: dict[str, str],
+    device: int,
+    address: int,
+    bytes: int,
+    chunk_bytes: int,
+    in_flight: int,
+    direction: Literal["out", "in", "both"],
+) -> float:
+    """Seconds to copy memory of a device to pinned memory of the host, from there, or both at once, half of it each."""
 def detect_launch(arguments: dict[str, str]) -> _Launch: ...
 def find_join(job: str, timeout: float) -> str: ...
 def config_report(arguments: dict[str, str]) -> str: ...

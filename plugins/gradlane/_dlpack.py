@@ -12,6 +12,9 @@ from typing import Any
 
 CPU = 1
 """The device type of host memory (`kDLCPU`)."""
+CUDA = 2
+"""The device type of a CUDA device's memory (`kDLCUDA`)."""
+_NOWHERE = (0, 0)
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 _READ_ONLY = 1
@@ -52,16 +55,35 @@ class Header:
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     device_type: int
+    device_id: int
     read_only: bool
     capsule: object
 
 
-def read(value: Any) -> Header:
-    """Exports `value` and reads its header."""
+def device_of(value: Any) -> tuple[int, int]:
+    """Type and number of the device that `value` lies on; zeros where it does not say. Exports nothing."""
+    ask = getattr(value, "__dlpack_device__", None)
+    if ask is None:
+        return _NOWHERE
     try:
-        capsule = value.__dlpack__(max_version=(1, 0))
-    except TypeError:  # a producer from before DLPack 1.0 does not know the argument
-        capsule = value.__dlpack__()
+        kind, number = ask()
+    except (BufferError, RuntimeError, ValueError):  # a tensor of a kind that is never exported
+        return _NOWHERE
+    return int(kind), int(number)
+
+
+def read(value: Any, stream: int | None = None) -> Header:
+    """Exports `value` and reads its header.
+
+    Args:
+        stream: of the tensor's device; the producer has it wait for what the tensor is still being made of. None where
+            there are no streams.
+    """
+    wanted = {} if stream is None else {"stream": stream}
+    try:
+        capsule = value.__dlpack__(max_version=(1, 0), **wanted)
+    except TypeError:  # a producer from before DLPack 1.0 does not know the version
+        capsule = value.__dlpack__(**wanted)
     flags = 0
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
@@ -76,6 +98,7 @@ def read(value: Any) -> Header:
         shape=tuple(tensor.shape[:rank]),
         strides=tuple(tensor.strides[:rank]) if tensor.strides else None,
         device_type=tensor.device_type,
+        device_id=tensor.device_id,
         read_only=bool(flags & _READ_ONLY),
         capsule=capsule,
     )

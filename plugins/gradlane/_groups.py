@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import TypeVar
 
 from gradlane import _buffers, _core, _session
-from gradlane._handle import Handle
-from gradlane._operations import check_name, check_out
+from gradlane._handle import Handle, together
+from gradlane._operations import by_device, check_name, check_out
 from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 
@@ -38,7 +38,8 @@ def grouped_push_pull(
     once.
 
     Args:
-        buffers: as for `push_pull`; of any dtypes and shapes, the same on all workers.
+        buffers: as for `push_pull`; of any dtypes and shapes, the same on all workers. Those of one device, or of the host,
+            share messages among themselves.
         name: a name for each, or one for all: buffer number i is then called `name.i`. Equal on all workers.
         op: as for `push_pull`, for all of them; so are `average`, `weight` and `timeout`.
         priority: that of the first; each one after it is less urgent by 1.
@@ -112,6 +113,8 @@ def _begin(
         priority=priority or 0,
         timeout=timeout,
         waits=waits,
+        devices=[source.device for source in sources],
+        streams=[place.stream for place in (sources if out is None else sources + targets)],
     )
 
 
@@ -130,22 +133,56 @@ def submit_all(
     priority: int = 0,
     timeout: float | None = None,
     waits: bool = False,
+    devices: Sequence[int | None] = (),
+    streams: Sequence[int | None] = (),
 ) -> Handle[T]:
     """Starts one operation on memory at these addresses, as long as the shapes say, in place without `targets`.
 
     The handle yields `result`.
 
     With `waits` the caller waits for it next, and this thread does meanwhile what it can do itself.
+
+    Args:
+        devices: where each is, None for the host; nothing if all are in host memory.
+        streams: for each of `sources`, then of `targets`, the stream of its device whose work so far has to be done before
+            it is touched, if any; nothing if all are in host memory.
     """
     session = _session.session()
     batch, kept = _batch(names, dtypes, shapes)
     if batch is None:
         return Handle(None, lambda: result)
-    if len(kept) < len(names):
-        sources = [sources[i] for i in kept]
-        targets = None if targets is None else [targets[i] for i in kept]
-    native = session.submit_all(batch, sources, targets, op, root, weight, priority, timeout, owner, waits)
-    return Handle(native, lambda: result)
+
+    def begin(batch: _core.Batch, members: Sequence[int], device: int | None, waits: bool) -> _core.Handle:
+        whole = len(members) == len(names)  # as a rule: the lists go in as they are
+        sides = [] if device is None else range(0, len(streams), len(names))
+        return session.submit_all(
+            batch,
+            sources if whole else [sources[i] for i in members],
+            targets if whole or targets is None else [targets[i] for i in members],
+            op,
+            root,
+            weight,
+            priority - members[0],
+            timeout,
+            owner,
+            waits,
+            device,
+            [streams[side + i] for side in sides for i in members],
+        )
+
+    if len(set(devices)) <= 1:
+        return Handle(begin(batch, kept, devices[0] if devices else None, waits), lambda: result)
+    natives: list[_core.Handle] = []
+    try:
+        for members in by_device(kept, devices.__getitem__):
+            part, _ = _batch(*(tuple(column[i] for i in members) for column in (names, dtypes, shapes)))
+            assert part is not None, "only what is not empty was kept"
+            natives.append(begin(part, members, devices[members[0]], False))
+    except BaseException:
+        for native in natives:  # the others hear of it, instead of waiting for the rest of the group
+            native.cancel()
+        raise
+    return Handle(together(natives), lambda: result)
 
 
 def names_of(name: str | Sequence[str], count: int) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Handle(Generic[T]):
 
     __slots__ = ("_finish", "_native", "_result")
 
-    def __init__(self, native: _core.Handle | None, finish: Callable[[], T]) -> None:
+    def __init__(self, native: _core.Handle | Several | None, finish: Callable[[], T]) -> None:
         """Wraps `native`, None for a result that is already there; `finish` makes the result when it has landed."""
         self._native = native
         self._finish: Callable[[], T] | None = finish
@@ -78,3 +79,48 @@ class Handle(Generic[T]):
 
     def __await__(self) -> Generator[object, None, T]:
         return asyncio.to_thread(self.wait).__await__()
+
+
+class Several:
+    """Operations that were begun together, as one: it ends when all have ended, by the error of the first that failed."""
+
+    def __init__(self, natives: Sequence[_core.Handle]) -> None:
+        """Takes what was begun; at least one."""
+        self._natives = natives
+
+    @property
+    def id(self) -> int:
+        """The number of the first."""
+        return self._natives[0].id
+
+    def wait(self, timeout: float | None) -> None:
+        """Returns when all results have landed; none of the memory is in use then, also where one failed."""
+        due = None if timeout is None else time.monotonic() + timeout
+        first: Exception | None = None
+        for native in self._natives:
+            try:
+                native.wait(None if due is None else max(0.0, due - time.monotonic()))
+            except Exception as error:
+                if not native.poll():  # it is the wait that ended
+                    raise
+                first = first or error
+        if first is not None:
+            raise first
+
+    def poll(self) -> bool:
+        """Whether all have ended."""
+        return all([native.poll() for native in self._natives])
+
+    def error(self) -> BaseException | None:
+        """The error of the first that failed, once all have ended."""
+        return next((e for e in [n.error() for n in self._natives] if e is not None), None) if self.poll() else None
+
+    def cancel(self) -> None:
+        """Gives all of them up."""
+        for native in self._natives:
+            native.cancel()
+
+
+def together(natives: Sequence[_core.Handle]) -> _core.Handle | Several:
+    """One handle for all of them."""
+    return natives[0] if len(natives) == 1 else Several(natives)

@@ -6,11 +6,11 @@ any order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from gradlane import _buffers, _session
-from gradlane._buffers import HostBuffer
+from gradlane._buffers import Buffer
 from gradlane._handle import Handle
 from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane.errors import InvalidArgumentError
@@ -32,21 +32,25 @@ def push_pull(
     """Average `buffer` over all workers, in place unless `out` is given.
 
     Args:
-        buffer: NumPy array, writable buffer or DLPack tensor on the CPU; contiguous, any shape; float16, bfloat16,
-            float32, float64, int32, int64, int8 or uint8.
+        buffer: NumPy array, writable buffer, DLPack tensor or anything with `__cuda_array_interface__`; on the CPU or
+            one CUDA device; contiguous, any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8.
         name: equal on all workers; its first use fixes dtype and shape.
         op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
         average: older spelling: True for `Average`, False for `Sum`.
         weight: this worker's weight in a `WeightedAverage`, such as its number of samples.
         priority: higher goes first; only the order matters.
-        out: where the result goes; of the same dtype and shape.
+        out: where the result goes; of the same dtype and shape, and in the same memory: the host's or one device's.
         timeout: seconds for the whole operation; None takes the job's step timeout.
     Returns:
-        `buffer`, or `out`.
+        `buffer`, or `out`. On a device the result is there when the call returns: work that is submitted to any stream from
+        then on sees it.
     Raises:
         MismatchError: a worker used `name` with another dtype, shape or op (both are named).
         StallError: some workers did not contribute in time (they are named).
         InvalidArgumentError: the buffer cannot be reduced.
+        UnavailableError: it is on a CUDA device, and no driver was found; what was searched is said.
+        FailedPreconditionError: its stream is being captured into a graph.
+        DeviceError: the device failed.
     """
     return _begin(buffer, name, resolve(op, average, weight), weight, priority, out, timeout, waits=True).wait()
 
@@ -124,8 +128,10 @@ def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: flo
     session = _session.session()
     if isinstance(tensors, str):
         return
-    places = ((name, _buffers.locate(tensor, writable=False)) for name, tensor in tensors.items())
-    declare_places(session, ((name, place.dtype, place.shape) for name, place in places), fuse=fuse, timeout=timeout)
+    places = {name: _buffers.locate(tensor, writable=False) for name, tensor in tensors.items()}
+    for names in by_device(places, lambda name: places[name].device):
+        described = ((name, places[name].dtype, places[name].shape) for name in names)
+        declare_places(session, described, fuse=fuse, timeout=timeout)
 
 
 def barrier(name: str = "barrier", *, timeout: float | None = None) -> None:
@@ -139,8 +145,8 @@ def barrier(name: str = "barrier", *, timeout: float | None = None) -> None:
 
 def submit(
     name: str,
-    source: HostBuffer,
-    target: HostBuffer,
+    source: Buffer,
+    target: Buffer,
     op: NativeOp,
     *,
     result: T,
@@ -169,10 +175,25 @@ def submit(
         weight,
         priority,
         timeout,
+        # Held until the host has seen the end. A framework may then give the memory to whom it likes: nothing on the device
+        # uses it any more, so its allocator need not be told of our streams (PyTorch: record_stream).
         (source.owner, target.owner),
         waits,
+        source.device,
+        (source.stream, target.stream),
     )
     return Handle(native, lambda: result)
+
+
+def by_device(members: Iterable[T], device_of: Callable[[T], int | None]) -> list[list[T]]:
+    """The members in groups, one for each device and one for the host, in the order in which these come first.
+
+    What is declared in one call may share parts, and a part is copied from one memory: so each group is declared by itself.
+    """
+    groups: dict[int | None, list[T]] = {}
+    for member in members:
+        groups.setdefault(device_of(member), []).append(member)
+    return list(groups.values())
 
 
 def declare_places(
@@ -196,8 +217,12 @@ def check_name(name: object) -> str:
     raise InvalidArgumentError(f"name={name!r} cannot name a tensor; give a text that is equal on all workers")
 
 
-def check_out(source: HostBuffer, target: HostBuffer) -> None:
-    """Refuses a place for the result that is not of the contribution's dtype and shape."""
+def check_out(source: Buffer, target: Buffer) -> None:
+    """Refuses a place for the result that is not of the contribution's dtype and shape, or in another memory."""
+    if source.device != target.device:
+        raise InvalidArgumentError(
+            f"out is on {_site(target)}, buffer on {_site(source)}; give both in the memory of one device, or of the host"
+        )
     if (target.dtype, target.shape) != (source.dtype, source.shape):
         raise InvalidArgumentError(
             f"out is {target.dtype} {list(target.shape)}, buffer {source.dtype} {list(source.shape)}; make them equal"
@@ -210,3 +235,7 @@ def check_root(root_rank: int) -> int:
     if 0 <= root_rank < size:
         return root_rank
     raise InvalidArgumentError(f"root_rank={root_rank} is not in the job; ranks are 0 to {size - 1}")
+
+
+def _site(buffer: Buffer) -> str:
+    return "the host" if buffer.device is None else f"cuda:{buffer.device}"

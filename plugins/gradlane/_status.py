@@ -19,6 +19,7 @@ def metrics() -> dict[str, int | float]:
       from where they lie; to a server on this machine every contribution once, into memory that the server reads.
     - `local_sums`, `local_bytes`: parts that the workers of one machine reduced among themselves, without a server, and
       their length.
+    - `d2h_bytes`, `h2d_bytes`: what was copied from CUDA devices to be sent, and of sums to them.
     - `connections`: connections to servers that were made, again after a loss included.
     - `shm_connections`: those of them that go through shared memory, to servers on this machine.
     - `handles_live`: operations that have not ended.

@@ -6,7 +6,7 @@ use gradlane_core::{Error, Result};
 use pyo3::prelude::*;
 
 use crate::errors;
-use crate::lent::{length, region};
+use crate::lent::{Lender, length};
 
 /// Names, dtypes and shapes of tensors that are submitted together. Belongs to no session, and to no memory.
 #[pyclass(frozen, module = "gradlane._core")]
@@ -41,28 +41,46 @@ impl Batch {
         &self.batch
     }
 
-    /// The memory at these addresses, one for each tensor; `priority` is that of the first, and each one after it has one less.
+    /// The memory that `lender` makes of these addresses, one for each tensor; `priority` is that of the first, and each one after it has
+    /// one less. `streams` are those of the sources, then those of the destinations unless these are the same memory, or none at all.
     ///
     /// # Errors
-    /// If there are more of them, or fewer.
-    pub(crate) fn lent(&self, sources: &[usize], destinations: &[usize], priority: i32) -> Result<Vec<Member>> {
-        if [sources.len(), destinations.len()] != [self.lengths.len(); 2] {
+    /// If there are more of them, or fewer, and those of the lender.
+    pub(crate) fn lent(
+        &self,
+        mut lender: Lender<'_>,
+        sources: &[usize],
+        destinations: Option<&[usize]>,
+        streams: &[Option<u64>],
+        priority: i32,
+    ) -> Result<Vec<Member>> {
+        let tensors = self.lengths.len();
+        let targets = destinations.unwrap_or(sources);
+        let sides = if destinations.is_some() { 2 } else { 1 };
+        if [sources.len(), targets.len()] != [tensors; 2] || ![0, sides * tensors].contains(&streams.len()) {
             return Err(Error::InvalidArgument {
                 what: format!(
-                    "{} and {} addresses for {} tensors",
+                    "{} and {} addresses and {} streams for {tensors} tensors",
                     sources.len(),
-                    destinations.len(),
-                    self.lengths.len()
+                    targets.len(),
+                    streams.len()
                 ),
                 hint: "give one for each".to_owned(),
             });
         }
-        let each = sources.iter().zip(destinations).zip(&self.lengths).zip(0..);
-        let member = |(((source, destination), bytes), position): (((&usize, &usize), &usize), i32)| Member {
-            source: region(*source, *bytes).into(),
-            destination: region(*destination, *bytes).into(),
-            priority: Priority(priority.saturating_sub(position)),
-        };
-        Ok(each.map(member).collect())
+        let (begin, end) = streams.split_at(streams.len().min(tensors));
+        let stream = |of: &[Option<u64>], index: usize| of.get(index).copied().flatten();
+        let each = sources.iter().zip(targets).zip(&self.lengths).zip(0..);
+        let member =
+            |(index, (((source, destination), bytes), position)): (usize, (((&usize, &usize), &usize), i32))| {
+                let from = stream(begin, index);
+                let to = if destinations.is_some() { stream(end, index) } else { from };
+                Ok(Member {
+                    source: lender.lend(*source, *bytes, from)?,
+                    destination: lender.lend(*destination, *bytes, to)?,
+                    priority: Priority(priority.saturating_sub(position)),
+                })
+            };
+        each.enumerate().map(member).collect()
     }
 }

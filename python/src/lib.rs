@@ -5,7 +5,10 @@
 
 use pyo3::prelude::*;
 
+mod alone;
 mod batch;
+mod copies;
+mod devices;
 mod embedded;
 mod errors;
 mod fork;
@@ -25,5 +28,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<handle::Handle>()?;
     module.add_class::<batch::Batch>()?;
     module.add_class::<embedded::Embedded>()?;
+    module.add_function(wrap_pyfunction!(copies::copy_seconds, module)?)?;
     launch::register(module)
 }

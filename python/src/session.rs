@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use gradlane_core::engine::{
-    self, BatchSubmission, Engine, EngineOptions, Member, Submission, Thread, Timeline, process,
-};
+use gradlane_core::device::Device;
+use gradlane_core::engine::{self, BatchSubmission, Engine, EngineOptions, Member, Submission, Thread, process};
 use gradlane_core::mem::Copies;
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads::Roads;
@@ -17,11 +16,13 @@ use gradlane_core::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::alone::Alone;
 use crate::batch::Batch;
+use crate::devices::devices;
 use crate::errors;
 use crate::fork::OwnProcess;
 use crate::handle::Handle;
-use crate::lent::{length, region};
+use crate::lent::{Lender, length};
 use crate::owners::Owners;
 use crate::settings::config;
 use crate::wait::{SLICE, duration, wait_interruptibly};
@@ -36,12 +37,7 @@ pub(crate) struct Session {
 
 enum Place {
     Joined(Box<Engine>),
-    /// The only worker of its job: every reduction is a copy.
-    Alone {
-        handles: AtomicU64,
-        closed: AtomicBool,
-        timeline: Timeline,
-    },
+    Alone(Alone),
 }
 
 /// Ids of ended operations, for a completion thread. Nothing is noted before somebody asked once.
@@ -80,13 +76,7 @@ impl Session {
     #[staticmethod]
     fn local(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<Self> {
         // Most settings mean nothing here, but a typing error in one should show in a trial run on a laptop.
-        let alone = config(&settings).and_then(|config| {
-            let timeline = Timeline::new(engine::Clock::start(), config.timeline_bytes_max);
-            if let Some(place) = &config.timeline {
-                timeline.start(place, WorkerId(0))?;
-            }
-            Ok(Place::Alone { handles: AtomicU64::new(1), closed: AtomicBool::new(false), timeline })
-        });
+        let alone = config(&settings).and_then(|config| Ok(Place::Alone(Alone::new(&config, devices(&config))?)));
         alone.map(Self::new).map_err(|error| errors::raise(py, &error))
     }
 
@@ -94,7 +84,7 @@ impl Session {
     fn rank(&self) -> u32 {
         match &*self.place {
             Place::Joined(engine) => engine.rank().0,
-            Place::Alone { .. } => 0,
+            Place::Alone(_) => 0,
         }
     }
 
@@ -102,7 +92,7 @@ impl Session {
     fn size(&self) -> u32 {
         match &*self.place {
             Place::Joined(engine) => engine.size(),
-            Place::Alone { .. } => 1,
+            Place::Alone(_) => 1,
         }
     }
 
@@ -120,14 +110,15 @@ impl Session {
             .collect::<Result<Vec<_>>>();
         let outcome = specs.and_then(|specs| match &*self.place {
             Place::Joined(engine) => py.detach(|| engine.declare(specs, fuse, timeout.map(duration))),
-            Place::Alone { .. } => Ok(()),
+            Place::Alone(_) => Ok(()),
         });
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
     /// Submits a reduction. `source` and `destination` are addresses of as many bytes as the shape says, kept valid by `owner`. With
-    /// `waits` the caller is about to wait for it, and does meanwhile what it can do itself.
-    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner, waits = false))]
+    /// `waits` the caller is about to wait for it, and does meanwhile what it can do itself. The memory is that of `device`, or the host's;
+    /// `streams` are those whose work so far comes before source and destination are touched.
+    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner, waits = false, device = None, streams = (None, None)))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per tensor")]
     fn submit(
         &self,
@@ -144,32 +135,36 @@ impl Session {
         timeout: Option<f64>,
         owner: Py<PyAny>,
         waits: bool,
+        device: Option<u16>,
+        streams: (Option<u64>, Option<u64>),
     ) -> PyResult<Handle> {
         self.owners.release(py);
-        let submission = reduction(op, root).and_then(|op| {
+        let submission = || {
+            let op = reduction(op, root)?;
             let tensor = TensorSpec { name, dtype: dtype.parse()?, shape };
             let bytes = length(&tensor)?;
-            let (source, destination) = (region(source, bytes).into(), region(destination, bytes).into());
+            let mut lender = Lender::new(self.place.devices(), device);
+            let (from, to) = streams;
+            let (source, destination) = (lender.lend(source, bytes, from)?, lender.lend(destination, bytes, to)?);
             let (priority, timeout) = (Priority(priority), timeout.map(duration));
             Ok(Submission { tensor, source, destination, op, weight, priority, timeout })
-        });
-        let submission = submission.map_err(|error| errors::raise(py, &error))?;
-        let inner = match &*self.place {
-            Place::Joined(engine) => self.hand_in(py, owner, |ended| match waits {
-                // No longer than a slice of any wait, so that Ctrl-C is seen.
-                true => engine.begin_to_reduce(submission, SLICE, ended),
-                false => engine.push_pull(submission, ended),
-            }),
-            Place::Alone { handles, closed, .. } => alone(handles, closed, [submission]),
         };
+        let inner = self.hand_in(py, owner, |ended| match &*self.place {
+            Place::Joined(engine) => match waits {
+                // No longer than a slice of any wait, so that Ctrl-C is seen.
+                true => engine.begin_to_reduce(submission()?, SLICE, ended),
+                false => engine.push_pull(submission()?, ended),
+            },
+            Place::Alone(alone) => alone.reduce(vec![submission()?], ended),
+        });
         let inner = inner.map_err(|error| errors::raise(py, &error))?;
         Ok(Handle { inner, owners: Arc::clone(&self.owners) })
     }
 
     /// Submits the reduction of all tensors of a batch at once. `sources` and `destinations`, unless it is in place, are addresses in the
-    /// batch's order, of as many bytes as each shape says, kept valid by `owner`; the first tensor has `priority`, each one after it one less. `waits` as for
-    /// `submit`.
-    #[pyo3(signature = (batch, sources, destinations, op, root, weight, priority, timeout, owner, waits = false))]
+    /// batch's order, of as many bytes as each shape says, kept valid by `owner`; the first tensor has `priority`, each one after it one less. `waits` and
+    /// `device` as for `submit`; `streams` are those of the sources, then those of the destinations if there are any, or none at all.
+    #[pyo3(signature = (batch, sources, destinations, op, root, weight, priority, timeout, owner, waits = false, device = None, streams = Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per batch")]
     fn submit_all(
         &self,
@@ -184,29 +179,33 @@ impl Session {
         timeout: Option<f64>,
         owner: Py<PyAny>,
         waits: bool,
+        device: Option<u16>,
+        streams: Vec<Option<u64>>,
     ) -> PyResult<Handle> {
         self.owners.release(py);
-        let members = reduction(op, root)
-            .and_then(|op| Ok((op, batch.lent(&sources, destinations.as_ref().unwrap_or(&sources), priority)?)));
-        let (op, members) = members.map_err(|error| errors::raise(py, &error))?;
-        let timeout = timeout.map(duration);
-        let inner = match &*self.place {
-            Place::Joined(engine) => {
-                let submission = BatchSubmission { batch: batch.of(), members, op, weight, timeout };
-                self.hand_in(py, owner, |ended| match waits {
-                    true => engine.begin_to_reduce_all(submission, SLICE, ended),
-                    false => engine.push_pull_all(submission, ended),
-                })
+        let (batch, timeout) = (&*batch, timeout.map(duration));
+        let inner = self.hand_in(py, owner, |ended| {
+            let op = reduction(op, root)?;
+            let lender = Lender::new(self.place.devices(), device);
+            let members = batch.lent(lender, &sources, destinations.as_deref(), &streams, priority)?;
+            match &*self.place {
+                Place::Joined(engine) => {
+                    let submission = BatchSubmission { batch: batch.of(), members, op, weight, timeout };
+                    match waits {
+                        true => engine.begin_to_reduce_all(submission, SLICE, ended),
+                        false => engine.push_pull_all(submission, ended),
+                    }
+                }
+                Place::Alone(alone) => {
+                    let each = batch.of().tensors().iter().zip(members);
+                    let each = each.map(|(tensor, Member { source, destination, priority })| {
+                        let tensor = tensor.clone();
+                        Submission { tensor, source, destination, op, weight, priority, timeout }
+                    });
+                    alone.reduce(each.collect(), ended)
+                }
             }
-            Place::Alone { handles, closed, .. } => {
-                let each = batch.of().tensors().iter().zip(members);
-                let each = each.map(|(tensor, Member { source, destination, priority })| {
-                    let tensor = tensor.clone();
-                    Submission { tensor, source, destination, op, weight, priority, timeout }
-                });
-                alone(handles, closed, each)
-            }
-        };
+        });
         let inner = inner.map_err(|error| errors::raise(py, &error))?;
         Ok(Handle { inner, owners: Arc::clone(&self.owners) })
     }
@@ -218,7 +217,7 @@ impl Session {
                 let handle = engine.arrive(name, timeout.map(duration));
                 wait_interruptibly(py, None, |slice| handle.wait(Some(slice)))?
             }
-            Place::Alone { .. } => Ok(()),
+            Place::Alone(_) => Ok(()),
         };
         outcome.map_err(|error| errors::raise(py, &error))
     }
@@ -230,7 +229,7 @@ impl Session {
         let snapshot = match &*self.place {
             Place::Joined(engine) => engine.metrics().snapshot(),
             // Nothing travels; the names are there all the same.
-            Place::Alone { .. } => engine::Metrics::default().snapshot(),
+            Place::Alone(_) => engine::Metrics::default().snapshot(),
         };
         let count = |name| snapshot.iter().find(|(counter, _)| *counter == name).map_or(0, |(_, value)| *value);
         counters.set_item("handles_live", count("submissions").saturating_sub(count("resolved")))?;
@@ -244,7 +243,7 @@ impl Session {
     fn layout(&self) -> String {
         match &*self.place {
             Place::Joined(engine) => engine.layout(),
-            Place::Alone { .. } => String::new(),
+            Place::Alone(_) => String::new(),
         }
     }
 
@@ -252,7 +251,7 @@ impl Session {
     fn start_timeline(&self, py: Python<'_>, place: PathBuf) -> PyResult<PathBuf> {
         let started = match &*self.place {
             Place::Joined(engine) => py.detach(|| engine.start_timeline(&place)),
-            Place::Alone { timeline, .. } => timeline.start(&place, WorkerId(0)),
+            Place::Alone(alone) => alone.timeline().start(&place, WorkerId(0)),
         };
         started.map_err(|error| errors::raise(py, &error))
     }
@@ -261,7 +260,7 @@ impl Session {
     fn stop_timeline(&self, py: Python<'_>) {
         py.detach(|| match &*self.place {
             Place::Joined(engine) => engine.stop_timeline(),
-            Place::Alone { timeline, .. } => timeline.stop(),
+            Place::Alone(alone) => alone.timeline().stop(),
         });
     }
 
@@ -269,7 +268,7 @@ impl Session {
     fn record_span(&self, thread: u64, thread_name: &str, name: &str, start_ns: u64, end_ns: u64) {
         let timeline = match &*self.place {
             Place::Joined(engine) => engine.timeline(),
-            Place::Alone { timeline, .. } => timeline,
+            Place::Alone(alone) => alone.timeline(),
         };
         timeline.record(Thread { id: thread, name: thread_name }, name, start_ns, end_ns);
     }
@@ -289,9 +288,8 @@ impl Session {
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let outcome = match &*self.place {
             Place::Joined(engine) => py.detach(|| engine.shutdown(duration(timeout))),
-            Place::Alone { closed, timeline, .. } => {
-                closed.store(true, Ordering::Relaxed);
-                timeline.stop();
+            Place::Alone(alone) => {
+                py.detach(|| alone.leave());
                 Ok(())
             }
         };
@@ -328,6 +326,16 @@ impl Session {
     }
 }
 
+impl Place {
+    /// What reaches the devices of this process.
+    fn devices(&self) -> &dyn Device {
+        match self {
+            Self::Joined(engine) => &**engine.device().expect("given to the engine when it joined"),
+            Self::Alone(alone) => &**alone.devices(),
+        }
+    }
+}
+
 fn join_job(
     join: &str,
     rank: Option<u32>,
@@ -340,6 +348,7 @@ fn join_job(
     let join: JoinString = join.parse()?;
     let credentials = Arc::new(Credentials::enroll(&join, Role::Worker, patience)?);
     let copies = Copies::default();
+    let devices = devices(&config);
     let transport = Roads::new(&config, &credentials, &copies)?;
     let member = gradlane_core::cluster::MemberConfig {
         requested: rank,
@@ -355,7 +364,7 @@ fn join_job(
         credentials,
         transport: Arc::new(transport),
         copies,
-        device: None,
+        device: Some(devices),
     })
 }
 
@@ -375,19 +384,4 @@ fn reduction(op: &str, root: u32) -> Result<Op> {
             });
         }
     })
-}
-
-fn alone(
-    handles: &AtomicU64,
-    closed: &AtomicBool,
-    submissions: impl IntoIterator<Item = Submission>,
-) -> Result<engine::Handle> {
-    if closed.load(Ordering::Relaxed) {
-        return Err(Error::FailedPrecondition {
-            what: "the session was shut down".to_owned(),
-            hint: "call init() again".to_owned(),
-        });
-    }
-    let id = handles.fetch_add(1, Ordering::Relaxed);
-    engine::reduce_alone(id, submissions.into_iter().collect(), None, |_| {})
 }

@@ -130,7 +130,7 @@ def test_what_is_no_buffer_is_refused(value):
         _buffers.locate(value, writable=True)
 
 
-def test_device_memory_is_not_supported_yet():
+def test_memory_of_other_kinds_is_not_supported():
     torch = pytest.importorskip("torch")
     from gradlane.torch import _tensors
 

@@ -141,3 +141,8 @@ def wait_for_a_server(place, env):
 
 def run(place, env, program, *arguments):
     return run_all([([place / "venv/bin" / program, *arguments], env)], timeout=60.0, cwd=place)[0]
+
+
+def test_the_native_module_looks_for_nccl_in_nvidia_s_wheel_beside_it(place):
+    native = next((place / "venv").glob("lib/python*/site-packages/gradlane/_core*.so"))
+    assert b"$ORIGIN/../nvidia/nccl/lib" in native.read_bytes()

@@ -1,4 +1,4 @@
-"""Gradlane for PyTorch: tensors in and out, on the CPU.
+"""Gradlane for PyTorch: tensors in and out, on CUDA devices and on the CPU.
 
     import gradlane.torch as gl
 

@@ -18,7 +18,6 @@ import torch
 
 from gradlane import _session, timeline
 from gradlane._handle import Handle
-from gradlane._operations import declare_places
 from gradlane._reduction import ReduceOp
 from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from gradlane.torch import _tensors
@@ -94,8 +93,8 @@ class Deferred:
         self._is_complete = False
         self._failure: Exception | None = None
         for slot in self._slots:
-            _tensors.check_host(slot.parameter)
-        declare_places(_session.session(), map(self._place, self._slots), fuse=True, timeout=None)
+            _tensors.check_place(slot.parameter)
+        _tensors.declare_tensors(_session.session(), map(self._described, self._slots), fuse=True, timeout=None)
 
     def begin(self) -> None:
         """Notes that a training forward pass is under way."""
@@ -359,7 +358,7 @@ class Deferred:
                         "would not be averaged; remove() it and make it again"
                     )
 
-    def _place(self, slot: _Slot) -> tuple[str, str, tuple[int, ...]]:
-        dtype = _tensors.dtype_name(self._compression.wire_dtype(slot.parameter.dtype))
-        return f"{self._namespace}/{slot.name}", dtype, tuple(slot.parameter.shape)
+    def _described(self, slot: _Slot) -> tuple[str, torch.dtype, torch.Tensor]:
+        wire = self._compression.wire_dtype(slot.parameter.dtype)
+        return f"{self._namespace}/{slot.name}", wire, slot.parameter
 

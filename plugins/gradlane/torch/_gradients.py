@@ -18,7 +18,6 @@ import torch
 
 from gradlane import _session
 from gradlane._handle import Handle
-from gradlane._operations import declare_places
 from gradlane._reduction import ReduceOp
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnusedParametersError
 from gradlane.torch import _tensors
@@ -88,8 +87,8 @@ class Gradients:
         self._failure: Exception | None = None
         dense = [slot for i, slot in enumerate(self._slots) if i not in self._gathered]
         for slot in self._slots:
-            _tensors.check_host(slot.parameter)
-        declare_places(_session.session(), map(self._place, dense), fuse=True, timeout=None)
+            _tensors.check_place(slot.parameter)
+        _tensors.declare_tensors(_session.session(), map(self._described, dense), fuse=True, timeout=None)
 
     def mark_used(self, position: int) -> None:
         """Notes that the parameter has a gradient which is not to be sent yet."""
@@ -135,6 +134,7 @@ class Gradients:
         if self._failure is not None:
             raise self._failure
         try:
+            # On the CPU, where it is made and read, whatever devices the parameters are on.
             used = torch.tensor([slot.used for slot in self._slots], dtype=torch.uint8)
             counts = self._wait(used)
         except Exception as error:
@@ -184,9 +184,9 @@ class Gradients:
             gradient = parameter.grad = gradient.to_dense()
         slot.transfer = reduce_in_place(gradient, name, self._op, priority=slot.priority, compression=self._compression)
 
-    def _place(self, slot: _Slot) -> tuple[str, str, tuple[int, ...]]:
-        dtype = _tensors.dtype_name(self._compression.wire_dtype(slot.parameter.dtype))
-        return f"{self._namespace}/{slot.name}", dtype, tuple(slot.parameter.shape)
+    def _described(self, slot: _Slot) -> tuple[str, torch.dtype, torch.Tensor]:
+        wire = self._compression.wire_dtype(slot.parameter.dtype)
+        return f"{self._namespace}/{slot.name}", wire, slot.parameter
 
     def _unused(self, used: torch.Tensor) -> UnusedParametersError:
         """Asks all workers, who all come here, which parameters each of them used."""
@@ -210,8 +210,8 @@ class Gradients:
 def _as_sparse(gradient: torch.Tensor | None, parameter: torch.nn.Parameter) -> torch.Tensor:
     if gradient is None:
         return torch.sparse_coo_tensor(
-            torch.empty((1, 0), dtype=torch.int64),
-            torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype),
+            torch.empty((1, 0), dtype=torch.int64, device=parameter.device),
+            torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device),
             parameter.shape,
         )
     # A weight that is shared by a sparse embedding and a dense layer gets a dense gradient.

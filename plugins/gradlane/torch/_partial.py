@@ -97,8 +97,9 @@ def _modes_of_a_step() -> Iterator[None]:
     with contextlib.ExitStack() as modes:
         if torch.is_inference_mode_enabled():
             modes.enter_context(torch.inference_mode(False))
-        if torch.is_autocast_enabled("cpu"):
-            modes.enter_context(torch.autocast("cpu", enabled=False))
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                modes.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 

@@ -1,7 +1,8 @@
 """Sums sparse gradients by gathering everybody's indices and values.
 
 What travels is proportional to the rows that were touched. With many workers or dense access a dense sum is cheaper;
-the wrappers' `sparse="dense"` does that instead.
+the wrappers' `sparse="dense"` does that instead. A gradient on a CUDA device goes through the host's memory, for which
+its stream is waited for: how many rows there are is known only then.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SparseTransfer:
         if op not in (Average, Sum):
             raise InvalidArgumentError(f"sparse gradients have no {op.name}; use Average or Sum, or dense gradients")
         gradient = gradient.detach().coalesce()
-        self._shape, self._dtype = gradient.shape, gradient.dtype
+        self._shape, self._dtype, self._device = gradient.shape, gradient.dtype, gradient.device
         self._sparse_dim = gradient.sparse_dim()
         self._divisor = _session.size() if op is Average else 1
         self._gathering = Gathering(_bytes(gradient.indices()) + _bytes(gradient.values()), name)
@@ -47,7 +48,8 @@ class SparseTransfer:
         parts = [self._parse(handle.wait()) for handle in self._handles]
         indices = torch.cat([indices for indices, _ in parts], dim=1)
         values = torch.cat([values for _, values in parts])
-        return torch.sparse_coo_tensor(indices, values / self._divisor, self._shape, dtype=self._dtype).coalesce()
+        indices, values = indices.to(self._device), (values / self._divisor).to(self._device)
+        return torch.sparse_coo_tensor(indices, values, self._shape, dtype=self._dtype).coalesce()
 
     def _parse(self, content: memoryview) -> tuple[torch.Tensor, torch.Tensor]:
         row_shape = self._shape[self._sparse_dim :]
@@ -64,5 +66,5 @@ class SparseTransfer:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    tensor = tensor.contiguous()
+    tensor = tensor.cpu().contiguous()
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()) if tensor.numel() else b""

@@ -1,12 +1,21 @@
-"""Where a PyTorch tensor lies, the short way: no DLPack capsule, and bfloat16 too."""
+"""Where a PyTorch tensor lies, the short way: no DLPack capsule, and bfloat16 too.
+
+A tensor on a CUDA device is read when what the calling thread's current stream of that device has to do by now is done:
+that is the stream which has made the tensor, also in autograd's hooks, which run under the stream of their backward
+pass. A handle resolves when the host has seen the result land, so whatever is submitted after `wait()`, to whatever
+stream, sees it; and since the tensor is held until then, its allocator need not know of the engine's streams.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from gradlane._buffers import HostBuffer, check_dtype
+from gradlane import _core
+from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer, check_dtype
 from gradlane._handle import Handle
-from gradlane._operations import submit
+from gradlane._operations import by_device, declare_places, submit
 from gradlane._reduction import NativeOp
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 
@@ -16,35 +25,68 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def locate(tensor: torch.Tensor) -> HostBuffer:
+def locate(tensor: torch.Tensor) -> Buffer:
     """Finds the memory of a contiguous tensor.
 
     Raises:
         InvalidArgumentError: sparse, not contiguous, or of an element type that cannot be reduced.
-        UnsupportedError: not in host memory.
+        UnsupportedError: neither in host memory nor on a CUDA device.
     """
-    check_host(tensor)
+    check_place(tensor)
     if not tensor.is_contiguous():
         raise InvalidArgumentError(
             f"the tensor of shape {list(tensor.shape)} is not contiguous; reduce tensor.contiguous()"
         )
-    return HostBuffer(tensor.data_ptr(), check_dtype(dtype_name(tensor.dtype)), tuple(tensor.shape), tensor)
+    dtype, shape = check_dtype(dtype_name(tensor.dtype)), tuple(tensor.shape)
+    device = device_of(tensor)
+    if device is None:
+        return HostBuffer(tensor.data_ptr(), dtype, shape, tensor)
+    return DeviceBuffer(tensor.data_ptr(), dtype, shape, tensor, device, stream_of(device))
 
 
-def check_host(tensor: torch.Tensor) -> None:
-    """Raises unless `tensor` is a dense tensor in host memory."""
+def check_place(tensor: torch.Tensor) -> None:
+    """Raises unless `tensor` is a dense tensor in host memory or on a CUDA device."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(
             f"{type(tensor).__name__} is not a torch.Tensor; gradlane.push_pull takes other buffers"
         )
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise UnsupportedError(
-            f"the tensor is on {tensor.device}; this version reduces host memory only, use tensor.cpu()"
+            f"the tensor is on {tensor.device}; tensors on the CPU and on CUDA devices are reduced, use tensor.cpu()"
         )
     if tensor.layout is not torch.strided:
         raise InvalidArgumentError(
             f"a tensor of layout {tensor.layout} cannot be reduced as it is; use to_dense(), or sparse= of the wrappers"
         )
+
+
+def device_of(tensor: torch.Tensor) -> int | None:
+    """The ordinal of the CUDA device that `tensor` is on; None for host memory."""
+    return tensor.get_device() if tensor.is_cuda else None
+
+
+def stream_of(device: int) -> int:
+    """The handle of the stream that this thread presently submits work to."""
+    handle: int = torch.cuda.current_stream(device).cuda_stream
+    return handle
+
+
+def land(reduced: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copies a result to where it belongs, in the current stream of its device."""
+    tensor.copy_(reduced)
+    if reduced.is_cuda:
+        # Unlike the engine's, this copy is not over when `reduced` is given up, and its memory belongs to the stream it was
+        # made in. Nothing happens if that is this one.
+        reduced.record_stream(torch.cuda.current_stream(reduced.get_device()))
+
+
+def declare_tensors(
+    session: _core.Session, named: Iterable[tuple[str, torch.dtype, torch.Tensor]], *, fuse: bool, timeout: float | None
+) -> None:
+    """Declares names with element types and the shapes of tensors; what lies on one device, or on the host, together."""
+    for group in by_device(named, lambda member: device_of(member[2])):
+        places = ((name, dtype_name(dtype), tuple(tensor.shape)) for name, dtype, tensor in group)
+        declare_places(session, places, fuse=fuse, timeout=timeout)
 
 
 def submit_in_place(
@@ -82,7 +124,12 @@ def submit_bits(
     handle = submit_in_place(wire, name, "broadcast", root=root, timeout=timeout, waits=waits)
     if dense.data_ptr() == tensor.data_ptr():
         return handle.then(lambda _: tensor)
-    return handle.then(lambda _: tensor.copy_(dense))
+
+    def back(_: torch.Tensor) -> torch.Tensor:
+        land(dense, tensor)
+        return tensor
+
+    return handle.then(back)
 
 
 def bits(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -91,7 +138,7 @@ def bits(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     A broadcast keeps bits, so what the engine cannot add (bool, complex, int16, float8) travels as uint8. The second is
     contiguous: if it lies elsewhere than the third it is to be copied back.
     """
-    check_host(tensor)
+    check_place(tensor)
     tensor = tensor.detach()
     dense = tensor.contiguous()
     return (dense if is_reducible(dense.dtype) else dense.reshape(-1).view(torch.uint8)), dense, tensor

@@ -65,6 +65,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     is_root = _session.rank() == check_root(root_rank)
     tensors: list[torch.Tensor] = []
     outline = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
+    # Through host memory: where a worker's state belongs is known only when it is loaded, which moves it there.
+    tensors = [tensor.cpu() for tensor in tensors]
     outline, slots = broadcast_object((outline, [_Slot.of(t) for t in tensors]), root_rank, f"{prefix}outline")
     if not is_root:
         tensors = [slot.empty() for slot in slots]

@@ -66,7 +66,7 @@ def CrossBarrier(
     gives the plain optimizer back.
 
     Args:
-        model: its modules wait; holds all parameters of the optimizer, on the CPU.
+        model: its modules wait; holds all parameters of the optimizer, on CUDA devices or the CPU.
         optimizer: any torch optimizer that treats each parameter by itself, as all but LBFGS do.
         named_parameters: names parameters in errors; None takes those of `model`.
         compression: the element type on the wire.

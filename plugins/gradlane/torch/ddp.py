@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gradlane._reduction import Average
-from gradlane.errors import InvalidArgumentError, UnsupportedError
+from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _names, _tensors
 from gradlane.torch._gradients import Gradients, Priority, SparsePolicy, forward_order
 from gradlane.torch.broadcast import broadcast_tensors
@@ -50,8 +50,9 @@ class DistributedDataParallel(nn.Module):
         """Broadcasts parameters and buffers of rank 0 and declares the gradients.
 
         Args:
-            module: on the CPU. Parameters with `requires_grad=False` are left alone.
-            device_ids: accepted for scripts written for PyTorch's class; must be None or empty.
+            module: on CUDA devices, on the CPU or on both. Parameters with `requires_grad=False` are left alone.
+            device_ids: the one CUDA device that the whole module is on; inputs are brought there then. None or empty leaves
+                inputs where they are, as a module on several devices needs it.
             broadcast_buffers: whether buffers of rank 0 replace those of the others before each training forward pass.
             find_unused_parameters: whether a parameter may get no gradient. If so, workers that have none contribute
                 zeros where another has one; else all raise UnusedParametersError, which names parameters and ranks.
@@ -62,14 +63,12 @@ class DistributedDataParallel(nn.Module):
             name: goes before the names of the tensors; needed only where workers make wrappers in different orders.
         Raises:
             MismatchError: a worker's module has a parameter of another dtype or shape (both are named).
-            UnsupportedError: the module is not on the CPU.
+            UnsupportedError: a parameter is neither on the CPU nor on a CUDA device.
+            InvalidArgumentError: nothing is to be averaged, or `device_ids` is not where the module is.
         """
         super().__init__()
         del bucket_cap_mb
-        if device_ids:
-            raise UnsupportedError(
-                f"device_ids={list(device_ids)}: this version averages on the CPU; leave device_ids out"
-            )
+        self._device = _only_device(module, device_ids)
         self.module = module
         self._namespace = _names.namespace("ddp", name)
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
@@ -101,6 +100,8 @@ class DistributedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Runs the module."""
+        if self._device is not None:
+            inputs, keywords = _moved(inputs, self._device), _moved(keywords, self._device)
         if not torch.is_grad_enabled():
             return self.module(*inputs, **keywords)
         self._backward_runs = False  # the end of a backward pass that raised was never announced
@@ -167,6 +168,35 @@ def _sparse_positions(module: nn.Module, named: Sequence[tuple[str, nn.Parameter
     """Positions of the weights that get sparse gradients; a worker that happens to use none must know them too."""
     weights = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
     return frozenset(i for i, (_, parameter) in enumerate(named) if id(parameter) in weights)
+
+
+def _only_device(module: nn.Module, device_ids: Sequence[object] | None) -> torch.device | None:
+    """The device that inputs are brought to, if `device_ids` names one, which is that of the whole module."""
+    if not device_ids:
+        return None
+    wanted = [torch.device("cuda", d) if isinstance(d, int) else torch.device(str(d)) for d in device_ids]
+    present = {parameter.device for parameter in module.parameters()}
+    if present != set(wanted):
+        raise InvalidArgumentError(
+            f"device_ids={list(device_ids)}, but the module is on {', '.join(sorted(map(str, present)))}; give the one device "
+            "that the module is on, or leave device_ids out"
+        )
+    return wanted[0]
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """The same with all tensors in it on `device`."""
+    match value:
+        case torch.Tensor():
+            return value.to(device, non_blocking=True)
+        case dict():
+            return {key: _moved(item, device) for key, item in value.items()}
+        case tuple() if hasattr(value, "_fields"):
+            return type(value)(*[_moved(item, device) for item in value])
+        case list() | tuple():
+            return type(value)([_moved(item, device) for item in value])
+        case _:
+            return value
 
 
 def _tensors_in(output: Any) -> Iterator[torch.Tensor]:

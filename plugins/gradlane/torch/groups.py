@@ -60,7 +60,8 @@ def grouped_push_pull(tensors: Sequence[torch.Tensor], name: str | Sequence[str]
     reduce together in every round what was reduced together once.
 
     Args:
-        tensors: as for `push_pull`; of any shapes and element types, the same on all workers.
+        tensors: as for `push_pull`; of any shapes and element types, the same on all workers. They may be on several
+            devices; those of one device, or of the host, share messages among themselves.
         name: a name for each, or one for all: tensor number i is then called `name.i`. Equal on all workers.
         op: as for `push_pull`, for all of them; so are `average`, `weight`, `compression` and `timeout`.
         priority: that of the first; each one after it is less urgent by 1.
@@ -68,7 +69,7 @@ def grouped_push_pull(tensors: Sequence[torch.Tensor], name: str | Sequence[str]
         MismatchError: a worker used one of the names with another dtype, shape or op (both are named).
         StallError: some workers did not contribute in time (they are named).
         InvalidArgumentError: one of the tensors cannot be reduced, or a name comes twice; nothing was sent then.
-        UnsupportedError: one of the tensors is not on the CPU; nothing was sent then.
+        UnsupportedError: one of the tensors is neither on the CPU nor on a CUDA device; nothing was sent then.
     """
     return _begin(True, _copies(tensors, name), name, **options).wait()
 
@@ -128,16 +129,27 @@ def _submit(
         dtypes = tuple([located(name, _tensors.locate, wire).dtype for name, wire in zip(names, wires, strict=True)])
     shapes = tuple([wire.shape for wire in wires])
     addresses = [wire.data_ptr() for wire in wires]
+    devices, streams = _places(wires)
+    options |= {"devices": devices, "streams": streams}
     handle = submit_all(names, dtypes, shapes, addresses, None, op, owner=wires, result=result, **options)
     if not backs:
         return handle
 
     def land(reduced: T) -> T:
         for tensor, wire in backs:
-            tensor.copy_(wire)
+            _tensors.land(wire, tensor)
         return reduced
 
     return handle.then(land)
+
+
+def _places(wires: list[torch.Tensor]) -> tuple[list[int | None], list[int | None]]:
+    """The device of each tensor and the stream it is made in; nothing where all are in host memory."""
+    if not any([wire.is_cuda for wire in wires]):
+        return [], []
+    devices = [_tensors.device_of(wire) for wire in wires]
+    streams = {device: _tensors.stream_of(device) for device in set(devices) if device is not None}
+    return devices, [None if device is None else streams[device] for device in devices]
 
 
 def _wires(
@@ -146,7 +158,9 @@ def _wires(
     """What is sent for each tensor, itself if possible, and what is copied to which afterwards."""
     strided, kind = torch.strided, torch.Tensor
     # All of them at a glance first: a look at a small tensor costs as much as everything else that is done with it.
-    plain = [t.is_contiguous() for t in tensors if isinstance(t, kind) and t.is_cpu and t.layout is strided]
+    plain = [
+        t.is_contiguous() for t in tensors if isinstance(t, kind) and (t.is_cpu or t.is_cuda) and t.layout is strided
+    ]
     if compression.wire is None and len(plain) == len(tensors) and all(plain):
         return tensors, []
     wires = [located(name, _wire, tensor, compression) for name, tensor in zip(names, tensors, strict=True)]
@@ -155,7 +169,7 @@ def _wires(
 
 
 def _wire(tensor: torch.Tensor, compression: Compressor) -> torch.Tensor:
-    _tensors.check_host(tensor)
+    _tensors.check_place(tensor)
     return compression.compress(tensor.detach()).contiguous()
 
 

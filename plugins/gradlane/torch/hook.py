@@ -87,12 +87,17 @@ def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures
         # Rows are gathered at once: how many there are is known only when all have said it.
         transfer = SparseTransfer(buffer, name, Average)
         transfer.exchange()
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done: torch.futures.Future[torch.Tensor] = _future(buffer.device)
         done.set_result(transfer.wait())
         return done
     return _Completions.of_this_job().future(
-        lambda: reduce_in_place(buffer, name, Average, priority=priority, compression=state.compression)
+        lambda: reduce_in_place(buffer, name, Average, priority=priority, compression=state.compression), buffer.device
     )
+
+
+def _future(device: torch.device) -> torch.futures.Future[Any]:
+    """A future of a tensor on this device: one for CUDA has whoever waits for it wait for the copies in its callbacks too."""
+    return torch.futures.Future(devices=[device] if device.type == "cuda" else None)
 
 
 class _Completions:
@@ -119,9 +124,11 @@ class _Completions:
         self._thread = threading.Thread(target=self._run, name="gradlane-completions", daemon=True)
         self._thread.start()
 
-    def future(self, start: Callable[[], Handle[torch.Tensor]]) -> torch.futures.Future[torch.Tensor]:
-        """A future of the operation that `start` begins."""
-        arrived: torch.futures.Future[Any] = torch.futures.Future()
+    def future(
+        self, start: Callable[[], Handle[torch.Tensor]], device: torch.device
+    ) -> torch.futures.Future[torch.Tensor]:
+        """A future of the operation that `start` begins, on a tensor on `device`."""
+        arrived = _future(device)
         # Under the lock the operation may end, but not be looked up before it is entered.
         with self._lock:
             handle = start()

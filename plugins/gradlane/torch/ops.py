@@ -14,7 +14,7 @@ import torch
 
 from gradlane import _session
 from gradlane._handle import Handle
-from gradlane._operations import check_name, check_root, declare_places
+from gradlane._operations import check_name, check_root
 from gradlane._reduction import Average, ReduceOp, Sum, resolve
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
@@ -72,7 +72,8 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
     """Average `tensor` over all workers into a new tensor. Differentiable: the gradient is reduced the same way.
 
     Args:
-        tensor: any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8; on the CPU.
+        tensor: any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8; on one CUDA device or the
+            CPU. On a device it is read after what its current stream has to do by now.
         name: equal on all workers; its first use fixes dtype and shape.
         op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
         average: BytePS's spelling: True for `Average`, False for `Sum`.
@@ -84,7 +85,10 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
     Raises:
         MismatchError: a worker used `name` with another dtype, shape or op (both are named).
         StallError: some workers did not contribute in time (they are named).
-        UnsupportedError: the tensor is not on the CPU.
+        UnsupportedError: the tensor is neither on the CPU nor on a CUDA device.
+        UnavailableError: it is on a CUDA device, and no driver was found; what was searched is said.
+        FailedPreconditionError: its stream is being captured into a graph; reduce outside of graphs.
+        DeviceError: the device failed.
     """
     if tensor.requires_grad and torch.is_grad_enabled():
         reduction = resolve(*(options.get(option) for option in ("op", "average", "weight")))
@@ -138,8 +142,8 @@ def declare(tensors: str | Mapping[str, torch.Tensor], *, fuse: bool = True, tim
     """Fix dtype and shape of several names ahead of their first use; see `gradlane.declare`."""
     session = _session.session()
     if not isinstance(tensors, str):
-        places = ((name, _tensors.dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items())
-        declare_places(session, places, fuse=fuse, timeout=timeout)
+        named = ((name, tensor.dtype, tensor) for name, tensor in tensors.items())
+        _tensors.declare_tensors(session, named, fuse=fuse, timeout=timeout)
 
 
 def reduce_in_place(
@@ -157,7 +161,7 @@ def reduce_in_place(
 
     With `waits` the caller waits for it next.
     """
-    _tensors.check_host(tensor)
+    _tensors.check_place(tensor)
     plain = tensor.detach()
     wire = compression.compress(plain).contiguous()
     handle = _tensors.submit_in_place(
@@ -166,7 +170,7 @@ def reduce_in_place(
 
     def land(reduced: torch.Tensor) -> torch.Tensor:
         if reduced is not plain:
-            plain.copy_(reduced)
+            _tensors.land(reduced, plain)
         return tensor
 
     return handle.then(land)
@@ -187,8 +191,8 @@ def wait_all(handles: Sequence[Handle[T]]) -> list[T]:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy of a tensor in host memory, without its history."""
-    _tensors.check_host(tensor)
+    """A contiguous copy of a tensor, where it lies and without its history."""
+    _tensors.check_place(tensor)
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 

@@ -38,7 +38,7 @@ def DistributedOptimizer(
     Nothing is broadcast: call `broadcast_parameters` and `broadcast_optimizer_state` first.
 
     Args:
-        optimizer: any torch optimizer over parameters on the CPU.
+        optimizer: any torch optimizer over parameters on CUDA devices or the CPU.
         named_parameters: `model.named_parameters()`; names parameters in errors and orders them. None names by
             position.
         compression: the element type on the wire.

@@ -1,0 +1,61 @@
+//! A job of one worker: every reduction is a copy, and nobody else is there.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use gradlane_core::config::Config;
+use gradlane_core::device::Device;
+use gradlane_core::engine::{self, Submission, Timeline};
+use gradlane_core::types::WorkerId;
+use gradlane_core::{Error, Result};
+
+/// The only worker of its job.
+pub(crate) struct Alone {
+    handles: AtomicU64,
+    closed: AtomicBool,
+    timeline: Timeline,
+    devices: Arc<dyn Device>,
+}
+
+impl Alone {
+    /// Begins the job.
+    pub(crate) fn new(config: &Config, devices: Arc<dyn Device>) -> Result<Self> {
+        let timeline = Timeline::new(engine::Clock::start(), config.timeline_bytes_max);
+        if let Some(place) = &config.timeline {
+            timeline.start(place, WorkerId(0))?;
+        }
+        Ok(Self { handles: AtomicU64::new(1), closed: AtomicBool::new(false), timeline, devices })
+    }
+
+    /// Reduces tensors, all or none; `then` runs when they are done.
+    pub(crate) fn reduce(
+        &self,
+        submissions: Vec<Submission>,
+        then: impl FnOnce(u64) + Send + 'static,
+    ) -> Result<engine::Handle> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::FailedPrecondition {
+                what: "the session was shut down".to_owned(),
+                hint: "call init() again".to_owned(),
+            });
+        }
+        engine::reduce_alone(self.handles.fetch_add(1, Ordering::Relaxed), submissions, Some(&self.devices), then)
+    }
+
+    /// What is recorded of it.
+    pub(crate) fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// What reaches the devices of this process.
+    pub(crate) fn devices(&self) -> &Arc<dyn Device> {
+        &self.devices
+    }
+
+    /// Ends the job; what a device is copying fails. Idempotent.
+    pub(crate) fn leave(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.devices.shutdown();
+        self.timeline.stop();
+    }
+}
