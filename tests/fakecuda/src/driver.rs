@@ -32,6 +32,8 @@ pub(crate) struct Driver {
     pub(crate) captures: Captures,
     pub(crate) references: References,
     memory: Mutex<Memory>,
+    /// Of the process that called anything first: a driver does not survive a fork.
+    process: u32,
     /// Since `cuInit`.
     devices: OnceLock<Vec<Device>>,
     tables: Mutex<Tables>,
@@ -75,6 +77,7 @@ impl Driver {
                 captures: Captures::default(),
                 references: References::default(),
                 memory: Mutex::default(),
+                process: std::process::id(),
                 devices: OnceLock::new(),
                 tables: Mutex::default(),
                 calls: Mutex::default(),
@@ -86,6 +89,11 @@ impl Driver {
     pub(crate) fn initialize(&self) {
         let count = self.settings.get().devices;
         self.devices.get_or_init(|| (0..count).map(Device::new).collect());
+    }
+
+    /// Whether this process is a fork of the one that has the driver. It has none of its threads, and locks may be held for ever.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.process != std::process::id()
     }
 
     pub(crate) fn is_initialized(&self) -> bool {

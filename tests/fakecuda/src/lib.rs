@@ -24,6 +24,8 @@
 //! | `FAKECUDA_PCI` | PCI addresses of the devices, with commas | `0000:01:00.0` and on |
 //! | `FAKECUDA_PEERS` | devices reach each other in groups of so many; 0 is all | 0 |
 //!
+//! In a fork of the process every call answers 3, as there are no threads and whoever held a lock is gone.
+//!
 //! State of the process is what a C library has: there is one driver in a process, here as in reality, and this crate is no part of the
 //! product, whose rule against statics therefore does not bind it.
 

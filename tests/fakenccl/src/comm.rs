@@ -125,6 +125,12 @@ impl Comm {
         self.lock().failure.clone()
     }
 
+    /// A call was wrong: where calls do not block, that is the communicator's failure too.
+    pub(crate) fn spoil(&self, failure: Failure) {
+        let mut state = self.lock();
+        self.keep(&mut state, Err(failure));
+    }
+
     /// Whether something new may be called.
     pub(crate) fn ready(&self) -> Outcome<&Meeting> {
         let state = self.lock();

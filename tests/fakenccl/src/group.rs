@@ -45,6 +45,9 @@ pub(crate) fn add(comm: Arc<Comm>, stream: usize, task: Task) -> Outcome {
     let outcome = comm.check(&task, stream);
     GROUP.with_borrow_mut(|group| {
         if let Err(failure) = outcome {
+            if !comm.blocks {
+                comm.spoil(failure.clone());
+            }
             group.failure.get_or_insert_with(|| failure.clone());
             return Err(failure);
         }

@@ -7,7 +7,7 @@
 //! # What is the same and what is stricter
 //! * A communicator that does not block (`blocking = 0`) answers 7 to whatever ends a group, and puts the work into the stream *later*, from
 //!   a thread of its own, as NCCL does: whoever records an event before `ncclCommGetAsyncError` says 0 misses it. Any other call meanwhile
-//!   is refused with 4.
+//!   is refused with 4, which is the communicator's failure from then on.
 //! * Ranks that call different things, in a different order or of different lengths, are told: 5 on all of them, with both calls in
 //!   `ncclGetLastError`. NCCL would hang or mix up bytes.
 //! * A rank that ended, left or gave up is noticed at once, one that does not come after `FAKENCCL_TIMEOUT`: 6. So is an abort by the

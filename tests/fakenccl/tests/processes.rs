@@ -71,6 +71,7 @@ fn settings() {
     let control = fakenccl::Control::open(&fakenccl::library());
     a_rank_that_does_not_come_is_an_error_after_a_while(&control);
     what_is_launched_later_is_missed_by_an_event_before_it(&control);
+    a_call_that_comes_too_early_spoils_the_communicator(&control);
     what_a_test_wants_to_fail_fails(&control);
     assert_eq!(control.counter("live_comms"), 0);
     assert!(control.counter("ncclAllReduce") > 4);
@@ -110,7 +111,6 @@ fn what_is_launched_later_is_missed_by_an_event_before_it(control: &fakenccl::Co
         assert_eq!((nccl.ncclCommInitRankConfig)(&mut member.comm, 2, id, rank, &config), 7);
         assert_eq!(member.state(), 7, "it meets for 50 ms at least");
         let address = member.floats([1.0]);
-        assert_eq!(member.all_reduce(address, 1), 4, "not yet");
         assert_eq!(member.settled(), 0);
         assert_eq!(member.all_reduce(address, 1), 7);
         let mut event = std::ptr::null_mut();
@@ -123,6 +123,21 @@ fn what_is_launched_later_is_missed_by_an_event_before_it(control: &fakenccl::Co
         assert_eq!((nccl.ncclCommDestroy)(member.comm), 0);
     });
     control.set("LAUNCH_US", "0");
+}
+
+fn a_call_that_comes_too_early_spoils_the_communicator(control: &fakenccl::Control) {
+    control.set("INIT_US", "50000");
+    let id = unique_id(&libraries().0);
+    apart(2, |member| {
+        let config = team::Config::not_blocking();
+        let rank = member.rank as c_int;
+        assert_eq!((member.nccl.ncclCommInitRankConfig)(&mut member.comm, 2, id, rank, &config), 7);
+        let address = member.floats([1.0]);
+        assert_eq!(member.all_reduce(address, 1), 4);
+        assert_eq!(member.settled(), 4);
+        assert!(member.last_error().contains("before the previous operation"), "{}", member.last_error());
+        assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+    });
     control.set("INIT_US", "0");
 }
 

@@ -40,6 +40,9 @@ const ALWAYS: [&str; 4] = ["cuInit", "cuDriverGetVersion", "cuGetErrorName", "cu
 
 fn answer(name: &'static str, body: impl FnOnce(&'static Driver) -> Outcome) -> u32 {
     let driver = Driver::get();
+    if driver.is_forked() {
+        return Code::NOT_INITIALIZED.0;
+    }
     if let Some(code) = driver.begin(name) {
         return code;
     }
