@@ -1,7 +1,8 @@
 """Where a buffer of the user lies, in host memory or on a CUDA device, and whether it can be reduced.
 
 NumPy arrays (`__array_interface__`), tensors on a CUDA device (DLPack, which names the device and knows bfloat16, or
-else `__cuda_array_interface__`), anything with the buffer protocol, and DLPack producers in host memory are accepted, in
+else `__cuda_array_interface__`), anything with the buffer protocol, and DLPack producers in host memory are accepted,
+in
 this order; no framework is imported. PyTorch tensors have a shorter way in `gradlane.torch`, and come here by DLPack.
 """
 
@@ -95,7 +96,8 @@ def locate(value: Any, *, writable: bool) -> Buffer:
     """Finds the memory of `value`.
 
     Args:
-        value: NumPy array, writable buffer (`bytearray`, `array.array`, ...), DLPack tensor on the CPU or a CUDA device,
+        value: NumPy array, writable buffer (`bytearray`, `array.array`, ...), DLPack tensor on the CPU or a CUDA
+        device,
             or anything with `__cuda_array_interface__`; C-contiguous.
         writable: whether a result will be written into it. Where that is not so, read-only memory is accepted, and
             copied first if nothing but the buffer protocol leads to it.
@@ -187,8 +189,8 @@ def _of_dlpack(tensor: Any, writable: bool) -> Buffer:
         raise InvalidArgumentError(f"{type(tensor).__name__} does not lend its memory: {error}") from error
     if header.device_type not in (_dlpack.CPU, _dlpack.CUDA):
         raise UnsupportedError(
-            f"{type(tensor).__name__} lies on a device of DLPack's type {header.device_type}; the memory of the host and of "
-            "CUDA devices is reduced: copy it to one of them first"
+            f"{type(tensor).__name__} lies on a device of DLPack's type {header.device_type}; the memory of the host and "
+            "of CUDA devices is reduced: copy it to one of them first"
         )
     if not _is_contiguous(header.shape, header.strides):
         raise _not_contiguous("tensor", "its own method for that")

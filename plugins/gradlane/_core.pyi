@@ -73,7 +73,8 @@ class Session:
         """Starts a reduction from the memory at `source` into that at `destination`; the two may be equal.
 
         `owner` is kept alive until the memory is no longer touched. With `waits` the caller waits next, and this thread
-        does a part of the work, for a moment at most. The memory is that of `device`, or the host's. `streams` are those whose
+        does a part of the work, for a moment at most. The memory is that of `device`, or the host's. `streams` are
+        those whose
         work so far has to be done before the source and the destination are touched, as handles of the device's driver.
         """
     def submit_all(
@@ -93,8 +94,10 @@ class Session:
     ) -> Handle:
         """Starts the reduction of all tensors of a batch, from and into the memory at these addresses, in its order.
 
-        Without `destinations` it is in place. `priority` is that of the first; each one after it has one less. `streams`
-        are those of the sources, then those of the destinations if there are any, or none at all. The rest as for `submit`.
+        Without `destinations` it is in place. `priority` is that of the first; each one after it has one less.
+        `streams`
+        are those of the sources, then those of the destinations if there are any, or none at all. The rest as for
+        `submit`.
         """
     def barrier(self, name: str, timeout: float | None) -> None: ...
     def metrics(self) -> dict[str, int | float]: ...

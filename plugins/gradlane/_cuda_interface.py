@@ -53,8 +53,8 @@ def read(array: Any) -> Header:
     if stream == 0:
         # It could be either of two streams.
         raise InvalidArgumentError(
-            f"{kind} names stream 0, which __cuda_array_interface__ does not allow; 1 is the default stream of a device, 2 "
-            "that of a thread"
+            f"{kind} names stream 0, which __cuda_array_interface__ does not allow; 1 is the default stream of a device, "
+            "2 that of a thread"
         )
     address, read_only = interface["data"]
     strides = interface.get("strides")
@@ -86,6 +86,6 @@ def _device(array: Any) -> int:
         if isinstance(number, int):
             return number
     raise InvalidArgumentError(
-        f"{type(array).__name__} does not say which device it is on; give a DLPack tensor, such as torch.as_tensor(array) or "
-        "cupy.asarray(array)"
+        f"{type(array).__name__} does not say which device it is on; give a DLPack tensor, such as "
+        "torch.as_tensor(array) or cupy.asarray(array)"
     )

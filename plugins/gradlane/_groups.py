@@ -38,7 +38,8 @@ def grouped_push_pull(
     once.
 
     Args:
-        buffers: as for `push_pull`; of any dtypes and shapes, the same on all workers. Those of one device, or of the host,
+        buffers: as for `push_pull`; of any dtypes and shapes, the same on all workers. Those of one device, or of the
+        host,
             share messages among themselves.
         name: a name for each, or one for all: buffer number i is then called `name.i`. Equal on all workers.
         op: as for `push_pull`, for all of them; so are `average`, `weight` and `timeout`.
@@ -144,7 +145,8 @@ def submit_all(
 
     Args:
         devices: where each is, None for the host; nothing if all are in host memory.
-        streams: for each of `sources`, then of `targets`, the stream of its device whose work so far has to be done before
+        streams: for each of `sources`, then of `targets`, the stream of its device whose work so far has to be done
+        before
             it is touched, if any; nothing if all are in host memory.
     """
     session = _session.session()

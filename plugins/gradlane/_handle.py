@@ -82,7 +82,7 @@ class Handle(Generic[T]):
 
 
 class Several:
-    """Operations that were begun together, as one: it ends when all have ended, by the error of the first that failed."""
+    """Operations that were begun together, as one: it ends when all have, by the error of the first that failed."""
 
     def __init__(self, natives: Sequence[_core.Handle]) -> None:
         """Takes what was begun; at least one."""

@@ -42,7 +42,8 @@ def push_pull(
         out: where the result goes; of the same dtype and shape, and in the same memory: the host's or one device's.
         timeout: seconds for the whole operation; None takes the job's step timeout.
     Returns:
-        `buffer`, or `out`. On a device the result is there when the call returns: work that is submitted to any stream from
+        `buffer`, or `out`. On a device the result is there when the call returns: work that is submitted to any
+        stream from
         then on sees it.
     Raises:
         MismatchError: a worker used `name` with another dtype, shape or op (both are named).
@@ -175,7 +176,8 @@ def submit(
         weight,
         priority,
         timeout,
-        # Held until the host has seen the end. A framework may then give the memory to whom it likes: nothing on the device
+        # Held until the host has seen the end. A framework may then give the memory to whom it likes: nothing on the
+        # device
         # uses it any more, so its allocator need not be told of our streams (PyTorch: record_stream).
         (source.owner, target.owner),
         waits,
@@ -188,7 +190,8 @@ def submit(
 def by_device(members: Iterable[T], device_of: Callable[[T], int | None]) -> list[list[T]]:
     """The members in groups, one for each device and one for the host, in the order in which these come first.
 
-    What is declared in one call may share parts, and a part is copied from one memory: so each group is declared by itself.
+    What is declared in one call may share parts, and a part is copied from one memory: so each group is declared by
+    itself.
     """
     groups: dict[int | None, list[T]] = {}
     for member in members:
@@ -221,7 +224,8 @@ def check_out(source: Buffer, target: Buffer) -> None:
     """Refuses a place for the result that is not of the contribution's dtype and shape, or in another memory."""
     if source.device != target.device:
         raise InvalidArgumentError(
-            f"out is on {_site(target)}, buffer on {_site(source)}; give both in the memory of one device, or of the host"
+            f"out is on {_site(target)}, buffer on {_site(source)}; give both in the memory of one device, or of the "
+            "host"
         )
     if (target.dtype, target.shape) != (source.dtype, source.shape):
         raise InvalidArgumentError(

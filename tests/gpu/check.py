@@ -1,7 +1,9 @@
-"""What only a machine with a GPU can show: `make gpu-check`, or `python check.py` beside an installed wheel and PyTorch.
+"""What only a machine with a GPU can show: `make gpu-check`, or `python check.py` where wheel and PyTorch are.
 
-Each check runs in processes of its own, under `gradlane run` where it is about a job, and prints lines: PASS or FAIL with
-what was held, FIGURE with what was measured. Where there is no CUDA device this prints `SKIP: no CUDA device`, and nothing
+Each check runs in processes of its own, under `gradlane run` where it is about a job, and prints lines: PASS or FAIL
+with
+what was held, FIGURE with what was measured. Where there is no CUDA device this prints `SKIP: no CUDA device`, and
+nothing
 else depends on it. `README.md` beside this file lists which statement each check verifies.
 
     python check.py                # all of them
@@ -57,7 +59,8 @@ def main() -> int:
             print(f"== {name}: {check.about}", flush=True)
             outcomes[name] = run(name, check, arguments.on)
     failed = [name for name, passed in outcomes.items() if not passed]
-    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} checks passed" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    told = f"; failed: {', '.join(failed)}" if failed else ""
+    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} checks passed{told}")
     return 1 if failed else 0
 
 

@@ -156,7 +156,10 @@ def sums() -> None:
                 with torch.cuda.stream(streams[1]) if streams else torch.no_grad():
                     wrong = int((tensor != pattern * total).sum())
                 assert wrong == 0, f"{wrong} of {count} sums of {dtype} are wrong"
-    passed("sums through a server are exact in f32, bf16, f16 and i32: after a slow kernel, seen by a stream that waited for nothing")
+    passed(
+        "sums through a server are exact in f32, bf16, f16 and i32: after a slow kernel, seen by a stream that waited for "
+        "nothing"
+    )
     average = gl.push_pull(torch.full((5,), float(gl.rank()), device=here), "average")
     assert average.device == here and (average == (gl.size() - 1) / 2).all()
     group = [torch.full((10,), float(gl.rank()), device=where) for where in (here, "cpu") for _ in range(50)]
@@ -194,7 +197,8 @@ def timings() -> None:
             start = time.perf_counter()
             gl.push_pull_(tensor, f"complete {size}")
             took.append(time.perf_counter() - start)
-        figure(f"one tensor of {size >> 10} KiB there and back through a server on this machine: {statistics.median(took) * 1e3:.3f} ms")
+        milliseconds = statistics.median(took) * 1e3
+        figure(f"one tensor of {size >> 10} KiB there and back through a server on this machine: {milliseconds:.3f} ms")
     passed("timings were taken")
     gl.shutdown()
 
@@ -275,7 +279,8 @@ def overlap() -> None:
     returned = time.time_ns()
     gl.stop_timeline()
     last = begun + int(start.elapsed_time(finished[-1]) * 1e6) if IS_CUDA else finished[-1]
-    spans = [event for event in json.loads(Path(path).read_text()) if event.get("ph") == "X" and event["name"] == "PUSH"]
+    events = json.loads(Path(path).read_text())
+    spans = [event for event in events if event.get("ph") == "X" and event["name"] == "PUSH"]
     early = [span for span in spans if span["ts"] * 1000 < last]
     share = sum(span["args"]["bytes"] for span in early) / sum(span["args"]["bytes"] for span in spans)
     figure(
@@ -301,7 +306,9 @@ CHECKS = {
     "timings": Check("enqueueing and completion", timings, workers=1, env=THROUGH_SERVERS),
     "capture": Check("graph capture", capture, workers=1, env=THROUGH_SERVERS, is_for_host=False),
     "overlap": Check("copies and messages during the backward pass", overlap, workers=2, env=THROUGH_SERVERS),
-    "ranks_on_one_gpu": Check("two ranks of a machine by NCCL on one GPU", ranks_on_one_gpu, workers=2, env=ONE_GPU_FOR_ALL),
+    "ranks_on_one_gpu": Check(
+        "two ranks of a machine by NCCL on one GPU", ranks_on_one_gpu, workers=2, env=ONE_GPU_FOR_ALL
+    ),
     "sanitizer": Check(
         "sums under compute-sanitizer",
         sums,

@@ -13,7 +13,8 @@ from torch import distributed, nn
 
 STEPS = 8
 TOLERANCE = 2e-5
-"""Absolute, on weights of about 1 in float32: the sum over workers is taken in another order, and kernels for half a batch
+"""Absolute, on weights of about 1 in float32: the sum over workers is taken in another order, and kernels for half a
+batch
 may add in another one than those for a whole."""
 
 
@@ -230,7 +231,7 @@ def exact() -> None:
 
 
 def gloo() -> distributed.ProcessGroup:
-    """The group that PyTorch's wrapper wants for its control traffic; `gradlane run` gives each job a scratch folder here."""
+    """The group that PyTorch's wrapper wants for its control traffic; it meets in the check's scratch folder."""
     if not distributed.is_initialized():
         store = distributed.FileStore(str(Path(os.environ["GPU_CHECK_SCRATCH"], "store")), gl.size())
         distributed.init_process_group("gloo", store=store, rank=gl.rank(), world_size=gl.size())

@@ -1,7 +1,8 @@
 """A CUDA driver over host memory, and arrays on its devices: what tests of CUDA tensors run on where there is no GPU.
 
 `make fakes` builds the library (`tests/fakecuda`), and a job is given its path as the setting `cuda_lib`. Memory of its
-devices is at the same addresses for the host, so that a test can look into it; streams, events and copies are those of the
+devices is at the same addresses for the host, so that a test can look into it; streams, events and copies are those
+of the
 library, in the order that the driver promises.
 """
 
@@ -13,6 +14,8 @@ from pathlib import Path
 
 TARGET = Path(__file__).parents[2] / "target"
 LIBRARY = str(TARGET / "release" / "libfakecuda.so")
+NCCL_LIBRARY = str(TARGET / "release" / "libfakenccl.so")
+"""NCCL over the same memory."""
 
 LAG_SECONDS = 0.1
 """How late the stream of a producer is: longer than anything the engine does in between, so that a wait that is missing
@@ -68,7 +71,8 @@ def counter(name: str, device: int = 0) -> int:
 
 def produce(stream: int, address: int, content: bytes, device: int = 0) -> None:
     """Has the stream write this when it comes to it, and returns at once: what a kernel does with a gradient."""
-    call("fakecuda_produce", device, ctypes.c_size_t(stream), ctypes.c_uint64(address), content, ctypes.c_size_t(len(content)))
+    size = ctypes.c_size_t(len(content))
+    call("fakecuda_produce", device, ctypes.c_size_t(stream), ctypes.c_uint64(address), content, size)
 
 
 def consume(stream: int, address: int, size: int, device: int = 0) -> bytes:

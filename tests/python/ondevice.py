@@ -112,7 +112,7 @@ def cuda_as_far_as_gradlane_sees(monkeypatch: pytest.MonkeyPatch) -> Iterator[Si
     streams = {0: user_stream(0), 1: user_stream(1)}
     seen = SimpleNamespace(stream=streams, recorded=[])
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: device_of(tensor) is not None))
-    monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: -1 if device_of(tensor) is None else device_of(tensor))
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: device_of(tensor))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, _: seen.recorded.append(tensor.shape))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=seen.stream[device]))
     with _Resident():

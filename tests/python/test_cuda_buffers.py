@@ -43,7 +43,7 @@ def test_the_stream_is_the_one_that_the_array_names(stream):
 
 
 def test_stream_0_is_refused_because_it_could_be_either_of_two():
-    with pytest.raises(InvalidArgumentError, match="stream 0.* 1 is the default stream of a device, 2 that of a thread"):
+    with pytest.raises(InvalidArgumentError, match=r"stream 0.* 1 is .* of a device, 2 that of a thread"):
         _buffers.locate(Interface(stream=0), writable=True)
 
 

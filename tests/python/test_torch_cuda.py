@@ -42,11 +42,12 @@ def copied():
     """Bytes that the devices copied to the host and back since the test began."""
     if not IN_WORKER:
         return None
-    before = [counter(name, device) for name in ("bytes_d2h", "bytes_h2d") for device in (0, 1)]
-    return lambda: [
-        counter(name, device) - was
-        for (name, device), was in zip([(n, d) for n in ("bytes_d2h", "bytes_h2d") for d in (0, 1)], before, strict=True)
-    ]
+
+    def total():
+        return [counter(name, device) for name in ("bytes_d2h", "bytes_h2d") for device in (0, 1)]
+
+    before = total()
+    return lambda: [after - was for after, was in zip(total(), before, strict=True)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64], ids=str)

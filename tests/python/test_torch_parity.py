@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gradlane.torch as gl  # noqa: E402
+from processes import run_python  # noqa: E402
 from torch import distributed  # noqa: E402
 from training import (  # noqa: E402
     adamw,
@@ -97,6 +98,25 @@ def test_an_error_under_the_hook_surfaces_from_backward_with_its_type_and_text()
     ddp.register_comm_hook(gl.State(model, compression=compression), gl.ddp_comm_hook)
     with pytest.raises(RuntimeError, match=r"MismatchError: tensor hook0/"):
         ddp(torch.zeros(2, 64)).sum().backward()
+
+
+ALONE = """
+import tempfile, torch, gradlane.torch as gl
+from torch import distributed
+gl.init()
+store = distributed.FileStore(tempfile.mktemp(), 1)
+distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+model = torch.nn.Linear(3, 1)
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+ddp.register_comm_hook(gl.State(model), gl.ddp_comm_hook)
+ddp(torch.ones(1, 3)).sum().backward()
+print(model.weight.grad.tolist())
+"""
+
+
+def test_the_hook_works_in_a_job_of_one_too():
+    ended = run_python(ALONE)
+    assert (ended.code, ended.output.splitlines()[-1:]) == (0, ["[[1.0, 1.0, 1.0]]"]), ended.output
 
 
 def gloo():

@@ -344,9 +344,12 @@ def test_data_loader_processes_do_not_disturb_the_job():
     assert model.module.left.weight.grad.tolist() == [[1.0] * 4]
 
 
-def test_devices_are_not_supported_yet():
-    with pytest.raises(gl.UnsupportedError, match="device_ids"):
+def test_device_ids_say_where_the_module_is():
+    with pytest.raises(gl.Error, match=r"device_ids=\[0\], but the module is on cpu"):
         gl.DistributedDataParallel(Branches(), device_ids=[0])
+
+
+def test_a_module_without_memory_is_refused():
     with pytest.raises(gl.UnsupportedError, match="meta"):
         gl.DistributedDataParallel(nn.Linear(2, 2, device="meta"))
 

@@ -75,7 +75,8 @@ def land(reduced: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copies a result to where it belongs, in the current stream of its device."""
     tensor.copy_(reduced)
     if reduced.is_cuda:
-        # Unlike the engine's, this copy is not over when `reduced` is given up, and its memory belongs to the stream it was
+        # Unlike the engine's, this copy is not over when `reduced` is given up, and its memory belongs to the stream
+        # it was
         # made in. Nothing happens if that is this one.
         reduced.record_stream(torch.cuda.current_stream(reduced.get_device()))
 
@@ -83,7 +84,7 @@ def land(reduced: torch.Tensor, tensor: torch.Tensor) -> None:
 def declare_tensors(
     session: _core.Session, named: Iterable[tuple[str, torch.dtype, torch.Tensor]], *, fuse: bool, timeout: float | None
 ) -> None:
-    """Declares names with element types and the shapes of tensors; what lies on one device, or on the host, together."""
+    """Declares names with element types and the shapes of tensors; those of one device, or of the host, together."""
     for group in by_device(named, lambda member: device_of(member[2])):
         places = ((name, dtype_name(dtype), tuple(tensor.shape)) for name, dtype, tensor in group)
         declare_places(session, places, fuse=fuse, timeout=timeout)

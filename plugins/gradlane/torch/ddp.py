@@ -51,7 +51,8 @@ class DistributedDataParallel(nn.Module):
 
         Args:
             module: on CUDA devices, on the CPU or on both. Parameters with `requires_grad=False` are left alone.
-            device_ids: the one CUDA device that the whole module is on; inputs are brought there then. None or empty leaves
+            device_ids: the one CUDA device that the whole module is on; inputs are brought there then. None or empty
+            leaves
                 inputs where they are, as a module on several devices needs it.
             broadcast_buffers: whether buffers of rank 0 replace those of the others before each training forward pass.
             find_unused_parameters: whether a parameter may get no gradient. If so, workers that have none contribute
@@ -178,8 +179,8 @@ def _only_device(module: nn.Module, device_ids: Sequence[object] | None) -> torc
     present = {parameter.device for parameter in module.parameters()}
     if present != set(wanted):
         raise InvalidArgumentError(
-            f"device_ids={list(device_ids)}, but the module is on {', '.join(sorted(map(str, present)))}; give the one device "
-            "that the module is on, or leave device_ids out"
+            f"device_ids={list(device_ids)}, but the module is on {', '.join(sorted(map(str, present)))}; give the one "
+            "device that the module is on, or leave device_ids out"
         )
     return wanted[0]
 

@@ -96,7 +96,7 @@ def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures
 
 
 def _future(device: torch.device) -> torch.futures.Future[Any]:
-    """A future of a tensor on this device: one for CUDA has whoever waits for it wait for the copies in its callbacks too."""
+    """A future of a tensor on this device; who waits for one of CUDA waits for the copies in its callbacks too."""
     return torch.futures.Future(devices=[device] if device.type == "cuda" else None)
 
 
@@ -121,6 +121,7 @@ class _Completions:
         self._lock = threading.Lock()
         self._waiting: dict[int, Callable[[], None]] = {}
         self._is_stopping = False
+        session.next_done(0.0)  # what ends before somebody asks is not told, as in a job of one, where all ends at once
         self._thread = threading.Thread(target=self._run, name="gradlane-completions", daemon=True)
         self._thread.start()
 

@@ -1,0 +1,57 @@
+"""Workers of one machine that reduce their devices by NCCL among themselves: over libraries that are neither."""
+
+import gradlane
+import numpy as np
+import pytest
+from fakecuda import LAG_SECONDS, LIBRARY, NCCL_LIBRARY, Array, user_stream
+
+SETTINGS = {"cuda_lib": LIBRARY, "nccl_lib": NCCL_LIBRARY, "local_reduce": "auto"}
+pytestmark = pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "2"})
+
+COUNT = 100_000
+
+
+def mine(dtype=np.float32, lag_seconds=LAG_SECONDS):
+    """An array on this worker's device that its stream is still to write."""
+    device = gradlane.rank()
+    values = ((np.arange(COUNT) % 50) * (device + 1)).astype(dtype)
+    return Array(values, device=device, stream=user_stream(device, lag_seconds))
+
+
+def seen(array):
+    return array.seen_by(user_stream(array.device))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32, np.int64], ids=str)
+def test_sums_are_exact_and_ask_no_server(dtype):
+    before = gradlane.metrics()
+    for _ in range(2):
+        array = mine(dtype)
+        gradlane.push_pull(array, f"sum {dtype}", op=gradlane.Sum)
+        assert (seen(array) == ((np.arange(COUNT) % 50) * 3).astype(dtype)).all()
+    after = gradlane.metrics()
+    assert after["pushes"] == before["pushes"] and after["local_sums"] > before["local_sums"]
+
+
+def test_averages_and_the_largest_go_to_another_array():
+    source, out = mine(), Array(np.zeros(COUNT, np.float32), device=gradlane.rank())
+    gradlane.push_pull(source, "average", out=out)
+    assert (seen(out) == (np.arange(COUNT) % 50) * 1.5).all()
+    gradlane.push_pull(source, "largest", op=gradlane.Max, out=out)
+    assert (seen(out) == (np.arange(COUNT) % 50) * 2).all()
+    assert (seen(source) == (np.arange(COUNT) % 50) * (gradlane.rank() + 1)).all()
+
+
+def test_arrays_of_the_host_and_of_devices_are_reduced_side_by_side():
+    arrays = [np.full(1000 * i + 1, i, np.int32) if i % 2 else mine(np.int32, 0.0) for i in range(8)]
+    handles = [gradlane.push_pull_async(array, f"beside.{i}", op=gradlane.Sum) for i, array in enumerate(arrays)]
+    for i, (array, handle) in enumerate(zip(arrays, handles, strict=True)):
+        handle.wait()
+        assert (array == 2 * i).all() if i % 2 else (seen(array) == (np.arange(COUNT) % 50) * 3).all()
+
+
+def test_workers_that_disagree_where_a_tensor_lies_hear_of_both():
+    array = mine() if gradlane.rank() else np.zeros(COUNT, np.float32)
+    with pytest.raises(gradlane.MismatchError, match="device") as raised:
+        gradlane.push_pull(array, "here and there")
+    assert raised.value.fields["field"] == "device"
