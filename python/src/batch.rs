@@ -70,17 +70,15 @@ impl Batch {
         }
         let (begin, end) = streams.split_at(streams.len().min(tensors));
         let stream = |of: &[Option<u64>], index: usize| of.get(index).copied().flatten();
-        let each = sources.iter().zip(targets).zip(&self.lengths).zip(0..);
-        let member =
-            |(index, (((source, destination), bytes), position)): (usize, (((&usize, &usize), &usize), i32))| {
-                let from = stream(begin, index);
-                let to = if destinations.is_some() { stream(end, index) } else { from };
-                Ok(Member {
-                    source: lender.lend(*source, *bytes, from)?,
-                    destination: lender.lend(*destination, *bytes, to)?,
-                    priority: Priority(priority.saturating_sub(position)),
-                })
-            };
-        each.enumerate().map(member).collect()
+        let member = |(index, position): (usize, i32)| {
+            let from = stream(begin, index);
+            let to = if destinations.is_some() { stream(end, index) } else { from };
+            Ok(Member {
+                source: lender.lend(sources[index], self.lengths[index], from)?,
+                destination: lender.lend(targets[index], self.lengths[index], to)?,
+                priority: Priority(priority.saturating_sub(position)),
+            })
+        };
+        (0..tensors).zip(0..).map(member).collect()
     }
 }
