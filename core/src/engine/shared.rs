@@ -74,7 +74,9 @@ pub(super) struct State {
     pub(super) machines: Machines,
     /// Why nothing is accepted any more.
     pub(super) ended: Option<Error>,
-    /// The threads are to end.
+    /// The engine has begun to leave.
+    pub(super) leaving: bool,
+    /// The threads are to end: nothing will come to their stages any more.
     pub(super) closed: bool,
     /// By ticket: submissions whose tensor is declared.
     pub(super) tickets: BTreeMap<u64, Ticket>,
@@ -149,6 +151,7 @@ impl Shared {
             view: None,
             machines: Machines::default(),
             ended: None,
+            leaving: false,
             closed: false,
             tickets: BTreeMap::new(),
             parked: BTreeMap::new(),

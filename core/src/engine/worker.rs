@@ -456,7 +456,7 @@ impl Engine {
         let _ = known.wait(Some(grace.min(LAST_WORDS)));
         let first = self.shared.with(|state, now| {
             state.end(now, &pending);
-            !std::mem::replace(&mut state.closed, true)
+            !std::mem::replace(&mut state.leaving, true)
         });
         if !first {
             return Ok(());
@@ -472,6 +472,8 @@ impl Engine {
         if let Some(device) = &self.shared.device {
             device.shutdown();
         }
+        // Not before: a sum that came meanwhile, and is awaited by other ranks, is still brought to its device.
+        self.shared.with(|state, _| state.closed = true);
         for bell in self.shared.bells.values() {
             bell.ring();
         }
