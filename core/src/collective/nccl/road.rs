@@ -187,17 +187,21 @@ impl Work {
             return;
         }
         state.over = Some(cause.clone());
-        state.ending = true;
+        let is_idle = !state.is_busy() && self.comm.try_lock().is_ok_and(|comm| comm.is_none());
+        state.ending = !is_idle;
         drop(state);
         self.bell.notify_all();
-        let work = Arc::clone(self);
+        if is_idle {
+            return;
+        }
+        let (work, of_end) = (Arc::clone(self), cause.clone());
         let finish = move || {
             work.abort_comm();
-            work.report_all(&cause);
+            work.report_all(&of_end);
         };
         // It ends within its patience, and nobody needs to wait for it.
         if std::thread::Builder::new().name("gl-nccl-end".to_owned()).spawn(finish).is_err() {
-            self.report_all(&self.lock().over.clone().expect("set above"));
+            self.report_all(&cause);
         }
     }
 
