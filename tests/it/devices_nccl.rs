@@ -51,7 +51,9 @@ fn every_reduction_of_every_type_is_exact() {
                 })
                 .collect();
             let found = each(&ranks, |rank, member| {
-                let data = contribution(rank, dtype);
+                // What has no weight is not looked at.
+                let is_left_out = op == Op::WeightedMean && WEIGHTS[rank] == 0.0;
+                let data = if is_left_out { of_each(dtype, |_| f64::NAN) } else { contribution(rank, dtype) };
                 let address = member.place(&data);
                 let wanted = Wanted { op, weight: WEIGHTS[rank], ..Wanted::sum(key, dtype) };
                 let weights = member.reduce(&wanted, &[(address, data.len())]).unwrap();
@@ -61,22 +63,6 @@ fn every_reduction_of_every_type_is_exact() {
             assert!(found.iter().all(|(_, bytes)| *bytes == expected), "{op} of {dtype} among {count}");
             key += 1;
         }
-    }
-}
-
-#[test]
-fn a_contribution_without_weight_is_not_looked_at() {
-    let ranks = ranks(2, &config());
-    for (key, dtype) in [DType::F32, DType::F64, DType::F16, DType::BF16].into_iter().enumerate() {
-        let given = |value: f64| element(dtype, value).repeat(LEN);
-        let found = each(&ranks, |rank, member| {
-            let (value, weight) = [(f64::NAN, 0.0), (5.0, 7.0)][rank];
-            let runs = [(member.place(&given(value)), given(value).len())];
-            let wanted = Wanted { op: Op::WeightedMean, weight, ..Wanted::sum(key as u64, dtype) };
-            member.reduce(&wanted, &runs).unwrap();
-            member.bytes(runs[0].0, runs[0].1)
-        });
-        assert!(found.iter().all(|bytes| *bytes == given(5.0)), "{dtype}: {:?}", &found[0][..8]);
     }
 }
 
