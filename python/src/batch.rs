@@ -69,16 +69,16 @@ impl Batch {
             });
         }
         let (begin, end) = streams.split_at(streams.len().min(tensors));
+        let end = if destinations.is_some() { end } else { begin };
         let stream = |of: &[Option<u64>], index: usize| of.get(index).copied().flatten();
-        let member = |(index, position): (usize, i32)| {
-            let from = stream(begin, index);
-            let to = if destinations.is_some() { stream(end, index) } else { from };
+        let member = |index: usize| {
+            let (bytes, position) = (self.lengths[index], i32::try_from(index).unwrap_or(i32::MAX));
             Ok(Member {
-                source: lender.lend(sources[index], self.lengths[index], from)?,
-                destination: lender.lend(targets[index], self.lengths[index], to)?,
+                source: lender.lend(sources[index], bytes, stream(begin, index))?,
+                destination: lender.lend(targets[index], bytes, stream(end, index))?,
                 priority: Priority(priority.saturating_sub(position)),
             })
         };
-        (0..tensors).zip(0..).map(member).collect()
+        (0..tensors).map(member).collect()
     }
 }

@@ -7,7 +7,7 @@ use crossbeam_channel::Sender;
 use gradlane_core::device::{Device, Transfer};
 use gradlane_core::engine::Clock;
 use gradlane_core::mem::{DeviceRegion, Lease, Ordinal};
-use gradlane_core::types::Done;
+use gradlane_core::types::{Done, Span, Time};
 use gradlane_core::{Error, Result};
 use pyo3::prelude::*;
 
@@ -37,7 +37,7 @@ pub(crate) fn copy_seconds(
     let measured = py.detach(|| {
         let devices = devices(&config(&settings)?);
         let half = (bytes as u64 / 2).next_multiple_of(chunk_bytes as u64).min(bytes as u64);
-        let part = |offset: u64, bytes: u64| whole.part(gradlane_core::types::Span { offset, bytes });
+        let part = |offset: u64, bytes: u64| whole.part(Span { offset, bytes });
         let ways = match direction {
             "out" => vec![(true, part(0, bytes as u64))],
             "in" => vec![(false, part(0, bytes as u64))],
@@ -49,6 +49,9 @@ pub(crate) fn copy_seconds(
     });
     measured.map(|time| time.as_secs_f64()).map_err(|error| errors::raise(py, &error))
 }
+
+/// The number of the direction, that of the lease, and how the copy of a chunk ended.
+type Ended = (usize, usize, Result<()>);
 
 /// One direction on its way.
 struct Way {
@@ -70,7 +73,7 @@ fn run(devices: &Arc<dyn Device>, ways: &[(bool, DeviceRegion)], chunk: usize, i
     round(devices, &mut ways, chunk)?;
     let clock = Clock::start();
     round(devices, &mut ways, chunk)?;
-    Ok(clock.now().since(gradlane_core::types::Time::ZERO))
+    Ok(clock.now().since(Time::ZERO))
 }
 
 fn round(devices: &Arc<dyn Device>, ways: &mut [Way], chunk: usize) -> Result<()> {
@@ -84,7 +87,7 @@ fn round(devices: &Arc<dyn Device>, ways: &mut [Way], chunk: usize) -> Result<()
     }
     while under_way > 0 {
         let late = |_| Error::Timeout { what: "a copy of a device".to_owned(), waited: PATIENCE };
-        let (number, lease, outcome): (usize, usize, Result<()>) = ended.recv_timeout(PATIENCE).map_err(late)?;
+        let (number, lease, outcome): Ended = ended.recv_timeout(PATIENCE).map_err(late)?;
         outcome?;
         under_way -= 1;
         under_way += u32::from(ways[number].begin(devices, chunk, lease, number, &sender));
@@ -100,14 +103,14 @@ impl Way {
         chunk: usize,
         lease: usize,
         number: usize,
-        ended: &Sender<(usize, usize, Result<()>)>,
+        ended: &Sender<Ended>,
     ) -> bool {
         let left = self.memory.len() as u64 - self.begun;
         let bytes = left.min(chunk as u64);
         if bytes == 0 {
             return false;
         }
-        let there = self.memory.part(gradlane_core::types::Span { offset: self.begun, bytes });
+        let there = self.memory.part(Span { offset: self.begun, bytes });
         self.begun += bytes;
         let here = region(self.leases[lease].as_mut_ptr() as usize, there.len());
         let transfer = match self.is_out {
@@ -120,6 +123,6 @@ impl Way {
     }
 }
 
-fn whole(memory: &DeviceRegion) -> gradlane_core::types::Span {
-    gradlane_core::types::Span { offset: 0, bytes: memory.len() as u64 }
+fn whole(memory: &DeviceRegion) -> Span {
+    Span { offset: 0, bytes: memory.len() as u64 }
 }
