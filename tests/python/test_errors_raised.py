@@ -129,7 +129,7 @@ def ask_before_init(pair):
     gradlane.rank()
 
 
-def reduce_device_memory(pair):
+def reduce_memory_of_an_unknown_kind(pair):
     gradlane.push_pull(OnDevice(np.zeros(3)), "device")
 
 
@@ -151,7 +151,7 @@ RAISED = [
     (errors.FailedPreconditionError, "FailedPrecondition", False, start_a_stopped_server),
     (errors.FailedPreconditionError, "FailedPrecondition", False, submit_after_the_end),
     (errors.NotInitializedError, "FailedPrecondition", False, ask_before_init),
-    (errors.UnsupportedError, "Unimplemented", False, reduce_device_memory),
+    (errors.UnsupportedError, "Unimplemented", False, reduce_memory_of_an_unknown_kind),
 ]
 
 
@@ -160,7 +160,7 @@ RAISED = [
 )
 def test_a_call_raises(kind, code, retryable, call, pair, tmp_path, monkeypatch):
     monkeypatch.setenv("GRADLANE_STATE_DIR", str(tmp_path))
-    if call in (reduce_what_is_no_buffer, reduce_device_memory):
+    if call in (reduce_what_is_no_buffer, reduce_memory_of_an_unknown_kind):
         gradlane.init()
     try:
         with pytest.raises(errors.Error) as caught:
@@ -196,11 +196,11 @@ def test_every_class_is_in_the_table_or_says_why_not():
 
 
 class OnDevice:
-    """Lends the memory of an array and claims that it lies on a device."""
+    """Lends the memory of an array and claims that it lies on a device of a kind that is not known."""
 
     def __init__(self, array):
         self.capsule = array.__dlpack__()
-        _dlpack._Tensor.from_address(_dlpack._pointer(self.capsule, b"dltensor")).device_type = 2  # kDLCUDA
+        _dlpack._Tensor.from_address(_dlpack._pointer(self.capsule, b"dltensor")).device_type = 10  # kDLROCM
 
     def __dlpack__(self, **_):
         return self.capsule
