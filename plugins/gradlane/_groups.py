@@ -146,8 +146,7 @@ def submit_all(
     Args:
         devices: where each is, None for the host; nothing if all are in host memory.
         streams: for each of `sources`, then of `targets`, the stream of its device whose work so far has to be done
-        before
-            it is touched, if any; nothing if all are in host memory.
+            before it is touched, if any; nothing if all are in host memory.
     """
     session = _session.session()
     batch, kept = _batch(names, dtypes, shapes)

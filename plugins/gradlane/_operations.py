@@ -177,8 +177,7 @@ def submit(
         priority,
         timeout,
         # Held until the host has seen the end. A framework may then give the memory to whom it likes: nothing on the
-        # device
-        # uses it any more, so its allocator need not be told of our streams (PyTorch: record_stream).
+        # device uses it any more, so its allocator need not be told of our streams (PyTorch: record_stream).
         (source.owner, target.owner),
         waits,
         source.device,

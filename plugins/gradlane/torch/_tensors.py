@@ -76,8 +76,7 @@ def land(reduced: torch.Tensor, tensor: torch.Tensor) -> None:
     tensor.copy_(reduced)
     if reduced.is_cuda:
         # Unlike the engine's, this copy is not over when `reduced` is given up, and its memory belongs to the stream
-        # it was
-        # made in. Nothing happens if that is this one.
+        # that it was made in. Nothing happens if that is this one.
         reduced.record_stream(torch.cuda.current_stream(reduced.get_device()))
 
 

@@ -52,8 +52,7 @@ class DistributedDataParallel(nn.Module):
         Args:
             module: on CUDA devices, on the CPU or on both. Parameters with `requires_grad=False` are left alone.
             device_ids: the one CUDA device that the whole module is on; inputs are brought there then. None or empty
-            leaves
-                inputs where they are, as a module on several devices needs it.
+                leaves inputs where they are, as a module on several devices needs it.
             broadcast_buffers: whether buffers of rank 0 replace those of the others before each training forward pass.
             find_unused_parameters: whether a parameter may get no gradient. If so, workers that have none contribute
                 zeros where another has one; else all raise UnusedParametersError, which names parameters and ranks.
