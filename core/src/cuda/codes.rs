@@ -2,6 +2,9 @@
 //!
 //! The driver could be asked for its texts, but only once it is there; what must be said most often is why it is not.
 
+use crate::error::Error;
+use crate::mem::Ordinal;
+
 /// A result of the driver: a number, because a newer driver knows codes that its bindings do not.
 pub(crate) type Code = u32;
 
@@ -20,6 +23,21 @@ pub(crate) fn is_capture(code: Code) -> bool {
 /// Whether `code` says that the driver cannot make a program of a text: of its version, for this device, or without its compiler.
 pub(crate) fn is_compilation(code: Code) -> bool {
     matches!(code, 209 | 218 | 221 | 222 | 223)
+}
+
+/// What `device` is called.
+pub(crate) fn name(device: Ordinal) -> String {
+    format!("cuda:{device}")
+}
+
+/// The error of `what` on `device`.
+pub(crate) fn fault(device: Ordinal, what: &str, code: Code) -> Error {
+    Error::Device { device: name(device), what: what.to_owned(), cause: describe(code) }
+}
+
+/// A result as such.
+pub(crate) fn checked(code: Code) -> Result<(), Code> {
+    if code == SUCCESS { Ok(()) } else { Err(code) }
 }
 
 /// `code` in words, with the number.

@@ -8,11 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUevent_flags, CUstream, CUstreamCaptureMode};
 
-use super::Mark;
 use super::api::Api;
-use super::codes::{self, Code};
-use super::driver::{checked, fault, name};
-use super::stream::{Event, Stream};
+use super::codes::{self, Code, checked, fault, name};
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
 
@@ -84,30 +81,9 @@ impl Context {
         restored.and(result)
     }
 
-    /// A stream of the engine's own, which waits for no other unless it is told to, and whose kernels go before those of others.
-    ///
-    /// # Errors
-    /// [`Error::Device`] if the driver gives none.
-    pub(crate) fn stream(self: &Arc<Self>) -> Result<Stream> {
-        self.within(|| Stream::create(self))
-    }
-
-    /// Marks where the framework's `stream` stands now; 0 is the device's default stream. For the caller's thread: a few microseconds, and
-    /// nothing is waited for.
-    ///
-    /// # Errors
-    /// [`Error::FailedPrecondition`] while the stream is captured into a graph, [`Error::Device`] if the device failed.
-    pub(crate) fn mark(self: &Arc<Self>, stream: u64) -> Result<Mark> {
-        let raw = ptr::without_provenance_mut(usize::try_from(stream).expect("a handle is a pointer"));
-        self.within(|| {
-            self.refuse_capture(raw)?;
-            Ok(Mark::Event(Event::record(self, raw)?))
-        })
-    }
-
     /// # Errors
     /// [`Error::FailedPrecondition`] if `stream` is being captured, or if another is and the default stream may not be touched meanwhile.
-    fn refuse_capture(&self, stream: CUstream) -> Result<()> {
+    pub(super) fn refuse_capture(&self, stream: CUstream) -> Result<()> {
         let mut status: c_uint = 0;
         // SAFETY: it writes one number; the stream is one of the framework's, which the caller's arguments name as such.
         let code = unsafe { (self.api.stream_is_capturing)(stream, &raw mut status) };

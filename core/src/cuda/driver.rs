@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUdevice};
 use libloading::Library;
 
 use super::api::Api;
-use super::codes::{self, Code};
+use super::codes::{self, Code, checked, fault, name};
 use super::context::Context;
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
@@ -244,21 +244,6 @@ pub(crate) struct Facts {
     pub(crate) pci_bus_id: String,
     /// Its memory.
     pub(crate) bytes: u64,
-}
-
-/// What `device` is called.
-pub(crate) fn name(device: Ordinal) -> String {
-    format!("cuda:{device}")
-}
-
-/// The error of `what` on `device`.
-pub(crate) fn fault(device: Ordinal, what: &str, code: Code) -> Error {
-    Error::Device { device: name(device), what: what.to_owned(), cause: codes::describe(code) }
-}
-
-/// A result as such.
-pub(crate) fn checked(code: Code) -> std::result::Result<(), Code> {
-    if code == codes::SUCCESS { Ok(()) } else { Err(code) }
 }
 
 /// The library at `path`.

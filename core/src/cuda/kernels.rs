@@ -13,8 +13,8 @@ use cudarc::driver::sys::{CUfunction, CUmodule};
 
 use super::api::Api;
 use super::codes;
+use super::codes::name;
 use super::context::Context;
-use super::driver::name;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;

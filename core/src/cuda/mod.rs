@@ -33,12 +33,12 @@ mod wiring;
 use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
-pub(crate) use codes::INVALID_VALUE;
+pub(crate) use codes::{INVALID_VALUE, name};
 #[cfg(feature = "cuda")]
 pub(crate) use context::Context;
 pub use describe::{Line, describe};
 #[cfg(feature = "cuda")]
-pub(crate) use driver::{Driver, name};
+pub(crate) use driver::Driver;
 #[cfg(feature = "cuda")]
 pub(crate) use kernels::Kernels;
 #[cfg(feature = "cuda")]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
-use super::driver::name;
+use super::codes::name;
 use super::stream::Event;
 use crate::error::{Error, Result};
 use crate::local::OwnThread;

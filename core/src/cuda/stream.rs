@@ -14,6 +14,29 @@ use super::codes;
 use super::context::Context;
 use crate::error::Result;
 
+impl Context {
+    /// A stream of the engine's own, which waits for no other unless it is told to, and whose kernels go before those of others.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device) if the driver gives none.
+    pub(crate) fn stream(self: &Arc<Self>) -> Result<Stream> {
+        self.within(|| Stream::create(self))
+    }
+
+    /// Marks where the framework's `stream` stands now; 0 is the device's default stream. For the caller's thread: a few microseconds, and
+    /// nothing is waited for.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) while the stream is captured into a graph, [`Error::Device`](crate::Error::Device) if the device failed.
+    pub(crate) fn mark(self: &Arc<Self>, stream: u64) -> Result<Mark> {
+        let raw = ptr::without_provenance_mut(usize::try_from(stream).expect("a handle is a pointer"));
+        self.within(|| {
+            self.refuse_capture(raw)?;
+            Ok(Mark::Event(Event::record(self, raw)?))
+        })
+    }
+}
+
 /// A stream of the engine's own. It synchronises with no other stream, the default stream neither: whatever it shall wait for it is told.
 ///
 /// The thread that uses it has bound the stream's context ([`Context::bind`]).

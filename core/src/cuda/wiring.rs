@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::driver::{Driver, name};
+use super::codes::name;
+use super::driver::Driver;
 use super::pci::PciAddress;
 use crate::error::Result;
 use crate::mem::Ordinal;

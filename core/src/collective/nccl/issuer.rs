@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::comm::{Comm, ID_BYTES, copy_within, unique_id};
 use super::library::Library;
 use super::program::{self, Step};
-use super::road::{ABORT_PATIENCE, FINALIZE_PATIENCE, Flying, GRACE, LOCK, LOOK, State, Work};
+use super::work::{ABORT_PATIENCE, FINALIZE_PATIENCE, Flying, GRACE, LOCK, LOOK, State, Work};
 use crate::collective::{DeviceMemory, Ordered, Team};
 use crate::cuda::{Context, Event, Kernels, Reaper, Stream, name};
 use crate::error::{Error, Result};

@@ -14,6 +14,7 @@ mod library;
 mod program;
 mod road;
 mod table;
+mod work;
 
 use std::path::PathBuf;
 use std::sync::Arc;

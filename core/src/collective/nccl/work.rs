@@ -1,0 +1,197 @@
+//! What the threads of a road share: what waits for its turn, what is under way, and how all of it ends.
+//!
+//! ```text
+//!   (nothing) ──first operation──► Meeting ──all ranks there──► Issuing ──shutdown, nothing under way──► Ended
+//!                                     └──── abort, error, deadline ────┴──► Ending ──► Ended
+//! ```
+//! While it ends, a thread of its own aborts the communicator, because that may hang when a device does; whoever waits for an operation
+//! hears of the cause then, or after [`ABORT_PATIENCE`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use super::comm::Comm;
+use crate::collective::{Ordered, Team};
+use crate::error::{Error, Result};
+use crate::types::{Done, Time};
+
+/// How often what is under way is looked after: errors that nobody reports, and deadlines.
+pub(super) const LOOK: Duration = Duration::from_millis(50);
+/// How long an error of NCCL waits for its cause: a rank that dies is noticed by its neighbours at about the same time.
+pub(super) const GRACE: Duration = Duration::from_secs(1);
+/// How long NCCL may take to abort before whoever waits is told nevertheless.
+pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the other ranks may take to end the communicator in order.
+pub(super) const FINALIZE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What the threads of a road share.
+pub(super) struct Work {
+    pub(super) team: Team,
+    state: Mutex<State>,
+    /// Something of the state changed.
+    pub(super) bell: Condvar,
+    /// Held for the moment of a call.
+    pub(super) comm: Mutex<Option<Comm>>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) queue: VecDeque<(Ordered, Done<()>)>,
+    /// On the device's stream, by the order in which they came there.
+    pub(super) flying: BTreeMap<u64, Flying>,
+    pub(super) flown: u64,
+    /// Taken out of the queue and not on the stream yet.
+    pub(super) issuing: Option<Done<()>>,
+    /// Something failed, and its cause may still be found.
+    failing: bool,
+    /// Why nothing is done any more.
+    pub(super) over: Option<Error>,
+    /// The communicator is being aborted.
+    pub(super) ending: bool,
+    /// Nothing more will come.
+    pub(super) closing: bool,
+}
+
+pub(super) struct Flying {
+    pub(super) done: Done<()>,
+    /// What it is, for errors.
+    pub(super) what: &'static str,
+    pub(super) deadline: Time,
+}
+
+impl State {
+    pub(super) fn is_busy(&self) -> bool {
+        !self.queue.is_empty() || !self.flying.is_empty() || self.issuing.is_some()
+    }
+
+    /// Everybody who waits.
+    fn take_all(&mut self) -> Vec<Done<()>> {
+        let flying = std::mem::take(&mut self.flying).into_values().map(|flying| flying.done);
+        let queued = std::mem::take(&mut self.queue).into_iter().map(|(_, done)| done);
+        flying.chain(self.issuing.take()).chain(queued).collect()
+    }
+}
+
+impl Work {
+    pub(super) fn new(team: Team) -> Self {
+        Self { team, state: Mutex::default(), bell: Condvar::new(), comm: Mutex::new(None) }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect(LOCK)
+    }
+
+    pub(super) fn now(&self) -> Time {
+        (self.team.clock)()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().over.is_some()
+    }
+
+    /// Ends everything with `cause`, unless it has ended. Does not wait.
+    pub(super) fn end(self: &Arc<Self>, cause: Error) {
+        let mut state = self.lock();
+        if state.over.is_some() {
+            return;
+        }
+        state.over = Some(cause.clone());
+        let is_idle = !state.is_busy() && self.comm.try_lock().is_ok_and(|comm| comm.is_none());
+        state.ending = !is_idle;
+        drop(state);
+        self.bell.notify_all();
+        if is_idle {
+            return;
+        }
+        let (work, of_end) = (Arc::clone(self), cause.clone());
+        let finish = move || {
+            work.abort_comm();
+            work.report_all(&of_end);
+        };
+        // It ends within its patience, and nobody needs to wait for it.
+        if std::thread::Builder::new().name("gl-nccl-end".to_owned()).spawn(finish).is_err() {
+            self.report_all(&cause);
+        }
+    }
+
+    /// Aborts the communicator, so that nothing of anybody's memory is used any more; gives up after a while.
+    fn abort_comm(self: &Arc<Self>) {
+        let (aborting, aborted) = crossbeam_channel::bounded::<()>(0);
+        let work = Arc::clone(self);
+        let abort = move || {
+            // Dropped when it is done.
+            let _aborting = aborting;
+            // Taken first: whoever only asks for it must not wait for the abort.
+            let comm = work.comm.lock().expect(LOCK).take();
+            if let Some(comm) = comm {
+                comm.abort();
+            }
+        };
+        if std::thread::Builder::new().name("gl-nccl-abort".to_owned()).spawn(abort).is_ok()
+            && aborted.recv_timeout(ABORT_PATIENCE) == Err(crossbeam_channel::RecvTimeoutError::Timeout)
+        {
+            tracing::error!("NCCL does not end what is under way; its memory may still be written");
+        }
+    }
+
+    fn report_all(&self, cause: &Error) {
+        let mut state = self.lock();
+        let waiting = state.take_all();
+        state.ending = false;
+        drop(state);
+        self.bell.notify_all();
+        for done in waiting {
+            done.err(cause.clone());
+        }
+    }
+
+    /// The stream has come to an operation's end.
+    pub(super) fn landed(self: &Arc<Self>, number: u64, outcome: Result<()>) {
+        // Not what an abort has ended, and not what NCCL knows to have failed.
+        let outcome = outcome.and_then(|()| match &*self.comm.lock().expect(LOCK) {
+            Some(comm) => comm.state().map(drop),
+            None => Ok(()),
+        });
+        if let Err(error) = outcome {
+            return self.fail(error);
+        }
+        let mut state = self.lock();
+        if state.over.is_some() {
+            return;
+        }
+        let landed = state.flying.remove(&number);
+        drop(state);
+        self.bell.notify_all();
+        if let Some(Flying { done, .. }) = landed {
+            done.ok(());
+        }
+    }
+
+    /// Something failed on this rank's road, which is the end of it.
+    pub(super) fn fail(self: &Arc<Self>, error: Error) {
+        let mut state = self.lock();
+        if state.over.is_some() || std::mem::replace(&mut state.failing, true) {
+            return;
+        }
+        drop(state);
+        // Its own fault is told at once. Who only hears of one leaves it to whoever has it, or to whoever notices that a rank is lost.
+        let is_elsewhere = self.comm.lock().expect(LOCK).as_ref().is_some_and(Comm::blames_another);
+        if !is_elsewhere {
+            return self.end(error);
+        }
+        let work = Arc::clone(self);
+        let wait = move || {
+            let (state, _) =
+                work.bell.wait_timeout_while(work.lock(), GRACE, |state| state.over.is_none()).expect(LOCK);
+            drop(state);
+            work.end(error);
+        };
+        // Not on this thread, which may be the reaper's.
+        if let Err(refused) = std::thread::Builder::new().name("gl-nccl-fail".to_owned()).spawn(wait) {
+            self.end(Error::Io { what: "starting a thread".to_owned(), cause: refused.to_string() });
+        }
+    }
+}
+
+pub(super) const LOCK: &str = "nobody panics while holding it";
