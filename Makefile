@@ -36,7 +36,7 @@ test-python: $(VENV)/installed fakes
 gpu-bundle: $(VENV)/installed ## what `gpu-check` needs on another machine with a GPU, into dist/gpu
 	mkdir -p dist/gpu && rm -f dist/gpu/*.whl
 	$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out dist/gpu
-	cp tests/gpu/*.py tests/gpu/README.md dist/gpu
+	cp tests/gpu/*.py tests/gpu/README.md tests/python/training.py dist/gpu
 
 # From the bundle's scripts, so that what is tried here is what runs elsewhere.
 gpu-check: gpu-bundle ## what only a machine with a GPU can show; says so where there is none. CHECKS="sums training" runs some

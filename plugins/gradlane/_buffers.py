@@ -97,8 +97,7 @@ def locate(value: Any, *, writable: bool) -> Buffer:
 
     Args:
         value: NumPy array, writable buffer (`bytearray`, `array.array`, ...), DLPack tensor on the CPU or a CUDA
-        device,
-            or anything with `__cuda_array_interface__`; C-contiguous.
+            device, or anything with `__cuda_array_interface__`; C-contiguous.
         writable: whether a result will be written into it. Where that is not so, read-only memory is accepted, and
             copied first if nothing but the buffer protocol leads to it.
     Raises:

@@ -39,8 +39,7 @@ def grouped_push_pull(
 
     Args:
         buffers: as for `push_pull`; of any dtypes and shapes, the same on all workers. Those of one device, or of the
-        host,
-            share messages among themselves.
+            host, share messages among themselves.
         name: a name for each, or one for all: buffer number i is then called `name.i`. Equal on all workers.
         op: as for `push_pull`, for all of them; so are `average`, `weight` and `timeout`.
         priority: that of the first; each one after it is less urgent by 1.

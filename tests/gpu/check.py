@@ -1,10 +1,8 @@
 """What only a machine with a GPU can show: `make gpu-check`, or `python check.py` where wheel and PyTorch are.
 
 Each check runs in processes of its own, under `gradlane run` where it is about a job, and prints lines: PASS or FAIL
-with
-what was held, FIGURE with what was measured. Where there is no CUDA device this prints `SKIP: no CUDA device`, and
-nothing
-else depends on it. `README.md` beside this file lists which statement each check verifies.
+with what was held, FIGURE with what was measured. Where there is no CUDA device this prints `SKIP: no CUDA device`, and
+nothing else depends on it. `README.md` beside this file lists which statement each check verifies.
 
     python check.py                # all of them
     python check.py sums training  # some of them
@@ -44,7 +42,8 @@ def main() -> int:
     if arguments.on == "cuda" and not torch.cuda.is_available():
         print("SKIP: no CUDA device")
         return 0
-    sys.path.insert(0, str(HERE))
+    # What it shares with the tests lies beside it in a bundle, and else with those.
+    sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
     from checks import CHECKS
 
     if arguments.worker:

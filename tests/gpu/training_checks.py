@@ -10,12 +10,12 @@ import gradlane.torch as gl
 import torch
 import torch.nn.functional as F
 from torch import distributed, nn
+from training import adamw, by_cross_barrier, by_optimizer, by_wrapper, mine, step
 
 STEPS = 8
 TOLERANCE = 2e-5
 """Absolute, on weights of about 1 in float32: the sum over workers is taken in another order, and kernels for half a
-batch
-may add in another one than those for a whole."""
+batch may add in another one than those for a whole."""
 
 
 def made(where: torch.device, seed: int = 7) -> nn.Module:
@@ -34,40 +34,8 @@ def batches(where: torch.device, steps: int = STEPS):
         yield batch.to(where), (batch.flatten(1) @ rule).argmax(1).to(where)
 
 
-def mine(batch):
-    return tuple(tensor[gl.rank() :: gl.size()] for tensor in batch)
-
-
-def step(model, optimizer, batch) -> float:
-    inputs, labels = batch
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(inputs), labels)
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
 def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-
-
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=3e-3)
-
-
-def by_wrapper(model, optimizer):
-    wrapped = gl.DistributedDataParallel(model)
-    return wrapped, optimizer(wrapped.parameters())
-
-
-def by_optimizer(model, optimizer):
-    gl.broadcast_parameters(model.state_dict())
-    return model, gl.DistributedOptimizer(optimizer(model.parameters()), model.named_parameters())
-
-
-def by_cross_barrier(model, optimizer):
-    gl.broadcast_parameters(model.state_dict())
-    return model, gl.CrossBarrier(model, optimizer(model.parameters()))
 
 
 def by_hook(model, optimizer, compression=gl.Compression.none):

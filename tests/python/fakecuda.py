@@ -2,8 +2,7 @@
 
 `make fakes` builds the library (`tests/fakecuda`), and a job is given its path as the setting `cuda_lib`. Memory of its
 devices is at the same addresses for the host, so that a test can look into it; streams, events and copies are those
-of the
-library, in the order that the driver promises.
+of the library, in the order that the driver promises.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
+
+from gradlane import _dlpack
 
 TARGET = Path(__file__).parents[2] / "target"
 LIBRARY = str(TARGET / "release" / "libfakecuda.so")
@@ -151,20 +152,7 @@ def wait_in(waiting: int, stream: int, device: int) -> None:
 class _Managed(ctypes.Structure):
     """`DLManagedTensor` of dlpack.h."""
 
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("type_code", ctypes.c_uint8),
-        ("type_bits", ctypes.c_uint8),
-        ("type_lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    ]
+    _fields_ = [("tensor", _dlpack._Tensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -177,7 +165,7 @@ def capsule(array, is_bfloat16: bool = False, device_type: int = 2) -> object:
     """A DLPack capsule of the array; its header lives as long as the process."""
     shape = (ctypes.c_int64 * len(array.shape))(*array.shape)
     code, bits = (4, 16) if is_bfloat16 else ({"i": 0, "u": 1, "f": 2}[array.dtype.kind], array.dtype.itemsize * 8)
-    header = _Managed(
+    tensor = _dlpack._Tensor(
         data=array.address,
         device_type=device_type,
         device_id=array.device,
@@ -187,5 +175,6 @@ def capsule(array, is_bfloat16: bool = False, device_type: int = 2) -> object:
         type_lanes=1,
         shape=shape,
     )
+    header = _Managed(tensor=tensor)
     _exported.append((header, shape))
     return _new_capsule(ctypes.addressof(header), b"dltensor", None)

@@ -15,6 +15,9 @@ from training import (  # noqa: E402
     assert_close,
     assert_equal_everywhere,
     batches,
+    by_cross_barrier,
+    by_optimizer,
+    by_wrapper,
     made,
     mine,
     mlp,
@@ -97,21 +100,6 @@ def test_a_group_may_lie_on_two_devices_and_on_the_cpu(cuda, copied):
     gl.grouped_push_pull_(tensors, "mixed", op=gl.Sum)
     assert [tensor[0].item() for tensor in tensors] == [0, 2, 4, 6, 8, 10]
     assert copied() == [800, 800, 800, 800]
-
-
-def by_wrapper(model, optimizer):
-    wrapped = gl.DistributedDataParallel(model)
-    return wrapped, optimizer(wrapped.parameters())
-
-
-def by_optimizer(model, optimizer):
-    gl.broadcast_parameters(model.state_dict())
-    return model, gl.DistributedOptimizer(optimizer(model.parameters()), model.named_parameters())
-
-
-def by_cross_barrier(model, optimizer):
-    gl.broadcast_parameters(model.state_dict())
-    return model, gl.CrossBarrier(model, optimizer(model.parameters()))
 
 
 @pytest.mark.parametrize("optimizer", [sgd, adamw])

@@ -12,6 +12,8 @@ from training import (  # noqa: E402
     assert_close,
     assert_equal_everywhere,
     batches,
+    by_optimizer,
+    by_wrapper,
     cnn,
     made,
     mine,
@@ -22,16 +24,6 @@ from training import (  # noqa: E402
 )
 
 STEPS = 8
-
-
-def by_wrapper(model, optimizer):
-    wrapped = gl.DistributedDataParallel(model)
-    return wrapped, optimizer(wrapped.parameters())
-
-
-def by_optimizer(model, optimizer):
-    gl.broadcast_parameters(model.state_dict())
-    return model, gl.DistributedOptimizer(optimizer(model.parameters()), model.named_parameters())
 
 
 def by_comm_hook(model, optimizer):

@@ -68,6 +68,21 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=3e-3)
 
 
+def by_wrapper(model, optimizer):
+    wrapped = gl.DistributedDataParallel(model)
+    return wrapped, optimizer(wrapped.parameters())
+
+
+def by_optimizer(model, optimizer):
+    gl.broadcast_parameters(model.state_dict())
+    return model, gl.DistributedOptimizer(optimizer(model.parameters()), model.named_parameters())
+
+
+def by_cross_barrier(model, optimizer):
+    gl.broadcast_parameters(model.state_dict())
+    return model, gl.CrossBarrier(model, optimizer(model.parameters()))
+
+
 def assert_equal_everywhere(model, name):
     """The model is bit for bit the same on all workers."""
     state = hashlib.sha256()

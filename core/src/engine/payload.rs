@@ -136,7 +136,7 @@ impl Cargo {
             }
             Self::Device(OnDevice { source, destination, .. }) => {
                 let after = source.after.iter().chain(&destination.after).cloned().collect();
-                let (source, destination) = (source.again().regions, destination.again().regions);
+                let (source, destination) = (source.regions_again(), destination.regions_again());
                 collective::Memory::Device(collective::DeviceMemory { source, destination, after })
             }
         }
@@ -179,7 +179,11 @@ impl OnDevice {
 impl Runs {
     /// The same once more, for another stage.
     pub(super) fn again(&self) -> Self {
-        Self { regions: self.regions.iter().map(DeviceRegion::again).collect(), after: self.after.clone() }
+        Self { regions: self.regions_again(), after: self.after.clone() }
+    }
+
+    fn regions_again(&self) -> Vec<DeviceRegion> {
+        self.regions.iter().map(DeviceRegion::again).collect()
     }
 }
 

@@ -182,7 +182,6 @@ impl Engine {
     fn equip(&self, clock: Clock, mut door: Option<PrivateSocket>) -> Result<()> {
         let (pipeline, rank, view) =
             self.shared.with(|state, _| (state.scheduler.pipeline().clone(), state.rank, state.view.clone()));
-        tracing::info!(%pipeline, "pipeline");
         for stage in Stage::ALL {
             match stage {
                 _ if !pipeline.contains(stage) => {}

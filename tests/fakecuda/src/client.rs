@@ -1,14 +1,10 @@
 //! How tests find the library and steer it.
 
-#![expect(unsafe_code, reason = "functions are looked up by name in a library")]
-
-use std::ffi::CString;
 use std::path::{Path, PathBuf};
-
-use libloading::Library;
 
 use crate::built;
 use crate::kernel::Reference;
+use crate::steering::{Steering, text};
 
 /// Where the built library lies.
 ///
@@ -26,7 +22,7 @@ pub fn library() -> PathBuf {
 ///
 /// All of it acts on the one state of this process, whoever else uses the library. Tests that share a process take a device each.
 #[derive(Debug)]
-pub struct Control(Library);
+pub struct Control(Steering);
 
 impl Control {
     /// Maps the library, or finds it mapped, and keeps it.
@@ -34,14 +30,12 @@ impl Control {
     /// # Panics
     /// If there is none.
     pub fn open(path: &Path) -> Self {
-        // SAFETY: loading it runs nothing, and it is never unmapped (`-z nodelete`).
-        let library = unsafe { Library::new(path) };
-        Self(library.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+        Self(Steering::of(path))
     }
 
     /// Initializes the driver, whatever `FAIL` says about `cuInit`.
     pub fn initialize(&self) {
-        self.call("fakecuda_initialize", |function: extern "C" fn() -> u32| function());
+        self.0.call("fakecuda_initialize", |function: extern "C" fn() -> u32| function());
     }
 
     /// Changes a setting, by its name without `FAKECUDA_`.
@@ -49,9 +43,7 @@ impl Control {
     /// # Panics
     /// If it is not understood.
     pub fn set(&self, name: &str, value: &str) {
-        let (name, value) = (text(name), text(value));
-        type Set = extern "C" fn(*const i8, *const i8) -> u32;
-        self.call("fakecuda_set", |set: Set| set(name.as_ptr().cast(), value.as_ptr().cast()));
+        self.0.set("fakecuda_set", name, value);
     }
 
     /// A counter of a device; the names are the fields of `Counters` in `counters.rs`.
@@ -62,7 +54,7 @@ impl Control {
         let name = text(name);
         let mut value = 0;
         type Counter = extern "C" fn(i32, *const i8, *mut u64) -> u32;
-        self.call("fakecuda_counter", |counter: Counter| counter(device, name.as_ptr().cast(), &raw mut value));
+        self.0.call("fakecuda_counter", |counter: Counter| counter(device, name.as_ptr().cast(), &raw mut value));
         value
     }
 
@@ -71,7 +63,7 @@ impl Control {
         let name = text(name);
         let mut value = 0;
         type Calls = extern "C" fn(*const i8, *mut u64) -> u32;
-        self.call("fakecuda_calls", |calls: Calls| calls(name.as_ptr().cast(), &raw mut value));
+        self.0.call("fakecuda_calls", |calls: Calls| calls(name.as_ptr().cast(), &raw mut value));
         value
     }
 
@@ -80,7 +72,7 @@ impl Control {
     /// # Panics
     /// If there is no such device.
     pub fn fail_device(&self, device: i32, code: u32) {
-        self.call("fakecuda_fail_device", |fail: extern "C" fn(i32, u32) -> u32| fail(device, code));
+        self.0.call("fakecuda_fail_device", |fail: extern "C" fn(i32, u32) -> u32| fail(device, code));
     }
 
     /// A stream such as a framework has, non-blocking; its handle. It is not among those that `LAG_STREAM` numbers.
@@ -90,7 +82,7 @@ impl Control {
     pub fn user_stream(&self, device: i32) -> u64 {
         let mut stream = 0_usize;
         type UserStream = extern "C" fn(i32, *mut usize) -> u32;
-        self.call("fakecuda_user_stream", |create: UserStream| create(device, &raw mut stream));
+        self.0.call("fakecuda_user_stream", |create: UserStream| create(device, &raw mut stream));
         stream as u64
     }
 
@@ -99,7 +91,7 @@ impl Control {
     /// # Panics
     /// If there is no such stream.
     pub fn lag(&self, stream: u64, micros: u64) {
-        self.call("fakecuda_lag", |lag: extern "C" fn(usize, u64) -> u32| lag(stream as usize, micros));
+        self.0.call("fakecuda_lag", |lag: extern "C" fn(usize, u64) -> u32| lag(stream as usize, micros));
     }
 
     /// Memory of a device; its address.
@@ -109,7 +101,7 @@ impl Control {
     pub fn allocate(&self, device: i32, bytes: usize) -> u64 {
         let mut address = 0;
         type Allocate = extern "C" fn(i32, usize, *mut u64) -> u32;
-        self.call("fakecuda_allocate", |allocate: Allocate| allocate(device, bytes, &raw mut address));
+        self.0.call("fakecuda_allocate", |allocate: Allocate| allocate(device, bytes, &raw mut address));
         address
     }
 
@@ -118,7 +110,7 @@ impl Control {
     /// # Panics
     /// If it is no allocation.
     pub fn free(&self, address: u64) {
-        self.call("fakecuda_free", |free: extern "C" fn(u64) -> u32| free(address));
+        self.0.call("fakecuda_free", |free: extern "C" fn(u64) -> u32| free(address));
     }
 
     /// Puts into a stream of `device` that these bytes are written to `address`, and returns at once: what a kernel of a framework does
@@ -128,7 +120,7 @@ impl Control {
     /// If the memory is not all of one allocation.
     pub fn produce(&self, device: i32, stream: u64, address: u64, data: &[u8]) {
         type Produce = extern "C" fn(i32, usize, u64, *const u8, usize) -> u32;
-        self.call("fakecuda_produce", |produce: Produce| {
+        self.0.call("fakecuda_produce", |produce: Produce| {
             produce(device, stream as usize, address, data.as_ptr(), data.len())
         });
     }
@@ -140,7 +132,7 @@ impl Control {
     pub fn consume(&self, device: i32, stream: u64, address: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         type Consume = extern "C" fn(i32, usize, u64, *mut u8, usize) -> u32;
-        self.call("fakecuda_consume", |consume: Consume| {
+        self.0.call("fakecuda_consume", |consume: Consume| {
             consume(device, stream as usize, address, data.as_mut_ptr(), len)
         });
         data
@@ -153,7 +145,7 @@ impl Control {
     pub fn host_address(&self, address: u64, bytes: usize) -> usize {
         let mut host = 0;
         type HostAddress = extern "C" fn(u64, usize, *mut usize) -> u32;
-        self.call("fakecuda_host_address", |resolve: HostAddress| resolve(address, bytes, &raw mut host));
+        self.0.call("fakecuda_host_address", |resolve: HostAddress| resolve(address, bytes, &raw mut host));
         host
     }
 
@@ -161,7 +153,7 @@ impl Control {
     pub fn register_kernel(&self, name: &str, reference: Reference) {
         let name = text(name);
         type Register = extern "C" fn(*const i8, Reference) -> u32;
-        self.call("fakecuda_register_kernel", |register: Register| register(name.as_ptr().cast(), reference));
+        self.0.call("fakecuda_register_kernel", |register: Register| register(name.as_ptr().cast(), reference));
     }
 
     /// Begins a capture of `stream` in the global mode, PyTorch's own: what threads elsewhere do can break it.
@@ -171,7 +163,7 @@ impl Control {
     pub fn begin_capture(&self, stream: u64) {
         const GLOBAL: u32 = 0;
         type Begin = extern "C" fn(usize, u32) -> u32;
-        self.call("cuStreamBeginCapture_v2", |begin: Begin| begin(stream as usize, GLOBAL));
+        self.0.call("cuStreamBeginCapture_v2", |begin: Begin| begin(stream as usize, GLOBAL));
     }
 
     /// Ends it, on the thread that began it.
@@ -181,17 +173,6 @@ impl Control {
     pub fn end_capture(&self, stream: u64) {
         let mut graph = 0;
         type End = extern "C" fn(usize, *mut usize) -> u32;
-        self.call("cuStreamEndCapture", |end: End| end(stream as usize, &raw mut graph));
+        self.0.call("cuStreamEndCapture", |end: End| end(stream as usize, &raw mut graph));
     }
-
-    fn call<F: Copy>(&self, name: &str, call: impl FnOnce(F) -> u32) {
-        // SAFETY: each name is given together with the type that `api::control` declares it with.
-        let function = unsafe { self.0.get::<F>(name) };
-        let code = call(*function.unwrap_or_else(|error| panic!("{name}: {error}")));
-        assert!(code == 0, "{name} answers {code}");
-    }
-}
-
-fn text(text: &str) -> CString {
-    CString::new(text).expect("names and values have no zeros")
 }

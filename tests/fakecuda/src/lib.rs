@@ -44,6 +44,7 @@ pub mod kernel;
 mod memory;
 pub mod ptx;
 mod settings;
+mod steering;
 mod stream;
 mod time;
 

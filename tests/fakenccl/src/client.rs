@@ -1,13 +1,9 @@
 //! How tests find the library and steer it.
 
-#![expect(unsafe_code, reason = "functions are looked up by name in a library")]
-
-use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
-use libloading::Library;
-
 use crate::built;
+use crate::steering::{Steering, text};
 
 /// Where the built library lies; see `fakecuda::library`. Processes that cargo does not start take `target/release/libfakenccl.so` after
 /// `cargo build --release -p fakenccl`.
@@ -20,7 +16,7 @@ pub fn library() -> PathBuf {
 
 /// The library as a test sees it. All of it acts on the one state of this process, whoever else uses the library.
 #[derive(Debug)]
-pub struct Control(Library);
+pub struct Control(Steering);
 
 impl Control {
     /// Maps the library, or finds it mapped, and keeps it.
@@ -28,9 +24,7 @@ impl Control {
     /// # Panics
     /// If there is none.
     pub fn open(path: &Path) -> Self {
-        // SAFETY: loading it runs nothing, and it is never unmapped (`-z nodelete`).
-        let library = unsafe { Library::new(path) };
-        Self(library.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+        Self(Steering::of(path))
     }
 
     /// Changes a setting, by its name without `FAKENCCL_`.
@@ -38,9 +32,7 @@ impl Control {
     /// # Panics
     /// If it is not understood.
     pub fn set(&self, name: &str, value: &str) {
-        let (name, value) = (text(name), text(value));
-        type Set = extern "C" fn(*const i8, *const i8) -> u32;
-        self.call("fakenccl_set", |set: Set| set(name.as_ptr().cast(), value.as_ptr().cast()));
+        self.0.set("fakenccl_set", name, value);
     }
 
     /// A number by name: `live_comms`, `executed` (operations that this process's ranks did to their end), or the name of a function for
@@ -49,18 +41,7 @@ impl Control {
         let name = text(name);
         let mut value = 0;
         type Counter = extern "C" fn(*const i8, *mut u64) -> u32;
-        self.call("fakenccl_counter", |counter: Counter| counter(name.as_ptr().cast(), &raw mut value));
+        self.0.call("fakenccl_counter", |counter: Counter| counter(name.as_ptr().cast(), &raw mut value));
         value
     }
-
-    fn call<F: Copy>(&self, name: &str, call: impl FnOnce(F) -> u32) {
-        // SAFETY: each name is given together with the type that `api` declares it with.
-        let function = unsafe { self.0.get::<F>(name) };
-        let code = call(*function.unwrap_or_else(|error| panic!("{name}: {error}")));
-        assert!(code == 0, "{name} answers {code}");
-    }
-}
-
-fn text(text: &str) -> CString {
-    CString::new(text).expect("names and values have no zeros")
 }

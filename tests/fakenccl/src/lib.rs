@@ -48,5 +48,7 @@ mod meeting;
 mod operation;
 mod settings;
 mod shared;
+#[path = "../../fakecuda/src/steering.rs"]
+mod steering;
 
 pub use client::{Control, library};

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::super::Metrics;
-use super::super::payload::{Hold, Runs};
+use super::super::payload::Runs;
 use super::super::shared::Shared;
 use crate::device::{Device, Transfer};
 use crate::error::Result;
@@ -23,7 +23,6 @@ pub(super) fn to_host(shared: &Arc<Shared>, task: Task) {
     let transfer = shared.with(|state, now| {
         let sends_body = state.sends_body(task.id);
         let payload = state.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
-        payload.hold = Hold::Nobody;
         let there = payload.cargo.on_device();
         let to = staging.region();
         there.staging = Some(staging);

@@ -191,14 +191,7 @@ fn why_an_owner_has_nothing_reaches_the_others_beside_the_road() {
 fn a_rank_that_dies_is_lost_to_all_that_is_under_way_on_devices() {
     let (machine, roads) = machine(3);
     let mut data = [[1_i32; 8]; 3];
-    let (sender, ended) = mpsc::channel();
-    roads.hold();
-    for (member, data) in machine.0.iter().zip(&mut data) {
-        let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
-        let sender = sender.clone();
-        member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
-    }
-    roads.wait_for(1);
+    let ended = hold_on_the_road(&machine, &roads, &mut data);
     machine.0[2].0.core.watch.leave(false);
     for _ in 0..3 {
         let error = ended.recv_timeout(PATIENCE).unwrap().unwrap_err();
@@ -271,14 +264,7 @@ fn who_gives_up_what_an_owner_brings_lends_its_memory_until_that_is_over() {
 fn whoever_leaves_waits_for_what_is_on_the_road() {
     let (machine, roads) = machine(2);
     let mut data = [[1_i32; 8]; 2];
-    let (sender, ended) = mpsc::channel();
-    roads.hold();
-    for (member, data) in machine.0.iter().zip(&mut data) {
-        let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
-        let sender = sender.clone();
-        member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
-    }
-    roads.wait_for(1);
+    let ended = hold_on_the_road(&machine, &roads, &mut data);
     std::thread::scope(|scope| {
         let leaving = scope.spawn(|| machine.0[1].0.shutdown());
         while machine.0[1].0.core.leaves.load(Ordering::SeqCst) == u64::MAX {
@@ -351,6 +337,19 @@ fn reduce_to(owner: u32) -> Goal {
 
 fn from(owner: u32, failure: Option<Error>) -> Goal {
     Goal::Broadcast { owner: WorkerId(owner), failure }
+}
+
+/// All ranks reduce `data` on devices, and the operation stays on its way; whoever receives hears of the outcomes.
+fn hold_on_the_road(machine: &Machine, roads: &Roads, data: &mut [[i32; 8]]) -> mpsc::Receiver<Result<f64>> {
+    let (sender, ended) = mpsc::channel();
+    roads.hold();
+    for (member, data) in machine.0.iter().zip(data) {
+        let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
+        let sender = sender.clone();
+        member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    }
+    roads.wait_for(1);
+    ended
 }
 
 /// Memory of a test as if it were a device's.
