@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -78,6 +77,8 @@ class Handle(Generic[T]):
         return Handle(self._native, lambda: finish(before()))
 
     def __await__(self) -> Generator[object, None, T]:
+        import asyncio  # here, as it is most of what importing gradlane would take
+
         return asyncio.to_thread(self.wait).__await__()
 
 

@@ -1,4 +1,4 @@
-"""The package as installed: what it imports, how long that takes, whether its stubs tell the truth."""
+"""The package as installed: what it imports, whether its stubs tell the truth."""
 
 import ast
 import importlib.resources
@@ -9,18 +9,14 @@ from gradlane import _core
 from processes import run_python
 
 FRAMEWORKS = ("torch", "numpy", "tensorflow", "jax")
-IMPORT_SECONDS_MAX = 0.1
+SLOW_TO_IMPORT = ("asyncio", "concurrent.futures", "ssl", "subprocess", "json", "logging")
+"""Modules of Python's own of which each would be a large part of what importing gradlane takes."""
 
 
-def test_importing_gradlane_imports_no_framework():
-    ended = run_python(f"import sys, gradlane; print([f for f in {FRAMEWORKS} if f in sys.modules])")
+@pytest.mark.parametrize("modules", [FRAMEWORKS, SLOW_TO_IMPORT])
+def test_importing_gradlane_imports_neither_frameworks_nor_what_is_slow_to_import(modules):
+    ended = run_python(f"import sys, gradlane; print([name for name in {modules} if name in sys.modules])")
     assert ended.output.strip() == "[]"
-
-
-def test_importing_gradlane_takes_less_than_a_tenth_of_a_second():
-    script = "import time; t = time.perf_counter(); import gradlane; print(time.perf_counter() - t)"
-    # The best of several, as the file cache is cold at first and other processes share the cores.
-    assert min(float(run_python(script).output) for _ in range(5)) < IMPORT_SECONDS_MAX
 
 
 def test_the_command_line_runs_as_a_module():
