@@ -82,8 +82,16 @@ impl Cluster {
         let workers = u32::try_from(machines.len()).expect("a few");
         let config = config(&[&[("local_reduce", "auto")], settings].concat());
         Self::joined(workers, servers, &config, |config, join, rank| {
-            let machine = Some(machines[rank as usize].to_owned());
-            worker_with(&Config { machine, ..config.clone() }, join, Some(rank), workers, device(rank))
+            let machine = machines[rank as usize];
+            let before = machines[..rank as usize].iter().filter(|other| **other == machine).count();
+            let local_rank = Some(u32::try_from(before).expect("a few"));
+            worker_with(
+                &Config { machine: Some(machine.to_owned()), local_rank, ..config.clone() },
+                join,
+                Some(rank),
+                workers,
+                device(rank),
+            )
         })
     }
 

@@ -88,6 +88,7 @@ impl DeviceRank {
             epoch: Epoch::default(),
             ranks: (0..ranks).map(local).collect(),
             me,
+            group: (0..ranks).collect(),
             door,
             join_timeout: PATIENCE,
             step_timeout,
@@ -148,7 +149,7 @@ impl DeviceRank {
             priority: Priority(0),
         };
         let part = PartId { key: TensorKey(key), index: 0 };
-        let operation = Operation { part, round: Round(0), goal, claim, memory: Memory::Device(memory) };
+        let operation = Operation { part, round: Round(0), goal, failure: None, claim, memory: Memory::Device(memory) };
         let (sender, outcome) = unbounded();
         // A test that has failed no longer waits.
         self.collective.run(operation, Done::new(move |result| drop(sender.send(result))));

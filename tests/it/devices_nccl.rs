@@ -313,7 +313,7 @@ fn there_and_back(key: u64, owner: u32, op: Op) -> (Wanted, Wanted) {
     let wanted = |goal| Wanted { goal, op, ..Wanted::sum(key, DType::BF16) };
     let dtype = if matches!(op, Op::Broadcast { .. }) { DType::I64 } else { DType::BF16 };
     let reduce = Wanted { dtype, ..wanted(Goal::Reduce { owner }) };
-    (reduce.clone(), Wanted { goal: Goal::Broadcast { owner, failure: None }, ..reduce })
+    (reduce.clone(), Wanted { goal: Goal::Broadcast { owner }, ..reduce })
 }
 
 /// Ranks of a machine, in this process and with a device each.

@@ -1,19 +1,11 @@
 //! Whole engines whose tensors lie on CUDA devices, several of them on a machine: reduced there, exchanged once a machine, and brought back.
 //! Driver and NCCL are the fakes.
 
-use std::sync::Arc;
-
-use fakecuda::Control;
 use gradlane_core::Error;
-use gradlane_core::config::Config;
-use gradlane_core::device::{CudaDevice, Device};
-use gradlane_core::engine::{Engine, Memory, Submission};
-use gradlane_core::mem::{DeviceRegion, Ordinal};
-use gradlane_core::types::{DType, Op, Priority, TensorSpec, WorkerId};
-use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all, config};
-use gradlane_tests::fakes;
+use gradlane_core::types::{Op, Priority, WorkerId};
+use gradlane_tests::cluster::{PATIENCE, SMALL_PARTS, Tensor, all};
 
-const LEN: usize = 100_003;
+use crate::seats::{LEN, start, total};
 
 #[test]
 fn a_sum_of_devices_is_exchanged_once_a_machine_and_is_exact_on_all_of_them() {
@@ -83,67 +75,4 @@ fn ranks_of_a_machine_whose_tensors_lie_in_different_kinds_of_memory_all_learn_b
             );
         }
     }
-}
-
-/// What one rank has of a device.
-struct Seat {
-    control: Control,
-    device: Ordinal,
-}
-
-impl Seat {
-    fn place(&self, values: &[f32]) -> u64 {
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        let address = self.control.allocate(i32::from(self.device.0), bytes.len());
-        self.control.produce(i32::from(self.device.0), 0, address, &bytes);
-        address
-    }
-
-    fn values(&self, address: u64) -> Vec<f32> {
-        let bytes = self.control.consume(i32::from(self.device.0), 0, address, 4 * LEN);
-        bytes.chunks_exact(4).map(|bytes| f32::from_ne_bytes(bytes.try_into().unwrap())).collect()
-    }
-
-    fn submission(
-        &self,
-        engine: &Engine,
-        name: &str,
-        op: Op,
-        (source, destination): (u64, u64),
-        priority: Priority,
-    ) -> Submission {
-        let device = engine.device().expect("it was given one");
-        let memory = |address| Memory::Device {
-            region: DeviceRegion::new(self.device, address, 4 * LEN),
-            after: device.mark(self.device, 0).unwrap(),
-        };
-        Submission {
-            tensor: TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![LEN as u64] },
-            source: memory(source),
-            destination: memory(destination),
-            op,
-            weight: 1.0,
-            priority,
-            timeout: None,
-        }
-    }
-}
-
-/// Workers on the machines of these names, with a device each, and a server.
-fn start(machines: &[&str], settings: &[(&str, &str)]) -> (Cluster, Vec<Seat>) {
-    let seat = |_: &&str| {
-        let (control, ordinal) = fakes::device();
-        Seat { control, device: Ordinal(ordinal) }
-    };
-    let seats: Vec<Seat> = machines.iter().map(seat).collect();
-    let [cuda, nccl] = [fakes::fakecuda(), fakes::fakenccl()].map(|path| path.to_str().unwrap().to_owned());
-    let settings = [&[("cuda_lib", cuda.as_str()), ("nccl_lib", nccl.as_str())], settings].concat();
-    let config: Config = config(&settings);
-    let device = |_| Some(Arc::new(CudaDevice::load(&config).unwrap()) as Arc<dyn Device>);
-    (Cluster::on_with_devices(machines, 1, &settings, device), seats)
-}
-
-fn total(cluster: &Cluster, name: &str) -> u64 {
-    let value = |engine: &Engine| engine.metrics().snapshot().into_iter().find(|(other, _)| *other == name).unwrap().1;
-    cluster.workers.iter().map(value).sum()
 }

@@ -7,7 +7,7 @@ use crossbeam_channel::unbounded;
 use gradlane_core::Error;
 use gradlane_core::transport::quic::{ControlEvent, ControlLink, Credentials, vandal};
 use gradlane_core::types::{DType, Incarnation, MachineId, Op, PartId, Round, TensorKey, Time, WorkerId};
-use gradlane_core::types::{Epoch, Phase, Role, View};
+use gradlane_core::types::{Epoch, Phase, Role, View, Wiring};
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_core::wire::{Flags, Frame, Header, HeaderKind, VERSION};
 use gradlane_server::{Embedded, EmbeddedOptions};
@@ -117,6 +117,7 @@ fn frames_that_nobody_may_send_end_their_link_and_nothing_else() {
         address: String::new(),
         machine: MachineId::UNKNOWN,
         door: String::new(),
+        wiring: Wiring::default(),
         workers: 0,
         servers: 0,
     };

@@ -384,6 +384,7 @@ impl Member {
             address: config.address.clone(),
             machine: config.machine,
             door: config.door.clone(),
+            wiring: config.wiring,
             workers: config.workers,
             servers: config.servers,
         }

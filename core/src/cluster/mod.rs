@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{Incarnation, MachineId, PartLayout, Role, TensorKey, View};
+use crate::types::{Incarnation, MachineId, PartLayout, Role, TensorKey, View, Wiring};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 
@@ -36,6 +36,8 @@ pub struct MemberConfig {
     pub machine: MachineId,
     /// Path of the socket at which processes of its machine reach it; empty for none.
     pub door: String,
+    /// A worker's place among those of its machine.
+    pub wiring: Wiring,
     /// How many workers the job must have; 0 if this process does not know.
     pub workers: u32,
     /// How many servers the job must have; 0 if this process does not know.

@@ -24,20 +24,20 @@ pub struct DeviceMemory {
     pub after: Vec<Mark>,
 }
 
-/// An operation that all ranks have come to and that is next on all of them.
+/// An operation that all ranks of the machine have come to and that is next on all of them.
 #[derive(Debug)]
 pub struct Ordered {
-    /// What the ranks do.
+    /// What the ranks of the team do.
     pub walk: Walk,
     /// What all ranks claim alike.
     pub claim: Claim,
-    /// The weight of each rank.
+    /// The weight of each rank of the team.
     pub weights: Vec<f64>,
     /// This rank's part of it.
     pub memory: DeviceMemory,
 }
 
-/// Carries out operations on memory of devices among the ranks of one machine.
+/// Carries out operations on memory of devices among the ranks of one machine, or of one PCIe group of it.
 pub trait DeviceRoad: Send + Sync {
     /// Whether an operation can be carried out here, asked before the other ranks hear of it. May take long the first time, when
     /// libraries are loaded.
@@ -95,7 +95,7 @@ pub fn describe(config: &Config) -> Option<Line> {
     }
 }
 
-/// The ranks of a machine, for the road of one of them.
+/// The ranks that reduce memory of their devices with each other, for the road of one of them.
 pub struct Team {
     /// The position of this rank among them.
     pub me: usize,

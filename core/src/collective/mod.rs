@@ -31,8 +31,11 @@ pub struct Operation {
     pub part: PartId,
     /// Which sum of it; each rank comes to the rounds of a part in order.
     pub round: Round,
-    /// What shall come of it; equal on all ranks, but for what only the owner knows.
+    /// What shall come of it; equal on all ranks, but for owners of memory of devices, of which each PCIe group has its own.
     pub goal: Goal,
+    /// Why this rank has nothing of what the others wait for. All of them then have its error, or that of another which has one, and
+    /// nobody's memory is touched.
+    pub failure: Option<Error>,
     /// What this rank thinks it is; of the kind of memory that it has.
     pub claim: Claim,
     /// Contribution and result.
@@ -44,7 +47,7 @@ pub struct Operation {
 pub enum Memory {
     /// In host memory.
     Host {
-        /// The contribution, run after run; as long as the claim says.
+        /// The contribution, run after run; as long as the claim says, or nothing where this rank contributes nothing and wants nothing.
         source: Vec<Region>,
         /// Where the result goes, as long; may be the same memory.
         destination: Vec<Region>,
@@ -66,9 +69,12 @@ impl Memory {
 /// What comes of an operation.
 ///
 /// ```text
-///   one machine      AllReduce
-///   several          Reduce ──► the owner exchanges it with a server ──► Broadcast
+///   one machine                  AllReduce
+///   several                      Reduce ──► the owner exchanges it with a server ──► Broadcast
+///   one, several PCIe groups     Reduce ──► Join ──► Broadcast
+///   several of several groups    Reduce ──► Join ──► the owner exchanges it with a server ──► Share ──► Broadcast
 /// ```
+/// In memory of devices `Reduce` and `Broadcast` are those of a PCIe group, whose holder of the part is the owner.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Goal {
     /// All ranks have the whole result.
@@ -80,12 +86,25 @@ pub enum Goal {
         /// One of the ranks.
         owner: WorkerId,
     },
-    /// All ranks have what the owner's destination holds, or its error.
+    /// What the holders have of their groups becomes one: all of them have the whole result, or what is summed further is the taker's. The
+    /// other ranks help to add. A weight is that of a group. In host memory.
+    Join {
+        /// One rank a group, in the order of the groups.
+        holders: Vec<WorkerId>,
+        /// One of the holders.
+        taker: Option<WorkerId>,
+        /// In a broadcast: the holder that has the root's bytes, if the root is on this machine.
+        origin: Option<WorkerId>,
+    },
+    /// Those with a destination have what the owner's destination holds. In host memory.
+    Share {
+        /// One of the ranks.
+        owner: WorkerId,
+    },
+    /// All ranks have what the owner's destination holds.
     Broadcast {
         /// One of the ranks.
         owner: WorkerId,
-        /// At the owner: why there is nothing to have.
-        failure: Option<Error>,
     },
 }
 
@@ -97,18 +116,40 @@ impl Operation {
 }
 
 impl Goal {
-    /// The place of such an operation among those of a part: two a round, the one before the exchange and the one after it.
+    /// How many places there are for the operations of a round of a part.
+    const A_ROUND: u64 = 4;
+
+    /// The place of such an operation among those of a part.
     pub fn slot(&self, part: PartId, round: Round) -> Slot {
-        let after = match self {
+        let place = match self {
             Self::AllReduce | Self::Reduce { .. } => 0,
-            Self::Broadcast { .. } => 1,
+            Self::Join { .. } => 1,
+            Self::Share { .. } => 2,
+            Self::Broadcast { .. } => 3,
         };
-        (part, Round(round.0 * 2 + after))
+        (part, Round(round.0 * Self::A_ROUND + place))
     }
 
-    /// Whether this rank is an owner that has nothing but an error.
-    pub const fn has_failed(&self) -> bool {
-        matches!(self, Self::Broadcast { failure: Some(_), .. })
+    /// The round of the part that a place is of.
+    pub fn round(place: Round) -> Round {
+        Round(place.0 / Self::A_ROUND)
+    }
+
+    /// The one rank that has what is summed further.
+    pub const fn taker(&self) -> Option<WorkerId> {
+        match self {
+            Self::Reduce { owner } => Some(*owner),
+            Self::Join { taker, .. } => *taker,
+            Self::AllReduce | Self::Share { .. } | Self::Broadcast { .. } => None,
+        }
+    }
+
+    /// The rank that has the result already, which the others wait for.
+    pub const fn bringer(&self) -> Option<WorkerId> {
+        match self {
+            Self::Share { owner } | Self::Broadcast { owner } => Some(*owner),
+            Self::AllReduce | Self::Reduce { .. } | Self::Join { .. } => None,
+        }
     }
 }
 

@@ -38,6 +38,8 @@ pub enum Unit {
     Duration,
     /// A whole number.
     Count,
+    /// Positions, separated by commas.
+    Indices,
     /// Yes or no.
     Flag,
     /// Any text.
@@ -57,6 +59,7 @@ impl fmt::Display for Unit {
             Self::Bytes => f.write_str("bytes, such as 4194304 or 4 MiB"),
             Self::Duration => f.write_str("seconds, such as 10, or a time such as 250 ms or 2 min"),
             Self::Count => f.write_str("a whole number"),
+            Self::Indices => f.write_str("positions from 0 with commas between them, such as 0,2"),
             Self::Flag => f.write_str("true or false"),
             Self::Text => f.write_str("a text"),
             Self::Choice(words) => write!(f, "one of {}", words.join(", ")),
@@ -126,6 +129,25 @@ impl<N: FromStr + Copy + fmt::Display + Into<u64>> Kind for Count<N> {
 
     fn quantity(value: &N) -> Option<u128> {
         Some(u128::from((*value).into()))
+    }
+}
+
+/// Positions from 0, separated by commas; possibly none.
+#[derive(Debug)]
+pub struct Indices;
+
+impl Kind for Indices {
+    type Value = Vec<u32>;
+    const UNIT: Unit = Unit::Indices;
+
+    fn parse(text: &str) -> Result<Vec<u32>, String> {
+        let words = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
+        words.map(|word| word.parse().map_err(|_| format!("has {word:?}, which is no position"))).collect()
+    }
+
+    fn print(value: &Vec<u32>) -> String {
+        let words: Vec<String> = value.iter().map(u32::to_string).collect();
+        words.join(",")
     }
 }
 
@@ -379,6 +401,16 @@ mod tests {
         assert!(Address::parse("n1").is_err());
         assert!(Address::parse(":7000").is_err());
         assert!(Address::parse("n1:70000").is_err());
+    }
+
+    #[test]
+    fn positions_are_separated_by_commas() {
+        assert_eq!(Indices::parse(" 0, 2"), Ok(vec![0, 2]));
+        assert_eq!(Indices::print(&vec![0, 2]), "0,2");
+        assert_eq!(Indices::parse(""), Ok(Vec::new()));
+        for text in ["0,", "a", "-1", "0 2"] {
+            assert!(Indices::parse(text).unwrap_err().contains("no position"), "{text}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::choices::{Checksum, Congestion, LocalReduce, QuicDriver, RoadChoice};
 use super::kinds::{
-    Address, Bytes, Count, Flag, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
+    Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
 };
 use super::origin::{Origin, PREFIX};
 
@@ -198,6 +198,10 @@ knobs! {
         nccl_lib: Optional<Path> = "";
         /// Memory of the host that a process may pin for copies from and to devices; beyond it copies go through ordinary memory, slower.
         pinned_bytes_max: Bytes = "1 GiB" in "1 MiB" to "1 TiB";
+        /// Devices behind one PCIe switch, counted by local rank: those of a switch reduce first, and the host adds what the switches have. Unset, all devices of a machine reduce at once. `gradlane doctor` tells what would fit.
+        pcie_switch_size: Optional<Count> = "" in "1" to "64", alias "BYTEPS_PCIE_SWITCH_SIZE";
+        /// Local ranks that may hold and exchange what the workers of their machine reduce, such as `0,2`; unset, all of them in turn.
+        reduce_roots: Indices = "", alias "BYTEPS_REDUCE_ROOTS";
     }
     "Failures" {
         /// How long a process waits for the job to form.

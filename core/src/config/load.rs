@@ -120,9 +120,14 @@ impl Config {
         (knob.set)(self, text).map_err(|problem| {
             let problem = match knob.unit {
                 Unit::Secret => format!("is malformed: {problem}"),
-                Unit::Bytes | Unit::Duration | Unit::Count | Unit::Flag | Unit::Text | Unit::Choice(_) | Unit::Path => {
-                    format!("{text:?} {problem}")
-                }
+                Unit::Bytes
+                | Unit::Duration
+                | Unit::Count
+                | Unit::Indices
+                | Unit::Flag
+                | Unit::Text
+                | Unit::Choice(_)
+                | Unit::Path => format!("{text:?} {problem}"),
             };
             Error::Config { knob: written(knob.name, &origin), problem, hint: format!("give {}", knob.unit) }
         })?;

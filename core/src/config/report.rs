@@ -61,6 +61,7 @@ fn literal(knob: &Knob, value: String) -> String {
         Unit::Count
         | Unit::Flag
         | Unit::Bytes
+        | Unit::Indices
         | Unit::Duration
         | Unit::Text
         | Unit::Choice(_)

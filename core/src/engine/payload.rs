@@ -142,6 +142,15 @@ impl Cargo {
         }
     }
 
+    /// What the PCIe groups of a machine reduce on its host: nothing where this rank holds nothing of it.
+    pub(super) fn staged_memory(&self) -> collective::Memory {
+        let staged = || match self {
+            Self::Device(OnDevice { staging: Some(staging), .. }) => vec![staging.region()],
+            Self::Device(OnDevice { staging: None, .. }) | Self::Host { .. } => Vec::new(),
+        };
+        collective::Memory::Host { source: staged(), destination: staged() }
+    }
+
     /// Gives back what it was staged in, if it was.
     pub(super) fn unstage(&mut self) {
         if let Self::Device(there) = self {

@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 
 use crate::cluster::MemberConfig;
 use crate::config::Config;
-use crate::types::{Incarnation, MachineId, Role};
+use crate::types::{Incarnation, MachineId, Role, Wiring};
 
 /// The membership settings of this process, for any rank; the caller fills in what it asks for.
 pub fn member(role: Role, config: &Config) -> MemberConfig {
@@ -17,6 +17,7 @@ pub fn member(role: Role, config: &Config) -> MemberConfig {
         address: String::new(),
         machine: machine(config),
         door: String::new(),
+        wiring: Wiring::default(),
         workers: 0,
         servers: 0,
         coordinator: String::new(),

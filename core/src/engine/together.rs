@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
 use crate::pipeline::{DeviceKind, Topology};
-use crate::types::{MachineId, Machines, View, WorkerId};
+use crate::types::{MachineId, Machines, View, Wiring, WorkerId};
 
 /// Where other workers of this machine find this one; `None` where they shall not, or cannot.
 pub(super) fn open_door(config: &Config, machine: MachineId, workers: u32) -> Option<PrivateSocket> {
@@ -22,6 +22,25 @@ pub(super) fn open_door(config: &Config, machine: MachineId, workers: u32) -> Op
     PrivateSocket::listen(&std::env::temp_dir()).inspect_err(refused).ok()
 }
 
+/// The place of this worker among those of its machine, as the settings tell it.
+///
+/// # Errors
+/// [`Error::Config`] if they do not say enough.
+pub(super) fn wiring(config: &Config) -> Result<Wiring> {
+    let unplaced = |knob: &str| Error::Config {
+        knob: knob.to_owned(),
+        problem: "counts workers by local_rank, which this one does not know".to_owned(),
+        hint: format!("set local_rank, as launchers do, or leave {knob} out"),
+    };
+    let place = |knob: &str| config.local_rank.ok_or_else(|| unplaced(knob));
+    let pcie_group = match config.pcie_switch_size {
+        Some(devices) => place("pcie_switch_size")? / devices + 1,
+        None => Wiring::default().pcie_group,
+    };
+    let holds = config.reduce_roots.is_empty() || config.reduce_roots.contains(&place("reduce_roots")?);
+    Ok(Wiring { pcie_group, holds })
+}
+
 /// The job as the worker `rank` sees it, whose tensors may lie in memory of a `device`.
 pub(super) fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind) -> Topology {
     let several = |len: usize| u32::try_from(len).expect("bounded by MEMBERS_MAX");
@@ -29,6 +48,7 @@ pub(super) fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind) 
         Some(team) => Topology {
             machines: several(machines.len()),
             local_ranks: several(team.len()),
+            pcie_groups: several(machines.groups(rank)),
             local_collective: true,
             ..Topology::single(device)
         },
@@ -69,12 +89,16 @@ pub(super) fn meet(
 ) -> Result<Arc<dyn Collective>> {
     let ranks = ranks(view, rank);
     let absent = || Error::Internal { what: format!("{rank} is not among the workers of its machine") };
-    let me = ranks.iter().position(|other| other.rank == rank).ok_or_else(absent)?;
+    let position = |worker: WorkerId| ranks.iter().position(|other| other.rank == worker);
+    let me = position(rank).ok_or_else(absent)?;
+    let machines = Machines::of(view);
+    let group = machines.group(rank).unwrap_or_default().iter().filter_map(|worker| position(*worker)).collect();
     let options = HostOptions {
         job: view.job.clone(),
         epoch: view.epoch,
         ranks,
         me,
+        group,
         door: door.filter(|_| me == 0),
         join_timeout: config.join_timeout,
         step_timeout: config.step_timeout,
@@ -121,6 +145,45 @@ mod tests {
                 assert_eq!(met, machines.team(rank).unwrap_or_default());
             }
         }
+    }
+
+    #[test]
+    fn a_machine_of_several_pcie_groups_reduces_in_each_and_on_its_host() {
+        let mut view = View::of_workers(&[(7, "a"), (7, "b"), (7, "c"), (7, "d"), (8, "e")]);
+        let config =
+            |local_rank| Config { local_rank: Some(local_rank), pcie_switch_size: Some(2), ..Config::default() };
+        for (member, local_rank) in view.members.iter_mut().zip([0, 1, 2, 3, 0]) {
+            member.wiring = wiring(&config(local_rank)).unwrap();
+        }
+        let machines = Machines::of(&view);
+        let stages =
+            |rank| Pipeline::for_role(&topology(&machines, WorkerId(rank), DeviceKind::Cuda), false).to_string();
+        let grouped = "REDUCE -> COPYD2H -> PCIE_REDUCE -> PUSH -> PULL -> PCIE_BROADCAST -> COPYH2D -> BROADCAST";
+        assert_eq!([0, 1, 2, 3].map(stages), [grouped; 4]);
+        assert_eq!(stages(4), "COPYD2H -> PUSH -> PULL -> COPYH2D");
+        assert_eq!(machines.group(WorkerId(2)), Some([2, 3].map(WorkerId).as_slice()));
+    }
+
+    #[test]
+    fn whoever_counts_workers_of_a_machine_must_know_its_place() {
+        let told = |text: &str| {
+            let (name, value) = text.split_once('=').unwrap();
+            let mut config = Config::default();
+            match name {
+                "pcie_switch_size" => config.pcie_switch_size = value.parse().ok(),
+                _ => config.reduce_roots = vec![value.parse().unwrap()],
+            }
+            config
+        };
+        for text in ["pcie_switch_size=2", "reduce_roots=1"] {
+            let error = wiring(&told(text)).unwrap_err().to_string();
+            assert!(error.contains("local_rank") && error.contains(text.split('=').next().unwrap()), "{error}");
+            assert!(wiring(&Config { local_rank: Some(1), ..told(text) }).is_ok());
+        }
+        let placed = |local_rank, text| wiring(&Config { local_rank: Some(local_rank), ..told(text) }).unwrap();
+        assert_eq!([0, 1, 2, 5].map(|rank| placed(rank, "pcie_switch_size=2").pcie_group), [1, 1, 2, 3]);
+        assert_eq!([0, 1].map(|rank| placed(rank, "reduce_roots=1").holds), [false, true]);
+        assert_eq!(wiring(&Config::default()), Ok(Wiring::default()));
     }
 
     #[test]

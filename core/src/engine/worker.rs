@@ -113,6 +113,7 @@ impl Engine {
         let scheduler = Scheduler::new(scheduling, Pipeline::of(Vec::new()));
         let door = together::open_door(&config, options.member.machine, options.member.workers);
         let mut member = options.member;
+        member.wiring = together::wiring(&config)?;
         if let Some(door) = &door {
             member.door = door.path().to_string_lossy().into_owned();
         }
@@ -178,32 +179,27 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Starts what the pipeline needs: threads for its stages, and the other workers of this machine.
-    fn equip(&self, clock: Clock, mut door: Option<PrivateSocket>) -> Result<()> {
+    /// Starts what the pipeline needs: the other workers of this machine, and threads for its stages.
+    fn equip(&self, clock: Clock, door: Option<PrivateSocket>) -> Result<()> {
         let (pipeline, rank, view) =
             self.shared.with(|state, _| (state.scheduler.pipeline().clone(), state.rank, state.view.clone()));
-        for stage in Stage::ALL {
-            match stage {
-                _ if !pipeline.contains(stage) => {}
-                // It needs no thread here, and carries out the others too.
-                Stage::AllReduce | Stage::Reduce => {
-                    let view = view.as_ref().expect("joined");
-                    let failed = || self.milestones.reached.lock().expect(LOCK).failed.clone();
-                    let copies = self.shared.metrics.copies();
-                    let collective = together::meet(&self.config, view, rank, door.take(), copies, clock, &failed)?;
-                    let first = self.shared.collective.set(collective).is_ok();
-                    assert!(first, "an engine starts once");
-                }
-                Stage::Broadcast => {}
-                // Takes no longer than to wake a thread for it.
-                Stage::Pull => {}
-                _ => {
-                    let execute =
-                        executor(stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
-                    let thread = stage_loop::spawn(stage, Arc::clone(&self.shared), execute)?;
-                    self.threads.lock().expect(LOCK).push(thread);
-                }
+        if pipeline.stages().iter().any(|stage| stage.is_collective()) {
+            let view = view.as_ref().expect("joined");
+            let failed = || self.milestones.reached.lock().expect(LOCK).failed.clone();
+            let copies = self.shared.metrics.copies();
+            let collective = together::meet(&self.config, view, rank, door, copies, clock, &failed)?;
+            let first = self.shared.collective.set(collective).is_ok();
+            assert!(first, "an engine starts once");
+        }
+        for stage in pipeline.stages() {
+            // What ranks do together needs no thread here, and PULL takes no longer than to wake one.
+            if stage.is_collective() || *stage == Stage::Pull {
+                continue;
             }
+            let execute =
+                executor(*stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
+            let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), execute)?;
+            self.threads.lock().expect(LOCK).push(thread);
         }
         Ok(())
     }

@@ -4,19 +4,19 @@
 //! |---|---|
 //! | one process | none: scale and complete |
 //! | one machine, several ranks | ALL_REDUCE |
-//! | one machine, several PCIe groups | REDUCE, COPYD2H, PCIE_REDUCE, COPYH2D, BROADCAST |
+//! | one machine, several PCIe groups | REDUCE, COPYD2H, PCIE_REDUCE, COPYH2D, BROADCAST; in host memory ALL_REDUCE |
 //! | machines with one rank each, without devices | PUSH, PULL |
 //! | the same with devices | COPYD2H, PUSH, PULL, COPYH2D |
 //! | machines with several ranks, without devices | REDUCE, PUSH, PULL, BROADCAST |
 //! | the same with devices | REDUCE, COPYD2H, PUSH, PULL, COPYH2D, BROADCAST |
-//! | the same in several PCIe groups | REDUCE, COPYD2H, PCIE_REDUCE, PUSH, PULL, COPYH2D, BROADCAST |
+//! | the same in several PCIe groups | REDUCE, COPYD2H, PCIE_REDUCE, PUSH, PULL, PCIE_BROADCAST, COPYH2D, BROADCAST |
 //!
 //! A compressor puts COMPRESS before PUSH and DECOMPRESS after PULL. Ranks of one machine without a local collective count as
 //! machines with one rank each.
 //!
 //! A pipeline has what any part of its rank may need; which of it a part passes is its [`Route`]. Tensors in host memory pass no copies,
-//! also where there are devices. Of the ranks of a machine that reduce among themselves before they push, each exchanges only the parts
-//! that it owns, whole: see [`Duty`].
+//! also where there are devices, and know no PCIe groups. Of the ranks of a machine that reduce among themselves before they push, each
+//! exchanges only the parts that it owns, whole: see [`Duty`].
 
 use std::fmt;
 
@@ -28,9 +28,12 @@ use super::topology::{DeviceKind, Topology};
 pub enum Duty {
     /// All stages: it reduces with the others, or with nobody where the pipeline has no REDUCE, and exchanges what comes of it.
     Owner,
-    /// Another rank of its machine exchanges the part: nothing between REDUCE and BROADCAST.
+    /// It has what its PCIe group reduced, and another rank of its machine exchanges the part: all stages but those of the exchange.
+    Holder,
+    /// Others hold the part and exchange it: only what the ranks of the machine do together.
     Member,
-    /// It exchanges its own contribution: no REDUCE and no BROADCAST.
+    /// Nothing that it has is reduced on a device: no REDUCE and no BROADCAST. It exchanges its own contribution, or, where nothing is
+    /// exchanged, brings it to PCIE_REDUCE.
     Alone,
 }
 
@@ -67,13 +70,13 @@ impl Pipeline {
         let together = topology.local_collective && topology.local_ranks > 1;
         let pushes = topology.machines > 1 || (topology.local_ranks > 1 && !together);
         let groups = together && topology.pcie_groups > 1 && topology.device == DeviceKind::Cuda;
-        let at_once = together && !pushes && !groups;
         let staged = topology.device == DeviceKind::Cuda && (pushes || groups);
         let needed = |stage: &Stage| match stage {
-            Stage::AllReduce => at_once,
-            Stage::Reduce | Stage::Broadcast => together && !at_once,
+            Stage::AllReduce => together && !pushes,
+            Stage::Reduce | Stage::Broadcast => together && pushes || groups,
             Stage::CopyD2H | Stage::CopyH2D => staged,
             Stage::PcieReduce => groups,
+            Stage::PcieBroadcast => groups && pushes,
             Stage::Compress | Stage::Decompress => compressed && pushes,
             Stage::Push | Stage::Pull => pushes,
         };
@@ -105,21 +108,26 @@ impl Pipeline {
         self.passed(route).find(|later| *later > stage)
     }
 
-    /// Whether, once a part of this rank has passed `stage`, the others of its machine wait for it in BROADCAST.
-    pub fn is_awaited_after(&self, stage: Stage, duty: Duty) -> bool {
-        duty != Duty::Alone
-            && (Stage::Reduce..Stage::Broadcast).contains(&stage)
-            && self.contains(Stage::Reduce)
-            && self.contains(Stage::Broadcast)
+    /// Where the others of its machine wait for a part of this rank, once it has passed `stage`; `None` if they do not.
+    pub fn meeting_after(&self, stage: Stage, route: Route) -> Option<Stage> {
+        self.passed(route).find(|later| *later > stage && later.is_collective())
     }
 
     fn passed(&self, Route { duty, memory }: Route) -> impl Iterator<Item = Stage> {
+        let pushes = self.pushes();
         let is_duty = move |stage: &Stage| match (duty, stage) {
             (Duty::Owner, _) => true,
-            (Duty::Alone, stage) => !matches!(stage, Stage::Reduce | Stage::Broadcast),
-            (Duty::Member, stage) => !(Stage::CopyD2H..=Stage::CopyH2D).contains(stage),
+            (Duty::Holder, stage) => !(Stage::Compress..=Stage::Decompress).contains(stage),
+            (Duty::Member, stage) => stage.is_collective(),
+            (Duty::Alone, Stage::PcieReduce) => !pushes,
+            (Duty::Alone, stage) => !matches!(stage, Stage::Reduce | Stage::PcieBroadcast | Stage::Broadcast),
         };
-        let is_needed = move |stage: &Stage| memory == DeviceKind::Cuda || !stage.is_staging();
+        let (at_once, grouped) = (self.contains(Stage::AllReduce), self.contains(Stage::PcieReduce));
+        let is_needed = move |stage: &Stage| match memory {
+            DeviceKind::Cuda => *stage != Stage::AllReduce || !grouped,
+            DeviceKind::Host if at_once => *stage == Stage::AllReduce,
+            DeviceKind::Host => !stage.is_staging(),
+        };
         self.stages.iter().copied().filter(is_duty).filter(is_needed)
     }
 
@@ -139,8 +147,16 @@ impl fmt::Display for Pipeline {
         if self.stages.is_empty() {
             return f.write_str("nothing to reduce");
         }
-        let names: Vec<String> = self.stages.iter().map(Stage::to_string).collect();
-        f.write_str(&names.join(" -> "))
+        let kinds = [DeviceKind::Cuda, DeviceKind::Host].map(|memory| {
+            let stages = self.passed(Route { duty: Duty::Owner, memory });
+            stages.map(Stage::name).collect::<Vec<_>>().join(" -> ")
+        });
+        let [on_devices, on_host] = &kinds;
+        f.write_str(on_devices)?;
+        match self.contains(Stage::AllReduce) && self.contains(Stage::Reduce) {
+            true => write!(f, "; in host memory {on_host}"),
+            false => Ok(()),
+        }
     }
 }
 
@@ -157,13 +173,30 @@ mod tests {
             (1, 1, 1, Cuda, false, true, "nothing to reduce"),
             (1, 8, 1, Cuda, true, false, "ALL_REDUCE"),
             (1, 8, 1, Host, true, true, "ALL_REDUCE"),
-            (1, 8, 2, Cuda, true, false, "REDUCE -> COPYD2H -> PCIE_REDUCE -> COPYH2D -> BROADCAST"),
+            (
+                1,
+                8,
+                2,
+                Cuda,
+                true,
+                false,
+                "REDUCE -> COPYD2H -> PCIE_REDUCE -> COPYH2D -> BROADCAST; in host memory ALL_REDUCE",
+            ),
+            (1, 8, 2, Host, true, false, "ALL_REDUCE"),
             (4, 1, 1, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
             (4, 1, 1, Cuda, true, true, "COPYD2H -> COMPRESS -> PUSH -> PULL -> DECOMPRESS -> COPYH2D"),
             (4, 1, 1, Host, false, false, "PUSH -> PULL"),
             (4, 1, 1, Host, false, true, "COMPRESS -> PUSH -> PULL -> DECOMPRESS"),
             (4, 8, 1, Cuda, true, false, "REDUCE -> COPYD2H -> PUSH -> PULL -> COPYH2D -> BROADCAST"),
-            (4, 8, 2, Cuda, true, false, "REDUCE -> COPYD2H -> PCIE_REDUCE -> PUSH -> PULL -> COPYH2D -> BROADCAST"),
+            (
+                4,
+                8,
+                2,
+                Cuda,
+                true,
+                false,
+                "REDUCE -> COPYD2H -> PCIE_REDUCE -> PUSH -> PULL -> PCIE_BROADCAST -> COPYH2D -> BROADCAST",
+            ),
             (
                 4,
                 8,
@@ -171,7 +204,8 @@ mod tests {
                 Cuda,
                 true,
                 true,
-                "REDUCE -> COPYD2H -> PCIE_REDUCE -> COMPRESS -> PUSH -> PULL -> DECOMPRESS -> COPYH2D -> BROADCAST",
+                "REDUCE -> COPYD2H -> PCIE_REDUCE -> COMPRESS -> PUSH -> PULL -> DECOMPRESS -> PCIE_BROADCAST -> COPYH2D \
+                 -> BROADCAST",
             ),
             (4, 8, 1, Host, true, false, "REDUCE -> PUSH -> PULL -> BROADCAST"),
             (4, 8, 2, Host, true, false, "REDUCE -> PUSH -> PULL -> BROADCAST"),
@@ -219,12 +253,40 @@ mod tests {
         assert_eq!(passed(Duty::Owner), [Stage::Reduce, Stage::Push, Stage::Pull, Stage::Broadcast]);
         assert_eq!(passed(Duty::Member), [Stage::Reduce, Stage::Broadcast]);
         assert_eq!(passed(Duty::Alone), [Stage::Push, Stage::Pull]);
-        let awaited = |stage| pipeline.is_awaited_after(stage, Duty::Owner);
-        assert!(awaited(Stage::Reduce) && awaited(Stage::Push) && awaited(Stage::Pull) && !awaited(Stage::Broadcast));
-        assert!(!pipeline.is_awaited_after(Stage::Push, Duty::Alone));
-        assert!(
-            !Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false).is_awaited_after(Stage::Push, Duty::Owner)
-        );
+        let meeting = |stage, duty| pipeline.meeting_after(stage, Route::host(duty));
+        for stage in [Stage::Reduce, Stage::Push, Stage::Pull] {
+            assert_eq!(meeting(stage, Duty::Owner), Some(Stage::Broadcast));
+        }
+        assert_eq!(meeting(Stage::Broadcast, Duty::Owner), None);
+        assert_eq!(meeting(Stage::Push, Duty::Alone), None);
+        let flat = Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false);
+        assert_eq!(flat.meeting_after(Stage::Push, Route::host(Duty::Owner)), None);
+    }
+
+    #[test]
+    fn groups_meet_on_the_host_where_each_has_a_holder() {
+        let one =
+            Topology { local_ranks: 4, pcie_groups: 2, local_collective: true, ..Topology::single(DeviceKind::Cuda) };
+        let [one, several] = [1, 2].map(|machines| Pipeline::for_role(&Topology { machines, ..one }, false));
+        let passed = |pipeline: &Pipeline, route| pipeline.passed(route).map(Stage::name).collect::<Vec<_>>().join(" ");
+        let device = |pipeline, duty| passed(pipeline, Route::device(duty));
+        assert_eq!(device(&one, Duty::Owner), "REDUCE COPYD2H PCIE_REDUCE COPYH2D BROADCAST");
+        assert_eq!(device(&one, Duty::Holder), device(&one, Duty::Owner));
+        assert_eq!(device(&one, Duty::Member), "REDUCE PCIE_REDUCE BROADCAST");
+        assert_eq!(device(&one, Duty::Alone), "COPYD2H PCIE_REDUCE COPYH2D");
+        for duty in [Duty::Owner, Duty::Holder, Duty::Member, Duty::Alone] {
+            assert_eq!(passed(&one, Route::host(duty)), "ALL_REDUCE");
+        }
+        let whole = "REDUCE COPYD2H PCIE_REDUCE PUSH PULL PCIE_BROADCAST COPYH2D BROADCAST";
+        assert_eq!(device(&several, Duty::Owner), whole);
+        assert_eq!(device(&several, Duty::Holder), whole.replace("PUSH PULL ", ""));
+        assert_eq!(device(&several, Duty::Member), "REDUCE PCIE_REDUCE PCIE_BROADCAST BROADCAST");
+        assert_eq!(device(&several, Duty::Alone), "COPYD2H PUSH PULL COPYH2D");
+        assert_eq!(passed(&several, Route::host(Duty::Owner)), "REDUCE PUSH PULL BROADCAST");
+        assert_eq!(passed(&several, Route::host(Duty::Member)), "REDUCE BROADCAST");
+        let meeting = |stage| several.meeting_after(stage, Route::device(Duty::Owner));
+        let meetings = [Stage::CopyD2H, Stage::Push, Stage::CopyH2D].map(meeting);
+        assert_eq!(meetings, [Stage::PcieReduce, Stage::PcieBroadcast, Stage::Broadcast].map(Some));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The ten kinds of work that a part can need.
+//! The eleven kinds of work that a part can need.
 
 use std::fmt;
 
@@ -23,6 +23,8 @@ pub enum Stage {
     Pull,
     /// Undoes the compression of the sum.
     Decompress,
+    /// Brings the sum on the host to one rank of every PCIe group of the machine.
+    PcieBroadcast,
     /// Copies the sum back to the device.
     CopyH2D,
     /// Brings what each rank owns to the others, so that every rank of the machine has the whole sum.
@@ -31,7 +33,7 @@ pub enum Stage {
 
 impl Stage {
     /// How many stages there are.
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 11;
 
     /// Every stage, in the order in which a part passes them.
     pub const ALL: [Self; Self::COUNT] = [
@@ -43,12 +45,14 @@ impl Stage {
         Self::Push,
         Self::Pull,
         Self::Decompress,
+        Self::PcieBroadcast,
         Self::CopyH2D,
         Self::Broadcast,
     ];
 
     /// Those that the ranks of a machine do together, in one order.
-    pub const COLLECTIVE: [Self; 3] = [Self::AllReduce, Self::Reduce, Self::Broadcast];
+    pub const COLLECTIVE: [Self; 5] =
+        [Self::AllReduce, Self::Reduce, Self::PcieReduce, Self::PcieBroadcast, Self::Broadcast];
 
     /// Its position in [`Stage::ALL`].
     pub const fn index(self) -> usize {
@@ -62,7 +66,7 @@ impl Stage {
 
     /// Whether it is one that only memory of devices needs.
     pub const fn is_staging(self) -> bool {
-        matches!(self, Self::CopyD2H | Self::PcieReduce | Self::CopyH2D)
+        matches!(self, Self::CopyD2H | Self::PcieReduce | Self::PcieBroadcast | Self::CopyH2D)
     }
 
     /// Whether it copies between a device and the host.
@@ -81,6 +85,7 @@ impl Stage {
             Self::Push => "PUSH",
             Self::Pull => "PULL",
             Self::Decompress => "DECOMPRESS",
+            Self::PcieBroadcast => "PCIE_BROADCAST",
             Self::CopyH2D => "COPYH2D",
             Self::Broadcast => "BROADCAST",
         }

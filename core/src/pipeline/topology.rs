@@ -27,8 +27,7 @@ pub struct Topology {
     pub machines: u32,
     /// Ranks on this machine; at least 1.
     pub local_ranks: u32,
-    /// Groups of this machine's devices that reduce each for itself before the host adds what they have; 1 where all reduce together. NCCL
-    /// reaches across the groups that [`PcieGroups`](super::PcieGroups) finds, so that an engine has 1 on every machine.
+    /// Groups of this machine's devices that reduce each for itself before the host adds what they have; 1 where all reduce together.
     pub pcie_groups: u32,
     /// What may hold this rank's tensors, besides host memory.
     pub device: DeviceKind,

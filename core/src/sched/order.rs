@@ -32,7 +32,7 @@ pub struct Claim {
     pub bytes: u64,
     /// What holds it.
     pub device: DeviceKind,
-    /// Whether this rank, which all others wait for, has an error to tell instead of a part to show. One that has is enough.
+    /// Whether this rank has an error to tell instead of what the others wait for. One that has is enough.
     pub failed: bool,
     /// Its weight in a weighted mean.
     pub weight: f64,
@@ -54,8 +54,10 @@ pub enum Decision {
     Run {
         /// Which sum.
         slot: Slot,
-        /// What all ranks claim alike, and whether one of them failed; weight and priority are the first rank's.
+        /// What all ranks claim alike; the rest is the first rank's.
         claim: Claim,
+        /// The rank that has an error to tell instead, if one has: all that happens is that it tells it.
+        failed: Option<u32>,
         /// The weight of each rank.
         weights: Vec<f64>,
     },
@@ -128,6 +130,7 @@ struct Pending {
     order: u64,
     first: u32,
     claim: Claim,
+    failed: Option<u32>,
     priority: Priority,
     arrived: u64,
     weights: Vec<f64>,
@@ -169,14 +172,21 @@ impl Order {
         }
         let ranks = self.ranks as usize;
         let order = self.announced;
-        let first =
-            || Pending { order, first: rank, claim, priority: claim.priority, arrived: 0, weights: vec![1.0; ranks] };
+        let first = || Pending {
+            order,
+            first: rank,
+            claim,
+            failed: None,
+            priority: claim.priority,
+            arrived: 0,
+            weights: vec![1.0; ranks],
+        };
         let pending = self.pending.entry(slot).or_insert_with(first);
         self.announced += u64::from(pending.arrived == 0);
         pending.arrived |= 1 << rank;
         pending.weights[rank as usize] = claim.weight;
         pending.priority = pending.priority.max(claim.priority);
-        pending.claim.failed |= claim.failed;
+        pending.failed = pending.failed.or(claim.failed.then_some(rank));
         let (first, ours) = (pending.first, pending.claim);
         if !ours.agrees_with(&claim) {
             return self.fail(slot, Failure::Mismatch { first, ours, second: rank, theirs: claim });
@@ -224,8 +234,8 @@ impl Order {
         let oldest_turn = self.oldest_every > 0 && self.decided + 1 >= self.oldest_every;
         let slot = if oldest_turn { self.ages.first()?.1 } else { self.ready.first()?.2 };
         self.decided = if oldest_turn { 0 } else { self.decided.saturating_add(1) };
-        let Pending { claim, weights, .. } = self.remove(slot).expect("what is ready is pending");
-        Some(Decision::Run { slot, claim, weights })
+        let Pending { claim, failed, weights, .. } = self.remove(slot).expect("what is ready is pending");
+        Some(Decision::Run { slot, claim, failed, weights })
     }
 
     /// Whether [`next_decision`](Self::next_decision) has one.

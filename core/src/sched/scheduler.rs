@@ -21,9 +21,10 @@
 //!
 //! A task is *unwanted* when all its groups failed. One exception keeps memory safe: after PUSH its exchange is open, and whatever
 //! waits for PULL goes there even if unwanted, is abandoned on arrival, and is gone when the executor says that the memory is free.
-//! Another keeps the ranks of a machine together: after REDUCE the others wait in BROADCAST for what becomes of the part, so a task that
-//! failed or is unwanted goes there too, and its owner tells them why ([`failure`](Scheduler::failure)). It is abandoned on arrival if that
-//! concerns this rank alone.
+//! Another keeps the ranks of a machine together: after REDUCE the others wait for what becomes of the part where they meet next (in
+//! BROADCAST, or on the host where they are several PCIe groups), so a task that failed or is unwanted goes there too, and who should have
+//! brought something tells them why there is nothing ([`failure`](Scheduler::failure)). It is abandoned on arrival if that concerns this
+//! rank alone.
 //!
 //! # Rules
 //! - Credit counts bytes and tasks, and what is urgent has its own beside that of the least urgent ([`Credit`]). It is drawn when a task
@@ -290,8 +291,8 @@ impl Scheduler {
         if work.tells_until.is_some() {
             return self.finish_telling(now, id, outcome);
         }
-        let (stage, doomed, route) = (work.stage, work.doomed, work.spec.route);
-        let is_awaited = self.pipeline.is_awaited_after(stage, route.duty);
+        let (stage, doomed, told, route) = (work.stage, work.doomed, work.failure.is_some(), work.spec.route);
+        let is_awaited = self.pipeline.meeting_after(stage, route).is_some();
         if stage.is_copy() {
             self.wake_if_ready(stage);
         }
@@ -310,8 +311,8 @@ impl Scheduler {
                 }
                 match self.pipeline.after(stage, route) {
                     Some(next) if !doomed => self.enter(now, id, next, None),
-                    // An owner that came so far has the sum.
-                    Some(next) if is_awaited && (stage >= Stage::Pull || next == Stage::Broadcast) => {
+                    // Who came so far has the sum, or has nothing to do but what the others need it for.
+                    Some(next) if is_awaited && (stage >= Stage::Pull || next.is_collective()) => {
                         self.enter(now, id, next, None);
                     }
                     Some(_) if is_awaited => self.tell(now, id, None),
@@ -338,10 +339,12 @@ impl Scheduler {
             }
             Outcome::Retry { error, .. } | Outcome::Failed(error) => {
                 // Where it is wanted still, the server is who said that there will be no sum.
-                if stage < Stage::Push || exchanging && doomed {
+                // What has been told once ends here only now.
+                if !told && stage < Stage::Push || exchanging && doomed {
                     self.give_up(now, id, Some(&error).filter(|_| !doomed));
                 }
-                if is_awaited && stage != Stage::Reduce {
+                // What the ranks do together fails on all of them.
+                if is_awaited && !stage.is_collective() {
                     return self.tell(now, id, (!doomed).then_some(error));
                 }
                 for group in self.vanish(id, false) {
@@ -429,7 +432,7 @@ impl Scheduler {
         Some(Command::Wake(stage))
     }
 
-    /// Why the owner of a task in BROADCAST has no sum for the other ranks of its machine; `None` if it has one.
+    /// Why a task that others of its machine wait for brings them nothing; `None` if it brings what it should.
     pub fn failure(&self, id: TaskId) -> Option<&Error> {
         self.tasks.get(id.0)?.failure.as_ref()
     }

@@ -4,20 +4,41 @@
 //! The workers of a machine reduce together if there are several, all of them known to be there and willing. For each part one of them,
 //! its *owner*, exchanges what they reduced; the parts of a tensor go round among them, so that all their links and cores work. Everybody
 //! else owns all its parts itself.
+//!
+//! Where the devices of a machine lie in several PCIe groups, each group reduces first for one of its workers, the *holder* of the part
+//! in that group. The owner is one of the holders; the groups take turns, and within each its workers do.
 
 use std::collections::BTreeMap;
 
-use super::{DType, MachineId, Op, PartId, View, WorkerId};
+use super::{DType, MachineId, Member, Op, PartId, View, WorkerId};
 
 /// The workers of a job by machine.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Machines {
     /// By rank.
     workers: Vec<WorkerId>,
-    /// Those that reduce among themselves, by rank, one list a machine.
-    teams: Vec<Vec<WorkerId>>,
+    /// Those that reduce among themselves, one a machine.
+    teams: Vec<Team>,
     /// Where in `teams` a worker is.
     team_of: BTreeMap<WorkerId, usize>,
+}
+
+/// The workers of a machine that reduce among themselves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Team {
+    /// By rank.
+    ranks: Vec<WorkerId>,
+    /// The same by PCIe group; one group of all where nothing lies between their devices.
+    groups: Vec<Group>,
+}
+
+/// The workers of a team whose devices are of one PCIe group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Group {
+    /// By rank.
+    ranks: Vec<WorkerId>,
+    /// Those of them that may hold parts, by rank; at least one.
+    roots: Vec<WorkerId>,
 }
 
 impl Machines {
@@ -27,33 +48,36 @@ impl Machines {
     /// The machines of `view`.
     pub fn of(view: &View) -> Self {
         let mut workers = Vec::new();
-        let mut by_machine: BTreeMap<MachineId, Vec<(WorkerId, bool)>> = BTreeMap::new();
+        let mut by_machine: BTreeMap<MachineId, Vec<&Member>> = BTreeMap::new();
         for member in view.workers() {
-            let (worker, willing) = (WorkerId(member.index), !member.door.is_empty());
-            workers.push(worker);
+            workers.push(WorkerId(member.index));
             if member.machine != MachineId::UNKNOWN {
-                by_machine.entry(member.machine).or_default().push((worker, willing));
+                by_machine.entry(member.machine).or_default().push(member);
             }
         }
         workers.sort_unstable();
-        let several = |ranks: &Vec<(WorkerId, bool)>| (2..=Self::RANKS_MAX as usize).contains(&ranks.len());
-        let willing = |ranks: &Vec<(WorkerId, bool)>| several(ranks) && ranks.iter().all(|(_, willing)| *willing);
-        let team = |ranks: Vec<(WorkerId, bool)>| {
-            let mut team: Vec<WorkerId> = ranks.into_iter().map(|(worker, _)| worker).collect();
-            team.sort_unstable();
-            team
-        };
-        let teams: Vec<Vec<WorkerId>> = by_machine.into_values().filter(willing).map(team).collect();
-        let place = |(place, team): (usize, &Vec<WorkerId>)| {
-            team.iter().map(move |worker| (*worker, place)).collect::<Vec<_>>()
-        };
+        let several = |members: &Vec<&Member>| (2..=Self::RANKS_MAX as usize).contains(&members.len());
+        let willing = |members: &Vec<&Member>| several(members) && members.iter().all(|one| !one.door.is_empty());
+        let teams: Vec<Team> = by_machine.into_values().filter(willing).map(Team::of).collect();
+        let place =
+            |(place, team): (usize, &Team)| team.ranks.iter().map(move |worker| (*worker, place)).collect::<Vec<_>>();
         let team_of = teams.iter().enumerate().flat_map(place).collect();
         Self { workers, teams, team_of }
     }
 
     /// The workers that `worker` reduces with, itself among them, by rank; `None` if it reduces with nobody.
     pub fn team(&self, worker: WorkerId) -> Option<&[WorkerId]> {
-        self.team_of.get(&worker).map(|place| self.teams[*place].as_slice())
+        self.team_with(worker).map(|team| team.ranks.as_slice())
+    }
+
+    /// How many PCIe groups the team of `worker` has; 1 where all of a machine reduce at once, and for who reduces with nobody.
+    pub fn groups(&self, worker: WorkerId) -> usize {
+        self.team_with(worker).map_or(1, |team| team.groups.len())
+    }
+
+    /// The workers of the PCIe group of `worker`, itself among them, by rank; `None` if it reduces with nobody.
+    pub fn group(&self, worker: WorkerId) -> Option<&[WorkerId]> {
+        self.team_with(worker).map(|team| team.group_of(worker).ranks.as_slice())
     }
 
     /// Machines that reduce among themselves, and workers that do not.
@@ -77,7 +101,27 @@ impl Machines {
 
     /// Who exchanges a part with its server for `worker`, which may be itself.
     pub fn owner(&self, part: PartId, dtype: DType, worker: WorkerId) -> WorkerId {
-        self.partners(dtype, worker).map_or(worker, |team| owner_in(team, part))
+        match self.team_with(worker) {
+            Some(team) if dtype != DType::F16 => team.owner(part),
+            Some(_) | None => worker,
+        }
+    }
+
+    /// Who has what the PCIe group of `worker` reduced of a part, which may be itself.
+    pub fn holder(&self, part: PartId, dtype: DType, worker: WorkerId) -> WorkerId {
+        match self.team_with(worker) {
+            Some(team) if dtype != DType::F16 => team.group_of(worker).holder(team.turn(part).1),
+            Some(_) | None => worker,
+        }
+    }
+
+    /// The holders of a part on the machine of `worker`, by group.
+    pub fn holders(&self, part: PartId, dtype: DType, worker: WorkerId) -> Vec<WorkerId> {
+        match self.team_with(worker) {
+            Some(team) if dtype != DType::F16 => team.holders(part).collect(),
+            Some(team) => team.ranks.clone(),
+            None => vec![worker],
+        }
     }
 
     /// Who exchanges a part with its server, by rank: of each machine one, and whoever comes alone.
@@ -94,19 +138,73 @@ impl Machines {
             Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => true,
         }
     }
+
+    fn team_with(&self, worker: WorkerId) -> Option<&Team> {
+        self.team_of.get(&worker).map(|place| &self.teams[*place])
+    }
 }
 
-/// The parts of one tensor go round; those of small tensors are spread by the hash of their names.
-fn owner_in(team: &[WorkerId], part: PartId) -> WorkerId {
-    let turn = (part.key.0 % team.len() as u64 + u64::from(part.index)) % team.len() as u64;
-    team[usize::try_from(turn).expect("below RANKS_MAX")]
+impl Team {
+    fn of(mut members: Vec<&Member>) -> Self {
+        members.sort_unstable_by_key(|member| member.index);
+        let is_told = members.iter().all(|member| member.wiring.pcie_group > 0);
+        let mut by_group: BTreeMap<u32, Vec<&Member>> = BTreeMap::new();
+        for member in &members {
+            by_group.entry(if is_told { member.wiring.pcie_group } else { 0 }).or_default().push(member);
+        }
+        let groups = by_group.into_values().map(|members| Group::of(&members)).collect();
+        Self { ranks: members.into_iter().map(worker).collect(), groups }
+    }
+
+    fn group_of(&self, worker: WorkerId) -> &Group {
+        let of = |group: &&Group| group.ranks.contains(&worker);
+        self.groups.iter().find(of).expect("every worker of a team is of one of its groups")
+    }
+
+    /// Which group has the owner of a part, and how often each group had its turn before. The parts of one tensor go round; those of small
+    /// tensors are spread by the hash of their names.
+    fn turn(&self, part: PartId) -> (usize, u64) {
+        let holders: usize = self.groups.iter().map(|group| group.roots.len()).sum();
+        let turn = part.key.0 % holders as u64 + u64::from(part.index);
+        let groups = self.groups.len() as u64;
+        (usize::try_from(turn % groups).expect("below RANKS_MAX"), turn / groups)
+    }
+
+    /// By group.
+    fn holders(&self, part: PartId) -> impl Iterator<Item = WorkerId> {
+        let (_, turn) = self.turn(part);
+        self.groups.iter().map(move |group| group.holder(turn))
+    }
+
+    fn owner(&self, part: PartId) -> WorkerId {
+        let (group, turn) = self.turn(part);
+        self.groups[group].holder(turn)
+    }
+}
+
+impl Group {
+    fn of(members: &[&Member]) -> Self {
+        let ranks: Vec<WorkerId> = members.iter().copied().map(worker).collect();
+        let roots: Vec<WorkerId> =
+            members.iter().filter(|member| member.wiring.holds).map(|member| worker(member)).collect();
+        // Somebody must.
+        Self { roots: if roots.is_empty() { ranks.clone() } else { roots }, ranks }
+    }
+
+    fn holder(&self, turn: u64) -> WorkerId {
+        self.roots[usize::try_from(turn % self.roots.len() as u64).expect("below RANKS_MAX")]
+    }
+}
+
+fn worker(member: &Member) -> WorkerId {
+    WorkerId(member.index)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::TensorKey;
     use crate::types::view::Place;
+    use crate::types::{TensorKey, Wiring};
 
     #[test]
     fn the_workers_of_a_machine_reduce_together_if_they_are_several_and_all_willing() {
@@ -121,7 +219,7 @@ mod tests {
         for (members, teams) in table {
             let machines = machines(members);
             let found: Vec<Vec<u32>> =
-                machines.teams.iter().map(|team| team.iter().map(|worker| worker.0).collect()).collect();
+                machines.teams.iter().map(|team| team.ranks.iter().map(|worker| worker.0).collect()).collect();
             assert_eq!(found, teams, "{members:?}");
             let together: usize = teams.iter().map(|team| team.len() - 1).sum();
             assert_eq!(machines.len(), members.len() - together, "{members:?}");
@@ -168,11 +266,64 @@ mod tests {
         }
     }
 
+    #[test]
+    fn every_group_has_a_holder_of_a_part_and_the_owner_is_one_of_them() {
+        // Two groups of two and one of three, on a machine of seven.
+        let machines = wired(&[1, 1, 2, 2, 3, 3, 3], &[]);
+        let (mut held, mut owned) = ([0; 7], [0; 7]);
+        for index in 0..4200 {
+            let holders = machines.holders(part(index), DType::F32, WorkerId(0));
+            let groups: Vec<usize> = holders.iter().map(|holder| [0, 0, 1, 1, 2, 2, 2][holder.0 as usize]).collect();
+            assert_eq!(groups, [0, 1, 2], "{holders:?}");
+            for worker in (0..7).map(WorkerId) {
+                let holder = machines.holder(part(index), DType::F32, worker);
+                assert!(holders.contains(&holder) && machines.group(holder) == machines.group(worker));
+            }
+            let owners = machines.owners(part(index), DType::F32);
+            assert!(owners.len() == 1 && holders.contains(&owners[0]), "{owners:?} of {holders:?}");
+            holders.iter().for_each(|holder| held[holder.0 as usize] += 1);
+            owned[owners[0].0 as usize] += 1;
+        }
+        // Where turns begin depends on the name, so that a few parts more or less fall on each.
+        let nearly = |found: [u32; 7], expected: [u32; 7]| {
+            found.iter().zip(expected).all(|(found, expected)| found.abs_diff(expected) <= 3)
+        };
+        assert!(nearly(held, [2100, 2100, 2100, 2100, 1400, 1400, 1400]), "{held:?}");
+        assert!(nearly(owned, [700, 700, 700, 700, 467, 467, 467]), "{owned:?}");
+        assert_eq!(machines.holders(part(0), DType::F16, WorkerId(3)), (0..7).map(WorkerId).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn groups_count_if_all_of_the_machine_tell_theirs() {
+        for (wiring, groups) in [([1, 1, 2, 2], 2), ([7, 7, 7, 7], 1), ([1, 2, 3, 0], 1), ([4, 3, 2, 1], 4)] {
+            assert_eq!(wired(&wiring, &[]).groups(WorkerId(2)), groups, "{wiring:?}");
+        }
+        assert_eq!(machines(&[(7, "a"), (8, "b")]).groups(WorkerId(0)), 1);
+    }
+
+    #[test]
+    fn only_roots_hold_parts_where_a_group_has_any() {
+        let holders = |machines: &Machines| {
+            let all = (0..100).flat_map(|index| machines.holders(part(index), DType::F32, WorkerId(0)));
+            all.map(|holder| holder.0).collect::<std::collections::BTreeSet<u32>>()
+        };
+        assert_eq!(holders(&wired(&[0; 4], &[1, 2])), [0, 3].into());
+        assert_eq!(holders(&wired(&[1, 1, 2, 2], &[1, 2, 3])), [0, 2, 3].into(), "the second group has none");
+    }
+
     fn part(index: u32) -> PartId {
         PartId { key: TensorKey::of("weight"), index }
     }
 
     fn machines(members: &[Place]) -> Machines {
         Machines::of(&View::of_workers(members))
+    }
+    /// A machine whose workers are of these PCIe groups; those of `others` are no roots.
+    fn wired(groups: &[u32], others: &[usize]) -> Machines {
+        let mut view = View::of_workers(&vec![(7, "door"); groups.len()]);
+        for (position, (member, group)) in view.members.iter_mut().zip(groups).enumerate() {
+            member.wiring = Wiring { pcie_group: *group, holds: !others.contains(&position) };
+        }
+        Machines::of(&view)
     }
 }

@@ -24,4 +24,4 @@ pub use op::Op;
 pub use priority::Priority;
 pub use span::Span;
 pub use time::Time;
-pub use view::{Member, Phase, Role, View};
+pub use view::{Member, Phase, Role, View, Wiring};

@@ -55,6 +55,23 @@ pub struct Member {
     pub machine: MachineId,
     /// Path of the socket at which processes of its machine reach it; empty for none.
     pub door: String,
+    /// A worker's place among those of its machine.
+    pub wiring: Wiring,
+}
+
+/// How the device of a worker is joined to those of the other workers of its machine, and what it may do for them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wiring {
+    /// Its PCIe group, from 1; those of one group reduce among themselves first. 0 if nothing is known, or nothing lies between devices.
+    pub pcie_group: u32,
+    /// Whether it may hold what others reduce, and exchange it for them.
+    pub holds: bool,
+}
+
+impl Default for Wiring {
+    fn default() -> Self {
+        Self { pcie_group: 0, holds: true }
+    }
 }
 
 impl Member {
@@ -135,6 +152,7 @@ impl View {
             address: String::new(),
             machine: MachineId(*machine),
             door: (*door).to_owned(),
+            wiring: Wiring::default(),
         };
         let members = (0..).zip(places).map(member).collect();
         Self { job: "job".to_owned(), epoch: Epoch::default(), phase: Phase::Running, members }

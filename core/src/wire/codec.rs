@@ -19,6 +19,10 @@ impl Writer {
         self.0.push(value);
     }
 
+    pub(super) fn flag(&mut self, value: bool) {
+        self.u8(u8::from(value));
+    }
+
     pub(super) fn u32(&mut self, value: u32) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
@@ -109,6 +113,14 @@ impl<'a> Reader<'a> {
 
     pub(super) fn u8(&mut self, field: &str) -> Result<u8> {
         Ok(self.array::<1>(field)?[0])
+    }
+
+    pub(super) fn flag(&mut self, field: &str) -> Result<bool> {
+        match self.u8(field)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(self.bad(field, format!("is {other}"))),
+        }
     }
 
     pub(super) fn u32(&mut self, field: &str) -> Result<u32> {

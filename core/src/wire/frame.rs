@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Incarnation, MachineId, PartId, PartLayout, Role, Round, TensorKey, TensorSpec, Time, View, WorkerId,
+    Incarnation, MachineId, PartId, PartLayout, Role, Round, TensorKey, TensorSpec, Time, View, Wiring, WorkerId,
 };
 
 mod encoding;
@@ -111,6 +111,8 @@ pub struct Join {
     pub machine: MachineId,
     /// Path of the socket at which processes of its machine reach it; empty for none.
     pub door: String,
+    /// A worker's place among those of its machine.
+    pub wiring: Wiring,
     /// How many workers it believes the job has; 0 if it does not know.
     pub workers: u32,
     /// How many servers it believes the job has; 0 if it does not know.

@@ -67,7 +67,7 @@ pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
 
 /// Version of both shapes; changes whenever anything in them does. It stands where every version has it, and is compared before anything
 /// else is read: a peer of another version is refused before any data.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 
 /// Whether `peer`, which speaks version `theirs`, can be understood.
 ///

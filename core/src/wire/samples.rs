@@ -7,7 +7,7 @@ use super::{Flags, Frame, Header, HeaderKind};
 use crate::error::{Claim, Error};
 use crate::types::{
     DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Role, Round, ServerId,
-    Span, TensorKey, TensorSpec, Time, View, WorkerId,
+    Span, TensorKey, TensorSpec, Time, View, Wiring, WorkerId,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -22,6 +22,7 @@ pub(super) fn frames() -> Vec<Frame> {
             address: String::new(),
             machine: MachineId(6),
             door: String::new(),
+            wiring: Wiring { pcie_group: 2, holds: false },
             workers: 2,
             servers: 0,
         }),
@@ -137,6 +138,7 @@ fn member(role: Role) -> Member {
         address,
         machine: MachineId(6),
         door: String::new(),
+        wiring: Wiring::default(),
     }
 }
 

@@ -127,7 +127,7 @@ fn health(health: Health) -> &'static str {
 #[cfg(test)]
 mod tests {
     use gradlane_core::Error;
-    use gradlane_core::types::{Epoch, Incarnation, Member, NodeId, Round, TensorKey, View};
+    use gradlane_core::types::{Epoch, Incarnation, Member, NodeId, Round, TensorKey, View, Wiring};
     use gradlane_core::wire::frame::{MemberStatus, Progress};
 
     use super::*;
@@ -178,6 +178,7 @@ mod tests {
             address: address.to_owned(),
             machine,
             door: door.to_owned(),
+            wiring: Wiring::default(),
         };
         let members = vec![
             member(Role::Worker, 70, "", MachineId::UNKNOWN, ""),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{DType, Incarnation, LinkId, MachineId, NodeId, Role, TensorSpec, Time};
+use gradlane_core::types::{DType, Incarnation, LinkId, MachineId, NodeId, Role, TensorSpec, Time, Wiring};
 use gradlane_core::wire::Frame;
 
 use super::*;
@@ -326,6 +326,7 @@ impl Node {
             address: if role == Role::Server { format!("n{number}:7000") } else { String::new() },
             machine: MachineId::UNKNOWN,
             door: String::new(),
+            wiring: Wiring::default(),
             workers: WORKERS as u32,
             servers: 0,
             coordinator: "n0:6000".to_owned(),

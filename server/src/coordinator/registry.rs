@@ -176,7 +176,7 @@ impl Entry {
 mod tests {
     use std::collections::BTreeSet;
 
-    use gradlane_core::types::{DType, Epoch, Incarnation, NodeId, Phase, Role};
+    use gradlane_core::types::{DType, Epoch, Incarnation, NodeId, Phase, Role, Wiring};
 
     use super::*;
 
@@ -309,6 +309,7 @@ mod tests {
             address: String::new(),
             machine: MachineId(machine),
             door: String::new(),
+            wiring: Wiring::default(),
         };
         let workers = worker_machines.iter().enumerate().map(|(index, machine)| member(Role::Worker, index, *machine));
         let servers = server_machines.iter().enumerate().map(|(index, machine)| member(Role::Server, index, *machine));

@@ -119,6 +119,7 @@ impl Roster {
                 address: join.address,
                 machine: join.machine,
                 door: join.door,
+                wiring: join.wiring,
             },
         };
         let life = seat.member.incarnation;

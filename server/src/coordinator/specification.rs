@@ -5,7 +5,7 @@ use std::time::Duration;
 use gradlane_core::error::{Claim, Error};
 use gradlane_core::types::{
     DType, Epoch, Incarnation, LinkId, MachineId, NodeId, PartId, Phase, Role, Round, TensorKey, TensorSpec, Time,
-    View, WorkerId,
+    View, Wiring, WorkerId,
 };
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Health, Join, Progress, Stall};
@@ -818,6 +818,7 @@ fn worker(number: u32) -> Join {
         address: String::new(),
         machine: MachineId::UNKNOWN,
         door: String::new(),
+        wiring: Wiring::default(),
         workers: 0,
         servers: 0,
     }

@@ -2,7 +2,7 @@
 
 use gradlane_core::Error;
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
-use gradlane_core::types::{Incarnation, MachineId, Role, Time};
+use gradlane_core::types::{Incarnation, MachineId, Role, Time, Wiring};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Progress;
 
@@ -37,6 +37,7 @@ impl MemberDriver {
             address: if role == Role::Server { number.to_string() } else { String::new() },
             machine: MachineId::UNKNOWN,
             door: String::new(),
+            wiring: Wiring::default(),
             workers: context.plan.workers,
             servers: context.plan.servers,
             coordinator: "coordinator:1".to_owned(),

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::types::{
-    DType, Epoch, Incarnation, MachineId, NodeId, PartId, PartLayout, Piece, Round, ServerId, Span, TensorKey, WorkerId,
+    DType, Epoch, Incarnation, MachineId, NodeId, PartId, PartLayout, Piece, Round, ServerId, Span, TensorKey, Wiring,
+    WorkerId,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -403,6 +404,7 @@ fn config() -> MemberConfig {
         address: String::new(),
         machine: MachineId::UNKNOWN,
         door: String::new(),
+        wiring: Wiring::default(),
         workers: 2,
         servers: 1,
         coordinator: "n0:7000".to_owned(),
@@ -444,6 +446,7 @@ fn view(number: u32) -> View {
         address: String::new(),
         machine: MachineId::UNKNOWN,
         door: String::new(),
+        wiring: Wiring::default(),
     };
     View {
         job: "test".to_owned(),

@@ -5,7 +5,7 @@
 //! it looks whether it sleeps *after* writing, with a full fence between; so either the sleeper sees what was written, or the writer
 //! sees the sleeper. Who is awake costs a writer one load.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use super::layout::{
@@ -199,36 +199,40 @@ impl Board {
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
-    /// Puts the leader's notice up, unless there is one.
+    /// Puts this rank's notice up, unless there is one.
     pub(super) fn post(&self, notice: &[u8]) {
         assert!((1..=NOTICE_BYTES_MAX).contains(&notice.len()), "a notice of {} bytes", notice.len());
-        let ready = self.segment.u32(Head::Noticed as usize);
+        let ready = self.noticed(self.me);
         if ready.load(Ordering::Relaxed) != 0 {
             return;
         }
         for (index, bytes) in notice.chunks(8).enumerate() {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
-            let place = Head::Notice as usize + 8 * index;
+            let place = self.layout.word(self.me, Word::Notice) + 8 * index;
             self.segment.u64(place).store(u64::from_le_bytes(word), Ordering::Relaxed);
         }
         ready.store(u32::try_from(notice.len()).expect("checked above"), Ordering::Release);
         futex::wake(ready);
     }
 
-    /// The leader's notice, if it was put up.
-    pub(super) fn notice(&self) -> Option<Vec<u8>> {
-        let bytes = self.segment.u32(Head::Noticed as usize).load(Ordering::Acquire) as usize;
+    /// The notice of `rank`, if it was put up.
+    pub(super) fn notice(&self, rank: usize) -> Option<Vec<u8>> {
+        let bytes = self.noticed(rank).load(Ordering::Acquire) as usize;
         let mut words = [0; NOTICE_BYTES_MAX / 8];
-        self.read(Head::Notice as usize, &mut words);
+        self.read(self.layout.word(rank, Word::Notice), &mut words);
         let mut notice: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         notice.truncate(bytes);
         (bytes > 0).then_some(notice)
     }
 
-    /// Sleeps until there may be a notice, at most for `timeout`; whether that came first.
-    pub(super) fn await_notice(&self, timeout: Duration) -> bool {
-        futex::wait(self.segment.u32(Head::Noticed as usize), 0, timeout)
+    /// Sleeps until there may be a notice of `rank`, at most for `timeout`; whether that came first.
+    pub(super) fn await_notice(&self, rank: usize, timeout: Duration) -> bool {
+        futex::wait(self.noticed(rank), 0, timeout)
+    }
+
+    fn noticed(&self, rank: usize) -> &AtomicU32 {
+        self.segment.u32(self.layout.word(rank, Word::Noticed))
     }
 
     /// How many orders were given.

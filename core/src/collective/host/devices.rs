@@ -13,6 +13,8 @@ use crate::types::Done;
 #[derive(Clone)]
 pub(super) struct Devices {
     road: Result<Arc<dyn DeviceRoad>>,
+    /// Whose memory it reaches: the ranks of this one's PCIe group, as positions among all of the machine.
+    pub(super) group: Arc<[usize]>,
     flight: Arc<Flight>,
 }
 
@@ -34,8 +36,8 @@ const OPERATIONS_MAX: usize = 16;
 const BYTES_MAX: u64 = 32 << 20;
 
 impl Devices {
-    pub(super) fn new(road: Result<Arc<dyn DeviceRoad>>) -> Self {
-        Self { road, flight: Arc::default() }
+    pub(super) fn new(road: Result<Arc<dyn DeviceRoad>>, group: Vec<usize>) -> Self {
+        Self { road, group: group.into(), flight: Arc::default() }
     }
 
     /// Whether an operation can be carried out here, as far as its memory is a device's.
@@ -47,8 +49,10 @@ impl Devices {
         }
     }
 
-    /// Gives the road what is next. `done` is absent where nobody waits for it.
+    /// Gives the road what is next, with the weights of all ranks of the machine. `done` is absent where nobody waits for it.
     pub(super) fn issue(&self, ordered: Ordered, done: Option<Done<f64>>, board: &Arc<Board>) {
+        let weights = self.group.iter().map(|rank| ordered.weights[*rank]).collect();
+        let ordered = Ordered { weights, ..ordered };
         let Ok(road) = &self.road else { unreachable!("it was checked before the others heard of it") };
         let (bytes, total) = (ordered.claim.bytes, ordered.weights.iter().sum());
         self.flight.operations.fetch_add(1, Ordering::SeqCst);

@@ -278,17 +278,19 @@ impl Driver {
 
     fn accept(&mut self, now: Time, operation: Operation, done: Done<f64>) {
         let slot = operation.slot();
-        let claim = Claim { failed: operation.goal.has_failed(), ..operation.claim };
+        let claim = Claim { failed: operation.failure.is_some(), ..operation.claim };
+        let wrong =
+            |what: String| Some(Error::Internal { what: format!("part {}, {} {what}", slot.0, operation.round) });
         let refusal = if let Some(error) = &self.closed {
             Some(error.clone())
-        } else if !lies_in(&operation.memory, &claim) {
-            Some(Error::Internal { what: format!("part {} with memory of another length", slot.0) })
         } else if self.pending.contains_key(&slot) {
-            Some(Error::Internal { what: format!("part {}, {} is reduced twice", operation.part, operation.round) })
-        } else if self.walk(&operation).is_none() {
-            Some(Error::Internal { what: format!("part {}: {:?} is not on this machine", slot.0, operation.goal) })
+            wrong("is reduced twice".to_owned())
         } else {
-            None
+            match self.walk(&operation) {
+                None => wrong(format!("is not reduced on this machine: {:?}", operation.goal)),
+                Some(walk) if !self.has_memory(&operation, walk) => wrong("with memory of another length".to_owned()),
+                Some(_) => None,
+            }
         };
         if let Some(error) = refusal {
             return done.err(error);
@@ -304,18 +306,36 @@ impl Driver {
         self.announce(Announcement::Ready(slot, claim));
     }
 
-    /// What is done for an operation; `None` if it names a rank of another machine.
+    /// What is done for an operation, by the ranks that reach each other's memory of its kind; `None` if it names another rank, or shall come
+    /// to all where only some reach each other.
     fn walk(&self, operation: &Operation) -> Option<Walk> {
         let position = |worker: WorkerId| self.ranks.iter().position(|other| other.rank == worker);
-        Walk::of(&operation.goal, operation.claim.op, position)
+        let Operation { goal, claim, .. } = operation;
+        match operation.memory {
+            Memory::Host { .. } => Walk::of(goal, claim.op, self.ranks.len(), position),
+            Memory::Device(_) => {
+                let group = &self.devices.group;
+                let near = |worker| position(worker).and_then(|rank| group.iter().position(|other| *other == rank));
+                let is_whole = *goal != Goal::AllReduce || group.len() == self.ranks.len();
+                Walk::of(goal, claim.op, group.len(), near).filter(|_| is_whole)
+            }
+        }
+    }
+
+    /// Whether an operation has the memory that its walk needs of this rank.
+    fn has_memory(&self, operation: &Operation, walk: Walk) -> bool {
+        match &operation.memory {
+            // It only looks on.
+            Memory::Host { source, destination } if source.is_empty() && destination.is_empty() => {
+                operation.claim.bytes == 0 || operation.failure.is_some() || !walk.needs(self.board.me)
+            }
+            memory => lies_in(memory, &operation.claim),
+        }
     }
 
     /// Whether another rank has what it is about, and comes when it can.
     fn waits_for_owner(&self, operation: &Operation) -> bool {
-        match &operation.goal {
-            Goal::Broadcast { owner, .. } => *owner != self.ranks[self.board.me].rank,
-            Goal::AllReduce | Goal::Reduce { .. } => false,
-        }
+        operation.goal.bringer().is_some_and(|owner| owner != self.ranks[self.board.me].rank)
     }
 
     /// Nobody waits for an operation here any more.
@@ -435,13 +455,14 @@ impl Driver {
                     end(pending, error);
                 }
             }
-            Decision::Run { slot, claim, weights } => {
+            Decision::Run { slot, claim, failed, weights } => {
                 // The leader knows what this rank claimed; anything else would be written into memory of another length.
                 let ours = self.pending.remove(&slot).filter(|pending| pending.operation.claim.agrees_with(&claim));
                 let Some(pending) = ours else { return Err(Breakage::Confused(0)) };
-                match self.refusal(&pending.operation, &weights) {
-                    Some(error) => end(pending, error),
-                    None => self.begin(now, pending, claim, weights)?,
+                match (failed, self.refusal(&pending.operation, &weights)) {
+                    (Some(rank), _) => self.hear_why(now, pending, claim, rank as usize)?,
+                    (None, Some(error)) => end(pending, error),
+                    (None, None) => self.begin(now, pending, claim, weights),
                 }
             }
         }
@@ -450,40 +471,48 @@ impl Driver {
 
     /// Why an operation that is ordered is not carried out, by any rank.
     fn refusal(&self, operation: &Operation, weights: &[f64]) -> Option<Error> {
-        let total: f64 = weights.iter().sum();
-        let is_whole = operation.goal == Goal::AllReduce && operation.claim.op == Op::WeightedMean;
+        let total = self.walk(operation).map_or(0.0, |walk| walk.weight(weights));
+        let is_whole = matches!(operation.goal, Goal::AllReduce | Goal::Join { taker: None, .. })
+            && operation.claim.op == Op::WeightedMean;
         (is_whole && !(total > 0.0 && total.is_finite())).then(|| Error::InvalidArgument {
             what: format!("the weights of tensor {}, {} add up to {total}", operation.part.key, operation.round),
             hint: "give at least one worker a weight above zero".to_owned(),
         })
     }
 
-    fn begin(&mut self, now: Time, pending: Pending, claim: Claim, weights: Vec<f64>) -> Result<(), Breakage> {
+    fn begin(&mut self, now: Time, pending: Pending, claim: Claim, weights: Vec<f64>) {
         let Pending { operation, done, .. } = pending;
         let walk = self.walk(&operation).expect("looked at when it was accepted");
-        let Operation { goal, memory, .. } = operation;
-        let failure = match goal {
-            Goal::Broadcast { failure, .. } => failure,
-            Goal::AllReduce | Goal::Reduce { .. } => None,
-        };
-        let (source, destination) = match memory {
-            Memory::Host { source, destination } => (source, destination),
-            // What there is to tell goes the way of the host: nothing of the devices is needed for it.
-            Memory::Device(_) if claim.failed => match (walk, &failure) {
-                (Walk::Show { from, .. }, None) if from != self.board.me => (Vec::new(), Vec::new()),
-                (Walk::Show { .. }, Some(_)) => (Vec::new(), Vec::new()),
-                _ => return Err(Breakage::Confused(0)),
-            },
+        match operation.memory {
+            Memory::Host { source, destination } => {
+                self.start(now, Part { claim, weights, walk, failure: None, source, destination }, done);
+            }
             Memory::Device(memory) => {
                 self.devices.issue(Ordered { walk, claim, weights, memory }, done, &self.board);
-                return Ok(());
             }
-        };
-        let part = Part { claim, weights, walk, failure, source, destination };
+        }
+    }
+
+    /// The rank at position `from` tells the others why there is nothing. That goes the way of the host, whatever the memory is.
+    fn hear_why(&mut self, now: Time, pending: Pending, claim: Claim, from: usize) -> Result<(), Breakage> {
+        let Pending { operation, done, .. } = pending;
+        let failure = operation.failure.filter(|_| from == self.board.me);
+        if (from == self.board.me) != failure.is_some() {
+            return Err(Breakage::Confused(0));
+        }
+        let walk = Walk::Show { from, taker: None };
+        self.start(
+            now,
+            Part { claim, weights: Vec::new(), walk, failure, source: Vec::new(), destination: Vec::new() },
+            done,
+        );
+        Ok(())
+    }
+
+    fn start(&mut self, now: Time, part: Part, done: Option<Done<f64>>) {
         self.moved = now;
         let running = Running::new(part, self.chunks, self.board.layout.chunk(), &self.scratch);
         self.current = Some((running, done));
-        Ok(())
     }
 
     /// The leader left in order: what it ordered was done, and it will order nothing more.

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use super::LocalRank;
 use super::board::Breakage;
+use crate::collective::Goal;
 use crate::error::{Claim as Saying, Error};
 use crate::sched::order::{Claim, Failure, Slot};
-use crate::types::{Op, Round, WorkerId};
+use crate::types::{Op, WorkerId};
 
 /// What whoever submitted an operation is told of its failure.
-pub(super) fn explain(ranks: &[LocalRank], (part, turn): Slot, failure: Failure, waited: Duration) -> Error {
-    // Two operations a round: see `Goal::slot`.
-    let round = Round(turn.0 / 2);
+pub(super) fn explain(ranks: &[LocalRank], (part, place): Slot, failure: Failure, waited: Duration) -> Error {
+    let round = Goal::round(place);
     let worker = |rank: u32| ranks[rank as usize].rank;
     let tensor = part.key.to_string();
     let stalled = |missing: u64, waited: Duration, detail: String| Error::Stalled {

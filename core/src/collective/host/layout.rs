@@ -8,7 +8,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 /// What a segment begins with.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal4");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal5");
 /// Chunks that may be on their way at once.
 pub(super) const DEPTH: u64 = 4;
 /// Announcements that the leader may not have read yet, of each rank.
@@ -20,7 +20,7 @@ pub(super) const ANNOUNCEMENT_WORDS: usize = 8;
 /// Words of an order before the weights of the ranks.
 pub(super) const ORDER_WORDS: usize = 16;
 
-/// The longest notice of the leader.
+/// The longest notice of a rank.
 pub(super) const NOTICE_BYTES_MAX: usize = 256;
 
 const LINE: usize = 128;
@@ -48,10 +48,6 @@ pub(super) enum Head {
     Orders = 2 * LINE as isize,
     /// What the first chunks of broadcasts hold, a word for each that may be on its way.
     Verdicts = 3 * LINE as isize,
-    /// How long the leader's notice is; 0 until it is put up.
-    Noticed = 4 * LINE as isize,
-    /// The notice.
-    Notice = 5 * LINE as isize,
 }
 
 /// Words of a rank.
@@ -77,6 +73,10 @@ pub(super) enum Word {
     Obeyed = 8 * LINE as isize,
     /// One more than the number of the core on which it was last looked after.
     Core = 9 * LINE as isize,
+    /// How long its notice is; 0 until it is put up.
+    Noticed = 10 * LINE as isize,
+    /// The notice.
+    Notice = 11 * LINE as isize,
 }
 
 /// The offsets for a number of ranks; the same on all of them.

@@ -70,6 +70,9 @@ pub struct HostOptions {
     pub ranks: Vec<LocalRank>,
     /// The position of this process among them.
     pub me: usize,
+    /// The positions of those whose devices are of its PCIe group, itself among them, ascending: they alone reduce memory of devices with
+    /// each other.
+    pub group: Vec<usize>,
     /// Where this process listens; the first needs it.
     pub door: Option<PrivateSocket>,
     /// How long the others may take to come.
@@ -132,7 +135,7 @@ impl HostCollective {
     /// should be one.
     ///
     /// # Panics
-    /// If there are fewer than two ranks or more than [`Order::RANKS_MAX`].
+    /// If there are fewer than two ranks or more than [`Order::RANKS_MAX`], or this one is not of its own group.
     pub fn join(mut options: HostOptions, failed: &dyn Fn() -> Option<Error>) -> Result<Self> {
         assert!((2..=Order::RANKS_MAX as usize).contains(&options.ranks.len()) && options.me < options.ranks.len());
         let meeting = rendezvous::meet(&options, failed)?;
@@ -141,20 +144,23 @@ impl HostCollective {
         let board = Arc::new(meeting.board);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let is_cramped = cores < options.ranks.len();
-        let HostOptions { ranks, me, join_timeout, step_timeout, oldest_every, copies, devices, clock, .. } = options;
+        let HostOptions { ranks, me, group, join_timeout, step_timeout, oldest_every, copies, devices, clock, .. } =
+            options;
         let scratch = Scratch::new(board.layout.slice, copies);
+        let place = group.iter().position(|rank| *rank == me).expect("it is of its own group");
         let team = || Team {
-            me,
-            ranks: ranks.len(),
-            bulletin: Bulletin::new(Arc::clone(&board)),
+            me: place,
+            ranks: group.len(),
+            bulletin: Bulletin::new(Arc::clone(&board), group[0]),
             join_timeout,
             step_timeout,
             clock: Arc::clone(&clock),
         };
-        let devices = Devices::new(match devices {
+        let road = match devices {
             Ok(make) => Ok(make(team())?),
             Err(error) => Err(error),
-        });
+        };
+        let devices = Devices::new(road, group);
         let driver = Driver::new(Arc::clone(&board), ranks, step_timeout, oldest_every, scratch, devices.clone());
         board.appear(Presence::Idle);
         let core = Arc::new(Core {

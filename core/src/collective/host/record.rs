@@ -55,8 +55,9 @@ impl Announcement {
 pub(super) fn order_words(decision: &Decision, ranks: usize) -> Vec<u64> {
     let mut words = vec![0; ORDER_WORDS];
     match decision {
-        Decision::Run { slot, claim, weights } => {
+        Decision::Run { slot, claim, failed, weights } => {
             words[..5].copy_from_slice(&header(1, claim, *slot));
+            words[5] = failed.map_or(0, |rank| u64::from(rank) + 1);
             words.extend(weights.iter().map(|weight| weight.to_bits()));
         }
         Decision::Fail { slot, failure } => {
@@ -93,7 +94,11 @@ pub(super) fn order_of(words: &[u64], ranks: usize) -> Option<Decision> {
     let failure = match fixed[0] & 0xff {
         1 => {
             let weights: Vec<f64> = weights.get(..ranks)?.iter().map(|bits| f64::from_bits(*bits)).collect();
-            return Some(Decision::Run { slot, claim: claim_of(fixed[0], fixed[4], 1.0, 0)?, weights });
+            let failed = match fixed[5].checked_sub(1) {
+                Some(place) => Some(rank(place)?),
+                None => None,
+            };
+            return Some(Decision::Run { slot, claim: claim_of(fixed[0], fixed[4], 1.0, 0)?, failed, weights });
         }
         2 => Failure::Mismatch {
             first: rank(fixed[5])?,
@@ -181,7 +186,8 @@ mod tests {
         let other = Claim { op: Op::Sum, bytes: 8, device: DeviceKind::Host, failed: false, ..neutral };
         let fail = |failure| Decision::Fail { slot, failure };
         for decision in [
-            Decision::Run { slot, claim: neutral, weights: vec![1.0, 0.25, 0.0] },
+            Decision::Run { slot, claim: neutral, failed: None, weights: vec![1.0, 0.25, 0.0] },
+            Decision::Run { slot, claim: neutral, failed: Some(2), weights: vec![1.0; 3] },
             fail(Failure::Mismatch { first: 2, ours: neutral, second: 0, theirs: other }),
             fail(Failure::GaveUp { rank: 1 }),
             fail(Failure::Overdue { missing: 0b101, waited: Duration::from_secs(2) }),
@@ -209,6 +215,9 @@ mod tests {
         assert_eq!(Announcement::of(Announcement::Ready(slot, weighted).words()), None, "no meaning");
         let stranger = Decision::Fail { slot, failure: Failure::GaveUp { rank: 5 } };
         assert_eq!(order_of(&order_words(&stranger, 3), 3), None);
+        let told_by_a_stranger =
+            Decision::Run { slot, claim: Claim { bytes: 8, ..odd }, failed: Some(3), weights: vec![1.0; 3] };
+        assert_eq!(order_of(&order_words(&told_by_a_stranger, 3), 3), None);
         assert_eq!(order_of(&[], 3), None);
     }
 }

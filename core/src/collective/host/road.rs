@@ -154,8 +154,9 @@ impl Running {
         if let Some(error) = self.failure {
             return Err(error);
         }
-        if !self.walk.leads_to(me) {
-            return Ok(self.weights.iter().sum());
+        let weight = self.walk.weight(&self.weights);
+        if !self.walk.leads_to(me) || matches!(self.memory, Memory::Nowhere) {
+            return Ok(weight);
         }
         if let Walk::Keep { .. } = self.walk {
             self.memory.keep(0, usize::try_from(self.claim.bytes).expect("it lies in memory"));
@@ -169,7 +170,7 @@ impl Running {
                 rest = later;
             }
         }
-        Ok(self.weights.iter().sum())
+        Ok(weight)
     }
 
     /// Whether `rank` has done the step of chunk `number` of this part.
@@ -184,7 +185,8 @@ impl Running {
 
     fn stage(&mut self, board: &Board, scratch: &Scratch) {
         let number = self.base + self.staged;
-        for owner in board.others() {
+        // Who contributes nothing still says that it has come so far.
+        for owner in board.others().filter(|_| self.contributes(board.me)) {
             let (offset, len) = self.slice(board, self.staged, owner);
             let staged = board.layout.staged(number, board.me, owner);
             // SAFETY: the owner has reduced what lay here before (`free`), and looks again only after `Staged` counts this chunk.
@@ -204,15 +206,16 @@ impl Running {
         // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
         let result = unsafe { board.segment.slice_mut(board.layout.result(number, board.me), len) };
         let Scratch { kernels, accumulator, .. } = scratch;
+        let contributors = || (0..).zip(self.weights.iter().copied()).filter(|(rank, _)| self.contributes(*rank));
         let fold = |accumulator: &mut [u8]| {
-            for (rank, weight) in self.weights.iter().copied().enumerate() {
+            for (turn, (rank, weight)) in contributors().enumerate() {
                 let contribution = if rank == board.me {
                     self.memory.source(offset, len)
                 } else {
                     // SAFETY: `Staged` of this rank counts this chunk, and it writes here again only after `Reduced` of ours does.
                     unsafe { board.segment.slice(board.layout.staged(number, rank, board.me), len) }
                 };
-                match rank {
+                match turn {
                     0 => kernels.start(op, dtype, weight, contribution, accumulator),
                     _ => kernels.add(op, dtype, weight, contribution, accumulator),
                 }
@@ -231,20 +234,30 @@ impl Running {
         board.set_count(Word::Reduced, number + 1);
         board.knock_others(false);
         // After the others were told: they wait for it, and nobody waits for this.
-        if self.walk.leads_to(board.me) {
+        if self.wants_result(board) {
             self.memory.destination(offset, len).copy_from_slice(result);
         }
     }
 
+    /// Whether `rank` has something of what is added.
+    fn contributes(&self, rank: usize) -> bool {
+        matches!(self.walk, Walk::Reduce { of, .. } if of & (1 << rank) != 0)
+    }
+
+    /// Whether the result goes to this rank.
+    fn wants_result(&self, board: &Board) -> bool {
+        self.walk.leads_to(board.me) && !matches!(self.memory, Memory::Nowhere)
+    }
+
     /// How slices are added, and what they are divided by.
     fn reduction(&self) -> (Op, f64) {
-        let Walk::Reduce { taker } = self.walk else { unreachable!("only what is added is reduced") };
+        let Walk::Reduce { taker, .. } = self.walk else { unreachable!("only what is added is reduced") };
         match (self.claim.op, taker) {
             (Op::Mean, None) => (Op::Mean, f64::from(u32::try_from(self.weights.len()).expect("at most RANKS_MAX"))),
             // Divided once, by whoever knows all workers.
             (Op::Mean, Some(_)) => (Op::Sum, 1.0),
             (Op::WeightedMean, _) => {
-                let total: f64 = self.weights.iter().sum();
+                let total = self.walk.weight(&self.weights);
                 // Other machines may have what makes it a mean; there, too, what weighs nothing adds nothing.
                 (Op::WeightedMean, if total > 0.0 { total } else { 1.0 })
             }
@@ -254,7 +267,8 @@ impl Running {
 
     fn take(&mut self, board: &Board) {
         let number = self.base + self.taken;
-        for owner in board.others().filter(|_| self.walk.leads_to(board.me)) {
+        let wanted = self.wants_result(board);
+        for owner in board.others().filter(|_| wanted) {
             let (offset, len) = self.slice(board, self.taken, owner);
             // SAFETY: `Reduced` of the owner counts this chunk, and it writes here again only after `Taken` of ours does.
             let result = unsafe { board.segment.slice(board.layout.result(number, owner), len) };
@@ -301,7 +315,7 @@ impl Running {
         // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
         let there = unsafe { board.segment.slice_mut(board.layout.result(number, 0), bytes.len()) };
         scratch.copies.copy(bytes, there);
-        if told.is_none() && self.walk.leads_to(board.me) {
+        if told.is_none() && self.wants_result(board) {
             self.memory.keep(offset, len);
         }
     }
@@ -319,7 +333,7 @@ impl Running {
             let error = reject::from_body(&body, "another rank of this machine");
             self.failure = Some(error.unwrap_or_else(|unreadable| unreadable));
             self.chunks = 1;
-        } else if self.walk.leads_to(board.me) && !matches!(self.memory, Memory::Nowhere) {
+        } else if self.wants_result(board) {
             self.memory.destination(offset, len).copy_from_slice(there);
         }
     }
@@ -343,7 +357,7 @@ impl Running {
 /// Whole elements of every type, whole cache lines.
 const SLICE_ALIGN: usize = 64;
 const INSIDE: &str = "slices lie within the part, whose length was checked";
-const UNWANTED: &str = "only who does not show it can want nothing of a broadcast";
+const UNWANTED: &str = "who shows or contributes something has it, and who wants nothing is given nothing";
 
 impl Memory {
     fn new(mut source: Vec<Region>, mut destination: Vec<Region>, copies: &Copies) -> Self {

@@ -107,6 +107,7 @@ fn a_result_may_go_elsewhere_and_to_several_places() {
             part: slot(1, 0).0,
             round: Round(0),
             goal: Goal::AllReduce,
+            failure: None,
             claim,
             memory: Memory::Host {
                 source: vec![region(&mut source)],
@@ -270,6 +271,7 @@ fn a_stranger_at_the_door_is_turned_away_and_who_does_not_come_is_named() {
         epoch: Epoch::default(),
         ranks: (0..2).map(|rank| local_rank(rank, path.to_str().unwrap())).collect(),
         me,
+        group: vec![0, 1],
         door,
         join_timeout: Duration::from_millis(400),
         step_timeout: PATIENCE,
@@ -395,12 +397,14 @@ impl Machine {
         let path = door.path();
         let (mut door, (clock, skew)) = (Some(door), clock());
         let join = |me: usize, door: Option<PrivateSocket>| {
+            let group = (0..ranks).collect();
             let ranks = (0..ranks).map(|rank| local_rank(rank, path.to_str().unwrap())).collect();
             let options = HostOptions {
                 job: "test".to_owned(),
                 epoch: Epoch { term: 1, number: me as u32 },
                 ranks,
                 me,
+                group,
                 door,
                 join_timeout: PATIENCE,
                 step_timeout: PATIENCE,
@@ -459,6 +463,7 @@ impl Member {
             part: slot.0,
             round: slot.1,
             goal: Goal::AllReduce,
+            failure: None,
             claim: Claim { bytes, ..claim(op, T::DTYPE, weight) },
             memory: Memory::Host { source: vec![region(data)], destination: vec![region(data)] },
         }

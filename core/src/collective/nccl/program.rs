@@ -85,8 +85,8 @@ pub(super) fn share(walk: Walk, claim: &Claim, weights: &[f64], me: usize) -> Op
 /// What the rank at position `me` calls for an operation.
 pub(super) fn step(walk: Walk, claim: &Claim, me: usize) -> Step {
     match walk {
-        Walk::Reduce { taker: None } => Step::AllReduce(reduction(claim.op, true)),
-        Walk::Reduce { taker: Some(root) } => Step::Reduce { reduction: reduction(claim.op, false), root },
+        Walk::Reduce { taker: None, .. } => Step::AllReduce(reduction(claim.op, true)),
+        Walk::Reduce { taker: Some(root), .. } => Step::Reduce { reduction: reduction(claim.op, false), root },
         Walk::Show { from, taker: None } => Step::Broadcast { root: from },
         Walk::Show { from, taker: Some(to) } if me == from => Step::Send { to },
         Walk::Show { from, taker: Some(to) } if me == to => Step::Receive { from },
@@ -133,7 +133,7 @@ mod tests {
         let position = |worker: WorkerId| (worker.0 < 3).then_some(worker.0 as usize);
         let owner = WorkerId(1);
         let (whole, part) = (Goal::AllReduce, Goal::Reduce { owner });
-        let back = Goal::Broadcast { owner, failure: None };
+        let back = Goal::Broadcast { owner };
         let root = |root| Op::Broadcast { root: WorkerId(root) };
         let reduced = |reduction| [Step::Reduce { reduction, root: 1 }; 3];
         let table = [
@@ -151,7 +151,7 @@ mod tests {
             (&back, Op::Sum, [Step::Broadcast { root: 1 }; 3]),
         ];
         for (goal, op, expected) in table {
-            let walk = Walk::of(goal, op, position).unwrap();
+            let walk = Walk::of(goal, op, 3, position).unwrap();
             let steps = [0, 1, 2].map(|me| step(walk, &claim(op, DType::F32), me));
             assert_eq!(steps, expected, "{goal:?} of {op}");
         }
@@ -162,7 +162,7 @@ mod tests {
         let shares =
             |walk, op, weights: [f64; 3]| [0, 1, 2].map(|me| share(walk, &claim(op, DType::F32), &weights, me));
         for taker in [None, Some(0)] {
-            let walk = Walk::Reduce { taker };
+            let walk = Walk::Reduce { of: 0b111, taker };
             assert_eq!(shares(walk, Op::WeightedMean, [1.0, 0.0, 3.0]), [Some(0.25), Some(0.0), Some(0.75)]);
             assert_eq!(
                 shares(walk, Op::WeightedMean, [0.0; 3]),

@@ -21,12 +21,12 @@ pub(super) fn to_host(shared: &Arc<Shared>, task: Task) {
         Err(error) => return shared.with(|state, now| state.finish(now, task.id, Outcome::Failed(error))),
     };
     let transfer = shared.with(|state, now| {
-        let sends_body = state.sends_body(task.id);
+        let contributes = state.contributes(task.id);
         let payload = state.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
         let there = payload.cargo.on_device();
         let to = staging.region();
         there.staging = Some(staging);
-        if !sends_body {
+        if !contributes {
             // The sum needs its place all the same.
             state.finish(now, task.id, Outcome::Done);
             return None;

@@ -16,12 +16,14 @@ pub(super) fn executor(stage: Stage) -> Option<Executor> {
     match stage {
         Stage::AllReduce => Some(collective::all_reduce),
         Stage::Reduce => Some(collective::reduce),
+        Stage::PcieReduce => Some(collective::pcie_reduce),
+        Stage::PcieBroadcast => Some(collective::pcie_broadcast),
         Stage::Broadcast => Some(collective::broadcast),
         Stage::Push => Some(push::execute),
         Stage::Pull => Some(pull::execute),
         Stage::CopyD2H => Some(copy::to_host),
         Stage::CopyH2D => Some(copy::to_device),
-        Stage::PcieReduce | Stage::Compress | Stage::Decompress => None,
+        Stage::Compress | Stage::Decompress => None,
     }
 }
 

@@ -63,16 +63,17 @@ impl Scheduler {
             return;
         }
         work.doomed = true;
-        let (stage, duty, since, place) = (work.stage, work.spec.route.duty, work.since, work.place);
-        let is_awaited = self.pipeline.is_awaited_after(stage, duty);
+        let (stage, since, place) = (work.stage, work.since, work.place);
+        let is_awaited = self.pipeline.meeting_after(stage, work.spec.route).is_some();
         match place {
             // Who gives up before the others does so in the name of all, and they would not hear why.
             Place::Running if stage == Stage::Reduce && is_awaited && self.concerns_all(id) => {}
             Place::Running => self.commands.push_back(Command::Abandon(id)),
             // Its exchange is open and may hold its memory: only the executor of PULL can close it.
             Place::Queued(_) if stage == Stage::Pull => {}
-            // It has the sum, and the others wait for it.
-            Place::Queued(_) if stage == Stage::Broadcast || is_awaited && stage > Stage::Pull => {}
+            // It has the sum, or what the others make it of, and they wait for it.
+            Place::Queued(_) if stage.is_collective() && stage > Stage::Reduce => {}
+            Place::Queued(_) if is_awaited && stage > Stage::Pull => {}
             Place::Queued(_) => {
                 self.unqueue(id);
                 if stage <= Stage::Push {
@@ -106,10 +107,10 @@ impl Scheduler {
         let failure = error.clone().or_else(|| self.fate(id)).expect("it failed, or nobody wants it");
         self.give_credit_back(id);
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
-        // The others take what the owner has, unless it says that it has nothing.
-        work.failure = (work.spec.route.duty == Duty::Owner).then_some(failure);
-        let groups = work.spec.groups.clone();
-        self.enter(now, id, Stage::Broadcast, None);
+        // The others take what this rank has, unless it says that it has nothing.
+        work.failure = (work.spec.route.duty != Duty::Member).then_some(failure);
+        let (meeting, groups) = (self.pipeline.meeting_after(work.stage, work.spec.route), work.spec.groups.clone());
+        self.enter(now, id, meeting.expect("the others wait for it"), None);
         if let Some(error) = error {
             for group in groups {
                 self.fail_group(now, group, error.clone());

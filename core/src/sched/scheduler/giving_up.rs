@@ -15,7 +15,8 @@ impl Scheduler {
     /// Has the server of a part told that this worker will not contribute to a round of which no task was submitted. The task that does
     /// it, which carries nothing but the reason; none where nobody waits for this worker.
     pub fn give_up_round(&mut self, now: Time, spec: TaskSpec) -> Option<TaskId> {
-        let is_due = self.ended.is_none() && self.pipeline.pushes() && spec.route.duty != Duty::Member;
+        let is_due =
+            self.ended.is_none() && self.pipeline.pushes() && matches!(spec.route.duty, Duty::Owner | Duty::Alone);
         if !is_due || planted(self.config.defect, Defect::GivenUpInSilence) {
             return None;
         }

@@ -90,14 +90,16 @@ impl Scheduler {
         }
     }
 
-    /// No credit came back for a while. Who waits for its sum for so long waits for other workers and not for the network: its credit
-    /// would keep back nothing but the part that those workers may be waiting for. So does who repeats its push: a server that has counted
-    /// the contribution before need not take it in again. And who was staged for a server that is not connected now waits for that server.
+    /// No credit came back for a while. Who waits for its sum for so long, from a server or from the other PCIe groups, waits for other
+    /// workers and not for the network: its credit would keep back nothing but the part that those workers may be waiting for. So does who
+    /// repeats its push: a server that has counted the contribution before need not take it in again. And who was staged for a server that
+    /// is not connected now waits for that server.
     pub(super) fn lend_credit_on(&mut self, now: Time) {
         self.credit_due = None;
         let is_held_up = |work: &Work| matches!(work.place, Place::Queued(gates) if !gates.open());
         let waits = |work: &Work| {
-            (work.stage == Stage::Pull || work.failures > 0 || is_held_up(work))
+            let waits_for_a_sum = matches!(work.stage, Stage::Pull | Stage::PcieReduce | Stage::PcieBroadcast);
+            (waits_for_a_sum || work.failures > 0 || is_held_up(work))
                 && work.since + self.config.credit_patience <= now
         };
         let holders = self.holders.iter().copied();

@@ -4,7 +4,7 @@ use super::{Health, Join, MemberStatus, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
     DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Phase, Piece, Role, Round, ServerId,
-    Span, TensorKey, TensorSpec, View, WorkerId,
+    Span, TensorKey, TensorSpec, View, Wiring, WorkerId,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -26,6 +26,7 @@ impl Field for Join {
         writer.text(&self.address, TEXT_BYTES_MAX);
         writer.u64(self.machine.0);
         writer.text(&self.door, TEXT_BYTES_MAX);
+        self.wiring.write(writer);
         writer.u32(self.workers);
         writer.u32(self.servers);
     }
@@ -40,6 +41,7 @@ impl Field for Join {
             address: reader.text(TEXT_BYTES_MAX, "address")?,
             machine: MachineId(reader.u64("machine")?),
             door: reader.text(TEXT_BYTES_MAX, "door")?,
+            wiring: Wiring::read(reader)?,
             workers: reader.u32("number of workers")?,
             servers: reader.u32("number of servers")?,
         })
@@ -232,6 +234,7 @@ impl Field for Member {
         writer.text(&self.address, TEXT_BYTES_MAX);
         writer.u64(self.machine.0);
         writer.text(&self.door, TEXT_BYTES_MAX);
+        self.wiring.write(writer);
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
@@ -245,7 +248,19 @@ impl Field for Member {
             address: reader.text(TEXT_BYTES_MAX, "address")?,
             machine: MachineId(reader.u64("machine")?),
             door: reader.text(TEXT_BYTES_MAX, "door")?,
+            wiring: Wiring::read(reader)?,
         })
+    }
+}
+
+impl Field for Wiring {
+    fn write(&self, writer: &mut Writer) {
+        writer.u32(self.pcie_group);
+        writer.flag(self.holds);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self { pcie_group: reader.u32("PCIe group")?, holds: reader.flag("whether it holds parts")? })
     }
 }
 

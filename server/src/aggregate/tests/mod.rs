@@ -1,7 +1,7 @@
 //! The aggregator's specification, one behaviour a test.
 
 use gradlane_core::error::Code;
-use gradlane_core::types::{DType, Epoch, Incarnation, MachineId, Member, Op, Phase, Role};
+use gradlane_core::types::{DType, Epoch, Incarnation, MachineId, Member, Op, Phase, Role, Wiring};
 use gradlane_core::wire::{Flags, HeaderKind};
 
 use super::*;
@@ -114,6 +114,7 @@ pub(crate) fn view(workers: u32, number: u32, phase: Phase) -> View {
         address: String::new(),
         machine: MachineId::UNKNOWN,
         door: String::new(),
+        wiring: Wiring::default(),
     };
     let members = (0..workers).map(member).collect();
     View { job: "job".to_owned(), epoch: Epoch { term: 1, number }, phase, members }

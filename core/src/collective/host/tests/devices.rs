@@ -158,7 +158,7 @@ fn the_owner_of_a_part_has_it_and_brings_it_back() {
         let mut data = vec![digit(rank, 0); 1000];
         collective.run(on_device(collective, slot(1, 0), Op::Sum, reduce_to(1), &mut data)).unwrap();
         let reduced = data.clone();
-        collective.run(on_device(collective, slot(1, 0), Op::Sum, from(1, None), &mut data)).unwrap();
+        collective.run(on_device(collective, slot(1, 0), Op::Sum, from(1), &mut data)).unwrap();
         (reduced, data)
     });
     let sum: i32 = (0..3).map(|rank| digit(rank, 0)).sum();
@@ -175,8 +175,8 @@ fn why_an_owner_has_nothing_reaches_the_others_beside_the_road() {
     let failure = Error::Unavailable { what: "server 0".to_owned(), cause: "it burns".to_owned() };
     let errors = machine.each(|rank, collective| {
         let mut data = vec![1_i32; 300_000];
-        let goal = from(2, (rank == 2).then(|| failure.clone()));
-        collective.run(on_device(collective, slot(1, 0), Op::Sum, goal, &mut data)).unwrap_err()
+        let operation = on_device(collective, slot(1, 0), Op::Sum, from(2), &mut data);
+        collective.run(Operation { failure: (rank == 2).then(|| failure.clone()), ..operation }).unwrap_err()
     });
     assert!(errors.iter().all(|error| error.to_string() == failure.to_string()), "{errors:?}");
     assert_eq!(roads.met(), 0);
@@ -249,7 +249,7 @@ fn who_gives_up_what_an_owner_brings_lends_its_memory_until_that_is_over() {
     let (machine, _roads) = machine(2);
     let (mut wanted, mut brought) = (vec![1_i32; 8], vec![7_i32; 8]);
     let (sender, ended) = mpsc::channel();
-    let goal = from(0, None);
+    let goal = from(0);
     let operation = on_device(&machine.0[1], slot(1, 0), Op::Sum, goal.clone(), &mut wanted);
     let of_part = operation.slot();
     machine.0[1].0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
@@ -335,8 +335,8 @@ fn reduce_to(owner: u32) -> Goal {
     Goal::Reduce { owner: WorkerId(owner) }
 }
 
-fn from(owner: u32, failure: Option<Error>) -> Goal {
-    Goal::Broadcast { owner: WorkerId(owner), failure }
+fn from(owner: u32) -> Goal {
+    Goal::Broadcast { owner: WorkerId(owner) }
 }
 
 /// All ranks reduce `data` on devices, and the operation stays on its way; whoever receives hears of the outcomes.

@@ -68,7 +68,7 @@ fn what_the_owner_has_all_others_get() {
     for (part, len) in (0..).zip([0, 1, 1000, 300_000]) {
         let found = machine.each(|rank, collective| {
             let mut data = vec![rank as f32; len];
-            collective.tier(part, Op::Sum, 1.0, broadcast(2, None), &mut data).unwrap();
+            collective.tier(part, Op::Sum, 1.0, broadcast(2), &mut data).unwrap();
             data
         });
         assert!(found.iter().all(|data| *data == vec![2.0; len]), "{len} elements");
@@ -91,7 +91,8 @@ fn why_the_owner_has_nothing_all_others_hear_and_the_next_part_is_not_disturbed(
         let errors = machine.each(|rank, collective| {
             let failure = (rank == 1).then(|| error.clone());
             let mut data = vec![rank as f32; 1_000_000];
-            let heard = collective.tier(part, Op::Sum, 1.0, broadcast(1, failure), &mut data).unwrap_err();
+            let operation = collective.tier_operation(part, Op::Sum, 1.0, broadcast(1), &mut data);
+            let heard = collective.run(Operation { failure, ..operation }).unwrap_err();
             assert!(data.iter().all(|value| *value == rank as f32), "nothing was written");
             heard
         });
@@ -113,14 +114,14 @@ fn whoever_gives_up_what_the_owner_brings_is_free_at_once_and_disturbs_nobody() 
         let mut data = vec![7_i32; 100_000];
         let (sender, ended) = mpsc::channel();
         let member = &machine.0[giver];
-        let operation = member.tier_operation(part, Op::Sum, 1.0, broadcast(1, None), &mut data);
+        let operation = member.tier_operation(part, Op::Sum, 1.0, broadcast(1), &mut data);
         let slot = operation.slot();
         member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
         member.0.abandon(slot);
         assert_eq!(ended.recv_timeout(PATIENCE).unwrap(), Err(Error::Cancelled), "nobody else has come");
         let others = machine.each(|rank, collective| {
             let mut data = vec![rank as i32; 100_000];
-            (rank != giver).then(|| collective.tier(part, Op::Sum, 1.0, broadcast(1, None), &mut data).map(|_| data))
+            (rank != giver).then(|| collective.tier(part, Op::Sum, 1.0, broadcast(1), &mut data).map(|_| data))
         });
         assert!(others.into_iter().flatten().all(|data| data.unwrap() == vec![1; 100_000]));
         assert!(data.iter().all(|value| *value == 7));
@@ -134,7 +135,7 @@ fn an_owner_that_gives_up_takes_it_from_all() {
     let (sender, ended) = mpsc::channel();
     let begin = |rank: usize, data: &mut [i32]| {
         let (sender, collective) = (sender.clone(), &machine.0[rank]);
-        let operation = collective.tier_operation(1, Op::Sum, 1.0, broadcast(0, None), data);
+        let operation = collective.tier_operation(1, Op::Sum, 1.0, broadcast(0), data);
         let slot = operation.slot();
         collective.0.run(operation, Done::new(move |outcome| sender.send((rank, outcome)).unwrap()));
         slot
@@ -161,7 +162,7 @@ fn who_waits_for_the_owner_waits_as_long_as_it_takes_and_who_does_not_come_is_na
     let [first, second, third] = &mut data;
     let begin = |rank: usize, data: &mut [i32; 8]| {
         let (sender, collective) = (sender.clone(), &machine.0[rank]);
-        let operation = collective.tier_operation(1, Op::Sum, 1.0, broadcast(1, None), data);
+        let operation = collective.tier_operation(1, Op::Sum, 1.0, broadcast(1), data);
         collective.0.run(operation, Done::new(move |outcome| sender.send((rank, outcome)).unwrap()));
     };
     begin(0, first);
@@ -182,8 +183,8 @@ fn reduce(owner: usize) -> Goal {
     Goal::Reduce { owner: WorkerId(owner as u32) }
 }
 
-fn broadcast(owner: usize, failure: Option<Error>) -> Goal {
-    Goal::Broadcast { owner: WorkerId(owner as u32), failure }
+fn broadcast(owner: usize) -> Goal {
+    Goal::Broadcast { owner: WorkerId(owner as u32) }
 }
 
 impl Member {
