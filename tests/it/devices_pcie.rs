@@ -2,7 +2,7 @@
 //! and brought back. Driver and NCCL are the fakes.
 
 use gradlane_core::Error;
-use gradlane_core::types::{Op, Priority, WorkerId};
+use gradlane_core::types::{DType, Op, Priority, TensorSpec, WorkerId};
 use gradlane_tests::cluster::{PATIENCE, SMALL_PARTS, Tensor, all};
 
 use crate::seats::{LEN, start, total};
@@ -75,4 +75,87 @@ fn every_group_stages_once_and_a_machine_pushes_once() {
     assert_eq!(total(&cluster, "d2h_bytes"), (3 * 4 * LEN) as u64, "two groups and a machine");
     assert_eq!(total(&cluster, "h2d_bytes"), (3 * 4 * LEN) as u64);
     assert_eq!(total(&cluster, "push_bytes"), (2 * 4 * LEN) as u64, "two machines");
+}
+
+#[test]
+fn floats_of_a_small_range_are_added_on_the_host_and_tensors_of_the_host_know_no_groups() {
+    // Two halves of 1.0 in each float of 32 bits.
+    let ones = |count: f32| f32::from_bits(u32::from(half::f16::from_f32(count).to_bits()) * 0x1_0001);
+    for machines in [&["a", "a", "a", "a"][..], &["a", "a", "a", "b"]] {
+        let (cluster, seats) = start(machines, &[("pcie_switch_size", "2")]);
+        all(&cluster.workers, |engine| {
+            let seat = &seats[engine.rank().0 as usize];
+            let place = seat.place(&vec![ones(1.0); LEN]);
+            let mut halves = seat.submission(engine, "halves", Op::Sum, (place, place), Priority(0));
+            halves.tensor = TensorSpec { name: "halves".to_owned(), dtype: DType::F16, shape: vec![2 * LEN as u64] };
+            engine.reduce(halves, Some(PATIENCE)).unwrap();
+            assert!(seat.values(place).iter().all(|sum| sum.to_bits() == ones(4.0).to_bits()), "{machines:?}");
+            let mut tensor = Tensor::new("on the host", vec![engine.rank().0 as f32; LEN]);
+            tensor.reduce(engine, Op::Mean).unwrap();
+            assert!(tensor.data.iter().all(|mean| *mean == 1.5), "{machines:?}");
+        });
+    }
+}
+
+#[test]
+fn workers_of_different_groups_that_disagree_both_learn_it_and_the_next_round_is_whole() {
+    for machines in [&["a", "a", "a", "a"][..], &["a", "a", "a", "a", "b"]] {
+        let (cluster, seats) = start(machines, &[("pcie_switch_size", "2"), ("step_timeout", "1 h")]);
+        let errors = all(&cluster.workers[..4], |engine| {
+            let seat = &seats[engine.rank().0 as usize];
+            let place = seat.place(&vec![1.0; LEN]);
+            let op = if engine.rank() == WorkerId(3) { Op::Max } else { Op::Sum };
+            engine.reduce(seat.submission(engine, "w", op, (place, place), Priority(0)), Some(PATIENCE)).unwrap_err()
+        });
+        for error in errors {
+            assert!(matches!(&error, Error::Mismatch { field, .. } if field == "op"), "{error}");
+        }
+        all(&cluster.workers, |engine| {
+            let seat = &seats[engine.rank().0 as usize];
+            let place = seat.place(&vec![1.0; LEN]);
+            let next = seat.submission(engine, "next", Op::Sum, (place, place), Priority(0));
+            engine.reduce(next, Some(PATIENCE)).unwrap();
+            assert!(seat.values(place).iter().all(|sum| *sum == machines.len() as f32));
+        });
+    }
+}
+
+#[test]
+fn a_worker_of_another_group_that_does_not_come_is_named() {
+    let (cluster, seats) = start(&["a", "a", "a", "a"], &[("pcie_switch_size", "2"), ("step_timeout", "1 s")]);
+    let errors = all(&cluster.workers[..3], |engine| {
+        let seat = &seats[engine.rank().0 as usize];
+        let place = seat.place(&vec![1.0; LEN]);
+        engine.reduce(seat.submission(engine, "w", Op::Sum, (place, place), Priority(0)), Some(PATIENCE)).unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(&error, Error::Stalled { missing, .. } if *missing == [WorkerId(3)]), "{error}");
+    }
+}
+
+#[test]
+fn whoever_cancels_gets_its_memory_back_and_no_sum_is_wrong() {
+    // Which of the workers cancels: whoever holds the part, exchanges it, or does neither.
+    for canceller in 0..4 {
+        let (cluster, seats) = start(&["a", "a", "a", "a", "b"], &[("pcie_switch_size", "2"), ("step_timeout", "2 s")]);
+        all(&cluster.workers, |engine| {
+            let (rank, seat) = (engine.rank().0, &seats[engine.rank().0 as usize]);
+            let place = seat.place(&vec![1.0; LEN]);
+            let submission = seat.submission(engine, "w", Op::Sum, (place, place), Priority(0));
+            let handle = engine.push_pull(submission, |_| {}).unwrap();
+            if rank == canceller {
+                handle.cancel();
+            }
+            match handle.wait(Some(PATIENCE)) {
+                Ok(()) => assert!(seat.values(place).iter().all(|sum| *sum == 5.0)),
+                Err(Error::Cancelled) if rank == canceller => {}
+                Err(Error::Stalled { missing, .. }) => assert_eq!(missing, [WorkerId(canceller)]),
+                Err(error) => panic!("{error}"),
+            }
+            let place = seat.place(&vec![1.0; LEN]);
+            let next = seat.submission(engine, "next", Op::Sum, (place, place), Priority(0));
+            engine.reduce(next, Some(PATIENCE)).unwrap();
+            assert!(seat.values(place).iter().all(|sum| *sum == 5.0));
+        });
+    }
 }

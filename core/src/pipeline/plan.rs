@@ -113,6 +113,11 @@ impl Pipeline {
         self.passed(route).find(|later| *later > stage && later.is_collective())
     }
 
+    /// Whether a part that has passed `stage` is what its rank, and those who take it from there, wait for.
+    pub fn has_sum_after(&self, stage: Stage) -> bool {
+        stage >= if self.pushes() { Stage::Pull } else { Stage::PcieReduce }
+    }
+
     fn passed(&self, Route { duty, memory }: Route) -> impl Iterator<Item = Stage> {
         let pushes = self.pushes();
         let is_duty = move |stage: &Stage| match (duty, stage) {

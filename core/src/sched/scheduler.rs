@@ -312,7 +312,7 @@ impl Scheduler {
                 match self.pipeline.after(stage, route) {
                     Some(next) if !doomed => self.enter(now, id, next, None),
                     // Who came so far has the sum, or has nothing to do but what the others need it for.
-                    Some(next) if is_awaited && (stage >= Stage::Pull || next.is_collective()) => {
+                    Some(next) if is_awaited && (self.pipeline.has_sum_after(stage) || next.is_collective()) => {
                         self.enter(now, id, next, None);
                     }
                     Some(_) if is_awaited => self.tell(now, id, None),

@@ -8,6 +8,7 @@ use crate::types::Priority;
 
 mod copies;
 mod giving_up;
+mod pcie;
 mod random;
 mod tiers;
 
@@ -474,6 +475,13 @@ fn tiers() -> Pipeline {
 fn device_tiers() -> Pipeline {
     let local = Topology { local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Cuda) };
     Pipeline::for_role(&Topology { machines: 2, ..local }, false)
+}
+
+/// Machines with several ranks each, whose devices lie in two PCIe groups.
+fn pcie_groups(machines: u32) -> Pipeline {
+    let local =
+        Topology { local_ranks: 4, pcie_groups: 2, local_collective: true, ..Topology::single(DeviceKind::Cuda) };
+    Pipeline::for_role(&Topology { machines, ..local }, false)
 }
 
 fn spec(route: Route, part: PartId, round: u64, bytes: u64, priority: i32, groups: &[GroupId]) -> TaskSpec {

@@ -76,6 +76,65 @@ fn what_the_owner_has_all_others_get() {
 }
 
 #[test]
+fn what_some_ranks_hold_is_added_with_the_help_of_all_and_goes_to_those_who_want_it() {
+    let machine = Machine::of(4);
+    let holders = [1, 3];
+    let values = [0.0_f32, 8.0, 0.0, 24.0];
+    // What comes of it for all holders, and what for one who goes on with it. Only who holds something counts.
+    let table = [
+        (Op::Sum, 32.0, 32.0),
+        (Op::Mean, 8.0, 32.0),
+        (Op::Min, 8.0, 8.0),
+        (Op::Max, 24.0, 24.0),
+        (Op::WeightedMean, 20.0, 20.0),
+        (Op::Broadcast { root: WorkerId(2) }, 24.0, 24.0),
+    ];
+    for (part, (op, for_all, for_one)) in (0..).zip(table) {
+        for (part, taker, expected) in [(2 * part, None, for_all), (2 * part + 1, Some(1), for_one)] {
+            let results = machine.each(|rank, collective| {
+                let mut data = vec![values[rank]; if holders.contains(&rank) { 300_000 } else { 0 }];
+                let total = collective.join(part, op, [9.0, 1.0, 9.0, 3.0][rank], taker, &mut data).unwrap();
+                (data, total)
+            });
+            for (rank, (data, total)) in results.iter().enumerate() {
+                let takes = holders.contains(&rank) && taker.is_none_or(|taker| taker as usize == rank);
+                let expected = if takes { expected } else { values[rank] };
+                assert!(data.iter().all(|found| *found == expected), "{op} at {rank}: {}", data[0]);
+                assert!(*total == 4.0 || op != Op::WeightedMean, "{total}");
+            }
+        }
+    }
+    let shared = machine.each(|rank, collective| {
+        let mut data = vec![rank as f32; if holders.contains(&rank) { 300_000 } else { 0 }];
+        let operation =
+            collective.some_memory((100, 300_000), Op::Sum, 1.0, Goal::Share { owner: WorkerId(3) }, &mut data);
+        collective.run(operation).unwrap();
+        data
+    });
+    assert_eq!(shared, [vec![], vec![3.0; 300_000], vec![], vec![3.0; 300_000]]);
+}
+
+#[test]
+fn why_a_holder_has_nothing_everybody_hears() {
+    let machine = Machine::of(3);
+    let failure =
+        Error::Exhausted { what: "memory of the host".to_owned(), limit: "8 B".to_owned(), hint: String::new() };
+    let errors = machine.each(|rank, collective| {
+        let mut data = vec![1.0_f32; if rank == 2 { 0 } else { 1000 }];
+        let goal = joined(&[0, 1], None);
+        let operation = collective.some_memory((1, 1000), Op::Sum, 1.0, goal, &mut data);
+        collective.run(Operation { failure: (rank == 1).then(|| failure.clone()), ..operation }).unwrap_err()
+    });
+    assert_eq!(errors, vec![failure; 3]);
+    let refused = machine.each(|_, collective| {
+        let goal = joined(&[0, 1], None);
+        let operation = collective.some_memory((2, 1000), Op::Sum, 1.0, goal, &mut []);
+        collective.run(Operation { failure: Some(Error::Cancelled), ..operation })
+    });
+    assert_eq!(refused, vec![Err(Error::Cancelled); 3], "all of them have one: the first is told");
+}
+
+#[test]
 fn why_the_owner_has_nothing_all_others_hear_and_the_next_part_is_not_disturbed() {
     let machine = Machine::of(3);
     let long = "x".repeat(4000);
@@ -183,6 +242,12 @@ fn reduce(owner: usize) -> Goal {
     Goal::Reduce { owner: WorkerId(owner as u32) }
 }
 
+/// The holders of these groups add up what they have.
+fn joined(holders: &[u32], taker: Option<u32>) -> Goal {
+    let holders: Vec<WorkerId> = holders.iter().copied().map(WorkerId).collect();
+    Goal::Join { origin: holders.last().copied(), holders, taker: taker.map(WorkerId) }
+}
+
 fn broadcast(owner: usize) -> Goal {
     Goal::Broadcast { owner: WorkerId(owner as u32) }
 }
@@ -194,5 +259,19 @@ impl Member {
 
     fn tier_operation<T: Number>(&self, part: u64, op: Op, weight: f64, goal: Goal, data: &mut [T]) -> Operation {
         Operation { goal, ..self.operation(slot(part, 0), op, weight, data) }
+    }
+
+    /// Adds up what the ranks 1 and 3 hold, 300,000 floats; the others only look on.
+    fn join(&self, part: u64, op: Op, weight: f64, taker: Option<u32>, data: &mut [f32]) -> Result<f64> {
+        self.run(self.some_memory((part, 300_000), op, weight, joined(&[1, 3], taker), data))
+    }
+
+    /// An operation on so many floats, to which this rank brings `data`, or nothing.
+    fn some_memory(&self, (part, len): (u64, u64), op: Op, weight: f64, goal: Goal, data: &mut [f32]) -> Operation {
+        let looks_on = data.is_empty();
+        let operation = self.tier_operation(part, op, weight, goal, data);
+        let claim = Claim { bytes: 4 * len, ..operation.claim };
+        let nothing = || Memory::Host { source: Vec::new(), destination: Vec::new() };
+        Operation { claim, memory: if looks_on { nothing() } else { operation.memory }, ..operation }
     }
 }

@@ -64,11 +64,13 @@ fn run(seed: u64, defect: Option<Defect>) -> Checked {
         give_up_patience: Duration::from_millis(300),
         defect,
     };
-    let pipeline = match random.below(4) {
+    let pipeline = match random.below(6) {
         0 => device(),
         1 => host(),
         2 => tiers(),
-        _ => device_tiers(),
+        3 => device_tiers(),
+        4 => pcie_groups(1),
+        _ => pcie_groups(2),
     };
     let mut model = Model::new(World::new(config, pipeline));
     for _ in 0..STEPS {
@@ -97,7 +99,8 @@ struct Known {
     on_device: bool,
     /// The other ranks of its machine wait for it.
     awaited: bool,
-    is_owner: bool,
+    /// The others take what it has.
+    shows: bool,
     summed: bool,
     /// It tells its server that the round is given up.
     tells: bool,
@@ -159,9 +162,11 @@ impl Model {
             let bytes = [1, 7, 30, 60, 250][usize::try_from(random.below(5)).unwrap()];
             let priority = i32::try_from(random.below(3)).unwrap();
             let tiered = self.world.scheduler.pipeline().contains(Stage::Reduce);
-            let duty = match random.below(3) {
+            let grouped = self.world.scheduler.pipeline().contains(Stage::PcieReduce);
+            let duty = match random.below(4) {
                 0 if tiered => Duty::Member,
                 1 if tiered => Duty::Alone,
+                2 if grouped => Duty::Holder,
                 _ => Duty::Owner,
             };
             // Where there are devices, some tensors lie in host memory nevertheless.
@@ -177,7 +182,7 @@ impl Model {
                 is_staged: false,
                 on_device: staged,
                 awaited: false,
-                is_owner: duty == Duty::Owner,
+                shows: duty == Duty::Owner || duty == Duty::Holder && staged,
                 summed: false,
                 tells: false,
             };
@@ -216,7 +221,7 @@ impl Model {
             )?;
         }
         known.awaited &= stage != Stage::Broadcast;
-        if stage == Stage::Broadcast && known.is_owner {
+        if stage == Stage::Broadcast && known.shows {
             let told = self.world.scheduler.failure(task.id).is_some();
             ensure(told != known.summed, "others are shown what is no sum")?;
         }
@@ -228,7 +233,10 @@ impl Model {
             return Ok(());
         };
         let stage = self.running.remove(&id).expect("picked");
+        let is_told = stage.is_collective() && self.world.scheduler.failure(id).is_some();
         let outcome = match random.below(20) {
+            // What one of the ranks tells the others instead of doing it with them fails.
+            _ if is_told => Outcome::Failed(unreachable()),
             0 => Outcome::Failed(unreachable()),
             1..5 => retry(if stage == Stage::Pull && random.one_in(2) { 1 + u64::from(random.one_in(2)) } else { 0 }),
             _ => Outcome::Done,
@@ -239,10 +247,14 @@ impl Model {
             known.landed = known.landed.max(landed);
         }
         known.is_staged &= stage != Stage::CopyH2D && (stage != Stage::CopyD2H || outcome == Outcome::Done);
-        known.summed |= stage == Stage::Pull && outcome == Outcome::Done;
+        let pushes = self.world.scheduler.pipeline().pushes();
+        let brings = matches!(stage, Stage::Pull | Stage::PcieBroadcast) || stage == Stage::PcieReduce && !pushes;
+        known.summed |= brings && outcome == Outcome::Done;
         // A sum that did not come back to the device is none to show.
         known.summed &= stage != Stage::CopyH2D || outcome == Outcome::Done;
         known.awaited |= stage == Stage::Reduce && outcome == Outcome::Done;
+        // What the ranks do together fails on all of them.
+        known.awaited &= !stage.is_collective() || outcome == Outcome::Done;
         if stage == Stage::Pull && outcome == Outcome::Done {
             let (part, round) = (known.part, known.round);
             self.close(part, round);
@@ -277,7 +289,7 @@ impl Model {
                         is_staged: false,
                         on_device: false,
                         awaited: false,
-                        is_owner: false,
+                        shows: false,
                         summed: false,
                         tells: true,
                     };
