@@ -42,7 +42,12 @@ pub fn describe(config: &Config) -> Vec<Line> {
     }
     if lines.len() > 2 {
         lines.push(match super::wiring::groups(&driver, Path::new("/")) {
-            Ok(groups) => about(true, "pcie groups".to_owned(), groups.to_string(), String::new()),
+            Ok(groups) => {
+                let advice = groups.switch_size().map_or_else(String::new, |size| {
+                    format!("pcie_switch_size={size} lets each group reduce first and the host add what they have; NCCL may be faster")
+                });
+                about(true, "pcie groups".to_owned(), groups.to_string(), advice)
+            }
             Err(error) => about(
                 false,
                 "pcie groups".to_owned(),

@@ -95,6 +95,13 @@ impl PcieGroups {
         self.groups.is_empty()
     }
 
+    /// How many devices a group has, where there are several groups of one size, of devices that follow each other; else `None`.
+    pub fn switch_size(&self) -> Option<usize> {
+        let size = self.groups.first().filter(|_| self.groups.len() > 1)?.members.len();
+        let in_order = self.groups.iter().flat_map(|group| &group.members).copied().eq(0..size * self.groups.len());
+        (in_order && self.groups.iter().all(|group| group.members.len() == size)).then_some(size)
+    }
+
     /// The devices of each group, as positions in the list that was given.
     pub fn members(&self) -> impl Iterator<Item = &[usize]> {
         self.groups.iter().map(|group| group.members.as_slice())
@@ -184,6 +191,7 @@ mod tests {
             device("a0 rp0 up0 dn3 gpu4", Some(0), &[]),
         ];
         assert_eq!(members(&devices), [vec![0, 2, 4], vec![1], vec![3]]);
+        assert_eq!(PcieGroups::of(&devices).switch_size(), None, "no one number says that");
         assert_eq!(
             PcieGroups::of(&devices).to_string(),
             "5 devices in 3 PCIe groups, between which bytes pass the host's memory: gpu0 gpu2 gpu4 (NUMA node 0); gpu1 (NUMA node 1); \
@@ -214,7 +222,9 @@ mod tests {
             ]
         };
         assert_eq!(members(&pairs(&[])), [[0, 1], [2, 3]]);
+        assert_eq!(PcieGroups::of(&pairs(&[])).switch_size(), Some(2));
         assert_eq!(members(&pairs(&[3])), [[0, 1, 2, 3]]);
+        assert_eq!(PcieGroups::of(&pairs(&[3])).switch_size(), None, "there is nothing to set");
     }
 
     #[test]
