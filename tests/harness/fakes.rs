@@ -18,6 +18,9 @@ pub fn fakenccl() -> PathBuf {
     fakenccl::library()
 }
 
+/// Devices that a test has had and left well.
+static FREE: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+
 /// The driver, and the ordinal of one of its devices that no other test of this process has.
 ///
 /// # Panics
@@ -27,9 +30,15 @@ pub fn device() -> (Control, u16) {
     let control = Control::open(&fakecuda());
     control.set("DEVICES", &DEVICES.to_string());
     control.initialize();
-    let device = NEXT.fetch_add(1, Ordering::Relaxed);
+    let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let device = free.unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed));
     assert!(device < DEVICES, "more tests than devices");
     (control, device)
+}
+
+/// Lets other tests have a device that works as it did, of which nobody counts anything.
+pub fn leave(device: u16) {
+    FREE.lock().unwrap_or_else(PoisonError::into_inner).push(device);
 }
 
 /// The most that the fake has.

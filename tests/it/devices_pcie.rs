@@ -122,7 +122,8 @@ fn workers_of_different_groups_that_disagree_both_learn_it_and_the_next_round_is
 
 #[test]
 fn a_worker_of_another_group_that_does_not_come_is_named() {
-    let (cluster, seats) = start(&["a", "a", "a", "a"], &[("pcie_switch_size", "2"), ("step_timeout", "1 s")]);
+    let (cluster, seats) =
+        start(&["a", "a", "a", "a"], &[("pcie_switch_size", "2"), ("stall_warn", "500 ms"), ("step_timeout", "1 s")]);
     let errors = all(&cluster.workers[..3], |engine| {
         let seat = &seats[engine.rank().0 as usize];
         let place = seat.place(&vec![1.0; LEN]);
@@ -137,7 +138,10 @@ fn a_worker_of_another_group_that_does_not_come_is_named() {
 fn whoever_cancels_gets_its_memory_back_and_no_sum_is_wrong() {
     // Which of the workers cancels: whoever holds the part, exchanges it, or does neither.
     for canceller in 0..4 {
-        let (cluster, seats) = start(&["a", "a", "a", "a", "b"], &[("pcie_switch_size", "2"), ("step_timeout", "2 s")]);
+        let (cluster, seats) = start(
+            &["a", "a", "a", "a", "b"],
+            &[("pcie_switch_size", "2"), ("stall_warn", "500 ms"), ("step_timeout", "2 s")],
+        );
         all(&cluster.workers, |engine| {
             let (rank, seat) = (engine.rank().0, &seats[engine.rank().0 as usize]);
             let place = seat.place(&vec![1.0; LEN]);

@@ -20,6 +20,14 @@ pub(crate) struct Seat {
     device: Ordinal,
 }
 
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            fakes::leave(self.device.0);
+        }
+    }
+}
+
 impl Seat {
     pub(crate) fn place(&self, values: &[f32]) -> u64 {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();

@@ -93,6 +93,9 @@ pub(super) fn meet(
     let me = position(rank).ok_or_else(absent)?;
     let machines = Machines::of(view);
     let group = machines.group(rank).unwrap_or_default().iter().filter_map(|worker| position(*worker)).collect();
+    if config.pcie_switch_size.is_some_and(|size| (size as usize) < ranks.len()) && machines.groups(rank) == 1 {
+        tracing::warn!("pcie_switch_size has no effect: it must be set on all workers of the machine");
+    }
     let options = HostOptions {
         job: view.job.clone(),
         epoch: view.epoch,

@@ -471,10 +471,12 @@ impl Driver {
 
     /// Why an operation that is ordered is not carried out, by any rank.
     fn refusal(&self, operation: &Operation, weights: &[f64]) -> Option<Error> {
+        let is_whole = matches!(operation.goal, Goal::AllReduce | Goal::Join { taker: None, .. });
+        if !is_whole || operation.claim.op != Op::WeightedMean {
+            return None;
+        }
         let total = self.walk(operation).map_or(0.0, |walk| walk.weight(weights));
-        let is_whole = matches!(operation.goal, Goal::AllReduce | Goal::Join { taker: None, .. })
-            && operation.claim.op == Op::WeightedMean;
-        (is_whole && !(total > 0.0 && total.is_finite())).then(|| Error::InvalidArgument {
+        (total <= 0.0 || !total.is_finite()).then(|| Error::InvalidArgument {
             what: format!("the weights of tensor {}, {} add up to {total}", operation.part.key, operation.round),
             hint: "give at least one worker a weight above zero".to_owned(),
         })
