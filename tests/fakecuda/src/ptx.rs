@@ -57,7 +57,7 @@ enum Work {
     Return,
     Branch { to: usize },
     Param { to: usize, index: usize },
-    Load { to: usize, bytes: usize, base: usize, offset: u64 },
+    Load { to: usize, bytes: usize, is_signed: bool, base: usize, offset: u64 },
     Store { from: Value, bytes: usize, base: usize, offset: u64 },
     Compute { to: usize, operation: Operation, from: [Value; 3] },
 }
@@ -81,7 +81,7 @@ enum Special {
 type Operation = fn([u64; 3]) -> u64;
 
 /// What is computed: the instruction, how many operands it has beside its result, and what it does.
-const OPERATIONS: [(&str, usize, Operation); 28] = [
+const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("mov.u16", 1, |[a, ..]| a & 0xffff),
     ("mov.u32", 1, |[a, ..]| low(a)),
     ("mov.u64", 1, |[a, ..]| a),
@@ -89,6 +89,7 @@ const OPERATIONS: [(&str, usize, Operation); 28] = [
     ("mov.b32", 1, |[a, ..]| low(a)),
     ("cvta.to.global.u64", 1, |[a, ..]| a),
     ("cvt.u64.u32", 1, |[a, ..]| low(a)),
+    ("cvt.u32.u64", 1, |[a, ..]| low(a)),
     ("cvt.rn.f32.f64", 1, |[a, ..]| from_f32(f64::from_bits(a) as f32)),
     ("cvt.f32.f16", 1, |[a, ..]| from_f32(f16_to_f32(a))),
     ("cvt.rn.f16.f32", 1, |[a, ..]| f32_to_f16(f32_of(a))),
@@ -96,18 +97,24 @@ const OPERATIONS: [(&str, usize, Operation); 28] = [
     ("add.s64", 2, |[a, b, _]| a.wrapping_add(b)),
     ("mul.lo.s64", 2, |[a, b, _]| a.wrapping_mul(b)),
     ("mul.wide.u32", 2, |[a, b, _]| low(a) * low(b)),
+    // What a division by zero gives is left open; this is what devices give.
+    ("div.u32", 2, |[a, b, _]| low(low(a).checked_div(low(b)).unwrap_or(u64::MAX))),
+    ("div.u64", 2, |[a, b, _]| a.checked_div(b).unwrap_or(u64::MAX)),
     ("mul.rn.f32", 2, |[a, b, _]| from_f32(f32_of(a) * f32_of(b))),
     ("mul.rn.f64", 2, |[a, b, _]| from_f64(f64::from_bits(a) * f64::from_bits(b))),
     ("and.b32", 2, |[a, b, _]| low(a & b)),
     ("or.b32", 2, |[a, b, _]| low(a | b)),
-    // A shift by the width or more leaves nothing.
+    ("xor.b32", 2, |[a, b, _]| low(a ^ b)),
+    ("xor.b64", 2, |[a, b, _]| a ^ b),
+    // A shift by the width or more leaves nothing, or the sign alone.
     ("shl.b32", 2, |[a, b, _]| low(a.checked_shl(low(b) as u32).unwrap_or(0))),
     ("shl.b64", 2, |[a, b, _]| a.checked_shl(low(b) as u32).unwrap_or(0)),
     ("shr.u32", 2, |[a, b, _]| low(a).checked_shr(low(b) as u32).unwrap_or(0)),
+    ("shr.s32", 2, |[a, b, _]| low(shift_right(a << 32, low(b) + 32))),
+    ("shr.s64", 2, |[a, b, _]| shift_right(a, low(b))),
     ("setp.eq.f64", 2, |[a, b, _]| u64::from(f64::from_bits(a) == f64::from_bits(b))),
     ("setp.lt.u64", 2, |[a, b, _]| u64::from(a < b)),
     ("setp.ge.u64", 2, |[a, b, _]| u64::from(a >= b)),
-    ("setp.lt.u32", 2, |[a, b, _]| u64::from(low(a) < low(b))),
     ("setp.ge.u32", 2, |[a, b, _]| u64::from(low(a) >= low(b))),
     ("setp.gt.u32", 2, |[a, b, _]| u64::from(low(a) > low(b))),
     ("selp.b32", 3, |[a, b, is_first]| low(if is_first != 0 { a } else { b })),
@@ -203,12 +210,13 @@ impl Kernel {
                 Work::Return => break,
                 Work::Branch { to } => next = *to,
                 Work::Param { to, index } => registers[*to] = params[*index],
-                Work::Load { to, bytes, base, offset } => {
+                Work::Load { to, bytes, is_signed, base, offset } => {
                     let (address, mut word) = (registers[*base].wrapping_add(*offset), [0; 8]);
                     if !memory.load(address, &mut word[..*bytes]) {
                         return Err(Fault { address });
                     }
-                    registers[*to] = u64::from_le_bytes(word);
+                    let (bits, above) = (u64::from_le_bytes(word), 64 - 8 * *bytes);
+                    registers[*to] = if *is_signed { shift_right(bits << above, above as u64) } else { bits };
                 }
                 Work::Store { from, bytes, base, offset } => {
                     let address = registers[*base].wrapping_add(*offset);
@@ -292,8 +300,9 @@ impl Reader {
                 })
             }
             (name, [to, from]) if name.starts_with("ld.global.") => {
-                let (base, offset) = self.address(from)?;
-                Ok(Work::Load { to: self.register(to)?, bytes: bytes_of(&name["ld.global".len()..])?, base, offset })
+                let (kind, (base, offset)) = (&name["ld.global".len()..], self.address(from)?);
+                let is_signed = kind.starts_with(".s");
+                Ok(Work::Load { to: self.register(to)?, bytes: bytes_of(kind)?, is_signed, base, offset })
             }
             (name, [to, from]) if name.starts_with("st.global.") => {
                 let (base, offset) = self.address(to)?;
@@ -368,6 +377,11 @@ fn bytes_of(kind: &str) -> Result<usize, String> {
 
 fn low(bits: u64) -> u64 {
     bits & 0xffff_ffff
+}
+
+/// Copies of the sign come in from above.
+fn shift_right(bits: u64, by: u64) -> u64 {
+    (bits.cast_signed() >> by.min(63)).cast_unsigned()
 }
 
 fn f32_of(bits: u64) -> f32 {
@@ -469,6 +483,38 @@ mod tests {
     }
 
     #[test]
+    fn what_is_loaded_as_signed_keeps_its_sign_and_what_is_not_does_not() {
+        let negative: [u8; 8] = (-2_i64).to_le_bytes();
+        let loaded = |kind: &str| u64::from_le_bytes(computed(&[&format!("ld.global.{kind} %rd2, [%rd1]")], negative));
+        assert_eq!([loaded("u8"), loaded("u16"), loaded("u32")], [0xfe, 0xfffe, 0xffff_fffe]);
+        assert_eq!(["s8", "s16", "s32", "s64"].map(loaded), [(-2_i64).cast_unsigned(); 4]);
+    }
+
+    #[test]
+    fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
+        let table: [(&str, i64, u64); 14] = [
+            ("shr.s32 %rd2, %rd2, 31", -1 << 31, 0xffff_ffff),
+            ("shr.s32 %rd2, %rd2, 4", -1 << 31, 0xf800_0000),
+            ("shr.s32 %rd2, %rd2, 40", i64::MAX, 0xffff_ffff),
+            ("shr.s32 %rd2, %rd2, 40", 1 << 40, 0),
+            ("shr.s64 %rd2, %rd2, 63", i64::MIN, u64::MAX),
+            ("shr.s64 %rd2, %rd2, 64", i64::MIN, u64::MAX),
+            ("shr.s64 %rd2, %rd2, 62", i64::MAX, 1),
+            ("div.u32 %rd2, %rd2, 3", -1, 0x5555_5555),
+            ("div.u32 %rd2, %rd2, 0", 5, 0xffff_ffff),
+            ("div.u64 %rd2, %rd2, 3", -1, 0x5555_5555_5555_5555),
+            ("div.u64 %rd2, %rd2, 0", 5, u64::MAX),
+            ("xor.b32 %rd2, %rd2, -1", 5, 0xffff_fffa),
+            ("xor.b64 %rd2, %rd2, -1", 5, u64::MAX - 5),
+            ("cvt.u32.u64 %rd2, %rd2", -1, 0xffff_ffff),
+        ];
+        for (instruction, of, expected) in table {
+            let found = computed(&["ld.global.u64 %rd2, [%rd1]", instruction], of.to_le_bytes());
+            assert_eq!(u64::from_le_bytes(found), expected, "{instruction} of {of:#x}");
+        }
+    }
+
+    #[test]
     fn half_size_floats_round_to_nearest_even() {
         let table = [
             (0.0, 0x0000),
@@ -495,6 +541,17 @@ mod tests {
         for bits in (0..0x7c00).chain(0x8000..0xfc01) {
             assert_eq!(f32_to_f16(f16_to_f32(bits)), bits, "{bits:#06x}");
         }
+    }
+
+    /// What instructions leave in `%rd2` when `%rd1` is where `data` lies.
+    fn computed(instructions: &[&str], data: [u8; 8]) -> [u8; 8] {
+        let body = instructions.join(";\n");
+        let text = format!(
+            ".entry f(\n.param .u64 f_data\n)\n{{\nld.param.u64 %rd1, [f_data];\n{body};\nst.global.u64 [%rd1], %rd2;\n}}"
+        );
+        let mut memory = Bytes(data.to_vec());
+        Module::parse(&text).unwrap().kernel("f").unwrap().run(1, 1, &[Bytes::BASE], &mut memory).unwrap();
+        memory.0.try_into().unwrap()
     }
 
     /// Memory that begins at an address of its own.
