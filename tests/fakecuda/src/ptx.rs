@@ -29,11 +29,13 @@ pub struct Kernel {
     code: Vec<Instruction>,
 }
 
-/// A load or store of memory that is not allocated.
+/// A load or store of memory that is not allocated, or not at a multiple of its size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault {
     /// Where.
     pub address: u64,
+    /// Of how much.
+    pub bytes: usize,
 }
 
 /// Which thread of which block it is, and how many there are; one dimension.
@@ -164,6 +166,13 @@ fn statement(line: &str) -> &str {
     line.split("//").next().unwrap_or_default().trim().trim_end_matches(';').trim_end()
 }
 
+impl Fault {
+    /// Whether it is no multiple of its size.
+    pub const fn is_misaligned(self) -> bool {
+        !self.address.is_multiple_of(self.bytes as u64)
+    }
+}
+
 impl Kernel {
     /// Bytes of each parameter, in order.
     pub fn params(&self) -> &[usize] {
@@ -173,7 +182,7 @@ impl Kernel {
     /// Runs `blocks` blocks of `threads` threads. A parameter's bits lie at the low end.
     ///
     /// # Errors
-    /// The first access to memory that is not allocated; what was stored before stays.
+    /// The first access to memory that is not allocated, or not at a multiple of its size; what was stored before stays.
     ///
     /// # Panics
     /// If there are fewer `params` than the kernel has.
@@ -201,31 +210,35 @@ impl Kernel {
             if guard.is_some_and(|(register, expected)| (registers[register] != 0) != expected) {
                 continue;
             }
-            let value = |of: &Value, registers: &[u64]| match of {
-                Value::Register(register) => registers[*register],
-                Value::Constant(bits) => *bits,
-                Value::Special(special) => u64::from(thread.special(*special)),
+            let value = |of: Value, registers: &[u64]| match of {
+                Value::Register(register) => registers[register],
+                Value::Constant(bits) => bits,
+                Value::Special(special) => u64::from(thread.special(special)),
+            };
+            let place = |base: usize, offset: u64, bytes: usize, registers: &[u64]| {
+                let place = Fault { address: registers[base].wrapping_add(offset), bytes };
+                if place.is_misaligned() { Err(place) } else { Ok(place) }
             };
             match work {
                 Work::Return => break,
                 Work::Branch { to } => next = *to,
                 Work::Param { to, index } => registers[*to] = params[*index],
                 Work::Load { to, bytes, is_signed, base, offset } => {
-                    let (address, mut word) = (registers[*base].wrapping_add(*offset), [0; 8]);
-                    if !memory.load(address, &mut word[..*bytes]) {
-                        return Err(Fault { address });
+                    let (from, mut word) = (place(*base, *offset, *bytes, registers)?, [0; 8]);
+                    if !memory.load(from.address, &mut word[..*bytes]) {
+                        return Err(from);
                     }
                     let (bits, above) = (u64::from_le_bytes(word), 64 - 8 * *bytes);
                     registers[*to] = if *is_signed { shift_right(bits << above, above as u64) } else { bits };
                 }
                 Work::Store { from, bytes, base, offset } => {
-                    let address = registers[*base].wrapping_add(*offset);
-                    if !memory.store(address, &value(from, registers).to_le_bytes()[..*bytes]) {
-                        return Err(Fault { address });
+                    let to = place(*base, *offset, *bytes, registers)?;
+                    if !memory.store(to.address, &value(*from, registers).to_le_bytes()[..*bytes]) {
+                        return Err(to);
                     }
                 }
                 Work::Compute { to, operation, from } => {
-                    registers[*to] = operation([0, 1, 2].map(|operand| value(&from[operand], registers)));
+                    registers[*to] = operation(from.map(|operand| value(operand, registers)));
                 }
             }
         }
@@ -468,7 +481,17 @@ mod tests {
     #[test]
     fn memory_that_is_not_there_is_a_fault_with_its_address() {
         let kernel = Module::parse(WHO).unwrap().kernel("who").unwrap().clone();
-        assert_eq!(kernel.run(1, 2, &[Bytes::BASE], &mut Bytes(vec![0; 4])), Err(Fault { address: Bytes::BASE + 4 }));
+        let fault = kernel.run(1, 2, &[Bytes::BASE], &mut Bytes(vec![0; 4])).unwrap_err();
+        assert_eq!(fault, Fault { address: Bytes::BASE + 4, bytes: 2 });
+        assert!(!fault.is_misaligned());
+    }
+
+    #[test]
+    fn memory_is_reached_at_multiples_of_what_is_reached() {
+        let kernel = Module::parse(WHO).unwrap().kernel("who").unwrap().clone();
+        let fault = kernel.run(1, 2, &[Bytes::BASE + 1], &mut Bytes(vec![0; 14])).unwrap_err();
+        assert_eq!(fault, Fault { address: Bytes::BASE + 3, bytes: 2 });
+        assert!(fault.is_misaligned());
     }
 
     #[test]
