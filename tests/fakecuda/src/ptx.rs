@@ -210,35 +210,22 @@ impl Kernel {
             if guard.is_some_and(|(register, expected)| (registers[register] != 0) != expected) {
                 continue;
             }
-            let value = |of: Value, registers: &[u64]| match of {
-                Value::Register(register) => registers[register],
-                Value::Constant(bits) => bits,
-                Value::Special(special) => u64::from(thread.special(special)),
-            };
-            let place = |base: usize, offset: u64, bytes: usize, registers: &[u64]| {
-                let place = Fault { address: registers[base].wrapping_add(offset), bytes };
-                if place.is_misaligned() { Err(place) } else { Ok(place) }
-            };
             match work {
                 Work::Return => break,
                 Work::Branch { to } => next = *to,
                 Work::Param { to, index } => registers[*to] = params[*index],
                 Work::Load { to, bytes, is_signed, base, offset } => {
-                    let (from, mut word) = (place(*base, *offset, *bytes, registers)?, [0; 8]);
-                    if !memory.load(from.address, &mut word[..*bytes]) {
-                        return Err(from);
-                    }
+                    let (address, mut word) = (registers[*base].wrapping_add(*offset), [0; 8]);
+                    reach(address, *bytes, || memory.load(address, &mut word[..*bytes]))?;
                     let (bits, above) = (u64::from_le_bytes(word), 64 - 8 * *bytes);
                     registers[*to] = if *is_signed { shift_right(bits << above, above as u64) } else { bits };
                 }
                 Work::Store { from, bytes, base, offset } => {
-                    let to = place(*base, *offset, *bytes, registers)?;
-                    if !memory.store(to.address, &value(*from, registers).to_le_bytes()[..*bytes]) {
-                        return Err(to);
-                    }
+                    let (address, word) = (registers[*base].wrapping_add(*offset), thread.value(*from, registers));
+                    reach(address, *bytes, || memory.store(address, &word.to_le_bytes()[..*bytes]))?;
                 }
                 Work::Compute { to, operation, from } => {
-                    registers[*to] = operation(from.map(|operand| value(operand, registers)));
+                    registers[*to] = operation(from.map(|operand| thread.value(operand, registers)));
                 }
             }
         }
@@ -247,14 +234,24 @@ impl Kernel {
 }
 
 impl Thread {
-    fn special(self, special: Special) -> u32 {
-        match special {
-            Special::Thread => self.index,
-            Special::Threads => self.threads,
-            Special::Block => self.block,
-            Special::Blocks => self.blocks,
+    fn value(self, of: Value, registers: &[u64]) -> u64 {
+        match of {
+            Value::Register(register) => registers[register],
+            Value::Constant(bits) => bits,
+            Value::Special(special) => u64::from(match special {
+                Special::Thread => self.index,
+                Special::Threads => self.threads,
+                Special::Block => self.block,
+                Special::Blocks => self.blocks,
+            }),
         }
     }
+}
+
+/// Does what loads or stores, or says where that cannot be done.
+fn reach(address: u64, bytes: usize, access: impl FnOnce() -> bool) -> Result<(), Fault> {
+    let fault = Fault { address, bytes };
+    if !fault.is_misaligned() && access() { Ok(()) } else { Err(fault) }
 }
 
 /// A kernel that is being read, line by line.
