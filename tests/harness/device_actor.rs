@@ -2,7 +2,7 @@
 //!
 //! Its words are its position, how many ranks there are, how long an operation may take in milliseconds, and the door of the first; the
 //! first makes its own and says where it is. It says `joined`, and then does what standard input says, one order a line:
-//! - `sum <key>`: reduces, checks and says how it ended;
+//! - `sum <key>`, of floats, and `mean <key>`, of integers below zero: reduces, checks and says how it ended;
 //! - `begin <key>`: says `issued` once that is on its device, and then how it ended; `begin-late` does so after a kernel that takes hours;
 //! - `leave`: leaves the others and says what is left.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use gradlane_core::collective::Collective;
 use gradlane_core::local::PrivateSocket;
-use gradlane_core::types::DType;
+use gradlane_core::types::{DType, Op};
 
 use crate::devices::{DeviceRank, Wanted, config, element, ended, told};
 use crate::fakes;
@@ -20,7 +20,7 @@ use crate::patience::eventually;
 /// Plays the part until standard input ends. `say` writes a line.
 ///
 /// # Panics
-/// If an order is not understood, or a sum is wrong.
+/// If an order is not understood, or a result is wrong.
 pub fn play(words: &[&str], say: &dyn Fn(&str)) {
     let [rank, ranks, step_ms, door] = words else { panic!("{words:?} are no words for a rank") };
     let (rank, ranks): (usize, usize) = (number(rank), number(ranks));
@@ -40,13 +40,14 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
         let line = line.expect("the test writes text");
         match line.split(' ').collect::<Vec<_>>()[..] {
             ["sum", key] => {
-                let address = member.place(&contribution(rank));
-                let outcome = member.reduce(&Wanted::sum(number(key), DType::F32), &[(address, 4 * LEN)]);
-                if outcome.is_ok() {
-                    let expected = element(DType::F32, (1 << ranks) as f64 - 1.0).repeat(LEN);
-                    assert!(member.bytes(address, 4 * LEN) == expected, "a wrong sum");
-                }
-                say(&told(&outcome));
+                let expected = element(DType::F32, all(ranks)).repeat(LEN);
+                say(&reduced(&member, &Wanted::sum(number(key), DType::F32), &contribution(rank), &expected));
+            }
+            ["mean", key] => {
+                let wanted = Wanted { op: Op::Mean, ..Wanted::sum(number(key), DType::I32) };
+                let data = element(DType::I32, -f64::from(1_u32 << rank)).repeat(LEN);
+                let expected = element(DType::I32, (-all(ranks) / ranks as f64).floor()).repeat(LEN);
+                say(&reduced(&member, &wanted, &data, &expected));
             }
             [begin @ ("begin" | "begin-late"), key] => {
                 let runs = [(member.place(&contribution(rank)), 4 * LEN)];
@@ -73,6 +74,21 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
 
 const LEN: usize = 1001;
 const HOURS_US: u64 = 10_000_000_000;
+
+/// How it ended, after a look at what came of it.
+fn reduced(member: &DeviceRank, wanted: &Wanted, data: &[u8], expected: &[u8]) -> String {
+    let address = member.place(data);
+    let outcome = member.reduce(wanted, &[(address, data.len())]);
+    if outcome.is_ok() {
+        assert!(member.bytes(address, data.len()) == expected, "a wrong result");
+    }
+    told(&outcome)
+}
+
+/// What all contributions add up to.
+fn all(ranks: usize) -> f64 {
+    (1 << ranks) as f64 - 1.0
+}
 
 fn contribution(rank: usize) -> Vec<u8> {
     element(DType::F32, f64::from(1_u32 << rank)).repeat(LEN)

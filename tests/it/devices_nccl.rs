@@ -11,6 +11,7 @@ use gradlane_core::config::Config;
 use gradlane_core::engine::Clock;
 use gradlane_core::local::PrivateSocket;
 use gradlane_core::mem::Ordinal;
+use gradlane_core::reduce::Kernels;
 use gradlane_core::types::{DType, Op, WorkerId};
 use gradlane_tests::cluster::PATIENCE;
 use gradlane_tests::devices::{DeviceRank, Wanted, config, element, ended};
@@ -30,8 +31,7 @@ fn every_reduction_of_every_type_is_exact() {
         let digits = |index: usize| (0..count).map(move |rank| digit(rank, index));
         let mut key = 0;
         for (dtype, op) in DType::ALL.into_iter().flat_map(|dtype| OPS.map(|op| (dtype, op))) {
-            let is_signed = matches!(dtype, DType::I8 | DType::I32 | DType::I64);
-            if op.check(dtype).is_err() || (op == Op::Mean && is_signed) {
+            if op.check(dtype).is_err() {
                 continue;
             }
             let expected: Vec<u8> = (0..LEN)
@@ -39,7 +39,8 @@ fn every_reduction_of_every_type_is_exact() {
                     let (least, most) = (digits(index).fold(f64::MAX, f64::min), digits(index).fold(0.0, f64::max));
                     let value = match op {
                         Op::Sum => digits(index).sum(),
-                        Op::Mean => digits(index).sum::<f64>() / count as f64,
+                        Op::Mean if dtype.is_float() => digits(index).sum::<f64>() / count as f64,
+                        Op::Mean => (digits(index).sum::<f64>() / count as f64).floor(),
                         Op::Min => least,
                         Op::Max => most,
                         Op::WeightedMean => {
@@ -179,13 +180,20 @@ fn a_process_reduces_on_one_device_and_says_so() {
 }
 
 #[test]
-fn a_mean_that_would_be_rounded_otherwise_is_refused_with_what_to_do() {
+fn a_mean_of_integers_is_that_of_host_memory_below_zero_and_where_the_sum_wraps() {
     let ranks = ranks(2, &config());
-    let errors = each(&ranks, |_, member| {
-        let wanted = Wanted { op: Op::Mean, ..Wanted::sum(0, DType::I32) };
-        member.reduce(&wanted, &[(member.place(&[0; 8]), 8)]).unwrap_err()
-    });
-    assert!(errors.iter().all(|error| matches!(error, Error::InvalidArgument { hint, .. } if hint.contains("sum"))));
+    for (key, dtype) in [DType::I8, DType::U8, DType::I32, DType::I64].into_iter().enumerate() {
+        let contributions = [0, 1].map(|rank| integers(rank, dtype));
+        let expected = mean_in_host_memory(dtype, &contributions);
+        let found = each(&ranks, |rank, member| {
+            let (first, second) = contributions[rank].split_at(LEN / 16 * 8);
+            let runs = [first, &[], second].map(|run| (member.place(run), run.len()));
+            let wanted = Wanted { op: Op::Mean, ..Wanted::sum(key as u64, dtype) };
+            member.reduce(&wanted, &runs).unwrap();
+            runs.iter().flat_map(|(address, len)| member.bytes(*address, *len)).collect::<Vec<u8>>()
+        });
+        assert!(found.iter().all(|found| *found == expected), "{dtype}");
+    }
 }
 
 #[test]
@@ -216,6 +224,14 @@ fn ranks_in_processes_reduce_and_leave_in_order() {
         assert_eq!(team.all(&format!("sum {round}")), ["ok 4"; 4]);
     }
     assert_eq!(team.all("leave"), ["left, 0 communicators are alive"; 4]);
+}
+
+#[test]
+fn a_mean_of_integers_is_divided_after_the_sum_however_late_nccl_begins_with_it() {
+    let mut team = Team::start(3, &[("FAKENCCL_LAUNCH_US", &LAG_US.to_string())]);
+    for round in 0..3 {
+        assert_eq!(team.all(&format!("mean {round}")), ["ok 3"; 3]);
+    }
 }
 
 #[test]
@@ -306,6 +322,22 @@ fn of_each(dtype: DType, value: impl Fn(usize) -> f64) -> Vec<u8> {
 
 fn contribution(rank: usize, dtype: DType) -> Vec<u8> {
     of_each(dtype, |index| digit(rank, index))
+}
+
+/// Integers of which many are below zero and many are so large that their sums wrap.
+fn integers(rank: usize, dtype: DType) -> Vec<u8> {
+    let any = |index: usize| (index as i64 - 500).wrapping_mul(0x1234_5678_9abc_def1).rotate_left(8 * rank as u32);
+    let numbers = (0..LEN).map(|index| if index % 2 == 0 { index as i64 / 2 - 250 } else { any(index) });
+    numbers.flat_map(|number| number.to_le_bytes()[..dtype.bytes() as usize].to_vec()).collect()
+}
+
+fn mean_in_host_memory(dtype: DType, contributions: &[Vec<u8>]) -> Vec<u8> {
+    let kernels = Kernels::portable();
+    let mut sum = vec![0; contributions[0].len()];
+    kernels.start(Op::Mean, dtype, 1.0, &contributions[0], &mut sum);
+    contributions[1..].iter().for_each(|next| kernels.add(Op::Mean, dtype, 1.0, next, &mut sum));
+    kernels.finish_in_place(Op::Mean, dtype, contributions.len() as f64, &mut sum);
+    sum
 }
 
 fn there_and_back(key: u64, owner: u32, op: Op) -> (Wanted, Wanted) {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Walk;
 pub use super::host::Bulletin;
-use super::{Goal, Walk};
 use crate::config::Config;
 use crate::cuda::{Line, Mark};
 use crate::error::{Error, Result};
@@ -39,13 +39,13 @@ pub struct Ordered {
 
 /// Carries out operations on memory of devices among the ranks of one machine, or of one PCIe group of it.
 pub trait DeviceRoad: Send + Sync {
-    /// Whether an operation can be carried out here, asked before the other ranks hear of it. May take long the first time, when
-    /// libraries are loaded.
+    /// Whether an operation on this memory can be carried out here, asked before the other ranks hear of it. May take long the first
+    /// time, when libraries are loaded.
     ///
     /// # Errors
     /// [`FailedPrecondition`](Error::FailedPrecondition) if this machine lacks something, [`InvalidArgument`](Error::InvalidArgument) if
-    /// the operation must be another one; each says what to do.
-    fn check(&self, goal: &Goal, claim: &Claim, memory: &DeviceMemory) -> Result<()>;
+    /// the memory must be elsewhere; each says what to do.
+    fn check(&self, memory: &DeviceMemory) -> Result<()>;
 
     /// Takes the next operation of the order, without waiting. `done` hears of the end, when nothing of the memory is used any more.
     ///

@@ -1,4 +1,5 @@
-//! Work that a device does on its own memory, element by element: scaling, and casts between f32 and the half-size floats.
+//! Work that a device does on its own memory, element by element: scaling floats, casts between f32 and the half-size floats, and dividing
+//! integers.
 //!
 //! The sources are CUDA C beside this file. What is built in is the PTX that NVRTC made of them (`make ptx`); the driver compiles it for
 //! its device when it is loaded, which takes tens of milliseconds the first time and is remembered by the driver in `~/.nv`.
@@ -23,16 +24,28 @@ use crate::types::DType;
 /// Of `elementwise.cu`, with the zero that ends a text for the driver.
 const PTX: &str = concat!(include_str!("kernels/elementwise.ptx"), "\0");
 
-/// Each kernel with the types that it reads and writes.
-const KERNELS: [(DType, DType, &str); 8] = [
-    (DType::F32, DType::F32, "gradlane_scale_f32\0"),
-    (DType::F64, DType::F64, "gradlane_scale_f64\0"),
-    (DType::F16, DType::F16, "gradlane_scale_f16\0"),
-    (DType::BF16, DType::BF16, "gradlane_scale_bf16\0"),
-    (DType::F32, DType::F16, "gradlane_f32_to_f16\0"),
-    (DType::F32, DType::BF16, "gradlane_f32_to_bf16\0"),
-    (DType::F16, DType::F32, "gradlane_f16_to_f32\0"),
-    (DType::BF16, DType::F32, "gradlane_bf16_to_f32\0"),
+/// What a kernel does with every element.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Work {
+    /// Reads the first type, multiplies, and writes the second.
+    Scale(DType, DType),
+    /// Divides.
+    Divide(DType),
+}
+
+const KERNELS: [(Work, &str); 12] = [
+    (Work::Scale(DType::F32, DType::F32), "gradlane_scale_f32\0"),
+    (Work::Scale(DType::F64, DType::F64), "gradlane_scale_f64\0"),
+    (Work::Scale(DType::F16, DType::F16), "gradlane_scale_f16\0"),
+    (Work::Scale(DType::BF16, DType::BF16), "gradlane_scale_bf16\0"),
+    (Work::Scale(DType::F32, DType::F16), "gradlane_f32_to_f16\0"),
+    (Work::Scale(DType::F32, DType::BF16), "gradlane_f32_to_bf16\0"),
+    (Work::Scale(DType::F16, DType::F32), "gradlane_f16_to_f32\0"),
+    (Work::Scale(DType::BF16, DType::F32), "gradlane_bf16_to_f32\0"),
+    (Work::Divide(DType::I8), "gradlane_divide_i8\0"),
+    (Work::Divide(DType::U8), "gradlane_divide_u8\0"),
+    (Work::Divide(DType::I32), "gradlane_divide_i32\0"),
+    (Work::Divide(DType::I64), "gradlane_divide_i64\0"),
 ];
 
 /// Threads of a block.
@@ -74,7 +87,7 @@ impl Kernels {
             context.checked("loading the kernels", code)?;
             // Owned first, so that the module goes back if a kernel is missing in it.
             let mut kernels = Self { module, functions: [ptr::null_mut(); KERNELS.len()], context: Arc::clone(context) };
-            for (function, (_, _, name)) in kernels.functions.iter_mut().zip(KERNELS) {
+            for (function, (_, name)) in kernels.functions.iter_mut().zip(KERNELS) {
                 // SAFETY: the name ends with a zero, and one handle is written, which is valid as long as its module.
                 let code = unsafe { (context.api().module_function)(function, module, name.as_ptr().cast()) };
                 context.checked("looking for a kernel", code)?;
@@ -104,27 +117,45 @@ impl Kernels {
         (read, from): (DType, &DeviceRegion),
         (written, to): (DType, &DeviceRegion),
     ) -> Result<()> {
-        let no_kernel = || Error::InvalidArgument {
-            what: format!("a device cannot make {written} of {read}"),
-            hint: "scale floats, or cast between float32 and float16 or bfloat16".to_owned(),
-        };
-        let kernel = KERNELS.iter().position(|(from, to, _)| (*from, *to) == (read, written)).ok_or_else(no_kernel)?;
         let len = from.len() as u64 / read.bytes();
         assert_eq!(
             (from.len() as u64, to.len() as u64),
             (len * read.bytes(), len * written.bytes()),
             "as many elements"
         );
+        self.launch(Work::Scale(read, written), stream, [from.address(), to.address(), len, factor.to_bits()])
+    }
+
+    /// Submits `data[i] /= divisor` for integers of type `dtype` to `stream`.
+    ///
+    /// The result is that of a mean on the host ([`reduce`](crate::reduce)): rounded down.
+    ///
+    /// For a thread that has the context.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no kernel for this type, [`Error::Device`] if the device refuses.
+    ///
+    /// # Panics
+    /// If the divisor is zero, or the memory is no whole number of elements.
+    pub(crate) fn divide(&self, stream: &Stream, divisor: u32, dtype: DType, data: &DeviceRegion) -> Result<()> {
+        assert_ne!(divisor, 0, "a device would make anything of it");
+        let len = data.len() as u64 / dtype.bytes();
+        assert_eq!(data.len() as u64, len * dtype.bytes(), "whole elements");
+        self.launch(Work::Divide(dtype), stream, [data.address(), data.address(), len, u64::from(divisor)])
+    }
+
+    /// Submits a kernel. The arguments are those of every kernel here: from where and to where, how many elements, and the bits of a number.
+    fn launch(&self, work: Work, stream: &Stream, mut arguments: [u64; 4]) -> Result<()> {
+        let kernel = KERNELS.iter().position(|(known, _)| *known == work).ok_or_else(|| no_kernel(work))?;
+        let [_, _, len, _] = arguments;
         if len == 0 {
             // The driver refuses an empty grid.
             return Ok(());
         }
         let blocks = len.div_ceil(THREADS).min(BLOCKS_MAX) as c_uint;
-        let (mut from, mut to, mut len, mut factor) = (from.address(), to.address(), len, factor);
-        let mut arguments: [*mut c_void; 4] =
-            [(&raw mut from).cast(), (&raw mut to).cast(), (&raw mut len).cast(), (&raw mut factor).cast()];
-        // SAFETY: the arguments are the four of every kernel here, in order and of their sizes, and are read before the call returns.
-        // Whoever made the regions promises that the memory is the device's and lent until the operation ends.
+        let mut places = arguments.each_mut().map(|argument| ptr::from_mut(argument).cast::<c_void>());
+        // SAFETY: each kernel here has four arguments of eight bytes, which are read before the call returns. Whoever made the regions
+        // promises that the memory is the device's and lent until the operation ends.
         let code = unsafe {
             (self.context.api().launch)(
                 self.functions[kernel],
@@ -136,11 +167,21 @@ impl Kernels {
                 1,
                 0,
                 stream.raw(),
-                arguments.as_mut_ptr(),
+                places.as_mut_ptr(),
                 ptr::null_mut(),
             )
         };
         self.context.checked("launching a kernel", code)
+    }
+}
+
+fn no_kernel(work: Work) -> Error {
+    Error::InvalidArgument {
+        what: match work {
+            Work::Scale(read, written) => format!("a device cannot make {written} of {read}"),
+            Work::Divide(dtype) => format!("a device cannot divide {dtype}"),
+        },
+        hint: "scale floats, cast between float32 and float16 or bfloat16, or divide integers".to_owned(),
     }
 }
 

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use crate::built;
-use crate::kernel::Reference;
 use crate::steering::{Steering, text};
 
 /// Where the built library lies.
@@ -147,13 +146,6 @@ impl Control {
         type HostAddress = extern "C" fn(u64, usize, *mut usize) -> u32;
         self.0.call("fakecuda_host_address", |resolve: HostAddress| resolve(address, bytes, &raw mut host));
         host
-    }
-
-    /// Says what stands for the kernel of this name in PTX that is loaded from now on.
-    pub fn register_kernel(&self, name: &str, reference: Reference) {
-        let name = text(name);
-        type Register = extern "C" fn(*const i8, Reference) -> u32;
-        self.0.call("fakecuda_register_kernel", |register: Register| register(name.as_ptr().cast(), reference));
     }
 
     /// Begins a capture of `stream` in the global mode, PyTorch's own: what threads elsewhere do can break it.

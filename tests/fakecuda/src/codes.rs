@@ -13,12 +13,13 @@ impl Code {
     pub(crate) const OUT_OF_MEMORY: Self = Self(2);
     pub(crate) const NOT_INITIALIZED: Self = Self(3);
     pub(crate) const INVALID_DEVICE: Self = Self(101);
-    pub(crate) const INVALID_IMAGE: Self = Self(200);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
+    pub(crate) const INVALID_PTX: Self = Self(218);
     pub(crate) const INVALID_HANDLE: Self = Self(400);
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const ILLEGAL_ADDRESS: Self = Self(700);
+    pub(crate) const MISALIGNED_ADDRESS: Self = Self(716);
     pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub(crate) const ALREADY_REGISTERED: Self = Self(712);
     pub(crate) const NOT_REGISTERED: Self = Self(713);
@@ -45,9 +46,9 @@ const WORDS: [(u32, &CStr, &CStr); 30] = [
     (46, c"CUDA_ERROR_DEVICE_UNAVAILABLE", c"CUDA-capable device(s) is/are busy or unavailable"),
     (100, c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
     (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
-    (200, c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid"),
     (201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
     (214, c"CUDA_ERROR_ECC_UNCORRECTABLE", c"uncorrectable ECC error encountered"),
+    (218, c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
     (222, c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain."),
     (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
     (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),

@@ -11,8 +11,8 @@ use crate::codes::{Code, Outcome};
 use crate::counters::Counters;
 use crate::event::{Event, Last, Point};
 use crate::faults::Faults;
-use crate::kernel::{Function, References};
 use crate::memory::{Allocation, Memory, Pinned};
+use crate::ptx;
 use crate::settings::{Held, variable};
 use crate::stream::{Kind, Step, Stream, Work};
 
@@ -30,7 +30,6 @@ pub(crate) struct Driver {
     pub(crate) settings: Held,
     pub(crate) faults: Faults,
     pub(crate) captures: Captures,
-    pub(crate) references: References,
     memory: Mutex<Memory>,
     /// Of the process that called anything first: a driver does not survive a fork.
     process: u32,
@@ -58,10 +57,9 @@ pub(crate) struct Tables {
     created_streams: usize,
     pub(crate) streams: BTreeMap<usize, Arc<Stream>>,
     pub(crate) events: BTreeMap<usize, Arc<Event>>,
-    /// PTX.
-    pub(crate) modules: BTreeMap<usize, Arc<str>>,
+    pub(crate) modules: BTreeMap<usize, ptx::Module>,
     /// With the module of each.
-    pub(crate) functions: BTreeMap<usize, (usize, Function)>,
+    pub(crate) functions: BTreeMap<usize, (usize, Arc<ptx::Kernel>)>,
     pub(crate) graphs: BTreeSet<usize>,
 }
 
@@ -75,7 +73,6 @@ impl Driver {
                 settings: Held::from_environment(),
                 faults,
                 captures: Captures::default(),
-                references: References::default(),
                 memory: Mutex::default(),
                 process: std::process::id(),
                 devices: OnceLock::new(),
@@ -326,8 +323,8 @@ impl Driver {
             Work::Fill(fill) => fill.execute(),
             Work::Kernel(launch) => {
                 device.counters.kernels.add(1);
-                if let Err(code) = launch.execute(resolve) {
-                    device.fail(code);
+                if let Err(code) = launch.execute(self) {
+                    device.fail(code.0);
                 }
             }
             Work::Call(call) => {
@@ -386,12 +383,6 @@ impl Tables {
         self.handles += 1;
         (1 << 24) + (self.handles << 4)
     }
-}
-
-/// Memory of the device as the host sees it; null if it is not all of one allocation.
-extern "C" fn resolve(address: u64, bytes: usize) -> *mut u8 {
-    let place = Driver::get().memory().device_place(address, bytes);
-    place.map_or(std::ptr::null_mut(), |place| place.host as *mut u8)
 }
 
 /// 0 if there is none.

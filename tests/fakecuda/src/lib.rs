@@ -2,8 +2,8 @@
 //!
 //! A stream is a thread with a queue, an event a point in such a queue, device memory a mapping with a register of what is allocated.
 //! Order, blocking, bounds, pinned ranges, capture and failures follow the driver's documentation (reference manual, CUDA 13.0); where
-//! the documentation leaves a choice, the strict one is taken, so that what runs here runs there. Kernels are functions
-//! of Rust, or run as their PTX says ([`kernel`]).
+//! the documentation leaves a choice, the strict one is taken, so that what runs here runs there. Kernels run as their
+//! PTX says ([`ptx`]).
 //!
 //! # How tests reach it
 //! It is built as `libfakecuda.so` whenever a crate that depends on it is built for its tests; [`library`] says where it lies. Product
@@ -40,7 +40,7 @@ mod counters;
 mod driver;
 mod event;
 pub mod faults;
-pub mod kernel;
+mod kernel;
 mod memory;
 pub mod ptx;
 mod settings;

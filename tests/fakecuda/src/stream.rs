@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::copies::{Copy, Fill};
 use crate::driver::Driver;
 use crate::event::Point;
-use crate::kernel::Prepared;
+use crate::kernel::Launch;
 use crate::settings::Lagging;
 
 /// What `cuStreamCreate` makes, and the default ones.
@@ -57,7 +57,7 @@ pub(crate) enum Step {
 pub(crate) enum Work {
     Copy(Copy),
     Fill(Fill),
-    Kernel(Prepared),
+    Kernel(Launch),
     Call(Call),
 }
 

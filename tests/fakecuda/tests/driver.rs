@@ -4,20 +4,38 @@
 
 #![expect(unsafe_code, reason = "the driver's interface is C")]
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
-use cudarc::driver::sys::{self, CUcontext, CUevent, CUstream};
-use fakecuda::kernel::Launch;
+use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUmodule, CUstream};
 use fakecuda::{Control, library};
 
 const DEVICES: i32 = 32;
 /// Longer than any pause of a busy machine between two calls.
 const LAG_US: u64 = 100_000;
+
+/// Each thread of a block adds the second parameter to a word of its own from where the first says.
+const ADD: &CStr = c"
+    .version 8.0
+    .visible .entry add(
+        .param .u64 add_to,
+        .param .u32 add_more
+    )
+    {
+        ld.param.u64 %rd1, [add_to];
+        ld.param.u32 %r1, [add_more];
+        mov.u32 %r2, %tid.x;
+        mul.wide.u32 %rd2, %r2, 4;
+        add.s64 %rd1, %rd1, %rd2;
+        ld.global.u32 %r3, [%rd1];
+        add.s32 %r3, %r3, %r1;
+        st.global.u32 [%rd1], %r3;
+        ret;
+    }";
 
 /// Calls the driver; the number that it answers.
 macro_rules! cu {
@@ -77,6 +95,14 @@ impl World {
     /// The words of a device, after all that its default stream is ordered with.
     fn words(&self, address: u64, count: usize) -> Vec<u32> {
         words(&self.control.consume(self.device, 0, address, count * 4))
+    }
+
+    /// A kernel in a module of its own, which adds a number to a word a thread.
+    fn kernel(&self) -> (CUmodule, CUfunction) {
+        let (mut module, mut add) = (null_mut(), null_mut());
+        assert_eq!(cu!(cuModuleLoadData(&mut module, ADD.as_ptr().cast())), 0);
+        assert_eq!(cu!(cuModuleGetFunction(&mut add, module, c"add".as_ptr())), 0);
+        (module, add)
     }
 
     /// A stream that is slow, and words that it will write.
@@ -345,35 +371,40 @@ fn a_host_function_runs_in_its_turn_and_may_not_call_the_driver() {
 }
 
 #[test]
-fn a_kernel_is_the_rust_function_of_its_name() {
-    extern "C" fn double(launch: &Launch) {
-        for value in launch.memory::<f32>(0, launch.u32(1) as usize) {
-            *value *= 2.0;
-        }
-    }
+fn a_kernel_does_what_its_ptx_says_until_its_module_is_gone() {
     let world = World::new();
-    let ptx = c".version 9.0\n.visible .entry double_f32(.param .u64 double_0, .param .u32 double_1)\n{ ret; }\n\
-        .visible .entry fakecuda_add_u32(.param .u64 a, .param .u64 b, .param .u32 c)\n{ ret; }\n";
-    world.control.register_kernel("double_f32", double);
-    let mut module = null_mut();
-    assert_eq!(cu!(cuModuleLoadData(&mut module, ptx.as_ptr().cast())), 0);
+    let (module, add) = world.kernel();
     let mut function = null_mut();
-    assert_eq!(cu!(cuModuleGetFunction(&mut function, module, c"double".as_ptr())), 500);
-    assert_eq!(cu!(cuModuleGetFunction(&mut function, module, c"double_f32".as_ptr())), 0);
-    let (address, count) = (world.allocate(8), 2_u32);
-    world.control.produce(world.device, 0, address, &bytes(&[1.5_f32.to_bits(), 4.0_f32.to_bits()]));
-    let mut arguments = [(&raw const address).cast_mut().cast::<c_void>(), (&raw const count).cast_mut().cast()];
-    let launch = |function, arguments: &mut [*mut c_void]| {
-        cu!(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, null_mut(), arguments.as_mut_ptr(), null_mut()))
-    };
-    assert_eq!(launch(function, &mut arguments), 0);
-    assert_eq!(world.words(address, 2).into_iter().map(f32::from_bits).collect::<Vec<f32>>(), [3.0, 8.0]);
-    // A kernel that reaches beyond its memory takes the device with it.
-    assert_eq!(cu!(cuModuleGetFunction(&mut function, module, c"fakecuda_add_u32".as_ptr())), 0);
-    let (count, more) = (3_u64, 1_u32);
-    let mut arguments = [arguments[0], (&raw const count).cast_mut().cast(), (&raw const more).cast_mut().cast()];
-    assert_eq!(launch(function, &mut arguments), 0);
-    assert_eq!(cu!(cuCtxSynchronize()), 700);
+    assert_eq!(cu!(cuModuleGetFunction(&mut function, module, c"subtract".as_ptr())), 500);
+    let address = world.allocate(8);
+    world.control.produce(world.device, 0, address, &bytes(&[40, 50]));
+    assert_eq!(launch(add, (1, 2), address, 2), 0);
+    assert_eq!(launch(add, (2, 1), address, 3), 0);
+    assert_eq!(world.words(address, 2), [42 + 2 * 3, 52]);
+    for grid in [(0, 1), (1, 0), (1, 1025)] {
+        assert_eq!(launch(add, grid, address, 1), 1, "{grid:?}");
+    }
+    assert_eq!(cu!(cuModuleUnload(module)), 0);
+    assert_eq!(launch(add, (1, 1), address, 1), 400);
+}
+
+#[test]
+fn a_kernel_that_reaches_what_it_must_not_takes_the_device_with_it() {
+    for (moved_by, threads, code) in [(0, 3, 700), (2, 1, 716)] {
+        let world = World::new();
+        let (_, add) = world.kernel();
+        assert_eq!(launch(add, (1, threads), world.allocate(8) + moved_by, 1), 0);
+        assert_eq!(cu!(cuCtxSynchronize()), code);
+    }
+}
+
+#[test]
+fn ptx_that_cannot_be_run_here_is_refused() {
+    let _world = World::new();
+    let mut module = null_mut();
+    for text in [c"\x7fELF", c".visible .entry wait(\n)\n{\nbar.sync 0;\nret;\n}"] {
+        assert_eq!(cu!(cuModuleLoadData(&mut module, text.as_ptr().cast())), 218, "{text:?}");
+    }
 }
 
 #[test]
@@ -467,6 +498,12 @@ fn events_say_how_long_it_took_between_them() {
     assert_eq!(cu!(cuEventElapsedTime_v2(&mut milliseconds, start, end)), 0);
     assert!(Duration::from_secs_f32(milliseconds / 1e3) >= Duration::from_millis(20), "{milliseconds} ms");
     assert_eq!(cu!(cuEventElapsedTime_v2(&mut milliseconds, start, world.event())), 400, "an event without a time");
+}
+
+/// Into the default stream.
+fn launch(add: CUfunction, (blocks, threads): (u32, u32), to: u64, more: u32) -> u32 {
+    let mut arguments = [(&raw const to).cast_mut().cast::<c_void>(), (&raw const more).cast_mut().cast()];
+    cu!(cuLaunchKernel(add, blocks, 1, 1, threads, 1, 1, 0, null_mut(), arguments.as_mut_ptr(), null_mut()))
 }
 
 fn bytes(words: &[u32]) -> Vec<u8> {

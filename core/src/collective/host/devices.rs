@@ -44,7 +44,7 @@ impl Devices {
     pub(super) fn check(&self, operation: &Operation) -> Result<()> {
         match (&operation.memory, &self.road) {
             (Memory::Host { .. }, _) => Ok(()),
-            (Memory::Device(memory), Ok(road)) => road.check(&operation.goal, &operation.claim, memory),
+            (Memory::Device(memory), Ok(road)) => road.check(memory),
             (Memory::Device(_), Err(error)) => Err(error.clone()),
         }
     }

@@ -53,6 +53,12 @@ impl Lines {
         let weighed = destination.iter().map(DeviceRegion::again).collect();
         Ok(DeviceMemory { source: weighed, destination, after: Vec::new() })
     }
+
+    /// Divides what has come to where the result goes.
+    fn divide(&self, divisor: u32, dtype: DType, result: &[DeviceRegion]) -> Result<()> {
+        let kernels = self.kernels.as_ref().map_err(Clone::clone)?;
+        result.iter().try_for_each(|run| kernels.divide(&self.stream, divisor, dtype, run))
+    }
 }
 
 impl Issuer {
@@ -141,6 +147,11 @@ impl Issuer {
                 };
                 self.with_comm(|comm| comm.call(step, claim.dtype, &memory, &lines.stream))?;
                 self.settle("issuing a collective operation", self.work.team.step_timeout)?;
+                if let Some(divisor) = program::divisor(walk, &claim, self.work.team.ranks) {
+                    // Not before NCCL is done with the call, because only then its own work is on the stream; and not when all is over
+                    // and the communicator gone, because then the memory may be somebody else's.
+                    self.with_comm(|_| lines.divide(divisor, claim.dtype, &memory.destination))?;
+                }
             }
         }
         let what = what(step);

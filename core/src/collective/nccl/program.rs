@@ -3,16 +3,17 @@
 //! # Numbers
 //! - NCCL adds in the element's own type along rings and trees: f16 and bf16 are rounded at every step, where host memory rounds once.
 //! - A mean of floats multiplies each contribution by the reciprocal of the number of ranks, rounded to the element's type, and adds. Host
-//!   memory adds first and divides once.
+//!   memory adds first and divides once. With 2, 4 or 8 ranks both are the same but at the ends of the range, because such products are
+//!   exact; with other numbers of ranks the rounded reciprocal shows in the last place. It stays so because a sum of f16 may be infinite
+//!   where the mean is not, and because a division would be one more walk over the memory.
 //! - For a weighted mean each contribution is multiplied by its share of the weights before NCCL sees it, by a kernel of ours: as in host
 //!   memory a contribution whose weight is zero is not looked at, so that nothing of it shows that is not finite, which NCCL's own
 //!   `ncclRedOpCreatePreMulSum` would multiply by zero.
 //! - Which of a number and a NaN is the smaller is NCCL's matter; in host memory NaN wins.
-//! - Sums of integers wrap, as elsewhere. Their mean would be rounded towards zero by NCCL and is rounded down elsewhere: for signed ones it
-//!   is refused, not answered otherwise.
+//! - Sums of integers wrap, as elsewhere. NCCL rounds a mean of them towards zero; elsewhere it is rounded down. So the sum is divided by
+//!   a kernel of ours, and the mean is that of host memory.
 
-use crate::collective::{Goal, Walk};
-use crate::error::{Error, Result};
+use crate::collective::Walk;
 use crate::sched::order::Claim;
 use crate::types::{DType, Op};
 
@@ -49,26 +50,8 @@ pub(super) enum Reduction {
     Sum,
     Min,
     Max,
-    /// The sum divided by the number of ranks.
+    /// The sum of floats, divided by the number of ranks.
     Mean,
-}
-
-/// Refuses what NCCL would answer otherwise than host memory.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] for a mean of signed integers that is not divided elsewhere.
-pub(super) fn check(goal: &Goal, claim: &Claim) -> Result<()> {
-    let is_signed = matches!(claim.dtype, DType::I8 | DType::I32 | DType::I64);
-    if *goal == Goal::AllReduce && claim.op == Op::Mean && is_signed {
-        return Err(Error::InvalidArgument {
-            what: format!(
-                "a mean of {} on devices of one machine, which NCCL rounds towards zero instead of down",
-                claim.dtype
-            ),
-            hint: "submit a sum and divide it, or keep the tensor in host memory".to_owned(),
-        });
-    }
-    Ok(())
 }
 
 /// By what the contribution of the rank at position `me` is multiplied before it is reduced; `None` if by nothing. `weights` are those of
@@ -82,11 +65,24 @@ pub(super) fn share(walk: Walk, claim: &Claim, weights: &[f64], me: usize) -> Op
     }
 }
 
+/// By what the sum that all ranks get is divided; `None` if by nothing, or if NCCL has done so. `ranks` contributed to it.
+pub(super) fn divisor(walk: Walk, claim: &Claim, ranks: usize) -> Option<u32> {
+    match (walk, claim.op) {
+        (Walk::Reduce { taker: None, .. }, Op::Mean) if !claim.dtype.is_float() => {
+            Some(u32::try_from(ranks).expect("at most RANKS_MAX"))
+        }
+        _ => None,
+    }
+}
+
 /// What the rank at position `me` calls for an operation.
 pub(super) fn step(walk: Walk, claim: &Claim, me: usize) -> Step {
     match walk {
-        Walk::Reduce { taker: None, .. } => Step::AllReduce(reduction(claim.op, true)),
-        Walk::Reduce { taker: Some(root), .. } => Step::Reduce { reduction: reduction(claim.op, false), root },
+        Walk::Reduce { taker: None, .. } if claim.op == Op::Mean && claim.dtype.is_float() => {
+            Step::AllReduce(Reduction::Mean)
+        }
+        Walk::Reduce { taker: None, .. } => Step::AllReduce(reduction(claim.op)),
+        Walk::Reduce { taker: Some(root), .. } => Step::Reduce { reduction: reduction(claim.op), root },
         Walk::Show { from, taker: None } => Step::Broadcast { root: from },
         Walk::Show { from, taker: Some(to) } if me == from => Step::Send { to },
         Walk::Show { from, taker: Some(to) } if me == to => Step::Receive { from },
@@ -95,10 +91,9 @@ pub(super) fn step(walk: Walk, claim: &Claim, me: usize) -> Step {
     }
 }
 
-/// How contributions are added; `is_whole` if nobody else adds to what comes of it.
-fn reduction(op: Op, is_whole: bool) -> Reduction {
+/// How contributions are added, where NCCL does not divide.
+fn reduction(op: Op) -> Reduction {
     match op {
-        Op::Mean if is_whole => Reduction::Mean,
         // A mean is divided once, by whoever knows all workers; contributions to a weighted mean are shares of it.
         Op::Sum | Op::Mean | Op::WeightedMean => Reduction::Sum,
         Op::Min => Reduction::Min,
@@ -125,6 +120,7 @@ pub(super) const fn data_type(dtype: DType) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::Goal;
     use crate::pipeline::DeviceKind;
     use crate::types::{Priority, WorkerId};
 
@@ -179,13 +175,27 @@ mod tests {
     }
 
     #[test]
-    fn a_mean_of_signed_integers_is_refused_where_nobody_else_divides_it() {
+    fn a_mean_of_integers_is_a_sum_that_is_divided_after_it_and_one_of_floats_is_left_to_nccl() {
+        let walk = Walk::Reduce { of: 0b111, taker: None };
         for dtype in DType::ALL {
-            let refused = matches!(dtype, DType::I8 | DType::I32 | DType::I64);
-            assert_eq!(check(&Goal::AllReduce, &claim(Op::Mean, dtype)).is_err(), refused, "{dtype}");
-            assert_eq!(check(&Goal::Reduce { owner: WorkerId(0) }, &claim(Op::Mean, dtype)), Ok(()));
-            assert_eq!(check(&Goal::AllReduce, &claim(Op::Sum, dtype)), Ok(()));
+            let claim = claim(Op::Mean, dtype);
+            let (reduction, divisor) = match dtype {
+                DType::F32 | DType::F64 | DType::F16 | DType::BF16 => (Reduction::Mean, None),
+                DType::I32 | DType::I64 | DType::I8 | DType::U8 => (Reduction::Sum, Some(3)),
+            };
+            assert_eq!(step(walk, &claim, 0), Step::AllReduce(reduction), "{dtype}");
+            assert_eq!(super::divisor(walk, &claim, 3), divisor, "{dtype}");
         }
+    }
+
+    #[test]
+    fn nothing_else_is_divided() {
+        let divided = |walk, op| divisor(walk, &claim(op, DType::I64), 3);
+        assert_eq!(divided(Walk::Reduce { of: 0b111, taker: None }, Op::Sum), None);
+        assert_eq!(divided(Walk::Reduce { of: 0b111, taker: None }, Op::Max), None);
+        // Of several machines, whoever knows all workers divides.
+        assert_eq!(divided(Walk::Reduce { of: 0b111, taker: Some(0) }, Op::Mean), None);
+        assert_eq!(divided(Walk::Show { from: 0, taker: None }, Op::Mean), None, "it is the mean");
     }
 
     #[test]

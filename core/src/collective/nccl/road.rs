@@ -5,14 +5,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::Places;
 use super::issuer::Issuer;
 use super::library::{Absent, Library};
-use super::program;
 use super::work::{ABORT_PATIENCE, FINALIZE_PATIENCE, LOCK, Work};
-use crate::collective::{DeviceMemory, DeviceRoad, Goal, Ordered, Team};
+use crate::collective::{DeviceMemory, DeviceRoad, Ordered, Team};
 use crate::cuda::{Driver, name};
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
 use crate::mem::Ordinal;
-use crate::sched::order::Claim;
 use crate::types::Done;
 
 /// One rank's road.
@@ -55,8 +53,7 @@ impl Road {
 }
 
 impl DeviceRoad for Road {
-    fn check(&self, goal: &Goal, claim: &Claim, memory: &DeviceMemory) -> Result<()> {
-        program::check(goal, claim)?;
+    fn check(&self, memory: &DeviceMemory) -> Result<()> {
         let mut regions = memory.source.iter().chain(&memory.destination);
         let Some(device) = regions.next().map(crate::mem::DeviceRegion::device) else {
             return Err(Error::Internal { what: "an operation on devices without memory of any".to_owned() });

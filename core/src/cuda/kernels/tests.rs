@@ -34,6 +34,18 @@ fn double_floats_of_every_exponent_are_scaled_as_on_the_host() {
     agree(DType::F64, DType::F64, &some_doubles(), interpreted);
 }
 
+#[test]
+fn integers_are_divided_as_on_the_host() {
+    for dtype in [DType::I8, DType::U8, DType::I32, DType::I64] {
+        agree_on_quotients(dtype, |divisor, data| {
+            let mut memory = Bytes(data.to_vec());
+            let len = data.len() / dtype.bytes() as usize;
+            run(Work::Divide(dtype), (2, 32), len, (0, 0), u64::from(divisor), &mut memory);
+            memory.0
+        });
+    }
+}
+
 /// What no test without a GPU can show: that its driver takes the PTX, and that its arithmetic is that of the interpreter.
 #[test]
 fn a_real_device_computes_as_the_host_does() {
@@ -46,23 +58,38 @@ fn a_real_device_computes_as_the_host_does() {
     context.bind().unwrap();
     let (kernels, stream) = (Kernels::load(&context).unwrap(), context.stream().unwrap());
     let mut pinned = Pinned::new(&context, 2 * some_singles().len().max(all_halves().len() * 2));
-    for (read, written, _) in KERNELS {
-        let data = match read {
-            DType::F64 => some_doubles(),
-            DType::F32 => some_singles(),
-            _ => all_halves(),
-        };
-        agree(read, written, &data, |_, factor, data, bytes| {
-            let (input, output) = pinned.run(data, bytes, |from, to| {
-                kernels.scale(&stream, factor, (read, from), (written, to)).unwrap();
-                let event = stream.record().unwrap();
-                while !event.is_reached("a kernel").unwrap() {
-                    std::thread::yield_now();
-                }
-            });
-            assert_eq!(input, data, "it is only read");
-            output.to_vec()
+    let mut on_the_device = |data: &[u8], bytes, work: &dyn Fn(&DeviceRegion, &DeviceRegion) -> Result<()>| {
+        let (input, output) = pinned.run(data, bytes, |from, to| {
+            work(from, to).unwrap();
+            let event = stream.record().unwrap();
+            while !event.is_reached("a kernel").unwrap() {
+                std::thread::yield_now();
+            }
         });
+        (input.to_vec(), output.to_vec())
+    };
+    for (work, _) in KERNELS {
+        match work {
+            Work::Scale(read, written) => {
+                let data = match read {
+                    DType::F64 => some_doubles(),
+                    DType::F32 => some_singles(),
+                    _ => all_halves(),
+                };
+                agree(read, written, &data, |_, factor, data, bytes| {
+                    let (input, output) = on_the_device(data, bytes, &|from, to| {
+                        kernels.scale(&stream, factor, (read, from), (written, to))
+                    });
+                    assert_eq!(input, data, "it is only read");
+                    output
+                });
+            }
+            Work::Divide(dtype) => {
+                agree_on_quotients(dtype, |divisor, data| {
+                    on_the_device(data, 0, &|data, _| kernels.divide(&stream, divisor, dtype, data)).0
+                });
+            }
+        }
     }
 }
 
@@ -71,7 +98,7 @@ fn any_grid_reaches_every_element_once_and_none_beyond_the_last() {
     let data: Vec<u8> = (1..=10).flat_map(|number| (number as f32).to_le_bytes()).collect();
     for (blocks, threads) in [(1, 1), (1, 3), (3, 4), (5, 8)] {
         let mut memory = Bytes(data.clone());
-        run("gradlane_scale_f32", (blocks, threads), 9, (0, 0), 2.0, &mut memory);
+        run(Work::Scale(DType::F32, DType::F32), (blocks, threads), 9, (0, 0), 2.0_f64.to_bits(), &mut memory);
         let numbers = memory.0.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
         assert_eq!(numbers.collect::<Vec<_>>(), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 18.0, 10.0]);
     }
@@ -79,7 +106,7 @@ fn any_grid_reaches_every_element_once_and_none_beyond_the_last() {
 
 #[test]
 fn the_text_has_the_kernels_that_are_launched_and_no_other() {
-    let mut listed = KERNELS.map(|(_, _, name)| name.trim_end_matches('\0'));
+    let mut listed = KERNELS.map(|(_, name)| name.trim_end_matches('\0'));
     listed.sort_unstable();
     assert_eq!(Module::parse(PTX.trim_end_matches('\0')).unwrap().names().collect::<Vec<_>>(), listed);
 }
@@ -116,6 +143,21 @@ fn a_part_of_the_memory_is_scaled_in_place_and_its_neighbours_are_not() {
 }
 
 #[test]
+fn integers_are_divided_in_place_in_the_order_of_their_stream() {
+    let world = World::new();
+    let kernels = Kernels::load(&world.context).unwrap();
+    let memory = world.memory(12);
+    world.control.produce(0, world.raw(), memory.address(), &[-7_i32, -7, -7].map(i32::to_le_bytes).concat());
+    let (part, nothing) = (memory.part(Span { offset: 4, bytes: 4 }), memory.part(Span { offset: 4, bytes: 0 }));
+    world.run(|stream| {
+        kernels.divide(stream, 9, DType::I32, &nothing)?;
+        kernels.divide(stream, 2, DType::I32, &part)?;
+        kernels.divide(stream, 3, DType::I32, &part)
+    });
+    assert_eq!(world.read(&memory), [-7_i32, -2, -7].map(i32::to_le_bytes).concat());
+}
+
+#[test]
 fn a_driver_that_cannot_compile_is_told_from_a_device_that_failed() {
     let (control, driver) = fake::driver();
     let context = driver.device(Ordinal(6)).unwrap();
@@ -136,8 +178,11 @@ fn types_without_a_kernel_are_refused() {
     let world = World::new();
     let kernels = Kernels::load(&world.context).unwrap();
     let memory = world.memory(16);
-    let refused = kernels.scale(&world.stream, 2.0, (DType::I32, &memory), (DType::I32, &memory)).unwrap_err();
-    assert!(matches!(refused, Error::InvalidArgument { .. }), "{refused}");
+    let scaled = kernels.scale(&world.stream, 2.0, (DType::I32, &memory), (DType::I32, &memory));
+    let divided = kernels.divide(&world.stream, 2, DType::F32, &memory);
+    for (refused, word) in [(scaled, "int32"), (divided, "float32")] {
+        assert!(matches!(&refused, Err(Error::InvalidArgument { what, .. }) if what.contains(word)), "{refused:?}");
+    }
 }
 
 fn all_halves() -> Vec<u8> {
@@ -156,29 +201,62 @@ fn some_doubles() -> Vec<u8> {
     bits.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Has the kernel for these types `run` on `data` with every factor, and compares with the host's arithmetic. `run` is given the kernel,
-/// the factor, the data, and how many bytes come of it.
-fn agree(read: DType, written: DType, data: &[u8], mut run: impl FnMut(&str, f64, &[u8], usize) -> Vec<u8>) {
-    let (_, _, kernel) = KERNELS.iter().find(|(from, to, _)| (*from, *to) == (read, written)).expect("a kernel");
+/// Numbers at which a division could err: around zero, the ends and the powers of two, and of 8 bits all.
+fn some_integers(dtype: DType) -> Vec<u8> {
+    let bytes = dtype.bytes() as usize;
+    let powers = (0..8 * bytes).map(|bit| 1_i64 << bit);
+    let near: Vec<i64> = powers.flat_map(|power| (-9..=9).map(move |more| power.wrapping_add(more))).collect();
+    let negated = near.iter().map(|number| number.wrapping_neg());
+    let all = if bytes == 1 { 0..256 } else { 0..0 };
+    near.iter().copied().chain(negated).chain(all).flat_map(|number| number.to_le_bytes()[..bytes].to_vec()).collect()
+}
+
+/// As many as a machine has ranks, and some that do not fit 8, 16 or 31 bits.
+fn some_divisors() -> impl Iterator<Item = u32> {
+    (1..=64).chain([127, 128, 200, 255, 256, 257, 65_537, u32::MAX])
+}
+
+/// Has `run` scale the data from one type to the other with every factor, and compares with the host's arithmetic. `run` is given both
+/// types, the factor, the data, and how many bytes come of it.
+fn agree(read: DType, written: DType, data: &[u8], mut run: impl FnMut((DType, DType), f64, &[u8], usize) -> Vec<u8>) {
     for factor in FACTORS {
         let expected = on_the_host(read, written, factor, data);
-        let found = run(kernel.trim_end_matches('\0'), factor, data, expected.len());
+        let found = run((read, written), factor, data, expected.len());
         let inputs = data.chunks(read.bytes() as usize);
         let results = found.chunks(written.bytes() as usize).zip(expected.chunks(written.bytes() as usize));
         assert_eq!(found.len(), expected.len());
         for (input, (found, expected)) in inputs.zip(results) {
             let is_equal = number(written, found) == number(written, expected);
-            assert!(is_equal, "{kernel}: {input:02x?} times {factor:e} is {found:02x?}, on the host {expected:02x?}");
+            assert!(
+                is_equal,
+                "{read} to {written}: {input:02x?} times {factor:e} is {found:02x?}, on the host {expected:02x?}"
+            );
+        }
+    }
+}
+
+/// Has `run` divide integers by every divisor, and compares with means on the host.
+fn agree_on_quotients(dtype: DType, mut run: impl FnMut(u32, &[u8]) -> Vec<u8>) {
+    let data = some_integers(dtype);
+    for divisor in some_divisors() {
+        let mut expected = vec![0; data.len()];
+        reduce::Kernels::portable().finish(Op::Mean, dtype, f64::from(divisor), &data, &mut expected);
+        let found = run(divisor, &data);
+        assert_eq!(found.len(), expected.len());
+        let element = dtype.bytes() as usize;
+        let results = found.chunks(element).zip(expected.chunks(element));
+        for (input, (found, expected)) in data.chunks(element).zip(results) {
+            assert_eq!(found, expected, "{dtype}: {input:02x?} by {divisor}");
         }
     }
 }
 
 /// What the PTX says, run on the host.
-fn interpreted(kernel: &str, factor: f64, data: &[u8], bytes: usize) -> Vec<u8> {
-    let (_, written, _) = KERNELS.iter().find(|(_, _, name)| name.trim_end_matches('\0') == kernel).expect("a kernel");
+fn interpreted((read, written): (DType, DType), factor: f64, data: &[u8], bytes: usize) -> Vec<u8> {
     let mut memory = Bytes(data.to_vec());
     memory.0.resize(data.len() + bytes, 0xcc);
-    run(kernel, (2, 32), bytes / written.bytes() as usize, (0, data.len()), factor, &mut memory);
+    let len = bytes / written.bytes() as usize;
+    run(Work::Scale(read, written), (2, 32), len, (0, data.len()), factor.to_bits(), &mut memory);
     let output = memory.0.split_off(data.len());
     assert_eq!(memory.0, data, "it is only read");
     output
@@ -213,18 +291,18 @@ fn number(dtype: DType, bytes: &[u8]) -> u64 {
 }
 
 fn run(
-    kernel: &str,
+    work: Work,
     (blocks, threads): (u32, u32),
     len: usize,
     (from, to): (usize, usize),
-    factor: f64,
+    number: u64,
     memory: &mut Bytes,
 ) {
     let module = Module::parse(PTX.trim_end_matches('\0')).unwrap();
-    let kernel = module.kernel(kernel).unwrap();
+    let (_, name) = KERNELS.iter().find(|(known, _)| *known == work).expect("a kernel");
+    let kernel = module.kernel(name.trim_end_matches('\0')).unwrap();
     assert_eq!(kernel.params(), [8, 8, 8, 8]);
-    let arguments = [from as u64, to as u64, len as u64, factor.to_bits()];
-    kernel.run(blocks, threads, &arguments, memory).unwrap();
+    kernel.run(blocks, threads, &[from as u64, to as u64, len as u64, number], memory).unwrap();
 }
 
 /// The driver that runs on the host, and a stream of its first device.

@@ -7,7 +7,6 @@ use super::{bytes, put, text};
 use crate::codes::{Code, Outcome};
 use crate::copies::Copy;
 use crate::driver::Driver;
-use crate::kernel::Reference;
 use crate::memory::{Keeper, Place};
 use crate::stream::{Step, Stream, Work};
 
@@ -75,9 +74,5 @@ controls! {
     }
     fn fakecuda_host_address(address: u64, bytes: usize, host: *mut usize) |driver| {
         put(host, driver.memory().device_place(address, bytes)?.host)
-    }
-    fn fakecuda_register_kernel(name: *const c_char, reference: Option<Reference>) |driver| {
-        driver.references.add(&text(name)?, reference.ok_or(Code::INVALID_VALUE)?);
-        Ok(())
     }
 }

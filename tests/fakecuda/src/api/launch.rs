@@ -5,21 +5,19 @@ use std::sync::Arc;
 
 use super::{bytes, exported, get, put, text};
 use crate::codes::Code;
-use crate::kernel::Prepared;
+use crate::kernel::Launch;
+use crate::ptx::Module;
 use crate::stream::{Step, Work};
 
 exported! {
     fn cuModuleLoadData(module: *mut usize, image: *const c_char) |driver| {
         driver.captures.forbid()?;
         driver.current()?;
-        let ptx = text(image).map_err(|_| Code::INVALID_IMAGE)?;
-        // PTX begins with its version; compiled images are no text and have nothing that could be run here.
-        if !ptx.contains(".version") {
-            return Err(Code::INVALID_IMAGE);
-        }
+        // Compiled images are no PTX and have nothing that could be run here.
+        let parsed = Module::parse(&text(image)?).map_err(|_| Code::INVALID_PTX)?;
         let mut tables = driver.tables();
         let handle = tables.handle();
-        tables.modules.insert(handle, Arc::from(ptx));
+        tables.modules.insert(handle, parsed);
         put(module, handle)
     }
     fn cuModuleUnload(module: usize) |driver| {
@@ -30,11 +28,11 @@ exported! {
     }
     fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) |driver| {
         let name = text(name)?;
-        let ptx = driver.tables().modules.get(&module).cloned().ok_or(Code::INVALID_HANDLE)?;
-        let found = driver.references.function(&ptx, &name)?;
         let mut tables = driver.tables();
+        let parsed = tables.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
+        let kernel = Arc::new(parsed.kernel(&name).ok_or(Code::NOT_FOUND)?.clone());
         let handle = tables.handle();
-        tables.functions.insert(handle, (module, found));
+        tables.functions.insert(handle, (module, kernel));
         put(function, handle)
     }
     fn cuLaunchKernel(
@@ -42,17 +40,22 @@ exported! {
         _shared_bytes: c_uint, stream: usize, arguments: *const *const u8, extra: *const *const u8,
     ) |driver| {
         let found = driver.stream_here(stream)?;
-        let (_, function) = driver.tables().functions.get(&function).cloned().ok_or(Code::INVALID_HANDLE)?;
-        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        let threads = block.iter().try_fold(1_u32, |all, one| all.checked_mul(*one));
-        if !extra.is_null() || grid.contains(&0) || !threads.is_some_and(|threads| (1..=1024).contains(&threads)) {
+        let (_, kernel) = driver.tables().functions.get(&function).cloned().ok_or(Code::INVALID_HANDLE)?;
+        // Nothing here is of more than one dimension.
+        let ([blocks, 1, 1], [threads @ 1..=1024, 1, 1]) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) else {
+            return Err(Code::INVALID_VALUE);
+        };
+        if !extra.is_null() || blocks == 0 {
             return Err(Code::INVALID_VALUE);
         }
         // What the arguments are is copied now: the caller's places end with the call.
-        let argument = |(at, size): (usize, &usize)| bytes(get(arguments.wrapping_add(at))?, *size);
-        let arguments = function.parameters.iter().enumerate().map(argument).collect::<Result<_, Code>>()?;
-        let prepared = Prepared { body: function.body, grid, block, arguments };
-        driver.submit(stream, &found, Step::Work(Work::Kernel(prepared)));
+        let argument = |(at, size): (usize, &usize)| {
+            let mut bits = [0; 8];
+            bits[..*size].copy_from_slice(&bytes(get(arguments.wrapping_add(at))?, *size)?);
+            Ok(u64::from_le_bytes(bits))
+        };
+        let arguments = kernel.params().iter().enumerate().map(argument).collect::<Result<_, Code>>()?;
+        driver.submit(stream, &found, Step::Work(Work::Kernel(Launch { kernel, blocks, threads, arguments })));
         Ok(())
     }
 }

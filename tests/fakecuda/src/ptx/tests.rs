@@ -1,0 +1,163 @@
+//! Each instruction does what the PTX manual says, and what is not known is refused.
+
+use super::*;
+
+/// Each thread writes what it is into its place.
+const WHO: &str = "
+    .version 8.0
+    .visible .entry who(
+        .param .u64 who_to
+    )
+    {
+        .reg .b64 %rd<9>;
+        ld.param.u64 %rd1, [who_to];
+        mov.u32 %r1, %ctaid.x;      // the block
+        mov.u32 %r2, %ntid.x;
+        mul.wide.u32 %rd2, %r1, %r2;
+        mov.u32 %r3, %tid.x;
+        cvt.u64.u32 %rd3, %r3;
+        add.s64 %rd2, %rd2, %rd3;
+        shl.b64 %rd4, %rd2, 1;
+        add.s64 %rd4, %rd1, %rd4;
+        setp.ge.u32 %p1, %r3, 2;
+        @%p1 bra $END;
+        add.s32 %r4, %r3, -1;
+        st.global.u16 [%rd4+2], %r4;
+    $END:
+        ret;
+    }";
+
+#[test]
+fn every_thread_of_every_block_runs_to_its_end() {
+    let module = Module::parse(WHO).unwrap();
+    assert_eq!(module.names().collect::<Vec<_>>(), ["who"]);
+    assert_eq!(module.kernel("who").unwrap().params(), [8]);
+    let mut memory = Bytes(vec![7; 14]);
+    module.kernel("who").unwrap().run(2, 3, &[Bytes::BASE], &mut memory).unwrap();
+    assert_eq!(memory.0, [7, 7, 0xff, 0xff, 0, 0, 7, 7, 0xff, 0xff, 0, 0, 7, 7]);
+}
+
+#[test]
+fn memory_that_is_not_there_is_a_fault_with_its_address() {
+    let kernel = Module::parse(WHO).unwrap().kernel("who").unwrap().clone();
+    let fault = kernel.run(1, 2, &[Bytes::BASE], &mut Bytes(vec![0; 4])).unwrap_err();
+    assert_eq!(fault, Fault { address: Bytes::BASE + 4, bytes: 2 });
+    assert!(!fault.is_misaligned());
+}
+
+#[test]
+fn memory_is_reached_at_multiples_of_what_is_reached() {
+    let kernel = Module::parse(WHO).unwrap().kernel("who").unwrap().clone();
+    let fault = kernel.run(1, 2, &[Bytes::BASE + 1], &mut Bytes(vec![0; 14])).unwrap_err();
+    assert_eq!(fault, Fault { address: Bytes::BASE + 3, bytes: 2 });
+    assert!(fault.is_misaligned());
+}
+
+#[test]
+fn what_is_not_known_is_refused_with_its_line() {
+    let refused = |body: &str| Module::parse(&format!(".entry f(\n)\n{{\n{body};\n}}")).unwrap_err();
+    assert_eq!(refused("bar.sync 0"), "line 4: `bar.sync` is not known here");
+    assert_eq!(refused("add.s64 %rd1, %rd2"), "line 4: `add.s64` is not known here");
+    assert_eq!(refused("ld.param.u64 %rd1, [f_x]"), "line 4: there is no parameter f_x");
+    assert_eq!(refused("mov.u32 %r1, %laneid.y"), "line 4: `%laneid.y` is no register");
+    assert_eq!(refused("bra $OUT"), "there is no label $OUT");
+    assert_eq!(Module::parse(".global .u64 x = 1;").unwrap_err(), "line 1: `.global .u64 x = 1` is not known here");
+}
+
+#[test]
+fn what_is_loaded_as_signed_keeps_its_sign_and_what_is_not_does_not() {
+    let negative: [u8; 8] = (-2_i64).to_le_bytes();
+    let loaded = |kind: &str| u64::from_le_bytes(computed(&[&format!("ld.global.{kind} %rd2, [%rd1]")], negative));
+    assert_eq!([loaded("u8"), loaded("u16"), loaded("u32")], [0xfe, 0xfffe, 0xffff_fffe]);
+    assert_eq!(["s8", "s16", "s32", "s64"].map(loaded), [(-2_i64).cast_unsigned(); 4]);
+}
+
+#[test]
+fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
+    let table: [(&str, i64, u64); 14] = [
+        ("shr.s32 %rd2, %rd2, 31", -1 << 31, 0xffff_ffff),
+        ("shr.s32 %rd2, %rd2, 4", -1 << 31, 0xf800_0000),
+        ("shr.s32 %rd2, %rd2, 40", i64::MAX, 0xffff_ffff),
+        ("shr.s32 %rd2, %rd2, 40", 1 << 40, 0),
+        ("shr.s64 %rd2, %rd2, 63", i64::MIN, u64::MAX),
+        ("shr.s64 %rd2, %rd2, 64", i64::MIN, u64::MAX),
+        ("shr.s64 %rd2, %rd2, 62", i64::MAX, 1),
+        ("div.u32 %rd2, %rd2, 3", -1, 0x5555_5555),
+        ("div.u32 %rd2, %rd2, 0", 5, 0xffff_ffff),
+        ("div.u64 %rd2, %rd2, 3", -1, 0x5555_5555_5555_5555),
+        ("div.u64 %rd2, %rd2, 0", 5, u64::MAX),
+        ("xor.b32 %rd2, %rd2, -1", 5, 0xffff_fffa),
+        ("xor.b64 %rd2, %rd2, -1", 5, u64::MAX - 5),
+        ("cvt.u32.u64 %rd2, %rd2", -1, 0xffff_ffff),
+    ];
+    for (instruction, of, expected) in table {
+        let found = computed(&["ld.global.u64 %rd2, [%rd1]", instruction], of.to_le_bytes());
+        assert_eq!(u64::from_le_bytes(found), expected, "{instruction} of {of:#x}");
+    }
+}
+
+#[test]
+fn half_size_floats_round_to_nearest_even() {
+    let table = [
+        (0.0, 0x0000),
+        (-0.0, 0x8000),
+        (1.0, 0x3c00),
+        (-2.0, 0xc000),
+        (65504.0, 0x7bff),
+        (65519.996, 0x7bff),
+        (65520.0, 0x7c00),
+        (1e30, 0x7c00),
+        (f32::NEG_INFINITY, 0xfc00),
+        (1.0 + 0.000_488_281_25, 0x3c00),
+        (1.0 + 0.000_488_341_3, 0x3c01),
+        (1.0 + 3.0 * 0.000_488_281_25, 0x3c02),
+        (2.0_f32.powi(-14), 0x0400),
+        (2.0_f32.powi(-24), 0x0001),
+        (2.0_f32.powi(-25), 0x0000),
+        (1.5 * 2.0_f32.powi(-25), 0x0001),
+        (f32::NAN, 0x7fff),
+    ];
+    for (value, bits) in table {
+        assert_eq!(f32_to_f16(value), bits, "{value:e}");
+    }
+    for bits in (0..0x7c00).chain(0x8000..0xfc01) {
+        assert_eq!(f32_to_f16(f16_to_f32(bits)), bits, "{bits:#06x}");
+    }
+}
+
+/// What instructions leave in `%rd2` when `%rd1` is where `data` lies.
+fn computed(instructions: &[&str], data: [u8; 8]) -> [u8; 8] {
+    let body = instructions.join(";\n");
+    let text = format!(
+        ".entry f(\n.param .u64 f_data\n)\n{{\nld.param.u64 %rd1, [f_data];\n{body};\nst.global.u64 [%rd1], %rd2;\n}}"
+    );
+    let mut memory = Bytes(data.to_vec());
+    Module::parse(&text).unwrap().kernel("f").unwrap().run(1, 1, &[Bytes::BASE], &mut memory).unwrap();
+    memory.0.try_into().unwrap()
+}
+
+/// Memory that begins at an address of its own.
+struct Bytes(Vec<u8>);
+
+impl Bytes {
+    const BASE: u64 = 0x10_0000;
+
+    fn range(&self, address: u64, len: usize) -> Option<std::ops::Range<usize>> {
+        let start = usize::try_from(address.checked_sub(Self::BASE)?).ok()?;
+        (start + len <= self.0.len()).then_some(start..start + len)
+    }
+}
+
+impl Memory for Bytes {
+    fn load(&self, address: u64, to: &mut [u8]) -> bool {
+        let Some(range) = self.range(address, to.len()) else { return false };
+        to.copy_from_slice(&self.0[range]);
+        true
+    }
+
+    fn store(&mut self, address: u64, from: &[u8]) -> bool {
+        let Some(range) = self.range(address, from.len()) else { return false };
+        self.0[range].copy_from_slice(from);
+        true
+    }
+}
