@@ -73,7 +73,7 @@ impl Device for HostDevice {
         })
     }
 
-    fn lease(&self, bytes: usize) -> Result<Lease> {
+    fn lease(&self, _device: Ordinal, bytes: usize) -> Result<Lease> {
         Ok(self.pool.lease(bytes))
     }
 

@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::config::units::print_bytes;
 use crate::cuda::{Context, Driver};
 use crate::error::{Error, Result};
+use crate::local::numa;
 use crate::mem::pool::ALIGN;
 use crate::mem::{Ground, Ordinal, Plot};
 
-/// The ground of a pool of pinned memory.
+/// The ground of pools of pinned memory, one for each NUMA node that has devices: see [`Near`].
 ///
 /// Pinning takes milliseconds and serialises the driver, so that it is done in slabs, from which plots are cut one after the other. Slabs
 /// double: a job of small tensors pins little, and one of large tensors pins seldom. Plots come back only with the whole pool, which
@@ -34,6 +35,18 @@ struct Stock {
     pinned_bytes: usize,
     /// Whether somebody was told that not all could be pinned. Once: a job that goes beyond its limit does so in each step.
     warned: bool,
+}
+
+/// The part of a ground that lies on one NUMA node, or anywhere where none is told.
+pub(super) struct Near {
+    pub(super) ground: Arc<PinnedGround>,
+    pub(super) node: Option<u32>,
+}
+
+impl Ground for Near {
+    fn plot(&self, bytes: usize) -> Option<Box<dyn Plot>> {
+        self.ground.plot(self.node, bytes)
+    }
 }
 
 /// Why a slab was not pinned.
@@ -59,15 +72,38 @@ impl PinnedGround {
         self.keeps.store(true, Ordering::Release);
     }
 
-    /// Pins a slab that holds `bytes`: as large as the next should be, or else as large as can be had.
-    fn pin(&self, stock: &mut Stock, bytes: usize) -> std::result::Result<Arc<Slab>, Refusal> {
+    /// Memory of a slab of `node`; none if no more can be pinned.
+    fn plot(&self, node: Option<u32>, bytes: usize) -> Option<Box<dyn Plot>> {
+        let bytes = bytes.next_multiple_of(ALIGN);
+        let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_room = |slab: &Slab, used| slab.node == node && slab.bytes - used >= bytes;
+        if let Some((slab, used)) = stock.open.iter_mut().find(|(slab, used)| has_room(slab, *used)) {
+            let plot = PinnedPlot { slab: Arc::clone(slab), at: *used };
+            *used += bytes;
+            return Some(Box::new(plot));
+        }
+        match self.pin(&mut stock, node, bytes) {
+            Ok(slab) => {
+                stock.open.retain(|(slab, used)| slab.bytes - *used >= ROOM_MIN);
+                stock.open.push((Arc::clone(&slab), bytes));
+                Some(Box::new(PinnedPlot { slab, at: 0 }))
+            }
+            Err(refusal) => {
+                self.warn(&mut stock, &refusal);
+                None
+            }
+        }
+    }
+
+    /// Pins a slab of `node` that holds `bytes`: as large as the next should be, or else as large as can be had.
+    fn pin(&self, stock: &mut Stock, node: Option<u32>, bytes: usize) -> std::result::Result<Arc<Slab>, Refusal> {
         let left = self.bytes_max.saturating_sub(stock.pinned_bytes);
         if left < bytes {
             return Err(Refusal::Limit);
         }
         let mut size = stock.next_bytes.max(bytes).min(left);
         loop {
-            match self.allocate(size) {
+            match self.allocate(node, size) {
                 Ok(slab) => {
                     stock.pinned_bytes += size;
                     stock.next_bytes = (size * 2).clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX);
@@ -79,19 +115,22 @@ impl PinnedGround {
         }
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Slab> {
+    fn allocate(&self, node: Option<u32>, bytes: usize) -> Result<Slab> {
         // Portable memory is pinned for all devices; which context makes it does not matter, but that no other device gets one.
         let context = self.driver.in_use().map_or_else(|| self.driver.device(Ordinal(0)), Ok)?;
         let start = context.within(|| {
             let mut start = ptr::null_mut();
             // Not write-combined: the processor adds and encrypts what is here, and would read it at a crawl.
             const FLAGS: c_uint = cudarc::driver::sys::CU_MEMHOSTALLOC_PORTABLE;
-            // SAFETY: it writes one address, which is freed in `Slab::drop`.
-            let code = unsafe { (context.api().host_alloc)(&raw mut start, bytes, FLAGS) };
+            // The driver touches its pages in the thread that asks.
+            let code = numa::near(node, || {
+                // SAFETY: it writes one address, which is freed in `Slab::drop`.
+                unsafe { (context.api().host_alloc)(&raw mut start, bytes, FLAGS) }
+            });
             context.checked("pinning memory of the host", code)?;
             NonNull::new(start.cast()).ok_or_else(|| Error::Internal { what: "pinned memory at null".to_owned() })
         })?;
-        Ok(Slab { context, start, bytes, kept: Arc::clone(&self.keeps) })
+        Ok(Slab { context, node, start, bytes, kept: Arc::clone(&self.keeps) })
     }
 
     /// Says once that copies will be slower, and what to raise.
@@ -116,29 +155,6 @@ impl PinnedGround {
     }
 }
 
-impl Ground for PinnedGround {
-    fn plot(&self, bytes: usize) -> Option<Box<dyn Plot>> {
-        let bytes = bytes.next_multiple_of(ALIGN);
-        let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((slab, used)) = stock.open.iter_mut().find(|(slab, used)| slab.bytes - *used >= bytes) {
-            let plot = PinnedPlot { slab: Arc::clone(slab), at: *used };
-            *used += bytes;
-            return Some(Box::new(plot));
-        }
-        match self.pin(&mut stock, bytes) {
-            Ok(slab) => {
-                stock.open.retain(|(slab, used)| slab.bytes - *used >= ROOM_MIN);
-                stock.open.push((Arc::clone(&slab), bytes));
-                Some(Box::new(PinnedPlot { slab, at: 0 }))
-            }
-            Err(refusal) => {
-                self.warn(&mut stock, &refusal);
-                None
-            }
-        }
-    }
-}
-
 /// The first slab: enough for a job of small tensors.
 const SLAB_BYTES_MIN: usize = 1 << 20;
 /// The largest: sixteen parts of the usual size. Pinning it takes some ten milliseconds, which a step of such a job does not notice.
@@ -149,6 +165,8 @@ const ROOM_MIN: usize = 1 << 10;
 /// Memory that the driver has pinned.
 struct Slab {
     context: Arc<Context>,
+    /// Where it was asked for; it lies there if there was memory.
+    node: Option<u32>,
     start: NonNull<u8>,
     bytes: usize,
     kept: Arc<AtomicBool>,

@@ -16,7 +16,8 @@ use crate::types::Done;
 pub(super) fn to_host(shared: &Arc<Shared>, task: Task) {
     let device = device(shared);
     let bytes = usize::try_from(task.bytes).expect("at most PART_BYTES_MAX");
-    let staging = match device.lease(bytes) {
+    let from = shared.with(|state, _| state.payloads[&task.id].cargo.device());
+    let staging = match device.lease(from, bytes) {
         Ok(lease) => Staging::new(lease),
         Err(error) => return shared.with(|state, now| state.finish(now, task.id, Outcome::Failed(error))),
     };
