@@ -191,7 +191,7 @@ fn a_device_that_does_not_exist_is_refused_with_those_that_do() {
     let world = World::new();
     let error = world.cuda.mark(Ordinal(999), 0).unwrap_err();
     assert!(
-        matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("cuda:0 to cuda:63"),
+        matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("cuda:0 to cuda:127"),
         "{error}"
     );
 }
@@ -251,9 +251,38 @@ fn slabs_double_and_small_leases_share_them() {
 }
 
 #[test]
+fn memory_that_others_can_be_shown_is_registered_as_long_as_it_is_mapped() {
+    let world = World::new();
+    let shown = |bytes| world.cuda.lease(world.device, bytes, true).unwrap();
+    let (address, data) = (world.control.allocate(world.ordinal(), MIB), pattern(MIB, 5));
+    world.control.produce(world.ordinal(), 0, address, &data);
+    let mark = world.cuda.mark(world.device, 0).unwrap();
+    let mut host = shown(MIB);
+    // SAFETY: `host` outlives the copy, which is waited for.
+    let lent = unsafe { Region::new(host.as_mut_ptr(), MIB) };
+    world.copy(Transfer::Out { from: vec![world.memory(address, MIB)], to: lent }, &[mark]).unwrap();
+    assert!(host[..] == data);
+    assert_eq!(["pinned_ranges", "pageable_copies"].map(|name| world.counter(name)), [1, 0]);
+    let [first, second] = [host.freeze(), shown(2 * MIB).freeze()];
+    let places = [&first, &second].map(|lease| lease.place().expect("others find it").segment);
+    assert_eq!((places, world.lease(MIB).freeze().place()), ([0, 1], None));
+    drop((first, second));
+    let left = world.leave();
+    assert_eq!(["pinned_bytes", "released_in_use"].map(left), [0; 2]);
+}
+
+#[test]
+fn where_memory_cannot_be_registered_it_is_pinned_all_the_same() {
+    let world = World::new();
+    let _failing = fakes::failing(&format!("cuMemHostRegister_v2:{}=801", world.device));
+    let lease = world.cuda.lease(world.device, MIB, true).unwrap();
+    assert_eq!((world.counter("pinned_bytes"), lease.freeze().place()), (MIB as u64, None));
+}
+
+#[test]
 fn beyond_the_limit_leases_are_of_ordinary_memory() {
     let world = World::with(|config| config.pinned_bytes_max = 2 * MIB as u64);
-    let error = world.cuda.lease(world.device, 2 * MIB + 1).unwrap_err();
+    let error = world.cuda.lease(world.device, 2 * MIB + 1, false).unwrap_err();
     assert!(matches!(error, Error::Exhausted { .. }) && error.to_string().contains("pinned_bytes_max"), "{error}");
     let held: Vec<_> = (0..4).map(|_| world.lease(MIB)).collect();
     assert_eq!(world.counter("pinned_bytes"), 2 * MIB as u64);
@@ -389,7 +418,7 @@ impl World {
     }
 
     fn lease(&self, bytes: usize) -> Lease {
-        self.cuda.lease(self.device, bytes).unwrap()
+        self.cuda.lease(self.device, bytes, false).unwrap()
     }
 
     /// Writes `data` on the slow stream; where it has done so.

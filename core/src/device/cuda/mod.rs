@@ -17,7 +17,7 @@ use crate::cuda::{self, Driver, Mark, Reaper};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Lease, Ordinal, Pool};
 use crate::types::Done;
-use ground::{Near, PinnedGround};
+use ground::{Kind, OfKind, PinnedGround};
 use lane::{Direction, Job, Lane};
 
 mod ground;
@@ -26,8 +26,7 @@ mod lane;
 /// All CUDA devices that the process sees. A device is first touched when something is marked or copied there.
 pub struct CudaDevice {
     driver: Arc<Driver>,
-    /// By the NUMA node of devices; of those whose node is not known all share one.
-    pools: BTreeMap<Option<u32>, Pool>,
+    pools: BTreeMap<Kind, Pool>,
     /// The node of each device.
     nodes: Vec<Option<u32>>,
     ground: Arc<PinnedGround>,
@@ -63,10 +62,11 @@ impl CudaDevice {
         }
         let ground = Arc::new(PinnedGround::new(Arc::clone(&driver), config.pinned_bytes_max));
         let nodes: Vec<_> = driver.ordinals().map(|device| cuda::numa_node(&driver, root, device)).collect();
-        let pool = |node: &Option<u32>| (*node, Pool::on(Arc::new(Near { ground: Arc::clone(&ground), node: *node })));
+        let kinds = nodes.iter().chain([&None]).flat_map(|node| [false, true].map(|shown| Kind { node: *node, shown }));
+        let pool = |kind| (kind, Pool::on(Arc::new(OfKind { ground: Arc::clone(&ground), kind })));
         Ok(Self {
             driver,
-            pools: nodes.iter().chain([&None]).map(pool).collect(),
+            pools: kinds.map(pool).collect(),
             nodes,
             ground,
             pinned_bytes_max: config.pinned_bytes_max,
@@ -107,7 +107,7 @@ impl Device for CudaDevice {
         self.driver.device(device)?.mark(stream)
     }
 
-    fn lease(&self, device: Ordinal, bytes: usize) -> Result<Lease> {
+    fn lease(&self, device: Ordinal, bytes: usize, shown: bool) -> Result<Lease> {
         if bytes as u64 > self.pinned_bytes_max {
             return Err(Error::Exhausted {
                 what: format!("{} of pinned memory", print_bytes(bytes as u64)),
@@ -117,7 +117,7 @@ impl Device for CudaDevice {
         }
         // Whether there is such a device, copies find out.
         let node = self.nodes.get(usize::from(device.0)).copied().flatten();
-        Ok(self.pools[&node].lease(bytes))
+        Ok(self.pools[&Kind { node, shown }].lease(bytes))
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>) {
@@ -234,11 +234,11 @@ mod tests {
         // What is pinned counts for the first device that was used.
         cuda.mark(near, 0).unwrap();
         let counted = || ["pinned_ranges", "pinned_near"].map(|name| control.counter(i32::from(NEAR), name));
-        let _anywhere = cuda.lease(anywhere, 1000).unwrap();
+        let _anywhere = cuda.lease(anywhere, 1000, false).unwrap();
         assert_eq!(counted(), [1, 0]);
-        let _near = [1000, 2000].map(|bytes| cuda.lease(near, bytes).unwrap());
+        let _near = [1000, 2000].map(|bytes| cuda.lease(near, bytes, false).unwrap());
         assert_eq!(counted(), [2, 1], "a slab of its own, and both leases in it");
-        let _elsewhere = cuda.lease(Ordinal(u16::MAX), 1000).unwrap();
+        let _elsewhere = cuda.lease(Ordinal(u16::MAX), 1000, false).unwrap();
         assert_eq!(counted(), [2, 1], "whose node is not known shares with others of that kind");
     }
 
