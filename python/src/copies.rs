@@ -66,7 +66,7 @@ fn run(devices: &Arc<dyn Device>, ways: &[(bool, DeviceRegion)], chunk: usize, i
     let mut ways = ways
         .iter()
         .map(|(is_out, memory)| {
-            let leases = (0..in_flight).map(|_| devices.lease(chunk)).collect::<Result<_>>()?;
+            let leases = (0..in_flight).map(|_| devices.lease(memory.device(), chunk, false)).collect::<Result<_>>()?;
             Ok(Way { is_out: *is_out, memory: memory.part(whole(memory)), leases, begun: 0 })
         })
         .collect::<Result<Vec<_>>>()?;

@@ -47,8 +47,8 @@ impl<Open: Fn() -> Result<Arc<dyn Device>> + Send + Sync> Device for Late<Open> 
         self.opened()?.mark(device, stream)
     }
 
-    fn lease(&self, bytes: usize) -> Result<Lease> {
-        self.opened()?.lease(bytes)
+    fn lease(&self, device: Ordinal, bytes: usize, shown: bool) -> Result<Lease> {
+        self.opened()?.lease(device, bytes, shown)
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>) {

@@ -159,7 +159,11 @@ pub fn worker(config: &Config, join: &JoinString, rank: Option<u32>, workers: u3
     worker_with(config, join, rank, workers, None)
 }
 
-fn worker_with(
+/// The same with a device.
+///
+/// # Errors
+/// Why it could not.
+pub fn worker_with(
     config: &Config,
     join: &JoinString,
     rank: Option<u32>,

@@ -42,7 +42,7 @@ pub fn leave(device: u16) {
 }
 
 /// The most that the fake has.
-const DEVICES: u16 = 64;
+const DEVICES: u16 = 128;
 
 /// Lets calls and operations fail as `list` says ([`fakecuda::faults`]) until the result is dropped. It should name the test's device.
 pub fn failing(list: &str) -> Failing {

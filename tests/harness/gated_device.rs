@@ -117,8 +117,8 @@ impl Device for TestDevice {
         self.inner.mark(device, stream)
     }
 
-    fn lease(&self, bytes: usize) -> Result<Lease> {
-        self.inner.lease(bytes)
+    fn lease(&self, device: Ordinal, bytes: usize, shown: bool) -> Result<Lease> {
+        self.inner.lease(device, bytes, shown)
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use gradlane_core::device::Device;
 use gradlane_core::engine::{Engine, EngineOptions, process};
 use gradlane_core::mem::{Copies, Region};
 use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
@@ -11,6 +12,7 @@ use gradlane_core::transport::{LinkLost, Peer, Pulled, Push, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId, Op, Role};
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config};
+use gradlane_tests::gated_device::TestDevice;
 
 const LEN: usize = 100_000;
 
@@ -28,6 +30,20 @@ fn a_worker_copies_its_contribution_once_into_shared_memory() {
     let engine = &cluster.workers[0];
     Tensor::new("a", vec![1_f32; LEN]).reduce(engine, Op::Sum).unwrap();
     assert_eq!(engine.metrics().copied_bytes(), 4 * LEN as u64);
+}
+
+#[test]
+fn what_is_staged_for_a_device_is_added_where_it_lies_by_a_server_of_the_machine() {
+    let devices = |_| Some(TestDevice::start() as Arc<dyn Device>);
+    let cluster = Cluster::with_devices(2, 1, &[("road", "shm")], devices);
+    all(&cluster.workers, |engine| {
+        for round in 1..=3_u32 {
+            let mut tensor = Tensor::new("a", (0..LEN).map(|at| (at as u32 * round) as f32).collect());
+            engine.reduce(tensor.on_device(Op::Sum), Some(PATIENCE)).unwrap();
+            assert!((0..LEN).all(|at| tensor.data[at] == 2.0 * (at as u32 * round) as f32), "round {round}");
+        }
+        assert_eq!(engine.metrics().copied_bytes(), 0);
+    });
 }
 
 #[test]

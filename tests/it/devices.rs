@@ -20,10 +20,12 @@ const LEN: usize = 100_003;
 
 #[test]
 fn every_reduction_is_bit_by_bit_that_of_host_memory() {
-    let (cluster, _) = two_with_devices(&SMALL_PARTS);
-    as_on_the_host::<f32>(&cluster);
-    as_on_the_host::<bf16>(&cluster);
-    as_on_the_host::<i32>(&cluster);
+    for road in ["quic", "shm"] {
+        let (cluster, _) = two_with_devices(&[&SMALL_PARTS[..], &[("road", road)]].concat());
+        as_on_the_host::<f32>(&cluster);
+        as_on_the_host::<bf16>(&cluster);
+        as_on_the_host::<i32>(&cluster);
+    }
 }
 
 fn as_on_the_host<T: Element>(cluster: &Cluster) {

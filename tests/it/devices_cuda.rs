@@ -10,7 +10,7 @@ use fakecuda::Control;
 use gradlane_core::config::Config;
 use gradlane_core::cuda::{Mark, describe};
 use gradlane_core::device::{CudaDevice, Device, Transfer};
-use gradlane_core::mem::{DeviceRegion, Ordinal, Region};
+use gradlane_core::mem::{DeviceRegion, Lease, Ordinal, Region};
 use gradlane_core::types::Done;
 use gradlane_core::{Code, Error, Result};
 use gradlane_tests::cluster::PATIENCE;
@@ -28,7 +28,7 @@ fn copies_of_all_lengths_are_exact_in_every_direction() {
         let data = pattern(len, 7);
         let (first, second) =
             (world.control.allocate(world.ordinal(), len), world.control.allocate(world.ordinal(), len));
-        let mut host = world.cuda.lease(len).unwrap();
+        let mut host = world.lease(len);
         host.copy_from_slice(&data);
         // SAFETY: `host` outlives the copies, which are waited for.
         let lent = || unsafe { Region::new(host.as_ptr().cast_mut(), len) };
@@ -64,7 +64,7 @@ fn a_copy_to_the_host_waits_for_what_its_memory_is_made_by() {
     let (address, data) = (world.control.allocate(world.ordinal(), MIB), pattern(MIB, 5));
     let mark = world.produce_late(address, &data);
     // Pinned, so that nothing but the end that is reported makes this thread wait.
-    let mut host = world.cuda.lease(MIB).unwrap();
+    let mut host = world.lease(MIB);
     host.fill(0);
     // SAFETY: `host` outlives the copy, which is waited for.
     let lent = unsafe { Region::new(host.as_mut_ptr(), MIB) };
@@ -94,7 +94,7 @@ fn a_copy_from_the_host_waits_for_what_used_its_memory_before() {
     let world = World::new();
     let (address, data) = (world.control.allocate(world.ordinal(), MIB), pattern(MIB, 5));
     let mark = world.produce_late(address, &pattern(MIB, 9));
-    let mut host = world.cuda.lease(MIB).unwrap();
+    let mut host = world.lease(MIB);
     host.copy_from_slice(&data);
     // SAFETY: `host` outlives the copy, which is waited for.
     let lent = unsafe { Region::new(host.as_mut_ptr(), MIB) };
@@ -121,7 +121,7 @@ fn a_direction_that_waits_does_not_hold_the_others_up() {
     let ready = world.control.allocate(world.ordinal(), MIB);
     world.control.lag(world.slow, 300_000);
     let mark = world.produce(late, &pattern(MIB, 5));
-    let (mut there, mut back) = (world.cuda.lease(MIB).unwrap(), world.cuda.lease(MIB).unwrap());
+    let (mut there, mut back) = (world.lease(MIB), world.lease(MIB));
     // SAFETY: both outlive the copies, which are waited for.
     let (from, to) = unsafe { (Region::new(there.as_mut_ptr(), MIB), Region::new(back.as_mut_ptr(), MIB)) };
     let order = unbounded();
@@ -139,7 +139,7 @@ fn a_direction_that_waits_does_not_hold_the_others_up() {
 fn a_fault_of_the_device_ends_all_that_is_pending_there_and_nothing_elsewhere() {
     let (world, other) = (World::new(), World::new());
     let address = world.control.allocate(world.ordinal(), MIB);
-    let mut memory: Vec<_> = (0..6).map(|_| world.cuda.lease(MIB).unwrap()).collect();
+    let mut memory: Vec<_> = (0..6).map(|_| world.lease(MIB)).collect();
     let mark = world.produce_late(address, &pattern(MIB, 5));
     let pending: Vec<_> = memory
         .iter_mut()
@@ -191,7 +191,7 @@ fn a_device_that_does_not_exist_is_refused_with_those_that_do() {
     let world = World::new();
     let error = world.cuda.mark(Ordinal(999), 0).unwrap_err();
     assert!(
-        matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("cuda:0 to cuda:63"),
+        matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("cuda:0 to cuda:127"),
         "{error}"
     );
 }
@@ -207,7 +207,7 @@ fn a_stream_under_capture_is_refused_and_the_capture_survives_all_else() {
     // Memory is pinned, events are made and asked for, on other threads than that of the capture.
     let lease = std::thread::scope(|scope| {
         let copies = || {
-            let lease = world.cuda.lease(2 * MIB).unwrap();
+            let lease = world.lease(2 * MIB);
             world.copy(Transfer::Out { from: vec![world.memory(address, MIB)], to: region(&mut host) }, &[]).unwrap();
             lease
         };
@@ -230,11 +230,11 @@ fn where_nothing_can_be_pinned_copies_are_still_right() {
 #[test]
 fn where_little_can_be_pinned_slabs_are_smaller() {
     let world = World::new();
-    drop(world.cuda.lease(MIB).unwrap());
+    drop(world.lease(MIB));
     assert_eq!(world.counter("pinned_bytes"), MIB as u64);
     // The next slab would be of 2 MiB; the second attempt is half of it.
     let _failing = fakes::failing(&format!("cuMemHostAlloc:{}=2@1*1", world.device));
-    let leases = [world.cuda.lease(MIB).unwrap(), world.cuda.lease(MIB).unwrap()];
+    let leases = [world.lease(MIB), world.lease(MIB)];
     assert_eq!(world.counter("pinned_bytes"), 2 * MIB as u64);
     drop(leases);
 }
@@ -242,20 +242,49 @@ fn where_little_can_be_pinned_slabs_are_smaller() {
 #[test]
 fn slabs_double_and_small_leases_share_them() {
     let world = World::new();
-    let leases: Vec<_> = (0..7).map(|_| world.cuda.lease(MIB).unwrap()).collect();
+    let leases: Vec<_> = (0..7).map(|_| world.lease(MIB)).collect();
     assert_eq!((world.counter("pinned_bytes"), world.counter("pinned_ranges")), (7 * MIB as u64, 3), "1 + 2 + 4 MiB");
     drop(leases);
-    let again: Vec<_> = (0..7).map(|_| world.cuda.lease(MIB).unwrap()).collect();
+    let again: Vec<_> = (0..7).map(|_| world.lease(MIB)).collect();
     assert_eq!(world.counter("pinned_bytes"), 7 * MIB as u64, "what came back is leased again");
     drop(again);
 }
 
 #[test]
+fn memory_that_others_can_be_shown_is_registered_as_long_as_it_is_mapped() {
+    let world = World::new();
+    let shown = |bytes| world.cuda.lease(world.device, bytes, true).unwrap();
+    let (address, data) = (world.control.allocate(world.ordinal(), MIB), pattern(MIB, 5));
+    world.control.produce(world.ordinal(), 0, address, &data);
+    let mark = world.cuda.mark(world.device, 0).unwrap();
+    let mut host = shown(MIB);
+    // SAFETY: `host` outlives the copy, which is waited for.
+    let lent = unsafe { Region::new(host.as_mut_ptr(), MIB) };
+    world.copy(Transfer::Out { from: vec![world.memory(address, MIB)], to: lent }, &[mark]).unwrap();
+    assert!(host[..] == data);
+    assert_eq!(["pinned_ranges", "pageable_copies"].map(|name| world.counter(name)), [1, 0]);
+    let [first, second] = [host.freeze(), shown(2 * MIB).freeze()];
+    let places = [&first, &second].map(|lease| lease.place().expect("others find it").segment);
+    assert_eq!((places, world.lease(MIB).freeze().place()), ([0, 1], None));
+    drop((first, second));
+    let left = world.leave();
+    assert_eq!(["pinned_bytes", "released_in_use"].map(left), [0; 2]);
+}
+
+#[test]
+fn where_memory_cannot_be_registered_it_is_pinned_all_the_same() {
+    let world = World::new();
+    let _failing = fakes::failing(&format!("cuMemHostRegister_v2:{}=801", world.device));
+    let lease = world.cuda.lease(world.device, MIB, true).unwrap();
+    assert_eq!((world.counter("pinned_bytes"), lease.freeze().place()), (MIB as u64, None));
+}
+
+#[test]
 fn beyond_the_limit_leases_are_of_ordinary_memory() {
     let world = World::with(|config| config.pinned_bytes_max = 2 * MIB as u64);
-    let error = world.cuda.lease(2 * MIB + 1).unwrap_err();
+    let error = world.cuda.lease(world.device, 2 * MIB + 1, false).unwrap_err();
     assert!(matches!(error, Error::Exhausted { .. }) && error.to_string().contains("pinned_bytes_max"), "{error}");
-    let held: Vec<_> = (0..4).map(|_| world.cuda.lease(MIB).unwrap()).collect();
+    let held: Vec<_> = (0..4).map(|_| world.lease(MIB)).collect();
     assert_eq!(world.counter("pinned_bytes"), 2 * MIB as u64);
     assert_round_trip(&world, 2 * MIB);
     assert!(world.counter("pageable_copies") > 0);
@@ -268,7 +297,7 @@ fn shutdown_ends_what_waits() {
     let address = world.control.allocate(world.ordinal(), MIB);
     world.control.lag(world.slow, 1_000_000);
     let mark = world.produce(address, &pattern(MIB, 5));
-    let host = world.cuda.lease(MIB).unwrap();
+    let host = world.lease(MIB);
     // SAFETY: the lease is of memory that is never freed after this, and nobody reads it.
     let lent = || unsafe { Region::new(host.as_ptr().cast_mut(), MIB) };
     let out = || Transfer::Out { from: vec![world.memory(address, MIB)], to: lent() };
@@ -302,7 +331,7 @@ fn a_driver_that_shuts_down_with_the_process_is_left_alone() {
     let world = World::new();
     let address = world.control.allocate(world.ordinal(), MIB);
     let mark = world.produce_late(address, &pattern(MIB, 5));
-    let mut host = world.cuda.lease(MIB).unwrap();
+    let mut host = world.lease(MIB);
     // SAFETY: `host` outlives the copy, which has ended when it is told of.
     let to = unsafe { Region::new(host.as_mut_ptr(), MIB) };
     let pending = world.begin(Transfer::Out { from: vec![world.memory(address, MIB)], to }, &[mark]);
@@ -342,7 +371,7 @@ fn assert_round_trip(world: &World, len: usize) {
 /// The same with bytes of one's own.
 fn assert_round_trip_of(world: &World, len: usize, seed: u8) {
     let (address, data) = (world.control.allocate(world.ordinal(), len), pattern(len, seed));
-    let mut host = world.cuda.lease(len).unwrap();
+    let mut host = world.lease(len);
     host.copy_from_slice(&data);
     // SAFETY: `host` outlives the copies, which are waited for.
     let lent = || unsafe { Region::new(host.as_ptr().cast_mut(), len) };
@@ -386,6 +415,10 @@ impl World {
 
     fn memory(&self, address: u64, len: usize) -> DeviceRegion {
         DeviceRegion::new(self.device, address, len)
+    }
+
+    fn lease(&self, bytes: usize) -> Lease {
+        self.cuda.lease(self.device, bytes, false).unwrap()
     }
 
     /// Writes `data` on the slow stream; where it has done so.

@@ -1,17 +1,49 @@
 //! Servers and workers of one machine, as processes: what is left of those that are killed.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use gradlane_core::config::Config;
+use gradlane_core::device::Device;
 use gradlane_core::local::PrivateSocket;
 use gradlane_core::types::{JoinString, Op};
 use gradlane_core::{Code, engine::Engine};
 use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
-use gradlane_tests::cluster::{PATIENCE, Tensor, all, config, worker};
+use gradlane_tests::cluster::{PATIENCE, Tensor, all, config, worker_with};
+use gradlane_tests::gated_device::TestDevice;
+use gradlane_tests::patience::eventually;
 use gradlane_tests::processes::Process;
 
 use crate::actors::server;
+
+#[test]
+fn a_server_that_is_killed_while_it_reads_what_is_staged_is_lost_to_its_workers() {
+    let runtime_dir = tempfile::tempdir().unwrap();
+    let runtime = runtime_dir.path().to_str().unwrap();
+    let settings = [("road", "shm"), ("runtime_dir", runtime), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
+    let config = config(&settings);
+    let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 2, 1), &config, None).unwrap();
+    let mut victim = server(coordinator.join_string(), 0, &settings);
+    let workers = joined(&config, coordinator.join_string(), || Some(TestDevice::start()));
+    let warm = all(&workers, |engine| {
+        let mut tensor = Tensor::new("warm", vec![1_f32; 100_000]);
+        engine.reduce(tensor.on_device(Op::Sum), Some(PATIENCE)).map(|()| tensor.data)
+    });
+    assert_eq!(warm, vec![Ok(vec![2_f32; 100_000]); 2]);
+
+    // The other worker contributes nothing, so that what is staged stays so until the server is gone.
+    let mut tensor = Tensor::new("large", vec![1_f32; 4 << 20]);
+    let handle = workers[0].push_pull(tensor.on_device(Op::Sum), |_| {}).unwrap();
+    eventually("a contribution is staged", || (metric(&workers[0], "pushes") > 1).then_some(()));
+    kill(&mut victim);
+    let error = handle.wait(Some(PATIENCE)).expect_err("nobody adds it");
+    assert_eq!(error.code(), Code::Aborted, "{error}");
+    assert!(error.to_string().contains("server 0"), "{error}");
+    assert_eq!(workers[0].metrics().copied_bytes(), 0);
+    drop(workers);
+    assert_eq!(tensor.data, vec![1_f32; 4 << 20], "no sum, and no other bytes either");
+}
 
 #[test]
 fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_cleared_away() {
@@ -21,7 +53,7 @@ fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_c
     let config = config(&settings);
     let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 2, 1), &config, None).unwrap();
     let mut victim = server(coordinator.join_string(), 0, &settings);
-    let workers = joined(&config, coordinator.join_string());
+    let workers = joined(&config, coordinator.join_string(), || None);
     let warm = all(&workers, |engine| Tensor::new("warm", vec![1_f32; 1000]).reduce(engine, Op::Sum));
     assert_eq!(warm, vec![Ok(()); 2]);
     assert_eq!(doors(runtime_dir.path()), 1);
@@ -44,11 +76,20 @@ fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_c
     assert_eq!(doors(runtime_dir.path()), 0);
 }
 
-fn joined(config: &Config, join: &JoinString) -> Vec<Engine> {
+fn joined(config: &Config, join: &JoinString, device: impl Fn() -> Option<Arc<TestDevice>> + Sync) -> Vec<Engine> {
     std::thread::scope(|scope| {
-        let starting = [0, 1].map(|rank| scope.spawn(move || worker(config, join, Some(rank), 2).unwrap()));
+        let device = &device;
+        let join = |rank| {
+            let device = device().map(|device| device as Arc<dyn Device>);
+            worker_with(config, join, Some(rank), 2, device).unwrap()
+        };
+        let starting = [0, 1].map(|rank| scope.spawn(move || join(rank)));
         starting.into_iter().map(|worker| worker.join().unwrap()).collect()
     })
+}
+
+fn metric(engine: &Engine, name: &str) -> u64 {
+    engine.metrics().snapshot().into_iter().find(|(other, _)| *other == name).expect("a metric").1
 }
 
 fn kill(victim: &mut Process) {

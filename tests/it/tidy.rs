@@ -20,7 +20,7 @@ const GROUND: [&str; 2] = ["cuda", "local"];
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 32] = [
+const UNSAFE: [&str; 33] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/road.rs",
     "core/src/collective/nccl/comm.rs",
@@ -35,6 +35,7 @@ const UNSAFE: [&str; 32] = [
     "core/src/device/cuda/lane.rs",
     "core/src/device/host.rs",
     "core/src/local/ground.rs",
+    "core/src/local/numa.rs",
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",
     "core/src/mem/pool.rs",

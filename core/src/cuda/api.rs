@@ -67,6 +67,8 @@ calls! {
     event_query = "cuEventQuery": fn(CUevent);
     host_alloc = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
     host_free = "cuMemFreeHost": fn(*mut c_void);
+    host_register = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
+    host_unregister = "cuMemHostUnregister": fn(*mut c_void);
     copy_out = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, CUdeviceptr, usize, CUstream);
     copy_in = "cuMemcpyHtoDAsync_v2": fn(CUdeviceptr, *const c_void, usize, CUstream);
     copy_within = "cuMemcpyDtoDAsync_v2": fn(CUdeviceptr, CUdeviceptr, usize, CUstream);

@@ -32,7 +32,9 @@ pub fn describe(config: &Config) -> Vec<Line> {
     for device in driver.ordinals() {
         lines.push(match driver.facts(device) {
             Ok(facts) => {
-                let found = format!("{}, {}, PCI {}", facts.model, print_bytes(facts.bytes), facts.pci_bus_id);
+                let node = super::numa_node(&driver, Path::new("/"), device);
+                let node = node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
+                let found = format!("{}, {}, PCI {}{node}", facts.model, print_bytes(facts.bytes), facts.pci_bus_id);
                 about(true, super::name(device), found, String::new())
             }
             Err(error) => {

@@ -22,7 +22,7 @@ pub(crate) fn driver() -> (Control, Arc<Driver>) {
 }
 
 /// Puts a PCI device into the machine below `root`, by its path below `/sys/devices` and its NUMA node as the kernel writes it.
-pub(super) fn lay_out(root: &Path, path: &str, numa_node: &str) {
+pub(crate) fn lay_out(root: &Path, path: &str, numa_node: &str) {
     let folder = root.join("sys/devices").join(path);
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("numa_node"), format!("{numa_node}\n")).unwrap();

@@ -48,7 +48,7 @@ pub use stream::Event;
 #[cfg(feature = "cuda")]
 pub(crate) use stream::Stream;
 #[cfg(feature = "cuda")]
-pub(crate) use wiring::groups;
+pub(crate) use wiring::{groups, numa_node};
 
 /// A point in the work of a device's stream. What was submitted to that stream before has been done when it is reached.
 #[derive(Clone, Debug)]

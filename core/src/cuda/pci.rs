@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::pipeline::Attachment;
@@ -21,15 +21,23 @@ impl PciAddress {
     /// How the device of this address, called `name`, is joined to the machine below `root`, which is `/` but in tests. It is told of no
     /// peers: the kernel knows none.
     pub(super) fn attachment(self, root: &Path, name: String) -> Attachment {
-        let link = root.join("sys/bus/pci/devices").join(self.to_string());
-        let node = fs::read_to_string(link.join("numa_node")).unwrap_or_default();
         Attachment {
             name,
-            path: path(&link).unwrap_or_default(),
-            // -1 where there are no nodes.
-            numa_node: node.trim().parse().ok(),
+            path: path(&self.link(root)).unwrap_or_default(),
+            numa_node: self.numa_node(root),
             peers: Vec::new(),
         }
+    }
+
+    /// The NUMA node of the device of this address; none where the machine has none or does not tell.
+    pub(super) fn numa_node(self, root: &Path) -> Option<u32> {
+        let node = fs::read_to_string(self.link(root).join("numa_node")).ok()?;
+        // -1 where there are no nodes.
+        node.trim().parse().ok()
+    }
+
+    fn link(self, root: &Path) -> PathBuf {
+        root.join("sys/bus/pci/devices").join(self.to_string())
     }
 }
 

@@ -9,6 +9,13 @@ use crate::error::Result;
 use crate::mem::Ordinal;
 use crate::pipeline::{Attachment, PcieGroups};
 
+/// The NUMA node at which `device` hangs in the machine below `root`, which is `/` but in tests; none where the machine has none or does not
+/// tell. Makes no context.
+pub(crate) fn numa_node(driver: &Driver, root: &Path, device: Ordinal) -> Option<u32> {
+    let address: PciAddress = driver.facts(device).ok()?.pci_bus_id.parse().ok()?;
+    address.numa_node(root)
+}
+
 /// The PCIe groups of the devices of `driver`, in the machine below `root`, which is `/` but in tests. Makes no context.
 ///
 /// # Errors
@@ -34,6 +41,20 @@ pub(crate) fn groups(driver: &Driver, root: &Path) -> Result<PcieGroups> {
 mod tests {
     use super::*;
     use crate::cuda::fake;
+
+    #[test]
+    fn a_device_is_near_the_node_that_the_kernel_shows() {
+        let (_, driver) = fake::driver();
+        let (empty, machine) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for (ordinal, node) in driver.ordinals().zip(["1", "0", "-1", ""]) {
+            let address = driver.facts(ordinal).unwrap().pci_bus_id;
+            fake::lay_out(machine.path(), &format!("pci0000:a0/0000:a0:00.0/{address}"), node);
+        }
+        let nodes = |root: &Path| driver.ordinals().map(|device| numa_node(&driver, root, device)).collect::<Vec<_>>();
+        assert_eq!(nodes(machine.path())[..5], [Some(1), Some(0), None, None, None]);
+        assert_eq!(nodes(empty.path()), vec![None; usize::from(fake::DEVICES)]);
+        assert_eq!(numa_node(&driver, machine.path(), Ordinal(fake::DEVICES)), None, "no such device");
+    }
 
     #[test]
     fn groups_come_from_the_peers_that_the_driver_tells_of_and_from_the_switches_that_the_kernel_shows() {

@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "memory is known by address, as that of a real device is")]
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -13,6 +13,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use super::{Device, Transfer};
 use crate::cuda::Mark;
 use crate::error::{Error, Result};
+use crate::local::SharedGround;
 use crate::mem::{Copies, DeviceRegion, Lease, Ordinal, Pool, Region};
 use crate::types::Done;
 
@@ -20,6 +21,8 @@ use crate::types::Done;
 pub struct HostDevice {
     devices: u16,
     pool: Pool,
+    /// Memory that other processes can be shown.
+    shown_pool: Pool,
     /// Absent after the end.
     lanes: Mutex<Option<Lanes>>,
 }
@@ -54,7 +57,8 @@ impl HostDevice {
         let ((out, from), (back, to), (within, inside)) =
             (spawn("gl-host-out")?, spawn("gl-host-in")?, spawn("gl-host-within")?);
         let lanes = Lanes { submit: [out, back, within], threads: [from, to, inside] };
-        Ok(Self { devices, pool: Pool::new(), lanes: Mutex::new(Some(lanes)) })
+        let shown_pool = Pool::on(Arc::new(SharedGround::new()));
+        Ok(Self { devices, pool: Pool::new(), shown_pool, lanes: Mutex::new(Some(lanes)) })
     }
 }
 
@@ -73,8 +77,8 @@ impl Device for HostDevice {
         })
     }
 
-    fn lease(&self, bytes: usize) -> Result<Lease> {
-        Ok(self.pool.lease(bytes))
+    fn lease(&self, _device: Ordinal, bytes: usize, shown: bool) -> Result<Lease> {
+        Ok(if shown { &self.shown_pool } else { &self.pool }.lease(bytes))
     }
 
     fn copy(&self, transfer: Transfer, _after: &[Mark], done: Done<()>) {

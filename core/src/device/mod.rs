@@ -32,12 +32,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// failed.
     fn mark(&self, device: Ordinal, stream: u64) -> Result<Mark>;
 
-    /// Memory of the host that copies from and to devices reach at their full rate. Does not wait: where no more may be pinned it is
-    /// ordinary memory, which copies reach more slowly.
+    /// Memory of the host that copies from and to `device` reach at their full rate, near it where the machine tells what is. Any device may
+    /// use it, and with `shown` other processes of the machine can be let read it, where there is such memory. Does not wait: where no more may be pinned it is ordinary memory, which copies reach more slowly.
     ///
     /// # Errors
     /// [`Exhausted`](crate::Error::Exhausted) if `bytes` alone are more than may ever be pinned.
-    fn lease(&self, bytes: usize) -> Result<Lease>;
+    fn lease(&self, device: Ordinal, bytes: usize, shown: bool) -> Result<Lease>;
 
     /// Copies, once every mark of `after` is reached. `done` hears of the end on a thread of the device, when nothing of the memory is
     /// used any more; a fault of the device is [`Device`](crate::Error::Device).

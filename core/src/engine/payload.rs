@@ -5,7 +5,7 @@ use super::trace::Subject;
 use crate::collective;
 use crate::cuda::Mark;
 use crate::mem::borrow::{Letter, Staging};
-use crate::mem::{DeviceRegion, Region};
+use crate::mem::{DeviceRegion, Ordinal, Region};
 use crate::pipeline::DeviceKind;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::order::Slot;
@@ -166,6 +166,14 @@ impl Cargo {
         }
     }
 
+    /// Which device a task in COPYD2H or COPYH2D is about.
+    pub(super) fn device(&self) -> Ordinal {
+        match self {
+            Self::Device(there) => there.source.regions.first().expect("a part has a piece").device(),
+            Self::Host { .. } => unreachable!("tasks in host memory pass no copies"),
+        }
+    }
+
     /// That of a task in COPYD2H or COPYH2D.
     pub(super) fn on_device(&mut self) -> &mut OnDevice {
         match self {
@@ -216,7 +224,6 @@ fn again(regions: &[Region]) -> Vec<Region> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::Ordinal;
 
     #[test]
     fn a_part_lies_in_one_place() {

@@ -1,9 +1,10 @@
-//! Memory for a server's pool that processes of its machine can read where it lies.
+//! Memory for a pool that processes of its machine can read where it lies.
 //!
 //! It is taken in segments that grow with what is needed, so that a large model costs few descriptors and a small one little memory. What a
 //! pool has taken it keeps; the segments go with the last of it.
 #![expect(unsafe_code, reason = "a pool reaches its memory by address")]
 
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -58,13 +59,13 @@ impl Ground for SharedGround {
         let start = unsafe { segment.slice_mut(offset, bytes) }.as_mut_ptr();
         let start = NonNull::new(start).expect("a slice is somewhere");
         let place = Place { segment: u32::try_from(number).ok()?, offset: offset as u64 };
-        Some(Box::new(Shared { _segment: segment, start, place }))
+        Some(Box::new(Shared { segment, start, place }))
     }
 }
 
 struct Shared {
     /// Keeps the memory mapped.
-    _segment: Arc<Segment>,
+    segment: Arc<Segment>,
     start: NonNull<u8>,
     place: Place,
 }
@@ -74,7 +75,7 @@ unsafe impl Send for Shared {}
 // SAFETY: it is only reached through a pool's slab, whose rules are those of any memory.
 unsafe impl Sync for Shared {}
 
-// SAFETY: zeroed by the system, mapped as long as `_segment` lives, and never given to anybody else.
+// SAFETY: zeroed by the system, mapped as long as `segment` lives, and never given to anybody else.
 unsafe impl Plot for Shared {
     fn start(&self) -> NonNull<u8> {
         self.start
@@ -82,6 +83,10 @@ unsafe impl Plot for Shared {
 
     fn place(&self) -> Option<Place> {
         Some(self.place)
+    }
+
+    fn mapped(&self) -> Option<(BorrowedFd<'_>, usize)> {
+        Some((self.segment.fd(), self.segment.bytes()))
     }
 }
 

@@ -1,11 +1,13 @@
 //! Between processes of one user on one machine: memory that both see, sockets that carry it across, and a wait that costs nothing;
-//! and a thread with an end.
+//! and a thread with an end, and memory near a device.
 //!
 //! What lies in the memory, who may write it when, and what the messages say is decided by whoever uses it. Nothing here has a name
 //! that outlives the processes, except the directory of a [`PrivateSocket`], which the next one of the same user clears away.
 
 pub mod futex;
 pub mod ground;
+#[cfg(feature = "cuda")]
+pub(crate) mod numa;
 pub mod segment;
 pub mod socket;
 pub(crate) mod thread;

@@ -5,12 +5,13 @@
 #![expect(unsafe_code, reason = "the caller's memory is known by address and length only")]
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-use super::pool::Lease;
+use super::pool::{Lease, Place};
 use crate::types::Span;
 use crate::wire;
 
@@ -19,6 +20,20 @@ use crate::wire;
 pub struct Region {
     ptr: NonNull<u8>,
     len: usize,
+    /// The memory itself, where it is staging memory of the engine's own.
+    staged: Option<Arc<Lease>>,
+}
+
+/// Bytes that another process reads where they lie.
+#[derive(Debug)]
+pub(crate) struct Showable<'a> {
+    /// Where that process finds them.
+    pub(crate) place: Place,
+    /// What it maps for it, and of what length that is.
+    pub(crate) mapped: (BorrowedFd<'a>, usize),
+    /// The bytes, whose memory is not leased again before the last reference to them is gone. This process does not look at them: as soon
+    /// as the other has read them, something else may land there.
+    pub(crate) bytes: Bytes,
 }
 
 // SAFETY: a region is an address and a promise (see `Region::new`) that holds on every thread.
@@ -38,7 +53,7 @@ impl Region {
     /// If `ptr` is null and `len` is not 0.
     pub unsafe fn new(ptr: *mut u8, len: usize) -> Self {
         assert!(len == 0 || !ptr.is_null(), "a region of {len} bytes at null");
-        Self { ptr: NonNull::new(ptr).unwrap_or(NonNull::dangling()), len }
+        Self { ptr: NonNull::new(ptr).unwrap_or(NonNull::dangling()), len, staged: None }
     }
 
     /// Length in bytes.
@@ -59,13 +74,14 @@ impl Region {
         assert!(at <= self.len, "split at {at} of {} bytes", self.len);
         // SAFETY: `at` is within the allocation, or one past its end.
         let middle = unsafe { self.ptr.add(at) };
-        (Self { ptr: self.ptr, len: at }, Self { ptr: middle, len: self.len - at })
+        let staged = self.staged.clone();
+        (Self { ptr: self.ptr, len: at, staged }, Self { ptr: middle, len: self.len - at, staged: self.staged })
     }
 
     /// The same bytes once more, for the next attempt of an operation: an attempt gives its regions back before it reports, so that two
     /// never hold them at once.
     pub(crate) fn again(&self) -> Self {
-        Self { ptr: self.ptr, len: self.len }
+        Self { ptr: self.ptr, len: self.len, staged: self.staged.clone() }
     }
 
     /// The bytes of `span`.
@@ -76,6 +92,17 @@ impl Region {
         let offset = usize::try_from(span.offset).expect("within memory");
         let len = usize::try_from(span.bytes).expect("within memory");
         self.again().split_at(offset).1.split_at(len).0
+    }
+
+    /// Its bytes for a process that can be shown them; none if they are not staged in such memory.
+    ///
+    /// They need no [`Loan`]: who reads them there is not waited for before a sum lands, which it brings about by having read them.
+    pub(crate) fn showable(&self) -> Option<Showable<'_>> {
+        let lease = self.staged.as_ref()?;
+        let (place, fd, bytes) = lease.shown()?;
+        let offset = place.offset + (self.ptr.addr().get() - lease.start().addr().get()) as u64;
+        let place = Place { offset, ..place };
+        Some(Showable { place, mapped: (fd, bytes), bytes: Bytes::from_owner(Kept(self.again())) })
     }
 
     /// Copies `from` here. They may be the same memory.
@@ -122,28 +149,25 @@ impl Letter {
 
     /// Where they lie, which must not be looked at after the letter is gone.
     pub(crate) fn region(&self) -> Region {
-        Region { ptr: NonNull::from(&*self.0).cast(), len: self.0.len() }
+        Region { ptr: NonNull::from(&*self.0).cast(), len: self.0.len(), staged: None }
     }
 }
 
 /// Memory of the engine's own, in which bytes of the caller's are staged: lent and landed in as the caller's memory is.
 #[derive(Debug)]
-pub(crate) struct Staging {
-    region: Region,
-    /// Where the region lies; nobody else reaches it.
-    _lease: Lease,
-}
+pub(crate) struct Staging(Region);
 
 impl Staging {
-    /// Stages in `lease`, as long as this value lives.
+    /// Stages in `lease`, as long as this value lives and what was [shown](Region::showable) of it is read.
     pub(crate) fn new(mut lease: Lease) -> Self {
         let bytes: &mut [u8] = &mut lease;
-        Self { region: Region { ptr: NonNull::from(&mut *bytes).cast(), len: bytes.len() }, _lease: lease }
+        let (ptr, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
+        Self(Region { ptr, len, staged: Some(Arc::new(lease)) })
     }
 
     /// Where the bytes lie, which must not be looked at after this value is gone.
     pub(crate) fn region(&self) -> Region {
-        self.region.again()
+        self.0.again()
     }
 }
 
@@ -187,6 +211,16 @@ pub struct Returned(());
 impl fmt::Debug for Returned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Returned")
+    }
+}
+
+/// What is shown, as long as it is.
+struct Kept(Region);
+
+impl AsRef<[u8]> for Kept {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: asked for once, as the bytes are made, when their writer has ended; afterwards nobody here looks at them (`Showable`).
+        unsafe { self.0.as_slice() }
     }
 }
 

@@ -8,6 +8,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,6 +33,10 @@ pub unsafe trait Plot: Send + Sync {
     fn start(&self) -> NonNull<u8>;
     /// Where other processes find it, if they do.
     fn place(&self) -> Option<Place> {
+        None
+    }
+    /// What they map to find it there: a descriptor, and its length in bytes.
+    fn mapped(&self) -> Option<(BorrowedFd<'_>, usize)> {
         None
     }
 }
@@ -128,6 +133,18 @@ impl Lease {
     /// Ends writing: from now on the memory may be shared.
     pub fn freeze(self) -> Frozen {
         Frozen(Arc::new(self))
+    }
+
+    /// Where other processes see it, if they do, and what they map for it.
+    pub(super) fn shown(&self) -> Option<(Place, BorrowedFd<'_>, usize)> {
+        let plot = self.slab().plot.as_ref()?;
+        let (fd, bytes) = plot.mapped()?;
+        Some((plot.place()?, fd, bytes))
+    }
+
+    /// Where it begins.
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.slab().ptr
     }
 
     fn slab(&self) -> &Slab {

@@ -68,7 +68,8 @@ pub struct Torn {
 ///
 /// **Memory.** The regions of a push and of a pull belong to the transport from the call until the exchange ends: until `pull`'s
 /// `Done` reports, or until `push`'s `Done` reports an error. By then no reference to them remains, not even in a retransmission
-/// buffer.
+/// buffer. Staging memory of the engine's own is the exception: a peer of the same machine may be let read it where it lies, and it is not
+/// leased again before that peer has ended or reads it no more.
 pub trait Transport: Send + Sync {
     /// Connects to `peer` until `patience` ends. `lost` is called once when an established link ends, whoever ended it.
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>);

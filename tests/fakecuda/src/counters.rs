@@ -23,6 +23,7 @@ counters! {
     device_bytes: "Bytes of those.",
     pinned_bytes: "Bytes of host memory that are allocated pinned or registered.",
     pinned_ranges: "How many ranges that are.",
+    pinned_near: "Pinned allocations ever made by a thread that preferred a NUMA node.",
     write_combined: "Pinned allocations that the host reads slowly, ever made.",
     copies_d2h: "Copies to the host that were executed.",
     copies_h2d: "Copies from the host that were executed.",

@@ -21,6 +21,15 @@ const PAGE: usize = 4096;
 /// Between an address of a device and that of the host if devices are hidden: no process has anything there.
 const HIDDEN_BY: u64 = 1 << 46;
 
+/// Whether what the calling thread touches for the first time is asked for from one NUMA node.
+pub(crate) fn prefers_a_node() -> bool {
+    let mut mode: libc::c_int = 0;
+    // SAFETY: it writes one number; nothing else is asked for.
+    let code =
+        unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, null_mut::<u64>(), 0_usize, 0_usize, 0_usize) };
+    code == 0 && mode == libc::MPOL_PREFERRED
+}
+
 /// Memory of a device.
 pub(crate) struct Allocation {
     pub(crate) device: usize,

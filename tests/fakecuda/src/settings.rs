@@ -68,7 +68,7 @@ impl Settings {
             value.map(|value| *to = value).is_some()
         }
         match name {
-            "DEVICES" => put(&mut self.devices, value.parse().ok().filter(|devices| *devices <= 64)),
+            "DEVICES" => put(&mut self.devices, value.parse().ok().filter(|devices| *devices <= 128)),
             "MEMORY" => put(&mut self.memory, value.parse().ok()),
             "LAG_US" => put(&mut self.lag, value.parse().ok().map(Duration::from_micros)),
             "LAG_STREAM" => put(&mut self.lag_stream, Lagging::parse(value)),

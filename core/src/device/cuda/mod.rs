@@ -15,9 +15,9 @@ use crate::config::Config;
 use crate::config::units::print_bytes;
 use crate::cuda::{self, Driver, Mark, Reaper};
 use crate::error::{Error, Result};
-use crate::mem::{DeviceRegion, Ground, Lease, Ordinal, Pool};
+use crate::mem::{DeviceRegion, Lease, Ordinal, Pool};
 use crate::types::Done;
-use ground::PinnedGround;
+use ground::{Kind, OfKind, PinnedGround};
 use lane::{Direction, Job, Lane};
 
 mod ground;
@@ -26,7 +26,9 @@ mod lane;
 /// All CUDA devices that the process sees. A device is first touched when something is marked or copied there.
 pub struct CudaDevice {
     driver: Arc<Driver>,
-    pool: Pool,
+    pools: BTreeMap<Kind, Pool>,
+    /// The node of each device.
+    nodes: Vec<Option<u32>>,
     ground: Arc<PinnedGround>,
     pinned_bytes_max: u64,
     patience: Duration,
@@ -47,16 +49,25 @@ impl CudaDevice {
     /// [`Error::Unavailable`] where there is no driver or no device, with what was searched and what to do; [`Error::Io`] if the system
     /// gives no thread.
     pub fn load(config: &Config) -> Result<Self> {
+        Self::load_below(Path::new("/"), config)
+    }
+
+    /// The same on the machine below `root`.
+    fn load_below(root: &Path, config: &Config) -> Result<Self> {
         let driver = Driver::load(config.cuda_lib.as_deref()).map_err(|absent| absent.error())?;
-        match cuda::groups(&driver, Path::new("/")) {
+        match cuda::groups(&driver, root) {
             Ok(groups) => tracing::info!(driver = driver.library(), cuda = driver.version(), "{groups}"),
             // Whatever it is, whoever uses a device hears of it.
             Err(error) => tracing::warn!(%error, "how the devices are joined is not known"),
         }
         let ground = Arc::new(PinnedGround::new(Arc::clone(&driver), config.pinned_bytes_max));
+        let nodes: Vec<_> = driver.ordinals().map(|device| cuda::numa_node(&driver, root, device)).collect();
+        let kinds = nodes.iter().chain([&None]).flat_map(|node| [false, true].map(|shown| Kind { node: *node, shown }));
+        let pool = |kind| (kind, Pool::on(Arc::new(OfKind { ground: Arc::clone(&ground), kind })));
         Ok(Self {
             driver,
-            pool: Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
+            pools: kinds.map(pool).collect(),
+            nodes,
             ground,
             pinned_bytes_max: config.pinned_bytes_max,
             patience: config.shutdown_timeout,
@@ -96,7 +107,7 @@ impl Device for CudaDevice {
         self.driver.device(device)?.mark(stream)
     }
 
-    fn lease(&self, bytes: usize) -> Result<Lease> {
+    fn lease(&self, device: Ordinal, bytes: usize, shown: bool) -> Result<Lease> {
         if bytes as u64 > self.pinned_bytes_max {
             return Err(Error::Exhausted {
                 what: format!("{} of pinned memory", print_bytes(bytes as u64)),
@@ -104,7 +115,9 @@ impl Device for CudaDevice {
                 hint: "raise pinned_bytes_max, or lower partition_bytes".to_owned(),
             });
         }
-        Ok(self.pool.lease(bytes))
+        // Whether there is such a device, copies find out.
+        let node = self.nodes.get(usize::from(device.0)).copied().flatten();
+        Ok(self.pools[&Kind { node, shown }].lease(bytes))
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>) {
@@ -140,7 +153,7 @@ impl Drop for CudaDevice {
 
 impl fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaDevice").field("driver", &self.driver).field("pool", &self.pool).finish_non_exhaustive()
+        f.debug_struct("CudaDevice").field("driver", &self.driver).field("pools", &self.pools).finish_non_exhaustive()
     }
 }
 
@@ -181,6 +194,8 @@ fn ended() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::fake;
+    use crate::local::numa;
     use crate::mem::borrow::region_of;
 
     #[test]
@@ -203,9 +218,37 @@ mod tests {
     }
 
     #[test]
+    fn what_stages_for_a_device_is_pinned_near_it() {
+        if !numa::can_prefer() {
+            return;
+        }
+        let machine = tempfile::tempdir().unwrap();
+        let (control, driver) = fake::driver();
+        let [near, anywhere] = [Ordinal(NEAR), Ordinal(NEAR + 1)];
+        for (device, node) in [(near, "0"), (anywhere, "-1")] {
+            let address = driver.facts(device).unwrap().pci_bus_id;
+            fake::lay_out(machine.path(), &format!("pci0000:a0/0000:a0:00.0/{address}"), node);
+        }
+        let config = Config { cuda_lib: Some(fakecuda::library()), ..Config::default() };
+        let cuda = CudaDevice::load_below(machine.path(), &config).unwrap();
+        // What is pinned counts for the first device that was used.
+        cuda.mark(near, 0).unwrap();
+        let counted = || ["pinned_ranges", "pinned_near"].map(|name| control.counter(i32::from(NEAR), name));
+        let _anywhere = cuda.lease(anywhere, 1000, false).unwrap();
+        assert_eq!(counted(), [1, 0]);
+        let _near = [1000, 2000].map(|bytes| cuda.lease(near, bytes, false).unwrap());
+        assert_eq!(counted(), [2, 1], "a slab of its own, and both leases in it");
+        let _elsewhere = cuda.lease(Ordinal(u16::MAX), 1000, false).unwrap();
+        assert_eq!(counted(), [2, 1], "whose node is not known shares with others of that kind");
+    }
+
+    #[test]
     fn without_a_driver_the_error_says_where_it_was_looked_for() {
         let config = Config { cuda_lib: Some("/nowhere/libcuda.so.1".into()), ..Config::default() };
         let error = CudaDevice::load(&config).unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }) && error.to_string().contains("/nowhere"), "{error}");
     }
+
+    /// A device that no other test of this process uses, nor the next.
+    const NEAR: u16 = 3;
 }

@@ -10,13 +10,17 @@ use crate::device::{Device, Transfer};
 use crate::error::Result;
 use crate::mem::borrow::Staging;
 use crate::sched::{Outcome, Task};
+use crate::transport::Road;
 use crate::types::Done;
 
 /// Stages a contribution, in memory that it has until its sum is back on the device.
 pub(super) fn to_host(shared: &Arc<Shared>, task: Task) {
     let device = device(shared);
     let bytes = usize::try_from(task.bytes).expect("at most PART_BYTES_MAX");
-    let staging = match device.lease(bytes) {
+    let (from, link) = shared.with(|state, _| (state.payloads[&task.id].cargo.device(), state.links.up(task.server)));
+    // A server of this machine reads it where it lies. Should another road be taken in the end, this is memory as any.
+    let shown = link.is_some_and(|link| shared.transport.road(link) == Road::SharedMemory);
+    let staging = match device.lease(from, bytes, shown) {
         Ok(lease) => Staging::new(lease),
         Err(error) => return shared.with(|state, now| state.finish(now, task.id, Outcome::Failed(error))),
     };

@@ -5,11 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, mpsc};
 
-use bytes::Bytes;
-
 use super::landing::Arriving;
 use super::layout::{EXCHANGES_MAX, Message};
 use super::link::Link;
+use super::outbound::Piece;
 use crate::error::Error;
 use crate::mem::{Region, Returned};
 use crate::transport::LinkLost;
@@ -48,7 +47,7 @@ pub(super) struct Exchange {
     pub(super) name: u64,
     pub(super) push: Header,
     /// The body of one that may not begin yet.
-    pub(super) body: Vec<Bytes>,
+    pub(super) body: Vec<Piece>,
     /// Whether the caller's memory may still be read.
     pub(super) sending: bool,
     pub(super) done: Option<Done<()>>,
@@ -118,7 +117,7 @@ impl State {
                 continue;
             }
             outbound.begin(exchange.name, exchange.push.urgency, false);
-            outbound.extend(exchange.name, body.into_iter().map(|piece| (piece, None)));
+            outbound.extend(exchange.name, body);
             if let Err(error) = outbound.end(exchange.name, None) {
                 entry.link.fail(error);
             }

@@ -79,6 +79,11 @@ impl Cells {
         self.lent.insert(slot, bytes);
     }
 
+    /// Whether the peer may read what was lent to it.
+    pub(super) fn lend_anything(&self) -> bool {
+        !self.lent.is_empty()
+    }
+
     /// Takes a slot back that was not sent. What was to be lent is returned, to be dropped without the lock.
     pub(super) fn undo(&mut self, slot: u16) -> Option<Bytes> {
         let uses = &mut self.uses[usize::from(slot)];

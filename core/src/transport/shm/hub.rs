@@ -20,7 +20,7 @@ use super::greeting;
 use super::inbound::Received;
 use super::landing::{Arriving, Step};
 use super::layout::{Message, bad};
-use super::link::{Link, Parts, Pumped, Sent};
+use super::link::{Ended, Link, Parts, Pumped, Sent};
 use super::poller::{Happening, Poller, Side};
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Loan, Region};
@@ -36,6 +36,7 @@ pub(super) struct Hub {
     credentials: Credentials,
     copies: Copies,
     over: AtomicBool,
+    ended: Ended,
     state: Mutex<State>,
     /// Told when a dial has ended, and when those that wait should.
     pub(super) dialled: Condvar,
@@ -48,6 +49,7 @@ impl Hub {
             credentials: credentials.clone(),
             copies: copies.clone(),
             over: AtomicBool::new(false),
+            ended: Ended::default(),
             state: Mutex::new(State::default()),
             dialled: Condvar::new(),
         })
@@ -110,13 +112,16 @@ impl Hub {
 
     pub(super) fn push(&self, link: LinkId, id: ExchangeId, push: Push, done: Done<()>) {
         let (sender, returned) = mpsc::channel();
-        let loan = Loan::new(push.body, move |proof| {
+        let lent = self.link(link).and_then(|link| link.lend(&push.body));
+        // Memory that is shown needs no proof.
+        let loan = Loan::new(if lent.is_some() { Vec::new() } else { push.body }, move |proof| {
             let _ = sender.send(proof);
         });
+        let body = lent.unwrap_or_else(|| loan.into_pieces().into_iter().map(|piece| (piece, None)).collect());
         let mut state = self.state();
         let Some(entry) = state.links.get_mut(&link).filter(|entry| entry.link.defect().is_none()) else {
             drop(state);
-            drop(loan);
+            drop(body);
             return done.err(link_gone());
         };
         entry.queued.push_back(id);
@@ -125,7 +130,7 @@ impl Hub {
             link,
             name: 0,
             push: push.header,
-            body: loan.into_pieces(),
+            body,
             sending: true,
             done: Some(done),
             returned,
@@ -371,6 +376,7 @@ impl Hub {
         for exchange in exchanges {
             self.lose(&entry, exchange, error.clone());
         }
+        self.ended.keep(&entry.link);
         (entry.lost)(id, reason.clone());
     }
 
@@ -397,8 +403,14 @@ impl Hub {
         }
         if any {
             link.received_some();
+            // What the server has added, it has read.
+            link.take_back();
         }
         any
+    }
+
+    fn link(&self, id: LinkId) -> Option<Arc<Link>> {
+        self.state().links.get(&id).map(|entry| Arc::clone(&entry.link))
     }
 
     fn advance_marked(&self) -> bool {
@@ -436,6 +448,7 @@ impl Side for Hub {
             }
         }
         any |= self.advance_marked();
+        self.ended.let_go();
         if self.state().closing {
             for link in self.links() {
                 link.close(None);

@@ -10,7 +10,8 @@
 //!  ring        128 bytes a message
 //!  cells       bytes of bodies and sums on their way: large cells, then small ones
 //! ```
-//! A sum that lies in memory which the server shows anyway is not copied into a cell: it is lent where it lies, for a ticket.
+//! A sum that lies in memory which the server shows anyway is not copied into a cell, nor is a contribution that a worker has staged in such
+//! memory: it is lent where it lies, for a ticket.
 
 use crate::error::{Error, Result};
 use crate::mem::Place;
@@ -102,7 +103,7 @@ pub(super) enum Message {
         /// How many bytes, from its beginning.
         bytes: u32,
     },
-    /// Server to worker: the next bytes of the answer lie in a segment that the server has shown, until the ticket is released.
+    /// The next bytes of the body or of the answer lie in a segment that the sender has shown, until the ticket is released.
     Lent {
         /// The exchange.
         exchange: u64,

@@ -9,11 +9,12 @@ use std::time::Duration;
 use super::inbound::{self, Inbound};
 use super::layout::{Message, SMALL_BYTES, bad};
 use super::memory::Memory;
-use super::outbound::{Next, Outbound, Published};
+use super::outbound::{Next, Outbound, Piece, Published};
 use crate::error::{Error, Result};
 use crate::local::socket::wait_any;
 use crate::local::{Connection, Received, SharedGround, Shown};
-use crate::mem::{Frozen, Place};
+use crate::mem::borrow::Showable;
+use crate::mem::{Frozen, Place, Region};
 use crate::types::LinkId;
 use crate::wire::{limits, reject};
 
@@ -227,15 +228,48 @@ impl Link {
     /// Where the peer finds a block, if it can be shown to it.
     pub(super) fn show(&self, ground: &SharedGround, block: &Frozen) -> Option<Place> {
         let place = block.place().filter(|_| block.len() > SMALL_BYTES)?;
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        if !shown.contains(&place.segment) {
-            let segment = ground.segment(place.segment)?;
-            let (number, bytes) = (place.segment.to_le_bytes(), (segment.bytes() as u64).to_le_bytes());
-            let told: Vec<u8> = [SHOWN].into_iter().chain(number).chain(bytes).collect();
-            self.connection.send(&told, &[segment.fd()], Duration::ZERO).ok()?;
-            shown.insert(place.segment);
-        }
+        let segment = ground.segment(place.segment)?;
+        self.tell(place.segment, segment.fd(), segment.bytes())?;
         Some(place)
+    }
+
+    /// A body whose memory can be shown to the peer, as pieces that it reads where they lie; none if all or some of it cannot, or is too
+    /// little to be worth it.
+    pub(super) fn lend(&self, body: &[Region]) -> Option<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        for region in body {
+            let Showable { mut place, mapped: (fd, bytes), bytes: mut rest } =
+                region.showable().filter(|_| region.len() > SMALL_BYTES)?;
+            self.tell(place.segment, fd, bytes)?;
+            while !rest.is_empty() {
+                let piece = rest.split_to(rest.len().min(LENT_BYTES));
+                let next = Place { offset: place.offset + piece.len() as u64, ..place };
+                pieces.push((piece, Some(std::mem::replace(&mut place, next))));
+            }
+        }
+        Some(pieces).filter(|pieces| !pieces.is_empty())
+    }
+
+    /// Whether the peer may still read what was lent to it.
+    fn lends(&self) -> bool {
+        self.take_back();
+        self.outbound().lends() && !self.peer_has_ended()
+    }
+
+    /// Tells the peer of a segment, once; nothing if it does not hear.
+    fn tell(&self, number: u32, fd: BorrowedFd<'_>, bytes: usize) -> Option<()> {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if !shown.contains(&number) {
+            let (name, bytes) = (number.to_le_bytes(), (bytes as u64).to_le_bytes());
+            let told: Vec<u8> = [SHOWN].into_iter().chain(name).chain(bytes).collect();
+            self.connection.send(&told, &[fd], Duration::ZERO).ok()?;
+            shown.insert(number);
+        }
+        Some(())
+    }
+
+    fn peer_has_ended(&self) -> bool {
+        self.life.as_ref().is_some_and(|life| wait_any(&[life.as_fd()], Duration::ZERO) == Ok(vec![true]))
     }
 
     /// Hears what the peer says by the socket; why it ended the link, if it did.
@@ -246,11 +280,7 @@ impl Link {
         }
         let heard = self.end.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // Where its process has ended, a descriptor of it may live on in a child.
-        heard.or_else(|| {
-            let ended =
-                self.life.as_ref().is_some_and(|life| wait_any(&[life.as_fd()], Duration::ZERO) == Ok(vec![true]));
-            ended.then(|| self.unavailable("its process has ended"))
-        })
+        heard.or_else(|| self.peer_has_ended().then(|| self.unavailable("its process has ended")))
     }
 
     fn listen(&self, inbound: &mut Inbound) -> Result<()> {
@@ -290,6 +320,36 @@ impl Link {
         }
     }
 }
+
+/// Links that are over, and whose peers live and may still read what was lent to them: until then that memory is nobody else's.
+#[derive(Default)]
+pub(super) struct Ended(Mutex<Vec<Arc<Link>>>);
+
+impl Ended {
+    /// Keeps a link that is over and sends no more, as long as there is a reason.
+    pub(super) fn keep(&self, link: &Arc<Link>) {
+        if link.lends() {
+            self.links().push(Arc::clone(link));
+        }
+    }
+
+    /// Lets go of those whose peers read nothing any more.
+    pub(super) fn let_go(&self) {
+        let ended = std::mem::take(&mut *self.links());
+        if !ended.is_empty() {
+            // Dropped without the lock.
+            let (lending, _free): (Vec<_>, Vec<_>) = ended.into_iter().partition(|link| link.lends());
+            self.links().extend(lending);
+        }
+    }
+
+    fn links(&self) -> MutexGuard<'_, Vec<Arc<Link>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// For one ticket: few enough messages, and the server adds the first while it is told of the next.
+const LENT_BYTES: usize = 256 << 10;
 
 /// Messages by the socket: why the link ends, and another segment with its number and length.
 const REASON: u8 = 1;

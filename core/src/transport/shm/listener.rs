@@ -19,12 +19,11 @@ use bytes::Bytes;
 use super::greeting;
 use super::inbound::Received;
 use super::layout::{EXCHANGES_MAX, Message, bad};
-use super::link::{Link, Pumped, Sent};
+use super::link::{Ended, Link, Pumped, Sent};
 use super::outbound::Piece;
 use super::poller::{Happening, Poller, Side, run};
 use crate::error::{Error, Result};
-use crate::local::OwnThread;
-use crate::local::{PrivateSocket, SharedGround};
+use crate::local::{OwnThread, PrivateSocket, SharedGround};
 use crate::mem::{Copies, Frozen};
 use crate::transport::exchange::broken_off;
 use crate::transport::quic::Credentials;
@@ -58,6 +57,7 @@ pub fn bind(
         copies: copies.clone(),
         greeting: AtomicUsize::new(0),
         over: AtomicBool::new(false),
+        ended: Ended::default(),
         state: Mutex::new(State::default()),
     });
     // Of the thread: a fork's child, which drops everything else, must not remove it.
@@ -112,6 +112,7 @@ struct Hall {
     /// How many processes are being greeted.
     greeting: AtomicUsize,
     over: AtomicBool,
+    ended: Ended,
     state: Mutex<State>,
 }
 
@@ -318,7 +319,7 @@ impl Hall {
     }
 
     /// Ends a link and all its exchanges.
-    fn down(&self, link: &Link, reason: &Error) {
+    fn down(&self, link: &Arc<Link>, reason: &Error) {
         self.poller.forget(link);
         let mut state = self.state();
         let Some(entry) = state.links.remove(&link.id) else { return };
@@ -336,6 +337,7 @@ impl Hall {
         for exchange in ended {
             link.give_up(exchange.name);
         }
+        self.ended.keep(link);
     }
 
     fn deliver(&self) -> bool {
@@ -555,6 +557,7 @@ impl Side for Serving {
             }
         }
         any |= hall.deliver();
+        hall.ended.let_go();
         if hall.state().stopping {
             for link in self.links() {
                 link.close(None);
@@ -579,8 +582,7 @@ impl Side for Serving {
         match happening {
             Happening::Door => self.greet(),
             Happening::End(id) => {
-                let link = self.hall.state().links.get(&id).map(|entry| Arc::clone(&entry.link));
-                let Some(link) = link else { return };
+                let Some(link) = self.hall.state().links.get(&id).map(|entry| Arc::clone(&entry.link)) else { return };
                 self.drain(&link);
                 let Some(reason) = link.defect().or_else(|| link.farewell()) else { return };
                 link.close(None);

@@ -4,9 +4,10 @@
 //! begins with a [greeting]: both sides prove who they are by their certificates, and exchange one segment each. From then on the socket
 //! says only whether the peer still lives; messages go through a ring in each segment and bytes through its cells ([layout], [memory]).
 //!
-//! A contribution is copied once, from the caller's memory into cells, and the server adds straight out of them. Threads sleep until a
-//! bell rings, and a bell rings only for who sleeps: busy links need no system calls, idle ones no processor. A worker's thread that waits for
-//! a sum does the work of its link itself ([poller], [seats]), and whoever did something looks for a moment for more before it sleeps.
+//! A contribution is copied once, from the caller's memory into cells, and the server adds straight out of them; or never, where the
+//! engine staged it in memory that the server can be shown. Threads sleep until a bell rings, and a bell rings only for who sleeps: busy
+//! links need no system calls, idle ones no processor. A worker's thread that waits for a sum does the work of its link itself ([poller],
+//! [seats]), and whoever did something looks for a moment for more before it sleeps.
 //!
 //! What a broken or dead peer cannot do: write here (each side writes its own segment only), shrink memory under a reader (seals), leave
 //! anything behind (memory has no name, and the socket's directory is cleared by the next process), or keep others waiting (the end of its

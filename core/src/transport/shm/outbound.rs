@@ -310,6 +310,11 @@ impl Outbound {
         self.cells.reclaim(&self.memory)
     }
 
+    /// Whether the peer may read what was lent to it.
+    pub(super) fn lends(&self) -> bool {
+        self.cells.lend_anything()
+    }
+
     fn hunger(&mut self, starved: bool) {
         if self.starved != starved {
             self.memory.set_starved(starved);

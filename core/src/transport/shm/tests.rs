@@ -5,16 +5,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::layout::{LARGE_BYTES, LARGE_CELLS, Message, READ_AT, SENT_AT, message_at};
 use super::link::Parts;
 use super::*;
 use crate::error::{Error, Result};
 use crate::local::{Connection, PrivateSocket, SharedGround};
+use crate::mem::borrow::Staging;
 use crate::mem::{Copies, Ground, Pool};
-use crate::transport::contract::{self, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
+use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
 use crate::transport::quic::{Authority, Credentials};
-use crate::transport::{Inbox, Incoming, Listener, Outgoing, Peer, Transport};
-use crate::types::{ExchangeId, LinkId, NodeId, Role};
+use crate::transport::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Transport};
+use crate::types::{Done, ExchangeId, LinkId, NodeId, Role};
 use crate::wire::reject;
 
 contract::promises!(Machine::new());
@@ -198,6 +201,108 @@ fn a_sum_in_memory_that_is_shown_is_read_where_it_lies() {
     (server.listener.stop)(SOON);
     drop(server.listener);
     assert_eq!(pool.bytes_in_use(), 0);
+}
+
+#[test]
+fn a_contribution_in_memory_that_is_shown_is_read_where_it_lies_and_its_sum_lands_there() {
+    let world = Machine::new();
+    let copies = Copies::default();
+    let transport = Arc::new(ShmTransport::new(&world.credentials(Role::Worker), &copies).unwrap());
+    let server = Server::new(&world);
+    let worker = server.connect(transport);
+    let pool = staging_pool();
+    // More than there are tickets for.
+    for round in 0..600u64 {
+        let len = if round == 0 { 5 << 20 } else { 20_000 };
+        let staging = staged(&pool, &pattern(len, round as u8));
+        let sent = push(&worker, ExchangeId(round), &staging);
+        let sum = pull(&worker, ExchangeId(round), &staging);
+        let mut body = server.land();
+        assert!(body.1[..] == pattern(len, round as u8), "round {round}");
+        body.1.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(2));
+        server.answer(body);
+        assert_eq!(sent.soon(), Ok(()));
+        sum_of(sum.soon());
+        let doubled: Vec<u8> = pattern(len, round as u8).iter().map(|byte| byte.wrapping_mul(2)).collect();
+        assert!(looked_at(&staging) == doubled, "round {round}");
+        assert!(matches!(server.next(), Incoming::Answered { .. }));
+    }
+    assert_eq!(copies.bytes(), 0);
+    assert!(pool.bytes_held() < 12 << 20, "what was read was used again: {pool:?}");
+    // Too little to be worth a ticket.
+    let small = staged(&pool, &[7; 1000]);
+    push(&worker, ExchangeId(1000), &small);
+    assert_eq!((server.land().1[..] == [7; 1000], copies.bytes()), (true, 1000));
+}
+
+#[test]
+fn what_is_staged_goes_over_any_link_and_is_leased_again_when_nobody_reads_it_any_more() {
+    let world = Machine::new();
+    let (server, mut worker) = connected(&world);
+    let pool = staging_pool();
+    let data = pattern(600_000, 3);
+    let staging = staged(&pool, &data);
+    // Given up by one attempt, torn in the next by the end of the link, while the server, which lives, holds what it was sent.
+    let mut held = Vec::new();
+    for (attempt, is_lost) in [(1, false), (2, true)] {
+        let sent = push(&worker, ExchangeId(attempt), &staging);
+        held.push(hold(&server, data.len()));
+        assert_eq!(sent.soon(), Ok(()));
+        let sum = pull(&worker, ExchangeId(attempt), &staging);
+        if is_lost {
+            worker.transport.disconnect(worker.link);
+            worker.lost.soon();
+            while !matches!(server.next(), Incoming::LinkDown { .. }) {}
+            worker = server.connect(Arc::clone(&worker.transport));
+        } else {
+            worker.transport.abandon(ExchangeId(attempt));
+            assert!(matches!(server.next(), Incoming::Torn { .. }));
+        }
+        assert!(sum.soon().is_err());
+    }
+    let sent = push(&worker, ExchangeId(3), &staging);
+    let sum = pull(&worker, ExchangeId(3), &staging);
+    server.answer(server.land());
+    assert_eq!(sent.soon(), Ok(()));
+    sum_of(sum.soon());
+    assert!(matches!(server.next(), Incoming::Answered { .. }));
+    assert!(looked_at(&staging) == data);
+    drop(staging);
+    while let Some(chunks) = held.pop() {
+        // The worker has looked at all its links at least once when the second is answered.
+        (0..2).for_each(|_| server.still_serves(&worker));
+        assert_eq!(pool.bytes_in_use(), pool.bytes_held(), "the server reads it");
+        assert!(chunks.iter().flat_map(|chunk| chunk.iter()).eq(&data));
+    }
+    (0..2).for_each(|_| server.still_serves(&worker));
+    assert_eq!(pool.bytes_in_use(), 0, "nobody reads it");
+    let heap = staged(&Pool::new(), &data);
+    push(&worker, ExchangeId(4), &heap);
+    assert!(server.land().1[..] == data, "memory that cannot be shown is copied");
+}
+
+#[test]
+fn a_sum_that_has_arrived_is_what_it_was_though_the_server_closed_the_link() {
+    let world = Machine::new();
+    let (server, transport) = (Server::new(&world), world.transport());
+    let (connected, lost) = connect(&*transport, server.peer.clone());
+    let worker = Worker { link: connected.soon().unwrap(), transport, lost };
+    let Incoming::LinkUp { link, .. } = server.next() else { panic!("a link was to come up") };
+    let pool = Pool::on(Arc::clone(&world.ground) as Arc<dyn Ground>);
+    let (mut pushed, mut pulled) = (pattern(300_000, 5), vec![0; 300_000]);
+    worker.push(ExchangeId(1), &mut pushed);
+    let (exchange, body) = server.land();
+    let mut sum = pool.lease(body.len());
+    sum.copy_from_slice(&body);
+    server.answer((exchange, sum));
+    assert!(matches!(server.next(), Incoming::Answered { .. }));
+    server.send(Outgoing::Disconnect { link, reason: Error::Cancelled });
+    assert!(matches!(server.next(), Incoming::LinkDown { .. }));
+    worker.lost.soon();
+    let mut others = pool.lease(300_000);
+    others.fill(0xff);
+    sum_of(worker.pull(ExchangeId(1), &mut pulled).soon());
+    assert!(pulled == pushed, "memory of a sum that somebody reads was leased again");
 }
 
 #[test]
@@ -462,6 +567,52 @@ impl Random {
     fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
+}
+
+/// Memory that can be shown.
+fn staging_pool() -> Pool {
+    Pool::on(Arc::new(SharedGround::new()))
+}
+
+fn staged(pool: &Pool, data: &[u8]) -> Staging {
+    let mut lease = pool.lease(data.len());
+    lease.copy_from_slice(data);
+    Staging::new(lease)
+}
+
+#[expect(unsafe_code, reason = "staging memory is lent by address")]
+fn looked_at(staging: &Staging) -> Vec<u8> {
+    let region = staging.region();
+    // SAFETY: no exchange is under way.
+    unsafe { region.as_slice() }.to_vec()
+}
+
+fn push(worker: &Worker, id: ExchangeId, staging: &Staging) -> Due<Result<()>> {
+    let (sender, due) = std::sync::mpsc::channel();
+    let body = vec![staging.region()];
+    let push = Push { header: contract::header(body[0].len() as u64), body };
+    worker.transport.push(worker.link, id, push, Done::new(move |outcome| drop(sender.send(outcome))));
+    Due(due)
+}
+
+fn pull(worker: &Worker, id: ExchangeId, staging: &Staging) -> Due<std::result::Result<Answer, Torn>> {
+    let (sender, due) = std::sync::mpsc::channel();
+    worker.transport.pull(id, vec![staging.region()], Box::new(move |outcome| drop(sender.send(outcome))));
+    Due(due)
+}
+
+/// The body of the next exchange, where it lies.
+fn hold(server: &Server, len: usize) -> Vec<Bytes> {
+    let (exchange, _) = server.opened();
+    server.send(Outgoing::Accept { exchange });
+    let mut held: Vec<Bytes> = Vec::new();
+    while held.iter().map(Bytes::len).sum::<usize>() < len {
+        match server.next() {
+            Incoming::Body { chunks, .. } => held.extend(chunks),
+            other => panic!("{other:?} where a body was due"),
+        }
+    }
+    held
 }
 
 /// A job on this machine.

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::{exported, get, put};
 use crate::codes::{Code, Outcome};
 use crate::driver::Driver;
-use crate::memory::Pinned;
+use crate::memory::{Pinned, prefers_a_node};
 
 /// Of `cuMemHostAlloc`.
 const WRITE_COMBINED: c_uint = 4;
@@ -128,6 +128,7 @@ fn pin(driver: &Driver, bytes: usize, flags: c_uint) -> Outcome<usize> {
     }
     let pinned = driver.memory().allocate_pinned(device.ordinal, bytes, flags)?;
     device.counters.write_combined.add(u64::from(flags & WRITE_COMBINED != 0));
+    device.counters.pinned_near.add(u64::from(prefers_a_node()));
     device.counters.pinned_ranges.add(1);
     device.counters.pinned_bytes.add(bytes as u64);
     let Pinned { address, .. } = *pinned;
