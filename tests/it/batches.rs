@@ -167,6 +167,36 @@ fn a_batch_that_is_cancelled_or_late_gives_all_its_memory_back() {
 }
 
 #[test]
+fn a_batch_that_is_cancelled_ends_those_of_the_others_and_no_other_round() {
+    // Nothing else would end the wait within the hour.
+    let cluster = Cluster::with(2, 1, &[("step_timeout", "1 h")]);
+    let [ours, theirs] = &cluster.workers[..] else { panic!("two workers") };
+    let make = || (0..20).map(|index| Tensor::new(&format!("t{index}"), vec![1_f32; 10])).collect::<Vec<_>>();
+    let begin = |engine: &Engine, tensors: &mut [Tensor]| submit(engine, tensors, Op::Sum).unwrap();
+    let ended = |handle: Handle| handle.wait(Some(PATIENCE));
+    // The first batch declares its tensors, and the others find them.
+    assert_eq!(all(&cluster.workers, |engine| ended(begin(engine, &mut make()))), [Ok(()), Ok(())]);
+    let [mut first, mut second] = [make(), make()];
+    // The second round is not pushed before the first is summed, for which the other worker is missing.
+    let [summed, cancelled] = [begin(ours, &mut first), begin(ours, &mut second)];
+    cancelled.cancel();
+    assert_eq!(ended(cancelled), Err(Error::Cancelled));
+    assert_eq!([ended(begin(theirs, &mut make())), ended(summed)], [Ok(()), Ok(())]);
+    match ended(begin(theirs, &mut make())).unwrap_err() {
+        Error::Stalled { tensor, missing, .. } => {
+            assert!(tensor.contains("t0 + t1 + "), "all that share the part: {tensor}");
+            assert_eq!(missing, [ours.rank()]);
+        }
+        other => panic!("{other}"),
+    }
+    assert_eq!(all(&cluster.workers, |engine| ended(begin(engine, &mut make()))), [Ok(()), Ok(())]);
+    assert!(first.iter().flat_map(|tensor| &tensor.data).all(|sum| *sum == 2.0));
+    for engine in [ours, theirs] {
+        assert_eq!(engine.metrics().submissions.load(Relaxed), engine.metrics().resolved.load(Relaxed));
+    }
+}
+
+#[test]
 fn what_an_ended_job_is_given_in_one_call_fails_by_its_handle() {
     let cluster = Cluster::start(1, 1);
     cluster.workers[0].shutdown(PATIENCE).unwrap();

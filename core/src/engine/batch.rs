@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use super::handle::Canceller;
 use super::metrics::Metrics;
-use super::shared::Ticket;
-use super::submit::{HERE_BYTES_MAX, accept, check, check_root};
+use super::shared::{Lent, Ticket};
+use super::submit::{HERE_BYTES_MAX, accept, accept_whole, check, check_root};
 use super::worker::Engine;
 use super::{Handle, Memory};
 use crate::error::{Error, Result};
-use crate::pipeline::registry::Lookup;
+use crate::pipeline::registry::{Lookup, Unit};
 use crate::types::{Done, Op, Priority, TensorKey, TensorSpec};
 
 /// Tensors that are reduced together, round after round. Made once; it belongs to no engine.
@@ -72,6 +72,15 @@ impl Batch {
     /// Its tensors, in order.
     pub fn tensors(&self) -> &[TensorSpec] {
         &self.tensors
+    }
+
+    /// Those that must be declared.
+    fn unknown(&self, units: &[Unit]) -> Vec<TensorSpec> {
+        let unknown = |unit: &Unit| match unit {
+            Unit::Alone { member, known: Lookup::Unknown } => Some(self.tensors[*member].clone()),
+            Unit::Alone { .. } | Unit::Whole(_) => None,
+        };
+        units.iter().filter_map(unknown).collect()
     }
 }
 
@@ -143,20 +152,14 @@ impl Engine {
         let cancel = self.canceller(first..first + count);
         let room = Arc::clone(&self.room);
         let taken = self.shared.with_pushing(here_bytes_max, |state, now| {
-            let known: Vec<Lookup> = match &state.ended {
+            let units = match &state.ended {
                 // All of it before any of it.
-                None => {
-                    let admit =
-                        |(tensor, key): (&TensorSpec, &TensorKey)| state.registry.admit(*key, tensor, op, weight);
-                    batch.tensors.iter().zip(&batch.keys).map(admit).collect::<Result<_>>()?
-                }
+                None => state.registry.admit_all(batch.keys.iter().copied().zip(&batch.tensors), op, weight)?,
                 // What is over for everybody is told by the handle, whatever is known.
-                Some(_) => vec![Lookup::Ready; batch.tensors.len()],
+                Some(_) => alone(0..batch.tensors.len()),
             };
             entered();
-            let unknown = |(_, known): &(_, &Lookup)| **known == Lookup::Unknown;
-            let new: Vec<TensorSpec> =
-                batch.tensors.iter().zip(&known).filter(unknown).map(|(tensor, _)| tensor.clone()).collect();
+            let new = batch.unknown(&units);
             if !new.is_empty() {
                 state.registry.declaring(request, &new);
             }
@@ -164,22 +167,26 @@ impl Engine {
                 room.leave(bytes);
                 then(id);
             });
-            let open = Arc::new(Open::new(batch.tensors.len(), done));
-            for ((id, member), (key, known)) in (first..).zip(members).zip(batch.keys.iter().zip(known)) {
-                let ticket = Ticket {
-                    key: *key,
-                    bytes: member.source.len() as u64,
-                    source: member.source,
-                    destination: member.destination,
-                    op,
-                    weight,
-                    priority: member.priority,
-                    submitted: now,
-                    deadline: timeout.map(|timeout| now + timeout),
-                    group: None,
-                    done: Open::member(&open),
-                };
-                accept(state, now, id, ticket, Ok(known));
+            let open = Arc::new(Open::new(units.len(), done));
+            let mut members: Vec<Option<Member>> = members.into_iter().map(Some).collect();
+            let mut ticket = |of: &[usize]| {
+                let (mut tensors, mut bytes, mut priority) = (Vec::with_capacity(of.len()), 0, Priority(i32::MIN));
+                for index in of {
+                    let member = members[*index].take().expect("each member is in one unit");
+                    let Member { source, destination, priority: own } = member;
+                    bytes += source.len() as u64;
+                    priority = priority.max(own);
+                    tensors.push(Lent { key: batch.keys[*index], source, destination });
+                }
+                let (submitted, deadline) = (now, timeout.map(|timeout| now + timeout));
+                let done = Open::member(&open);
+                Ticket { tensors, bytes, op, weight, priority, submitted, deadline, group: None, done }
+            };
+            for (id, unit) in (first..).zip(units) {
+                match unit {
+                    Unit::Whole(whole) => accept_whole(state, now, id, ticket(&whole.members), whole),
+                    Unit::Alone { member, known } => accept(state, now, id, ticket(&[member]), Ok(known)),
+                }
             }
             Ok((handle, new))
         });
@@ -201,6 +208,11 @@ impl Engine {
             }
         })
     }
+}
+
+/// Each of these members by itself.
+fn alone(members: std::ops::Range<usize>) -> Vec<Unit> {
+    members.map(|member| Unit::Alone { member, known: Lookup::Ready }).collect()
 }
 
 /// A batch under way.

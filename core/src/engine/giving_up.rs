@@ -1,7 +1,7 @@
 //! What the servers are told of rounds to which this worker will not contribute, so that the others need not wait for it.
 
 use super::payload::{Cargo, Payload};
-use super::shared::{Effect, State, names};
+use super::shared::{Effect, Lent, State, names};
 use crate::error::Error;
 use crate::mem::borrow::Letter;
 use crate::pipeline::Route;
@@ -23,12 +23,10 @@ impl State {
     /// A part whose pieces at these two positions lie in memory of different devices, or one of them in the host's: it is one message.
     pub(super) fn give_up_scattered(&mut self, now: Time, part: &ReadyPart, (one, other): (usize, usize)) {
         let names = names(&self.registry, part);
+        let lent: Vec<&Lent> = part.tickets.iter().flat_map(|ticket| &self.tickets[ticket].tensors).collect();
         let place = |position: usize| {
-            let ticket = &self.tickets[&part.tickets[position]];
-            ticket
-                .source
-                .device()
-                .map_or_else(|| "host memory".to_owned(), |ordinal| format!("memory of device {ordinal}"))
+            let device = lent[position].source.device();
+            device.map_or_else(|| "host memory".to_owned(), |ordinal| format!("memory of device {ordinal}"))
         };
         let error = Error::InvalidArgument {
             what: format!(
@@ -88,7 +86,7 @@ impl State {
     pub(super) fn look_whether_told(&mut self) {
         let is_telling = || self.payloads.values().any(|payload| payload.letter.is_some());
         if self.when_told.is_some() && !is_telling() {
-            self.effects.extend(self.when_told.take().map(|told| Effect::Resolve(told, Ok(()))));
+            self.effects.extend(self.when_told.take().map(|told| Effect::Resolve(told, Ok(()), 0)));
         }
     }
 }

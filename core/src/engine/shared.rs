@@ -15,7 +15,7 @@ use crate::collective::Collective;
 use crate::config::Checksum;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pipeline::registry::{ReadyPart, Registry};
+use crate::pipeline::registry::{ReadyPart, Registry, Submitted};
 use crate::pipeline::{Route, Stage};
 use crate::sched::order::Slot;
 use crate::sched::{Command, GroupId, Outcome, Scheduler, StallDetector, Task, TaskId, TaskSpec};
@@ -101,12 +101,11 @@ pub(super) struct State {
     pub(super) effects: Vec<Effect>,
 }
 
-/// One submission.
+/// One submission: of a tensor, or of all that share a part.
 pub(super) struct Ticket {
-    pub(super) key: TensorKey,
+    /// One at least; in piece order if they are several.
+    pub(super) tensors: Vec<Lent>,
     pub(super) bytes: u64,
-    pub(super) source: Memory,
-    pub(super) destination: Memory,
     pub(super) op: Op,
     pub(super) weight: f64,
     pub(super) priority: Priority,
@@ -115,6 +114,13 @@ pub(super) struct Ticket {
     /// Absent while parked.
     pub(super) group: Option<GroupId>,
     pub(super) done: Done<()>,
+}
+
+/// A tensor whose memory is lent.
+pub(super) struct Lent {
+    pub(super) key: TensorKey,
+    pub(super) source: Memory,
+    pub(super) destination: Memory,
 }
 
 /// A submission that waits for the answer to its tensor's declaration. It keeps its place if it is given up meanwhile: its round counts,
@@ -129,7 +135,8 @@ pub(super) enum Effect {
     Ring(Stage),
     Abandon(ExchangeId),
     Withdraw(Slot),
-    Resolve(Done<()>, Result<()>),
+    /// With how many tensors it is about.
+    Resolve(Done<()>, Result<()>, u64),
     Arm(Time),
     Dial(crate::transport::Peer, crate::types::ServerId),
 }
@@ -222,7 +229,7 @@ impl Shared {
         let state = self.state.lock().expect("the machines do not panic");
         Progress {
             last: state.last,
-            pending: u32::try_from(state.tickets.len()).unwrap_or(u32::MAX),
+            pending: u32::try_from(state.tensors_pending()).unwrap_or(u32::MAX),
             bytes_in_flight: state.bytes_pending,
         }
     }
@@ -274,9 +281,9 @@ impl Shared {
                     collective.abandon(slot);
                 }
             }
-            Effect::Resolve(done, outcome) => {
-                Metrics::add(&self.metrics.resolved, 1);
-                Metrics::add(&self.metrics.failed, u64::from(outcome.is_err()));
+            Effect::Resolve(done, outcome, tensors) => {
+                Metrics::add(&self.metrics.resolved, tensors);
+                Metrics::add(&self.metrics.failed, if outcome.is_err() { tensors } else { 0 });
                 done.report(outcome);
             }
             Effect::Arm(due) => {
@@ -346,13 +353,17 @@ impl State {
 
     /// Hands a submission of a declared tensor to the scheduler.
     pub(super) fn begin(&mut self, now: Time, ticket: u64) {
+        let submission = &self.tickets[&ticket];
+        match self.registry.submit(submission.tensors[0].key, submission.op, submission.weight, ticket) {
+            Ok(submitted) => self.start(now, ticket, submitted),
+            Err(error) => self.resolve(ticket, Err(error)),
+        }
+    }
+
+    /// Hands a submission that the registry took to the scheduler.
+    pub(super) fn start(&mut self, now: Time, ticket: u64, submitted: Submitted) {
         let submission = self.tickets.get_mut(&ticket).expect("begun once, before it resolves");
-        let submitted = self.registry.submit(submission.key, submission.op, submission.weight, ticket);
-        let submitted = match submitted {
-            Ok(submitted) => submitted,
-            Err(error) => return self.resolve(ticket, Err(error)),
-        };
-        self.last = Some((submission.key, submitted.round));
+        self.last = submission.tensors.last().map(|tensor| (tensor.key, submitted.round));
         let group =
             self.scheduler.open_group(now, submitted.name, submitted.round, submitted.shares, submission.deadline);
         submission.group = Some(group);
@@ -364,16 +375,18 @@ impl State {
 
     fn enqueue(&mut self, now: Time, part: ReadyPart) {
         let mut groups = Vec::with_capacity(part.tickets.len());
-        let mut pieces = Vec::with_capacity(part.tickets.len());
+        let mut pieces = Vec::with_capacity(part.layout.pieces.len());
         let mut priority = Priority(i32::MIN);
-        for (piece, ticket) in part.layout.pieces.iter().zip(&part.tickets) {
+        let mut layout = part.layout.pieces.iter();
+        for ticket in &part.tickets {
             // A piece whose submission was given up before the part was complete still has its memory lent: a ticket stays until its
             // group resolves, and a group resolves only when its shares are done.
             let Some(submission) = self.tickets.get(ticket) else {
                 return self.give_up_incomplete(now, &part);
             };
             groups.push(submission.group.expect("its submission opened a group"));
-            pieces.push((submission.source.part(piece.span), submission.destination.part(piece.span)));
+            let lent = submission.tensors.iter().zip(layout.by_ref());
+            pieces.extend(lent.map(|(lent, piece)| (lent.source.part(piece.span), lent.destination.part(piece.span))));
             priority = priority.max(submission.priority);
         }
         let cargo = match Cargo::load(pieces) {
@@ -438,7 +451,7 @@ impl State {
             if let Some(group) = submission.group {
                 self.groups.remove(&group);
             }
-            self.effects.push(Effect::Resolve(submission.done, outcome));
+            self.effects.push(Effect::Resolve(submission.done, outcome, submission.tensors.len() as u64));
         }
     }
 
@@ -470,14 +483,20 @@ impl State {
     /// are under way.
     pub(super) fn fail_tensor(&mut self, now: Time, key: TensorKey, error: &Error) {
         self.parked.remove(&key);
+        let has = |submission: &Ticket| submission.tensors.iter().any(|tensor| tensor.key == key);
         let tickets: Vec<u64> =
-            self.tickets.iter().filter(|(_, submission)| submission.key == key).map(|(ticket, _)| *ticket).collect();
+            self.tickets.iter().filter(|(_, submission)| has(submission)).map(|(ticket, _)| *ticket).collect();
         for ticket in tickets {
             match self.tickets[&ticket].group {
                 Some(group) => self.scheduler.fail_group(now, group, error.clone()),
                 None => self.resolve(ticket, Err(error.clone())),
             }
         }
+    }
+
+    /// Tensors whose submissions are not resolved.
+    fn tensors_pending(&self) -> usize {
+        self.tickets.values().map(|submission| submission.tensors.len()).sum()
     }
 
     /// Fails everything, now and later.
@@ -513,7 +532,7 @@ impl State {
         }
         while let Some((_, ticket)) = self.parked_until.first().copied().filter(|(due, _)| *due <= now) {
             let submission = self.tickets.get(&ticket).expect("it leaves with its submission");
-            let name = self.registry.name_of(submission.key).expect("it was declared here");
+            let name = self.registry.name_of(submission.tensors[0].key).expect("it was declared here");
             let what = format!("tensor {name}: waiting for its declaration");
             let waited = now.since(submission.submitted);
             self.resolve(ticket, Err(Error::Timeout { what, waited }));

@@ -6,7 +6,7 @@ use super::Memory;
 use super::shared::{Parked, State, Ticket};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pipeline::registry::Lookup;
+use crate::pipeline::registry::{Lookup, Whole};
 use crate::types::{Op, TensorSpec, Time};
 
 /// Parts up to this length are pushed by the thread that submits them: to copy them takes no longer than to wake another.
@@ -73,12 +73,11 @@ pub(super) fn check_root(op: Op, size: impl FnOnce() -> u32) -> Result<()> {
     })
 }
 
-/// Takes a submission in, of whose tensor this is known.
+/// Takes a submission of one tensor in, of which this is known.
 pub(super) fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, known: Result<Lookup>) {
-    let key = ticket.key;
+    let key = ticket.tensors[0].key;
     let parked = Parked { ticket: id, op: ticket.op, weight: ticket.weight };
-    state.bytes_pending += ticket.bytes;
-    state.tickets.insert(id, ticket);
+    take_in(state, id, ticket);
     if let Some(error) = state.ended.clone() {
         return state.resolve(id, Err(error));
     }
@@ -87,4 +86,16 @@ pub(super) fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, know
         Ok(Lookup::Ready) => state.begin(now, id),
         Ok(Lookup::Declaring | Lookup::Unknown) => state.park(key, parked),
     }
+}
+
+/// Takes a submission of tensors in that fill a part.
+pub(super) fn accept_whole(state: &mut State, now: Time, id: u64, ticket: Ticket, whole: Whole) {
+    let submitted = state.registry.submit_whole(whole, ticket.op, ticket.weight, id);
+    take_in(state, id, ticket);
+    state.start(now, id, submitted);
+}
+
+fn take_in(state: &mut State, id: u64, ticket: Ticket) {
+    state.bytes_pending += ticket.bytes;
+    state.tickets.insert(id, ticket);
 }

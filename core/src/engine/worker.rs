@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::executors::executor;
 use super::handle::{Canceller, Help};
 use super::room::Room;
-use super::shared::{Settings, Shared, Ticket};
+use super::shared::{Lent, Settings, Shared, Ticket};
 use super::submit::{HERE_BYTES_MAX, accept, check, check_root};
 use super::{
     Clock, Handle, Membership, MembershipOptions, Memory, Metrics, Timeline, Timer, stage_loop, status, together,
@@ -315,10 +315,8 @@ impl Engine {
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
         let declare = self.shared.with_pushing(here_bytes_max, |state, now| {
             let ticket = Ticket {
-                key: tensor.key(),
+                tensors: vec![Lent { key: tensor.key(), source, destination }],
                 bytes,
-                source,
-                destination,
                 op,
                 weight,
                 priority,

@@ -22,6 +22,6 @@ pub use neighbours::{Attachment, PcieGroups};
 pub use partition::LayoutConfig;
 pub use placement::{Placement, weights_for};
 pub use plan::{Duty, Pipeline, Route};
-pub use registry::{Lookup, ReadyPart, Registry, Submitted};
+pub use registry::{Lookup, ReadyPart, Registry, Submitted, Unit, Whole};
 pub use stage::Stage;
 pub use topology::{DeviceKind, Topology};

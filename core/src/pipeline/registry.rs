@@ -62,6 +62,14 @@ struct Assembly {
     missing: usize,
 }
 
+/// A tensor that may be submitted next, or has no layout yet.
+struct Admitted<'registry> {
+    lookup: Lookup,
+    round: Round,
+    /// None without a layout.
+    parts: &'registry [Share],
+}
+
 /// What is known of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lookup {
@@ -98,7 +106,7 @@ pub struct ReadyPart {
     pub op: Op,
     /// This worker's weight in a weighted mean.
     pub weight: f64,
-    /// The submissions that it serves, in piece order.
+    /// The submissions that it serves, in piece order; a single one if that brings all pieces.
     pub tickets: Vec<u64>,
 }
 
@@ -138,17 +146,19 @@ impl Registry {
     ///
     /// # Errors
     /// What [`submit`](Self::submit) would refuse it for, besides.
-    pub fn admit(&self, key: TensorKey, spec: &TensorSpec, op: Op, weight: f64) -> Result<Lookup> {
+    fn admit(&self, key: TensorKey, spec: &TensorSpec, op: Op, weight: f64) -> Result<Admitted<'_>> {
         let known = self.tensors.get(&key);
         let lookup = self.known(known, spec)?;
-        if let Some(Tensor { state: State::Ready { parts }, rounds, .. }) = known {
-            op.check(spec.dtype)?;
-            // Mostly nothing is half complete, and then there is nothing to agree with.
-            for share in parts.iter().filter(|share| share.part.pieces.len() > 1 && !self.fusing.is_empty()) {
-                self.agree(&share.part, Round(*rounds), key, op, weight)?;
-            }
+        let Some(Tensor { state: State::Ready { parts }, rounds, .. }) = known else {
+            return Ok(Admitted { lookup, round: Round(0), parts: &[] });
+        };
+        op.check(spec.dtype)?;
+        let round = Round(*rounds);
+        // Mostly nothing is half complete, and then there is nothing to agree with.
+        for share in parts.iter().filter(|share| share.part.pieces.len() > 1 && !self.fusing.is_empty()) {
+            self.agree(&share.part, round, key, op, weight)?;
         }
-        Ok(lookup)
+        Ok(Admitted { lookup, round, parts })
     }
 
     /// Notes that the coordinator was asked about `specs`, all of them [`Lookup::Unknown`], with `request`.
@@ -391,6 +401,10 @@ fn tiling(spec: &TensorSpec, parts: Vec<Arc<PartLayout>>) -> Result<Vec<Share>> 
 fn broken(problem: String) -> Error {
     Error::Protocol { peer: "the coordinator".to_owned(), field: "layout".to_owned(), problem }
 }
+
+mod together;
+
+pub use together::{Unit, Whole};
 
 #[cfg(test)]
 mod tests;

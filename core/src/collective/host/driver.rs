@@ -513,7 +513,7 @@ impl Driver {
 
     fn start(&mut self, now: Time, part: Part, done: Option<Done<f64>>) {
         self.moved = now;
-        let running = Running::new(part, self.chunks, self.board.layout.chunk(), &self.scratch);
+        let running = Running::new(part, self.chunks, self.board.layout.chunk());
         self.current = Some((running, done));
     }
 

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
 use crate::reduce::{Kernels, accumulator_bytes};
 use crate::sched::order::Claim;
-use crate::types::{DType, Op};
+use crate::types::{DType, Op, Span};
 use crate::wire::reject;
 
 /// A part that is being reduced.
@@ -53,15 +53,19 @@ pub(super) struct Part {
     pub(super) destination: Vec<Region>,
 }
 
-/// Where contribution and result lie.
+/// Where contribution and result lie, possibly in the same memory; in no run at all if nothing is contributed and nothing wanted.
 #[derive(Debug)]
-enum Memory {
-    /// In one run each, possibly the same.
-    Whole { source: Region, destination: Region },
-    /// The result goes to several runs; the contribution was gathered from as many, because slices do not end where they do.
-    Gathered { bytes: Vec<u8>, destination: Vec<Region> },
-    /// Nowhere: nothing is contributed and nothing wanted.
-    Nowhere,
+struct Memory {
+    source: Runs,
+    destination: Runs,
+}
+
+/// A part's memory, run after run. Slices do not end where runs do.
+#[derive(Debug)]
+struct Runs {
+    regions: Vec<Region>,
+    /// Where in the part each of them ends.
+    ends: Vec<usize>,
 }
 
 /// What adding needs and nobody else sees.
@@ -71,11 +75,13 @@ pub(super) struct Scratch {
     copies: Copies,
     /// Half-size floats are added in full size; aligned for the widest vectors.
     accumulator: Vec<u8>,
+    /// A slice of a contribution that lies in several runs.
+    gathered: Vec<u8>,
 }
 
 impl Scratch {
     pub(super) fn new(slice: usize, copies: Copies) -> Self {
-        Self { kernels: Kernels::detect(), copies, accumulator: vec![0; 2 * slice] }
+        Self { kernels: Kernels::detect(), copies, accumulator: vec![0; 2 * slice], gathered: vec![0; slice] }
     }
 }
 
@@ -84,7 +90,7 @@ const AHEAD: u64 = 2;
 
 impl Running {
     /// Begins a part, after `base` chunks of others before it.
-    pub(super) fn new(part: Part, base: u64, chunk_bytes: usize, scratch: &Scratch) -> Self {
+    pub(super) fn new(part: Part, base: u64, chunk_bytes: usize) -> Self {
         let Part { claim, weights, walk, failure, source, destination } = part;
         let chunks = claim.bytes.div_ceil(chunk_bytes as u64);
         let chunks = match (walk, &failure) {
@@ -94,7 +100,7 @@ impl Running {
             (Walk::Show { .. }, Some(_)) => 1,
             (Walk::Keep { .. } | Walk::Nothing, _) => 0,
         };
-        let memory = Memory::new(source, destination, &scratch.copies);
+        let memory = Memory { source: Runs::new(source), destination: Runs::new(destination) };
         Self { claim, weights, walk, memory, failure, base, chunks, staged: 0, reduced: 0, taken: 0 }
     }
 
@@ -155,20 +161,11 @@ impl Running {
             return Err(error);
         }
         let weight = self.walk.weight(&self.weights);
-        if !self.walk.leads_to(me) || matches!(self.memory, Memory::Nowhere) {
+        if !self.walk.leads_to(me) || self.memory.is_nowhere() {
             return Ok(weight);
         }
         if let Walk::Keep { .. } = self.walk {
             self.memory.keep(0, usize::try_from(self.claim.bytes).expect("it lies in memory"));
-        }
-        if let Memory::Gathered { bytes, destination } = &mut self.memory {
-            let mut rest = bytes.as_slice();
-            for region in destination {
-                let (run, later) = rest.split_at(region.len());
-                // SAFETY: the operation owns its destination until it reports, and `bytes` is memory of ours.
-                unsafe { region.as_mut_slice() }.copy_from_slice(run);
-                rest = later;
-            }
         }
         Ok(weight)
     }
@@ -191,7 +188,7 @@ impl Running {
             let staged = board.layout.staged(number, board.me, owner);
             // SAFETY: the owner has reduced what lay here before (`free`), and looks again only after `Staged` counts this chunk.
             let there = unsafe { board.segment.slice_mut(staged, len) };
-            scratch.copies.copy(self.memory.source(offset, len), there);
+            self.memory.stage(offset, there, &scratch.copies);
         }
         self.staged += 1;
         board.set_count(Word::Staged, number + 1);
@@ -205,12 +202,16 @@ impl Running {
         let dtype = self.claim.dtype;
         // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
         let result = unsafe { board.segment.slice_mut(board.layout.result(number, board.me), len) };
-        let Scratch { kernels, accumulator, .. } = scratch;
+        let Scratch { kernels, accumulator, gathered, copies } = scratch;
+        let ours: &[u8] = match self.contributes(board.me) {
+            true => self.memory.contribution(offset, &mut gathered[..len], copies),
+            false => &[],
+        };
         let contributors = || (0..).zip(self.weights.iter().copied()).filter(|(rank, _)| self.contributes(*rank));
         let fold = |accumulator: &mut [u8]| {
             for (turn, (rank, weight)) in contributors().enumerate() {
                 let contribution = if rank == board.me {
-                    self.memory.source(offset, len)
+                    ours
                 } else {
                     // SAFETY: `Staged` of this rank counts this chunk, and it writes here again only after `Reduced` of ours does.
                     unsafe { board.segment.slice(board.layout.staged(number, rank, board.me), len) }
@@ -235,7 +236,7 @@ impl Running {
         board.knock_others(false);
         // After the others were told: they wait for it, and nobody waits for this.
         if self.wants_result(board) {
-            self.memory.destination(offset, len).copy_from_slice(result);
+            self.memory.land(offset, result);
         }
     }
 
@@ -246,7 +247,7 @@ impl Running {
 
     /// Whether the result goes to this rank.
     fn wants_result(&self, board: &Board) -> bool {
-        self.walk.leads_to(board.me) && !matches!(self.memory, Memory::Nowhere)
+        self.walk.leads_to(board.me) && !self.memory.is_nowhere()
     }
 
     /// How slices are added, and what they are divided by.
@@ -272,7 +273,7 @@ impl Running {
             let (offset, len) = self.slice(board, self.taken, owner);
             // SAFETY: `Reduced` of the owner counts this chunk, and it writes here again only after `Taken` of ours does.
             let result = unsafe { board.segment.slice(board.layout.result(number, owner), len) };
-            self.memory.destination(offset, len).copy_from_slice(result);
+            self.memory.land(offset, result);
         }
         self.taken += 1;
         board.set_count(Word::Taken, number + 1);
@@ -311,10 +312,13 @@ impl Running {
         if self.taken == 0 {
             board.set_verdict(number, told.as_ref().map_or(0, Vec::len));
         }
-        let bytes = told.as_deref().unwrap_or_else(|| self.memory.source(offset, len));
+        let bytes = told.as_ref().map_or(len, Vec::len);
         // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
-        let there = unsafe { board.segment.slice_mut(board.layout.result(number, 0), bytes.len()) };
-        scratch.copies.copy(bytes, there);
+        let there = unsafe { board.segment.slice_mut(board.layout.result(number, 0), bytes) };
+        match &told {
+            Some(told) => scratch.copies.copy(told, there),
+            None => self.memory.stage(offset, there, &scratch.copies),
+        }
         if told.is_none() && self.wants_result(board) {
             self.memory.keep(offset, len);
         }
@@ -334,7 +338,7 @@ impl Running {
             self.failure = Some(error.unwrap_or_else(|unreadable| unreadable));
             self.chunks = 1;
         } else if self.wants_result(board) {
-            self.memory.destination(offset, len).copy_from_slice(there);
+            self.memory.land(offset, there);
         }
     }
 
@@ -356,59 +360,76 @@ impl Running {
 
 /// Whole elements of every type, whole cache lines.
 const SLICE_ALIGN: usize = 64;
-const INSIDE: &str = "slices lie within the part, whose length was checked";
-const UNWANTED: &str = "who shows or contributes something has it, and who wants nothing is given nothing";
+const INSIDE: &str =
+    "slices lie within the part, whose length was checked, and who shows one or reduces has memory for it";
 
 impl Memory {
-    fn new(mut source: Vec<Region>, mut destination: Vec<Region>, copies: &Copies) -> Self {
-        if destination.is_empty() {
-            return Self::Nowhere;
-        }
-        if let ([_], [_]) = (source.as_slice(), destination.as_slice()) {
-            let (source, destination) = (source.remove(0), destination.remove(0));
-            return Self::Whole { source, destination };
-        }
-        let mut bytes = vec![0; source.iter().map(Region::len).sum()];
-        let mut rest = bytes.as_mut_slice();
-        for region in &source {
-            let (run, later) = rest.split_at_mut(region.len());
-            // SAFETY: the operation owns its contribution until it reports, and nobody writes it before it is reduced.
-            copies.copy(unsafe { region.as_slice() }, run);
-            rest = later;
-        }
-        Self::Gathered { bytes, destination }
+    fn is_nowhere(&self) -> bool {
+        self.destination.regions.is_empty()
     }
 
-    /// A run of the contribution. It must not have been overwritten by the result yet.
-    fn source(&self, offset: usize, len: usize) -> &[u8] {
-        match self {
+    /// Copies a run of the contribution, which must not have been overwritten by the result yet, to where others see it.
+    fn stage(&self, offset: usize, there: &mut [u8], copies: &Copies) {
+        for (at, run) in self.source.of(offset, there.len()) {
             // SAFETY: the operation owns its contribution until it reports. The result may lie in the same memory; it is written through
             // `&mut self`, and a slice is borrowed from `&self`.
-            Self::Whole { source, .. } => unsafe { source.as_slice() }.get(offset..offset + len).expect(INSIDE),
-            Self::Gathered { bytes, .. } => &bytes[offset..offset + len],
-            Self::Nowhere => unreachable!("{UNWANTED}"),
+            copies.copy(unsafe { run.as_slice() }, &mut there[at..at + run.len()]);
         }
     }
 
-    /// A run of the result.
-    fn destination(&mut self, offset: usize, len: usize) -> &mut [u8] {
-        match self {
-            Self::Whole { destination, .. } => {
-                // SAFETY: the operation owns its destination until it reports; that `source` may be the same memory is covered by `&mut
-                // self`.
-                unsafe { destination.as_mut_slice() }.get_mut(offset..offset + len).expect(INSIDE)
-            }
-            Self::Gathered { bytes, .. } => &mut bytes[offset..offset + len],
-            Self::Nowhere => unreachable!("{UNWANTED}"),
+    /// As many bytes of the contribution as `gathered` has: where they lie, or gathered there if they lie in several runs.
+    fn contribution<'a>(&'a self, offset: usize, gathered: &'a mut [u8], copies: &Copies) -> &'a [u8] {
+        if let [whole] = self.source.regions.as_slice() {
+            // SAFETY: as in `stage`.
+            return unsafe { whole.as_slice() }.get(offset..offset + gathered.len()).expect(INSIDE);
+        }
+        self.stage(offset, gathered, copies);
+        gathered
+    }
+
+    /// Puts a run of the result where it goes.
+    fn land(&mut self, offset: usize, result: &[u8]) {
+        for (at, mut run) in self.destination.of(offset, result.len()) {
+            let bytes = &result[at..at + run.len()];
+            // SAFETY: the operation owns its destination until it reports; that the source may be the same memory is covered by `&mut
+            // self`.
+            unsafe { run.as_mut_slice() }.copy_from_slice(bytes);
         }
     }
 
     /// Makes a run of the contribution the result.
     fn keep(&mut self, offset: usize, len: usize) {
-        if let Self::Whole { source, destination } = self {
-            let run = crate::types::Span { offset: offset as u64, bytes: len as u64 };
-            destination.part(run).copy_from(&source.part(run));
+        for (at, there) in self.destination.of(offset, len) {
+            for (within, from) in self.source.of(offset + at, there.len()) {
+                there.part(Span { offset: within as u64, bytes: from.len() as u64 }).copy_from(&from);
+            }
         }
+    }
+}
+
+impl Runs {
+    fn new(regions: Vec<Region>) -> Self {
+        let mut end = 0;
+        let ends = regions.iter().map(|region| {
+            end += region.len();
+            end
+        });
+        Self { ends: ends.collect(), regions }
+    }
+
+    /// The runs of `len` bytes from `offset`, each with how many of these bytes come before it.
+    fn of(&self, offset: usize, len: usize) -> impl Iterator<Item = (usize, Region)> {
+        assert!(len == 0 || self.ends.last().is_some_and(|end| offset + len <= *end), "{INSIDE}");
+        let first = self.ends.partition_point(|end| *end <= offset);
+        let runs = self.regions[first..].iter().zip(&self.ends[first..]);
+        let runs =
+            runs.map(|(region, end)| (region, end - region.len())).take_while(move |(_, start)| *start < offset + len);
+        runs.map(move |(region, start)| {
+            let begin = offset.max(start);
+            let end = (offset + len).min(start + region.len());
+            let within = Span { offset: (begin - start) as u64, bytes: (end - begin) as u64 };
+            (begin - offset, region.part(within))
+        })
     }
 }
 

@@ -174,6 +174,66 @@ fn a_part_may_hold_tensors_that_this_worker_did_not_declare() {
     assert_eq!(registry.submit(both[1].key(), Op::Sum, 1.0, 6).unwrap().ready[0].tickets, [5, 6]);
 }
 
+#[test]
+fn tensors_of_a_call_that_fill_a_part_are_one_submission_in_piece_order() {
+    let specs = [tensor("a", 1), tensor("large", 1000), tensor("b", 2)];
+    let mut registry = ready(&specs);
+    let [a, large, b] = &specs;
+    for round in 0..2 {
+        // The part is complete with its last tensor, and its place among the others is that one's.
+        let units = admit_all(&registry, &[b, large, a]).unwrap();
+        let [Unit::Alone { member: 1, known: Lookup::Ready }, Unit::Whole(whole)] = &units[..] else {
+            panic!("{units:?}");
+        };
+        assert_eq!(whole.members, [2, 0], "a lies before b");
+        let submitted = registry.submit_whole(whole.clone(), Op::Sum, 1.0, 7);
+        assert_eq!((submitted.round, submitted.shares, &*submitted.name), (Round(round), 1, "a"));
+        assert_eq!(submitted.ready[0].tickets, [7], "one for all");
+        assert_eq!(registry.waiting_for(7), Vec::<String>::new());
+    }
+    assert_eq!(registry.submit(a.key(), Op::Sum, 1.0, 8).unwrap().round, Round(2), "each was counted");
+}
+
+#[test]
+fn tensors_whose_part_needs_more_than_the_call_brings_are_submitted_one_by_one() {
+    let specs = [tensor("a", 1), tensor("b", 2), tensor("c", 3)];
+    let mut registry = ready(&specs);
+    let [a, b, c] = &specs;
+    assert_eq!(members_alone(&registry, &[c, b]), [0, 1], "a is missing");
+    registry.submit(a.key(), Op::Sum, 1.0, 1).unwrap();
+    assert_eq!(members_alone(&registry, &[a, b, c]), [1, 2, 0], "a runs one round ahead, and completes nothing");
+    registry.submit(b.key(), Op::Sum, 1.0, 2).unwrap();
+    registry.submit(c.key(), Op::Sum, 1.0, 3).unwrap();
+    let units = admit_all(&registry, &[a, b, c]).unwrap();
+    assert!(matches!(&units[..], [Unit::Whole(whole)] if whole.members == [0, 1, 2]), "{units:?}");
+}
+
+#[test]
+fn a_round_that_was_begun_one_by_one_is_not_completed_as_a_whole() {
+    let specs = [tensor("a", 1), tensor("b", 2), tensor("new", 3)];
+    let mut registry = ready(&specs[..2]);
+    let [a, b, new] = &specs;
+    registry.submit(a.key(), Op::Sum, 1.0, 1).unwrap();
+    assert_eq!(members_alone(&registry, &[b, new]), [0, 1]);
+    let other_weight = registry.admit_all([(b.key(), b)].into_iter(), Op::Sum, 2.0).unwrap_err();
+    assert!(other_weight.to_string().contains("tensor b, round 0"), "{other_weight}");
+    let wrong = admit_all(&registry, &[b, &tensor("a", 9)]).unwrap_err();
+    assert!(matches!(wrong, Error::Mismatch { tensor, .. } if tensor == "a"));
+}
+
+fn admit_all(registry: &Registry, tensors: &[&TensorSpec]) -> Result<Vec<Unit>> {
+    registry.admit_all(tensors.iter().map(|spec| (spec.key(), *spec)), Op::Sum, 1.0)
+}
+
+/// The members of a call none of which are submitted together, in the order in which they are.
+fn members_alone(registry: &Registry, tensors: &[&TensorSpec]) -> Vec<usize> {
+    let member = |unit| match unit {
+        Unit::Alone { member, .. } => member,
+        Unit::Whole(whole) => panic!("{whole:?}"),
+    };
+    admit_all(registry, tensors).unwrap().into_iter().map(member).collect()
+}
+
 fn ready(specs: &[TensorSpec]) -> Registry {
     let mut registry = Registry::new(WorkerId(0));
     registry.declaring(1, specs);
