@@ -271,10 +271,10 @@ impl Scheduler {
         self.running[stage.index()] += 1;
         let work = self.tasks.get_mut(entry.task.0).expect("queued tasks exist");
         work.place = Place::Running;
-        let (doomed, told) = (work.doomed, work.failure.is_some());
+        let doomed = work.doomed;
         let TaskSpec { part, server, bytes, round, .. } = work.spec;
         let task = Task { id: entry.task, part, server, bytes, round, attempt: work.attempt() };
-        if doomed && !(told && self.concerns_all(entry.task)) {
+        if doomed && self.ends_early(entry.task) {
             self.commands.push_back(Command::Abandon(entry.task));
         }
         Some(task)

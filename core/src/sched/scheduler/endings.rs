@@ -66,13 +66,12 @@ impl Scheduler {
         let (stage, since, place) = (work.stage, work.since, work.place);
         let is_awaited = self.pipeline.meeting_after(stage, work.spec.route).is_some();
         match place {
-            // Who gives up before the others does so in the name of all, and they would not hear why.
-            Place::Running if stage == Stage::Reduce && is_awaited && self.concerns_all(id) => {}
-            Place::Running => self.commands.push_back(Command::Abandon(id)),
+            Place::Running if self.ends_early(id) => self.commands.push_back(Command::Abandon(id)),
+            Place::Running => {}
             // Its exchange is open and may hold its memory: only the executor of PULL can close it.
             Place::Queued(_) if stage == Stage::Pull => {}
-            // It has the sum, or what the others make it of, and they wait for it.
-            Place::Queued(_) if stage.is_collective() && stage > Stage::Reduce => {}
+            // The others wait for it, with what they make the sum of, for the sum, or to hear that there will be none.
+            Place::Queued(gates) if stage.is_collective() && (gates.open() || stage > Stage::Reduce) => {}
             Place::Queued(_) if is_awaited && stage > Stage::Pull => {}
             Place::Queued(_) => {
                 self.unqueue(id);
@@ -116,6 +115,14 @@ impl Scheduler {
                 self.fail_group(now, group, error.clone());
             }
         }
+    }
+
+    /// Whether an unwanted task is abandoned in the stage that it is in.
+    pub(super) fn ends_early(&self, id: TaskId) -> bool {
+        let work = self.tasks.get(id.0).expect("it is asked of tasks that exist");
+        // Who gives up before the others does so in the name of all, and they would not hear why.
+        let reduces = work.stage == Stage::Reduce && self.pipeline.meeting_after(work.stage, work.spec.route).is_some();
+        !((reduces || work.failure.is_some()) && self.concerns_all(id))
     }
 
     /// Whether an unwanted task is unwanted for a reason that the other ranks of its machine will hear of as theirs.

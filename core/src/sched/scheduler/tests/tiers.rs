@@ -96,6 +96,19 @@ fn whoever_is_cancelled_before_reducing_owes_nothing() {
 }
 
 #[test]
+fn whoever_is_cancelled_on_its_way_to_the_others_tells_them_that_it_will_not_come() {
+    let mut world = World::new(config(), tiers());
+    let group = world.open("w", 1);
+    let task = world.submit(part(0), 10, 0, &[group]);
+    world.scheduler.cancel(world.now, group);
+    assert_eq!(world.commands(), [Command::Wake(Stage::Reduce)], "it still has its turn");
+    assert_eq!(world.take(Stage::Reduce).map(|task| task.id), Some(task));
+    assert_eq!(world.commands(), [Command::Abandon(task)]);
+    world.finish(task, Outcome::Failed(Error::Cancelled));
+    assert_eq!(world.commands(), [Command::Release(task), resolved(group, Err(Error::Cancelled))]);
+}
+
+#[test]
 fn why_one_part_failed_is_what_the_others_hear_of_all() {
     let mut world = World::new(config(), tiers());
     let group = world.open("w", 4);
