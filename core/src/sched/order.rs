@@ -221,11 +221,16 @@ impl Order {
         if let Some((slot, failure)) = self.failures.pop_front() {
             return Some(Decision::Fail { slot, failure });
         }
-        let oldest_turn = self.oldest_every > 0 && self.decided + 1 >= self.oldest_every;
-        let slot = if oldest_turn { self.ages.first()?.1 } else { self.ready.first()?.2 };
+        let (slot, oldest_turn) = self.next_ready()?;
         self.decided = if oldest_turn { 0 } else { self.decided.saturating_add(1) };
         let Pending { claim, weights, .. } = self.remove(slot).expect("what is ready is pending");
         Some(Decision::Run { slot, claim, weights })
+    }
+
+    /// What [`next_decision`](Self::next_decision) lets run, and what all ranks claim of it; `None` if that has nothing, or a failure.
+    pub fn upcoming(&self) -> Option<(Slot, &Claim)> {
+        let (slot, _) = self.next_ready().filter(|_| !self.has_failure())?;
+        Some((slot, &self.pending[&slot].claim))
     }
 
     /// Whether [`next_decision`](Self::next_decision) has one.
@@ -246,6 +251,13 @@ impl Order {
     /// The ranks that `slot` waits for, a bit each; nobody if it is not pending.
     pub fn missing(&self, slot: Slot) -> u64 {
         self.pending.get(&slot).map_or(0, |pending| self.everybody() & !pending.arrived)
+    }
+
+    /// What goes next of what all are ready for, and whether because it has waited longest.
+    fn next_ready(&self) -> Option<(Slot, bool)> {
+        let oldest_turn = self.oldest_every > 0 && self.decided + 1 >= self.oldest_every;
+        let slot = if oldest_turn { self.ages.first()?.1 } else { self.ready.first()?.2 };
+        Some((slot, oldest_turn))
     }
 
     fn everybody(&self) -> u64 {

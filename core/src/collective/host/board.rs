@@ -11,7 +11,8 @@ use std::time::Duration;
 use super::layout::{
     ANNOUNCEMENT_WORDS, ANNOUNCEMENTS, Head, Layout, MAGIC, NOTICE_BYTES_MAX, ORDER_WORDS, ORDERS, Word,
 };
-use super::record::{Announcement, order_of, order_words};
+use super::group;
+use super::record::{Announcement, mark_more, order_of, order_words, take_more};
 use crate::error::{Error, Result};
 use crate::local::{Segment, futex};
 use crate::sched::order::Decision;
@@ -161,31 +162,46 @@ impl Board {
         known.map(Some).ok_or(Breakage::Confused(rank))
     }
 
-    /// Whether every rank has room for another order.
-    pub(super) fn may_order(&self) -> bool {
+    /// For how many more orders every rank has room.
+    pub(super) fn room(&self) -> u64 {
         let orders = self.orders();
-        self.others().all(|rank| orders.wrapping_sub(self.count(rank, Word::Obeyed)) < ORDERS)
+        let unread = |rank| orders.wrapping_sub(self.count(rank, Word::Obeyed));
+        ORDERS.saturating_sub(self.others().map(unread).max().unwrap_or(0))
     }
 
-    /// Writes an order, for the leader. There must be room.
-    pub(super) fn order(&self, decision: &Decision) {
-        let orders = self.orders();
-        self.write(self.layout.order(orders), &order_words(decision, self.layout.ranks));
-        self.segment.u64(Head::Orders as usize).store(orders + 1, Ordering::Release);
+    /// Writes what is carried out together, for the leader: all of it is seen at once. There must be room.
+    pub(super) fn order(&self, decisions: &[Decision]) {
+        let mut orders = self.orders();
+        for (index, decision) in decisions.iter().enumerate() {
+            let mut words = order_words(decision, self.layout.ranks);
+            if index + 1 < decisions.len() {
+                mark_more(&mut words);
+            }
+            self.write(self.layout.order(orders), &words);
+            orders += 1;
+        }
+        self.segment.u64(Head::Orders as usize).store(orders, Ordering::Release);
     }
 
-    /// The order `number`, if it was given; an error if it means nothing.
-    pub(super) fn obey(&self, number: u64) -> std::result::Result<Option<Decision>, Breakage> {
+    /// What is carried out together from the order `number` on, if that was given; an error if it means nothing or is no group.
+    pub(super) fn obey(&self, number: u64) -> std::result::Result<Option<Vec<Decision>>, Breakage> {
         let ahead = self.orders().wrapping_sub(number);
         if ahead == 0 {
             return Ok(None);
         }
-        let ranks = self.layout.ranks;
-        let mut words = vec![0; ORDER_WORDS + ranks];
-        self.read(self.layout.order(number), &mut words);
-        self.set_count(Word::Obeyed, number.wrapping_add(1));
-        let known = order_of(&words, ranks).filter(|_| ahead <= ORDERS);
-        known.map(Some).ok_or(Breakage::Confused(0))
+        let (mut decisions, mut more) = (Vec::new(), ahead <= ORDERS);
+        while more && (decisions.len() as u64) < ahead && decisions.len() < group::OPERATIONS_MAX {
+            let mut words = vec![0; ORDER_WORDS + self.layout.ranks];
+            self.read(self.layout.order(number.wrapping_add(decisions.len() as u64)), &mut words);
+            more = take_more(&mut words);
+            decisions.push(order_of(&words, self.layout.ranks).ok_or(Breakage::Confused(0))?);
+        }
+        // Whoever leads writes a whole group before anybody sees it.
+        if more || !group::is_sound(&decisions) {
+            return Err(Breakage::Confused(0));
+        }
+        self.set_count(Word::Obeyed, number.wrapping_add(decisions.len() as u64));
+        Ok(Some(decisions))
     }
 
     /// Says that chunk `number`, the first of a broadcast, holds an error of so many bytes, or none. Seen by whoever sees it counted.

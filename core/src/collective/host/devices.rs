@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::LOCK;
 use super::board::{Board, Breakage};
+use super::group::{self, Group};
 use crate::collective::{DeviceMemory, DeviceRoad, Memory, Operation, Ordered};
 use crate::error::{Error, Result};
 use crate::types::Done;
@@ -27,11 +28,32 @@ struct Flight {
     over: AtomicBool,
 }
 
-/// So much may be on the road before the leader orders more: enough for its library to work without a pause, and what an urgent
-/// operation waits for at most, because on the road nothing is overtaken.
-const OPERATIONS_MAX: usize = 16;
-/// The same in bytes. A longer operation is alone.
-const BYTES_MAX: u64 = 32 << 20;
+/// So much may be on the road before the leader orders more: a group that is carried out and one behind it, so that the road is not empty
+/// while the next is ordered. It is also what an urgent operation waits for at most, because on the road nothing is overtaken.
+const OPERATIONS_MAX: usize = 2 * group::OPERATIONS_MAX;
+/// The same in bytes. An operation that is longer is alone.
+const BYTES_MAX: u64 = 2 * group::BYTES_MAX;
+
+/// What else may come to the road.
+pub(super) struct Room {
+    operations: usize,
+    bytes: u64,
+}
+
+impl Room {
+    /// Whether another operation may join a group before it is on the road.
+    pub(super) fn is_left_by(&self, group: &Group) -> bool {
+        group.operations() < self.operations && group.bytes() < self.bytes
+    }
+}
+
+/// Operations that came to the road together. Room is made for as many at once, so that groups do not crumble.
+struct Landing {
+    /// Those that have not been reported.
+    left: AtomicUsize,
+    operations: usize,
+    bytes: u64,
+}
 
 impl Devices {
     pub(super) fn new(road: Result<Arc<dyn DeviceRoad>>) -> Self {
@@ -47,17 +69,19 @@ impl Devices {
         }
     }
 
-    /// Gives the road what is next. `done` is absent where nobody waits for it.
-    pub(super) fn issue(&self, ordered: Ordered, done: Option<Done<f64>>, board: &Arc<Board>) {
+    /// Gives the road what is next, all of a group. `done` is absent where nobody waits for it.
+    pub(super) fn issue(&self, group: Vec<(Ordered, Option<Done<f64>>)>, board: &Arc<Board>) {
         let Ok(road) = &self.road else { unreachable!("it was checked before the others heard of it") };
-        let (bytes, total) = (ordered.claim.bytes, ordered.weights.iter().sum());
-        self.flight.operations.fetch_add(1, Ordering::SeqCst);
+        let bytes = group.iter().map(|(ordered, _)| ordered.claim.bytes).sum();
+        self.flight.operations.fetch_add(group.len(), Ordering::SeqCst);
         self.flight.bytes.fetch_add(bytes, Ordering::SeqCst);
-        let (landed, board) = (self.clone(), Arc::clone(board));
-        road.issue(
-            ordered,
-            Done::new(move |outcome: Result<()>| {
-                let was_full = landed.land(bytes);
+        let landing = Landing { left: AtomicUsize::new(group.len()), operations: group.len(), bytes };
+        let landing = Arc::new(landing);
+        let watched = |(ordered, done): (Ordered, Option<Done<f64>>)| {
+            let total = ordered.weights.iter().sum();
+            let (landed, board, landing) = (self.clone(), Arc::clone(board), Arc::clone(&landing));
+            let hear = move |outcome: Result<()>| {
+                let was_full = landed.land(&landing);
                 if let Err(error) = &outcome {
                     landed.fail(error, &board);
                 }
@@ -66,8 +90,10 @@ impl Devices {
                 }
                 // Whoever waited until there is room, or until all is over. Nobody else needs to know.
                 board.knock(board.me, was_full);
-            }),
-        );
+            };
+            (ordered, Done::new(hear))
+        };
+        road.issue(group.into_iter().map(watched).collect());
     }
 
     /// Whether the road has something under way.
@@ -77,8 +103,17 @@ impl Devices {
 
     /// Whether nothing more should be ordered for now.
     pub(super) fn is_full(&self) -> bool {
+        let Room { operations, bytes } = self.room();
+        operations == 0 || bytes == 0
+    }
+
+    /// What may be ordered now; the last operation may be longer.
+    pub(super) fn room(&self) -> Room {
         let Flight { operations, bytes, .. } = &*self.flight;
-        operations.load(Ordering::SeqCst) >= OPERATIONS_MAX || bytes.load(Ordering::SeqCst) >= BYTES_MAX
+        Room {
+            operations: OPERATIONS_MAX.saturating_sub(operations.load(Ordering::SeqCst)),
+            bytes: BYTES_MAX.saturating_sub(bytes.load(Ordering::SeqCst)),
+        }
     }
 
     /// The error that broke this rank's road.
@@ -101,11 +136,14 @@ impl Devices {
         }
     }
 
-    /// One operation less; whether that makes room.
-    fn land(&self, bytes: u64) -> bool {
+    /// One operation less; whether that makes room, which the last one of a group does.
+    fn land(&self, Landing { left, operations, bytes }: &Landing) -> bool {
+        if left.fetch_sub(1, Ordering::SeqCst) > 1 {
+            return false;
+        }
         let was_full = self.is_full();
-        self.flight.operations.fetch_sub(1, Ordering::SeqCst);
-        self.flight.bytes.fetch_sub(bytes, Ordering::SeqCst);
+        self.flight.operations.fetch_sub(*operations, Ordering::SeqCst);
+        self.flight.bytes.fetch_sub(*bytes, Ordering::SeqCst);
         was_full
     }
 

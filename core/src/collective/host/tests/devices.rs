@@ -374,9 +374,9 @@ struct Roads {
 struct RoadsState {
     held: bool,
     bulletins: BTreeMap<usize, Bulletin>,
-    /// How many operations each rank has issued.
-    issued: BTreeMap<usize, usize>,
-    /// Those that some rank has issued and that are not carried out, by their number on the road.
+    /// How many operations are in each group that a rank has issued.
+    groups: BTreeMap<usize, Vec<usize>>,
+    /// Operations that some rank has issued and that are not carried out, by their number on the road.
     meeting: BTreeMap<usize, BTreeMap<usize, (Ordered, Done<()>)>>,
     carried_out: Vec<u64>,
     most_at_once: usize,
@@ -496,17 +496,19 @@ impl DeviceRoad for FakeRoad {
         Ok(())
     }
 
-    fn issue(&self, ordered: Ordered, done: Done<()>) {
+    fn issue(&self, group: Vec<(Ordered, Done<()>)>) {
         let mut state = self.roads.state.lock().unwrap();
         if let Some(cause) = state.over.get(&self.me) {
             let cause = cause.clone();
             drop(state);
-            return done.err(cause);
+            return group.into_iter().for_each(|(_, done)| done.err(cause.clone()));
         }
-        let issued = state.issued.entry(self.me).or_default();
-        let number = *issued;
-        *issued += 1;
-        state.meeting.entry(number).or_default().insert(self.me, (ordered, done));
+        let groups = state.groups.entry(self.me).or_default();
+        let first: usize = groups.iter().sum();
+        groups.push(group.len());
+        for (number, operation) in (first..).zip(group) {
+            state.meeting.entry(number).or_default().insert(self.me, operation);
+        }
         state.most_at_once = state.most_at_once.max(state.meeting.len());
         drop(state);
         self.roads.go_on();
