@@ -8,10 +8,10 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use super::group;
 use super::layout::{
     ANNOUNCEMENT_WORDS, ANNOUNCEMENTS, Head, Layout, MAGIC, NOTICE_BYTES_MAX, ORDER_WORDS, ORDERS, Word,
 };
-use super::group;
 use super::record::{Announcement, mark_more, order_of, order_words, take_more};
 use crate::error::{Error, Result};
 use crate::local::{Segment, futex};
@@ -350,5 +350,70 @@ impl Board {
         for (index, word) in words.iter_mut().enumerate() {
             *word = self.segment.u64(offset + 8 * index).load(Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::DeviceKind;
+    use crate::sched::order::Claim;
+    use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
+
+    #[test]
+    fn a_group_is_read_as_it_was_written_and_at_once() {
+        let board = board();
+        board.order(&[run(1)]);
+        board.order(&[run(2), run(3), run(4)]);
+        assert_eq!(board.obey(0), Ok(Some(vec![run(1)])));
+        assert_eq!(board.obey(1), Ok(Some(vec![run(2), run(3), run(4)])));
+        assert_eq!(board.obey(4), Ok(None));
+        assert_eq!(board.count(0, Word::Obeyed), 4);
+    }
+
+    #[test]
+    fn a_group_that_is_broken_off_is_what_its_writer_is_blamed_for() {
+        let board = board();
+        board.order(&[run(1)]);
+        let first = board.segment.u64(board.layout.order(0));
+        let mut words = [first.load(Ordering::Relaxed)];
+        mark_more(&mut words);
+        first.store(words[0], Ordering::Relaxed);
+        assert_eq!(board.obey(0), Err(Breakage::Confused(0)));
+        assert_eq!(board.count(0, Word::Obeyed), 0);
+    }
+
+    #[test]
+    fn a_group_that_is_none_is_what_its_writer_is_blamed_for() {
+        for decisions in [(1..10).map(run).collect::<Vec<_>>(), vec![run(1), run(1)]] {
+            let board = board();
+            board.order(&decisions);
+            assert_eq!(board.obey(0), Err(Breakage::Confused(0)), "{} of them", decisions.len());
+        }
+    }
+
+    #[test]
+    fn there_is_room_for_what_the_slowest_rank_can_still_read() {
+        let board = board();
+        assert_eq!(board.room(), ORDERS);
+        for part in 0..ORDERS / 4 {
+            board.order(&[4 * part, 4 * part + 1, 4 * part + 2, 4 * part + 3].map(run));
+        }
+        assert_eq!(board.room(), 0);
+        let slow = Board { me: 1, segment: board.segment, layout: board.layout };
+        slow.set_count(Word::Obeyed, 3);
+        let board = Board { me: 0, segment: slow.segment, layout: slow.layout };
+        assert_eq!(board.room(), 3);
+    }
+
+    fn board() -> Board {
+        Board::create(2, Identity { job: 1, leader: 2, term: 3 }).unwrap()
+    }
+
+    fn run(part: u64) -> Decision {
+        let slot = (PartId { key: TensorKey(part), index: 0 }, Round(0));
+        let (device, priority) = (DeviceKind::Cuda, Priority(0));
+        let claim = Claim { op: Op::Sum, dtype: DType::F32, bytes: 8, device, failed: false, weight: 1.0, priority };
+        Decision::Run { slot, claim, weights: vec![1.0; 2] }
     }
 }
