@@ -36,8 +36,8 @@ const BYTES_MAX: u64 = 2 * group::BYTES_MAX;
 
 /// What else may come to the road.
 pub(super) struct Room {
-    operations: usize,
-    bytes: u64,
+    pub(super) operations: usize,
+    pub(super) bytes: u64,
 }
 
 impl Room {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::board::{Board, Breakage};
 use super::devices::{self, Devices};
 use super::explain::{broken, explain};
-use super::group::Group;
+use super::group;
 use super::layout::Word;
 use super::record::Announcement;
 use super::road::{Part, Running, Scratch, fits};
@@ -411,28 +411,12 @@ impl Driver {
                 break;
             }
             self.blocked = None;
-            let decisions = self.decide(room);
-            self.board.order(&decisions);
+            let order = self.order.as_mut().expect("looked at above");
+            self.board.order(&group::next(order, room, &self.devices.room()));
             self.board.knock_others(true);
             moved = true;
         }
         Ok(moved)
-    }
-
-    /// What comes next, and with it what is as ready and goes the same way, for at most `orders` orders. Nothing waits for more to come.
-    fn decide(&mut self, orders: u64) -> Vec<Decision> {
-        let order = self.order.as_mut().expect("the leader has it");
-        let room = self.devices.room();
-        let mut decisions = vec![order.next_decision().expect("it has one")];
-        let Some(mut group) = Group::of(&decisions[0]) else { return decisions };
-        while (decisions.len() as u64) < orders
-            && room.is_left_by(&group)
-            && let Some((slot, claim)) = order.upcoming()
-            && group.take(slot, claim)
-        {
-            decisions.push(order.next_decision().expect("it is upcoming"));
-        }
-        decisions
     }
 
     /// Whether there is something to decide, and room for what comes of it.

@@ -4,8 +4,9 @@
 //! The leader forms a group of what is ready and waits for nothing; it writes all of it before anybody sees it, and every rank checks what
 //! it reads. A group that differs between ranks would hang their library.
 
+use super::devices::Room;
 use crate::pipeline::DeviceKind;
-use crate::sched::order::{Claim, Decision, Slot};
+use crate::sched::order::{Claim, Decision, Order, Slot};
 use crate::types::PartId;
 
 /// The most operations of a group: one for each owner on a machine of eight devices, and few enough that what is ready a moment later does
@@ -48,6 +49,23 @@ impl Group {
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
+}
+
+/// What comes next, and with it what is as ready and goes the same way, in at most `orders` orders. Nothing waits for more to come.
+///
+/// # Panics
+/// If there is nothing to decide.
+pub(super) fn next(order: &mut Order, orders: u64, room: &Room) -> Vec<Decision> {
+    let mut decisions = vec![order.next_decision().expect("it was asked whether it has one")];
+    let Some(mut group) = Group::of(&decisions[0]) else { return decisions };
+    while (decisions.len() as u64) < orders
+        && room.is_left_by(&group)
+        && let Some((slot, claim)) = order.upcoming()
+        && group.take(slot, claim)
+    {
+        decisions.push(order.next_decision().expect("it is upcoming"));
+    }
+    decisions
 }
 
 /// Whether these decisions may be carried out together: one may be anything.
@@ -100,6 +118,23 @@ mod tests {
         assert!(!is_sound(&of(2, 16 * MIB + 4)), "too long");
         assert!(!is_sound(&[run(1, claim(33 * MIB)), run(2, claim(0))]), "what is too long is alone");
         assert!(!is_sound(&of(2, u64::MAX - 3)));
+    }
+
+    #[test]
+    fn a_group_is_of_what_is_ready_and_no_larger_than_there_is_room() {
+        let mut order = Order::new(2, 0);
+        for (part, rank) in (0..8).flat_map(|part| [(part, 0), (part, 1)]) {
+            order.handle_ready(rank, slot(part), claim(MIB));
+        }
+        let mut next = |orders, room| {
+            let decisions = next(&mut order, orders, &room);
+            assert!(is_sound(&decisions));
+            decisions.len()
+        };
+        assert_eq!(next(2, Room { operations: 16, bytes: 64 * MIB }), 2, "where a rank has not read its orders");
+        assert_eq!(next(64, Room { operations: 1, bytes: 64 * MIB }), 1, "where much is on the road");
+        assert_eq!(next(64, Room { operations: 16, bytes: 2 * MIB }), 2, "where much of it is long");
+        assert_eq!(next(64, Room { operations: 16, bytes: 64 * MIB }), 3, "the rest: nothing waits for more");
     }
 
     fn run(part: u64, claim: Claim) -> Decision {
