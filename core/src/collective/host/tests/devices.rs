@@ -73,6 +73,8 @@ fn an_urgent_part_overtakes_what_is_not_on_the_road_yet() {
     }
     roads.wait_for(16);
     submit(59, 1);
+    // Until all have said so.
+    machine.later(Duration::ZERO);
     roads.release();
     for _ in 0..120 {
         assert!(ended.recv_timeout(PATIENCE).unwrap().is_ok());
