@@ -104,7 +104,7 @@ impl<'a> Crowd<'a> {
         let (goal, op, result) = match index % 6 {
             0 => (whole, Op::Sum, sum),
             1 | 2 => (to_owner, Op::Sum, sum),
-            3 => (Goal::Broadcast { owner: owner_id, failure: None }, Op::Sum, of(owner)),
+            3 => (Goal::Broadcast { owner: owner_id }, Op::Sum, of(owner)),
             4 => (whole, Op::WeightedMean, sum / ranks as f64),
             _ => (to_owner, Op::Broadcast { root: root_id }, of(root)),
         };
