@@ -4,6 +4,12 @@
 //! first makes its own and says where it is. It says `joined`, and then does what standard input says, one order a line:
 //! - `sum <key>`, of floats, and `mean <key>`, of integers below zero: reduces, checks and says how it ended;
 //! - `begin <key>`: says `issued` once that is on its device, and then how it ended; `begin-late` does so after a kernel that takes hours;
+//! - `hold`: fills the road with something that does not go on, and says `held`; then
+//!   - `crowd <count>`: begins so many operations, and says `ready` once the first rank knows of them;
+//!   - `finish`: lets all go on, checks them and says how many they were, in how many groups;
+//!   - `go-on [<count>]`: lets so many go on, or all, and says `going`;
+//!   - `abort`: ends the job and says `aborted`;
+//!   - `outcomes`: says how they ended;
 //! - `leave`: leaves the others and says what is left.
 
 use std::path::PathBuf;
@@ -13,6 +19,7 @@ use gradlane_core::collective::Collective;
 use gradlane_core::local::PrivateSocket;
 use gradlane_core::types::{DType, Op};
 
+use crate::device_crowd::{Crowd, end_of_job};
 use crate::devices::{DeviceRank, Wanted, config, element, ended, told};
 use crate::fakes;
 use crate::patience::eventually;
@@ -36,6 +43,7 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
     let member = DeviceRank::join((rank, ranks), (own_door, &path), device, &config(), patience).expect("joins");
     let nccl = fakenccl::Control::open(&fakes::fakenccl());
     say("joined");
+    let mut crowd: Option<Crowd<'_>> = None;
     for line in std::io::stdin().lines() {
         let line = line.expect("the test writes text");
         match line.split(' ').collect::<Vec<_>>()[..] {
@@ -63,12 +71,46 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
                 say("issued");
                 say(&told(&ended(&outcome)));
             }
+            ["hold"] => {
+                crowd = Some(Crowd::held(&member, &nccl, (rank, ranks)));
+                say("held");
+            }
+            ["abort"] => {
+                member.collective.abort(end_of_job());
+                say("aborted");
+            }
+            ["crowd" | "finish" | "go-on" | "outcomes", ..] => {
+                direct(crowd.as_mut().expect("the road is held"), &line, say);
+            }
             ["leave"] => {
                 member.collective.shutdown();
                 say(&format!("left, {} communicators are alive", nccl.counter("live_comms")));
             }
             _ => panic!("{line:?} is no order"),
         }
+    }
+}
+
+fn direct(crowd: &mut Crowd<'_>, order: &str, say: &dyn Fn(&str)) {
+    match order.split(' ').collect::<Vec<_>>()[..] {
+        ["crowd", count] => {
+            crowd.submit(number(count));
+            say("ready");
+        }
+        ["finish"] => {
+            let (exact, groups) = crowd.finish();
+            say(&format!("{exact} exact in {groups} groups"));
+        }
+        ["go-on"] => {
+            crowd.go_on(None);
+            say("going");
+        }
+        ["go-on", count] => {
+            crowd.go_on(Some(number(count)));
+            say("going");
+        }
+        ["outcomes"] => say(&crowd.outcomes()),
+        _ => panic!("{order:?} is no order"),
     }
 }
 

@@ -156,6 +156,17 @@ impl DeviceRank {
         outcome
     }
 
+    /// Begins something that others will wait for in vain, gives it up, and waits until all are told.
+    ///
+    /// # Panics
+    /// If it ends otherwise.
+    pub fn give_up(&self, key: u64) {
+        let outcome = self.begin(&Wanted::sum(key, DType::F32), &[(self.place(&[0; 4]), 4)]);
+        let part = PartId { key: TensorKey(key), index: 0 };
+        self.collective.abandon(Goal::AllReduce.slot(part, Round(0)));
+        assert_eq!(ended(&outcome), Err(Error::Cancelled));
+    }
+
     /// Does something in place, and waits for it.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod device_actor;
+pub mod device_crowd;
 pub mod devices;
 pub mod digits;
 pub mod element;

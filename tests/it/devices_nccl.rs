@@ -282,6 +282,60 @@ fn a_call_that_nccl_refuses_ends_everything_with_its_words() {
 }
 
 #[test]
+fn what_is_ready_at_once_is_exact_in_few_groups() {
+    for ranks in [2, 4] {
+        let mut team = Team::crowded(ranks, &[("FAKENCCL_LAUNCH_US", "500")]);
+        let eights = format!("{CROWD} exact in {} groups", CROWD / 8);
+        assert_eq!(team.all("finish"), vec![eights; ranks]);
+        assert_eq!(team.all("leave"), vec!["left, 0 communicators are alive"; ranks]);
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_in_the_middle_of_a_group_is_lost_to_all_of_it() {
+    let mut team = Team::crowded(3, &[]);
+    // What held the others, and three of a group; the other ranks wait for this one's fourth.
+    for (rank, order) in team.0.iter_mut().zip(["go-on", "go-on", "go-on 4"]) {
+        rank.order(order);
+    }
+    assert!(team.0.iter_mut().all(|rank| rank.line() == "going"));
+    team.0[2].signal("KILL");
+    let [first, second] = [0, 1].map(|rank| {
+        team.0[rank].order("outcomes");
+        team.0[rank].line()
+    });
+    assert!(first.starts_with(&format!("{CROWD} lost worker 2: ")), "{first}");
+    // It has no part in what the first rank sends the third.
+    assert!(second.contains(" lost worker 2: "), "{second}");
+}
+
+#[test]
+fn the_end_of_the_job_in_the_middle_of_a_group_ends_all_of_it_with_its_cause() {
+    let mut team = Team::crowded(2, &[]);
+    team.0[0].order("go-on");
+    team.0[1].order("go-on 4");
+    assert!(team.0.iter_mut().all(|rank| rank.line() == "going"));
+    assert_eq!(team.all("abort"), ["aborted"; 2]);
+    let outcomes = team.all("outcomes");
+    // The other rank may hear of the first one's end before its own.
+    assert!(outcomes[0].starts_with(&format!("{CROWD} Unavailable")), "{outcomes:?}");
+    assert!(outcomes[0].contains("it is over"), "{outcomes:?}");
+    assert!(!outcomes[1].contains(" ok "), "{outcomes:?}");
+}
+
+#[test]
+fn an_error_of_nccl_in_the_middle_of_a_group_ends_all_of_it() {
+    let mut team = Team::crowded(2, &[("FAKENCCL_FAIL", "Reduce:1=3@3")]);
+    assert_eq!(team.all("go-on"), ["going"; 2]);
+    let outcomes = team.all("outcomes");
+    assert!(outcomes.iter().all(|outcome| !outcome.contains(" ok ")), "{outcomes:?}");
+    assert!(
+        outcomes.iter().any(|outcome| outcome.starts_with(&CROWD.to_string()) && outcome.contains("code 3")),
+        "{outcomes:?}"
+    );
+}
+
+#[test]
 fn what_takes_longer_than_a_step_may_is_aborted() {
     let mut team = Team::start_with(2, Duration::from_secs(1), &[]);
     assert_eq!(team.all("sum 0"), ["ok 2"; 2]);
@@ -301,6 +355,8 @@ fn what_takes_longer_than_a_step_may_is_aborted() {
 }
 
 const OPS: [Op; 6] = [Op::Sum, Op::Mean, Op::Min, Op::Max, Op::WeightedMean, Op::Broadcast { root: WorkerId(1) }];
+/// Operations that are ready at once: three groups.
+const CROWD: usize = 24;
 /// Two of them make 4, four of them make 8: shares that every type holds.
 const WEIGHTS: [f64; 4] = [1.0, 3.0, 0.0, 4.0];
 /// Odd, and no multiple of anything.
@@ -401,6 +457,15 @@ impl Team {
             assert_eq!(rank.line(), "joined");
         }
         Self(team)
+    }
+
+    /// Ranks with many operations that are ready at once and do not go on.
+    fn crowded(ranks: usize, variables: &[(&str, &str)]) -> Self {
+        // A rank that is held back is waited for.
+        let mut team = Self::start(ranks, &[variables, &[("FAKENCCL_TIMEOUT", "60")]].concat());
+        assert_eq!(team.all("hold"), vec!["held"; ranks]);
+        assert_eq!(team.all(&format!("crowd {CROWD}")), vec!["ready"; ranks]);
+        team
     }
 
     /// Orders all ranks to do the same; what each says.

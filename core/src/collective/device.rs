@@ -47,10 +47,11 @@ pub trait DeviceRoad: Send + Sync {
     /// the memory must be elsewhere; each says what to do.
     fn check(&self, memory: &DeviceMemory) -> Result<()>;
 
-    /// Takes the next operation of the order, without waiting. `done` hears of the end, when nothing of the memory is used any more.
+    /// Takes what is next in the order, without waiting: one operation or several of different parts, the same on all ranks, which go side
+    /// by side. Each `done` hears of its end, when nothing of the memory is used any more.
     ///
     /// An error of any operation is the end of the road on all ranks: they are no longer in step.
-    fn issue(&self, ordered: Ordered, done: Done<()>);
+    fn issue(&self, group: Vec<(Ordered, Done<()>)>);
 
     /// Ends everything that was issued with this cause, and what will be, whatever the other ranks do. Does not wait. Idempotent.
     fn abort(&self, cause: Error);

@@ -54,7 +54,7 @@ pub enum Decision {
     Run {
         /// Which sum.
         slot: Slot,
-        /// What all ranks claim alike; the rest is the first rank's.
+        /// What all ranks claim alike, and whether one of them failed; the rest is the first rank's.
         claim: Claim,
         /// The rank that has an error to tell instead, if one has: all that happens is that it tells it.
         failed: Option<u32>,
@@ -186,6 +186,7 @@ impl Order {
         pending.arrived |= 1 << rank;
         pending.weights[rank as usize] = claim.weight;
         pending.priority = pending.priority.max(claim.priority);
+        pending.claim.failed |= claim.failed;
         pending.failed = pending.failed.or(claim.failed.then_some(rank));
         let (first, ours) = (pending.first, pending.claim);
         if !ours.agrees_with(&claim) {
@@ -231,11 +232,16 @@ impl Order {
         if let Some((slot, failure)) = self.failures.pop_front() {
             return Some(Decision::Fail { slot, failure });
         }
-        let oldest_turn = self.oldest_every > 0 && self.decided + 1 >= self.oldest_every;
-        let slot = if oldest_turn { self.ages.first()?.1 } else { self.ready.first()?.2 };
+        let (slot, oldest_turn) = self.next_ready()?;
         self.decided = if oldest_turn { 0 } else { self.decided.saturating_add(1) };
         let Pending { claim, failed, weights, .. } = self.remove(slot).expect("what is ready is pending");
         Some(Decision::Run { slot, claim, failed, weights })
+    }
+
+    /// What [`next_decision`](Self::next_decision) lets run, and what all ranks claim of it; `None` if that has nothing, or a failure.
+    pub fn upcoming(&self) -> Option<(Slot, &Claim)> {
+        let (slot, _) = self.next_ready().filter(|_| !self.has_failure())?;
+        Some((slot, &self.pending[&slot].claim))
     }
 
     /// Whether [`next_decision`](Self::next_decision) has one.
@@ -256,6 +262,13 @@ impl Order {
     /// The ranks that `slot` waits for, a bit each; nobody if it is not pending.
     pub fn missing(&self, slot: Slot) -> u64 {
         self.pending.get(&slot).map_or(0, |pending| self.everybody() & !pending.arrived)
+    }
+
+    /// What goes next of what all are ready for, and whether because it has waited longest.
+    fn next_ready(&self) -> Option<(Slot, bool)> {
+        let oldest_turn = self.oldest_every > 0 && self.decided + 1 >= self.oldest_every;
+        let slot = if oldest_turn { self.ages.first()?.1 } else { self.ready.first()?.2 };
+        Some((slot, oldest_turn))
     }
 
     fn everybody(&self) -> u64 {

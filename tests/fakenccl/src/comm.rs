@@ -12,7 +12,7 @@ use crate::cuda::{Cuda, Place};
 use crate::library::Library;
 use crate::mail::exchange;
 use crate::meeting::{Lane, Meeting};
-use crate::operation::{Factor, Memory, Reduction, Task, collective};
+use crate::operation::{Factor, Memory, Reduction, Task, Turn, collective};
 use crate::settings::pass;
 use crate::shared::{Own, read};
 
@@ -28,6 +28,8 @@ pub(crate) struct Comm {
     state: Mutex<State>,
     news: Condvar,
     operations: AtomicU64,
+    /// Groups that have collective operations.
+    groups: AtomicU64,
     splits: AtomicU64,
     scales: Mutex<BTreeMap<u32, Factor>>,
 }
@@ -74,6 +76,7 @@ impl Comm {
             state: Mutex::default(),
             news: Condvar::new(),
             operations: AtomicU64::new(0),
+            groups: AtomicU64::new(0),
             splits: AtomicU64::new(0),
             scales: Mutex::default(),
         }
@@ -185,7 +188,11 @@ impl Comm {
         let meeting = self.meeting.get().ok_or_else(|| Failure::new(INTERNAL_ERROR, "it has not met"))?;
         let library = Library::get();
         let mut letters = Vec::new();
+        let grouped = tasks.iter().filter(|task| !task.is_a_letter()).count() as u64;
+        // Letters need no partner in the same group.
+        let group = self.groups.fetch_add(u64::from(grouped > 0), Ordering::AcqRel);
         for task in tasks {
+            library.pass_on(&self.aborted);
             if let Some(code) = library.faults.strike(task.name(), Some(self.rank)) {
                 return Err(Failure::new(code, format!("{} fails because a test wants it to", task.name())));
             }
@@ -197,7 +204,8 @@ impl Comm {
             }
             let factor = self.factor(task)?;
             let number = self.operations.fetch_add(1, Ordering::AcqRel);
-            collective(meeting, task, memory, factor.as_deref(), number, &self.aborted)?;
+            let turn = Turn { number, group, grouped };
+            collective(meeting, task, memory, factor.as_deref(), turn, &self.aborted)?;
             library.executed.fetch_add(1, Ordering::AcqRel);
         }
         exchange(meeting, &letters, &self.aborted)?;

@@ -9,7 +9,8 @@
 //!   a thread of its own, as NCCL does: whoever records an event before `ncclCommGetAsyncError` says 0 misses it. Any other call meanwhile
 //!   is refused with 4, which is the communicator's failure from then on.
 //! * Ranks that call different things, in a different order or of different lengths, are told: 5 on all of them, with both calls in
-//!   `ncclGetLastError`. NCCL would hang or mix up bytes.
+//!   `ncclGetLastError`. So are ranks that group their collective calls differently. NCCL would hang or mix up bytes. What two ranks send
+//!   each other may be in any groups, as in NCCL, which does it after the collective operations of a group.
 //! * A rank that ended, left or gave up is noticed at once, one that does not come after `FAKENCCL_TIMEOUT`: 6. So is an abort by the
 //!   others. NCCL notices some of it, and waits otherwise.
 //! * Two ranks on one device (by PCI address, unless `NCCL_HOSTID` differs) are refused with 5, as before NCCL 2.30.
@@ -27,6 +28,7 @@
 //! | `FAKENCCL_FAIL` | calls that fail, such as `ncclAllReduce=3@2`, and operations that fail in the stream, such as `AllReduce:1=6` on rank 1; the form is that of `fakecuda` | |
 //! | `FAKENCCL_INIT_US` | how long meeting takes at least, so that 7 can be seen | 0 |
 //! | `FAKENCCL_LAUNCH_US` | how much later a communicator that does not block puts its work into the stream | 0 |
+//! | `FAKENCCL_HOLD` | after so many operations of the process the next one waits in its stream, until this is larger or empty | |
 //! | `FAKENCCL_DUPLICATES` | 1: several ranks may have one device | 0 |
 //!
 //! State of the process is what a C library has; this crate is no part of the product, whose rule against statics does not bind it.

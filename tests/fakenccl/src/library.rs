@@ -3,8 +3,9 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_char};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use crate::codes::{Failure, Outcome};
 use crate::comm::Comm;
@@ -16,6 +17,8 @@ static LIBRARY: OnceLock<Library> = OnceLock::new();
 
 pub(crate) struct Library {
     settings: Mutex<Settings>,
+    /// A setting changed.
+    changed: Condvar,
     pub(crate) faults: Faults,
     comms: Mutex<Comms>,
     calls: Mutex<BTreeMap<&'static str, u64>>,
@@ -23,6 +26,9 @@ pub(crate) struct Library {
     /// Operations that were executed to their end.
     pub(crate) executed: AtomicU64,
 }
+
+/// How often whoever is held looks for an abort.
+const LOOK: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
 struct Comms {
@@ -50,6 +56,7 @@ impl Library {
             assert!(faults.set(&list), "FAKENCCL_FAIL={list} is not understood");
             Self {
                 settings: Mutex::new(Settings::from_environment()),
+                changed: Condvar::new(),
                 faults,
                 comms: Mutex::default(),
                 calls: Mutex::default(),
@@ -68,7 +75,20 @@ impl Library {
         if name == "FAIL" {
             return self.faults.set(value);
         }
-        self.settings.lock().unwrap_or_else(PoisonError::into_inner).set(name, value)
+        let understood = self.settings.lock().unwrap_or_else(PoisonError::into_inner).set(name, value);
+        self.changed.notify_all();
+        understood
+    }
+
+    /// Waits as long as a test holds operations, or until the communicator is `aborted`.
+    pub(crate) fn pass_on(&self, aborted: &AtomicBool) {
+        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        while settings.hold.is_some_and(|hold| self.executed.load(Ordering::Acquire) >= hold)
+            && !aborted.load(Ordering::Acquire)
+        {
+            let woken = self.changed.wait_timeout(settings, LOOK);
+            settings = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// Counts a call, and says with which code it fails before it does anything.

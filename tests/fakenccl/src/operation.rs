@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use crate::arithmetic::{Combine, Type, combine, divide, multiply, reciprocal};
 use crate::codes::{Failure, INVALID_USAGE, Outcome};
 use crate::meeting::{Lane, Meeting};
-use crate::shared::{STAGING, read, write};
+use crate::shared::{Descriptor, STAGING, read, write};
 
 /// What one call asks for. Addresses are those of the device.
 #[derive(Clone, PartialEq, Debug)]
@@ -52,6 +52,16 @@ pub(crate) enum Factor {
 pub(crate) struct Memory {
     pub(crate) send: usize,
     pub(crate) receive: usize,
+}
+
+/// Where a collective operation stands among those of its communicator.
+#[derive(Clone, Copy)]
+pub(crate) struct Turn {
+    pub(crate) number: u64,
+    /// Its group, among those that have collective operations.
+    pub(crate) group: u64,
+    /// How many of them it has.
+    pub(crate) grouped: u64,
 }
 
 impl Kind {
@@ -120,7 +130,7 @@ impl Task {
     }
 
     /// What all ranks must agree about.
-    fn descriptor(&self, number: u64) -> [u64; 6] {
+    fn descriptor(&self, Turn { number, group, grouped }: Turn) -> Descriptor {
         let reduction = |reduction: &Reduction| match reduction {
             Reduction::Plain(how) => *how as u64,
             Reduction::Average => 4,
@@ -135,37 +145,37 @@ impl Task {
             Kind::Send { to } => (5, 0, *to as u64),
             Kind::Receive { from } => (6, 0, *from as u64),
         };
-        [number, kind, self.dtype as u64, op, self.count as u64, root]
+        [number, kind, self.dtype as u64, op, self.count as u64, root, group, grouped]
     }
 }
 
 /// A descriptor in words.
-fn words([number, kind, dtype, op, count, root]: [u64; 6]) -> String {
+fn words([number, kind, dtype, op, count, root, group, grouped]: Descriptor) -> String {
     const KINDS: [&str; 7] = ["AllReduce", "Reduce", "ReduceScatter", "AllGather", "Broadcast", "Send", "Recv"];
     const OPS: [&str; 6] = ["sum", "prod", "max", "min", "avg", "scaled sum"];
     let name = |names: &[&'static str], index: u64| usize::try_from(index).ok().and_then(|at| names.get(at).copied());
     let dtype = u32::try_from(dtype).ok().and_then(|dtype| Type::of(dtype).ok());
     let dtype = dtype.map_or("?".to_owned(), |dtype| format!("{dtype:?}"));
     format!(
-        "operation {number}: {} of {count} {dtype}, {}, root {root}",
+        "operation {number}: {} of {count} {dtype}, {}, root {root}, in group {group} of {grouped}",
         name(&KINDS, kind).unwrap_or("?"),
         name(&OPS, op).unwrap_or("?")
     )
 }
 
-/// Does a collective operation; `number` counts those of the communicator.
+/// Does a collective operation.
 pub(crate) fn collective(
     meeting: &Meeting,
     task: &Task,
     memory: Memory,
     factor: Option<&[u8]>,
-    number: u64,
+    turn: Turn,
     aborted: &AtomicBool,
 ) -> Outcome {
     let (rank, ranks, shared) = (meeting.rank, meeting.ranks, &meeting.shared);
-    let what = || format!("{} (operation {number})", task.name());
+    let what = || format!("{} (operation {})", task.name(), turn.number);
     let meet = || meeting.barrier(Lane::Operations, &what, aborted);
-    let ours = task.descriptor(number);
+    let ours = task.descriptor(turn);
     shared.describe(rank, ours);
     meet()?;
     if let Some(other) = (0..ranks).find(|other| shared.described(*other) != ours) {

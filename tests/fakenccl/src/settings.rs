@@ -9,15 +9,17 @@ pub(crate) struct Settings {
     pub(crate) init: Duration,
     pub(crate) launch: Duration,
     pub(crate) duplicates: bool,
+    /// How many operations are done before the next one waits.
+    pub(crate) hold: Option<u64>,
 }
 
-const NAMES: [&str; 5] = ["TIMEOUT", "VERSION", "INIT_US", "LAUNCH_US", "DUPLICATES"];
+const NAMES: [&str; 6] = ["TIMEOUT", "VERSION", "INIT_US", "LAUNCH_US", "DUPLICATES", "HOLD"];
 
 impl Settings {
     pub(crate) fn from_environment() -> Self {
         let none = Duration::ZERO;
         let timeout = Duration::from_secs(5);
-        let mut settings = Self { timeout, version: 22_809, init: none, launch: none, duplicates: false };
+        let mut settings = Self { timeout, version: 22_809, init: none, launch: none, duplicates: false, hold: None };
         for name in NAMES {
             if let Some(value) = variable(&format!("FAKENCCL_{name}")) {
                 // A C library has nobody to tell; a test that misspells a value should not run with another one.
@@ -43,6 +45,8 @@ impl Settings {
             "DUPLICATES" => {
                 put(&mut self.duplicates, ["0", "1"].iter().position(|known| *known == value).map(|at| at == 1))
             }
+            "HOLD" if value.is_empty() => put(&mut self.hold, Some(None)),
+            "HOLD" => put(&mut self.hold, value.parse().ok().map(Some)),
             _ => false,
         }
     }

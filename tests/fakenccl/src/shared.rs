@@ -62,9 +62,12 @@ pub(crate) enum Own {
     ArrivedCalls = 5,
     Color = 6,
     Key = 7,
-    /// Of the operation that it is at: six numbers.
+    /// Of the operation that it is at: eight numbers.
     Descriptor = 8,
 }
+
+/// What an operation is, in numbers that all ranks must have alike.
+pub(crate) type Descriptor = [u64; 8];
 
 impl Shared {
     pub(crate) fn open(path: &Path, ranks: usize) -> Outcome<Self> {
@@ -99,13 +102,13 @@ impl Shared {
         unsafe { &*self.base.add(PAGE + rank * RANK_BYTES + 8 * index).cast::<AtomicU64>() }
     }
 
-    pub(crate) fn describe(&self, rank: usize, descriptor: [u64; 6]) {
+    pub(crate) fn describe(&self, rank: usize, descriptor: Descriptor) {
         for (at, number) in descriptor.into_iter().enumerate() {
             self.number(rank, Own::Descriptor as usize + at).store(number, Ordering::Release);
         }
     }
 
-    pub(crate) fn described(&self, rank: usize) -> [u64; 6] {
+    pub(crate) fn described(&self, rank: usize) -> Descriptor {
         std::array::from_fn(|at| self.number(rank, Own::Descriptor as usize + at).load(Ordering::Acquire))
     }
 

@@ -73,6 +73,7 @@ fn settings() {
     what_is_launched_later_is_missed_by_an_event_before_it(&control);
     a_call_that_comes_too_early_spoils_the_communicator(&control);
     what_a_test_wants_to_fail_fails(&control);
+    what_a_test_holds_waits_in_the_middle_of_a_group(&control);
     assert_eq!(control.counter("live_comms"), 0);
     assert!(control.counter("ncclAllReduce") > 4);
 }
@@ -161,6 +162,34 @@ fn what_a_test_wants_to_fail_fails(control: &fakenccl::Control) {
     });
     assert_eq!(codes, [2, 2]);
     control.set("FAIL", "");
+}
+
+fn what_a_test_holds_waits_in_the_middle_of_a_group(control: &fakenccl::Control) {
+    let id = unique_id(&libraries().0);
+    let together = std::sync::Barrier::new(2);
+    let executed = control.counter("executed");
+    // One operation of each rank, and the second of a group waits.
+    control.set("HOLD", &(executed + 2).to_string());
+    let sums = apart(2, |member| {
+        let (nccl, stream) = (member.nccl.clone(), member.stream);
+        assert_eq!((nccl.ncclCommInitRank)(&mut member.comm, 2, id, member.rank as c_int), 0);
+        let tensors = [member.floats([1.0]), member.floats([2.0])];
+        assert_eq!((nccl.ncclGroupStart)(), 0);
+        assert!(tensors.iter().all(|tensor| member.all_reduce(*tensor, 1) == 0));
+        assert_eq!((nccl.ncclGroupEnd)(), 0);
+        let begin = now();
+        while control.counter("executed") < executed + 2 {
+            assert!(begin.elapsed() < team::PATIENCE, "{}", member.last_error());
+            std::thread::yield_now();
+        }
+        assert_eq!(cu!(cuStreamQuery(stream)), 600, "the rest waits");
+        together.wait();
+        control.set("HOLD", "");
+        let sums = tensors.map(|tensor| member.read(tensor, 1)[0]);
+        assert_eq!((nccl.ncclCommDestroy)(member.comm), 0);
+        sums
+    });
+    assert_eq!(sums, [[2.0, 4.0]; 2]);
 }
 
 #[expect(clippy::disallowed_methods, reason = "the test starts itself as another process")]

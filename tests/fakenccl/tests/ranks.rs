@@ -179,6 +179,46 @@ fn a_group_does_all_of_its_operations() {
 }
 
 #[test]
+fn what_two_ranks_send_each_other_may_go_with_what_all_do() {
+    let found = team(3, |member| {
+        let (nccl, rank, comm, stream) = (member.nccl.clone(), member.rank, member.comm, member.stream);
+        let (sum, letter) = (member.floats([1.0]), member.floats([rank as f32]));
+        assert_eq!((nccl.ncclGroupStart)(), 0);
+        // A letter that is called first, and a rank that has none.
+        let code = match rank {
+            0 => (nccl.ncclSend)(letter, 1, F32, 1, comm, stream),
+            1 => (nccl.ncclRecv)(letter, 1, F32, 0, comm, stream),
+            _ => 0,
+        };
+        assert_eq!((code, member.all_reduce(sum, 1)), (0, 0));
+        assert_eq!((nccl.ncclGroupEnd)(), 0);
+        (member.read(sum, 1)[0], member.read(letter, 1)[0])
+    });
+    assert_eq!(found, [(3.0, 0.0), (3.0, 0.0), (3.0, 2.0)]);
+}
+
+#[test]
+fn ranks_that_group_the_same_calls_differently_are_told() {
+    let said = team(2, |member| {
+        let tensors = [member.floats([1.0; 4]), member.floats([1.0; 4])];
+        if member.rank == 0 {
+            assert_eq!((member.nccl.ncclGroupStart)(), 0);
+            assert!(tensors.iter().all(|tensor| member.all_reduce(*tensor, 4) == 0));
+            assert_eq!((member.nccl.ncclGroupEnd)(), 0, "nobody can know yet");
+        } else {
+            assert_eq!(member.all_reduce(tensors[0], 4), 0);
+            assert!([0, 5].contains(&member.all_reduce(tensors[1], 4)), "the first may have failed already");
+        }
+        let said = (member.failure(), member.last_error());
+        assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+        member.comm = 0;
+        said
+    });
+    assert_eq!([said[0].0, said[1].0], [5, 5]);
+    assert!(said[0].1.contains("in group 0 of 2") && said[0].1.contains("in group 0 of 1"), "{}", said[0].1);
+}
+
+#[test]
 fn a_communicator_is_split_by_color_in_the_order_of_keys() {
     let said = team(4, |member| {
         let mut new = 0;

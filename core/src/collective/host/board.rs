@@ -8,10 +8,11 @@
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
+use super::group;
 use super::layout::{
     ANNOUNCEMENT_WORDS, ANNOUNCEMENTS, Head, Layout, MAGIC, NOTICE_BYTES_MAX, ORDER_WORDS, ORDERS, Word,
 };
-use super::record::{Announcement, order_of, order_words};
+use super::record::{Announcement, mark_more, order_of, order_words, take_more};
 use crate::error::{Error, Result};
 use crate::local::{Segment, futex};
 use crate::sched::order::Decision;
@@ -161,31 +162,46 @@ impl Board {
         known.map(Some).ok_or(Breakage::Confused(rank))
     }
 
-    /// Whether every rank has room for another order.
-    pub(super) fn may_order(&self) -> bool {
+    /// For how many more orders every rank has room.
+    pub(super) fn room(&self) -> u64 {
         let orders = self.orders();
-        self.others().all(|rank| orders.wrapping_sub(self.count(rank, Word::Obeyed)) < ORDERS)
+        let unread = |rank| orders.wrapping_sub(self.count(rank, Word::Obeyed));
+        ORDERS.saturating_sub(self.others().map(unread).max().unwrap_or(0))
     }
 
-    /// Writes an order, for the leader. There must be room.
-    pub(super) fn order(&self, decision: &Decision) {
-        let orders = self.orders();
-        self.write(self.layout.order(orders), &order_words(decision, self.layout.ranks));
-        self.segment.u64(Head::Orders as usize).store(orders + 1, Ordering::Release);
+    /// Writes what is carried out together, for the leader: all of it is seen at once. There must be room.
+    pub(super) fn order(&self, decisions: &[Decision]) {
+        let mut orders = self.orders();
+        for (index, decision) in decisions.iter().enumerate() {
+            let mut words = order_words(decision, self.layout.ranks);
+            if index + 1 < decisions.len() {
+                mark_more(&mut words);
+            }
+            self.write(self.layout.order(orders), &words);
+            orders += 1;
+        }
+        self.segment.u64(Head::Orders as usize).store(orders, Ordering::Release);
     }
 
-    /// The order `number`, if it was given; an error if it means nothing.
-    pub(super) fn obey(&self, number: u64) -> std::result::Result<Option<Decision>, Breakage> {
+    /// What is carried out together from the order `number` on, if that was given; an error if it means nothing or is no group.
+    pub(super) fn obey(&self, number: u64) -> std::result::Result<Option<Vec<Decision>>, Breakage> {
         let ahead = self.orders().wrapping_sub(number);
         if ahead == 0 {
             return Ok(None);
         }
-        let ranks = self.layout.ranks;
-        let mut words = vec![0; ORDER_WORDS + ranks];
-        self.read(self.layout.order(number), &mut words);
-        self.set_count(Word::Obeyed, number.wrapping_add(1));
-        let known = order_of(&words, ranks).filter(|_| ahead <= ORDERS);
-        known.map(Some).ok_or(Breakage::Confused(0))
+        let (mut decisions, mut more) = (Vec::new(), ahead <= ORDERS);
+        while more && (decisions.len() as u64) < ahead && decisions.len() < group::OPERATIONS_MAX {
+            let mut words = vec![0; ORDER_WORDS + self.layout.ranks];
+            self.read(self.layout.order(number.wrapping_add(decisions.len() as u64)), &mut words);
+            more = take_more(&mut words);
+            decisions.push(order_of(&words, self.layout.ranks).ok_or(Breakage::Confused(0))?);
+        }
+        // Whoever leads writes a whole group before anybody sees it.
+        if more || !group::is_sound(&decisions) {
+            return Err(Breakage::Confused(0));
+        }
+        self.set_count(Word::Obeyed, number.wrapping_add(decisions.len() as u64));
+        Ok(Some(decisions))
     }
 
     /// Says that chunk `number`, the first of a broadcast, holds an error of so many bytes, or none. Seen by whoever sees it counted.
@@ -338,5 +354,70 @@ impl Board {
         for (index, word) in words.iter_mut().enumerate() {
             *word = self.segment.u64(offset + 8 * index).load(Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::DeviceKind;
+    use crate::sched::order::Claim;
+    use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
+
+    #[test]
+    fn a_group_is_read_as_it_was_written_and_at_once() {
+        let board = board();
+        board.order(&[run(1)]);
+        board.order(&[run(2), run(3), run(4)]);
+        assert_eq!(board.obey(0), Ok(Some(vec![run(1)])));
+        assert_eq!(board.obey(1), Ok(Some(vec![run(2), run(3), run(4)])));
+        assert_eq!(board.obey(4), Ok(None));
+        assert_eq!(board.count(0, Word::Obeyed), 4);
+    }
+
+    #[test]
+    fn a_group_that_is_broken_off_is_what_its_writer_is_blamed_for() {
+        let board = board();
+        board.order(&[run(1)]);
+        let first = board.segment.u64(board.layout.order(0));
+        let mut words = [first.load(Ordering::Relaxed)];
+        mark_more(&mut words);
+        first.store(words[0], Ordering::Relaxed);
+        assert_eq!(board.obey(0), Err(Breakage::Confused(0)));
+        assert_eq!(board.count(0, Word::Obeyed), 0);
+    }
+
+    #[test]
+    fn a_group_that_is_none_is_what_its_writer_is_blamed_for() {
+        for decisions in [(1..10).map(run).collect::<Vec<_>>(), vec![run(1), run(1)]] {
+            let board = board();
+            board.order(&decisions);
+            assert_eq!(board.obey(0), Err(Breakage::Confused(0)), "{} of them", decisions.len());
+        }
+    }
+
+    #[test]
+    fn there_is_room_for_what_the_slowest_rank_can_still_read() {
+        let board = board();
+        assert_eq!(board.room(), ORDERS);
+        for part in 0..ORDERS / 4 {
+            board.order(&[4 * part, 4 * part + 1, 4 * part + 2, 4 * part + 3].map(run));
+        }
+        assert_eq!(board.room(), 0);
+        let slow = Board { me: 1, segment: board.segment, layout: board.layout };
+        slow.set_count(Word::Obeyed, 3);
+        let board = Board { me: 0, segment: slow.segment, layout: slow.layout };
+        assert_eq!(board.room(), 3);
+    }
+
+    fn board() -> Board {
+        Board::create(2, Identity { job: 1, leader: 2, term: 3 }).unwrap()
+    }
+
+    fn run(part: u64) -> Decision {
+        let slot = (PartId { key: TensorKey(part), index: 0 }, Round(0));
+        let (device, priority) = (DeviceKind::Cuda, Priority(0));
+        let claim = Claim { op: Op::Sum, dtype: DType::F32, bytes: 8, device, failed: false, weight: 1.0, priority };
+        Decision::Run { slot, claim, failed: None, weights: vec![1.0; 2] }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::LOCK;
 use super::board::{Board, Breakage};
+use super::group::{self, Group};
 use crate::collective::{DeviceMemory, DeviceRoad, Memory, Operation, Ordered};
 use crate::error::{Error, Result};
 use crate::types::Done;
@@ -14,7 +15,7 @@ use crate::types::Done;
 pub(super) struct Devices {
     road: Result<Arc<dyn DeviceRoad>>,
     /// Whose memory it reaches: the ranks of this one's PCIe group, as positions among all of the machine.
-    pub(super) group: Arc<[usize]>,
+    pub(super) team: Arc<[usize]>,
     flight: Arc<Flight>,
 }
 
@@ -29,15 +30,36 @@ struct Flight {
     over: AtomicBool,
 }
 
-/// So much may be on the road before the leader orders more: enough for its library to work without a pause, and what an urgent
-/// operation waits for at most, because on the road nothing is overtaken.
-const OPERATIONS_MAX: usize = 16;
-/// The same in bytes. A longer operation is alone.
-const BYTES_MAX: u64 = 32 << 20;
+/// So much may be on the road before the leader orders more: a group that is carried out and one behind it, so that the road is not empty
+/// while the next is ordered. It is also what an urgent operation waits for at most, because on the road nothing is overtaken.
+const OPERATIONS_MAX: usize = 2 * group::OPERATIONS_MAX;
+/// The same in bytes. An operation that is longer is alone.
+const BYTES_MAX: u64 = 2 * group::BYTES_MAX;
+
+/// What else may come to the road.
+pub(super) struct Room {
+    pub(super) operations: usize,
+    pub(super) bytes: u64,
+}
+
+impl Room {
+    /// Whether another operation may join a group before it is on the road.
+    pub(super) fn is_left_by(&self, group: &Group) -> bool {
+        group.operations() < self.operations && group.bytes() < self.bytes
+    }
+}
+
+/// Operations that came to the road together. Room is made for as many at once, so that groups do not crumble.
+struct Landing {
+    /// Those that have not been reported.
+    left: AtomicUsize,
+    operations: usize,
+    bytes: u64,
+}
 
 impl Devices {
-    pub(super) fn new(road: Result<Arc<dyn DeviceRoad>>, group: Vec<usize>) -> Self {
-        Self { road, group: group.into(), flight: Arc::default() }
+    pub(super) fn new(road: Result<Arc<dyn DeviceRoad>>, team: Vec<usize>) -> Self {
+        Self { road, team: team.into(), flight: Arc::default() }
     }
 
     /// Whether an operation can be carried out here, as far as its memory is a device's.
@@ -49,19 +71,22 @@ impl Devices {
         }
     }
 
-    /// Gives the road what is next, with the weights of all ranks of the machine. `done` is absent where nobody waits for it.
-    pub(super) fn issue(&self, ordered: Ordered, done: Option<Done<f64>>, board: &Arc<Board>) {
-        let weights = self.group.iter().map(|rank| ordered.weights[*rank]).collect();
-        let ordered = Ordered { weights, ..ordered };
+    /// Gives the road what is next, all that goes together, with the weights of all ranks of the machine. `done` is absent where nobody
+    /// waits for it.
+    pub(super) fn issue(&self, operations: Vec<(Ordered, Option<Done<f64>>)>, board: &Arc<Board>) {
         let Ok(road) = &self.road else { unreachable!("it was checked before the others heard of it") };
-        let (bytes, total) = (ordered.claim.bytes, ordered.weights.iter().sum());
-        self.flight.operations.fetch_add(1, Ordering::SeqCst);
+        let bytes = operations.iter().map(|(ordered, _)| ordered.claim.bytes).sum();
+        self.flight.operations.fetch_add(operations.len(), Ordering::SeqCst);
         self.flight.bytes.fetch_add(bytes, Ordering::SeqCst);
-        let (landed, board) = (self.clone(), Arc::clone(board));
-        road.issue(
-            ordered,
-            Done::new(move |outcome: Result<()>| {
-                let was_full = landed.land(bytes);
+        let landing = Landing { left: AtomicUsize::new(operations.len()), operations: operations.len(), bytes };
+        let landing = Arc::new(landing);
+        let watched = |(ordered, done): (Ordered, Option<Done<f64>>)| {
+            let weights: Vec<f64> = self.team.iter().map(|rank| ordered.weights[*rank]).collect();
+            let total = weights.iter().sum();
+            let ordered = Ordered { weights, ..ordered };
+            let (landed, board, landing) = (self.clone(), Arc::clone(board), Arc::clone(&landing));
+            let hear = move |outcome: Result<()>| {
+                let was_full = landed.land(&landing);
                 if let Err(error) = &outcome {
                     landed.fail(error, &board);
                 }
@@ -70,8 +95,10 @@ impl Devices {
                 }
                 // Whoever waited until there is room, or until all is over. Nobody else needs to know.
                 board.knock(board.me, was_full);
-            }),
-        );
+            };
+            (ordered, Done::new(hear))
+        };
+        road.issue(operations.into_iter().map(watched).collect());
     }
 
     /// Whether the road has something under way.
@@ -81,8 +108,17 @@ impl Devices {
 
     /// Whether nothing more should be ordered for now.
     pub(super) fn is_full(&self) -> bool {
+        let Room { operations, bytes } = self.room();
+        operations == 0 || bytes == 0
+    }
+
+    /// What may be ordered now; the last operation may be longer.
+    pub(super) fn room(&self) -> Room {
         let Flight { operations, bytes, .. } = &*self.flight;
-        operations.load(Ordering::SeqCst) >= OPERATIONS_MAX || bytes.load(Ordering::SeqCst) >= BYTES_MAX
+        Room {
+            operations: OPERATIONS_MAX.saturating_sub(operations.load(Ordering::SeqCst)),
+            bytes: BYTES_MAX.saturating_sub(bytes.load(Ordering::SeqCst)),
+        }
     }
 
     /// The error that broke this rank's road.
@@ -105,11 +141,14 @@ impl Devices {
         }
     }
 
-    /// One operation less; whether that makes room.
-    fn land(&self, bytes: u64) -> bool {
+    /// One operation less; whether that makes room, which the last one of a group does.
+    fn land(&self, Landing { left, operations, bytes }: &Landing) -> bool {
+        if left.fetch_sub(1, Ordering::SeqCst) > 1 {
+            return false;
+        }
         let was_full = self.is_full();
-        self.flight.operations.fetch_sub(1, Ordering::SeqCst);
-        self.flight.bytes.fetch_sub(bytes, Ordering::SeqCst);
+        self.flight.operations.fetch_sub(*operations, Ordering::SeqCst);
+        self.flight.bytes.fetch_sub(*bytes, Ordering::SeqCst);
         was_full
     }
 

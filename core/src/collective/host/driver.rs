@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::board::{Board, Breakage};
 use super::devices::{self, Devices};
 use super::explain::{broken, explain};
+use super::group;
 use super::layout::Word;
 use super::record::Announcement;
 use super::road::{Part, Running, Scratch, fits};
@@ -52,6 +53,8 @@ pub(super) struct Driver {
     obeyed: u64,
     scratch: Scratch,
     devices: Devices,
+    /// Operations of the group that is being obeyed.
+    gathered: Vec<(Ordered, Option<Done<f64>>)>,
     /// Nobody orders any more.
     orphaned: bool,
     /// Since when some rank has no room for another order.
@@ -102,6 +105,7 @@ impl Driver {
             obeyed: 0,
             scratch,
             devices,
+            gathered: Vec::new(),
             orphaned: false,
             blocked: None,
             closed: None,
@@ -314,10 +318,10 @@ impl Driver {
         match operation.memory {
             Memory::Host { .. } => Walk::of(goal, claim.op, self.ranks.len(), position),
             Memory::Device(_) => {
-                let group = &self.devices.group;
-                let near = |worker| position(worker).and_then(|rank| group.iter().position(|other| *other == rank));
-                let is_whole = *goal != Goal::AllReduce || group.len() == self.ranks.len();
-                Walk::of(goal, claim.op, group.len(), near).filter(|_| is_whole)
+                let team = &self.devices.team;
+                let near = |worker| position(worker).and_then(|rank| team.iter().position(|other| *other == rank));
+                let is_whole = *goal != Goal::AllReduce || team.len() == self.ranks.len();
+                Walk::of(goal, claim.op, team.len(), near).filter(|_| is_whole)
             }
         }
     }
@@ -421,13 +425,14 @@ impl Driver {
             && self.board.orders() == self.obeyed
             && self.order.as_ref().is_some_and(|order| self.may_decide(order))
         {
-            if !self.board.may_order() {
+            let room = self.board.room();
+            if room == 0 {
                 self.blocked.get_or_insert(now);
                 break;
             }
             self.blocked = None;
-            let decision = self.order.as_mut().and_then(Order::next_decision).expect("it has one");
-            self.board.order(&decision);
+            let order = self.order.as_mut().expect("looked at above");
+            self.board.order(&group::next(order, room, &self.devices.room()));
             self.board.knock_others(true);
             moved = true;
         }
@@ -439,12 +444,22 @@ impl Driver {
         order.has_failure() || (order.has_decision() && !self.devices.is_full())
     }
 
-    /// Acts on the next order.
+    /// Acts on what is next: one order, or all of a group.
     fn obey(&mut self, now: Time) -> Result<bool, Breakage> {
-        let Some(decision) = self.board.obey(self.obeyed)? else {
+        let Some(decisions) = self.board.obey(self.obeyed)? else {
             return Ok(self.orphaned && self.give_up_orphaned(now));
         };
-        self.obeyed += 1;
+        self.obeyed += decisions.len() as u64;
+        for decision in decisions {
+            self.act_on(now, decision)?;
+        }
+        if !self.gathered.is_empty() {
+            self.devices.issue(std::mem::take(&mut self.gathered), &self.board);
+        }
+        Ok(true)
+    }
+
+    fn act_on(&mut self, now: Time, decision: Decision) -> Result<(), Breakage> {
         match decision {
             Decision::Fail { slot, failure } => {
                 if let Some(pending) = self.pending.remove(&slot) {
@@ -466,7 +481,7 @@ impl Driver {
                 }
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Why an operation that is ordered is not carried out, by any rank.
@@ -490,7 +505,7 @@ impl Driver {
                 self.start(now, Part { claim, weights, walk, failure: None, source, destination }, done);
             }
             Memory::Device(memory) => {
-                self.devices.issue(Ordered { walk, claim, weights, memory }, done, &self.board);
+                self.gathered.push((Ordered { walk, claim, weights, memory }, done));
             }
         }
     }
@@ -559,6 +574,9 @@ impl Driver {
             if let Some(done) = done {
                 done.err(error.clone());
             }
+        }
+        for done in std::mem::take(&mut self.gathered).into_iter().filter_map(|(_, done)| done) {
+            done.err(error.clone());
         }
         for pending in std::mem::take(&mut self.pending).into_values() {
             let error = if pending.withdrawn { Error::Cancelled } else { error.clone() };

@@ -15,6 +15,7 @@ mod bulletin;
 mod devices;
 mod driver;
 mod explain;
+mod group;
 mod layout;
 mod record;
 mod rendezvous;

@@ -114,6 +114,21 @@ pub(super) fn order_of(words: &[u64], ranks: usize) -> Option<Decision> {
     Some(Decision::Fail { slot, failure })
 }
 
+/// Says of an order that the next one is of the same group.
+pub(super) const fn mark_more(words: &mut [u64]) {
+    words[0] |= MORE;
+}
+
+/// Whether the next order is of the same group; what is left says the decision.
+pub(super) const fn take_more(words: &mut [u64]) -> bool {
+    let more = words[0] & MORE != 0;
+    words[0] &= !MORE;
+    more
+}
+
+/// The highest bit of the byte that says which decision it is.
+const MORE: u64 = 1 << 7;
+
 fn header(kind: u64, claim: &Claim, slot: Slot) -> [u64; 5] {
     let [key, index, round] = slot_words(slot);
     [kind | kind_words(claim), key, index, round, claim.bytes]
@@ -195,6 +210,18 @@ mod tests {
         ] {
             assert_eq!(order_of(&order_words(&decision, 3), 3), Some(decision));
         }
+    }
+
+    #[test]
+    fn that_more_of_a_group_follow_is_said_beside_the_decision() {
+        let slot = (PartId { key: TensorKey(1), index: 0 }, Round(0));
+        let decision = Decision::Fail { slot, failure: Failure::GaveUp { rank: 1 } };
+        let mut words = order_words(&decision, 2);
+        assert!(!take_more(&mut words));
+        mark_more(&mut words);
+        assert_eq!(order_of(&words, 2), None, "not before it was asked whether more follow");
+        assert!(take_more(&mut words));
+        assert_eq!(order_of(&words, 2), Some(decision));
     }
 
     #[test]

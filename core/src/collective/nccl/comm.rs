@@ -25,6 +25,15 @@ pub(super) struct Comm {
     raw: ncclComm_t,
 }
 
+/// One call of NCCL, once for every run of memory.
+pub(super) struct Call {
+    pub(super) step: Step,
+    pub(super) dtype: DType,
+    pub(super) memory: DeviceMemory,
+    /// By what the result is divided afterwards.
+    pub(super) divisor: Option<u32>,
+}
+
 // SAFETY: a communicator may be used by any thread of its process, by one at a time (NCCL user guide, "Thread Safety"); it is moved and
 // never shared.
 unsafe impl Send for Comm {}
@@ -108,22 +117,24 @@ impl Comm {
         code == SUCCESS && state == REMOTE_ERROR
     }
 
-    /// Calls what `step` says on `stream` for every run of `memory`; they are one group.
+    /// Makes these calls on `stream`, each for every run of its memory; all of them are one group, which NCCL carries out side by side.
     ///
     /// # Errors
     /// [`Error::Device`].
-    pub(super) fn call(&self, step: Step, dtype: DType, memory: &DeviceMemory, stream: &Stream) -> Result<()> {
+    pub(super) fn call(&self, calls: &[Call], stream: &Stream) -> Result<()> {
         let table = &self.library.table;
         // SAFETY: it has no arguments.
         self.checked("ncclGroupStart", unsafe { (table.group_start)() })?;
-        let runs = memory.source.iter().zip(&memory.destination);
-        let called = runs
-            .filter(|(run, _)| !run.is_empty())
-            .try_for_each(|(source, destination)| self.call_run(step, dtype, source, destination, stream));
+        let called = calls.iter().try_for_each(|call| self.call_runs(call, stream));
         // Also after a failure: a group that is open would swallow what comes next.
         // SAFETY: it has no arguments.
         let ended = self.checked("ncclGroupEnd", unsafe { (table.group_end)() });
         called.and(ended)
+    }
+
+    fn call_runs(&self, Call { step, dtype, memory, .. }: &Call, stream: &Stream) -> Result<()> {
+        let mut runs = memory.source.iter().zip(&memory.destination).filter(|(run, _)| !run.is_empty());
+        runs.try_for_each(|(source, destination)| self.call_run(*step, *dtype, source, destination, stream))
     }
 
     fn call_run(

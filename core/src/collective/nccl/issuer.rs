@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::comm::{Comm, ID_BYTES, copy_within, unique_id};
+use super::comm::{Call, Comm, ID_BYTES, copy_within, unique_id};
 use super::library::Library;
 use super::program::{self, Step};
 use super::work::{ABORT_PATIENCE, FINALIZE_PATIENCE, Flying, GRACE, LOCK, LOOK, State, Work};
@@ -32,7 +32,8 @@ struct Lines {
 }
 
 enum Next {
-    Issue(Ordered),
+    /// The operations of a group.
+    Issue(Vec<Ordered>),
     Look,
     Close,
     Over,
@@ -84,7 +85,7 @@ impl Issuer {
     fn serve(&self, lines: &Lines) -> Result<()> {
         loop {
             match self.next() {
-                Next::Issue(ordered) => self.issue(lines, ordered)?,
+                Next::Issue(group) => self.issue(lines, group)?,
                 Next::Look => self.look()?,
                 Next::Close => {
                     self.close();
@@ -102,9 +103,10 @@ impl Issuer {
             if state.over.is_some() {
                 return Next::Over;
             }
-            if let Some((ordered, done)) = state.queue.pop_front() {
-                state.issuing = Some(done);
-                return Next::Issue(ordered);
+            if let Some(group) = state.queue.pop_front() {
+                let (group, waiting) = group.into_iter().unzip();
+                state.issuing = waiting;
+                return Next::Issue(group);
             }
             if state.closing && state.flying.is_empty() {
                 return Next::Close;
@@ -121,64 +123,81 @@ impl Issuer {
         }
     }
 
-    fn issue(&self, lines: &Lines, ordered: Ordered) -> Result<()> {
-        let Ordered { walk, claim, weights, memory } = ordered;
-        let me = self.work.team.me;
-        let (step, share) = (program::step(walk, &claim, me), program::share(walk, &claim, &weights, me));
+    /// Puts a group on the stream: first what its operations wait for and what is done by this device alone, then the calls of all of them
+    /// as one group of NCCL, which is the same on all ranks.
+    fn issue(&self, lines: &Lines, group: Vec<Ordered>) -> Result<()> {
         if !self.is_met() {
             self.meet()?;
         }
-        if step != Step::Nothing {
-            for mark in &memory.after {
-                lines.stream.wait(mark)?;
+        let (mut steps, mut calls) = (Vec::new(), Vec::new());
+        for ordered in group {
+            let step = program::step(ordered.walk, &ordered.claim, self.work.team.me);
+            steps.push(step);
+            calls.extend(self.prepare(lines, step, ordered)?);
+        }
+        if !calls.is_empty() {
+            self.with_comm(|comm| comm.call(&calls, &lines.stream))?;
+            // Before it has settled, what was called is not on the stream, and an event would come too early.
+            self.settle("issuing a collective operation", self.work.team.step_timeout)?;
+            // Not before NCCL is done with the calls, because only then its own work is on the stream; and not when all is over and the
+            // communicator gone, because then the memory may be somebody else's.
+            let divided = calls.iter().filter_map(|call| Some((call.divisor?, call)));
+            for (divisor, Call { dtype, memory, .. }) in divided {
+                self.with_comm(|_| lines.divide(divisor, *dtype, &memory.destination))?;
             }
         }
-        match step {
-            Step::Nothing => {}
-            Step::Keep => {
-                for (source, destination) in memory.source.iter().zip(&memory.destination) {
-                    copy_within(source, destination, &lines.stream)?;
-                }
-            }
-            _ => {
-                let memory = match share {
-                    Some(share) => lines.weigh(share, claim.dtype, memory)?,
-                    None => memory,
-                };
-                self.with_comm(|comm| comm.call(step, claim.dtype, &memory, &lines.stream))?;
-                self.settle("issuing a collective operation", self.work.team.step_timeout)?;
-                if let Some(divisor) = program::divisor(walk, &claim, self.work.team.ranks) {
-                    // Not before NCCL is done with the call, because only then its own work is on the stream; and not when all is over
-                    // and the communicator gone, because then the memory may be somebody else's.
-                    self.with_comm(|_| lines.divide(divisor, claim.dtype, &memory.destination))?;
-                }
-            }
-        }
-        let what = what(step);
-        let event = match step {
-            Step::Nothing => None,
-            _ => Some(lines.stream.record()?),
-        };
-        self.fly(lines, event, what);
+        let has_work = steps.iter().any(|step| *step != Step::Nothing);
+        let event = if has_work { Some(lines.stream.record()?) } else { None };
+        self.fly(lines, event, &steps);
         Ok(())
     }
 
-    /// What was issued is on its way, or done if there was nothing to do.
-    fn fly(&self, lines: &Lines, event: Option<Arc<Event>>, what: &'static str) {
-        let mut state = self.work.lock();
-        // Absent if it was reported meanwhile.
-        let Some(done) = state.issuing.take() else { return };
-        let Some(event) = event else {
-            drop(state);
-            return done.ok(());
+    /// Puts on the stream what an operation needs before NCCL, or all of it; what is left to call.
+    fn prepare(&self, lines: &Lines, step: Step, ordered: Ordered) -> Result<Option<Call>> {
+        let Ordered { walk, claim, weights, memory } = ordered;
+        if step == Step::Nothing {
+            return Ok(None);
+        }
+        for mark in &memory.after {
+            lines.stream.wait(mark)?;
+        }
+        if step == Step::Keep {
+            for (source, destination) in memory.source.iter().zip(&memory.destination) {
+                copy_within(source, destination, &lines.stream)?;
+            }
+            return Ok(None);
+        }
+        let divisor = program::divisor(walk, &claim, self.work.team.ranks);
+        let memory = match program::share(walk, &claim, &weights, self.work.team.me) {
+            Some(share) => lines.weigh(share, claim.dtype, memory)?,
+            None => memory,
         };
-        let number = state.flown;
-        state.flown += 1;
-        let deadline = self.work.now() + self.work.team.step_timeout;
-        state.flying.insert(number, Flying { done, what, deadline });
+        Ok(Some(Call { step, dtype: claim.dtype, memory, divisor }))
+    }
+
+    /// What was issued is on its way, or done as far as there was nothing to do.
+    fn fly(&self, lines: &Lines, event: Option<Arc<Event>>, steps: &[Step]) {
+        let mut state = self.work.lock();
+        // None if they were reported meanwhile.
+        let (mut over, mut waiting) = (Vec::new(), Vec::new());
+        for (done, step) in std::mem::take(&mut state.issuing).into_iter().zip(steps) {
+            if *step == Step::Nothing { over.push(done) } else { waiting.push(done) }
+        }
+        let flies = event.filter(|_| !waiting.is_empty()).map(|event| {
+            let (number, what) = (state.flown, what_of(steps));
+            state.flown += 1;
+            let deadline = self.work.now() + self.work.team.step_timeout;
+            state.flying.insert(number, Flying { waiting, what, deadline });
+            (event, what, number)
+        });
         drop(state);
-        let work = Arc::clone(&self.work);
-        lines.reaper.when(event, what, Done::new(move |outcome| work.landed(number, outcome)));
+        if let Some((event, what, number)) = flies {
+            let work = Arc::clone(&self.work);
+            lines.reaper.when(event, what, Done::new(move |outcome| work.landed(number, outcome)));
+        }
+        for done in over {
+            done.ok(());
+        }
     }
 
     fn is_met(&self) -> bool {
@@ -272,6 +291,13 @@ impl Issuer {
             }
         }
     }
+}
+
+/// What the steps of a group are called.
+fn what_of(steps: &[Step]) -> &'static str {
+    let mut names = steps.iter().filter(|step| **step != Step::Nothing).map(|step| what(*step));
+    let first = names.next().unwrap_or("nothing");
+    if names.all(|name| name == first) { first } else { "a group of operations" }
 }
 
 /// What a step is called.

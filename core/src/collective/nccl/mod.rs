@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!  check ─► library, device, thread (once)                 the framework's own copy of NCCL, if it has one
-//!  issue ─► queue ─► gl-nccl: marks ─► NCCL ─► event ─► reaper ─► Done
+//!  issue ─► queue ─► gl-nccl: marks, kernels ─► one group of NCCL ─► event ─► reaper ─► Done of each
 //!  abort, an error of NCCL, a deadline ─► the end: the communicator is aborted, and everything reports the cause
 //! ```
-//! One thread issues, in the order that it is given: NCCL wants the same order on all ranks. The communicator is made at the first
+//! One thread issues, in the order and the groups that it is given: NCCL wants the same on all ranks. The communicator is made at the first
 //! operation, to which all ranks come alike. What NCCL is told is decided in `program`, by one pure function.
 
 mod comm;

@@ -64,14 +64,14 @@ impl DeviceRoad for Road {
         self.start(device)
     }
 
-    fn issue(&self, ordered: Ordered, done: Done<()>) {
+    fn issue(&self, group: Vec<(Ordered, Done<()>)>) {
         let mut state = self.work.lock();
         if let Some(cause) = &state.over {
             let cause = cause.clone();
             drop(state);
-            return done.err(cause);
+            return group.into_iter().for_each(|(_, done)| done.err(cause.clone()));
         }
-        state.queue.push_back((ordered, done));
+        state.queue.push_back(group);
         drop(state);
         self.work.bell.notify_all();
     }

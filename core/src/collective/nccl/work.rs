@@ -37,12 +37,13 @@ pub(super) struct Work {
 
 #[derive(Default)]
 pub(super) struct State {
-    pub(super) queue: VecDeque<(Ordered, Done<()>)>,
-    /// On the device's stream, by the order in which they came there.
+    /// Groups that wait for their turn.
+    pub(super) queue: VecDeque<Vec<(Ordered, Done<()>)>>,
+    /// Groups on the device's stream, by the order in which they came there.
     pub(super) flying: BTreeMap<u64, Flying>,
     pub(super) flown: u64,
-    /// Taken out of the queue and not on the stream yet.
-    pub(super) issuing: Option<Done<()>>,
+    /// Of the group that was taken out of the queue and is not on the stream yet.
+    pub(super) issuing: Vec<Done<()>>,
     /// Something failed, and its cause may still be found.
     failing: bool,
     /// Why nothing is done any more.
@@ -53,8 +54,9 @@ pub(super) struct State {
     pub(super) closing: bool,
 }
 
+/// A group, whose operations end together.
 pub(super) struct Flying {
-    pub(super) done: Done<()>,
+    pub(super) waiting: Vec<Done<()>>,
     /// What it is, for errors.
     pub(super) what: &'static str,
     pub(super) deadline: Time,
@@ -62,14 +64,14 @@ pub(super) struct Flying {
 
 impl State {
     pub(super) fn is_busy(&self) -> bool {
-        !self.queue.is_empty() || !self.flying.is_empty() || self.issuing.is_some()
+        !self.queue.is_empty() || !self.flying.is_empty() || !self.issuing.is_empty()
     }
 
     /// Everybody who waits.
     fn take_all(&mut self) -> Vec<Done<()>> {
-        let flying = std::mem::take(&mut self.flying).into_values().map(|flying| flying.done);
-        let queued = std::mem::take(&mut self.queue).into_iter().map(|(_, done)| done);
-        flying.chain(self.issuing.take()).chain(queued).collect()
+        let flying = std::mem::take(&mut self.flying).into_values().flat_map(|flying| flying.waiting);
+        let queued = std::mem::take(&mut self.queue).into_iter().flatten().map(|(_, done)| done);
+        flying.chain(std::mem::take(&mut self.issuing)).chain(queued).collect()
     }
 }
 
@@ -146,7 +148,7 @@ impl Work {
         }
     }
 
-    /// The stream has come to an operation's end.
+    /// The stream has come to a group's end.
     pub(super) fn landed(self: &Arc<Self>, number: u64, outcome: Result<()>) {
         // Not what an abort has ended, and not what NCCL knows to have failed.
         let outcome = outcome.and_then(|()| match &*self.comm.lock().expect(LOCK) {
@@ -163,7 +165,7 @@ impl Work {
         let landed = state.flying.remove(&number);
         drop(state);
         self.bell.notify_all();
-        if let Some(Flying { done, .. }) = landed {
+        for done in landed.into_iter().flat_map(|flying| flying.waiting) {
             done.ok(());
         }
     }

@@ -24,6 +24,24 @@ fn the_oldest_has_its_turn_now_and_then() {
 }
 
 #[test]
+fn what_is_upcoming_is_what_is_decided_next() {
+    let mut order = Order::new(1, 3);
+    for (part, priority) in [(1, 0), (2, 0), (3, 9), (4, 9)] {
+        order.handle_ready(0, slot(part, 0), Claim { bytes: 4 * part, ..urgent(priority) });
+    }
+    for part in [3, 4, 1, 2] {
+        assert_eq!(order.upcoming().map(|(slot, claim)| (slot, claim.bytes)), Some((slot(part, 0), 4 * part)));
+        assert!(matches!(order.next_decision(), Some(Decision::Run { slot: next, .. }) if next == slot(part, 0)));
+    }
+    assert_eq!(order.upcoming(), None);
+    order.handle_ready(0, slot(5, 0), claim());
+    order.handle_withdrawn(0, slot(6, 0));
+    assert_eq!(order.upcoming(), None, "a failure comes first");
+    order.next_decision();
+    assert_eq!(order.upcoming().map(|(slot, _)| slot), Some(slot(5, 0)));
+}
+
+#[test]
 fn every_rank_hears_of_a_mismatch_and_so_does_who_comes_later() {
     let mut order = Order::new(3, 0);
     let other = Claim { op: Op::Max, ..claim() };

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::collective::{DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team, Walk};
 use crate::mem::{DeviceRegion, Ordinal};
+use crate::sched::order::Decision;
 
 #[test]
 fn what_lies_on_devices_is_reduced_in_one_order_whatever_the_order_in_which_ranks_come() {
@@ -72,6 +73,8 @@ fn an_urgent_part_overtakes_what_is_not_on_the_road_yet() {
     }
     roads.wait_for(16);
     submit(59, 1);
+    // Until all have said so.
+    machine.later(Duration::ZERO);
     roads.release();
     for _ in 0..120 {
         assert!(ended.recv_timeout(PATIENCE).unwrap().is_ok());
@@ -84,7 +87,7 @@ fn an_urgent_part_overtakes_what_is_not_on_the_road_yet() {
 fn no_more_is_on_the_road_than_an_urgent_part_may_wait_for() {
     let (machine, roads) = machine(2);
     roads.hold();
-    let mut data = [0, 1].map(|_| vec![vec![1_i32; 3 << 20]; 4]);
+    let mut data = [0, 1].map(|_| vec![vec![1_i32; 6 << 20]; 4]);
     let (sender, ended) = mpsc::channel();
     for part in 0..4 {
         for (member, data) in machine.0.iter().zip(&mut data) {
@@ -93,13 +96,111 @@ fn no_more_is_on_the_road_than_an_urgent_part_may_wait_for() {
             member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
         }
     }
-    // 12 MiB each: the third begins below 32 MiB.
+    // 24 MiB each: the third begins below 64 MiB.
     roads.wait_for(3);
     roads.release();
     for _ in 0..8 {
         assert!(ended.recv_timeout(PATIENCE).unwrap().is_ok());
     }
     assert_eq!(roads.most_at_once(), 3);
+}
+
+#[test]
+fn what_is_ready_at_once_goes_together_and_alike_on_all_ranks() {
+    for ranks in [2, 4] {
+        let gate = Gate::closed(ranks);
+        let mut data: Vec<Vec<Vec<i32>>> =
+            (0..ranks).map(|rank| (0..20).map(|part| vec![digit(rank, part); part + 1]).collect()).collect();
+        let owner = |part: usize| (part % ranks) as u32;
+        let outcomes = gate.submit(&mut data, |member, part, data| {
+            on_device(member, slot(part as u64, 0), Op::Sum, reduce_to(owner(part)), data)
+        });
+        assert_eq!(gate.open(outcomes), vec![Ok(ranks as f64); 20 * ranks]);
+        assert_eq!(gate.groups(), [1, 8, 8, 4], "what held the road, and the rest as soon as it was over");
+        for (rank, data) in data.iter().enumerate() {
+            for (part, data) in data.iter().enumerate() {
+                let sum = (0..ranks).map(|rank| digit(rank, part)).sum();
+                let expected = if owner(part) as usize == rank { sum } else { digit(rank, part) };
+                assert!(data.iter().all(|value| *value == expected), "part {part} on rank {rank}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_group_is_no_longer_than_may_be_nor_than_there_is_room() {
+    let gate = Gate::closed(2);
+    let mut nothing = vec![vec![vec![]; 5]; 2];
+    let outcomes = gate.submit(&mut nothing, |member, part, _| kept(member, slot(part as u64, 0), 12 << 20));
+    assert_eq!(gate.open(outcomes), vec![Ok(2.0); 10]);
+    // The third of 12 MiB would be above 32; the fifth begins below 64, and nothing may follow it.
+    assert_eq!(gate.groups(), [1, 2, 2, 1]);
+}
+
+#[test]
+fn what_goes_another_way_is_in_no_group() {
+    let gate = Gate::closed(2);
+    let mut data = vec![vec![vec![1_i32; 8]; 6]; 2];
+    let failure = || Error::Unavailable { what: "server 0".to_owned(), cause: "it burns".to_owned() };
+    let outcomes = gate.submit(&mut data, |member, part, data| {
+        let is_owner = member.0.core.board.me == 0;
+        match part {
+            2 => member.operation(slot(2, 0), Op::Sum, 1.0, data),
+            4 => Operation { failure: is_owner.then(failure), ..on_device(member, slot(4, 0), Op::Sum, from(0), data) },
+            _ => on_device(member, slot(part as u64, 0), Op::Sum, Goal::AllReduce, data),
+        }
+    });
+    let outcomes = gate.open(outcomes);
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 10);
+    assert_eq!(gate.groups(), [1, 2, 1, 1], "around part 2 of the host and part 4, which has failed");
+    assert!(data.iter().flatten().enumerate().all(|(at, data)| *data == [if at % 6 == 4 { 1 } else { 2 }; 8]));
+}
+
+#[test]
+fn the_rounds_of_a_part_are_not_in_one_group() {
+    let gate = Gate::closed(2);
+    let mut data = vec![vec![vec![1_i32; 8]; 3]; 2];
+    let outcomes = gate.submit(&mut data, |member, round, data| {
+        on_device(member, slot(1, round as u64), Op::Sum, Goal::AllReduce, data)
+    });
+    assert_eq!(gate.open(outcomes), vec![Ok(2.0); 6]);
+    assert_eq!(gate.groups(), [1, 1, 1, 1]);
+}
+
+#[test]
+fn a_rank_that_dies_takes_all_of_every_group_with_it() {
+    let gate = Gate::closed(3);
+    let mut data = vec![vec![vec![1_i32; 8]; 20]; 3];
+    let outcomes = gate.submit(&mut data, |member, part, data| {
+        on_device(member, slot(part as u64, 0), Op::Sum, Goal::AllReduce, data)
+    });
+    // Two groups are on the road, of which nothing is carried out any more, and the rest is not.
+    gate.roads.carry_out_at_most(1);
+    gate.roads.release();
+    gate.roads.wait_for(16);
+    gate.machine.0[2].0.core.watch.leave(false);
+    let outcomes = gate.heard(&outcomes);
+    assert_eq!(outcomes.len(), 60);
+    for outcome in outcomes {
+        assert!(matches!(&outcome, Err(Error::PeerLost { member, .. }) if member == "worker 2"), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_group_that_means_nothing_is_told_to_be_the_leaders() {
+    let (machine, roads) = machine(2);
+    let mut data = vec![1_i32; 8];
+    let (sender, ended) = mpsc::channel();
+    let operation = on_device(&machine.0[1], slot(1, 0), Op::Sum, Goal::AllReduce, &mut data);
+    let claim = operation.claim;
+    machine.0[1].0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    let run = |part: u64| Decision::Run { slot: slot(part, 0), claim, failed: None, weights: vec![1.0; 2] };
+    let too_many: Vec<Decision> = (1..10).map(run).collect();
+    machine.0[0].0.core.board.order(&too_many);
+    machine.0[0].0.core.board.knock_others(true);
+    let error = ended.recv_timeout(PATIENCE).unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Protocol { peer, .. } if peer == "worker 0"), "{error}");
+    assert_eq!(roads.met(), 0);
 }
 
 #[test]
@@ -352,6 +453,81 @@ fn hold_on_the_road(machine: &Machine, roads: &Roads, data: &mut [[i32; 8]]) -> 
     ended
 }
 
+/// A machine whose road is full of one operation, so that whatever is submitted is ready at once when that is over.
+struct Gate {
+    machine: Machine,
+    roads: Arc<Roads>,
+}
+
+type Outcomes = mpsc::Receiver<Result<f64>>;
+
+impl Gate {
+    fn closed(ranks: usize) -> Self {
+        let (machine, roads) = machine(ranks);
+        roads.hold();
+        for member in &machine.0 {
+            member.0.run(
+                kept(member, slot(u64::MAX, 0), 64 << 20),
+                Done::new(|outcome: Result<f64>| assert!(outcome.is_ok(), "{outcome:?}")),
+            );
+        }
+        roads.wait_for(1);
+        Self { machine, roads }
+    }
+
+    /// Every rank submits an operation for each of its data; the first rank comes first, so that its order is the one of all.
+    fn submit(
+        &self,
+        data: &mut [Vec<Vec<i32>>],
+        operation: impl Fn(&Member, usize, &mut [i32]) -> Operation,
+    ) -> Outcomes {
+        let (sender, ended) = mpsc::channel();
+        for (member, data) in self.machine.0.iter().zip(data) {
+            for (part, data) in data.iter_mut().enumerate() {
+                let sender = sender.clone();
+                let done = Done::new(move |outcome| sender.send(outcome).unwrap());
+                member.0.run(operation(member, part, data), done);
+            }
+            // Until it has said all of it.
+            self.machine.later(Duration::ZERO);
+        }
+        ended
+    }
+
+    fn open(&self, outcomes: Outcomes) -> Vec<Result<f64>> {
+        self.roads.release();
+        self.heard(&outcomes)
+    }
+
+    /// What became of everything.
+    fn heard(&self, outcomes: &Outcomes) -> Vec<Result<f64>> {
+        let mut heard = Vec::new();
+        loop {
+            match outcomes.recv_timeout(PATIENCE) {
+                Ok(outcome) => heard.push(outcome),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return heard,
+                Err(mpsc::RecvTimeoutError::Timeout) => panic!("{} of them ended", heard.len()),
+            }
+        }
+    }
+
+    /// How many operations were in each group, which is the same on all ranks.
+    fn groups(&self) -> Vec<usize> {
+        let state = self.roads.state.lock().unwrap();
+        assert!(state.groups.values().all(|groups| *groups == state.groups[&0]), "{:?}", state.groups);
+        state.groups[&0].clone()
+    }
+}
+
+/// Something so long for which no memory is touched: the first rank keeps what it has.
+fn kept(member: &Member, slot: Slot, bytes: usize) -> Operation {
+    let region = || DeviceRegion::new(Ordinal(0), 1 << 12, bytes);
+    let memory = DeviceMemory { source: vec![region()], destination: vec![region()], after: Vec::new() };
+    let operation = on_device(member, slot, Op::Broadcast { root: WorkerId(0) }, reduce_to(0), &mut []);
+    let claim = Claim { bytes: bytes as u64, ..operation.claim };
+    Operation { claim, memory: Memory::Device(memory), ..operation }
+}
+
 /// Memory of a test as if it were a device's.
 fn on_device(member: &Member, slot: Slot, op: Op, goal: Goal, data: &mut [i32]) -> Operation {
     let address = data.as_mut_ptr().expose_provenance() as u64;
@@ -373,10 +549,12 @@ struct Roads {
 #[derive(Default)]
 struct RoadsState {
     held: bool,
+    /// As many are carried out and no more.
+    carried_out_max: Option<usize>,
     bulletins: BTreeMap<usize, Bulletin>,
-    /// How many operations each rank has issued.
-    issued: BTreeMap<usize, usize>,
-    /// Those that some rank has issued and that are not carried out, by their number on the road.
+    /// How many operations are in each group that a rank has issued.
+    groups: BTreeMap<usize, Vec<usize>>,
+    /// Operations that some rank has issued and that are not carried out, by their number on the road.
     meeting: BTreeMap<usize, BTreeMap<usize, (Ordered, Done<()>)>>,
     carried_out: Vec<u64>,
     most_at_once: usize,
@@ -413,6 +591,11 @@ impl Roads {
     fn release(&self) {
         self.state.lock().unwrap().held = false;
         self.go_on();
+    }
+
+    /// Lets so many operations be carried out in all.
+    fn carry_out_at_most(&self, operations: usize) {
+        self.state.lock().unwrap().carried_out_max = Some(operations);
     }
 
     /// Waits until all ranks have so many operations on the road.
@@ -458,7 +641,7 @@ impl Roads {
             self.changed.notify_all();
             let next = state.carried_out.len();
             let is_met = state.meeting.get(&next).is_some_and(|ranks| ranks.len() == self.ranks);
-            if state.held || !is_met {
+            if state.held || !is_met || state.carried_out_max == Some(next) {
                 return;
             }
             let met = state.meeting.remove(&next).unwrap();
@@ -478,13 +661,16 @@ impl Roads {
 }
 
 fn carry_out(walk: Walk, orders: &[Ordered]) {
+    if let Walk::Keep { .. } | Walk::Nothing = walk {
+        return;
+    }
     let contributions: Vec<Vec<i32>> = orders.iter().map(|order| read(&order.memory.source[0])).collect();
     let result = match walk {
         Walk::Reduce { .. } => {
             (0..contributions[0].len()).map(|index| contributions.iter().map(|data| data[index]).sum()).collect()
         }
         Walk::Show { from, .. } => contributions[from].clone(),
-        Walk::Keep { .. } | Walk::Nothing => unreachable!("no test has it"),
+        Walk::Keep { .. } | Walk::Nothing => unreachable!("looked at above"),
     };
     for (_, order) in orders.iter().enumerate().filter(|(rank, _)| walk.leads_to(*rank)) {
         write(&order.memory.destination[0], &result);
@@ -496,17 +682,19 @@ impl DeviceRoad for FakeRoad {
         Ok(())
     }
 
-    fn issue(&self, ordered: Ordered, done: Done<()>) {
+    fn issue(&self, group: Vec<(Ordered, Done<()>)>) {
         let mut state = self.roads.state.lock().unwrap();
         if let Some(cause) = state.over.get(&self.me) {
             let cause = cause.clone();
             drop(state);
-            return done.err(cause);
+            return group.into_iter().for_each(|(_, done)| done.err(cause.clone()));
         }
-        let issued = state.issued.entry(self.me).or_default();
-        let number = *issued;
-        *issued += 1;
-        state.meeting.entry(number).or_default().insert(self.me, (ordered, done));
+        let groups = state.groups.entry(self.me).or_default();
+        let first: usize = groups.iter().sum();
+        groups.push(group.len());
+        for (number, operation) in (first..).zip(group) {
+            state.meeting.entry(number).or_default().insert(self.me, operation);
+        }
         state.most_at_once = state.most_at_once.max(state.meeting.len());
         drop(state);
         self.roads.go_on();

@@ -1,0 +1,164 @@
+//! Which operations go together: several on memory of devices that are ready at the same time. Their library makes few launches of them,
+//! and reduces to different owners side by side, so that every rank's links work at once.
+//!
+//! The leader forms a group of what is ready and waits for nothing; it writes all of it before anybody sees it, and every rank checks what
+//! it reads. A group that differs between ranks would hang their library.
+
+use super::devices::Room;
+use crate::pipeline::DeviceKind;
+use crate::sched::order::{Claim, Decision, Order, Slot};
+use crate::types::PartId;
+
+/// The most operations of a group: one for each owner on a machine of eight devices, and few enough that what is ready a moment later does
+/// not wait long.
+pub(super) const OPERATIONS_MAX: usize = 8;
+/// The most bytes of several operations: as many parts of 4 MiB. All of a group ends together, so that a longer one would keep its first
+/// part from being pushed for longer than the launches cost that it saves.
+pub(super) const BYTES_MAX: u64 = 32 << 20;
+
+/// A group while it is formed or checked.
+pub(super) struct Group {
+    parts: Vec<PartId>,
+    bytes: u64,
+}
+
+impl Group {
+    /// The group that begins with a decision; `None` if nothing can go with it.
+    pub(super) fn of(decision: &Decision) -> Option<Self> {
+        let Decision::Run { slot: (part, _), claim, .. } = decision else { return None };
+        may_join(claim).then(|| Self { parts: vec![*part], bytes: claim.bytes })
+    }
+
+    /// Takes an operation in, if it may go with the others. Not a second one on a part: it may need what the first one makes.
+    pub(super) fn take(&mut self, (part, _): Slot, claim: &Claim) -> bool {
+        let fits = self.parts.len() < OPERATIONS_MAX && self.bytes.saturating_add(claim.bytes) <= BYTES_MAX;
+        let joins = fits && may_join(claim) && !self.parts.contains(&part);
+        if joins {
+            self.parts.push(part);
+            self.bytes += claim.bytes;
+        }
+        joins
+    }
+
+    /// How many there are.
+    pub(super) fn operations(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// How long they are together.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// What comes next, and with it what is as ready and goes the same way, in at most `orders` orders. Nothing waits for more to come.
+///
+/// # Panics
+/// If there is nothing to decide.
+pub(super) fn next(order: &mut Order, orders: u64, room: &Room) -> Vec<Decision> {
+    let mut decisions = vec![order.next_decision().expect("it was asked whether it has one")];
+    let Some(mut group) = Group::of(&decisions[0]) else { return decisions };
+    while (decisions.len() as u64) < orders
+        && room.is_left_by(&group)
+        && let Some((slot, claim)) = order.upcoming()
+        && group.take(slot, claim)
+    {
+        decisions.push(order.next_decision().expect("it is upcoming"));
+    }
+    decisions
+}
+
+/// Whether these decisions may be carried out together: one may be anything.
+pub(super) fn is_sound(decisions: &[Decision]) -> bool {
+    let [first, rest @ ..] = decisions else { return false };
+    let mut group = Group::of(first);
+    rest.iter().all(|decision| match (decision, &mut group) {
+        (Decision::Run { slot, claim, .. }, Some(group)) => group.take(*slot, claim),
+        _ => false,
+    })
+}
+
+/// Whether an operation may go with others: one of the host has a way of its own, and so has what an owner has to tell instead of a part.
+fn may_join(claim: &Claim) -> bool {
+    claim.device == DeviceKind::Cuda && !claim.failed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sched::order::Failure;
+    use crate::types::{DType, Op, Priority, Round, TensorKey};
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_decision_alone_may_be_anything() {
+        for decision in [run(1, claim(MIB)), run(1, claim(1 << 40)), run(1, host()), run(1, failed()), gave_up()] {
+            assert!(is_sound(&[decision]));
+        }
+        assert!(!is_sound(&[]));
+    }
+
+    #[test]
+    fn several_are_on_devices_and_none_of_them_has_failed() {
+        let first = || run(1, claim(MIB));
+        for other in [run(2, host()), run(2, failed()), gave_up()] {
+            assert!(!is_sound(&[first(), other.clone()]), "{other:?}");
+            assert!(!is_sound(&[other, first()]));
+        }
+        assert!(is_sound(&[first(), run(2, claim(4))]));
+        assert!(!is_sound(&[first(), run(1, claim(4))]), "two on one part");
+    }
+
+    #[test]
+    fn several_are_at_most_so_many_and_so_long() {
+        let of = |count: u64, bytes| (0..count).map(|part| run(part, claim(bytes))).collect::<Vec<_>>();
+        assert!(is_sound(&of(8, 4 * MIB)));
+        assert!(!is_sound(&of(9, 4)), "too many");
+        assert!(!is_sound(&of(2, 16 * MIB + 4)), "too long");
+        assert!(!is_sound(&[run(1, claim(33 * MIB)), run(2, claim(0))]), "what is too long is alone");
+        assert!(!is_sound(&of(2, u64::MAX - 3)));
+    }
+
+    #[test]
+    fn a_group_is_of_what_is_ready_and_no_larger_than_there_is_room() {
+        let mut order = Order::new(2, 0);
+        for (part, rank) in (0..8).flat_map(|part| [(part, 0), (part, 1)]) {
+            order.handle_ready(rank, slot(part), claim(MIB));
+        }
+        let mut next = |orders, room| {
+            let decisions = next(&mut order, orders, &room);
+            assert!(is_sound(&decisions));
+            decisions.len()
+        };
+        assert_eq!(next(2, Room { operations: 16, bytes: 64 * MIB }), 2, "where a rank has not read its orders");
+        assert_eq!(next(64, Room { operations: 1, bytes: 64 * MIB }), 1, "where much is on the road");
+        assert_eq!(next(64, Room { operations: 16, bytes: 2 * MIB }), 2, "where much of it is long");
+        assert_eq!(next(64, Room { operations: 16, bytes: 64 * MIB }), 3, "the rest: nothing waits for more");
+    }
+
+    fn run(part: u64, claim: Claim) -> Decision {
+        Decision::Run { slot: slot(part), claim, failed: None, weights: vec![1.0; 2] }
+    }
+
+    fn gave_up() -> Decision {
+        Decision::Fail { slot: slot(9), failure: Failure::GaveUp { rank: 0 } }
+    }
+
+    fn slot(part: u64) -> Slot {
+        (PartId { key: TensorKey(part), index: 0 }, Round(0))
+    }
+
+    fn claim(bytes: u64) -> Claim {
+        let (device, priority) = (DeviceKind::Cuda, Priority(0));
+        Claim { op: Op::Sum, dtype: DType::F32, bytes, device, failed: false, weight: 1.0, priority }
+    }
+
+    fn host() -> Claim {
+        Claim { device: DeviceKind::Host, ..claim(MIB) }
+    }
+
+    fn failed() -> Claim {
+        Claim { failed: true, ..claim(MIB) }
+    }
+}
