@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::board::{Board, Breakage};
-use super::devices::{self, Devices};
+use super::devices::Devices;
 use super::explain::{broken, explain};
 use super::group;
 use super::layout::Word;
+use super::pending::{Pending, has_memory};
 use super::record::Announcement;
-use super::road::{Part, Running, Scratch, fits};
+use super::road::{Part, Running, Scratch};
 use super::{Goal, LocalRank, Operation};
 use crate::collective::{Memory, Ordered, Walk};
 use crate::error::Error;
@@ -69,16 +70,6 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// So many deadlines of operations that are over are not worth a pass over the others.
 const DUE_SLACK: usize = 64;
-
-struct Pending {
-    operation: Operation,
-    /// Absent where nobody waits for it any more: this rank takes part for the others' sake.
-    done: Option<Done<f64>>,
-    since: Time,
-    withdrawn: bool,
-    /// The leader was told that it takes too long.
-    overdue: bool,
-}
 
 impl Driver {
     pub(super) fn new(
@@ -292,7 +283,9 @@ impl Driver {
         } else {
             match self.walk(&operation) {
                 None => wrong(format!("is not reduced on this machine: {:?}", operation.goal)),
-                Some(walk) if !self.has_memory(&operation, walk) => wrong("with memory of another length".to_owned()),
+                Some(walk) if !has_memory(&operation, walk, self.board.me) => {
+                    wrong("with memory of another length".to_owned())
+                }
                 Some(_) => None,
             }
         };
@@ -302,8 +295,7 @@ impl Driver {
         if !self.waits_for_owner(&operation) {
             self.due.insert((now + self.step_timeout, slot));
         }
-        let pending = Pending { operation, done: Some(done), since: now, withdrawn: false, overdue: false };
-        self.pending.insert(slot, pending);
+        self.pending.insert(slot, Pending::new(operation, done, now));
         if self.due.len() > 2 * self.pending.len() + DUE_SLACK {
             self.due.retain(|(_, slot)| self.pending.contains_key(slot));
         }
@@ -323,17 +315,6 @@ impl Driver {
                 let is_whole = *goal != Goal::AllReduce || team.len() == self.ranks.len();
                 Walk::of(goal, claim.op, team.len(), near).filter(|_| is_whole)
             }
-        }
-    }
-
-    /// Whether an operation has the memory that its walk needs of this rank.
-    fn has_memory(&self, operation: &Operation, walk: Walk) -> bool {
-        match &operation.memory {
-            // It only looks on.
-            Memory::Host { source, destination } if source.is_empty() && destination.is_empty() => {
-                operation.claim.bytes == 0 || operation.failure.is_some() || !walk.needs(self.board.me)
-            }
-            memory => lies_in(memory, &operation.claim),
         }
     }
 
@@ -467,7 +448,7 @@ impl Driver {
                         true => Error::Cancelled,
                         false => explain(&self.ranks, slot, failure, now.since(pending.since)),
                     };
-                    end(pending, error);
+                    pending.end(error);
                 }
             }
             Decision::Run { slot, claim, failed, weights } => {
@@ -476,7 +457,7 @@ impl Driver {
                 let Some(pending) = ours else { return Err(Breakage::Confused(0)) };
                 match (failed, self.refusal(&pending.operation, &weights)) {
                     (Some(rank), _) => self.hear_why(now, pending, claim, rank as usize)?,
-                    (None, Some(error)) => end(pending, error),
+                    (None, Some(error)) => pending.end(error),
                     (None, None) => self.begin(now, pending, claim, weights),
                 }
             }
@@ -539,7 +520,7 @@ impl Driver {
         for (slot, pending) in pending {
             let left = explain(&self.ranks, slot, Failure::Left { missing: 1 }, now.since(pending.since));
             let error = if pending.withdrawn { Error::Cancelled } else { left };
-            end(pending, error);
+            pending.end(error);
         }
         any
     }
@@ -580,16 +561,8 @@ impl Driver {
         }
         for pending in std::mem::take(&mut self.pending).into_values() {
             let error = if pending.withdrawn { Error::Cancelled } else { error.clone() };
-            end(pending, error);
+            pending.end(error);
         }
-    }
-}
-
-/// Ends what was not begun, and tells whoever waits for it.
-fn end(pending: Pending, error: Error) {
-    drop(pending.operation);
-    if let Some(done) = pending.done {
-        done.err(error);
     }
 }
 
@@ -599,15 +572,6 @@ fn tell(order: &mut Order, rank: u32, announcement: Announcement) {
         Announcement::Withdrawn(slot) => order.handle_withdrawn(rank, slot),
         Announcement::Overdue(slot, waited) => order.handle_overdue(slot, waited),
     }
-}
-
-/// Whether memory is of the kind and length that `claim` says.
-fn lies_in(memory: &Memory, claim: &Claim) -> bool {
-    memory.kind() == claim.device
-        && match memory {
-            Memory::Host { source, destination } => fits(claim, source) && fits(claim, destination),
-            Memory::Device(memory) => devices::fits(memory, claim.bytes, claim.dtype.bytes()),
-        }
 }
 
 fn shut_down() -> Error {

@@ -17,6 +17,7 @@ mod driver;
 mod explain;
 mod group;
 mod layout;
+mod pending;
 mod record;
 mod rendezvous;
 mod road;
