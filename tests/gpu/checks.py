@@ -236,6 +236,28 @@ def capture() -> None:
 def ranks_on_one_gpu() -> None:
     os.environ["NCCL_HOSTID"] = f"h{os.environ['GRADLANE_RANK']}"
     gl.init()
+    _reduce_between_two()
+    here = device()
+    below_zero = torch.full((1000,), -gl.rank(), dtype=torch.int32, device=here)
+    gl.push_pull_(below_zero, "below zero", op=gl.Average)
+    assert torch.equal(below_zero, torch.full_like(below_zero, -1)), "rounded down, as in host memory"
+    many = [torch.full((1 << 18,), gl.rank() + 1.0, device=here) for _ in range(40)]
+    gl.grouped_push_pull_(many, "many", op=gl.Sum)
+    assert all(torch.equal(one, torch.full_like(one, 3.0)) for one in many), "in groups"
+    passed("the ranks of one machine reduce by NCCL, with exact sums and means of integers, and no server")
+    gl.shutdown()
+
+
+def pcie_groups() -> None:
+    gl.init()
+    _reduce_between_two()
+    metrics = gl.metrics()
+    assert not IS_CUDA or metrics["d2h_bytes"] == metrics["h2d_bytes"] > 0, "the host added nothing"
+    passed("two groups of one device each add on the host, with exact sums and no server")
+    gl.shutdown()
+
+
+def _reduce_between_two() -> None:
     here = device()
     for dtype in (torch.float32, torch.bfloat16, torch.int32):
         for count in (1, 1000, 1 << 20):
@@ -244,8 +266,6 @@ def ranks_on_one_gpu() -> None:
             gl.push_pull_(tensor, f"{dtype} {count}", op=gl.Sum)
             assert torch.equal(tensor, pattern * 3), f"{dtype} {count}"
     assert not IS_CUDA or gl.metrics()["pushes"] == 0, "a server was asked"
-    passed("the ranks of one machine reduce by NCCL, with exact sums and no server")
-    gl.shutdown()
 
 
 def overlap() -> None:
@@ -308,6 +328,12 @@ CHECKS = {
     "overlap": Check("copies and messages during the backward pass", overlap, workers=2, env=THROUGH_SERVERS),
     "ranks_on_one_gpu": Check(
         "two ranks of a machine by NCCL on one GPU", ranks_on_one_gpu, workers=2, env=ONE_GPU_FOR_ALL
+    ),
+    "pcie_groups": Check(
+        "two ranks of a machine, each a PCIe group of its own",
+        pcie_groups,
+        workers=2,
+        env={**ONE_GPU_FOR_ALL, "GRADLANE_PCIE_SWITCH_SIZE": "1"},
     ),
     "sanitizer": Check(
         "sums under compute-sanitizer",

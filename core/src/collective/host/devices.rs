@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::LOCK;
 use super::board::{Board, Breakage};
-use super::group::{self, Group};
+use super::group::{self, Room};
 use crate::collective::{DeviceMemory, DeviceRoad, Memory, Operation, Ordered};
 use crate::error::{Error, Result};
 use crate::types::Done;
@@ -35,19 +35,6 @@ struct Flight {
 const OPERATIONS_MAX: usize = 2 * group::OPERATIONS_MAX;
 /// The same in bytes. An operation that is longer is alone.
 const BYTES_MAX: u64 = 2 * group::BYTES_MAX;
-
-/// What else may come to the road.
-pub(super) struct Room {
-    pub(super) operations: usize,
-    pub(super) bytes: u64,
-}
-
-impl Room {
-    /// Whether another operation may join a group before it is on the road.
-    pub(super) fn is_left_by(&self, group: &Group) -> bool {
-        group.operations() < self.operations && group.bytes() < self.bytes
-    }
-}
 
 /// Operations that came to the road together. Room is made for as many at once, so that groups do not crumble.
 struct Landing {

@@ -4,7 +4,6 @@
 //! The leader forms a group of what is ready and waits for nothing; it writes all of it before anybody sees it, and every rank checks what
 //! it reads. A group that differs between ranks would hang their library.
 
-use super::devices::Room;
 use crate::pipeline::DeviceKind;
 use crate::sched::order::{Claim, Decision, Order, Slot};
 use crate::types::PartId;
@@ -16,21 +15,34 @@ pub(super) const OPERATIONS_MAX: usize = 8;
 /// part from being pushed for longer than the launches cost that it saves.
 pub(super) const BYTES_MAX: u64 = 32 << 20;
 
+/// What else may come to the road of devices.
+pub(super) struct Room {
+    pub(super) operations: usize,
+    pub(super) bytes: u64,
+}
+
+impl Room {
+    /// Whether another operation may join a group before it is on the road.
+    fn is_left_by(&self, group: &Group) -> bool {
+        group.parts.len() < self.operations && group.bytes < self.bytes
+    }
+}
+
 /// A group while it is formed or checked.
-pub(super) struct Group {
+struct Group {
     parts: Vec<PartId>,
     bytes: u64,
 }
 
 impl Group {
     /// The group that begins with a decision; `None` if nothing can go with it.
-    pub(super) fn of(decision: &Decision) -> Option<Self> {
+    fn of(decision: &Decision) -> Option<Self> {
         let Decision::Run { slot: (part, _), claim, .. } = decision else { return None };
         may_join(claim).then(|| Self { parts: vec![*part], bytes: claim.bytes })
     }
 
     /// Takes an operation in, if it may go with the others. Not a second one on a part: it may need what the first one makes.
-    pub(super) fn take(&mut self, (part, _): Slot, claim: &Claim) -> bool {
+    fn take(&mut self, (part, _): Slot, claim: &Claim) -> bool {
         let fits = self.parts.len() < OPERATIONS_MAX && self.bytes.saturating_add(claim.bytes) <= BYTES_MAX;
         let joins = fits && may_join(claim) && !self.parts.contains(&part);
         if joins {
@@ -38,16 +50,6 @@ impl Group {
             self.bytes += claim.bytes;
         }
         joins
-    }
-
-    /// How many there are.
-    pub(super) fn operations(&self) -> usize {
-        self.parts.len()
-    }
-
-    /// How long they are together.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
     }
 }
 
