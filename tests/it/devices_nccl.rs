@@ -167,16 +167,51 @@ fn what_is_reduced_is_what_the_marked_stream_makes() {
 }
 
 #[test]
-fn a_process_reduces_on_one_device_and_says_so() {
+fn ranks_with_several_devices_reduce_on_each_with_its_like() {
+    let mut ranks = ranks(2, &config());
+    let devices: Vec<[Ordinal; 2]> = ranks.iter().map(|rank| [rank.device, Ordinal(fakes::device().1)]).collect();
+    // So that the first is the first on both.
+    each(&ranks, |_, member| member.reduce(&Wanted::sum(0, DType::I32), &[(member.place(&[0; 4]), 4)]).unwrap());
+    for round in 1..7 {
+        for (member, devices) in ranks.iter_mut().zip(&devices) {
+            member.device = devices[round % 2];
+        }
+        each(&ranks, |rank, member| {
+            let runs = [(member.place(&element(DType::I32, digit(rank, round))), 4)];
+            member.reduce(&Wanted::sum(round as u64, DType::I32), &runs).unwrap();
+            let expected = element(DType::I32, digit(0, round) + digit(1, round));
+            assert_eq!(member.bytes(runs[0].0, 4), expected, "round {round}");
+        });
+    }
+}
+
+#[test]
+fn ranks_that_disagree_about_which_of_their_devices_it_is_both_learn_it() {
     let mut ranks = ranks(2, &config());
     each(&ranks, |_, member| member.reduce(&Wanted::sum(0, DType::F32), &[(member.place(&[0; 4]), 4)]).unwrap());
-    let (control, other) = fakes::device();
-    let elsewhere = [(control.allocate(i32::from(other), 4), 4)];
-    ranks[0].device = Ordinal(other);
-    let error = ranks[0].reduce(&Wanted::sum(1, DType::F32), &elsewhere).unwrap_err();
+    ranks[0].device = Ordinal(fakes::device().1);
+    let errors = each(&ranks, |_, member| {
+        member.reduce(&Wanted::sum(1, DType::F32), &[(member.place(&[0; 4]), 4)]).unwrap_err()
+    });
+    for error in errors {
+        let text = error.to_string();
+        assert!(matches!(&error, Error::Mismatch { field, .. } if field == "device"), "{text}");
+        assert!(text.contains("cuda second that it used") && text.contains("cuda first that it used"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_has_so_many_devices_at_most_and_is_told_what_to_do() {
+    let mut ranks = ranks(2, &config());
+    let rank = &mut ranks[0];
+    let mut waiting = Vec::new();
+    for key in 0..8 {
+        waiting.push(rank.begin(&Wanted::sum(key, DType::F32), &[(rank.place(&[0; 4]), 4)]));
+        rank.device = Ordinal(fakes::device().1);
+    }
+    let error = rank.reduce(&Wanted::sum(8, DType::F32), &[(rank.place(&[0; 4]), 4)]).unwrap_err();
     let Error::InvalidArgument { what, hint } = &error else { panic!("{error}") };
-    assert!(what.contains(&format!("cuda:{other}")), "{error}");
-    assert!(hint.contains("one worker a device") && hint.contains("local_reduce=off"), "{error}");
+    assert!(what.contains("number 9") && hint.contains("local_reduce=off"), "{error}");
 }
 
 #[test]

@@ -39,16 +39,16 @@ pub struct Ordered {
 
 /// Carries out operations on memory of devices among the ranks of one machine, or of one PCIe group of it.
 pub trait DeviceRoad: Send + Sync {
-    /// Whether an operation on this memory can be carried out here, asked before the other ranks hear of it. May take long the first
-    /// time, when libraries are loaded.
+    /// Whether an operation on this memory can be carried out here, asked before the other ranks hear of it: which of this rank's devices
+    /// it is on, counted as they are first used. May take long the first time, when libraries are loaded.
     ///
     /// # Errors
     /// [`FailedPrecondition`](Error::FailedPrecondition) if this machine lacks something, [`InvalidArgument`](Error::InvalidArgument) if
     /// the memory must be elsewhere; each says what to do.
-    fn check(&self, memory: &DeviceMemory) -> Result<()>;
+    fn check(&self, memory: &DeviceMemory) -> Result<u8>;
 
-    /// Takes what is next in the order, without waiting: one operation or several of different parts, the same on all ranks, which go side
-    /// by side. Each `done` hears of its end, when nothing of the memory is used any more.
+    /// Takes what is next in the order, without waiting: one operation or several of different parts on one device, the same on all ranks,
+    /// which go side by side. Each `done` hears of its end, when nothing of the memory is used any more.
     ///
     /// An error of any operation is the end of the road on all ranks: they are no longer in step.
     fn issue(&self, group: Vec<(Ordered, Done<()>)>);
@@ -97,6 +97,7 @@ pub fn describe(config: &Config) -> Option<Line> {
 }
 
 /// The ranks that reduce memory of their devices with each other, for the road of one of them.
+#[derive(Clone)]
 pub struct Team {
     /// The position of this rank among them.
     pub me: usize,

@@ -32,6 +32,8 @@ pub struct Claim {
     pub bytes: u64,
     /// What holds it.
     pub device: DeviceKind,
+    /// Which of the rank's devices that is, counted as they are first used; below [`LANES_MAX`](Self::LANES_MAX), and 0 in host memory.
+    pub lane: u8,
     /// Whether this rank has an error to tell instead of what the others wait for. One that has is enough.
     pub failed: bool,
     /// Its weight in a weighted mean.
@@ -41,9 +43,13 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// How many devices a rank may reduce on with the others of its machine.
+    pub const LANES_MAX: u8 = 8;
+
     /// Whether both can be parts of one operation.
     pub fn agrees_with(&self, other: &Self) -> bool {
-        (self.op, self.dtype, self.bytes, self.device) == (other.op, other.dtype, other.bytes, other.device)
+        let what = |claim: &Self| (claim.op, claim.dtype, claim.bytes, claim.device, claim.lane);
+        what(self) == what(other)
     }
 }
 

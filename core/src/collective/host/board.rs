@@ -215,40 +215,40 @@ impl Board {
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
-    /// Puts this rank's notice up, unless there is one.
-    pub(super) fn post(&self, notice: &[u8]) {
+    /// Puts this rank's notice about a device up, unless there is one.
+    pub(super) fn post(&self, lane: u8, notice: &[u8]) {
         assert!((1..=NOTICE_BYTES_MAX).contains(&notice.len()), "a notice of {} bytes", notice.len());
-        let ready = self.noticed(self.me);
+        let ready = self.noticed(self.me, lane);
+        let (_, start) = self.layout.notice(self.me, lane);
         if ready.load(Ordering::Relaxed) != 0 {
             return;
         }
         for (index, bytes) in notice.chunks(8).enumerate() {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
-            let place = self.layout.word(self.me, Word::Notice) + 8 * index;
-            self.segment.u64(place).store(u64::from_le_bytes(word), Ordering::Relaxed);
+            self.segment.u64(start + 8 * index).store(u64::from_le_bytes(word), Ordering::Relaxed);
         }
         ready.store(u32::try_from(notice.len()).expect("checked above"), Ordering::Release);
         futex::wake(ready);
     }
 
-    /// The notice of `rank`, if it was put up.
-    pub(super) fn notice(&self, rank: usize) -> Option<Vec<u8>> {
-        let bytes = self.noticed(rank).load(Ordering::Acquire) as usize;
+    /// The notice of `rank` about a device, if it was put up.
+    pub(super) fn notice(&self, rank: usize, lane: u8) -> Option<Vec<u8>> {
+        let bytes = self.noticed(rank, lane).load(Ordering::Acquire) as usize;
         let mut words = [0; NOTICE_BYTES_MAX / 8];
-        self.read(self.layout.word(rank, Word::Notice), &mut words);
+        self.read(self.layout.notice(rank, lane).1, &mut words);
         let mut notice: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         notice.truncate(bytes);
         (bytes > 0).then_some(notice)
     }
 
-    /// Sleeps until there may be a notice of `rank`, at most for `timeout`; whether that came first.
-    pub(super) fn await_notice(&self, rank: usize, timeout: Duration) -> bool {
-        futex::wait(self.noticed(rank), 0, timeout)
+    /// Sleeps until there may be a notice of `rank` about a device, at most for `timeout`; whether that came first.
+    pub(super) fn await_notice(&self, rank: usize, lane: u8, timeout: Duration) -> bool {
+        futex::wait(self.noticed(rank, lane), 0, timeout)
     }
 
-    fn noticed(&self, rank: usize) -> &AtomicU32 {
-        self.segment.u32(self.layout.word(rank, Word::Noticed))
+    fn noticed(&self, rank: usize, lane: u8) -> &AtomicU32 {
+        self.segment.u32(self.layout.notice(rank, lane).0)
     }
 
     /// How many orders were given.
@@ -417,7 +417,8 @@ mod tests {
     fn run(part: u64) -> Decision {
         let slot = (PartId { key: TensorKey(part), index: 0 }, Round(0));
         let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        let claim = Claim { op: Op::Sum, dtype: DType::F32, bytes: 8, device, failed: false, weight: 1.0, priority };
+        let claim =
+            Claim { op: Op::Sum, dtype: DType::F32, bytes: 8, device, lane: 0, failed: false, weight: 1.0, priority };
         Decision::Run { slot, claim, failed: None, weights: vec![1.0; 2] }
     }
 }

@@ -11,6 +11,7 @@ use super::layout::NOTICE_BYTES_MAX;
 pub struct Bulletin {
     board: Arc<Board>,
     writer: usize,
+    lane: u8,
 }
 
 /// How often a reader looks whether it shall give up.
@@ -22,7 +23,12 @@ impl Bulletin {
 
     /// What the rank at position `writer` has to tell.
     pub(super) const fn new(board: Arc<Board>, writer: usize) -> Self {
-        Self { board, writer }
+        Self { board, writer, lane: 0 }
+    }
+
+    /// The same about another of its devices.
+    pub fn about(&self, lane: u8) -> Self {
+        Self { lane, ..self.clone() }
     }
 
     /// Puts the notice up, for the rank that has it. Only the first one counts.
@@ -31,14 +37,14 @@ impl Bulletin {
     /// If it is empty or longer than [`BYTES_MAX`](Self::BYTES_MAX), or another rank's to tell.
     pub fn post(&self, notice: &[u8]) {
         assert_eq!(self.board.me, self.writer, "somebody else's notice");
-        self.board.post(notice);
+        self.board.post(self.lane, notice);
     }
 
     /// The notice; `None` if nobody has put it up within `patience`, or before `gives_up` says that nobody waits for it any more.
     pub fn read(&self, patience: Duration, gives_up: &dyn Fn() -> bool) -> Option<Vec<u8>> {
         let mut left = patience;
         loop {
-            if let Some(notice) = self.board.notice(self.writer) {
+            if let Some(notice) = self.board.notice(self.writer, self.lane) {
                 return Some(notice);
             }
             if left.is_zero() || gives_up() || self.board.broken().is_some() {
@@ -46,7 +52,7 @@ impl Bulletin {
             }
             let nap = left.min(LOOK);
             // Too long only if it is woken early for nothing, which nobody does.
-            if !self.board.await_notice(self.writer, nap) {
+            if !self.board.await_notice(self.writer, self.lane, nap) {
                 left -= nap;
             }
         }

@@ -50,9 +50,9 @@ impl Devices {
     }
 
     /// Whether an operation can be carried out here, as far as its memory is a device's.
-    pub(super) fn check(&self, operation: &Operation) -> Result<()> {
+    pub(super) fn check(&self, operation: &Operation) -> Result<u8> {
         match (&operation.memory, &self.road) {
-            (Memory::Host { .. }, _) => Ok(()),
+            (Memory::Host { .. }, _) => Ok(0),
             (Memory::Device(memory), Ok(road)) => road.check(memory),
             (Memory::Device(_), Err(error)) => Err(error.clone()),
         }

@@ -62,6 +62,11 @@ pub(super) fn broken(ranks: &[LocalRank], breakage: Breakage) -> Error {
     }
 }
 
+/// The place of a device among those of a worker.
+fn ordinal(lane: u8) -> &'static str {
+    ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"][usize::from(lane)]
+}
+
 /// The field in which two claims differ, and what each says of it.
 fn disagreement(ours: &Claim, theirs: &Claim) -> (&'static str, String, String) {
     if ours.dtype != theirs.dtype {
@@ -70,6 +75,9 @@ fn disagreement(ours: &Claim, theirs: &Claim) -> (&'static str, String, String) 
         ("length", format!("{} bytes", ours.bytes), format!("{} bytes", theirs.bytes))
     } else if ours.device != theirs.device {
         ("device", ours.device.to_string(), theirs.device.to_string())
+    } else if ours.lane != theirs.lane {
+        let used = |lane: u8| format!("{} {} that it used", ours.device, ordinal(lane));
+        ("device", used(ours.lane), used(theirs.lane))
     } else {
         let op = |op: Op| op.to_string();
         ("op", op(ours.op), op(theirs.op))

@@ -7,8 +7,10 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::sched::order::Claim;
+
 /// What a segment begins with.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal5");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal6");
 /// Chunks that may be on their way at once.
 pub(super) const DEPTH: u64 = 4;
 /// Announcements that the leader may not have read yet, of each rank.
@@ -25,7 +27,7 @@ pub(super) const NOTICE_BYTES_MAX: usize = 256;
 
 const LINE: usize = 128;
 const HEADER_BYTES: usize = 4096;
-const RANK_BYTES: usize = 16 * LINE;
+const RANK_BYTES: usize = (11 + Claim::LANES_MAX as usize * NOTICE_BYTES_MAX / LINE) * LINE;
 /// Staging and results together stay about this small, so that they stay in cache.
 const CACHED_BYTES: usize = 1 << 20;
 /// A slice is what one rank owns of a chunk.
@@ -73,9 +75,9 @@ pub(super) enum Word {
     Obeyed = 8 * LINE as isize,
     /// One more than the number of the core on which it was last looked after.
     Core = 9 * LINE as isize,
-    /// How long its notice is; 0 until it is put up.
+    /// How long its notices are, for each of its devices one; 0 until it is put up.
     Noticed = 10 * LINE as isize,
-    /// The notice.
+    /// The notices.
     Notice = 11 * LINE as isize,
 }
 
@@ -113,6 +115,13 @@ impl Layout {
     pub(super) fn word(self, rank: usize, word: Word) -> usize {
         assert!(rank < self.ranks, "rank {rank} of {}", self.ranks);
         HEADER_BYTES + rank * RANK_BYTES + word as usize
+    }
+
+    /// Where `rank` says how long its notice about a device is, and the notice itself.
+    pub(super) fn notice(self, rank: usize, lane: u8) -> (usize, usize) {
+        assert!(lane < Claim::LANES_MAX, "device {lane} of {}", Claim::LANES_MAX);
+        let lane = usize::from(lane);
+        (self.word(rank, Word::Noticed) + 4 * lane, self.word(rank, Word::Notice) + lane * NOTICE_BYTES_MAX)
     }
 
     pub(super) fn announcement(self, rank: usize, number: u64) -> usize {

@@ -44,7 +44,7 @@ use super::{Collective, Goal, MakeRoad, Operation, Team};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
-use crate::sched::order::{Order, Slot};
+use crate::sched::order::{Claim, Order, Slot};
 use crate::types::{Done, Epoch, Incarnation, Time, WorkerId};
 
 /// A rank of the machine, as the view tells it.
@@ -195,7 +195,7 @@ impl Collective for HostCollective {
     fn run(&self, operation: Operation, done: Done<f64>) {
         // On the caller's thread: the first one may load libraries, and whoever drives has other things to do.
         let wish = match self.core.devices.check(&operation) {
-            Ok(()) => Wish::Run(operation, done),
+            Ok(lane) => Wish::Run(Operation { claim: Claim { lane, ..operation.claim }, ..operation }, done),
             Err(error) => Wish::Refuse(operation.slot(), error, done),
         };
         self.core.wish(wish);

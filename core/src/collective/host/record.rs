@@ -139,7 +139,7 @@ fn kind_words(claim: &Claim) -> u64 {
         DeviceKind::Host => 0,
         DeviceKind::Cuda => CUDA,
     };
-    let flags = device | if claim.failed { FAILED } else { 0 };
+    let flags = device | if claim.failed { FAILED } else { 0 } | claim.lane << LANE;
     let Claim { op, dtype, .. } = claim;
     u64::from(op.code()) << 8 | u64::from(*dtype as u8) << 16 | u64::from(flags) << 24 | u64::from(op.argument()) << 32
 }
@@ -147,6 +147,8 @@ fn kind_words(claim: &Claim) -> u64 {
 /// Bits of the byte beside reduction and element type.
 const CUDA: u8 = 1;
 const FAILED: u8 = 2;
+/// From here on it says which of the rank's devices.
+const LANE: u8 = 4;
 
 fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32) -> Option<Claim> {
     let [_, op, dtype, flags, a, b, c, d] = kind.to_le_bytes();
@@ -155,8 +157,19 @@ fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32) -> Option<Claim> 
     let op = Op::from_code(op, u32::from_le_bytes([a, b, c, d]))?;
     let dtype = DType::from_code(dtype)?;
     op.check(dtype).ok()?;
-    let whole = bytes.is_multiple_of(dtype.bytes()) && flags & !(CUDA | FAILED) == 0;
-    whole.then_some(Claim { op, dtype, bytes, device, failed, weight, priority: Priority(priority.cast_signed()) })
+    let lane = flags >> LANE;
+    let is_lane = lane < Claim::LANES_MAX && (lane == 0 || device == DeviceKind::Cuda);
+    let whole = bytes.is_multiple_of(dtype.bytes()) && is_lane && flags & 0b1100 == 0;
+    whole.then_some(Claim {
+        op,
+        dtype,
+        bytes,
+        device,
+        lane,
+        failed,
+        weight,
+        priority: Priority(priority.cast_signed()),
+    })
 }
 
 fn slot_words((part, round): Slot) -> [u64; 3] {
@@ -186,6 +199,7 @@ mod tests {
             dtype: DType::BF16,
             bytes: 6,
             device: DeviceKind::Cuda,
+            lane: 7,
             failed: true,
             weight: 0.5,
             priority: Priority(-7),
@@ -198,7 +212,7 @@ mod tests {
             assert_eq!(Announcement::of(announcement.words()), Some(announcement));
         }
         let neutral = Claim { weight: 1.0, priority: Priority(0), ..claim };
-        let other = Claim { op: Op::Sum, bytes: 8, device: DeviceKind::Host, failed: false, ..neutral };
+        let other = Claim { op: Op::Sum, bytes: 8, device: DeviceKind::Host, lane: 0, failed: false, ..neutral };
         let fail = |failure| Decision::Fail { slot, failure };
         for decision in [
             Decision::Run { slot, claim: neutral, failed: None, weights: vec![1.0, 0.25, 0.0] },
@@ -233,6 +247,7 @@ mod tests {
             dtype: DType::F32,
             bytes: 6,
             device: DeviceKind::Host,
+            lane: 0,
             failed: false,
             weight: 1.0,
             priority: Priority(0),

@@ -1,15 +1,16 @@
 //! Memory of CUDA devices, reduced among the ranks of a machine by NCCL.
 //!
 //! ```text
-//!  check ─► library, device, thread (once)                 the framework's own copy of NCCL, if it has one
+//!  check ─► library (once), a road for each device         the framework's own copy of NCCL, if it has one
 //!  issue ─► queue ─► gl-nccl: marks, kernels ─► one group of NCCL ─► event ─► reaper ─► Done of each
 //!  abort, an error of NCCL, a deadline ─► the end: the communicator is aborted, and everything reports the cause
 //! ```
-//! One thread issues, in the order and the groups that it is given: NCCL wants the same on all ranks. The communicator is made at the first
-//! operation, to which all ranks come alike. What NCCL is told is decided in `program`, by one pure function.
+//! One thread a device issues, in the order and the groups that it is given: NCCL wants the same on all ranks. The communicator of a device
+//! is made at its first operation, to which all ranks come alike. What NCCL is told is decided in `program`, by one pure function.
 
 mod comm;
 mod issuer;
+mod lanes;
 mod library;
 mod program;
 mod road;
@@ -19,8 +20,8 @@ mod work;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use self::lanes::Lanes;
 use self::library::Library;
-use self::road::Road;
 use super::{DeviceRoad, MakeRoad};
 use crate::config::Config;
 use crate::cuda::Line;
@@ -35,7 +36,7 @@ struct Places {
 /// Makes the road of a rank with these settings. Libraries are looked for at the first operation.
 pub fn road(config: &Config) -> MakeRoad {
     let places = Places { cuda: config.cuda_lib.clone(), nccl: config.nccl_lib.clone() };
-    Box::new(move |team| Ok(Arc::new(Road::new(team, places)) as Arc<dyn DeviceRoad>))
+    Box::new(move |team| Ok(Arc::new(Lanes::new(team, places)) as Arc<dyn DeviceRoad>))
 }
 
 /// Looks for NCCL as an engine with these settings would.

@@ -65,6 +65,7 @@ fn operation(state: &mut State, task: Task, stage: Stage) -> Operation {
         dtype: payload.part.layout.dtype,
         bytes: task.bytes,
         device: memory.kind(),
+        lane: 0,
         failed: failure.is_some(),
         weight: payload.part.weight,
         priority: payload.priority,

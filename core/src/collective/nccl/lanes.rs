@@ -1,0 +1,117 @@
+//! The roads of one rank: finds NCCL at the first operation, and makes a road for each device as it is first used.
+//!
+//! The first device that a rank uses meets the first ones of the others, the second the second ones, and so on: a model that is spread over
+//! devices is spread alike on all ranks.
+
+use std::sync::{Arc, Mutex};
+
+use super::Places;
+use super::library::Library;
+use super::road::Road;
+use super::work::LOCK;
+use crate::collective::{DeviceMemory, DeviceRoad, Ordered, Team};
+use crate::cuda::{Driver, name};
+use crate::error::{Error, Result};
+use crate::mem::{DeviceRegion, Ordinal};
+use crate::sched::order::Claim;
+use crate::types::Done;
+
+/// The roads of one rank.
+pub(super) struct Lanes {
+    places: Places,
+    team: Team,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    /// From the first operation on.
+    ground: Option<(Arc<Library>, Arc<Driver>)>,
+    /// As they were first used.
+    roads: Vec<(Ordinal, Arc<Road>)>,
+    /// Why no more are made.
+    over: Option<Error>,
+}
+
+impl Lanes {
+    pub(super) fn new(team: Team, places: Places) -> Self {
+        Self { places, team, open: Mutex::default() }
+    }
+
+    fn roads(&self) -> Vec<Arc<Road>> {
+        self.open.lock().expect(LOCK).roads.iter().map(|(_, road)| Arc::clone(road)).collect()
+    }
+}
+
+impl DeviceRoad for Lanes {
+    fn check(&self, memory: &DeviceMemory) -> Result<u8> {
+        let device = device_of(memory)?;
+        let mut open = self.open.lock().expect(LOCK);
+        let known = open.roads.iter().position(|(other, _)| *other == device);
+        let lane = u8::try_from(known.unwrap_or(open.roads.len())).expect("at most LANES_MAX");
+        if known.is_some() {
+            return Ok(lane);
+        }
+        if let Some(cause) = &open.over {
+            return Err(cause.clone());
+        }
+        if lane == Claim::LANES_MAX {
+            return Err(too_many(device));
+        }
+        let (library, driver) = open.ground(&self.places)?;
+        let team = Team { bulletin: self.team.bulletin.about(lane), ..self.team.clone() };
+        let road = Arc::new(Road::start(team, library, &driver, device)?);
+        open.roads.push((device, road));
+        Ok(lane)
+    }
+
+    fn issue(&self, group: Vec<(Ordered, Done<()>)>) {
+        let Some((first, _)) = group.first() else { return };
+        let road = Arc::clone(&self.open.lock().expect(LOCK).roads[usize::from(first.claim.lane)].1);
+        road.issue(group);
+    }
+
+    fn abort(&self, cause: Error) {
+        self.open.lock().expect(LOCK).over.get_or_insert_with(|| cause.clone());
+        self.roads().iter().for_each(|road| road.abort(cause.clone()));
+    }
+
+    fn shutdown(&self) {
+        self.roads().iter().for_each(|road| road.shutdown());
+    }
+}
+
+impl Open {
+    /// What every road needs.
+    fn ground(&mut self, places: &Places) -> Result<(Arc<Library>, Arc<Driver>)> {
+        if let Some(ground) = &self.ground {
+            return Ok(ground.clone());
+        }
+        let library = Library::find(places.nccl.as_deref()).map_err(|absent| absent.error())?;
+        let driver = Driver::load(places.cuda.as_deref()).map_err(|absent| absent.error())?;
+        Ok(self.ground.insert((Arc::new(library), driver)).clone())
+    }
+}
+
+/// The device on which all of an operation's memory lies.
+fn device_of(memory: &DeviceMemory) -> Result<Ordinal> {
+    let mut regions = memory.source.iter().chain(&memory.destination).map(DeviceRegion::device);
+    let Some(device) = regions.next() else {
+        return Err(Error::Internal { what: "an operation on devices without memory of any".to_owned() });
+    };
+    match regions.find(|other| *other != device) {
+        None => Ok(device),
+        Some(other) => Err(Error::InvalidArgument {
+            what: format!("an operation on memory of {} and {}", name(device), name(other)),
+            hint: "bring a tensor and its result to one device".to_owned(),
+        }),
+    }
+}
+
+fn too_many(device: Ordinal) -> Error {
+    Error::InvalidArgument {
+        what: format!("memory of {}, a worker's device number {}", name(device), Claim::LANES_MAX + 1),
+        hint: "start more workers with fewer devices each, or set local_reduce=off on all workers of the machine"
+            .to_owned(),
+    }
+}
