@@ -8,6 +8,9 @@ from fakecuda import LAG_SECONDS, LIBRARY, NCCL_LIBRARY, Array, user_stream
 SETTINGS = {"cuda_lib": LIBRARY, "nccl_lib": NCCL_LIBRARY, "local_reduce": "auto"}
 pytestmark = pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "2"})
 
+SWITCHES = SETTINGS | {"pcie_switch_size": "2", "reduce_roots": "0,2,3"}
+"""Four workers behind two switches; of the first two only one may hold what they reduce."""
+
 COUNT = 100_000
 
 
@@ -55,3 +58,33 @@ def test_workers_that_disagree_where_a_tensor_lies_hear_of_both():
     with pytest.raises(gradlane.MismatchError, match="device") as raised:
         gradlane.push_pull(array, "here and there")
     assert raised.value.fields["field"] == "device"
+
+
+@pytest.mark.workers(4, settings=SWITCHES, env={"FAKECUDA_DEVICES": "4"})
+@pytest.mark.parametrize("op", [gradlane.Sum, gradlane.Average], ids=str)
+def test_devices_behind_two_switches_are_added_on_the_host(op):
+    before = gradlane.metrics()
+    array = mine(np.float32)
+    gradlane.push_pull(array, f"switches {op}", op=op)
+    assert (seen(array) == (np.arange(COUNT) % 50) * (10 if op == gradlane.Sum else 2.5)).all()
+    after = gradlane.metrics()
+    staged = after["d2h_bytes"] - before["d2h_bytes"]
+    assert (staged == array.size) if gradlane.rank() == 0 else (staged == 0) if gradlane.rank() == 1 else staged >= 0
+    assert after["pushes"] == before["pushes"]
+
+
+@pytest.mark.workers(4, settings=SWITCHES, env={"FAKECUDA_DEVICES": "4"}, machines="aabb")
+def test_every_machine_of_several_exchanges_what_it_reduced():
+    array = mine(np.float32)
+    gradlane.push_pull(array, "machines", op=gradlane.Sum)
+    assert (seen(array) == (np.arange(COUNT) % 50) * 10).all()
+
+
+@pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "4"})
+def test_workers_with_two_devices_each_reduce_on_both():
+    for number in range(4):
+        device = 2 * gradlane.rank() + number % 2
+        values = np.full(COUNT, gradlane.rank() + 1 + number, np.int32)
+        array = Array(values, device=device, stream=user_stream(device, LAG_SECONDS))
+        gradlane.push_pull(array, f"on both {number}", op=gradlane.Sum)
+        assert (seen(array) == 3 + 2 * number).all()

@@ -17,7 +17,7 @@ def test_without_a_device_they_say_so_and_pass():
     assert (ended.code, ended.output) == (0, "SKIP: no CUDA device\n")
 
 
-@pytest.mark.parametrize("check", ["sums", "amp", "overlap"])
+@pytest.mark.parametrize("check", ["sums", "amp", "overlap", "ranks_on_one_gpu"])
 def test_a_check_passes_on_tensors_in_host_memory(check):
     [ended] = run_all([([sys.executable, CHECK, "--on", "cpu", check], {})], timeout=120.0)
     assert ended.code == 0 and "PASS" in ended.output and "1 of 1 checks passed" in ended.output, ended.output
