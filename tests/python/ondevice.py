@@ -113,6 +113,10 @@ def cuda_as_far_as_gradlane_sees(monkeypatch: pytest.MonkeyPatch) -> Iterator[Si
     seen = SimpleNamespace(stream=streams, recorded=[])
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: device_of(tensor) is not None))
     monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: device_of(tensor))
+    host_copy = torch.Tensor.cpu
+    monkeypatch.setattr(
+        torch.Tensor, "cpu", lambda tensor: host_copy(tensor) if device_of(tensor) is None else _copied(tensor, None)
+    )
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, _: seen.recorded.append(tensor.shape))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=seen.stream[device]))
     with _Resident():
