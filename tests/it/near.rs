@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use gradlane_core::config::Config;
 use gradlane_core::device::Device;
 use gradlane_core::local::PrivateSocket;
-use gradlane_core::types::{JoinString, Op};
+use gradlane_core::types::Op;
 use gradlane_core::{Code, engine::Engine};
 use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
@@ -14,18 +13,14 @@ use gradlane_tests::cluster::{PATIENCE, Tensor, all, config, worker_with};
 use gradlane_tests::gated_device::TestDevice;
 use gradlane_tests::patience::eventually;
 use gradlane_tests::processes::Process;
+use tempfile::TempDir;
 
 use crate::actors::server;
 
 #[test]
 fn a_server_that_is_killed_while_it_reads_what_is_staged_is_lost_to_its_workers() {
-    let runtime_dir = tempfile::tempdir().unwrap();
-    let runtime = runtime_dir.path().to_str().unwrap();
-    let settings = [("road", "shm"), ("runtime_dir", runtime), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
-    let config = config(&settings);
-    let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 2, 1), &config, None).unwrap();
-    let mut victim = server(coordinator.join_string(), 0, &settings);
-    let workers = joined(&config, coordinator.join_string(), || Some(TestDevice::start()));
+    let Job { workers, mut victim, coordinator: _coordinator, runtime_dir: _runtime_dir } =
+        Job::start(|| Some(TestDevice::start()));
     let warm = all(&workers, |engine| {
         let mut tensor = Tensor::new("warm", vec![1_f32; 100_000]);
         engine.reduce(tensor.on_device(Op::Sum), Some(PATIENCE)).map(|()| tensor.data)
@@ -47,13 +42,7 @@ fn a_server_that_is_killed_while_it_reads_what_is_staged_is_lost_to_its_workers(
 
 #[test]
 fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_cleared_away() {
-    let runtime_dir = tempfile::tempdir().unwrap();
-    let runtime = runtime_dir.path().to_str().unwrap();
-    let settings = [("road", "shm"), ("runtime_dir", runtime), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
-    let config = config(&settings);
-    let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 2, 1), &config, None).unwrap();
-    let mut victim = server(coordinator.join_string(), 0, &settings);
-    let workers = joined(&config, coordinator.join_string(), || None);
+    let Job { workers, mut victim, coordinator: _coordinator, runtime_dir } = Job::start(|| None);
     let warm = all(&workers, |engine| Tensor::new("warm", vec![1_f32; 1000]).reduce(engine, Op::Sum));
     assert_eq!(warm, vec![Ok(()); 2]);
     assert_eq!(doors(runtime_dir.path()), 1);
@@ -76,16 +65,35 @@ fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_c
     assert_eq!(doors(runtime_dir.path()), 0);
 }
 
-fn joined(config: &Config, join: &JoinString, device: impl Fn() -> Option<Arc<TestDevice>> + Sync) -> Vec<Engine> {
-    std::thread::scope(|scope| {
-        let device = &device;
+/// Two workers of this process, and a server of another that they reach by shared memory.
+struct Job {
+    workers: Vec<Engine>,
+    victim: Process,
+    coordinator: CoordinatorNode,
+    /// Where the server has its door.
+    runtime_dir: TempDir,
+}
+
+impl Job {
+    /// Starts it; each worker gets a device of its own.
+    fn start(device: impl Fn() -> Option<Arc<TestDevice>> + Sync) -> Self {
+        let runtime_dir = tempfile::tempdir().unwrap();
+        let runtime = runtime_dir.path().to_str().unwrap();
+        let settings = [("road", "shm"), ("runtime_dir", runtime), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
+        let config = config(&settings);
+        let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 2, 1), &config, None).unwrap();
+        let victim = server(coordinator.join_string(), 0, &settings);
         let join = |rank| {
             let device = device().map(|device| device as Arc<dyn Device>);
-            worker_with(config, join, Some(rank), 2, device).unwrap()
+            worker_with(&config, coordinator.join_string(), Some(rank), 2, device).unwrap()
         };
-        let starting = [0, 1].map(|rank| scope.spawn(move || join(rank)));
-        starting.into_iter().map(|worker| worker.join().unwrap()).collect()
-    })
+        let workers = std::thread::scope(|scope| {
+            let join = &join;
+            let starting = [0, 1].map(|rank| scope.spawn(move || join(rank)));
+            starting.into_iter().map(|worker| worker.join().unwrap()).collect()
+        });
+        Self { workers, victim, coordinator, runtime_dir }
+    }
 }
 
 fn metric(engine: &Engine, name: &str) -> u64 {
