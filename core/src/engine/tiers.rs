@@ -60,9 +60,7 @@ impl State {
     /// Whether this rank has something to stage of the part of a task: in a broadcast only the one whose group the root is of.
     pub(super) fn contributes(&self, task: TaskId) -> bool {
         match self.payloads[&task].part.op {
-            Op::Broadcast { root } => {
-                self.holder_of(task, root).map_or(root == self.rank, |holder| holder == self.rank)
-            }
+            Op::Broadcast { root } => self.holder_with(task, root) == self.rank,
             Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => true,
         }
     }

@@ -58,8 +58,7 @@ pub(super) fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind) 
 }
 
 /// The workers with which `rank` reduces, itself among them.
-fn ranks(view: &View, rank: WorkerId) -> Vec<LocalRank> {
-    let machines = Machines::of(view);
+fn ranks(view: &View, machines: &Machines, rank: WorkerId) -> Vec<LocalRank> {
     let team = machines.team(rank).unwrap_or_default();
     let members = view.workers().filter(|member| team.contains(&WorkerId(member.index)));
     let local = members.map(|member| LocalRank {
@@ -87,11 +86,11 @@ pub(super) fn meet(
     clock: Clock,
     failed: &dyn Fn() -> Option<Error>,
 ) -> Result<Arc<dyn Collective>> {
-    let ranks = ranks(view, rank);
+    let machines = Machines::of(view);
+    let ranks = ranks(view, &machines, rank);
     let absent = || Error::Internal { what: format!("{rank} is not among the workers of its machine") };
     let position = |worker: WorkerId| ranks.iter().position(|other| other.rank == worker);
     let me = position(rank).ok_or_else(absent)?;
-    let machines = Machines::of(view);
     let group = machines.group(rank).unwrap_or_default().iter().filter_map(|worker| position(*worker)).collect();
     if config.pcie_switch_size.is_some_and(|size| (size as usize) < ranks.len()) && machines.groups(rank) == 1 {
         tracing::warn!("pcie_switch_size has no effect: it must be set on all workers of the machine");
@@ -144,7 +143,7 @@ mod tests {
                     };
                     assert_eq!(pipeline.to_string(), expected, "{members:?}, {rank}");
                 }
-                let met: Vec<WorkerId> = ranks(&view, rank).into_iter().map(|local| local.rank).collect();
+                let met: Vec<WorkerId> = ranks(&view, &machines, rank).into_iter().map(|local| local.rank).collect();
                 assert_eq!(met, machines.team(rank).unwrap_or_default());
             }
         }
