@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use gradlane_core::config::Config;
-use gradlane_core::pipeline::{DeviceKind, Duty, Pipeline, Route, Stage, Topology};
+use gradlane_core::pipeline::{Duty, Pipeline, Route, Stage, Topology};
 use gradlane_core::sched::{Command, GroupId, Outcome, Scheduler, SchedulerConfig, TaskSpec};
-use gradlane_core::types::{PartId, Priority, Round, ServerId, TensorKey, Time};
+use gradlane_core::types::{DeviceKind, PartId, Priority, Round, ServerId, TensorKey, Time};
 
 use crate::measure::{Samples, time};
 use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use gradlane_core::engine::Clock;
+use gradlane_core::runtime::Clock;
 use gradlane_core::types::Time;
 
 #[test]

@@ -25,6 +25,8 @@ pub mod device;
 pub mod transport;
 
 // Floor 3: threads; the only place that joins the floors below.
+pub mod runtime;
+
 pub mod engine;
 
 pub use error::{Code, Error, Result};

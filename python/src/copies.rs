@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use gradlane_core::device::{Device, Transfer};
-use gradlane_core::engine::Clock;
 use gradlane_core::mem::{DeviceRegion, Lease, Ordinal};
+use gradlane_core::runtime::Clock;
 use gradlane_core::types::{Done, Span, Time};
 use gradlane_core::{Error, Result};
 use pyo3::prelude::*;

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use gradlane_core::types::JoinString;
 use gradlane_server::EmbeddedOptions;
-use gradlane_server::rendezvous::{self, Published};
+use gradlane_server::launch::rendezvous::{self, Published};
 use pyo3::prelude::*;
 
 use crate::errors;

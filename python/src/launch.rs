@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use gradlane_core::config::{Config, Launcher, Origin, ProcessRole};
-use gradlane_server::rendezvous;
+use gradlane_server::launch::rendezvous;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gradlane_core::device::Device;
-use gradlane_core::engine::{self, BatchSubmission, Engine, EngineOptions, Member, Submission, Thread, process};
+use gradlane_core::engine::{self, BatchSubmission, Engine, EngineOptions, Member, Submission, Thread};
 use gradlane_core::mem::Copies;
+use gradlane_core::runtime::process;
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads::Roads;
 use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec, WorkerId};

@@ -12,7 +12,7 @@ pub(crate) fn wait_interruptibly(
     timeout: Option<f64>,
     wait: impl Fn(Duration) -> gradlane_core::Result<()> + Sync,
 ) -> PyResult<gradlane_core::Result<()>> {
-    let clock = engine::Clock::start();
+    let clock = gradlane_core::runtime::Clock::start();
     let due = timeout.map(|seconds| clock.now() + duration(seconds));
     loop {
         let left = due.map_or(SLICE, |due| due.since(clock.now()).min(SLICE));

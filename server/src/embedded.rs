@@ -10,7 +10,7 @@ use gradlane_core::{Error, Result};
 
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
-use crate::server::{Server, ServerOptions};
+use crate::node::{Server, ServerOptions};
 
 /// What to embed.
 #[derive(Clone, Debug)]

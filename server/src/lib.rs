@@ -1,30 +1,19 @@
 //! Gradlane's aggregation server and coordinator, as a library that embeds them and as the `gradlane-server` binary.
 //!
-//! [`aggregate`] and [`coordinator`]'s machine decide, [`sum`] and [`accumulator`] add; everything else carries out.
+//! [`node`] is a summation server, [`coordinator`] decides who is in the job. [`launch`], [`doctor`] and [`cli`] are what people start.
 
-pub mod accumulator;
-pub mod aggregate;
 pub mod coordinator;
-pub mod letters;
-pub mod sum;
+pub mod node;
 
-mod connection;
-mod lanes;
-mod life;
-mod server;
-mod stats;
+pub mod embedded;
 
 pub mod cli;
 pub mod doctor;
-pub mod embedded;
 pub mod launch;
-pub mod rendezvous;
 
 mod ending;
 mod os;
 mod signals;
 
 pub use embedded::{Embedded, EmbeddedOptions};
-pub use life::ServerState;
-pub use server::{Server, ServerOptions};
-pub use stats::Stats;
+pub use node::{Server, ServerOptions, ServerState, Stats};

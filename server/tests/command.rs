@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use gradlane_core::engine::Clock;
+use gradlane_core::runtime::Clock;
 use gradlane_core::types::Time;
 
 #[test]

@@ -7,18 +7,19 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, unbounded};
 use fakecuda::Control;
+use gradlane_core::collective::order::Claim;
 use gradlane_core::collective::{
     Collective, DeviceMemory, Goal, HostCollective, HostOptions, LocalRank, Memory, Operation, device_road,
 };
 use gradlane_core::config::Config;
 use gradlane_core::cuda::Mark;
 use gradlane_core::device::{CudaDevice, Device};
-use gradlane_core::engine::Clock;
 use gradlane_core::local::PrivateSocket;
 use gradlane_core::mem::{Copies, DeviceRegion, Ordinal};
-use gradlane_core::pipeline::DeviceKind;
-use gradlane_core::sched::order::Claim;
-use gradlane_core::types::{DType, Done, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
+use gradlane_core::runtime::Clock;
+use gradlane_core::types::{
+    DType, DeviceKind, Done, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId,
+};
 use gradlane_core::{Error, Result};
 
 use crate::cluster::PATIENCE;

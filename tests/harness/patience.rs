@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gradlane_core::engine::Clock;
+use gradlane_core::runtime::Clock;
 use gradlane_core::types::Time;
 
 use crate::cluster::PATIENCE;

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gradlane_core::device::Device;
-use gradlane_core::engine::{Engine, EngineOptions, process};
+use gradlane_core::engine::{Engine, EngineOptions};
 use gradlane_core::mem::{Copies, Region};
+use gradlane_core::runtime::process;
 use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
 use gradlane_core::transport::{LinkLost, Peer, Pulled, Push, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId, Op, Role};

@@ -5,7 +5,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::engine::{Clock, Engine};
+use gradlane_core::engine::Engine;
+use gradlane_core::runtime::Clock;
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::types::Role;
 use gradlane_core::{Code, Error};

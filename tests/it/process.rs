@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use gradlane_core::engine::{Clock, process};
+use gradlane_core::runtime::{Clock, process};
 use gradlane_tests::patience::{elapsed, eventually};
 use gradlane_tests::processes::{Process, lives, signal};
 

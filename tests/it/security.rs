@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use gradlane_core::Error;
 use gradlane_core::config::Config;
-use gradlane_core::engine::{Engine, EngineOptions, process};
+use gradlane_core::engine::{Engine, EngineOptions};
 use gradlane_core::mem::Copies;
+use gradlane_core::runtime::process;
 use gradlane_core::transport::quic::{Authority, Credentials, QuicTransport, Settings};
 use gradlane_core::types::{JoinString, Op, Role};
 use gradlane_server::coordinator::CoordinatorConfig;

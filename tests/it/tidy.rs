@@ -12,7 +12,7 @@ const FLOORS: [&[&str]; 4] = [
     &["types", "error", "config"],
     &["wire", "reduce", "mem", "pipeline", "sched", "cluster"],
     &["cuda", "local", "collective", "device", "transport"],
-    &["engine"],
+    &["runtime", "engine"],
 ];
 /// What the others of floor 2 share: the CUDA driver, and memory and messages between processes of one machine. They name none of them.
 const GROUND: [&str; 2] = ["cuda", "local"];
@@ -89,12 +89,12 @@ const UNCOUNTED_COPIES: [&str; 8] = [
 const DATA_PATH: [&str; 8] = [
     "core/src/transport/",
     "core/src/engine/",
-    "server/src/accumulator.rs",
-    "server/src/accumulator/",
-    "server/src/connection.rs",
-    "server/src/lanes.rs",
-    "server/src/server.rs",
-    "server/src/sum.rs",
+    "server/src/node/accumulator.rs",
+    "server/src/node/accumulator/",
+    "server/src/node/connection.rs",
+    "server/src/node/lanes.rs",
+    "server/src/node/server.rs",
+    "server/src/node/sum.rs",
 ];
 /// What handles certificates, control frames or timelines only; it may copy as it likes.
 ///
@@ -340,7 +340,7 @@ fn server_machines() -> Vec<Source> {
 fn is_machine(module: &[String]) -> bool {
     let of = |index: usize| module.get(index).map(String::as_str);
     match of(0) {
-        Some("aggregate") => true,
+        Some("node") => of(1) == Some("aggregate"),
         Some("coordinator") => of(1) != Some("driver"),
         Some(_) | None => false,
     }

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use gradlane_core::cluster::MemberConfig;
 use gradlane_core::config::Config;
-use gradlane_core::engine::{Batch, BatchSubmission, Engine, EngineOptions, Handle, Member, Submission, process};
+use gradlane_core::engine::{Batch, BatchSubmission, Engine, EngineOptions, Handle, Member, Submission};
 use gradlane_core::mem::{Copies, Region};
+use gradlane_core::runtime::process;
 use gradlane_core::transport::Transport;
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads::Roads;

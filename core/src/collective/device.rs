@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::Walk;
 pub use super::host::Bulletin;
+use crate::collective::order::Claim;
 use crate::config::Config;
 use crate::cuda::{Line, Mark};
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
-use crate::sched::order::Claim;
 use crate::types::{Done, Time};
 
 /// Contribution and result in memory of one device.

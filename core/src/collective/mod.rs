@@ -6,6 +6,8 @@
 //! There is one order and there are two roads: memory of the host is summed in shared memory ([`host`]), memory of devices by a
 //! [`DeviceRoad`], to which the same order is handed.
 
+pub mod order;
+
 pub mod device;
 pub mod host;
 #[cfg(feature = "cuda")]
@@ -18,11 +20,10 @@ pub use device::{Bulletin, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team, de
 pub use host::{HostCollective, HostOptions, LocalRank};
 pub use walk::Walk;
 
+use crate::collective::order::{Claim, Slot};
 use crate::error::Error;
 use crate::mem::Region;
-use crate::pipeline::DeviceKind;
-use crate::sched::order::{Claim, Slot};
-use crate::types::{Done, PartId, Round, WorkerId};
+use crate::types::{DeviceKind, Done, PartId, Round, WorkerId};
 
 /// What the ranks of a machine do with one part, as one of them sees it.
 #[derive(Debug)]

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
-use super::Clock;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
+use crate::runtime::Clock;
 use crate::transport::Transport;
 use crate::types::Done;
 

@@ -10,41 +10,32 @@
 //! What takes no longer than to wake a thread is done by whoever finds it: PULL always, PUSH of short parts by the thread that submits.
 //! Whoever waits for a handle does the transport's work, so that a sum lands on the thread that wants it.
 //!
-//! [`Membership`] holds the connection to the coordinator, [`Timer`] wakes for deadlines; an idle engine runs none of its threads.
+//! [`Membership`](crate::runtime::Membership) holds the connection to the coordinator, [`Timer`](crate::runtime::Timer) wakes for deadlines; an idle engine runs none of its threads.
 
 mod batch;
 mod bell;
-mod clock;
 mod executors;
 mod giving_up;
 mod handle;
-mod inputs;
 mod links;
 mod local;
-mod membership;
 mod memory;
 mod metrics;
 mod payload;
-pub mod process;
 mod room;
 mod shared;
 mod stage_loop;
 mod submit;
 mod tiers;
-mod timer;
 mod together;
 mod trace;
 mod warnings;
 mod worker;
 
 pub use batch::{Batch, BatchSubmission, Member};
-pub use clock::Clock;
 pub use handle::{Handle, STILL_RUNNING};
-pub use inputs::{Heard, Inputs};
 pub use local::reduce_alone;
-pub use membership::{Membership, MembershipOptions, status};
 pub use memory::Memory;
 pub use metrics::Metrics;
-pub use timer::Timer;
 pub use trace::{Thread, Timeline};
 pub use worker::{Engine, EngineOptions, Submission};

@@ -3,13 +3,12 @@
 use super::Memory;
 use super::trace::Subject;
 use crate::collective;
+use crate::collective::order::Slot;
 use crate::cuda::Mark;
 use crate::mem::borrow::{Letter, Staging};
 use crate::mem::{DeviceRegion, Ordinal, Region};
-use crate::pipeline::DeviceKind;
 use crate::pipeline::registry::ReadyPart;
-use crate::sched::order::Slot;
-use crate::types::{ExchangeId, Priority};
+use crate::types::{DeviceKind, ExchangeId, Priority};
 
 /// What a task moves.
 pub(super) struct Payload {

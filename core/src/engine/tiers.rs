@@ -2,9 +2,9 @@
 
 use super::shared::{State, names};
 use crate::error::Error;
-use crate::pipeline::{DeviceKind, Duty, ReadyPart, Stage};
+use crate::pipeline::{Duty, ReadyPart, Stage};
 use crate::sched::TaskId;
-use crate::types::{Op, WorkerId};
+use crate::types::{DeviceKind, Op, WorkerId};
 
 impl State {
     /// What this rank does about a part.

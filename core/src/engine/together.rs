@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::Clock;
 use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, device_road};
 use crate::config::{Config, LocalReduce};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
-use crate::pipeline::{DeviceKind, Topology};
-use crate::types::{MachineId, Machines, View, Wiring, WorkerId};
+use crate::pipeline::Topology;
+use crate::runtime::Clock;
+use crate::types::{DeviceKind, MachineId, Machines, View, Wiring, WorkerId};
 
 /// Where other workers of this machine find this one; `None` where they shall not, or cannot.
 pub(super) fn open_door(config: &Config, machine: MachineId, workers: u32) -> Option<PrivateSocket> {

@@ -11,9 +11,7 @@ use super::handle::{Canceller, Help};
 use super::room::Room;
 use super::shared::{Lent, Settings, Shared, Ticket};
 use super::submit::{HERE_BYTES_MAX, accept, check, check_root};
-use super::{
-    Clock, Handle, Membership, MembershipOptions, Memory, Metrics, Timeline, Timer, stage_loop, status, together,
-};
+use super::{Handle, Memory, Metrics, Timeline, stage_loop, together};
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::device::Device;
@@ -21,11 +19,12 @@ use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
 use crate::pipeline::registry::{Lookup, Registry};
-use crate::pipeline::{DeviceKind, Pipeline, Stage};
+use crate::pipeline::{Pipeline, Stage};
+use crate::runtime::{Clock, Membership, MembershipOptions, Timer, status};
 use crate::sched::{Scheduler, SchedulerConfig};
 use crate::transport::Transport;
 use crate::transport::quic::Credentials;
-use crate::types::{Done, Machines, Op, Phase, Priority, Role, TensorSpec, Time, View, WorkerId};
+use crate::types::{DeviceKind, Done, Machines, Op, Phase, Priority, Role, TensorSpec, Time, View, WorkerId};
 use crate::wire::frame::Health;
 
 /// How to start an engine.

@@ -24,4 +24,4 @@ pub use placement::{Placement, weights_for};
 pub use plan::{Duty, Pipeline, Route};
 pub use registry::{Lookup, ReadyPart, Registry, Submitted, Unit, Whole};
 pub use stage::Stage;
-pub use topology::{DeviceKind, Topology};
+pub use topology::Topology;

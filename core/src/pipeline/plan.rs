@@ -18,10 +18,11 @@
 //! also where there are devices, and know no PCIe groups. Of the ranks of a machine that reduce among themselves before they push, each
 //! exchanges only the parts that it owns, whole: see [`Duty`].
 
+use crate::types::DeviceKind;
 use std::fmt;
 
 use super::stage::Stage;
-use super::topology::{DeviceKind, Topology};
+use super::topology::Topology;
 
 /// What a rank does about one part, where several ranks of its machine reduce it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

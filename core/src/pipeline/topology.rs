@@ -2,23 +2,7 @@
 
 use std::fmt;
 
-/// What holds tensors.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum DeviceKind {
-    /// Host memory: a part is pushed from where it lies, and its sum lands in its place.
-    Host,
-    /// A CUDA device, or its twin in tests: memory that the network cannot reach.
-    Cuda,
-}
-
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Host => "host",
-            Self::Cuda => "cuda",
-        })
-    }
-}
+use crate::types::DeviceKind;
 
 /// A job as one of its ranks sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,7 +7,6 @@
 pub mod task;
 
 pub mod credit;
-pub mod order;
 mod queue;
 pub mod scheduler;
 pub mod stall;

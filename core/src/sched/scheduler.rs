@@ -52,8 +52,8 @@ use super::ids::{GroupId, TaskId};
 use super::queue::{Entry, StageQueue};
 use super::task::{Gates, Outcome, Place, Task, TaskSpec, Work};
 use crate::error::{Error, Result};
-use crate::pipeline::{DeviceKind, Pipeline, Stage};
-use crate::types::{Defect, PartId, Round, ServerId, TensorKey, Time, planted};
+use crate::pipeline::{Pipeline, Stage};
+use crate::types::{Defect, DeviceKind, PartId, Round, ServerId, TensorKey, Time, planted};
 
 /// Settings of a scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,7 @@
 //! The words of the engine: identities, element types, reductions, time.
 
 pub mod defect;
+pub mod device;
 pub mod done;
 pub mod dtype;
 pub mod id;
@@ -14,6 +15,7 @@ pub mod time;
 pub mod view;
 
 pub use defect::{Defect, planted};
+pub use device::DeviceKind;
 pub use done::Done;
 pub use dtype::DType;
 pub use id::{Epoch, ExchangeId, Incarnation, LinkId, MachineId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId};

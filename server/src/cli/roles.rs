@@ -17,8 +17,8 @@ use super::exit;
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
-use crate::rendezvous::{self, Published};
-use crate::server::{Server, ServerOptions};
+use crate::launch::rendezvous::{self, Published};
+use crate::node::{Server, ServerOptions};
 use crate::signals::Interrupts;
 
 /// Runs a role until its job ends or a signal comes, and returns the exit code.

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use gradlane_core::Result;
 use gradlane_core::config::Config;
-use gradlane_core::engine;
+use gradlane_core::runtime;
 use gradlane_core::transport::quic::identity::Credentials;
 use gradlane_core::types::{MachineId, Phase, Role};
 use gradlane_core::wire::frame::{Health, Status};
 
-use crate::rendezvous;
+use crate::launch::rendezvous;
 
 /// Asks the coordinator of the job that `config` names.
 ///
@@ -22,7 +22,7 @@ pub(super) fn ask(config: &Config) -> Result<Status> {
     let patience = config.join_timeout.min(PATIENCE);
     let join = rendezvous::join_string(config, Duration::ZERO)?;
     let credentials = Credentials::enroll(&join, Role::Worker, patience)?;
-    engine::status(&join.address, &credentials, patience)
+    runtime::status(&join.address, &credentials, patience)
 }
 
 /// One line for the job, then one line a member. Those on the same numbered machine can share memory; a server *by shared memory* is reached

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 use gradlane_core::config::Config;
-use gradlane_core::engine::{Clock, Heard, Inputs, process};
+use gradlane_core::runtime::{Clock, Heard, Inputs, process};
 use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener};
 use gradlane_core::transport::quic::{Authority, Credentials, Settings};
 use gradlane_core::types::{JoinString, Phase, Role};

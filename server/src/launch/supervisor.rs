@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 use gradlane_core::Error;
-use gradlane_core::engine::{Clock, Heard, Inputs};
+use gradlane_core::runtime::{Clock, Heard, Inputs};
 use gradlane_core::types::Role;
 
 use super::supervision::{Command as Decision, Supervision};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::pipeline::topology::DeviceKind;
 use gradlane_core::pipeline::{Duty, Lookup, Pipeline, ReadyPart, Registry, Route, Stage, Topology};
 use gradlane_core::sched::{Command, GroupId, Scheduler, SchedulerConfig, TaskId, TaskSpec};
 use gradlane_core::types::{
-    Epoch, ExchangeId, LinkId, Op, Priority, Round, ServerId, Span, TensorKey, TensorSpec, Time, View, WorkerId,
+    DeviceKind, Epoch, ExchangeId, LinkId, Op, Priority, Round, ServerId, Span, TensorKey, TensorSpec, Time, View,
+    WorkerId,
 };
 use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::reject;

@@ -10,10 +10,10 @@ use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, LinkId, NodeId, PartId, Phase, Time, View, WorkerId};
 use gradlane_core::wire::{Header, HeaderKind, reject};
-use gradlane_server::accumulator::Workshop;
-use gradlane_server::aggregate::{Aggregator, AggregatorConfig, Command, Receipt, SlotId, Step};
-use gradlane_server::letters::{Letters, Word};
-use gradlane_server::sum::{Event, Sums};
+use gradlane_server::node::accumulator::Workshop;
+use gradlane_server::node::aggregate::{Aggregator, AggregatorConfig, Command, Receipt, SlotId, Step};
+use gradlane_server::node::sum::{Event, Sums};
+use gradlane_server::node::withdrawals::{Letters, Word};
 
 use super::checkers::Checker;
 use super::member::MemberDriver;

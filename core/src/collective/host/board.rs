@@ -13,9 +13,9 @@ use super::layout::{
     ANNOUNCEMENT_WORDS, ANNOUNCEMENTS, Head, Layout, MAGIC, NOTICE_BYTES_MAX, ORDER_WORDS, ORDERS, Word,
 };
 use super::record::{Announcement, mark_more, order_of, order_words, take_more};
+use crate::collective::order::Decision;
 use crate::error::{Error, Result};
 use crate::local::{Segment, futex};
-use crate::sched::order::Decision;
 
 /// The shared memory as one rank sees it.
 #[derive(Debug)]
@@ -360,9 +360,8 @@ impl Board {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::DeviceKind;
-    use crate::sched::order::Claim;
-    use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
+    use crate::collective::order::Claim;
+    use crate::types::{DType, DeviceKind, Op, PartId, Priority, Round, TensorKey};
 
     #[test]
     fn a_group_is_read_as_it_was_written_and_at_once() {

@@ -16,9 +16,9 @@ use super::pending::{Pending, has_memory};
 use super::record::Announcement;
 use super::road::{Part, Running, Scratch};
 use super::{Goal, LocalRank, Operation};
+use crate::collective::order::{Claim, Decision, Failure, Order, Slot};
 use crate::collective::{Memory, Ordered, Walk};
 use crate::error::Error;
-use crate::sched::order::{Claim, Decision, Failure, Order, Slot};
 use crate::types::{Done, Op, Time, WorkerId};
 
 /// What other threads ask of the driver.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::LocalRank;
 use super::board::Breakage;
 use crate::collective::Goal;
+use crate::collective::order::{Claim, Failure, Slot};
 use crate::error::{Claim as Saying, Error};
-use crate::sched::order::{Claim, Failure, Slot};
 use crate::types::{Op, WorkerId};
 
 /// What whoever submitted an operation is told of its failure.

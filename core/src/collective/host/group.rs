@@ -4,9 +4,8 @@
 //! The leader forms a group of what is ready and waits for nothing; it writes all of it before anybody sees it, and every rank checks what
 //! it reads. A group that differs between ranks would hang their library.
 
-use crate::pipeline::DeviceKind;
-use crate::sched::order::{Claim, Decision, Order, Slot};
-use crate::types::PartId;
+use crate::collective::order::{Claim, Decision, Order, Slot};
+use crate::types::{DeviceKind, PartId};
 
 /// The most operations of a group: one for each owner on a machine of eight devices, and few enough that what is ready a moment later does
 /// not wait long.
@@ -90,7 +89,7 @@ fn may_join(claim: &Claim) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sched::order::Failure;
+    use crate::collective::order::Failure;
     use crate::types::{DType, Op, Priority, Round, TensorKey};
 
     const MIB: u64 = 1 << 20;

@@ -7,7 +7,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::sched::order::Claim;
+use crate::collective::order::Claim;
 
 /// What a segment begins with.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal6");

@@ -41,10 +41,10 @@ use self::layout::Word;
 use self::road::Scratch;
 use self::watch::Watch;
 use super::{Collective, Goal, MakeRoad, Operation, Team};
+use crate::collective::order::{Claim, Order, Slot};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
-use crate::sched::order::{Claim, Order, Slot};
 use crate::types::{Done, Epoch, Incarnation, Time, WorkerId};
 
 /// A rank of the machine, as the view tells it.

@@ -2,9 +2,9 @@
 
 use super::devices;
 use super::road::fits;
+use crate::collective::order::Claim;
 use crate::collective::{Memory, Operation, Walk};
 use crate::error::Error;
-use crate::sched::order::Claim;
 use crate::types::{Done, Time};
 
 pub(super) struct Pending {

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use super::layout::{ANNOUNCEMENT_WORDS, ORDER_WORDS};
-use crate::pipeline::DeviceKind;
-use crate::sched::order::{Claim, Decision, Failure, Slot};
-use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
+use crate::collective::order::{Claim, Decision, Failure, Slot};
+use crate::types::{DType, DeviceKind, Op, PartId, Priority, Round, TensorKey};
 
 /// What a rank tells the leader.
 #[derive(Clone, Copy, PartialEq, Debug)]

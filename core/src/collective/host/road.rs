@@ -16,10 +16,10 @@
 use super::board::Board;
 use super::layout::{DEPTH, Word};
 use crate::collective::Walk;
+use crate::collective::order::Claim;
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
 use crate::reduce::{Kernels, accumulator_bytes};
-use crate::sched::order::Claim;
 use crate::types::{DType, Op, Span};
 use crate::wire::reject;
 

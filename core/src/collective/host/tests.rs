@@ -5,11 +5,10 @@ use half::{bf16, f16};
 
 use super::*;
 use crate::collective::Memory;
+use crate::collective::order::Claim;
 use crate::mem::Region;
 use crate::mem::borrow::region_of;
-use crate::pipeline::DeviceKind;
-use crate::sched::order::Claim;
-use crate::types::{DType, Op, PartId, Priority, Round, TensorKey};
+use crate::types::{DType, DeviceKind, Op, PartId, Priority, Round, TensorKey};
 
 mod devices;
 mod tiers;

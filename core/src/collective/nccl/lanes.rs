@@ -9,11 +9,11 @@ use super::Places;
 use super::library::Library;
 use super::road::Road;
 use super::work::LOCK;
+use crate::collective::order::Claim;
 use crate::collective::{DeviceMemory, DeviceRoad, Ordered, Team};
 use crate::cuda::{Driver, name};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Ordinal};
-use crate::sched::order::Claim;
 use crate::types::Done;
 
 /// The roads of one rank.

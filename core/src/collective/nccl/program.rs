@@ -14,7 +14,7 @@
 //!   a kernel of ours, and the mean is that of host memory.
 
 use crate::collective::Walk;
-use crate::sched::order::Claim;
+use crate::collective::order::Claim;
 use crate::types::{DType, Op};
 
 /// What one rank calls, once for every run of the memory.
@@ -121,8 +121,7 @@ pub(super) const fn data_type(dtype: DType) -> u32 {
 mod tests {
     use super::*;
     use crate::collective::Goal;
-    use crate::pipeline::DeviceKind;
-    use crate::types::{Priority, WorkerId};
+    use crate::types::{DeviceKind, Priority, WorkerId};
 
     #[test]
     fn every_goal_becomes_one_call_a_rank() {

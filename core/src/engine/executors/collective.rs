@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::super::Metrics;
 use super::super::payload::Hold;
 use super::super::shared::{Shared, State};
+use crate::collective::order::Claim;
 use crate::collective::{Goal, Operation};
 use crate::error::Result;
 use crate::pipeline::Stage;
-use crate::sched::order::Claim;
 use crate::sched::{Outcome, Task};
 use crate::types::{Done, Op};
 

@@ -11,9 +11,9 @@ use std::sync::{Arc, RwLock};
 
 use file::{Event, Of, Process, Span, Writer};
 
-use super::Clock;
 use crate::error::{Error, Result};
 use crate::pipeline::stage::Stage;
+use crate::runtime::Clock;
 use crate::sched::{Outcome, Task, TaskId};
 use crate::types::{PartId, Priority, Round, ServerId, Time, WorkerId};
 

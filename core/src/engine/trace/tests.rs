@@ -4,9 +4,9 @@ use serde_json::Value;
 
 use super::file::Writer;
 use super::*;
-use crate::pipeline::{DeviceKind, Duty, Pipeline, Route, Topology};
+use crate::pipeline::{Duty, Pipeline, Route, Topology};
 use crate::sched::{Command, Scheduler, SchedulerConfig, TaskSpec};
-use crate::types::TensorKey;
+use crate::types::{DeviceKind, TensorKey};
 
 #[test]
 fn a_task_leaves_its_stages_and_what_they_were_of() {

@@ -7,11 +7,11 @@
 use std::cmp::Reverse;
 
 use super::{Scheduler, Timer};
-use crate::pipeline::{DeviceKind, Stage};
+use crate::pipeline::Stage;
 use crate::sched::ids::TaskId;
 use crate::sched::queue::Entry;
 use crate::sched::task::{Place, Work};
-use crate::types::Time;
+use crate::types::{DeviceKind, Time};
 
 /// Where a task needs credit, unless it has some.
 pub(super) fn needs_credit(stage: Stage) -> bool {

@@ -1,10 +1,10 @@
 //! The rules one by one; `random` checks that they hold together.
 
 use super::*;
-use crate::pipeline::{DeviceKind, Duty, Route, Topology};
+use crate::pipeline::{Duty, Route, Topology};
 use crate::sched::task::Attempt;
 use crate::sched::{StallDetector, StallReport};
-use crate::types::Priority;
+use crate::types::{DeviceKind, Priority};
 
 mod copies;
 mod giving_up;

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::collective::order::Decision;
 use crate::collective::{DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team, Walk};
 use crate::mem::{DeviceRegion, Ordinal};
-use crate::sched::order::Decision;
 
 #[test]
 fn what_lies_on_devices_is_reduced_in_one_order_whatever_the_order_in_which_ranks_come() {

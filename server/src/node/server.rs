@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
 use gradlane_core::config::{Config, RoadChoice};
-use gradlane_core::engine::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::local::SharedGround;
 use gradlane_core::mem::{Ground, Pool};
+use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::{Listener, roads};
 use gradlane_core::types::{Phase, Role, ServerId};
 use gradlane_core::{Error, Result};
 
-use crate::accumulator::BLOCK_BYTES;
-use crate::aggregate::AggregatorConfig;
-use crate::connection::DataPlane;
-use crate::life::{Life, ServerState, Turn};
+use crate::node::accumulator::BLOCK_BYTES;
+use crate::node::aggregate::AggregatorConfig;
+use crate::node::connection::DataPlane;
+use crate::node::life::{Life, ServerState, Turn};
 
 /// How to start a server.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl Server {
     }
 
     /// Bytes in and out.
-    pub fn stats(&self) -> &crate::stats::Stats {
+    pub fn stats(&self) -> &crate::node::stats::Stats {
         &self.plane.stats
     }
 

@@ -15,8 +15,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use crate::pipeline::DeviceKind;
-use crate::types::{DType, Machines, Op, PartId, Priority, Round};
+use crate::types::{DType, DeviceKind, Machines, Op, PartId, Priority, Round};
 
 /// One operation on one part; those of a part are counted in the order in which ranks come to them.
 pub type Slot = (PartId, Round);

@@ -1,4 +1,4 @@
-//! Where a server stands in its life, and who waits for its end. What is done at each turn is decided in [`crate::server`].
+//! Where a server stands in its life, and who waits for its end. What is done at each turn is decided in [`crate::node::server`].
 
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;

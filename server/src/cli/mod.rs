@@ -14,8 +14,9 @@ use gradlane_core::config::{Config, Origin, ProcessRole};
 use gradlane_core::{Error, Result, collective, cuda};
 use tracing_subscriber::EnvFilter;
 
+use crate::doctor;
+use crate::launch::rendezvous;
 use crate::launch::{self, Launch};
-use crate::{doctor, rendezvous};
 
 mod bench;
 pub(crate) mod exit;

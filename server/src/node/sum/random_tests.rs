@@ -11,8 +11,8 @@ use gradlane_core::types::{Defect, Epoch, Op, PartId, Phase, TensorKey, Time};
 use gradlane_core::wire::{Flags, checksum};
 
 use super::*;
-use crate::aggregate::tests::{config, header, node, view};
-use crate::aggregate::{Aggregator, AggregatorConfig, Command};
+use crate::node::aggregate::tests::{config, header, node, view};
+use crate::node::aggregate::{Aggregator, AggregatorConfig, Command};
 
 const WORKERS: u32 = 3;
 const PARTS: u32 = 2;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gradlane_core::config::{Config, Origin};
-use gradlane_core::engine::{Clock, process};
+use gradlane_core::runtime::{Clock, process};
 use gradlane_core::types::Time;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};

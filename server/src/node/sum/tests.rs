@@ -5,8 +5,8 @@ use gradlane_core::reduce::Kernels;
 use gradlane_core::types::{DType, Op};
 
 use super::*;
-use crate::aggregate::tests::{header, slot};
-use crate::aggregate::{Order, SumSpec, Upload};
+use crate::node::aggregate::tests::{header, slot};
+use crate::node::aggregate::{Order, SumSpec, Upload};
 
 #[test]
 fn all_who_listen_get_every_block_as_soon_as_it_is_complete() {

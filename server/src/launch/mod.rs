@@ -20,6 +20,7 @@ use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
 use crate::signals::Interrupts;
 
+pub mod rendezvous;
 mod supervision;
 mod supervisor;
 

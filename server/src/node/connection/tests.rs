@@ -6,7 +6,7 @@ use gradlane_core::types::{DType, PartId, Round};
 use gradlane_core::wire::{Flags, Header, checksum};
 
 use super::*;
-use crate::aggregate::tests::{EPOCH, config, header, node, slot, view};
+use crate::node::aggregate::tests::{EPOCH, config, header, node, slot, view};
 
 const BYTES: usize = 4 << 20;
 const BLOCK: usize = 256 << 10;

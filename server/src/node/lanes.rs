@@ -1,4 +1,4 @@
-//! Threads that do the arithmetic which the [aggregator](crate::aggregate) asked for. A part lives in one lane, so that its steps and its
+//! Threads that do the arithmetic which the [aggregator](crate::node::aggregate) asked for. A part lives in one lane, so that its steps and its
 //! bytes are worked off in their order.
 //!
 //! **Whoever holds a lane works.** A lane is a queue, the sums of its parts under a lock, and a thread that sleeps until its bell rings. Jobs
@@ -23,9 +23,9 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, PartId, WorkerId};
 
-use crate::accumulator::Workshop;
-use crate::aggregate::{Receipt, SlotId, Step};
-use crate::sum::{Event, Sums};
+use crate::node::accumulator::Workshop;
+use crate::node::aggregate::{Receipt, SlotId, Step};
+use crate::node::sum::{Event, Sums};
 
 /// Up to so many waiting bytes are worked off by the thread that brought them, on a machine of `cores`.
 ///
@@ -292,8 +292,8 @@ mod tests {
     use gradlane_core::types::{DType, Op};
 
     use super::*;
-    use crate::aggregate::tests::{header, slot};
-    use crate::aggregate::{Order, SumSpec, Upload};
+    use crate::node::aggregate::tests::{header, slot};
+    use crate::node::aggregate::{Order, SumSpec, Upload};
 
     #[test]
     fn little_is_worked_off_by_who_brings_it() {

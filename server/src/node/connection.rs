@@ -9,20 +9,20 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use gradlane_core::Error;
-use gradlane_core::engine::{Clock, Membership, Timer};
 use gradlane_core::error::Result;
 use gradlane_core::mem::Pool;
 use gradlane_core::reduce::Kernels;
+use gradlane_core::runtime::{Clock, Membership, Timer};
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
 use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, TensorKey, Time, View, WorkerId};
 use gradlane_core::wire::HeaderKind;
 use gradlane_core::wire::frame::{Progress, Stall};
 
-use crate::accumulator::Workshop;
-use crate::aggregate::{Aggregator, AggregatorConfig, Command, SlotId, Step};
-use crate::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
-use crate::letters::{Letters, Word};
-use crate::stats::Stats;
+use crate::node::accumulator::Workshop;
+use crate::node::aggregate::{Aggregator, AggregatorConfig, Command, SlotId, Step};
+use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
+use crate::node::stats::Stats;
+use crate::node::withdrawals::{Letters, Word};
 
 /// The data side of one server.
 pub(crate) struct DataPlane {

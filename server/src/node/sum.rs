@@ -1,4 +1,4 @@
-//! The sums of a server's rounds and who gets them: carries out the steps that the [aggregator](crate::aggregate) decides, on memory.
+//! The sums of a server's rounds and who gets them: carries out the steps that the [aggregator](crate::node::aggregate) decides, on memory.
 //!
 //! Knows neither threads nor sockets. Whoever drives it (`lanes`, or the simulation) hands it steps and received bytes, and does with what it
 //! says: [`Event`]s.
@@ -11,8 +11,8 @@ use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, WorkerId};
 use gradlane_core::wire::{Flags, Header};
 
-use crate::accumulator::{Accumulator, Workshop};
-use crate::aggregate::{Receipt, SlotId, Step};
+use crate::node::accumulator::{Accumulator, Workshop};
+use crate::node::aggregate::{Receipt, SlotId, Step};
 
 #[cfg(test)]
 mod random_tests;

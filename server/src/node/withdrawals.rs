@@ -57,7 +57,7 @@ impl Letters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aggregate::tests::{header, node};
+    use crate::node::aggregate::tests::{header, node};
     use gradlane_core::wire::HeaderKind;
 
     #[test]

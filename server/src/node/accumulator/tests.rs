@@ -3,7 +3,7 @@
 use gradlane_core::types::DType;
 
 use super::*;
-use crate::aggregate::Order;
+use crate::node::aggregate::Order;
 
 mod summing {
     use super::*;
