@@ -5,7 +5,6 @@ use clap::Args;
 use gradlane_core::config::units::print_bytes;
 use gradlane_core::types::{DType, Op};
 
-use crate::report::Record;
 use crate::size::parse_size;
 
 /// Which sizes.
@@ -73,19 +72,6 @@ pub(crate) struct Ours {
     /// Spoil one result, to see that it is noticed.
     #[arg(long, hide = true)]
     pub(crate) plant_wrong_sum: bool,
-}
-
-/// How the table is written, and what becomes of it.
-#[derive(Args, Clone, Debug, Default)]
-pub(crate) struct Output {
-    #[command(flatten)]
-    pub(crate) record: Record,
-    /// Add a line for each row: fastest, median, 99th percentile and slowest exchange, and the time with its extremes.
-    #[arg(short = 'I', long = "percentiles")]
-    pub(crate) each_row: bool,
-    /// Begin each row with the time of day, UTC.
-    #[arg(short = 'S', long = "timestamps")]
-    pub(crate) timestamps: bool,
 }
 
 /// An operation that a benchmark reduces with.

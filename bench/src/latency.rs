@@ -5,9 +5,9 @@ use std::time::Duration;
 use clap::Args;
 use gradlane_core::types::{DType, Op};
 
-use crate::arguments::{Effort, Output};
+use crate::arguments::Effort;
 use crate::push_pull::crew::Crew;
-use crate::report::{Conclusion, DEFINITIONS, Place, Report};
+use crate::report::{Conclusion, DEFINITIONS, Output, Place, Report};
 use crate::size::parse_size;
 use crate::team::Team;
 use crate::team::contest::{self, Entry, Plan};

@@ -20,6 +20,7 @@ mod page;
 mod suite;
 
 mod arguments;
+mod job;
 mod machine;
 mod measure;
 mod memory;
@@ -123,8 +124,8 @@ fn main() -> ExitCode {
 fn play(role: Role, parent: u32) -> Result<(), String> {
     die_with(parent)?;
     match role {
-        Role::Coordinator => push_pull::job::coordinate(),
-        Role::Server => push_pull::job::serve(),
+        Role::Coordinator => job::coordinate(),
+        Role::Server => job::serve(),
         Role::Worker => team::rank::obey::<Member<push_pull::worker::Worker>>(),
         Role::Whole => team::rank::obey::<push_pull::whole::Whole>(),
         Role::Store => transport::serve(),

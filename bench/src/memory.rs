@@ -4,7 +4,6 @@ use std::hint::black_box;
 use std::sync::Barrier;
 
 use crate::measure::{Samples, time};
-use crate::team::orders::Case;
 
 /// How many bytes a reduction over `workers` touches, for each byte of one worker's tensor, where tensors lie in memory of their own
 /// processes. Reads and writes count alike.
@@ -50,13 +49,13 @@ const SAMPLE_BYTES: u64 = 64 << 20;
 const LANE_BYTES_MAX: u64 = 128 << 20;
 
 impl Copier {
-    /// For `workers` with tensors as `case` has them.
-    pub(crate) fn new(case: &Case, workers: u32) -> Self {
+    /// For `workers` that take turns over `sets` tensors of `tensor_bytes` each.
+    pub(crate) fn new(tensor_bytes: u64, sets: usize, workers: u32) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let lanes = cores.min(workers as usize);
-        let bytes = (case.bytes() * case.sets as u64).min(LANE_BYTES_MAX);
+        let bytes = (tensor_bytes * sets as u64).min(LANE_BYTES_MAX);
         let memory = |content| vec![content; usize::try_from(bytes).expect("it fits in memory")];
-        let run = usize::try_from(case.bytes().min(bytes)).expect("it fits in memory");
+        let run = usize::try_from(tensor_bytes.min(bytes)).expect("it fits in memory");
         let lane = |_| Lane { from: memory(1), to: memory(2), run };
         Self { lanes: (0..lanes).map(lane).collect(), passes: SAMPLE_BYTES.div_ceil(bytes) }
     }
@@ -91,8 +90,6 @@ impl Lane {
 
 #[cfg(test)]
 mod tests {
-    use gradlane_core::types::{DType, Op};
-
     use super::*;
 
     #[test]
@@ -104,10 +101,9 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_made_of_all_the_memory_of_a_case() {
-        let case = Case::single("t", 4096, DType::F32, Op::Sum, 1);
-        let mut copier = Copier::new(&case, 2);
+    fn all_tensors_of_a_lane_are_copied() {
+        let mut copier = Copier::new(4096, 3, 2);
         assert!(copier.sample() > 0.0);
-        assert!(copier.lanes.iter().all(|lane| lane.to == lane.from && lane.to.len() == 4096 * case.sets));
+        assert!(copier.lanes.iter().all(|lane| lane.to == lane.from && lane.to.len() == 4096 * 3));
     }
 }

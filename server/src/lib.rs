@@ -12,6 +12,7 @@ pub mod doctor;
 pub mod launch;
 
 mod ending;
+mod exit;
 mod os;
 mod signals;
 

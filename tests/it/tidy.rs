@@ -1,11 +1,16 @@
 //! The invariants of ARCHITECTURE.md that can be read off the sources: what may name what. Each test says what is wrong, and where.
 
+mod circles;
 mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use circles::circles;
 use gradlane_core::config::KNOBS;
 use source::{Source, files, read, root};
+
+/// The crates whose files and folders do not go in circles.
+const CRATES: [&str; 2] = ["python/src", "bench/src"];
 
 /// The floors of `core`, lowest first.
 const FLOORS: [&[&str]; 4] = [
@@ -20,7 +25,7 @@ const GROUND: [&str; 2] = ["cuda", "local"];
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// Where `unsafe` may stand.
-const UNSAFE: [&str; 33] = [
+const UNSAFE: [&str; 34] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/road.rs",
     "core/src/collective/nccl/comm.rs",
@@ -29,6 +34,7 @@ const UNSAFE: [&str; 33] = [
     "core/src/cuda/api.rs",
     "core/src/cuda/context.rs",
     "core/src/cuda/driver.rs",
+    "core/src/cuda/event.rs",
     "core/src/cuda/kernels.rs",
     "core/src/cuda/stream.rs",
     "core/src/device/cuda/ground.rs",
@@ -143,6 +149,16 @@ fn siblings_of_a_floor_do_not_go_in_circles() {
     }
     let describe = |name: &str| format!("{name} uses {:?}", uses[name]);
     report("folders of floor 1 in a circle", left.into_iter().map(describe).collect());
+}
+
+#[test]
+fn no_files_and_no_folders_go_in_a_circle() {
+    let mut wrong = Vec::new();
+    for folder in CRATES {
+        let sources: Vec<Source> = read(folder).into_iter().filter(|source| !source.is_test).collect();
+        wrong.extend(circles(&sources).into_iter().map(|circle| format!("{folder} {circle}")));
+    }
+    report("circles", wrong);
 }
 
 #[test]

@@ -9,12 +9,13 @@ use gradlane_core::types::{DType, Op};
 use super::fabric::{Fabric, Machine};
 use super::link::Traffic;
 use super::optimum::{Cluster, Use};
-use super::{Shape, place, probe, tools};
-use crate::arguments::Output;
+use super::shape::{Shape, exchanges};
+use super::{place, probe, tools};
+use crate::job;
 use crate::measure::Samples;
+use crate::push_pull::Model;
 use crate::push_pull::crew::Backend;
-use crate::push_pull::{Model, job};
-use crate::report::{Columns, Conclusion, Figures, Report, Row, smoke_note};
+use crate::report::{Columns, Conclusion, Figures, Output, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::team::contest::Entry;
 use crate::team::orders::Case;
@@ -126,13 +127,13 @@ fn measure(arguments: &Arguments, cluster: Cluster, report: &mut Report, columns
         let mut found: Vec<Found> = teams.iter().map(|_| Found::default()).collect();
         for team in &mut teams {
             team.prepare(&entry.case)?;
-            team.repeat(&super::exchanges(arguments.warmup))?;
+            team.repeat(&exchanges(arguments.warmup))?;
         }
         for number in 0..arguments.repetitions as usize {
             for turn in 0..teams.len() {
                 let index = (turn + number) % teams.len();
                 let before = fabric.traffic()?;
-                let repetition = teams[index].repeat(&super::exchanges(arguments.iterations))?;
+                let repetition = teams[index].repeat(&exchanges(arguments.iterations))?;
                 let carried: Vec<Traffic> =
                     fabric.traffic()?.into_iter().zip(before).map(|(after, before)| after.since(before)).collect();
                 found[index].add(&fabric, cluster, &entry, repetition, &carried);

@@ -10,9 +10,10 @@ use clap::Args;
 
 use super::fabric::{Fabric, Machine, Place};
 use super::optimum::Cluster;
-use super::{Shape, place, tools};
+use super::shape::Shape;
+use super::{place, tools};
+use crate::job;
 use crate::measure;
-use crate::push_pull::job;
 
 /// Runs a command on every worker machine of a shaped network.
 ///

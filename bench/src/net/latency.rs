@@ -7,10 +7,11 @@ use gradlane_core::types::{DType, Op};
 
 use super::fabric::Fabric;
 use super::optimum::Cluster;
-use super::{Shape, place, tools};
+use super::shape::{Shape, exchanges};
+use super::{place, tools};
 
+use crate::job;
 use crate::measure::Samples;
-use crate::push_pull::job;
 use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::table::Table;
@@ -78,7 +79,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
     for number in 0..=arguments.repetitions {
         for (case, samples) in [(&alone, &mut idle), (&under_backlog, &mut loaded)] {
             team.prepare(case)?;
-            let repetition = team.repeat(&super::exchanges(1))?;
+            let repetition = team.repeat(&exchanges(1))?;
             if repetition.wrong > 0 {
                 return Ok(Conclusion::Wrong(repetition.wrong_at.unwrap_or_default()));
             }

@@ -10,10 +10,11 @@ use gradlane_core::types::{DType, Op};
 
 use super::fabric::{Fabric, Machine};
 use super::optimum::Cluster;
-use super::{Shape, place, probe, tools};
+use super::shape::{Shape, exchanges};
+use super::{place, probe, tools};
 
+use crate::job;
 use crate::measure::Samples;
-use crate::push_pull::job;
 use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::table::Table;
@@ -98,7 +99,7 @@ fn light(arguments: &Arguments) -> Result<Vec<Row>, String> {
     for _ in 0..arguments.repetitions {
         for loss in [None, Some(arguments.loss)] {
             fabric.lose(loss.map(|loss| loss.one_of))?;
-            let repetition = team.repeat(&super::exchanges(1))?;
+            let repetition = team.repeat(&exchanges(1))?;
             wrong += repetition.wrong;
             wrong_at = wrong_at.or(repetition.wrong_at);
             quic.push(loss, repetition.total_seconds);
@@ -155,7 +156,7 @@ fn heavy(arguments: &Arguments) -> Result<Row, String> {
     let fabric = fabric(arguments, cluster)?;
     let mut team = start(arguments, &fabric, cluster, arguments.heavy_bytes)?;
     fabric.lose(Some(arguments.heavy_loss.one_of))?;
-    let repetition = team.repeat(&super::exchanges(1))?;
+    let repetition = team.repeat(&exchanges(1))?;
     fabric.lose(None)?;
     println!(
         "# with loss of {}: {} bytes of each of 2 workers were summed in {:.2} s, {} elements wrong",
@@ -179,7 +180,7 @@ fn start(arguments: &Arguments, fabric: &Fabric, cluster: Cluster, bytes: u64) -
     let patience = Duration::from_secs(arguments.patience);
     let mut team = job::start(&place::job(fabric, cluster, &arguments.shape.settings()?, patience))?;
     team.prepare(&Case::single("tensor", bytes, DType::F32, Op::Sum, 1))?;
-    team.repeat(&super::exchanges(1))?;
+    team.repeat(&exchanges(1))?;
     Ok(team)
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::fabric::{Fabric, Machine, Place};
 use super::optimum::Cluster;
-use crate::push_pull::job::{Before, JobOptions};
+use crate::job::{Before, JobOptions};
 use crate::team::Wire;
 use crate::team::gloo::Venue;
 

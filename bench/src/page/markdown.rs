@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use gradlane_core::config::units::print_bytes;
 use serde_json::Value;
 
-use super::{Content, Source};
+use super::source::{Content, Source};
 
 /// The page; `pictures` are pairs of a source's name and a file, `notes` go above all tables.
 pub(super) fn page(sources: &[Source], pictures: &[(String, String)], notes: &[String]) -> String {

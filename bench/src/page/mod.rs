@@ -3,14 +3,14 @@
 mod bars;
 mod markdown;
 mod picture;
+mod source;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
-use serde_json::Value;
-
 use crate::report::Conclusion;
+use clap::Args;
+use source::{Content, Source};
 
 /// Make a Markdown page with SVG pictures from JSON files that other subcommands wrote with -J.
 ///
@@ -23,18 +23,6 @@ pub(crate) struct Arguments {
     /// The page; pictures go into the same folder.
     #[arg(short = 'o', long, value_name = "FILE", default_value = "bench/results/README.md")]
     out: PathBuf,
-}
-
-/// A file of results.
-struct Source {
-    /// The name of the file without its end; also that of its picture.
-    name: String,
-    content: Content,
-}
-
-enum Content {
-    Results(Value),
-    Text(String),
 }
 
 /// Writes the page.
@@ -58,7 +46,7 @@ fn make(arguments: &Arguments) -> Result<(), String> {
 pub(crate) fn write_page(out: &Path, files: &[PathBuf], notes: &[String]) -> Result<(), String> {
     let folder = out.parent().unwrap_or(Path::new(""));
     fs::create_dir_all(folder).map_err(|cause| format!("{}: {cause}", folder.display()))?;
-    let sources: Vec<Source> = files.iter().map(|file| read(file)).collect::<Result<_, _>>()?;
+    let sources: Vec<Source> = files.iter().map(|file| Source::read(file)).collect::<Result<_, _>>()?;
     let mut pictures = Vec::new();
     for source in &sources {
         if let Content::Results(results) = &source.content {
@@ -71,19 +59,6 @@ pub(crate) fn write_page(out: &Path, files: &[PathBuf], notes: &[String]) -> Res
         }
     }
     write(out, &markdown::page(&sources, &pictures, notes))
-}
-
-fn read(file: &Path) -> Result<Source, String> {
-    let text = fs::read_to_string(file).map_err(|cause| format!("{}: {cause}", file.display()))?;
-    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let content = if file.extension().is_some_and(|end| end == "txt") {
-        Content::Text(text)
-    } else {
-        Content::Results(
-            serde_json::from_str(&text).map_err(|cause| format!("{} is no JSON: {cause}", file.display()))?,
-        )
-    };
-    Ok(Source { name, content })
 }
 
 fn write(file: &Path, text: &str) -> Result<(), String> {

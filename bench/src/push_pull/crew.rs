@@ -6,10 +6,10 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use gradlane_core::types::JoinString;
 
-use super::job::{self, Before, JobOptions};
-use super::road::Road;
 use super::whole;
 use crate::arguments::Ours;
+use crate::job::road::Road;
+use crate::job::{self, Before, JobOptions};
 use crate::team::{Team, gloo, mpi};
 use crate::transport;
 

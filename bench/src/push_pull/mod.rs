@@ -1,8 +1,6 @@
 //! What does a reduction over workers and servers cost, whole: the engine as training uses it, in processes as in production?
 
 pub(crate) mod crew;
-pub(crate) mod job;
-pub(crate) mod road;
 pub(crate) mod whole;
 pub(crate) mod worker;
 
@@ -12,8 +10,9 @@ use clap::{Args, ValueEnum};
 use gradlane_core::pipeline::models;
 use gradlane_core::types::{JoinString, TensorSpec};
 
-use crate::arguments::{Effort, Output, Point, Sweep};
-use crate::report::{Conclusion, DEFINITIONS, Place, Report};
+use crate::arguments::{Effort, Point, Sweep};
+use crate::job::{self, road};
+use crate::report::{Conclusion, DEFINITIONS, Output, Place, Report};
 use crate::team::Team;
 use crate::team::contest::{self, Entry, Plan};
 use crate::team::orders::{Case, Mode};

@@ -10,8 +10,8 @@ use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::types::{DType, Role};
 use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions};
 
-use super::job::{SETTINGS, config};
 use super::worker::{Means, Worker};
+use crate::job::{SETTINGS, config};
 use crate::team::orders::{Case, Measured, Repeat, slowest};
 use crate::team::process::{Process, role};
 use crate::team::rank::{LOOPBACK, Member, Obedient};

@@ -14,7 +14,7 @@ use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads::Roads;
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
 
-use super::job::{JOIN, SETTINGS, config};
+use crate::job::{JOIN, SETTINGS, config};
 use crate::team::buffers::{Buffers, Set};
 use crate::team::orders::{Case, Tensor};
 use crate::team::rank::Exchanger;

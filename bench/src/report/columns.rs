@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use gradlane_core::types::DType;
 
-use super::{Figures, Place, Report, Row};
-use crate::arguments::Output;
+use super::figures::{Figures, Place, Report, Row};
+use super::record::Output;
 use crate::measure::Samples;
 
 /// What the columns mean; for the help of every subcommand that prints them.
@@ -208,7 +208,7 @@ fn clock() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::{report, row};
+    use crate::report::figures::tests::{report, row};
 
     #[test]
     fn the_first_thirteen_columns_are_those_of_nccl_tests() {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use gradlane_core::config::units::print_bytes;
 
-use super::{Figures, Report, Row};
+use super::figures::{Figures, Place, Report, Row};
 use crate::measure::Samples;
 use crate::size::parse_size;
 
@@ -20,15 +20,6 @@ pub(crate) struct Expectation {
     comparison: Comparison,
     threshold: f64,
     sizes: Option<(u64, u64)>,
-}
-
-/// Where the result goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
-    /// To other memory than the contribution's.
-    Out,
-    /// Over the contribution.
-    In,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -233,7 +224,7 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::{report, row};
+    use crate::report::figures::tests::{report, row};
 
     fn judge(text: &str) -> Verdict {
         let report = report(vec![row("quic", true, 4 << 20, 2.0), row("gloo", false, 4 << 20, 0.5)]);

@@ -3,7 +3,8 @@
 use gradlane_core::types::{DType, Op};
 use serde_json::{Value, json};
 
-use super::{Figures, Place, Report, Row, Verdict};
+use super::expect::Verdict;
+use super::figures::{Figures, Place, Report, Row};
 use crate::measure::Samples;
 
 /// The whole report.
@@ -109,7 +110,7 @@ fn command() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::{report, row as a_row};
+    use crate::report::figures::tests::{report, row as a_row};
 
     #[test]
     fn every_repetition_is_in_the_file() {

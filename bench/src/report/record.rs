@@ -24,3 +24,16 @@ pub(crate) struct Record {
     #[arg(long = "expect", value_name = "EXPECTATION")]
     pub(crate) expectations: Vec<Expectation>,
 }
+
+/// How the table is written, and what becomes of it.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Output {
+    #[command(flatten)]
+    pub(crate) record: Record,
+    /// Add a line for each row: fastest, median, 99th percentile and slowest exchange, and the time with its extremes.
+    #[arg(short = 'I', long = "percentiles")]
+    pub(crate) each_row: bool,
+    /// Begin each row with the time of day, UTC.
+    #[arg(short = 'S', long = "timestamps")]
+    pub(crate) timestamps: bool,
+}

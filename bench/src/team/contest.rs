@@ -8,10 +8,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::orders::{Case, ECHO, Mode, Repeat};
 use super::{Repetition, Team};
-use crate::arguments::{Effort, Output};
+use crate::arguments::Effort;
 use crate::measure::Samples;
 use crate::memory::Copier;
-use crate::report::{Columns, Conclusion, Figures, Place, Report, Row, smoke_note};
+use crate::report::{Columns, Conclusion, Figures, Output, Place, Report, Row, smoke_note};
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ fn run(
         let mut rows: Vec<Row> = teams.iter().map(|team| blank(team, entry)).collect();
         // Where bytes go through memory, its speed is measured in the same turns.
         let near = teams.iter().filter(|team| team.traffic.is_some()).map(|team| team.size).max();
-        let mut copier = near.map(|workers| Copier::new(&entry.case, workers));
+        let mut copier = near.map(|workers| Copier::new(entry.case.bytes(), entry.case.sets, workers));
         for place in &plan.places {
             let mut figures: Vec<Figures> = teams.iter().map(|_| Figures::default()).collect();
             for number in 0..plan.effort.repetitions as usize {

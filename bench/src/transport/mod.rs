@@ -17,11 +17,11 @@ use gradlane_core::transport::roads;
 use gradlane_core::types::{DType, JoinString, Role};
 use gradlane_core::wire::limits::PART_BYTES_MAX;
 
-use crate::arguments::{Effort, Ours, Output, Sizes};
-use crate::push_pull::job::{self, Start, config};
-use crate::push_pull::job::{JOIN, SETTINGS};
-use crate::push_pull::road;
-use crate::report::{Conclusion, DEFINITIONS, Place, Report};
+use crate::arguments::{Effort, Ours, Sizes};
+use crate::job::road;
+use crate::job::{self, Start, config};
+use crate::job::{JOIN, SETTINGS};
+use crate::report::{Conclusion, DEFINITIONS, Output, Place, Report};
 use crate::team::contest::{self, Entry, Plan};
 use crate::team::orders::{Case, Mode};
 use crate::team::process::{Process, role};

@@ -15,8 +15,8 @@ use gradlane_core::wire::{Flags, Header, HeaderKind};
 use serde::{Deserialize, Serialize};
 
 use super::store::{self, ECHO, KEEP, MEETING};
-use crate::push_pull::job::config;
-use crate::push_pull::job::{JOIN, SETTINGS};
+use crate::job::config;
+use crate::job::{JOIN, SETTINGS};
 use crate::team::buffers::Set;
 use crate::team::orders::{Case, Mode};
 use crate::team::rank::Exchanger;

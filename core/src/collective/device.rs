@@ -4,11 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Walk;
-pub use super::host::Bulletin;
+use super::walk::Walk;
 use crate::collective::order::Claim;
-use crate::config::Config;
-use crate::cuda::{Line, Mark};
+use crate::cuda::Mark;
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
 use crate::types::{Done, Time};
@@ -63,38 +61,23 @@ pub trait DeviceRoad: Send + Sync {
 /// Makes the road of one rank, once all ranks have met.
 pub type MakeRoad = Box<dyn FnOnce(Team) -> Result<Arc<dyn DeviceRoad>> + Send>;
 
-/// How this program reduces memory of devices among the ranks of a machine.
-///
-/// # Errors
-/// What to do where it cannot.
-#[cfg(feature = "cuda")]
-pub fn device_road(config: &Config) -> Result<MakeRoad> {
-    Ok(super::nccl::road(config))
+/// Tells the ranks of a PCIe group one short notice of their first rank: the name under which their devices find each other.
+pub trait Bulletin: Send + Sync {
+    /// The notice about another of the first rank's devices.
+    fn about(&self, lane: u8) -> Arc<dyn Bulletin>;
+
+    /// Publishes the notice; called by the first rank. Only the first call counts.
+    ///
+    /// # Panics
+    /// If the notice is empty or longer than [`NOTICE_BYTES_MAX`], or if this is not the first rank.
+    fn post(&self, notice: &[u8]);
+
+    /// The notice. `None` if it was not published within `patience`, or if `gives_up` became true before.
+    fn read(&self, patience: Duration, gives_up: &dyn Fn() -> bool) -> Option<Vec<u8>>;
 }
 
-/// As it was built, this program does not.
-///
-/// # Errors
-/// What to do about it.
-#[cfg(not(feature = "cuda"))]
-pub fn device_road(_config: &Config) -> Result<MakeRoad> {
-    Err(Error::FailedPrecondition {
-        what: "this program was built without a way to reduce memory of devices among the workers of a machine"
-            .to_owned(),
-        hint: "use the Python package, or set local_reduce=off on all workers of the machine".to_owned(),
-    })
-}
-
-/// What this program finds for that, for people; nothing where it would use nothing.
-pub fn describe(config: &Config) -> Option<Line> {
-    #[cfg(feature = "cuda")]
-    return Some(super::nccl::describe(config));
-    #[cfg(not(feature = "cuda"))]
-    {
-        let _unused = config;
-        None
-    }
-}
+/// The longest notice of a [`Bulletin`], in bytes.
+pub const NOTICE_BYTES_MAX: usize = 256;
 
 /// The ranks that reduce memory of their devices with each other, for the road of one of them.
 #[derive(Clone)]
@@ -104,7 +87,7 @@ pub struct Team {
     /// How many they are.
     pub ranks: usize,
     /// What the first of them has to tell the others.
-    pub bulletin: Bulletin,
+    pub bulletin: Arc<dyn Bulletin>,
     /// How long the others may take to come.
     pub join_timeout: Duration,
     /// How long an operation may take.

@@ -16,10 +16,13 @@ mod context;
 mod describe;
 #[cfg(feature = "cuda")]
 mod driver;
+#[cfg(feature = "cuda")]
+mod event;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) mod fake;
 #[cfg(feature = "cuda")]
 mod kernels;
+mod mark;
 #[cfg(feature = "cuda")]
 mod pci;
 #[cfg(feature = "cuda")]
@@ -30,9 +33,6 @@ mod stream;
 mod wiring;
 
 #[cfg(feature = "cuda")]
-use std::sync::Arc;
-
-#[cfg(feature = "cuda")]
 pub(crate) use codes::{INVALID_VALUE, name};
 #[cfg(feature = "cuda")]
 pub(crate) use context::Context;
@@ -40,23 +40,13 @@ pub use describe::{Line, describe};
 #[cfg(feature = "cuda")]
 pub(crate) use driver::Driver;
 #[cfg(feature = "cuda")]
+pub use event::Event;
+#[cfg(feature = "cuda")]
 pub(crate) use kernels::Kernels;
+pub use mark::Mark;
 #[cfg(feature = "cuda")]
 pub(crate) use reaper::Reaper;
-#[cfg(feature = "cuda")]
-pub use stream::Event;
 #[cfg(feature = "cuda")]
 pub(crate) use stream::Stream;
 #[cfg(feature = "cuda")]
 pub(crate) use wiring::{groups, numa_node};
-
-/// A point in the work of a device's stream. What was submitted to that stream before has been done when it is reached.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum Mark {
-    /// Nothing to wait for.
-    Reached,
-    /// A point of a stream's work.
-    #[cfg(feature = "cuda")]
-    Event(Arc<Event>),
-}

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use super::codes::name;
-use super::stream::Event;
+use super::event::Event;
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
 use crate::mem::Ordinal;

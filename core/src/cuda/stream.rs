@@ -1,4 +1,4 @@
-//! Streams of the engine's own, and events: points in a stream's work that others wait for.
+//! Streams of the engine's own.
 #![expect(unsafe_code, reason = "functions of the driver are called")]
 
 use std::ffi::{c_int, c_uint};
@@ -6,12 +6,12 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUevent, CUstream, CUstream_flags};
+use cudarc::driver::sys::{CUstream, CUstream_flags};
 
-use super::Mark;
 use super::api::Api;
-use super::codes;
 use super::context::Context;
+use super::event::Event;
+use super::mark::Mark;
 use crate::error::Result;
 
 impl Context {
@@ -83,7 +83,7 @@ impl Stream {
             Mark::Reached => Ok(()),
             Mark::Event(event) => {
                 // SAFETY: both handles are alive; the event was recorded when it was made, and its next use does not change this wait.
-                let code = unsafe { (self.context.api().stream_wait)(self.raw, event.raw, 0) };
+                let code = unsafe { (self.context.api().stream_wait)(self.raw, event.raw(), 0) };
                 self.context.checked("letting a stream wait", code)
             }
         }
@@ -111,65 +111,5 @@ impl Drop for Stream {
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Stream({:?} of {:?})", self.raw, self.context)
-    }
-}
-
-/// A point in the work of a stream, recorded once. The driver's event goes back to its context when the last holder is gone; those who
-/// were told to wait for it before wait for this point, not for a later one.
-pub struct Event {
-    raw: CUevent,
-    /// Of whose work it is a point: points of one stream are reached in their order.
-    stream: usize,
-    context: Arc<Context>,
-}
-
-// SAFETY: events of the driver may be used on any thread (CUDA driver API, "Thread safety").
-unsafe impl Send for Event {}
-// SAFETY: as above; nobody records it again.
-unsafe impl Sync for Event {}
-
-impl Event {
-    /// For a thread that has the context. `stream` may be the framework's.
-    pub(super) fn record(context: &Arc<Context>, stream: CUstream) -> Result<Arc<Self>> {
-        // Owned first, so that it goes back if it cannot be recorded.
-        let event = Self { raw: context.take_event()?, stream: stream.addr(), context: Arc::clone(context) };
-        // SAFETY: the event is nobody else's, and the stream is one of this context.
-        let code = unsafe { (context.api().event_record)(event.raw, stream) };
-        context.checked("recording an event", code)?;
-        Ok(Arc::new(event))
-    }
-
-    /// Whose work it is a point of.
-    pub(crate) fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
-    /// Of which stream.
-    pub(crate) fn stream(&self) -> usize {
-        self.stream
-    }
-
-    /// Whether it is reached. For a thread that has the context; about a microsecond.
-    ///
-    /// # Errors
-    /// [`Error::Device`](crate::Error::Device) of `what` if the device failed: never "not yet" for ever.
-    pub(crate) fn is_reached(&self, what: &str) -> Result<bool> {
-        // SAFETY: the handle is alive and recorded.
-        match unsafe { (self.context.api().event_query)(self.raw) } {
-            codes::NOT_READY => Ok(false),
-            code => self.context.checked(what, code).map(|()| true),
-        }
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        self.context.give_event(self.raw);
-    }
-}
-
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Event({:?} of {:?})", self.raw, self.context)
     }
 }

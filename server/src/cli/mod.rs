@@ -15,11 +15,11 @@ use gradlane_core::{Error, Result, collective, cuda};
 use tracing_subscriber::EnvFilter;
 
 use crate::doctor;
+use crate::exit;
 use crate::launch::rendezvous;
 use crate::launch::{self, Launch};
 
 mod bench;
-pub(crate) mod exit;
 mod roles;
 mod status;
 
@@ -180,7 +180,7 @@ impl Command {
                 let config = settings.load(Some(ProcessRole::Server))?;
                 let mut findings = doctor::examine(Path::new("/"), &expectations(&config, program));
                 let mut lines = cuda::describe(&config);
-                lines.extend(collective::device::describe(&config));
+                lines.extend(collective::devices::describe(&config));
                 findings.extend(doctor::devices(lines));
                 say(&if json { doctor::json(&findings) } else { doctor::text(&findings) })
             }

@@ -13,10 +13,10 @@ use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
-use super::exit;
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
+use crate::exit;
 use crate::launch::rendezvous::{self, Published};
 use crate::node::{Server, ServerOptions};
 use crate::signals::Interrupts;

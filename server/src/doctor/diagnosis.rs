@@ -2,8 +2,8 @@
 
 use gradlane_core::config::units::print_bytes;
 
-use super::machine::{Machine, StateDir};
-use super::{Expectations, Finding, Level};
+use super::finding::{Finding, Level};
+use super::machine::{Expectations, Machine, StateDir};
 use crate::os;
 
 /// Everything worth saying, from the processor outwards.

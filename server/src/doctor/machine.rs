@@ -5,7 +5,16 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::Expectations;
+/// What is expected of the machine.
+#[derive(Clone, Debug)]
+pub struct Expectations {
+    /// The buffer that sockets will ask for.
+    pub socket_buffer_bytes: u64,
+    /// Where keys and join strings are kept.
+    pub state_dir: PathBuf,
+    /// Directories with Python's `lib`, where a wheel may have brought NCCL; `/usr` and `/usr/local` are looked into anyway.
+    pub python_prefixes: Vec<PathBuf>,
+}
 
 /// The facts.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -5,58 +5,16 @@
 //! when it has been asked.
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gradlane_core::cuda;
 
 mod diagnosis;
+mod finding;
 mod machine;
 
-/// What is expected of the machine.
-#[derive(Clone, Debug)]
-pub struct Expectations {
-    /// The buffer that sockets will ask for.
-    pub socket_buffer_bytes: u64,
-    /// Where keys and join strings are kept.
-    pub state_dir: PathBuf,
-    /// Directories with Python's `lib`, where a wheel may have brought NCCL; `/usr` and `/usr/local` are looked into anyway.
-    pub python_prefixes: Vec<PathBuf>,
-}
-
-/// How good something is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Level {
-    /// As it should be.
-    Ok,
-    /// A fact without a judgement.
-    Info,
-    /// Works, but someone should look.
-    Warn,
-}
-
-impl Level {
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Info => "info",
-            Self::Warn => "warn",
-        }
-    }
-}
-
-/// One line of the report.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Finding {
-    /// How good.
-    pub level: Level,
-    /// What was looked at, such as `udp receive buffer`.
-    pub subject: String,
-    /// What was found.
-    pub found: String,
-    /// What to do; empty if there is nothing to do.
-    pub advice: String,
-}
+pub use finding::{Finding, Level};
+pub use machine::Expectations;
 
 /// Looks at the machine below `root`, which is `/` but in tests.
 pub fn examine(root: &Path, expectations: &Expectations) -> Vec<Finding> {

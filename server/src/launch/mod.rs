@@ -14,10 +14,10 @@ use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
-use crate::cli::exit;
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
+use crate::exit;
 use crate::signals::Interrupts;
 
 pub mod rendezvous;

@@ -82,6 +82,36 @@ impl Source {
         found
     }
 
+    /// The paths named after `child::`, a module right below this one, with their lines. What is only given out (`pub use`) is left out.
+    pub(super) fn relative(&self, child: &str) -> Vec<(usize, Vec<String>)> {
+        let own = without_reexports(&self.code);
+        let mut found = Vec::new();
+        for (at, _) in own.match_indices(&format!("{child}::")) {
+            let before = &own[..at];
+            let before = before.strip_suffix("self::").unwrap_or(before);
+            let is_whole = !before.ends_with(|before: char| before.is_alphanumeric() || before == '_' || before == ':');
+            if is_whole {
+                let paths = paths(&own[at + child.len() + 2..]);
+                found.extend(paths.into_iter().map(|path| (self.line(at), path)));
+            }
+        }
+        found
+    }
+
+    /// Whether the code names `word`, other than to give it out.
+    pub(super) fn uses_word(&self, word: &str) -> bool {
+        let own = without_reexports(&self.code);
+        let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
+        let whole = |at: usize| !own[..at].ends_with(is_letter) && !own[at + word.len()..].starts_with(is_letter);
+        own.match_indices(word).any(|(at, _)| whole(at))
+    }
+
+    /// What stands in `pub use`, path by path as written.
+    pub(super) fn reexports(&self) -> Vec<Vec<String>> {
+        let statements = reexports(&self.code).into_iter();
+        statements.flat_map(|(start, end)| paths(&self.code[start..end])).collect()
+    }
+
     fn supers(&self, found: &mut Vec<Reference>) {
         let mut rest = 0;
         while let Some(at) = self.code[rest..].find("super::").map(|at| rest + at) {
@@ -201,6 +231,28 @@ fn braces(text: &str) -> usize {
         depth == 0
     });
     closing.map_or(text.len(), |(at, _)| at + 1)
+}
+
+/// Where the use trees of `pub use` and `pub(…) use` begin and end.
+fn reexports(code: &str) -> Vec<(usize, usize)> {
+    let starts = code.match_indices("use ").map(|(at, word)| (at, at + word.len()));
+    let is_given_out = |before: &str| {
+        let before = before.trim_end();
+        before.ends_with("pub")
+            || before.rsplit_once("pub(").is_some_and(|(_, scope)| scope.find(')') == Some(scope.len() - 1))
+    };
+    let given_out = starts.filter(|(at, _)| is_given_out(&code[..*at]));
+    given_out.map(|(_, start)| (start, code[start..].find(';').map_or(code.len(), |end| start + end))).collect()
+}
+
+/// Blanks what is only given out.
+fn without_reexports(code: &str) -> String {
+    let mut kept = code.to_owned();
+    for (start, end) in reexports(code) {
+        let blank: String = code[start..end].chars().map(|letter| if letter == '\n' { '\n' } else { ' ' }).collect();
+        kept.replace_range(start..end, &blank);
+    }
+    kept
 }
 
 /// The paths of a use tree or expression, such as `a::b` or `{a::{b, c}, d}`.

@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use super::group;
-use super::layout::{
-    ANNOUNCEMENT_WORDS, ANNOUNCEMENTS, Head, Layout, MAGIC, NOTICE_BYTES_MAX, ORDER_WORDS, ORDERS, Word,
-};
+use super::layout::{ANNOUNCEMENT_WORDS, ANNOUNCEMENTS, Head, Layout, MAGIC, ORDER_WORDS, ORDERS, Word};
 use super::record::{Announcement, mark_more, order_of, order_words, take_more};
+use crate::collective::device::NOTICE_BYTES_MAX;
 use crate::collective::order::Decision;
 use crate::error::{Error, Result};
 use crate::local::{Segment, futex};

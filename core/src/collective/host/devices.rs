@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::LOCK;
 use super::board::{Board, Breakage};
 use super::group::{self, Room};
 use crate::collective::{DeviceMemory, DeviceRoad, Memory, Operation, Ordered};
@@ -110,7 +109,7 @@ impl Devices {
 
     /// The error that broke this rank's road.
     pub(super) fn fault(&self) -> Option<Error> {
-        self.flight.fault.lock().expect(LOCK).clone()
+        self.flight.fault.lock().expect("nothing panics while it is held").clone()
     }
 
     /// Ends what is under way. Does not wait.
@@ -142,7 +141,7 @@ impl Devices {
     /// Tells everybody that this rank's devices do nothing any more, unless that was the wish.
     fn fail(&self, error: &Error, board: &Board) {
         if !self.flight.over.swap(true, Ordering::SeqCst) {
-            self.flight.fault.lock().expect(LOCK).get_or_insert_with(|| error.clone());
+            self.flight.fault.lock().expect("nothing panics while it is held").get_or_insert_with(|| error.clone());
             board.break_down(Breakage::Failed(board.me));
         }
     }

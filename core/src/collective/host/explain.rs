@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::LocalRank;
 use super::board::Breakage;
+use super::options::LocalRank;
 use crate::collective::Goal;
 use crate::collective::order::{Claim, Failure, Slot};
 use crate::error::{Claim as Saying, Error};

@@ -7,6 +7,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::collective::device::NOTICE_BYTES_MAX;
 use crate::collective::order::Claim;
 
 /// What a segment begins with.
@@ -21,9 +22,6 @@ pub(super) const ORDERS: u64 = 64;
 pub(super) const ANNOUNCEMENT_WORDS: usize = 8;
 /// Words of an order before the weights of the ranks.
 pub(super) const ORDER_WORDS: usize = 16;
-
-/// The longest notice of a rank.
-pub(super) const NOTICE_BYTES_MAX: usize = 256;
 
 const LINE: usize = 128;
 const HEADER_BYTES: usize = 4096;

@@ -17,6 +17,7 @@ mod driver;
 mod explain;
 mod group;
 mod layout;
+mod options;
 mod pending;
 mod record;
 mod rendezvous;
@@ -32,64 +33,19 @@ use std::time::Duration;
 
 use rustix::thread::sched_getcpu;
 
-pub use self::bulletin::Bulletin;
+pub use self::options::{HostOptions, LocalRank};
 
 use self::board::{Board, Presence};
+use self::bulletin::BoardBulletin;
 use self::devices::Devices;
 use self::driver::{Driver, Wish};
 use self::layout::Word;
 use self::road::Scratch;
 use self::watch::Watch;
-use super::{Collective, Goal, MakeRoad, Operation, Team};
+use super::{Collective, Operation, Team};
 use crate::collective::order::{Claim, Order, Slot};
 use crate::error::{Error, Result};
-use crate::local::PrivateSocket;
-use crate::mem::Copies;
-use crate::types::{Done, Epoch, Incarnation, Time, WorkerId};
-
-/// A rank of the machine, as the view tells it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LocalRank {
-    /// Its rank in the job.
-    pub rank: WorkerId,
-    /// Which life of its process.
-    pub incarnation: Incarnation,
-    /// Its name, such as `worker 2`.
-    pub name: String,
-    /// Host and process, for messages.
-    pub place: String,
-    /// Where it listens for the others.
-    pub door: String,
-}
-
-/// How to meet the other ranks of a machine.
-pub struct HostOptions {
-    /// The job's name.
-    pub job: String,
-    /// The membership in which it is done.
-    pub epoch: Epoch,
-    /// The ranks of this machine in ascending order, at most [`Order::RANKS_MAX`]; the first leads.
-    pub ranks: Vec<LocalRank>,
-    /// The position of this process among them.
-    pub me: usize,
-    /// The positions of those whose devices are of its PCIe group, itself among them, ascending: they alone reduce memory of devices with
-    /// each other.
-    pub group: Vec<usize>,
-    /// Where this process listens; the first needs it.
-    pub door: Option<PrivateSocket>,
-    /// How long the others may take to come.
-    pub join_timeout: Duration,
-    /// How long a sum may take.
-    pub step_timeout: Duration,
-    /// Every so many sums the oldest goes first.
-    pub oldest_every: u32,
-    /// Counts what is copied into shared memory.
-    pub copies: Copies,
-    /// How operations on memory of devices are carried out, or why they cannot be: what whoever submits one is told.
-    pub devices: Result<MakeRoad>,
-    /// A monotonic clock.
-    pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
-}
+use crate::types::{Done, Time};
 
 /// This process's side of a collective whose ranks meet in host memory; what they reduce lies there, or in memory of devices. Dropping it
 /// leaves the other ranks.
@@ -153,7 +109,7 @@ impl HostCollective {
         let team = || Team {
             me: place,
             ranks: group.len(),
-            bulletin: Bulletin::new(Arc::clone(&board), group[0]),
+            bulletin: Arc::new(BoardBulletin::new(Arc::clone(&board), group[0])),
             join_timeout,
             step_timeout,
             clock: Arc::clone(&clock),

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::HostOptions;
 use super::board::{Board, Identity};
 use super::layout::{Layout, MAGIC};
+use super::options::HostOptions;
 use crate::error::{Error, Result};
 use crate::local::{Connection, PrivateSocket, Segment};
 

@@ -4,11 +4,13 @@ use std::time::Instant;
 use half::{bf16, f16};
 
 use super::*;
-use crate::collective::Memory;
 use crate::collective::order::Claim;
+use crate::collective::{Goal, Memory};
+use crate::local::PrivateSocket;
+use crate::mem::Copies;
 use crate::mem::Region;
 use crate::mem::borrow::region_of;
-use crate::types::{DType, DeviceKind, Op, PartId, Priority, Round, TensorKey};
+use crate::types::{DType, DeviceKind, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
 
 mod devices;
 mod tiers;

@@ -3,9 +3,9 @@
 //! The first device that a rank uses meets the first ones of the others, the second the second ones, and so on: a model that is spread over
 //! devices is spread alike on all ranks.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use super::Places;
 use super::library::Library;
 use super::road::Road;
 use super::work::LOCK;
@@ -15,6 +15,13 @@ use crate::cuda::{Driver, name};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Ordinal};
 use crate::types::Done;
+
+/// Paths of the libraries, where the settings name them.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    pub(super) cuda: Option<PathBuf>,
+    pub(super) nccl: Option<PathBuf>,
+}
 
 /// The roads of one rank.
 pub(super) struct Lanes {

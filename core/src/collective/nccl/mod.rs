@@ -17,21 +17,13 @@ mod road;
 mod table;
 mod work;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use self::lanes::Lanes;
+use self::lanes::{Lanes, Places};
 use self::library::Library;
 use super::{DeviceRoad, MakeRoad};
 use crate::config::Config;
 use crate::cuda::Line;
-
-/// Where the libraries are, if not where they usually are.
-#[derive(Clone, Debug)]
-struct Places {
-    cuda: Option<PathBuf>,
-    nccl: Option<PathBuf>,
-}
 
 /// Makes the road of a rank with these settings. Libraries are looked for at the first operation.
 pub fn road(config: &Config) -> MakeRoad {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::{Transfer, ended};
 use crate::cuda::{Context, INVALID_VALUE, Mark, Reaper, Stream, name};
+use crate::device::Transfer;
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
 use crate::mem::{DeviceRegion, Ordinal, Region};
@@ -176,6 +176,14 @@ fn submitted(stream: &Stream, what: &str, run: &DeviceRegion, code: u32) -> Resu
         });
     }
     stream.context().checked(what, code)
+}
+
+/// The error of a copy that comes after the shutdown.
+pub(super) fn ended() -> Error {
+    Error::FailedPrecondition {
+        what: "the engine was shut down before the copy was made".to_owned(),
+        hint: "wait for all handles before shutdown".to_owned(),
+    }
 }
 
 #[cfg(test)]

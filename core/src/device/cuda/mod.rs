@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Lease, Ordinal, Pool};
 use crate::types::Done;
 use ground::{Kind, OfKind, PinnedGround};
-use lane::{Direction, Job, Lane};
+use lane::{Direction, Job, Lane, ended};
 
 mod ground;
 mod lane;
@@ -182,13 +182,6 @@ fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
 
 fn unequal(what: String) -> Error {
     Error::Internal { what: format!("a copy between regions {what}") }
-}
-
-fn ended() -> Error {
-    Error::FailedPrecondition {
-        what: "the engine was shut down before the copy was made".to_owned(),
-        hint: "wait for all handles before shutdown".to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::{Subject, Thread};
+use super::subject::{Subject, Thread};
 use crate::error::{Error, Result};
 use crate::types::WorkerId;
 

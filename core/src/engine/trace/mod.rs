@@ -4,6 +4,10 @@
 //! several workers, and those of other profilers, lie on one axis. How the file is written is [`file`]'s business.
 
 mod file;
+mod subject;
+
+pub(super) use subject::Subject;
+pub use subject::Thread;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::stage::Stage;
 use crate::runtime::Clock;
 use crate::sched::{Outcome, Task, TaskId};
-use crate::types::{PartId, Priority, Round, ServerId, Time, WorkerId};
+use crate::types::{PartId, Time, WorkerId};
 
 /// Where spans go while a file is open; nowhere else.
 #[derive(Debug)]
@@ -24,15 +28,6 @@ pub struct Timeline {
     origin_ns: u64,
     bytes_max: u64,
     writer: RwLock<Option<Writer>>,
-}
-
-/// A thread of the training script.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Thread<'a> {
-    /// The system's number for it.
-    pub id: u64,
-    /// For people.
-    pub name: &'a str,
 }
 
 impl Timeline {
@@ -88,16 +83,6 @@ impl Timeline {
     fn unix_ns(&self, time: Time) -> u64 {
         self.origin_ns.saturating_add(time.0)
     }
-}
-
-/// What is said of a task with each of its spans.
-#[derive(Clone, Debug)]
-pub(super) struct Subject {
-    pub(super) part: PartId,
-    pub(super) round: Round,
-    pub(super) bytes: u64,
-    pub(super) priority: Priority,
-    pub(super) server: ServerId,
 }
 
 /// The tasks under way, while a timeline is recorded.

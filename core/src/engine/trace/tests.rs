@@ -6,7 +6,7 @@ use super::file::Writer;
 use super::*;
 use crate::pipeline::{Duty, Pipeline, Route, Topology};
 use crate::sched::{Command, Scheduler, SchedulerConfig, TaskSpec};
-use crate::types::{DeviceKind, TensorKey};
+use crate::types::{DeviceKind, Priority, Round, ServerId, TensorKey};
 
 #[test]
 fn a_task_leaves_its_stages_and_what_they_were_of() {

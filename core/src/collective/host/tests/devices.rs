@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::collective::order::Decision;
-use crate::collective::{DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team, Walk};
+use crate::collective::{Bulletin, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team, Walk};
 use crate::mem::{DeviceRegion, Ordinal};
 
 #[test]
@@ -551,7 +551,7 @@ struct RoadsState {
     held: bool,
     /// As many are carried out and no more.
     carried_out_max: Option<usize>,
-    bulletins: BTreeMap<usize, Bulletin>,
+    bulletins: BTreeMap<usize, Arc<dyn Bulletin>>,
     /// How many operations are in each group that a rank has issued.
     groups: BTreeMap<usize, Vec<usize>>,
     /// Operations that some rank has issued and that are not carried out, by their number on the road.
@@ -579,7 +579,7 @@ impl Roads {
         })
     }
 
-    fn bulletin(&self, rank: usize) -> Bulletin {
+    fn bulletin(&self, rank: usize) -> Arc<dyn Bulletin> {
         self.state.lock().unwrap().bulletins[&rank].clone()
     }
 

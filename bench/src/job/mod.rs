@@ -1,5 +1,7 @@
 //! A job of ours on this host: coordinator, servers and workers, each a process of its own, joined as in production.
 
+pub(crate) mod road;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, BufRead};

@@ -1,0 +1,80 @@
+//! How a run ends: the files that it leaves, the expectations that were met or missed, the exit code.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use super::expect::Verdict;
+use super::figures::Report;
+use super::json;
+use super::record::Record;
+
+/// How a run ends.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Conclusion {
+    /// Everything was right and every expectation was met.
+    Good,
+    /// An expectation was missed: exit code 2.
+    Missed,
+    /// A result was wrong: exit code 1.
+    Wrong(String),
+    /// The run could not be made or did not end: exit code 1.
+    Failed(String),
+    /// A command of the user was run and ended with this exit code.
+    Exited(u8),
+}
+
+impl Report {
+    /// Prints the end of the table, writes the files that `record` asks for, and says how the run ends.
+    pub(crate) fn conclude(&mut self, record: &Record) -> Conclusion {
+        self.complete = true;
+        let verdicts: Vec<Verdict> = record.expectations.iter().map(|expectation| expectation.judge(self)).collect();
+        if let Some(path) = &record.json
+            && let Err(problem) = self.write_json(path, &verdicts)
+        {
+            return Conclusion::Failed(format!("{} cannot be written: {problem}", path.display()));
+        }
+        for verdict in &verdicts {
+            println!("{verdict}");
+        }
+        match self.wrong() {
+            (0, _) if verdicts.iter().all(Verdict::holds) => Conclusion::Good,
+            (0, _) => Conclusion::Missed,
+            (wrong, at) => Conclusion::Wrong(format!("{wrong} elements; {}", at.unwrap_or_default())),
+        }
+    }
+
+    /// Writes what there is so far to the file that `record` asks for: a run that does not come to its end leaves that.
+    ///
+    /// # Errors
+    /// Why it cannot be written.
+    pub(crate) fn save(&self, record: &Record) -> Result<(), String> {
+        let Some(path) = &record.json else { return Ok(()) };
+        self.write_json(path, &[]).map_err(|problem| format!("{} cannot be written: {problem}", path.display()))
+    }
+
+    fn write_json(&self, path: &Path, verdicts: &[Verdict]) -> io::Result<()> {
+        let mut text = serde_json::to_string_pretty(&json::of(self, verdicts))?;
+        text.push('\n');
+        // A reader, or whoever kills this, finds the file before or the file after.
+        let new = path.with_extension("json.new");
+        fs::write(&new, text)?;
+        fs::rename(&new, path).inspect_err(|_| drop(fs::remove_file(&new)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::figures::tests::{report, row};
+    use super::*;
+
+    #[test]
+    fn a_wrong_sum_is_worse_than_a_missed_expectation() {
+        let mut rows = vec![row("quic", true, 4096, 1.0)];
+        let record = Record { expectations: vec!["algbw>=2".parse().unwrap()], ..Record::default() };
+        assert_eq!(report(rows.clone()).conclude(&Record::default()), Conclusion::Good);
+        assert_eq!(report(rows.clone()).conclude(&record), Conclusion::Missed);
+        rows[0].in_place.as_mut().unwrap().wrong = 3;
+        assert!(matches!(report(rows).conclude(&record), Conclusion::Wrong(_)));
+    }
+}

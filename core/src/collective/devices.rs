@@ -1,0 +1,41 @@
+//! Which library reduces memory of devices among the ranks of a machine, in this build.
+
+use super::device::MakeRoad;
+use crate::config::Config;
+use crate::cuda::Line;
+#[cfg(not(feature = "cuda"))]
+use crate::error::Error;
+use crate::error::Result;
+
+/// How this program reduces memory of devices among the ranks of a machine.
+///
+/// # Errors
+/// What to do where it cannot.
+#[cfg(feature = "cuda")]
+pub fn device_road(config: &Config) -> Result<MakeRoad> {
+    Ok(crate::collective::nccl::road(config))
+}
+
+/// As it was built, this program does not.
+///
+/// # Errors
+/// What to do about it.
+#[cfg(not(feature = "cuda"))]
+pub fn device_road(_config: &Config) -> Result<MakeRoad> {
+    Err(Error::FailedPrecondition {
+        what: "this program was built without a way to reduce memory of devices among the workers of a machine"
+            .to_owned(),
+        hint: "use the Python package, or set local_reduce=off on all workers of the machine".to_owned(),
+    })
+}
+
+/// What this program finds for that, for people; nothing where it would use nothing.
+pub fn describe(config: &Config) -> Option<Line> {
+    #[cfg(feature = "cuda")]
+    return Some(crate::collective::nccl::describe(config));
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _unused = config;
+        None
+    }
+}
