@@ -7,7 +7,7 @@ use gradlane_core::Error;
 use gradlane_core::mem::Region;
 use gradlane_core::transport::{LinkLost, Peer, Pulled, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId};
-use gradlane_core::wire::Flags;
+use gradlane_core::wire::{Contribution, Request};
 
 /// What happens to the link of a push, before the push.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,8 +48,11 @@ impl<T: Transport, F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<T, F> {
             Fate::Stay => {}
             Fate::Cut => self.inner.disconnect(link),
             Fate::Damage => {
-                push.header.flags = push.header.flags.with(Flags::CHECKSUM);
-                push.header.checksum ^= 1;
+                if let Request::Contribute(header) = &mut push.header
+                    && let Contribution::First { checksum, .. } = &mut header.contribution
+                {
+                    *checksum = Some(checksum.unwrap_or(0) ^ 1);
+                }
             }
         }
         let done = Done::new(move |outcome: Result<(), Error>| done.report(outcome.map_err(lost)));

@@ -9,7 +9,9 @@ use gradlane_core::transport::quic::{ControlEvent, ControlLink, Credentials, van
 use gradlane_core::types::{DType, Incarnation, MachineId, Op, PartId, Round, TensorKey, Time, WorkerId};
 use gradlane_core::types::{Epoch, Phase, Role, View, Wiring};
 use gradlane_core::wire::frame::{Join, Progress, Stall};
-use gradlane_core::wire::{Flags, Frame, Header, HeaderKind, VERSION};
+use gradlane_core::wire::{
+    Body, Contribute, Contribution, Contributors, Frame, Header, Reply, Request, Service, Sum, Target, VERSION, reject,
+};
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, all, config};
 use gradlane_tests::rounds;
@@ -52,14 +54,14 @@ fn garbage_on_a_members_stream_to_a_server_ends_its_link_and_nothing_else() {
     let cluster = Cluster::start(2, 1);
     let member = Credentials::enroll(cluster.embedded.join_string(), Role::Worker, PATIENCE).unwrap();
     let server = cluster.embedded.servers()[0].address();
-    let mut newer = push().encode();
+    let mut newer = Request::Contribute(push()).encode();
     newer[4] = VERSION + 1;
     beside(&cluster, || {
         for (bytes, names) in [
             (vec![0xaa; 64], "magic"),
             (b"GET / HTTP/1.1\r\nHost: gradlane\r\n\r\n".repeat(2), "magic"),
-            (push().encode()[..63].to_vec(), "header"),
-            (Header { kind: HeaderKind::Sum, ..push() }.encode().to_vec(), "kind"),
+            (Request::Contribute(push()).encode()[..63].to_vec(), "header"),
+            (sum().encode(), "kind"),
             (newer.to_vec(), "version"),
         ] {
             let error = vandal::write(server, &member, bytes, PATIENCE);
@@ -76,10 +78,15 @@ fn a_stranger_with_a_certificate_contributes_to_no_sum() {
     let stranger = Credentials::enroll(cluster.embedded.join_string(), Role::Worker, PATIENCE).unwrap();
     let server = cluster.embedded.servers()[0].address();
     let received = cluster.embedded.servers()[0].stats().received_bytes();
-    for header in [push(), Header { epoch: Epoch { term: u32::MAX, number: u32::MAX }, ..push() }] {
-        let answer = vandal::ask(server, &stranger, header.encode().to_vec(), PATIENCE).expect("an answer");
-        assert_eq!(Header::decode(&answer[..64].try_into().unwrap(), "server 0").unwrap().kind, HeaderKind::Reject);
+    let other = |target| Contribute { target, ..push() };
+    let epoch = Epoch { term: u32::MAX, number: u32::MAX };
+    for header in [push(), other(Target { epoch, ..push().target })] {
+        let error = rejected(vandal::ask(server, &stranger, Request::Contribute(header).encode().to_vec(), PATIENCE));
+        assert!(matches!(error, Error::Auth { .. } | Error::Fenced { .. }), "{error}");
     }
+    let unknown = other(Target { service: Service::Unknown(200), ..push().target });
+    let error = rejected(vandal::ask(server, &stranger, Request::Contribute(unknown).encode().to_vec(), PATIENCE));
+    assert!(matches!(&error, Error::Incompatible { field, .. } if field == "service"), "{error}");
     assert_eq!(cluster.embedded.servers()[0].stats().received_bytes(), received);
     beside(&cluster, || {});
 }
@@ -180,19 +187,42 @@ fn beside(cluster: &Cluster, harm: impl FnOnce() + Send) {
     });
 }
 
-fn push() -> Header {
-    Header {
-        kind: HeaderKind::Push,
-        flags: Flags::default(),
-        epoch: Epoch { term: 1, number: 1 },
-        part: PartId { key: TensorKey(7), index: 0 },
+/// The error with which a server answered.
+fn rejected(answer: gradlane_core::Result<Vec<u8>>) -> Error {
+    let answer = answer.expect("an answer");
+    let (header, body) = answer.split_at(64);
+    match Header::decode(header, "server 0").and_then(|header| header.into_reply("server 0")) {
+        Ok(Reply::Reject(_)) => reject::from_body(body, "server 0").expect("an error"),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn push() -> Contribute {
+    Contribute {
+        target: Target {
+            service: Service::DenseSum,
+            epoch: Epoch { term: 1, number: 1 },
+            part: PartId { key: TensorKey(7), index: 0 },
+            round: Round(0),
+            attempt: 0,
+        },
         dtype: DType::F32,
         op: Op::Sum,
-        round: Round(0),
-        bytes: 4,
         weight: 1.0,
-        contributors: 0,
         urgency: 0,
-        checksum: 0,
+        part_bytes: 4,
+        contribution: Contribution::First { body: Body::plain(4), checksum: None },
+    }
+}
+
+fn sum() -> Sum {
+    Sum {
+        target: push().target,
+        part_bytes: 4,
+        body: Body::plain(4),
+        divisor: 1.0,
+        contributors: Contributors::Due,
+        early: false,
+        checksum: false,
     }
 }

@@ -10,7 +10,7 @@ use gradlane_core::Error;
 use gradlane_core::mem::{Frozen, Lease, Pool};
 use gradlane_core::transport::{Inbox, Incoming, Listener, Outgoing};
 use gradlane_core::types::{ExchangeId, LinkId, PartId, Round, TensorKey};
-use gradlane_core::wire::{Flags, Header, HeaderKind};
+use gradlane_core::wire::{Body, Contributors, Request, Sum, Target};
 
 /// The round of a push that wants what it brought back.
 pub(super) const ECHO: Round = Round(0);
@@ -31,12 +31,12 @@ pub(super) struct Store {
 struct Shelf {
     kept: BTreeMap<(LinkId, PartId), Frozen>,
     arriving: BTreeMap<ExchangeId, Arriving>,
-    waiting: Vec<(ExchangeId, Header)>,
+    waiting: Vec<(ExchangeId, Target)>,
 }
 
 struct Arriving {
     link: LinkId,
-    header: Header,
+    target: Target,
     body: Lease,
     bytes: usize,
 }
@@ -76,27 +76,27 @@ impl Store {
                 shelf.waiting.retain(|(waiting, _)| *waiting != exchange);
                 Vec::new()
             }
-            Incoming::Opened { exchange, header, .. } if header.part.key == MEETING => {
-                shelf.waiting.push((exchange, header));
+            Incoming::Opened { exchange, header, .. } if header.target().part.key == MEETING => {
+                shelf.waiting.push((exchange, header.target()));
                 if shelf.waiting.len() < self.workers {
                     return Vec::new();
                 }
-                shelf.waiting.drain(..).flat_map(|(exchange, header)| answer(exchange, &header, None)).collect()
+                shelf.waiting.drain(..).flat_map(|(exchange, target)| answer(exchange, target, None)).collect()
             }
-            Incoming::Opened { link, exchange, header } if header.body_bytes() > 0 => {
+            Incoming::Opened { link, exchange, header: Request::Contribute(header) } if header.body_bytes() > 0 => {
                 let bytes = usize::try_from(header.body_bytes()).expect("at most PART_BYTES_MAX");
                 let body = self.pool.lease(bytes);
-                shelf.arriving.insert(exchange, Arriving { link, header, body, bytes: 0 });
+                shelf.arriving.insert(exchange, Arriving { link, target: header.target, body, bytes: 0 });
                 vec![Outgoing::Accept { exchange }]
             }
-            Incoming::Opened { link, exchange, header } => match shelf.kept.get(&(link, header.part)) {
-                Some(kept) => answer(exchange, &header, Some(kept.clone())),
+            Incoming::Opened { link, exchange, header } => match shelf.kept.get(&(link, header.target().part)) {
+                Some(kept) => answer(exchange, header.target(), Some(kept.clone())),
                 None => {
                     let error = Error::FailedPrecondition {
                         what: "a pull of what was never pushed".to_owned(),
                         hint: "push first".to_owned(),
                     };
-                    vec![Outgoing::Reject { exchange, header, error }]
+                    vec![Outgoing::Reject { exchange, target: header.target(), error }]
                 }
             },
             Incoming::Body { exchange, chunks } => {
@@ -108,10 +108,10 @@ impl Store {
                 if arriving.bytes < arriving.body.len() {
                     return Vec::new();
                 }
-                let Arriving { link, header, body, .. } = shelf.arriving.remove(&exchange).expect("just seen");
+                let Arriving { link, target, body, .. } = shelf.arriving.remove(&exchange).expect("just seen");
                 let body = body.freeze();
-                shelf.kept.insert((link, header.part), body.clone());
-                answer(exchange, &header, (header.round == ECHO).then_some(body))
+                shelf.kept.insert((link, target.part), body.clone());
+                answer(exchange, target, (target.round == ECHO).then_some(body))
             }
         }
     }
@@ -124,9 +124,17 @@ impl Store {
 }
 
 /// The answer to an exchange, with a body or without.
-fn answer(exchange: ExchangeId, push: &Header, body: Option<Frozen>) -> Vec<Outgoing> {
-    let bytes = body.as_ref().map_or(0, |body| body.len() as u64);
-    let header = Header { kind: HeaderKind::Sum, flags: Flags::default(), bytes, contributors: 1, ..*push };
+fn answer(exchange: ExchangeId, target: Target, body: Option<Frozen>) -> Vec<Outgoing> {
+    let part_bytes = body.as_ref().map_or(0, |body| body.len() as u64);
+    let header = Sum {
+        target,
+        part_bytes,
+        body: Body::plain(part_bytes),
+        divisor: 1.0,
+        contributors: Contributors::Due,
+        early: false,
+        checksum: false,
+    };
     let begin = Outgoing::Answer { exchange, header };
     let block = body.filter(|body| !body.is_empty()).map(|block| Outgoing::Block { exchange, block });
     [Some(begin), block, Some(Outgoing::End { exchange, checksum: 0 })].into_iter().flatten().collect()

@@ -11,7 +11,7 @@ use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads::Roads;
 use gradlane_core::transport::{Answer, Listener, Peer, Push, Torn, Transport};
 use gradlane_core::types::{DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Role, TensorKey};
-use gradlane_core::wire::{Flags, Header, HeaderKind};
+use gradlane_core::wire::{Body, Contribute, Contribution, Request, Service, Target};
 use serde::{Deserialize, Serialize};
 
 use super::store::{self, ECHO, KEEP, MEETING};
@@ -52,7 +52,7 @@ pub(crate) struct RawWorker {
 /// One exchange to make.
 struct Step {
     server: usize,
-    header: Header,
+    header: Contribute,
     body: Vec<Region>,
     into: Vec<Region>,
 }
@@ -117,7 +117,7 @@ impl Exchanger for RawWorker {
 
     fn meet(&mut self) -> Result<(), String> {
         let part = PartId { key: MEETING, index: 0 };
-        let header = Header { flags: Flags::NO_BODY, ..header(part, 0) };
+        let header = Contribute { contribution: Contribution::Nothing, ..header(part, 0) };
         self.run(vec![Step { server: 0, header, body: Vec::new(), into: Vec::new() }])
     }
 
@@ -141,8 +141,12 @@ impl RawWorker {
                 let push = header(part, at as u64);
                 let (header, body, into) = match mode {
                     Mode::PushPull | Mode::PushThenPull => (push, vec![body], vec![into]),
-                    Mode::PushOnly => (Header { round: KEEP, ..push }, vec![body], Vec::new()),
-                    Mode::PullOnly => (Header { flags: Flags::NO_BODY, ..push }, Vec::new(), vec![into]),
+                    Mode::PushOnly => {
+                        (Contribute { target: Target { round: KEEP, ..push.target }, ..push }, vec![body], Vec::new())
+                    }
+                    Mode::PullOnly => {
+                        (Contribute { contribution: Contribution::Nothing, ..push }, Vec::new(), vec![into])
+                    }
                 };
                 let server = (tensor as usize + index as usize) % self.links.len();
                 steps.push(Step { server, header, body, into });
@@ -163,6 +167,7 @@ impl RawWorker {
             let id = ExchangeId(self.exchanges);
             let pushed = sender.clone();
             let done = Done::new(move |outcome| drop(pushed.send(outcome)));
+            let header = Request::Contribute(header);
             self.transport.push(self.links[server], id, Push { header, body }, done);
             self.transport.pull(id, into, pulled(sender.clone()));
         }
@@ -192,20 +197,15 @@ fn pulled(sender: Sender<gradlane_core::Result<()>>) -> Box<dyn FnOnce(Result<An
     })
 }
 
-fn header(part: PartId, bytes: u64) -> Header {
-    Header {
-        kind: HeaderKind::Push,
-        flags: Flags::default(),
-        epoch: Epoch::default(),
-        part,
+fn header(part: PartId, part_bytes: u64) -> Contribute {
+    Contribute {
+        target: Target { service: Service::DenseSum, epoch: Epoch::default(), part, round: ECHO, attempt: 0 },
         dtype: DType::U8,
         op: Op::Sum,
-        round: ECHO,
-        bytes,
         weight: 1.0,
-        contributors: 0,
         urgency: 0,
-        checksum: 0,
+        part_bytes,
+        contribution: Contribution::First { body: Body::plain(part_bytes), checksum: None },
     }
 }
 

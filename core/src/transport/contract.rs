@@ -13,8 +13,10 @@ use super::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Trans
 use crate::error::{Error, Result};
 use crate::mem::borrow::region_of;
 use crate::mem::{Lease, Pool};
-use crate::types::{DType, Done, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Round, TensorKey};
-use crate::wire::{self, Flags, Header, HeaderKind};
+use crate::types::{DType, Done, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Round, TensorKey, WorkerId};
+use crate::wire::{
+    self, Body as WireBody, Contribute, Contribution, Contributors, Request, Service, Sum, Target, Withdraw,
+};
 
 /// A transport under test and its listeners.
 pub(super) trait World {
@@ -46,6 +48,7 @@ macro_rules! promises {
             a_sum_lands_in_place_of_what_was_pushed
             many_exchanges_run_at_once
             a_push_without_a_body_asks_for_the_sum_only
+            a_sum_of_some_workers_says_which
             a_reject_carries_the_error
             why_a_round_is_given_up_arrives_and_is_answered
             an_answer_that_has_arrived_outlives_the_listener
@@ -76,7 +79,7 @@ pub(super) fn a_sum_comes_back_byte_for_byte(world: &dyn World) {
         let sent = worker.push(id, &mut pushed);
         let sum = worker.pull(id, &mut pulled);
         assert_eq!(sent.soon(), Ok(()), "{len} bytes");
-        assert_eq!(sum_of(sum.soon()).contributors, 1, "{len} bytes");
+        assert_eq!(sum_of(sum.soon()).divisor, 2.5, "{len} bytes");
         assert!(pushed == pulled, "{len} bytes differ");
     }
 }
@@ -116,7 +119,7 @@ pub(super) fn many_exchanges_run_at_once(world: &dyn World) {
 pub(super) fn a_push_without_a_body_asks_for_the_sum_only(world: &dyn World) {
     let (server, worker) = connected(world);
     let (id, mut memory) = (ExchangeId(1), vec![0; 400]);
-    let header = Header { flags: Flags::NO_BODY, ..header(400) };
+    let header = Request::Contribute(Contribute { contribution: Contribution::Nothing, ..contribute(400) });
     let sent = worker.push_with(id, header, &mut []);
     let sum = worker.pull(id, &mut memory);
     let (exchange, seen) = server.opened();
@@ -129,14 +132,39 @@ pub(super) fn a_push_without_a_body_asks_for_the_sum_only(world: &dyn World) {
     assert_eq!(memory, [9; 400]);
 }
 
+pub(super) fn a_sum_of_some_workers_says_which(world: &dyn World) {
+    let (server, worker) = connected(world);
+    // The largest set a job can have is the longest header.
+    for ranks in [vec![1, 9], (0..4095).step_by(2).collect(), vec![]] {
+        for len in [0, 400] {
+            let mut memory = pattern(len, 1);
+            let sent = worker.push(ExchangeId(1), &mut memory);
+            let answer = worker.pull(ExchangeId(1), &mut memory);
+            let contributors = Contributors::Only(ranks.iter().copied().map(WorkerId).collect());
+            // What has no body is not accepted.
+            let exchange = if len > 0 { server.land().0 } else { server.opened().0 };
+            let mut body = server.pool.lease(len);
+            body.fill(9);
+            let header = Sum { contributors: contributors.clone(), ..sum_header(len as u64) };
+            server.send(Outgoing::Answer { exchange, header });
+            server.send(Outgoing::Block { exchange, block: body.freeze() });
+            server.send(Outgoing::End { exchange, checksum: 0 });
+            assert_eq!(sent.soon(), Ok(()));
+            assert_eq!(sum_of(answer.soon()).contributors, contributors);
+            assert_eq!(memory, vec![9; len]);
+            assert!(matches!(server.next(), Incoming::Answered { .. }));
+        }
+    }
+}
+
 pub(super) fn a_reject_carries_the_error(world: &dyn World) {
     let (server, worker) = connected(world);
     let (id, mut memory) = (ExchangeId(1), pattern(400, 1));
     let sent = worker.push(id, &mut memory);
     let sum = worker.pull(id, &mut memory);
     let error = Error::Fenced { current: Epoch { term: 1, number: 2 } };
-    let (exchange, body) = server.land();
-    server.send(Outgoing::Reject { exchange, header: header(body.len() as u64), error: error.clone() });
+    let (exchange, _) = server.land();
+    server.send(Outgoing::Reject { exchange, target: target(), error: error.clone() });
     assert_eq!(sent.soon(), Ok(()));
     assert!(matches!(sum.soon(), Ok(Answer::Reject(told)) if told == error));
     assert!(matches!(server.next(), Incoming::Answered { .. }));
@@ -147,7 +175,8 @@ pub(super) fn why_a_round_is_given_up_arrives_and_is_answered(world: &dyn World)
     let (id, error) = (ExchangeId(1), Error::Cancelled);
     // An odd length: it is no tensor.
     let mut letter = wire::reject::to_body(&Error::Internal { what: "12345".to_owned() });
-    let given_up = Header { kind: HeaderKind::GiveUp, flags: Flags::default(), ..header(letter.len() as u64) };
+    let error_bytes = letter.len() as u64;
+    let given_up = Request::Withdraw(Withdraw { target: target(), dtype: DType::I32, op: Op::Sum, error_bytes });
     let sent = worker.push_with(id, given_up, &mut letter);
     let sum = worker.pull(id, &mut []);
     let (exchange, seen) = server.opened();
@@ -161,7 +190,7 @@ pub(super) fn why_a_round_is_given_up_arrives_and_is_answered(world: &dyn World)
         }
     }
     assert_eq!(read, letter);
-    server.send(Outgoing::Reject { exchange, header: given_up, error: error.clone() });
+    server.send(Outgoing::Reject { exchange, target: target(), error: error.clone() });
     assert_eq!(sent.soon(), Ok(()));
     assert!(matches!(sum.soon(), Ok(Answer::Reject(told)) if told == error));
 }
@@ -186,8 +215,7 @@ pub(super) fn a_sum_may_begin_before_the_contribution_is_whole(world: &dyn World
     let sent = worker.push(ExchangeId(1), &mut memory);
     let sum = worker.pull(ExchangeId(1), &mut memory);
     let (exchange, pushed) = server.opened();
-    let header = Header { kind: HeaderKind::Sum, flags: Flags::EARLY, ..pushed };
-    server.send(Outgoing::Answer { exchange, header });
+    server.send(Outgoing::Answer { exchange, header: Sum { early: true, ..sum_header(LEN as u64) } });
     let block = |byte| {
         let mut block = server.pool.lease(LEN / 2);
         block.fill(byte);
@@ -220,9 +248,9 @@ pub(super) fn a_sum_that_breaks_off_tells_how_much_landed_and_the_error_comes_wi
     body.fill(1);
     let mut first = server.pool.lease(4000);
     first.fill(1);
-    server.send(Outgoing::Answer { exchange, header: Header { kind: HeaderKind::Sum, ..header(8000) } });
+    server.send(Outgoing::Answer { exchange, header: sum_header(8000) });
     server.send(Outgoing::Block { exchange, block: first.freeze() });
-    server.send(Outgoing::Reject { exchange, header: header(8000), error: Error::Cancelled });
+    server.send(Outgoing::Reject { exchange, target: target(), error: Error::Cancelled });
     assert_eq!(sent.soon(), Ok(()));
     let torn = sum.soon().expect_err("half a sum is none");
     assert!(torn.error.retryable(), "{torn:?}");
@@ -345,8 +373,7 @@ pub(super) fn a_changed_body_is_told_from_a_whole_one(world: &dyn World) {
     let sent = worker.push(ExchangeId(1), &mut memory);
     let sum = worker.pull(ExchangeId(1), &mut memory);
     let (exchange, body) = server.land();
-    let header = Header { kind: HeaderKind::Sum, flags: Flags::CHECKSUM, ..header(400) };
-    server.send(Outgoing::Answer { exchange, header });
+    server.send(Outgoing::Answer { exchange, header: Sum { checksum: true, ..sum_header(400) } });
     server.send(Outgoing::Block { exchange, block: body.freeze() });
     server.send(Outgoing::End { exchange, checksum: 1 });
     assert_eq!(sent.soon(), Ok(()));
@@ -429,7 +456,7 @@ impl Server {
         self.events.recv_timeout(SOON).expect("an event is due")
     }
 
-    pub(super) fn opened(&self) -> (ExchangeId, Header) {
+    pub(super) fn opened(&self) -> (ExchangeId, Request) {
         match self.next() {
             Incoming::Opened { exchange, header, .. } => (exchange, header),
             other => panic!("{other:?} where an exchange was to open"),
@@ -519,7 +546,7 @@ struct Body {
 }
 
 impl Body {
-    fn new(pool: &Pool, header: &Header) -> Self {
+    fn new(pool: &Pool, header: &Request) -> Self {
         Self { memory: pool.lease(usize::try_from(header.body_bytes()).unwrap()), filled: 0 }
     }
 
@@ -547,7 +574,7 @@ impl Worker {
         self.push_with(id, header(body.len() as u64), body)
     }
 
-    pub(super) fn push_with(&self, id: ExchangeId, header: Header, body: &mut [u8]) -> Due<Result<()>> {
+    pub(super) fn push_with(&self, id: ExchangeId, header: Request, body: &mut [u8]) -> Due<Result<()>> {
         let (sender, due) = channel();
         let push = push_of(header, body);
         self.transport.push(self.link, id, push, Done::new(move |outcome| drop(sender.send(outcome))));
@@ -579,7 +606,7 @@ pub(super) fn connected(world: &dyn World) -> (Server, Worker) {
 }
 
 pub(super) fn answer(exchange: ExchangeId, body: Lease) -> Vec<Outgoing> {
-    let header = Header { kind: HeaderKind::Sum, flags: Flags::CHECKSUM, contributors: 1, ..header(body.len() as u64) };
+    let header = Sum { checksum: true, divisor: 2.5, ..sum_header(body.len() as u64) };
     let checksum = wire::checksum(0, &body);
     vec![
         Outgoing::Answer { exchange, header },
@@ -588,26 +615,48 @@ pub(super) fn answer(exchange: ExchangeId, body: Lease) -> Vec<Outgoing> {
     ]
 }
 
-pub(super) fn push_of(header: Header, body: &mut [u8]) -> Push {
+pub(super) fn push_of(header: Request, body: &mut [u8]) -> Push {
     // In two runs, as a part of two fused tensors is.
     let (first, second) = region_of(body).split_at(body.len() / 3);
     Push { header, body: vec![first, second] }
 }
 
-pub(super) fn header(bytes: u64) -> Header {
-    Header {
-        kind: HeaderKind::Push,
-        flags: Flags::default(),
-        epoch: Epoch { term: 1, number: 1 },
-        part: PartId { key: TensorKey(5), index: 2 },
+pub(super) fn header(bytes: u64) -> Request {
+    Request::Contribute(contribute(bytes))
+}
+
+pub(super) fn contribute(bytes: u64) -> Contribute {
+    Contribute {
+        target: target(),
         dtype: DType::I32,
         op: Op::Sum,
-        round: Round(3),
-        bytes,
         weight: 1.0,
-        contributors: 0,
         urgency: 3,
-        checksum: 0,
+        part_bytes: bytes,
+        contribution: Contribution::First { body: WireBody::plain(bytes), checksum: None },
+    }
+}
+
+/// What answers [`header`].
+pub(super) fn sum_header(bytes: u64) -> Sum {
+    Sum {
+        target: target(),
+        part_bytes: bytes,
+        body: WireBody::plain(bytes),
+        divisor: 1.0,
+        contributors: Contributors::Due,
+        early: false,
+        checksum: false,
+    }
+}
+
+pub(super) fn target() -> Target {
+    Target {
+        service: Service::DenseSum,
+        epoch: Epoch { term: 1, number: 1 },
+        part: PartId { key: TensorKey(5), index: 2 },
+        round: Round(3),
+        attempt: 0,
     }
 }
 
@@ -615,7 +664,7 @@ pub(super) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ (at >> 16) as u8 ^ seed).collect()
 }
 
-pub(super) fn sum_of(outcome: std::result::Result<Answer, Torn>) -> Header {
+pub(super) fn sum_of(outcome: std::result::Result<Answer, Torn>) -> Sum {
     match outcome {
         Ok(Answer::Sum(header)) => header,
         other => panic!("{other:?} where a sum was due"),

@@ -2,7 +2,7 @@
 
 use super::{Answer, Pulled, Torn};
 use crate::error::{Error, Result};
-use crate::wire::{Flags, Header, HeaderKind};
+use crate::wire::{Encoding, Reject, Request, Sum, Target, reject};
 
 /// Reports the end of a pull exactly once: dropped unreported, it reports a failure, so that a forgotten branch is no hang.
 pub(super) struct PullEnd(Option<Pulled>);
@@ -35,21 +35,22 @@ impl Drop for PullEnd {
 ///
 /// # Errors
 /// [`Error::Protocol`] naming the field in which it does not.
-pub(super) fn check_sum(sum: &Header, push: &Header, landing_bytes: usize, peer: &str) -> Result<()> {
+pub(super) fn check_sum(sum: &Sum, push: &Request, landing_bytes: usize, peer: &str) -> Result<()> {
     let bad =
         |field: &str, problem: String| Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem };
-    if sum.kind != HeaderKind::Sum {
-        return Err(bad("kind", format!("is {:?} where a sum or a reject was due", sum.kind)));
+    if let Request::Withdraw(_) = push {
+        return Err(bad("kind", "is a sum where a withdrawal was to be rejected".to_owned()));
     }
-    if (sum.part, sum.round) != (push.part, push.round) {
-        let (got, due) = ((sum.part, sum.round), (push.part, push.round));
-        return Err(bad("part or round", format!("is {} {} instead of {} {}", got.0, got.1, due.0, due.1)));
+    let (got, due) = (sum.target, push.target());
+    if (got.part, got.round, got.attempt) != (due.part, due.round, due.attempt) {
+        let name = |target: Target| format!("{} {} attempt {}", target.part, target.round, target.attempt);
+        return Err(bad("part or round", format!("is {} instead of {}", name(got), name(due))));
     }
-    if sum.dtype != push.dtype {
-        return Err(bad("dtype", format!("is {} instead of {}", sum.dtype, push.dtype)));
+    if sum.body.encoding != Encoding::Plain {
+        return Err(bad("encoding", format!("is {:?} where nobody decodes", sum.body.encoding)));
     }
-    if sum.body_bytes() != landing_bytes as u64 {
-        return Err(bad("length", format!("is {} where {landing_bytes} bytes are wanted", sum.body_bytes())));
+    if sum.body.bytes != landing_bytes as u64 {
+        return Err(bad("length", format!("is {} where {landing_bytes} bytes are wanted", sum.body.bytes)));
     }
     Ok(())
 }
@@ -58,11 +59,17 @@ pub(super) fn check_sum(sum: &Header, push: &Header, landing_bytes: usize, peer:
 ///
 /// # Errors
 /// [`Error::Checksum`].
-pub(super) fn check_crc(header: &Header, sent: u32, got: u32, peer: &str) -> Result<()> {
-    if !header.flags.contains(Flags::CHECKSUM) || sent == got {
+pub(super) fn check_crc(sum: &Sum, sent: u32, got: u32, peer: &str) -> Result<()> {
+    if !sum.checksum || sent == got {
         return Ok(());
     }
-    Err(Error::Checksum { tensor: header.part.to_string(), round: header.round, from: peer.to_owned() })
+    Err(Error::Checksum { tensor: sum.target.part.to_string(), round: sum.target.round, from: peer.to_owned() })
+}
+
+/// A reject as it is sent: its header and what follows.
+pub(super) fn reject_of(target: Target, error: &Error) -> (Reject, Vec<u8>) {
+    let body = reject::to_body(error);
+    (Reject { target, error_bytes: body.len() as u64 }, body)
 }
 
 /// What a worker hears whose answer was begun and not brought to its end.

@@ -18,7 +18,7 @@ use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled,
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Frozen, Landing, Loan, Region, Returned};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
-use crate::wire::{self, Flags, Header, HeaderKind};
+use crate::wire::{self, Request, Sum};
 
 /// A network of its own: transports reach the listeners of the same value only. Ends when its last handle, transport and listener are
 /// dropped.
@@ -172,7 +172,7 @@ struct Link {
 struct Exchange {
     key: Key,
     link: LinkId,
-    header: Header,
+    header: Request,
     server: String,
     /// The body until it has landed or is not wanted any more.
     body: Vec<Bytes>,
@@ -180,13 +180,13 @@ struct Exchange {
     pushing: Option<Done<()>>,
     pulling: Option<(Vec<Region>, PullEnd)>,
     /// The sum as far as the server has sent it.
-    answer: Option<(Header, Vec<Frozen>)>,
+    answer: Option<(Sum, Vec<Frozen>)>,
     /// What the server said or what went wrong; afterwards the server knows the exchange no more.
     outcome: Option<Outcome>,
 }
 
 enum Outcome {
-    Sum { header: Header, blocks: Vec<Frozen>, checksum: u32 },
+    Sum { header: Sum, blocks: Vec<Frozen>, checksum: u32 },
     Reject(Error),
     Failed(Error),
 }
@@ -301,8 +301,9 @@ impl Switch {
             }
             Outgoing::Answer { exchange: id, header } => {
                 let Some(exchange) = self.open_exchange(id) else { return };
-                exchange.answer = Some((Header { kind: HeaderKind::Sum, ..header }, Vec::new()));
-                if !header.flags.contains(Flags::EARLY) {
+                let early = header.early;
+                exchange.answer = Some((header, Vec::new()));
+                if !early {
                     exchange.body.clear();
                     self.handed_over(id);
                 }
@@ -318,7 +319,7 @@ impl Switch {
                     self.answer(from, id, Outcome::Sum { header, blocks, checksum });
                 }
             }
-            Outgoing::Reject { exchange: id, header: _, error } => {
+            Outgoing::Reject { exchange: id, target: _, error } => {
                 let Some(exchange) = self.open_exchange(id) else { return };
                 if exchange.answer.is_some() {
                     return self.fail(id, broken_off());
@@ -414,8 +415,8 @@ impl Switch {
 }
 
 fn land(
-    push: &Header,
-    sum: Header,
+    push: &Request,
+    sum: Sum,
     blocks: &[Frozen],
     checksum: u32,
     mut landing: Landing,
@@ -426,7 +427,7 @@ fn land(
     blocks.iter().for_each(|block| landing.write(block));
     let crc = blocks.iter().fold(0, |crc, block| wire::checksum(crc, block));
     let whole = check_crc(&sum, checksum, crc, server);
-    whole.map_err(|error| Torn { error, landed: sum.bytes })?;
+    whole.map_err(|error| Torn { error, landed: sum.body.bytes })?;
     Ok(Answer::Sum(sum))
 }
 

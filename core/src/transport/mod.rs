@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::error::Error;
 use crate::mem::{Frozen, Region};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
-use crate::wire::Header;
+use crate::wire::{Request, Sum, Target};
 
 mod eagerness;
 mod exchange;
@@ -40,8 +40,8 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct Push {
     /// Opens the stream; `header.body_bytes()` equals the length of `body`. Of two exchanges on one link the one with the higher
-    /// `urgency` goes first, both ways.
-    pub header: Header,
+    /// [`urgency`](Request::urgency) goes first, both ways.
+    pub header: Request,
     /// What is sent, run after run, from where it lies.
     pub body: Vec<Region>,
 }
@@ -50,7 +50,7 @@ pub struct Push {
 #[derive(Debug)]
 pub enum Answer {
     /// The sum lies where it was wanted.
-    Sum(Header),
+    Sum(Sum),
     /// The server's reason not to give it.
     Reject(Error),
 }
@@ -144,7 +144,7 @@ pub enum Incoming {
         /// The exchange.
         exchange: ExchangeId,
         /// What the peer says, checked field by field.
-        header: Header,
+        header: Request,
     },
     /// The next bytes of an accepted body, in their order. It is whole when as many came as the header announced; the transport lets no
     /// more through, and does not look at the checksum.
@@ -180,12 +180,12 @@ pub enum Outgoing {
         exchange: ExchangeId,
     },
     /// Begin to send the sum; its blocks follow. A body that is not accepted or still under way is refused (the peer may repeat a push
-    /// that was already counted), unless the header's flags say [`Flags::EARLY`](crate::wire::Flags::EARLY).
+    /// that was already counted), unless the header says that the answer is [`early`](Sum::early).
     Answer {
         /// The exchange.
         exchange: ExchangeId,
-        /// Its `bytes` equal the length of all blocks.
-        header: Header,
+        /// The bytes of its body equal the length of all blocks.
+        header: Sum,
     },
     /// Send the next bytes of the sum.
     Block {
@@ -198,7 +198,7 @@ pub enum Outgoing {
     End {
         /// An exchange whose answer was begun.
         exchange: ExchangeId,
-        /// CRC-32C of all blocks; sent if the answer's header says [`Flags::CHECKSUM`](crate::wire::Flags::CHECKSUM).
+        /// CRC-32C of all blocks; sent if the answer's header says that a [`checksum`](Sum::checksum) follows.
         checksum: u32,
     },
     /// Send an error instead of the sum. Where the sum is already on its way, the exchange breaks off: the peer asks again and hears the
@@ -206,8 +206,8 @@ pub enum Outgoing {
     Reject {
         /// The exchange.
         exchange: ExchangeId,
-        /// Part, round, epoch and so on; kind and length are set by the listener.
-        header: Header,
+        /// What the exchange was about, under the server's epoch.
+        target: Target,
         /// Why.
         error: Error,
     },

@@ -285,8 +285,8 @@ fn inward(outgoing: Outgoing) -> (Way, Outgoing) {
         Outgoing::End { exchange, checksum } => {
             (Way::of(exchange.0), Outgoing::End { exchange: name(exchange), checksum })
         }
-        Outgoing::Reject { exchange, header, error } => {
-            (Way::of(exchange.0), Outgoing::Reject { exchange: name(exchange), header, error })
+        Outgoing::Reject { exchange, target, error } => {
+            (Way::of(exchange.0), Outgoing::Reject { exchange: name(exchange), target, error })
         }
         Outgoing::Disconnect { link, reason } => {
             (Way::of(link.0), Outgoing::Disconnect { link: LinkId(Way::inner(link.0)), reason })

@@ -13,6 +13,7 @@ pub mod priority;
 pub mod span;
 pub mod time;
 pub mod view;
+pub mod worker_set;
 
 pub use defect::{Defect, planted};
 pub use device::DeviceKind;
@@ -27,3 +28,4 @@ pub use priority::Priority;
 pub use span::Span;
 pub use time::Time;
 pub use view::{Member, Phase, Role, View, Wiring};
+pub use worker_set::WorkerSet;

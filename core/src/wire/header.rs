@@ -1,344 +1,372 @@
-//! The 64 bytes that open each direction of an exchange.
-
-use bytes::Bytes;
+//! The 64 bytes that open each direction of an exchange, as an enum whose variants hold only what they mean.
+//!
+//! [`bytes`] writes and reads them; the module's parent has the picture.
 
 use crate::error::{Error, Result};
-use crate::types::{DType, Epoch, Op, PartId, Round, TensorKey};
+use crate::types::{DType, Epoch, Op, PartId, Round, WorkerSet};
 
-use super::{VERSION, check_version, limits};
+mod bytes;
 
-/// Bytes of an encoded header.
+pub use bytes::HeaderReader;
+
+/// Bytes of an encoded header. A sum of some workers only has its set of workers behind them; see [`Contributors`].
 pub const HEADER_BYTES: usize = 64;
 
 /// The most urgent class of exchanges.
 pub const URGENCY_MAX: u8 = 7;
 
-const MAGIC: [u8; 4] = *b"GLNE";
+/// Opens one direction of an exchange.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Header {
+    /// Worker to server.
+    Contribute(Contribute),
+    /// Worker to server; an encoded error follows.
+    Withdraw(Withdraw),
+    /// Server to worker; the sum follows.
+    Sum(Sum),
+    /// Server to worker; an encoded error follows.
+    Reject(Reject),
+}
 
-/// Opens one direction of an exchange; the module's parent has the picture.
+/// The headers that begin an exchange. Workers send them.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Header {
-    /// What it opens.
-    pub kind: HeaderKind,
-    /// See [`Flags`].
-    pub flags: Flags,
-    /// The membership the sender believes in.
+pub enum Request {
+    /// A contribution, or a question for the sum.
+    Contribute(Contribute),
+    /// A refusal to contribute.
+    Withdraw(Withdraw),
+}
+
+/// The headers that answer an exchange. Servers send them.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Reply {
+    /// The sum follows.
+    Sum(Sum),
+    /// An error follows.
+    Reject(Reject),
+}
+
+/// What an exchange is about. Every header has one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target {
+    /// What the server does with the contribution.
+    pub service: Service,
+    /// The membership in which the sender believes.
     pub epoch: Epoch,
     /// Which part of which tensor.
     pub part: PartId,
-    /// Its element type.
-    pub dtype: DType,
-    /// How it is reduced.
-    pub op: Op,
-    /// Which sum.
+    /// Which sum of that part.
     pub round: Round,
-    /// Bytes of the part or, where an error follows, of that.
-    pub bytes: u64,
-    /// Push: this worker's weight. Sum: what the sum was divided by.
-    pub weight: f64,
-    /// Sum: how many workers contributed. 0 elsewhere (a broadcast's root travels with `op`).
-    pub contributors: u32,
-    /// Which of two exchanges on one link goes first; higher is sooner. 0 to 7.
-    pub urgency: u8,
-    /// Push with [`Flags::CHECKSUM`]: CRC-32C of the body. Push with [`Flags::RESUMED`]: how many bytes of the sum landed. 0 elsewhere.
-    pub checksum: u32,
+    /// How often the round of this part was begun anew because a contributor died. Always 0 while a death ends the job.
+    pub attempt: u16,
 }
 
-/// What an exchange header opens.
+/// What servers offer: a closed set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Service {
+    /// Adds parts of equal length, element by element.
+    DenseSum,
+    /// A service that this version does not have, by its code. The header is read all the same, so that a server can refuse the one
+    /// exchange and need not close the link.
+    Unknown(u8),
+}
+
+/// A worker's contribution to a round, or its question for the sum.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Contribute {
+    /// What it is about.
+    pub target: Target,
+    /// The element type of the part.
+    pub dtype: DType,
+    /// How the part is reduced.
+    pub op: Op,
+    /// This worker's weight in a weighted mean; 1 for the other reductions.
+    pub weight: f64,
+    /// Which of two exchanges on one link goes first; higher is sooner. 0 to [`URGENCY_MAX`].
+    pub urgency: u8,
+    /// Bytes of the part in its own element type, whatever the body is.
+    pub part_bytes: u64,
+    /// What follows.
+    pub contribution: Contribution,
+}
+
+/// What follows the header of a [`Contribute`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Contribution {
+    /// No body: the worker only asks for the sum, as the receivers of a broadcast do.
+    Nothing,
+    /// The contribution, unchanged since the worker submitted it.
+    First {
+        /// What follows.
+        body: Body,
+        /// CRC-32C of the body, if the worker computed it.
+        checksum: Option<u32>,
+    },
+    /// A repeat, after a part of the sum landed where the contribution lay. It has no checksum, because its front is overwritten.
+    Resumed {
+        /// What follows.
+        body: Body,
+        /// Bytes of the sum that landed; so many bytes at the front of the body are worthless.
+        landed: u64,
+    },
+}
+
+/// Bytes that follow a header, and how they encode a part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Body {
+    /// How many.
+    pub bytes: u64,
+    /// What they mean.
+    pub encoding: Encoding,
+}
+
+/// How a body encodes the elements of a part. The codes 4 to 255 belong to codecs to come; an unknown code is a typed error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum HeaderKind {
-    /// Worker to server: a contribution, or the wish for the sum.
-    Push = 1,
-    /// Server to worker: the sum follows.
-    Sum = 2,
-    /// Server to worker: an encoded error follows.
-    Reject = 3,
-    /// Worker to server: it will not contribute to the round, and an encoded error follows that says why.
-    GiveUp = 4,
+pub enum Encoding {
+    /// The elements themselves, in the part's element type.
+    Plain = 1,
+    /// Elements of f32 or f64, rounded to f16.
+    F16 = 2,
+    /// Elements of f32 or f64, rounded to bf16.
+    Bf16 = 3,
 }
 
-impl HeaderKind {
-    /// Whether it opens an exchange, and does not answer one.
-    pub fn opens(self) -> bool {
-        match self {
-            Self::Push | Self::GiveUp => true,
-            Self::Sum | Self::Reject => false,
-        }
-    }
+/// A worker will not contribute to a round. An encoded error follows that says why.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Withdraw {
+    /// What it is about.
+    pub target: Target,
+    /// The element type of the part that the worker would have sent.
+    pub dtype: DType,
+    /// How the part would have been reduced. A server that hears of the round for the first time learns from it which workers owe a body.
+    pub op: Op,
+    /// Bytes of the error.
+    pub error_bytes: u64,
 }
 
-/// A set of bits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Flags(pub u16);
+/// The sum of a round.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Sum {
+    /// What it is about.
+    pub target: Target,
+    /// Bytes of the part in its own element type, whatever the body is.
+    pub part_bytes: u64,
+    /// What follows.
+    pub body: Body,
+    /// What the sum was divided by; 1 where the reduction divides by nothing.
+    pub divisor: f64,
+    /// Which workers are in it.
+    pub contributors: Contributors,
+    /// Whether the server still wants the rest of the contribution, which it has not received whole.
+    pub early: bool,
+    /// Whether the CRC-32C of the body follows the body, as 4 bytes in little-endian order.
+    pub checksum: bool,
+}
 
-impl Flags {
-    /// Push: `checksum` is the body's. Sum: the CRC-32C of the body follows it, as 4 bytes in little-endian order.
-    pub const CHECKSUM: Self = Self(1);
-    /// Push: no body follows, though `bytes` still tells the part's length.
-    pub const NO_BODY: Self = Self(2);
-    /// Push: a repeat, after bytes of the sum landed where the contribution lay; `checksum` tells how many. Never with
-    /// [`Flags::CHECKSUM`].
-    pub const RESUMED: Self = Self(8);
-    /// Sum: the server has not received the whole contribution yet and still wants the rest.
-    pub const EARLY: Self = Self(16);
+/// Which workers are in a sum.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Contributors {
+    /// Each worker from which the view of the header's epoch makes the round due: all workers, or the root of a broadcast.
+    Due,
+    /// These only. The set follows the 64 bytes of the header; it may be empty.
+    Only(WorkerSet),
+}
 
-    const ALL: u16 = 27;
-
-    /// Whether all bits of `other` are set.
-    pub fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// The bits of both.
-    #[must_use]
-    pub fn with(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
+/// There is no sum. An encoded error follows that says why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reject {
+    /// What it is about.
+    pub target: Target,
+    /// Bytes of the error.
+    pub error_bytes: u64,
 }
 
 impl Header {
-    /// Bytes that follow the header on the stream.
-    pub fn body_bytes(&self) -> u64 {
-        if self.flags.contains(Flags::NO_BODY) { 0 } else { self.bytes }
-    }
-
-    /// Bytes that follow the body of a sum: its checksum, where there is one.
-    pub fn trailer_bytes(&self) -> usize {
-        if self.kind == HeaderKind::Sum && self.flags.contains(Flags::CHECKSUM) { size_of::<u32>() } else { 0 }
-    }
-
-    /// The header's bytes on the wire, to be sent.
-    pub fn to_bytes(&self) -> Bytes {
-        Bytes::from(self.encode().to_vec())
-    }
-
-    /// The header's bytes on the wire.
-    pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let argument = match self.kind {
-            HeaderKind::Push | HeaderKind::GiveUp => self.op.argument(),
-            HeaderKind::Sum | HeaderKind::Reject => self.contributors,
-        };
-        let mut bytes = [0; HEADER_BYTES];
-        bytes[0..4].copy_from_slice(&MAGIC);
-        bytes[4] = VERSION;
-        bytes[5] = self.kind as u8;
-        bytes[6..8].copy_from_slice(&self.flags.0.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.epoch.term.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.epoch.number.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.part.key.0.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.part.index.to_le_bytes());
-        bytes[28] = self.dtype as u8;
-        bytes[29] = self.op.code();
-        bytes[30] = self.urgency;
-        bytes[32..40].copy_from_slice(&self.round.0.to_le_bytes());
-        bytes[40..48].copy_from_slice(&self.bytes.to_le_bytes());
-        bytes[48..56].copy_from_slice(&self.weight.to_le_bytes());
-        bytes[56..60].copy_from_slice(&argument.to_le_bytes());
-        bytes[60..64].copy_from_slice(&self.checksum.to_le_bytes());
-        bytes
-    }
-
-    /// What is wrong with a header of which `peer` sent only these bytes: perhaps it is whole in another version, where it was shorter.
-    pub fn cut_short(bytes: &[u8], peer: &str) -> Error {
-        if let [magic @ .., version] = bytes.get(..=MAGIC.len()).unwrap_or_default()
-            && *magic == MAGIC
-            && let Err(other_version) = check_version(*version, peer)
-        {
-            return other_version;
+    /// What it is about.
+    pub fn target(&self) -> Target {
+        match self {
+            Self::Contribute(header) => header.target,
+            Self::Withdraw(header) => header.target,
+            Self::Sum(header) => header.target,
+            Self::Reject(header) => header.target,
         }
-        let problem = format!("ends after {} bytes", bytes.len());
-        Error::Protocol { peer: peer.to_owned(), field: "header".to_owned(), problem }
     }
 
-    /// Reads a header that `peer` sent, checking every field.
+    /// The header as one that begins an exchange.
     ///
     /// # Errors
-    /// [`Error::Incompatible`] for another version, [`Error::Protocol`] naming the field for anything else.
-    pub fn decode(bytes: &[u8; HEADER_BYTES], peer: &str) -> Result<Self> {
-        let bad =
-            |field: &str, problem: String| Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem };
-        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    /// [`Error::Protocol`] if `peer` sent an answer.
+    pub fn into_request(self, peer: &str) -> Result<Request> {
+        match self {
+            Self::Contribute(header) => Ok(Request::Contribute(header)),
+            Self::Withdraw(header) => Ok(Request::Withdraw(header)),
+            Self::Sum(_) => Err(bad_kind("is a sum where a contribution or a withdrawal was due", peer)),
+            Self::Reject(_) => Err(bad_kind("is a reject where a contribution or a withdrawal was due", peer)),
+        }
+    }
 
-        if bytes[0..4] != MAGIC {
-            return Err(bad("magic", format!("is {:02x?} instead of {MAGIC:02x?}", &bytes[0..4])));
+    /// The header as one that answers an exchange.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if `peer` sent anything but an answer.
+    pub fn into_reply(self, peer: &str) -> Result<Reply> {
+        match self {
+            Self::Sum(header) => Ok(Reply::Sum(header)),
+            Self::Reject(header) => Ok(Reply::Reject(header)),
+            Self::Contribute(_) => Err(bad_kind("is a contribution where a sum or a reject was due", peer)),
+            Self::Withdraw(_) => Err(bad_kind("is a withdrawal where a sum or a reject was due", peer)),
         }
-        check_version(bytes[4], peer)?;
-        let kind = match bytes[5] {
-            1 => HeaderKind::Push,
-            2 => HeaderKind::Sum,
-            3 => HeaderKind::Reject,
-            4 => HeaderKind::GiveUp,
-            code => return Err(bad("kind", format!("is {code}"))),
-        };
-        let flags = Flags(u16::from_le_bytes([bytes[6], bytes[7]]));
-        if flags.0 & !Flags::ALL != 0 {
-            return Err(bad("flags", format!("are {:#06x}", flags.0)));
-        }
-        if flags.contains(Flags::RESUMED) && flags.contains(Flags::CHECKSUM) {
-            return Err(bad("flags", "announce a checksum of a body that is partly overwritten".to_owned()));
-        }
-        if flags.contains(Flags::RESUMED) && flags.contains(Flags::NO_BODY) {
-            return Err(bad("flags", "resume a body and announce none".to_owned()));
-        }
-        if kind == HeaderKind::GiveUp && flags != Flags::default() {
-            return Err(bad("flags", format!("are {:#06x} where nothing is contributed", flags.0)));
-        }
-        let dtype = DType::from_code(bytes[28]).ok_or_else(|| bad("dtype", format!("is {}", bytes[28])))?;
-        let argument = u32_at(56);
-        let root = if kind.opens() { argument } else { 0 };
-        let op = Op::from_code(bytes[29], root).ok_or_else(|| bad("op", format!("is {}", bytes[29])))?;
-        op.check(dtype).map_err(|_| bad("op", format!("is {op} of {dtype}")))?;
-        let urgency = bytes[30];
-        if urgency > URGENCY_MAX {
-            return Err(bad("urgency", format!("is {urgency}, above {URGENCY_MAX}")));
-        }
-        if bytes[31] != 0 {
-            return Err(bad("reserved byte", format!("is {}", bytes[31])));
-        }
-        let length = u64_at(40);
-        let limit = match kind {
-            HeaderKind::Push | HeaderKind::Sum => limits::PART_BYTES_MAX,
-            HeaderKind::Reject | HeaderKind::GiveUp => limits::REJECT_BYTES_MAX,
-        };
-        if length > limit {
-            return Err(bad("length", format!("is {length}, above {limit}")));
-        }
-        if matches!(kind, HeaderKind::Push | HeaderKind::Sum) && length % dtype.bytes() != 0 {
-            return Err(bad("length", format!("is {length}, no multiple of {} bytes", dtype.bytes())));
-        }
-        let weight = f64::from_bits(u64_at(48));
-        if !weight.is_finite() || weight < 0.0 {
-            return Err(bad("weight", format!("is {weight}")));
-        }
-        Ok(Self {
-            kind,
-            flags,
-            epoch: Epoch { term: u32_at(8), number: u32_at(12) },
-            part: PartId { key: TensorKey(u64_at(16)), index: u32_at(24) },
-            dtype,
-            op,
-            round: Round(u64_at(32)),
-            bytes: length,
-            weight,
-            contributors: if kind.opens() { 0 } else { argument },
-            urgency,
-            checksum: u32_at(60),
-        })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+fn bad_kind(problem: &str, peer: &str) -> Error {
+    Error::Protocol { peer: peer.to_owned(), field: "kind".to_owned(), problem: problem.to_owned() }
+}
 
-    use super::*;
-    use crate::types::WorkerId;
-
-    fn push() -> Header {
-        Header {
-            kind: HeaderKind::Push,
-            flags: Flags::CHECKSUM,
-            epoch: Epoch { term: 2, number: 3 },
-            part: PartId { key: TensorKey(0x0102_0304_0506_0708), index: 9 },
-            dtype: DType::F16,
-            op: Op::Broadcast { root: WorkerId(5) },
-            round: Round(77),
-            bytes: 4096,
-            weight: 1.5,
-            contributors: 0,
-            urgency: 6,
-            checksum: 0xdead_beef,
+impl Request {
+    /// What it is about.
+    pub fn target(&self) -> Target {
+        match self {
+            Self::Contribute(header) => header.target,
+            Self::Withdraw(header) => header.target,
         }
     }
 
-    #[test]
-    fn golden_bytes() {
-        #[rustfmt::skip]
-        let golden: [u8; HEADER_BYTES] = [
-            b'G', b'L', b'N', b'E', 4, 1, 1, 0,  2, 0, 0, 0, 3, 0, 0, 0,
-            8, 7, 6, 5, 4, 3, 2, 1,              9, 0, 0, 0, 3, 6, 6, 0,
-            77, 0, 0, 0, 0, 0, 0, 0,             0, 16, 0, 0, 0, 0, 0, 0,
-            0, 0, 0, 0, 0, 0, 0xf8, 0x3f,        5, 0, 0, 0, 0xef, 0xbe, 0xad, 0xde,
-        ];
-        assert_eq!(push().encode(), golden);
-        assert_eq!(Header::decode(&golden, "worker 0"), Ok(push()));
-    }
-
-    #[test]
-    fn each_bad_field_is_named() {
-        for (at, value, field) in [
-            (0, 0, "magic"),
-            (5, 9, "kind"),
-            (7, 1, "flags"),
-            (6, 4, "flags"),
-            (28, 0, "dtype"),
-            (29, 0, "op"),
-            (6, 9, "flags"),
-            (30, 8, "urgency"),
-            (31, 1, "reserved"),
-            (40, 1, "length"),
-            (47, 1, "length"),
-            (55, 0xff, "weight"),
-        ] {
-            let mut bytes = push().encode();
-            bytes[at] = value;
-            let error = Header::decode(&bytes, "worker 0").unwrap_err().to_string();
-            assert!(error.contains(field), "byte {at}: {error}");
+    /// Bytes that follow the header on the stream.
+    pub fn body_bytes(&self) -> u64 {
+        match self {
+            Self::Contribute(header) => header.body_bytes(),
+            Self::Withdraw(header) => header.error_bytes,
         }
     }
 
-    #[test]
-    fn a_round_is_given_up_with_an_error_of_any_length_and_without_flags() {
-        let header = Header { kind: HeaderKind::GiveUp, flags: Flags::default(), bytes: 4097, ..push() };
-        assert_eq!(Header::decode(&header.encode(), "worker 0"), Ok(header));
-        for (bad, field) in [
-            (Header { flags: Flags::NO_BODY, ..header }, "flags"),
-            (Header { bytes: limits::REJECT_BYTES_MAX + 1, ..header }, "length"),
-        ] {
-            let error = Header::decode(&bad.encode(), "worker 0").unwrap_err().to_string();
-            assert!(error.contains(field), "{error}");
+    /// Bytes of the part; 0 for a withdrawal, which moves none.
+    pub fn part_bytes(&self) -> u64 {
+        match self {
+            Self::Contribute(header) => header.part_bytes,
+            Self::Withdraw(_) => 0,
         }
     }
 
-    #[test]
-    fn another_version_is_named_on_both_sides() {
-        for version in [VERSION - 1, VERSION + 1] {
-            // Whatever else it may say.
-            let mut bytes = [0xee; HEADER_BYTES];
-            bytes[..4].copy_from_slice(&MAGIC);
-            bytes[4] = version;
-            let both = |error: Error| match error {
-                Error::Incompatible { field, ours, theirs, .. } => [field, ours, theirs],
-                other => panic!("{other}"),
-            };
-            let expected = ["protocol version", &VERSION.to_string(), &version.to_string()].map(str::to_owned);
-            assert_eq!(both(Header::decode(&bytes, "worker 0").unwrap_err()), expected);
-            for length in [5, 40, 63] {
-                assert_eq!(both(Header::cut_short(&bytes[..length], "worker 0")), expected, "a shorter header");
+    /// Which of two exchanges on one link goes first. A withdrawal is small, and other workers wait for it, so it goes before all bodies.
+    pub fn urgency(&self) -> u8 {
+        match self {
+            Self::Contribute(header) => header.urgency,
+            Self::Withdraw(_) => URGENCY_MAX,
+        }
+    }
+}
+
+impl Contribute {
+    /// Bytes that follow the header on the stream.
+    pub fn body_bytes(&self) -> u64 {
+        self.body().map_or(0, |body| body.bytes)
+    }
+
+    /// What follows the header, if anything does.
+    pub fn body(&self) -> Option<Body> {
+        match self.contribution {
+            Contribution::Nothing => None,
+            Contribution::First { body, .. } | Contribution::Resumed { body, .. } => Some(body),
+        }
+    }
+}
+
+impl Body {
+    /// Elements in the part's own type.
+    pub const fn plain(bytes: u64) -> Self {
+        Self { bytes, encoding: Encoding::Plain }
+    }
+}
+
+impl Service {
+    /// The wire code; never changes.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::DenseSum => 1,
+            Self::Unknown(code) => code,
+        }
+    }
+
+    /// The service with this wire code.
+    pub const fn from_code(code: u8) -> Self {
+        match code {
+            1 => Self::DenseSum,
+            code => Self::Unknown(code),
+        }
+    }
+
+    /// The answer of a server to `peer`, which asked for a service that the server does not have.
+    pub fn refusal(code: u8, peer: &str) -> Error {
+        Error::Incompatible {
+            field: "service".to_owned(),
+            ours: "1 (dense sum)".to_owned(),
+            peer: peer.to_owned(),
+            theirs: code.to_string(),
+        }
+    }
+}
+
+impl Encoding {
+    /// The encoding with this wire code.
+    pub fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Plain),
+            2 => Some(Self::F16),
+            3 => Some(Self::Bf16),
+            _ => None,
+        }
+    }
+
+    /// Bytes of a body that encodes a part of `part_bytes` bytes of `dtype`; `None` if this encoding is not one of such elements.
+    pub fn body_bytes(self, part_bytes: u64, dtype: DType) -> Option<u64> {
+        match (self, dtype) {
+            (Self::Plain, _) => Some(part_bytes),
+            (Self::F16 | Self::Bf16, DType::F32 | DType::F64) => Some(part_bytes / dtype.bytes() * DType::F16.bytes()),
+            (Self::F16 | Self::Bf16, DType::F16 | DType::BF16 | DType::I32 | DType::I64 | DType::I8 | DType::U8) => {
+                None
             }
         }
     }
+}
 
-    #[test]
-    fn a_header_that_ends_early_says_where() {
-        let whole = push().encode();
-        for length in [0, 4, 5, 63] {
-            let error = Header::cut_short(&whole[..length], "worker 0").to_string();
-            assert!(error.contains(&format!("header ends after {length} bytes")), "{error}");
-        }
+impl Sum {
+    /// Bytes that follow the body: its checksum, where there is one.
+    pub fn trailer_bytes(&self) -> usize {
+        if self.checksum { size_of::<u32>() } else { 0 }
     }
 
-    proptest! {
-        #[test]
-        fn arbitrary_bytes_decode_or_fail_but_never_panic(bytes in proptest::array::uniform32(any::<u8>()), tail in proptest::array::uniform32(any::<u8>())) {
-            let mut header = push().encode();
-            header[5..32].copy_from_slice(&bytes[5..]);
-            header[32..].copy_from_slice(&tail);
-            if let Ok(decoded) = Header::decode(&header, "worker 0") {
-                prop_assert_eq!(Header::decode(&decoded.encode(), "worker 0"), Ok(decoded));
-            }
+    /// Bytes of the header on the wire.
+    pub fn header_bytes(&self) -> usize {
+        HEADER_BYTES + self.contributors.as_bytes().len()
+    }
+}
+
+impl Contributors {
+    /// What follows the fixed 64 bytes.
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Due => &[],
+            Self::Only(workers) => workers.as_bytes(),
+        }
+    }
+}
+
+impl From<Request> for Header {
+    fn from(request: Request) -> Self {
+        match request {
+            Request::Contribute(header) => Self::Contribute(header),
+            Request::Withdraw(header) => Self::Withdraw(header),
+        }
+    }
+}
+
+impl From<Reply> for Header {
+    fn from(reply: Reply) -> Self {
+        match reply {
+            Reply::Sum(header) => Self::Sum(header),
+            Reply::Reject(header) => Self::Reject(header),
         }
     }
 }

@@ -6,27 +6,33 @@
 //! and the sum (or an error) back.
 //!
 //! ```text
-//!  byte 0          4   5    6      8       12      16              24      28    29   30    32
-//!       ┌──────────┬───┬────┬──────┬───────┬───────┬───────────────┬───────┬─────┬────┬─────┬────────────────┐
-//!       │ "GLNE"   │ver│kind│flags │ term  │ epoch │ tensor key    │ part  │dtype│ op │urg.0│ round          │
-//!       └──────────┴───┴────┴──────┴───────┴───────┴───────────────┴───────┴─────┴────┴─────┴────────────────┘
-//!       40               48                56         60          64
-//!       ┌────────────────┬─────────────────┬──────────┬───────────┐
-//!       │ body bytes     │ weight (f64)    │ argument │ CRC-32C   │  then the body
-//!       └────────────────┴─────────────────┴──────────┴───────────┘
+//!  byte 0          4   5    6       7     8       12      16              24      28      30   31   32
+//!       ┌──────────┬───┬────┬───────┬─────┬───────┬───────┬───────────────┬───────┬───────┬────┬────┬────────────────┐
+//!       │ "GLNE"   │ver│kind│service│flags│ term  │ epoch │ tensor key    │ part  │attempt│urg.│enc.│ round          │
+//!       └──────────┴───┴────┴───────┴─────┴───────┴───────┴───────────────┴───────┴───────┴────┴────┴────────────────┘
+//!       40           44           48                56      57   58      60          64
+//!       ┌────────────┬────────────┬─────────────────┬───────┬────┬───────┬───────────┐
+//!       │ part bytes │ body bytes │ factor (f64)    │ dtype │ op │ root  │ check     │  then the body
+//!       └────────────┴────────────┴─────────────────┴───────┴────┴───────┴───────────┘
 //! ```
 //!
-//! | field | push | sum | reject |
-//! |---|---|---|---|
-//! | weight | of this worker in a weighted mean, else 1 | what the sum was divided by | 0 |
-//! | argument | root of a broadcast, else 0 | how many workers contributed | 0 |
-//! | CRC-32C | of the body, with `CHECKSUM`; landed bytes with `RESUMED` | 0; the 4 bytes follow the body | 0 |
-//! | body | the contribution; none from the receivers of a broadcast | the result | an encoded [`Error`](crate::Error) |
-//! | urg. | which of two exchanges goes first, 0 to 7 | as in the push | as in the push |
-//! | part bytes | the length of the part stands in `body bytes` even when no body follows: see [`Flags::NO_BODY`] | | |
+//! What a kind of header does not have is zero:
 //!
-//! A worker that will not contribute to a round opens an exchange of the kind `GiveUp`: the fields of its push, no flags, and an encoded
-//! error as the body. The answer is a reject in any case: what the others hear, or why the server cannot take it.
+//! | field | 1 contribution | 4 withdrawal | 2 sum | 3 reject |
+//! |---|---|---|---|---|
+//! | flags | 1 checksum, 2 no body, 4 resumed; one at most | 0 | 1 checksum, 8 early, 16 partial | 0 |
+//! | urgency | 0 to 7; higher goes first | 0 | 0 | 0 |
+//! | encoding | of the body; 0 without one | 0 | of the body | 0 |
+//! | part bytes | of the part | 0 | of the part | 0 |
+//! | body bytes | of the contribution | of the error | of the sum | of the error |
+//! | factor | weight of this worker | 0 | what the sum was divided by | 0 |
+//! | dtype, op, root | of the reduction; root of a broadcast, else 0 | as in the contribution | bytes of the set, then zeros | 0 |
+//! | check | CRC-32C of the body, or how many bytes of the sum landed | 0 | 0; the CRC-32C follows the body | 0 |
+//! | body | the contribution | an encoded [`Error`](crate::Error) | the sum | an encoded error |
+//!
+//! A *partial* sum, which some of the workers due are not in, has the set of those that are in it between the header and the body: see
+//! [`WorkerSet`](crate::types::WorkerSet) for its bytes, and [`HeaderReader`] to read a header in pieces. A withdrawal says that a worker
+//! will not contribute to a round. Its answer is always a reject: the error that the other workers get, or why the server cannot take it.
 //!
 //! **Control.** A long-lived stream to the coordinator carries frames: `u32` length of the rest, `u8` version, `u8` kind, fields.
 //! [`frame`] lists the kinds; `reject` says how an error is written.
@@ -47,27 +53,21 @@ mod samples;
 
 pub use checksum::checksum;
 pub use frame::Frame;
-pub use header::{Flags, Header, HeaderKind, URGENCY_MAX};
+pub use header::{
+    Body, Contribute, Contribution, Contributors, Encoding, Header, HeaderReader, Reject, Reply, Request, Service, Sum,
+    Target, URGENCY_MAX, Withdraw,
+};
 
 use crate::error::{Error, Result};
 
-/// Adds the next piece of a header, a reject or a checksum, which come in pieces of any length, behind the `filled` bytes that are there.
-///
-/// # Panics
-/// If it does not fit: callers read no more than is missing.
-pub fn gather(what: &mut [u8], filled: &mut usize, piece: &[u8]) {
-    what[*filled..][..piece.len()].copy_from_slice(piece);
-    *filled += piece.len();
-}
-
-/// As [`gather`], where it is not known how much will come.
+/// Appends the next piece of a reject or of a checksum, which come in pieces of any length.
 pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
     what.extend_from_slice(piece);
 }
 
 /// Version of both shapes; changes whenever anything in them does. It stands where every version has it, and is compared before anything
 /// else is read: a peer of another version is refused before any data.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 
 /// Whether `peer`, which speaks version `theirs`, can be understood.
 ///

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::frame::{Health, Join, MemberStatus, Progress, Stall, Status};
-use super::{Flags, Frame, Header, HeaderKind};
+use super::{
+    Body, Contribute, Contribution, Contributors, Encoding, Frame, Header, Reject, Service, Sum, Target, Withdraw,
+};
 use crate::error::{Claim, Error};
 use crate::types::{
     DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Role, Round, ServerId,
@@ -57,24 +59,57 @@ pub(super) fn frames() -> Vec<Frame> {
     ]
 }
 
-/// A header of each kind.
+/// Headers of each kind, with each form of what follows them.
 pub(super) fn headers() -> Vec<Header> {
-    [HeaderKind::Push, HeaderKind::Sum, HeaderKind::Reject, HeaderKind::GiveUp]
-        .map(|kind| Header {
-            kind,
-            flags: if kind == HeaderKind::GiveUp { Flags::default() } else { Flags::CHECKSUM },
-            epoch: Epoch { term: 1, number: 2 },
-            part: PartId { key: TensorKey(3), index: 4 },
-            dtype: DType::F32,
-            op: Op::Mean,
-            round: Round(5),
-            bytes: 4096,
+    let body = Body::plain(4096);
+    let contribute = Contribute {
+        target: target(),
+        dtype: DType::F32,
+        op: Op::WeightedMean,
+        weight: 1.5,
+        urgency: 6,
+        part_bytes: 4096,
+        contribution: Contribution::First { body, checksum: Some(0xdead_beef) },
+    };
+    let with = |contribution| Header::Contribute(Contribute { contribution, ..contribute });
+    let sum = Sum {
+        target: target(),
+        part_bytes: 4096,
+        body,
+        divisor: 2.0,
+        contributors: Contributors::Due,
+        early: false,
+        checksum: true,
+    };
+    let some = Contributors::Only([1, 9].into_iter().map(WorkerId).collect());
+    let reduction = (DType::F16, Op::Broadcast { root: WorkerId(5) });
+    vec![
+        Header::Contribute(contribute),
+        with(Contribution::First { body, checksum: None }),
+        with(Contribution::First { body: Body { bytes: 2048, encoding: Encoding::Bf16 }, checksum: Some(6) }),
+        with(Contribution::Resumed { body, landed: 1000 }),
+        Header::Contribute(Contribute {
+            dtype: reduction.0,
+            op: reduction.1,
             weight: 1.0,
-            contributors: 0,
-            urgency: 0,
-            checksum: 6,
-        })
-        .to_vec()
+            contribution: Contribution::Nothing,
+            ..contribute
+        }),
+        Header::Withdraw(Withdraw { target: target(), dtype: reduction.0, op: reduction.1, error_bytes: 77 }),
+        Header::Sum(sum.clone()),
+        Header::Sum(Sum { contributors: some, early: true, checksum: false, ..sum }),
+        Header::Reject(Reject { target: target(), error_bytes: 9 }),
+    ]
+}
+
+fn target() -> Target {
+    Target {
+        service: Service::DenseSum,
+        epoch: Epoch { term: 2, number: 3 },
+        part: PartId { key: TensorKey(0x0102_0304_0506_0708), index: 9 },
+        round: Round(77),
+        attempt: 1,
+    }
 }
 
 /// One error of each variant, in the order of the declaration.

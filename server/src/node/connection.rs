@@ -15,8 +15,8 @@ use gradlane_core::reduce::Kernels;
 use gradlane_core::runtime::{Clock, Membership, Timer};
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
 use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, TensorKey, Time, View, WorkerId};
-use gradlane_core::wire::HeaderKind;
 use gradlane_core::wire::frame::{Progress, Stall};
+use gradlane_core::wire::{Request, Service};
 
 use crate::node::accumulator::Workshop;
 use crate::node::aggregate::{Aggregator, AggregatorConfig, Command, SlotId, Step};
@@ -199,11 +199,20 @@ impl DataPlane {
             }
             Incoming::Opened { link, exchange, header } => self.with(|state, now| {
                 let node = *state.links.get(&link).expect("a link is up before its exchanges");
-                if header.kind == HeaderKind::GiveUp {
-                    self.letters().begin(node, exchange, header);
-                    return self.send(Outgoing::Accept { exchange });
+                match header.target().service {
+                    Service::DenseSum => {}
+                    Service::Unknown(code) => {
+                        let (target, error) = (header.target(), Service::refusal(code, &node.to_string()));
+                        return self.send(Outgoing::Reject { exchange, target, error });
+                    }
                 }
-                state.aggregator.handle_opened(now, node, exchange, &header);
+                match header {
+                    Request::Contribute(header) => state.aggregator.handle_opened(now, node, exchange, &header),
+                    Request::Withdraw(header) => {
+                        self.letters().begin(node, exchange, header);
+                        self.send(Outgoing::Accept { exchange });
+                    }
+                }
             }),
             Incoming::Body { exchange, chunks } => self.receive(exchange, chunks),
             Incoming::Torn { exchange, reason } => {
@@ -239,7 +248,7 @@ impl DataPlane {
             Ok(error) => {
                 self.with(|state, now| state.aggregator.handle_given_up(now, node, exchange, &header, &error));
             }
-            Err(error) => self.send(Outgoing::Reject { exchange, header, error }),
+            Err(error) => self.send(Outgoing::Reject { exchange, target: header.target, error }),
         }
     }
 
@@ -284,7 +293,7 @@ impl DataPlane {
                         Some(*exchange)
                     }
                     Step::Answer { header, .. } => {
-                        self.stats.sent(header.bytes);
+                        self.stats.sent(header.body.bytes);
                         None
                     }
                     Step::Begin(_) | Step::Publish { .. } | Step::Seal | Step::Drop => None,
@@ -295,9 +304,9 @@ impl DataPlane {
                     self.send(Outgoing::Accept { exchange });
                 }
             }
-            Command::Reject { exchange, header, error } => {
+            Command::Reject { exchange, target, error } => {
                 self.routes().remove(&exchange);
-                self.send(Outgoing::Reject { exchange, header, error });
+                self.send(Outgoing::Reject { exchange, target, error });
             }
             Command::Stalled { stall } => self.report(stall),
         }

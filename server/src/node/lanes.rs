@@ -292,7 +292,7 @@ mod tests {
     use gradlane_core::types::{DType, Op};
 
     use super::*;
-    use crate::node::aggregate::tests::{header, slot};
+    use crate::node::aggregate::tests::{slot, sum};
     use crate::node::aggregate::{Order, SumSpec, Upload};
 
     #[test]
@@ -390,7 +390,7 @@ mod tests {
             Step::Begin(spec),
             Step::Receive { worker, exchange, upload },
             Step::Publish { divisor: 1.0 },
-            Step::Answer { worker, exchange, header: header(0) },
+            Step::Answer { worker, exchange, header: sum(0) },
             Step::Seal,
         ] {
             lanes.submit(Job::Step { slot, step });

@@ -9,7 +9,7 @@ use gradlane_core::error::Error;
 use gradlane_core::mem::Frozen;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, WorkerId};
-use gradlane_core::wire::{Flags, Header};
+use gradlane_core::wire::{Sum as SumHeader, Target};
 
 use crate::node::accumulator::{Accumulator, Workshop};
 use crate::node::aggregate::{Receipt, SlotId, Step};
@@ -54,10 +54,10 @@ struct Sum {
 }
 
 /// A reader: how many blocks it was sent.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Answering {
     exchange: ExchangeId,
-    header: Header,
+    header: SumHeader,
     blocks: usize,
 }
 
@@ -92,13 +92,13 @@ impl Sums {
             }
             Step::Answer { worker, exchange, header } => match self.slots.get_mut(&slot) {
                 Some(sum) => {
-                    say(Event::Send(Outgoing::Answer { exchange, header }));
+                    say(Event::Send(Outgoing::Answer { exchange, header: header.clone() }));
                     sum.answers.insert(worker, Answering { exchange, header, blocks: 0 });
                     sum.sent = 0;
                     sum.flow(say);
                 }
                 // The aggregator never asks for what was not begun, so it was lost by a defect.
-                None => say(Event::Send(no_sum(exchange, header))),
+                None => say(Event::Send(no_sum(exchange, header.target))),
             },
             Step::Seal => {
                 if let Some(sum) = self.slots.get_mut(&slot) {
@@ -131,7 +131,7 @@ impl Sums {
     pub fn lose_all(&mut self, say: &mut impl FnMut(Event)) {
         for sum in std::mem::take(&mut self.slots).into_values() {
             for Answering { exchange, header, .. } in sum.answers.into_values() {
-                say(Event::Send(no_sum(exchange, header)));
+                say(Event::Send(no_sum(exchange, header.target)));
             }
         }
     }
@@ -172,7 +172,7 @@ impl Sum {
         }
         if complete {
             for answer in std::mem::take(&mut self.answers).into_values() {
-                let wanted = answer.header.flags.contains(Flags::CHECKSUM);
+                let wanted = answer.header.checksum;
                 let checksum = if wanted { self.accumulator.checksum() } else { 0 };
                 say(Event::Send(Outgoing::End { exchange: answer.exchange, checksum }));
             }
@@ -180,7 +180,7 @@ impl Sum {
     }
 }
 
-fn no_sum(exchange: ExchangeId, header: Header) -> Outgoing {
-    let error = Error::Internal { what: format!("the sum of part {} was lost", header.part) };
-    Outgoing::Reject { exchange, header, error }
+fn no_sum(exchange: ExchangeId, target: Target) -> Outgoing {
+    let error = Error::Internal { what: format!("the sum of part {} was lost", target.part) };
+    Outgoing::Reject { exchange, target, error }
 }

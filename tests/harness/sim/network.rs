@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use gradlane_core::Error;
 use gradlane_core::types::{ExchangeId, LinkId, PartId, Round, Span, Time};
-use gradlane_core::wire::header::HEADER_BYTES;
-use gradlane_core::wire::{Header, HeaderKind};
+use gradlane_core::wire::Request;
 
 use super::workload::{Plan, timing};
 use super::world::{Address, Context, Input, Who};
@@ -55,7 +54,7 @@ pub(super) struct Exchange {
     /// Who sums.
     pub(super) server: Address,
     /// As it was sent.
-    pub(super) header: [u8; HEADER_BYTES],
+    pub(super) header: Vec<u8>,
     /// As it was sent, perhaps but for one bit.
     pub(super) body: Vec<u8>,
     /// The server's header and what follows, as far as the server has sent it.
@@ -68,7 +67,7 @@ pub(super) struct Exchange {
 #[derive(Debug)]
 pub(super) struct Answer {
     /// Of a sum or a reject.
-    pub(super) header: [u8; HEADER_BYTES],
+    pub(super) header: Vec<u8>,
     /// The sum or the error.
     pub(super) body: Vec<u8>,
     /// The checksum of the sum, once all of it was sent.
@@ -225,7 +224,7 @@ impl Context {
         &mut self,
         worker: Address,
         link: LinkId,
-        header: [u8; HEADER_BYTES],
+        sent: &Request,
         mut body: Vec<u8>,
         replay: bool,
     ) -> ExchangeId {
@@ -235,12 +234,12 @@ impl Context {
         let healthy = self.healed() || replay;
         let dooms = [Doom::BeforeHeader, Doom::WithinBody, Doom::AfterBody, Doom::WithinAnswer, Doom::AnswerLost];
         let doom = (!healthy && classes.resets && self.random.chance(15)).then(|| self.random.pick(&dooms));
-        let sent = Header::decode(&header, "a worker").expect("a worker sends what a server reads");
-        let contributes = sent.kind == HeaderKind::Push;
+        let contributes = matches!(sent, Request::Contribute(_));
         if contributes && !healthy && classes.corruption && self.plan.settings.checksum && self.random.chance(1) {
             self.flip(&mut body);
-            self.network.damaged.insert((sent.part, sent.round));
+            self.network.damaged.insert((sent.target().part, sent.target().round));
         }
+        let header = sent.encode().to_vec();
         let exchange = Exchange { link, worker, server, header, body, answer: None, doom };
         self.network.exchanges.insert(id, exchange);
         // Handed over at once, or only when the server takes the body in.
@@ -288,7 +287,7 @@ impl Context {
     }
 
     /// The server begins its answer.
-    pub(super) fn answer(&mut self, id: ExchangeId, header: [u8; HEADER_BYTES]) {
+    pub(super) fn answer(&mut self, id: ExchangeId, header: Vec<u8>) {
         let arrival = self.now;
         if let Some(exchange) = self.network.exchanges.get_mut(&id) {
             exchange.answer = Some(Answer { header, body: Vec::new(), end: None, arrival });
@@ -320,7 +319,7 @@ impl Context {
     }
 
     /// The server gives an error instead of the sum.
-    pub(super) fn reject(&mut self, id: ExchangeId, header: [u8; HEADER_BYTES], body: &[u8]) {
+    pub(super) fn reject(&mut self, id: ExchangeId, header: Vec<u8>, body: &[u8]) {
         let Some(exchange) = self.network.exchanges.get(&id) else { return };
         if exchange.answer.is_some() {
             return self.tear_both(id);

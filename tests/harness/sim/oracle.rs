@@ -17,11 +17,7 @@ pub(super) const JUNK: u8 = 0xa5;
 pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
     let op = plan.op(tensor, round);
     // A mean is made of contributions that are larger by what it will be divided by, so that it is exact.
-    let factor = match op {
-        Op::Mean => f64::from(plan.workers),
-        Op::WeightedMean => total_weight(plan, tensor, round),
-        Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. } => 1.0,
-    };
+    let factor = divisor(plan, tensor, round);
     if !op.sends_body(gradlane_core::types::WorkerId(rank)) {
         return vec![JUNK; plan.tensors[tensor].spec.bytes().expect("small") as usize];
     }
@@ -51,11 +47,12 @@ pub(super) fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
     })
 }
 
-/// How many contributions a round has.
-pub(super) fn contributors(plan: &Plan, tensor: usize, round: u64) -> u32 {
+/// What the sum of a round is divided by.
+pub(super) fn divisor(plan: &Plan, tensor: usize, round: u64) -> f64 {
     match plan.op(tensor, round) {
-        Op::Broadcast { .. } => 1,
-        Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => plan.workers,
+        Op::Mean => f64::from(plan.workers),
+        Op::WeightedMean => total_weight(plan, tensor, round),
+        Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. } => 1.0,
     }
 }
 

@@ -9,7 +9,7 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, LinkId, NodeId, PartId, Phase, Time, View, WorkerId};
-use gradlane_core::wire::{Header, HeaderKind, reject};
+use gradlane_core::wire::{Header, Reject, Request, Target, reject};
 use gradlane_server::node::accumulator::Workshop;
 use gradlane_server::node::aggregate::{Aggregator, AggregatorConfig, Command, Receipt, SlotId, Step};
 use gradlane_server::node::sum::{Event, Sums};
@@ -29,7 +29,7 @@ pub(super) struct ServerProcess {
     links: BTreeMap<LinkId, NodeId>,
     lost: BTreeSet<LinkId>,
     /// Exchanges that have not ended on this side.
-    headers: BTreeMap<ExchangeId, (LinkId, Header)>,
+    headers: BTreeMap<ExchangeId, (LinkId, Request)>,
     /// Where the bodies of exchanges go.
     routes: BTreeMap<ExchangeId, (SlotId, WorkerId)>,
     letters: Letters,
@@ -151,7 +151,7 @@ impl ServerProcess {
                     context.accept(exchange);
                 }
             }
-            Command::Reject { exchange, header, error } => self.reject(context, exchange, header, &error),
+            Command::Reject { exchange, target, error } => self.reject(context, exchange, target, &error),
             Command::Stalled { stall } => self.member.member.report_stall(stall),
         }
     }
@@ -177,19 +177,19 @@ impl ServerProcess {
                 Event::Send(Outgoing::End { exchange, checksum }) if self.headers.contains_key(&exchange) => {
                     context.end_answer(exchange, checksum);
                 }
-                Event::Send(Outgoing::Reject { exchange, header, error }) => {
-                    self.reject(context, exchange, header, &error);
+                Event::Send(Outgoing::Reject { exchange, target, error }) => {
+                    self.reject(context, exchange, target, &error);
                 }
                 Event::Send(_) => {}
             }
         }
     }
 
-    fn reject(&mut self, context: &mut Context, exchange: ExchangeId, mut header: Header, error: &Error) {
+    fn reject(&mut self, context: &mut Context, exchange: ExchangeId, target: Target, error: &Error) {
         if self.headers.contains_key(&exchange) {
             let body = reject::to_body(error);
-            header.bytes = body.len() as u64;
-            context.reject(exchange, header.encode(), &body);
+            let header = Reject { target, error_bytes: body.len() as u64 };
+            context.reject(exchange, header.encode().to_vec(), &body);
         }
     }
 
@@ -197,17 +197,20 @@ impl ServerProcess {
         let now = context.now;
         match input {
             Input::Opened { exchange } => {
-                let Some((link, bytes)) = context.exchange(exchange).map(|entry| (entry.link, entry.header)) else {
+                let Some((link, bytes)) = context.exchange(exchange).map(|entry| (entry.link, entry.header.clone()))
+                else {
                     return;
                 };
                 let Some(node) = self.links.get(&link).copied() else { return };
-                let header = Header::decode(&bytes, "a worker").expect("a worker sends what a server reads");
+                let header = Header::decode(&bytes, "a worker").and_then(|header| header.into_request("a worker"));
+                let header = header.expect("a worker sends what a server reads");
                 self.headers.insert(exchange, (link, header));
-                if header.kind == HeaderKind::GiveUp {
-                    self.letters.begin(node, exchange, header);
-                    context.accept(exchange);
-                } else {
-                    self.aggregator.handle_opened(now, node, exchange, &header);
+                match header {
+                    Request::Contribute(header) => self.aggregator.handle_opened(now, node, exchange, &header),
+                    Request::Withdraw(header) => {
+                        self.letters.begin(node, exchange, header);
+                        context.accept(exchange);
+                    }
                 }
             }
             Input::Body { exchange, span } if self.headers.contains_key(&exchange) => {
@@ -240,8 +243,8 @@ impl ServerProcess {
     /// Nothing of an earlier membership may have an effect.
     fn check_epoch(&self, context: &mut Context, exchange: ExchangeId) {
         let (Some((_, header)), Some(view)) = (self.headers.get(&exchange), &self.view) else { return };
-        if header.epoch != view.epoch {
-            let text = format!("{} let a push of {} in while in {}", self.me.who, header.epoch, view.epoch);
+        if header.target().epoch != view.epoch {
+            let text = format!("{} let a push of {} in while in {}", self.me.who, header.target().epoch, view.epoch);
             context.witness.fail(context.now, Checker::Fencing, text);
         }
     }

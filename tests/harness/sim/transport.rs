@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use gradlane_core::Error;
 use gradlane_core::sched::TaskId;
 use gradlane_core::types::{ExchangeId, LinkId};
-use gradlane_core::wire::{Flags, Header, HeaderKind, reject};
+use gradlane_core::wire::{Header, Reply, Request, Sum, reject};
 
 use super::checkers::Checker;
 use super::engine::Region;
@@ -27,7 +27,7 @@ pub(super) enum Ending {
     /// The contribution was handed over, or the exchange failed before.
     Pushed { task: TaskId, outcome: Result<(), Error> },
     /// The sum lies where it was wanted.
-    Sum { task: TaskId, header: Header },
+    Sum { task: TaskId, header: Sum },
     /// The server's reason not to give it.
     Rejected { task: TaskId, error: Error },
     /// The exchange failed.
@@ -38,7 +38,7 @@ pub(super) enum Ending {
 struct Flight {
     link: LinkId,
     task: TaskId,
-    push: Header,
+    push: Request,
     /// What the transport may read or write.
     regions: Vec<Region>,
     /// Nothing refers to the contribution's memory any more.
@@ -58,7 +58,7 @@ enum State {
     Idle,
     Failed(Error),
     Pulling { into: Vec<Region> },
-    Landing { into: Vec<Region>, sum: Header, landed: usize },
+    Landing { into: Vec<Region>, sum: Sum, landed: usize },
 }
 
 impl Transport {
@@ -88,11 +88,11 @@ impl Transport {
         context: &mut Context,
         link: LinkId,
         task: TaskId,
-        header: Header,
+        header: Request,
         body: Vec<u8>,
         regions: Vec<Region>,
     ) -> ExchangeId {
-        let exchange = context.open_exchange(self.me, link, header.encode(), body, false);
+        let exchange = context.open_exchange(self.me, link, &header, body, false);
         if header.body_bytes() == 0 {
             // Nothing that a server would have to take in.
             context.post(self.me, std::time::Duration::ZERO, Input::Pushed { exchange });
@@ -162,8 +162,11 @@ impl Transport {
         let Some(flight) = self.flights.get_mut(&exchange) else { return };
         flight.arrived = Some((bytes, ended));
         let answer = context.exchange(exchange).and_then(|entry| entry.answer.as_ref()).expect("it arrived");
-        let header = Header::decode(&answer.header, "a server").expect("a server sends what a worker reads");
-        if !header.flags.contains(Flags::EARLY) {
+        let early = match reply_of(&answer.header) {
+            Reply::Sum(header) => header.early,
+            Reply::Reject(_) => false,
+        };
+        if !early {
             // Nobody wants the rest of the body.
             flight.returned = true;
             self.pushed(exchange);
@@ -179,15 +182,17 @@ impl Transport {
         let answer = entry.answer.as_ref().expect("some of it arrived");
         let task = flight.task;
         if let State::Pulling { into } = &flight.state {
-            let header = Header::decode(&answer.header, "a server").expect("a server sends what a worker reads");
-            if header.kind == HeaderKind::Reject {
-                let error = reject::from_body(&answer.body, "a server").unwrap_or_else(|error| error);
-                self.flights.remove(&exchange);
-                return self.endings.push(Ending::Rejected { task, error });
-            }
+            let header = match reply_of(&answer.header) {
+                Reply::Sum(header) => header,
+                Reply::Reject(_) => {
+                    let error = reject::from_body(&answer.body, "a server").unwrap_or_else(|error| error);
+                    self.flights.remove(&exchange);
+                    return self.endings.push(Ending::Rejected { task, error });
+                }
+            };
             let landing: u64 = into.iter().map(|region| region.span.bytes).sum();
-            let push = &flight.push;
-            if (header.part, header.round, header.dtype, header.bytes) != (push.part, push.round, push.dtype, landing) {
+            let (got, due) = (header.target, flight.push.target());
+            if (got.part, got.round, header.body.bytes) != (due.part, due.round, landing) {
                 let (peer, field) = ("a server".to_owned(), "part or round".to_owned());
                 let error = Error::Protocol { peer, field, problem: "is another".to_owned() };
                 return self.tear(exchange, error);
@@ -198,13 +203,13 @@ impl Transport {
         if !flight.returned {
             return;
         }
-        let (sum, from, into) = (*sum, *landed, into.clone());
+        let (sum, from, into) = (sum.clone(), *landed, into.clone());
         let (body, end) = (answer.body[..bytes].to_vec(), answer.end);
         let cut = context.landing_cut(exchange).map(|cut| cut.clamp(from, bytes));
         let until = cut.unwrap_or(bytes);
         write(context, self.me, memory, &into, from, &body[..until]);
         let flight = self.flights.get_mut(&exchange).expect("found above");
-        flight.state = State::Landing { into, sum, landed: until };
+        flight.state = State::Landing { into, sum: sum.clone(), landed: until };
         if cut.is_some() {
             context.reset_exchange(self.me, exchange);
             let (what, cause) = ("the exchange".to_owned(), "stream reset".to_owned());
@@ -213,9 +218,9 @@ impl Transport {
         if !ended {
             return;
         }
-        if sum.flags.contains(Flags::CHECKSUM) && Some(crc32c::crc32c(&body)) != end {
-            let (tensor, from) = (sum.part.to_string(), "a server".to_owned());
-            return self.tear(exchange, Error::Checksum { tensor, round: sum.round, from });
+        if sum.checksum && Some(crc32c::crc32c(&body)) != end {
+            let (tensor, from) = (sum.target.part.to_string(), "a server".to_owned());
+            return self.tear(exchange, Error::Checksum { tensor, round: sum.target.round, from });
         }
         self.flights.remove(&exchange);
         self.endings.push(Ending::Sum { task, header: sum });
@@ -251,6 +256,11 @@ impl Transport {
         self.flights.remove(&exchange);
         self.endings.push(ending);
     }
+}
+
+fn reply_of(header: &[u8]) -> Reply {
+    let header = Header::decode(header, "a server").and_then(|header| header.into_reply("a server"));
+    header.expect("a server sends what a worker reads")
 }
 
 /// Writes what came of the sum to where it goes, but for the first `from` bytes, which lie there already.

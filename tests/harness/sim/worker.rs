@@ -8,7 +8,7 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::{Registry, Stage};
 use gradlane_core::sched::{Attempt, Outcome, Task};
 use gradlane_core::types::{Epoch, LinkId, Phase, ServerId, Time, WorkerId};
-use gradlane_core::wire::{Flags, Header, HeaderKind};
+use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Request, Service, Sum, Target, Withdraw};
 
 use super::checkers::Checker;
 use super::coordinator::TERM;
@@ -236,37 +236,32 @@ impl WorkerProcess {
         self.check_push(context, &task);
         let (epoch, rank) = (self.engine.epoch(), self.engine.rank);
         let payload = self.engine.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
-        let (flags, landed) = match (task.attempt, payload.part.op.sends_body(rank)) {
-            (_, false) => (Flags::NO_BODY, 0),
-            (Attempt::Resumed { landed }, true) => (Flags::RESUMED, landed),
-            (Attempt::First | Attempt::Again, true) => (Flags::default(), 0),
-        };
-        let mut header = Header {
-            kind: HeaderKind::Push,
-            flags,
-            epoch,
-            part: task.part,
-            dtype: payload.part.layout.dtype,
-            op: payload.part.op,
-            round: task.round,
-            bytes: task.bytes,
-            weight: payload.part.weight,
-            contributors: 0,
-            urgency: 0,
-            checksum: landed as u32,
-        };
+        let plain = Body::plain(task.bytes);
         let mut body = Vec::new();
-        if header.body_bytes() > 0 {
+        if payload.part.op.sends_body(rank) {
             for Region { buffer, span } in &payload.source {
                 body.extend_from_slice(&self.memory[*buffer].bytes[span.offset as usize..span.end() as usize]);
             }
-            if context.plan.settings.checksum && !flags.contains(Flags::RESUMED) {
-                header.checksum = crc32c::crc32c(&body);
-                header.flags = header.flags.with(Flags::CHECKSUM);
-            }
         }
+        let checked = context.plan.settings.checksum && !body.is_empty();
+        let contribution = match (task.attempt, payload.part.op.sends_body(rank)) {
+            (_, false) => Contribution::Nothing,
+            (Attempt::Resumed { landed }, true) => Contribution::Resumed { body: plain, landed },
+            (Attempt::First | Attempt::Again, true) => {
+                Contribution::First { body: plain, checksum: checked.then(|| crc32c::crc32c(&body)) }
+            }
+        };
+        let header = Contribute {
+            target: target_of(epoch, &task),
+            dtype: payload.part.layout.dtype,
+            op: payload.part.op,
+            weight: payload.part.weight,
+            urgency: 0,
+            part_bytes: task.bytes,
+            contribution,
+        };
         let regions = payload.source.iter().chain(&payload.destination).copied().collect();
-        let exchange = self.transport.push(context, link, task.id, header, body, regions);
+        let exchange = self.transport.push(context, link, task.id, Request::Contribute(header), body, regions);
         payload.exchange = Some(exchange);
         context.log.note(context.now, self.me.who, "pushes", &[exchange.0, task.round.0], || {
             format!("part {} {:?}, doom {:?}", task.part, task.attempt, context.network.doom(exchange))
@@ -280,20 +275,12 @@ impl WorkerProcess {
     fn give_up(&mut self, context: &mut Context, link: LinkId, task: Task, letter: Vec<u8>) {
         let epoch = self.engine.epoch();
         let payload = self.engine.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
-        let header = Header {
-            kind: HeaderKind::GiveUp,
-            flags: Flags::default(),
-            epoch,
-            part: task.part,
+        let header = Request::Withdraw(Withdraw {
+            target: target_of(epoch, &task),
             dtype: payload.part.layout.dtype,
             op: payload.part.op,
-            round: task.round,
-            bytes: letter.len() as u64,
-            weight: payload.part.weight,
-            contributors: 0,
-            urgency: 0,
-            checksum: 0,
-        };
+            error_bytes: letter.len() as u64,
+        });
         let exchange = self.transport.push(context, link, task.id, header, letter, Vec::new());
         payload.exchange = Some(exchange);
         context.log.note(context.now, self.me.who, "gives up", &[exchange.0, task.round.0], || {
@@ -302,12 +289,17 @@ impl WorkerProcess {
     }
 
     /// A push of a membership before the present one turns up, as a network or a process that slept for long may hold it back.
-    fn replay(&self, context: &mut Context, link: LinkId, header: Header) {
-        let epoch = Epoch { term: TERM - 1, number: 1 };
-        let header = Header { epoch, flags: header.flags, ..header };
-        let body = vec![oracle::JUNK; header.body_bytes() as usize];
-        let checksum = crc32c::crc32c(&body);
-        context.open_exchange(self.me, link, Header { checksum, ..header }.encode(), body, true);
+    fn replay(&self, context: &mut Context, link: LinkId, header: Contribute) {
+        let target = Target { epoch: Epoch { term: TERM - 1, number: 1 }, ..header.target };
+        let junk = vec![oracle::JUNK; header.body_bytes() as usize];
+        let contribution = match header.contribution {
+            Contribution::First { body, checksum: Some(_) } => {
+                Contribution::First { body, checksum: Some(crc32c::crc32c(&junk)) }
+            }
+            Contribution::Nothing | Contribution::First { .. } | Contribution::Resumed { .. } => header.contribution,
+        };
+        let header = Request::Contribute(Contribute { target, contribution, ..header });
+        context.open_exchange(self.me, link, &header, junk, true);
     }
 
     /// What is sent must be the caller's own contribution, and the sum of the round before must have come.
@@ -373,12 +365,14 @@ impl WorkerProcess {
         self.engine.scheduler.finish(context.now, task, outcome);
     }
 
-    fn check_header(&self, context: &mut Context, task: gradlane_core::sched::TaskId, header: &Header) {
+    fn check_header(&self, context: &mut Context, task: gradlane_core::sched::TaskId, header: &Sum) {
         let payload = &self.engine.payloads[&task];
         let Operation { tensor, round, .. } = self.script.operations[&payload.part.tickets[0]];
-        let due = oracle::contributors(&context.plan, tensor, round);
-        if header.contributors != due {
-            let text = format!("tensor {tensor}, round {round}: {} contributors, not {due}", header.contributors);
+        // Nobody may leave this job, so every worker due is in every sum.
+        let due = (oracle::divisor(&context.plan, tensor, round), Contributors::Due);
+        let got = (header.divisor, header.contributors.clone());
+        if got != due {
+            let text = format!("tensor {tensor}, round {round}: the sum is of {got:?}, not of {due:?}");
             context.witness.fail(context.now, Checker::Contributors, text);
         }
     }
@@ -461,4 +455,8 @@ impl Process for WorkerProcess {
         let (action, done) = (self.script.at, self.script.done);
         format!("rank {:?}, action {action}, done {done}, unresolved {}", self.engine.rank.0, open.join(" "))
     }
+}
+
+fn target_of(epoch: Epoch, task: &Task) -> Target {
+    Target { service: Service::DenseSum, epoch, part: task.part, round: task.round, attempt: 0 }
 }

@@ -8,7 +8,6 @@ use super::super::shared::Shared;
 use crate::error::Error;
 use crate::sched::{Outcome, Task};
 use crate::transport::{Answer, Torn};
-use crate::wire::header::HEADER_BYTES;
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
     let (exchange, into) = shared.with(|state, _| {
@@ -21,8 +20,8 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
         let outcome = match answer {
             Ok(Answer::Sum(header)) => {
                 Metrics::add(&reporter.metrics.pulls, 1);
-                Metrics::add(&reporter.metrics.pull_bytes, header.bytes);
-                Metrics::add(&reporter.metrics.header_bytes, HEADER_BYTES as u64);
+                Metrics::add(&reporter.metrics.pull_bytes, header.body.bytes);
+                Metrics::add(&reporter.metrics.header_bytes, header.header_bytes() as u64);
                 Outcome::Done
             }
             Ok(Answer::Reject(error)) if error.retryable() => Outcome::Retry { error, landed: 0 },

@@ -14,7 +14,7 @@ use crate::sched::{Attempt, Outcome, Task};
 use crate::transport::{Push, Road};
 use crate::types::{Done, ExchangeId, LinkId};
 use crate::wire::header::HEADER_BYTES;
-use crate::wire::{Flags, Header, HeaderKind};
+use crate::wire::{Body, Contribute, Contribution, Request, Service, Target, Withdraw};
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
     let Some((link, exchange, mut push)) = prepare(shared, &task) else { return };
@@ -23,10 +23,12 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task) {
         Checksum::Always => true,
         Checksum::Never => false,
     };
-    let contributes = push.header.kind == HeaderKind::Push;
-    if checked && contributes && push.header.body_bytes() > 0 && !push.header.flags.contains(Flags::RESUMED) {
-        push.header.checksum = borrow::checksum(&push.body);
-        push.header.flags = push.header.flags.with(Flags::CHECKSUM);
+    if checked
+        && let Request::Contribute(header) = &mut push.header
+        && let Contribution::First { body, checksum } = &mut header.contribution
+        && body.bytes > 0
+    {
+        *checksum = Some(borrow::checksum(&push.body));
     }
     Metrics::add(&shared.metrics.pushes, 1);
     Metrics::add(&shared.metrics.push_bytes, push.header.body_bytes());
@@ -58,36 +60,27 @@ fn prepare(shared: &Arc<Shared>, task: &Task) -> Option<(LinkId, ExchangeId, Pus
         payload.hold = Hold::Transport(exchange);
         let priority = payload.priority;
         // Also what lies beside the place where the sum lands is sent as if the sum had overwritten it: one rule, and the server has it.
-        let (flags, landed) = match (task.attempt, sends_body) {
-            (_, false) => (Flags::NO_BODY, 0),
-            (Attempt::Resumed { landed }, true) => (Flags::RESUMED, landed),
-            (Attempt::First | Attempt::Again, true) => (Flags::default(), 0),
+        let plain = Body::plain(task.bytes);
+        let contribution = match (task.attempt, sends_body) {
+            (_, false) => Contribution::Nothing,
+            (Attempt::Resumed { landed }, true) => Contribution::Resumed { body: plain, landed },
+            (Attempt::First | Attempt::Again, true) => Contribution::First { body: plain, checksum: None },
         };
-        let told = payload.letter.as_ref().map(Letter::region);
-        let (kind, flags, bytes) = match &told {
-            Some(letter) => (HeaderKind::GiveUp, Flags::default(), letter.len() as u64),
-            None => (HeaderKind::Push, flags, task.bytes),
+        let target = Target { service: Service::DenseSum, epoch, part: task.part, round: task.round, attempt: 0 };
+        let (dtype, op) = (payload.part.layout.dtype, payload.part.op);
+        let (header, body) = match payload.letter.as_ref().map(Letter::region) {
+            Some(error) => {
+                let error_bytes = error.len() as u64;
+                (Request::Withdraw(Withdraw { target, dtype, op, error_bytes }), vec![error])
+            }
+            None => {
+                let (weight, part_bytes) = (payload.part.weight, task.bytes);
+                let body = if sends_body { payload.cargo.contribution() } else { Vec::new() };
+                let urgency = state.urgency(priority);
+                let header = Contribute { target, dtype, op, weight, urgency, part_bytes, contribution };
+                (Request::Contribute(header), body)
+            }
         };
-        let mut header = Header {
-            kind,
-            flags,
-            epoch,
-            part: task.part,
-            dtype: payload.part.layout.dtype,
-            op: payload.part.op,
-            round: task.round,
-            bytes,
-            weight: payload.part.weight,
-            contributors: 0,
-            urgency: 0,
-            checksum: u32::try_from(landed).expect("at most PART_BYTES_MAX"),
-        };
-        let body = match told {
-            Some(letter) => vec![letter],
-            None if flags.contains(Flags::NO_BODY) => Vec::new(),
-            None => payload.cargo.contribution(),
-        };
-        header.urgency = state.urgency(priority);
         Some((link, exchange, Push { header, body }))
     })
 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use quinn::{Connection, ReadExactError, RecvStream, SendStream};
+use quinn::{Connection, RecvStream, SendStream};
 use tokio::select;
 use tokio::sync::{Notify, oneshot};
 
@@ -18,8 +18,7 @@ use crate::mem::{Landing, Loan, Region, Returned};
 use crate::transport::exchange::{check_crc, check_sum};
 use crate::transport::{Answer, Push, Torn};
 use crate::types::Done;
-use crate::wire::header::HEADER_BYTES;
-use crate::wire::{self, Flags, Header, HeaderKind, limits, reject};
+use crate::wire::{self, HeaderReader, Reply, Request, reject};
 
 /// What an exchange needs of its link.
 pub(super) struct Wire {
@@ -94,47 +93,48 @@ struct Memory {
 }
 
 impl Memory {
-    async fn send(&mut self, wire: &Wire, header: &Header, mut body: Vec<Bytes>) -> Result<()> {
+    async fn send(&mut self, wire: &Wire, header: &Request, mut body: Vec<Bytes>) -> Result<()> {
         if self.streams.is_none() {
             let opened = wire.connection.open_bi().await;
             self.streams = Some(opened.map_err(|error| connection_error(&error, &wire.peer))?);
         }
         let (sender, _) = self.streams.as_mut().expect("opened above");
         // Fails only for a stream that has ended, which the writing below reports.
-        let _ = sender.set_priority(i32::from(header.urgency));
+        let _ = sender.set_priority(i32::from(header.urgency()));
         body.insert(0, Bytes::from(Vec::from(header.encode())));
         written(sender.write_all_chunks(&mut body).await, &wire.peer)?;
         let _ = sender.finish();
         Ok(())
     }
 
-    async fn receive(&mut self, wire: &Wire, push: &Header, into: Vec<Region>, landed: &mut u64) -> Result<Answer> {
+    async fn receive(&mut self, wire: &Wire, push: &Request, into: Vec<Region>, landed: &mut u64) -> Result<Answer> {
         let peer = wire.peer.as_str();
         let (sender, receiver) = self.streams.as_mut().expect("what is pulled was sent");
-        let mut header = [0; HEADER_BYTES];
-        match receiver.read_exact(&mut header).await {
-            Ok(()) => {}
-            Err(ReadExactError::FinishedEarly(got)) => {
-                return broken(wire, Err(Header::cut_short(&header[..got], peer)));
-            }
-            Err(ReadExactError::ReadError(error)) => return Err(read_error(error, peer)),
+        let mut header = HeaderReader::default();
+        while header.missing() > 0 {
+            let chunk = receiver.read_chunk(header.missing(), true).await.map_err(|error| read_error(error, peer))?;
+            let Some(chunk) = chunk else { break };
+            header.take(&chunk.bytes);
         }
-        let header = broken(wire, Header::decode(&header, peer))?;
-        if header.kind == HeaderKind::Reject {
-            let length = usize::try_from(header.bytes.min(limits::REJECT_BYTES_MAX)).expect("64 KiB");
-            let mut body = vec![0; length];
-            let read = receiver.read_exact(&mut body).await;
-            read.map_err(|error| read_exact_error(error, "reject", peer))?;
-            // To stop the stream before its end would tell the server that its answer did not arrive.
-            let end = receiver.read_chunk(1, true).await.map_err(|error| read_error(error, peer))?;
-            if end.is_some() {
-                return broken(wire, Err(early_end("reject", "is longer than announced", peer)));
+        let header = broken(wire, header.finish(peer).and_then(|header| header.into_reply(peer)))?;
+        let header = match header {
+            Reply::Sum(header) => header,
+            Reply::Reject(header) => {
+                let length = usize::try_from(header.error_bytes).expect("at most REJECT_BYTES_MAX");
+                let mut body = vec![0; length];
+                let read = receiver.read_exact(&mut body).await;
+                read.map_err(|error| read_exact_error(error, "reject", peer))?;
+                // To stop the stream before its end would tell the server that its answer did not arrive.
+                let end = receiver.read_chunk(1, true).await.map_err(|error| read_error(error, peer))?;
+                if end.is_some() {
+                    return broken(wire, Err(early_end("reject", "is longer than announced", peer)));
+                }
+                return Ok(Answer::Reject(broken(wire, reject::from_body(&body, peer))?));
             }
-            return Ok(Answer::Reject(broken(wire, reject::from_body(&body, peer))?));
-        }
+        };
         broken(wire, check_sum(&header, push, into.iter().map(Region::len).sum(), peer))?;
 
-        if !header.flags.contains(Flags::EARLY) {
+        if !header.early {
             // A server that answers needs no more of the body: what is not acknowledged yet would only be kept for a retransmission. So
             // the memory is free now, not an acknowledgement's delay later.
             let _ = sender.reset(STREAM_GIVEN_UP);
@@ -162,7 +162,7 @@ impl Memory {
             };
             *landed += chunk.bytes.len() as u64;
             landing.write(&chunk.bytes);
-            if header.flags.contains(Flags::CHECKSUM) {
+            if header.checksum {
                 // Here the bytes are still in the cache.
                 crc = wire::checksum(crc, &chunk.bytes);
             }

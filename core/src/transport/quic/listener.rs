@@ -31,11 +31,10 @@ use super::settings::{Driver, Settings};
 use super::socket;
 use super::tls::Admission;
 use crate::error::{Error, Result};
-use crate::transport::exchange::broken_off;
+use crate::transport::exchange::{broken_off, reject_of};
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
 use crate::types::{ExchangeId, LinkId};
-use crate::wire::header::HEADER_BYTES;
-use crate::wire::{Flags, Header, HeaderKind, reject};
+use crate::wire::{HeaderReader, Request};
 
 /// Listens at `address`, `ip:port`; port 0 takes any free one. Peers must show a certificate of the same job.
 ///
@@ -230,19 +229,13 @@ async fn serve_exchange(mut wire: Wire, link: LinkId, exchange: ExchangeId) {
 
 impl Wire {
     /// The header of the push; nothing if the peer gave up before or does not follow the protocol, which costs it the link.
-    async fn header(&mut self) -> Option<Header> {
-        let mut bytes = [0; HEADER_BYTES];
-        let header = match self.receiver.read_exact(&mut bytes).await {
-            Ok(()) => Header::decode(&bytes, &self.peer),
-            Err(quinn::ReadExactError::FinishedEarly(got)) => Err(Header::cut_short(&bytes[..got], &self.peer)),
-            Err(quinn::ReadExactError::ReadError(_)) => return None,
-        };
-        let header = header.and_then(|header| match header.kind {
-            HeaderKind::Push | HeaderKind::GiveUp => Ok(header),
-            HeaderKind::Sum | HeaderKind::Reject => {
-                Err(early_end("kind", &format!("is {:?} where a push was due", header.kind), &self.peer))
-            }
-        });
+    async fn header(&mut self) -> Option<Request> {
+        let mut header = HeaderReader::default();
+        while header.missing() > 0 {
+            let Some(chunk) = self.receiver.read_chunk(header.missing(), true).await.ok()? else { break };
+            header.take(&chunk.bytes);
+        }
+        let header = header.finish(&self.peer).and_then(|header| header.into_request(&self.peer));
         header.inspect_err(|error| self.broken(error)).ok()
     }
 
@@ -250,7 +243,7 @@ impl Wire {
     async fn serve(
         self,
         exchange: ExchangeId,
-        header: &Header,
+        header: &Request,
         commands: &mut UnboundedReceiver<Outgoing>,
     ) -> Result<()> {
         let Self { hall, connection, peer, mut sender, mut receiver } = self;
@@ -271,7 +264,7 @@ impl Wire {
             biased;
             stopped = given_up => Err(stopped_error(stopped, &peer)),
             error = receiving => Err(error),
-            answered = answer(&mut sender, commands, &intake, &peer) => answered,
+            answered = answer(&mut sender, commands, &intake, header.urgency(), &peer) => answered,
         };
         let outcome = match outcome {
             Ok(()) => {
@@ -314,7 +307,7 @@ enum Intake {
 async fn receive(
     hall: &Hall,
     exchange: ExchangeId,
-    header: &Header,
+    header: &Request,
     receiver: &mut RecvStream,
     mut wishes: watch::Receiver<Intake>,
     peer: &str,
@@ -339,7 +332,7 @@ async fn receive(
 async fn receive_all(
     hall: &Hall,
     exchange: ExchangeId,
-    header: &Header,
+    header: &Request,
     receiver: &mut RecvStream,
     peer: &str,
 ) -> Result<()> {
@@ -366,8 +359,10 @@ async fn answer(
     sender: &mut SendStream,
     commands: &mut UnboundedReceiver<Outgoing>,
     intake: &watch::Sender<Intake>,
+    urgency: u8,
     peer: &str,
 ) -> Result<()> {
+    // Bytes behind the last block, once the sum has begun.
     let mut begun = None;
     loop {
         let command = commands.recv().await.ok_or(Error::Cancelled)?;
@@ -382,27 +377,23 @@ async fn answer(
                 continue;
             }
             (Outgoing::Answer { header, .. }, None) => {
-                let header = Header { kind: HeaderKind::Sum, ..header };
-                if !header.flags.contains(Flags::EARLY) {
+                if !header.early {
                     intake.send_replace(Intake::Refuse);
                 }
-                let _ = sender.set_priority(i32::from(header.urgency));
-                begun = Some(header);
-                vec![Bytes::from(Vec::from(header.encode()))]
+                let _ = sender.set_priority(i32::from(urgency));
+                begun = Some(header.trailer_bytes());
+                vec![Bytes::from(header.encode())]
             }
             (Outgoing::Block { block, .. }, Some(_)) => vec![Bytes::from_owner(block)],
-            (Outgoing::End { checksum, .. }, Some(header)) => {
-                let trailer = Bytes::from(Vec::from(checksum.to_le_bytes())).slice(..header.trailer_bytes());
+            (Outgoing::End { checksum, .. }, Some(trailer_bytes)) => {
+                let trailer = Bytes::from(Vec::from(checksum.to_le_bytes())).slice(..trailer_bytes);
                 write(sender, &mut [trailer], peer).await?;
                 let _ = sender.finish();
                 return Ok(());
             }
-            (Outgoing::Reject { mut header, error, .. }, None) => {
+            (Outgoing::Reject { target, error, .. }, None) => {
                 intake.send_replace(Intake::Refuse);
-                let body = reject::to_body(&error);
-                header.kind = HeaderKind::Reject;
-                header.flags = Flags::default();
-                (header.bytes, header.weight, header.contributors, header.checksum) = (body.len() as u64, 0.0, 0, 0);
+                let (header, body) = reject_of(target, &error);
                 write(sender, &mut [Bytes::from(Vec::from(header.encode())), Bytes::from(body)], peer).await?;
                 let _ = sender.finish();
                 return Ok(());

@@ -14,7 +14,7 @@ use crate::mem::{Region, Returned};
 use crate::transport::LinkLost;
 use crate::transport::exchange::PullEnd;
 use crate::types::{Done, ExchangeId, LinkId};
-use crate::wire::Header;
+use crate::wire::Request;
 
 /// All links and exchanges.
 #[derive(Default)]
@@ -45,7 +45,7 @@ pub(super) struct Exchange {
     pub(super) link: LinkId,
     /// What the server calls it; 0 until it may begin.
     pub(super) name: u64,
-    pub(super) push: Header,
+    pub(super) push: Request,
     /// The body of one that may not begin yet.
     pub(super) body: Vec<Piece>,
     /// Whether the caller's memory may still be read.
@@ -116,7 +116,7 @@ impl State {
                 effects.done.extend(exchange.done.take());
                 continue;
             }
-            outbound.begin(exchange.name, exchange.push.urgency, false);
+            outbound.begin(exchange.name, exchange.push.urgency(), false);
             outbound.extend(exchange.name, body);
             if let Err(error) = outbound.end(exchange.name, None) {
                 entry.link.fail(error);

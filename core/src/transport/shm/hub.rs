@@ -28,7 +28,6 @@ use crate::transport::exchange::{PullEnd, broken_off, link_gone, unknown_exchang
 use crate::transport::quic::{Credentials, PeerIdentity};
 use crate::transport::{Answer, LinkLost, Peer, Push, Torn};
 use crate::types::{Done, ExchangeId, LinkId};
-use crate::wire::{Flags, Header};
 
 /// All links and exchanges.
 pub(super) struct Hub {
@@ -251,15 +250,13 @@ impl Hub {
             drop(state);
             return drop(received);
         };
+        let sending = exchange.sending;
         let arriving = exchange.arriving.as_mut().expect("the thread has it back while it receives");
+        let refused_before = arriving.refuses_body();
         let outcome = match received {
-            Received::Answer(_, header) => Header::decode(&header, &link.peer).and_then(|header| {
-                let stop = exchange.sending && !header.flags.contains(Flags::EARLY);
-                arriving.begin(header, &link.peer)?;
-                Ok(stop)
-            }),
-            Received::Data(_, bytes) => arriving.take(bytes, &link.peer).map(|()| false),
-            Received::End(_, checksum) => arriving.end(checksum, &link.peer).map(|()| false),
+            Received::Answer(_, header) => arriving.begin(&header, &link.peer),
+            Received::Data(_, bytes) => arriving.take(bytes, &link.peer),
+            Received::End(_, checksum) => arriving.end(checksum, &link.peer),
             Received::Break(_) => {
                 drop(state);
                 return self.end(id, End::Failed(broken_off()));
@@ -272,12 +269,12 @@ impl Hub {
                 Err(bad(&link.peer, "kind", "is one that only a worker sends"))
             }
         };
+        let stop = sending && !refused_before && arriving.refuses_body();
         state.marked.insert(id);
         drop(state);
         match outcome {
-            Ok(false) => {}
-            Ok(true) => {
-                if link.give_up(name) == Some(true) {
+            Ok(()) => {
+                if stop && link.give_up(name) == Some(true) {
                     self.through(id);
                 }
             }

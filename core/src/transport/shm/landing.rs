@@ -9,15 +9,19 @@ use crate::error::Result;
 use crate::mem::{Landing, Region, Returned};
 use crate::transport::Answer;
 use crate::transport::exchange::{check_crc, check_sum};
-use crate::wire::{self, Flags, Header, HeaderKind, limits, reject};
+use crate::wire::header::HEADER_BYTES;
+use crate::wire::{self, HeaderReader, Reply, Request, reject};
 
 /// An answer under way.
 #[derive(Default)]
 pub(super) struct Arriving {
-    header: Option<Header>,
+    begun: bool,
+    /// The header while some of it is missing: a set of contributors comes ahead of the body.
+    reader: HeaderReader,
+    header: Option<Reply>,
     /// What came and was not landed yet.
     chunks: VecDeque<Bytes>,
-    /// Bytes that came.
+    /// Bytes that came behind the header.
     received: u64,
     /// All bytes of the sum came, and have this checksum.
     ended: Option<u32>,
@@ -39,35 +43,62 @@ pub(super) enum Step {
 
 impl Arriving {
     /// The answer begins.
-    pub(super) fn begin(&mut self, header: Header, peer: &str) -> Result<()> {
-        if self.header.is_some() {
+    pub(super) fn begin(&mut self, head: &[u8; HEADER_BYTES], peer: &str) -> Result<()> {
+        if std::mem::replace(&mut self.begun, true) {
             return Err(bad(peer, "answer", "begins twice"));
         }
-        if header.kind.opens() {
-            return Err(bad(peer, "kind", format!("is {:?} where a sum or a reject was due", header.kind)));
+        self.reader.take(head);
+        self.read_header(peer)
+    }
+
+    fn read_header(&mut self, peer: &str) -> Result<()> {
+        if self.reader.missing() == 0 {
+            self.header = Some(self.reader.finish(peer)?.into_reply(peer)?);
         }
-        if header.kind == HeaderKind::Reject && header.bytes > limits::REJECT_BYTES_MAX {
-            return Err(bad(peer, "reject", format!("has {} bytes", header.bytes)));
-        }
-        self.header = Some(header);
         Ok(())
     }
 
+    /// Whether the server has said that it needs no more of the contribution.
+    pub(super) fn refuses_body(&self) -> bool {
+        match &self.header {
+            Some(Reply::Sum(header)) => !header.early,
+            Some(Reply::Reject(_)) => true,
+            None => false,
+        }
+    }
+
     /// The next bytes.
-    pub(super) fn take(&mut self, bytes: Bytes, peer: &str) -> Result<()> {
-        let announced = self.header.map_or(0, |header| header.body_bytes());
+    pub(super) fn take(&mut self, mut bytes: Bytes, peer: &str) -> Result<()> {
+        if self.begun && self.header.is_none() {
+            self.reader.take(&bytes.split_to(self.reader.missing().min(bytes.len())));
+            self.read_header(peer)?;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+        }
         self.received += bytes.len() as u64;
-        if self.received > announced || self.ended.is_some() {
+        if self.received > self.announced() || self.ended.is_some() {
             return Err(bad(peer, "answer", "is longer than announced"));
         }
         self.chunks.push_back(bytes);
         Ok(())
     }
 
+    /// Bytes behind the header.
+    fn announced(&self) -> u64 {
+        match &self.header {
+            Some(Reply::Sum(header)) => header.body.bytes,
+            Some(Reply::Reject(header)) => header.error_bytes,
+            None => 0,
+        }
+    }
+
     /// All bytes of the sum came.
     pub(super) fn end(&mut self, checksum: u32, peer: &str) -> Result<()> {
-        let Some(header) = self.header else { return Err(bad(peer, "answer", "ends before it begins")) };
-        let missing = header.body_bytes() - self.received;
+        if self.header.is_none() {
+            return Err(bad(peer, "answer", "ends before it begins"));
+        }
+        let missing = self.announced() - self.received;
         if missing > 0 || self.ended.is_some() {
             return Err(bad(peer, "sum", format!("ends {missing} bytes early")));
         }
@@ -77,10 +108,11 @@ impl Arriving {
 
     /// Whether nothing more must come.
     pub(super) fn is_whole(&self) -> bool {
-        self.header.is_some_and(|header| match header.kind {
-            HeaderKind::Reject => self.received == header.bytes,
-            HeaderKind::Sum | HeaderKind::Push | HeaderKind::GiveUp => self.ended.is_some(),
-        })
+        match &self.header {
+            Some(Reply::Reject(header)) => self.received == header.error_bytes,
+            Some(Reply::Sum(_)) => self.ended.is_some(),
+            None => false,
+        }
     }
 
     /// Whether [`advance`](Self::advance) could do something, given a place.
@@ -103,29 +135,30 @@ impl Arriving {
     /// # Errors
     /// [`Error::Protocol`](crate::Error::Protocol) if it does not answer `push`, [`Error::Checksum`](crate::Error::Checksum) if its
     /// bytes are not those that were sent.
-    pub(super) fn advance(&mut self, push: &Header, peer: &str) -> Result<Step> {
-        let (Some(header), Some(landing)) = (self.header, self.landing.as_mut()) else { return Ok(Step::Wait) };
-        if header.kind == HeaderKind::Reject {
-            if !self.is_whole() {
-                return Ok(Step::Wait);
+    pub(super) fn advance(&mut self, push: &Request, peer: &str) -> Result<Step> {
+        let whole = self.is_whole();
+        let (Some(header), Some(landing)) = (&self.header, self.landing.as_mut()) else { return Ok(Step::Wait) };
+        let sum = match header {
+            Reply::Reject(_) if whole => {
+                let body: Vec<u8> = self.chunks.drain(..).flat_map(Vec::from).collect();
+                return Ok(Step::Done(Answer::Reject(reject::from_body(&body, peer)?)));
             }
-            let body: Vec<u8> = self.chunks.drain(..).flat_map(Vec::from).collect();
-            return Ok(Step::Done(Answer::Reject(reject::from_body(&body, peer)?)));
-        }
+            Reply::Reject(_) => return Ok(Step::Wait),
+            Reply::Sum(sum) => sum,
+        };
         if !std::mem::replace(&mut self.checked, true) {
-            check_sum(&header, push, landing.bytes_left(), peer)?;
+            check_sum(sum, push, landing.bytes_left(), peer)?;
         }
-        let checked = header.flags.contains(Flags::CHECKSUM);
         for chunk in self.chunks.drain(..) {
             self.landed += chunk.len() as u64;
             landing.write(&chunk);
-            if checked {
+            if sum.checksum {
                 // Here the bytes are still in the cache.
                 self.crc = wire::checksum(self.crc, &chunk);
             }
         }
         let Some(sent) = self.ended else { return Ok(Step::Wait) };
-        check_crc(&header, sent, self.crc, peer)?;
-        Ok(Step::Done(Answer::Sum(header)))
+        check_crc(sum, sent, self.crc, peer)?;
+        Ok(Step::Done(Answer::Sum(sum.clone())))
     }
 }

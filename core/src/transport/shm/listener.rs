@@ -25,11 +25,12 @@ use super::poller::{Happening, Poller, Side, run};
 use crate::error::{Error, Result};
 use crate::local::{OwnThread, PrivateSocket, SharedGround};
 use crate::mem::{Copies, Frozen};
-use crate::transport::exchange::broken_off;
+use crate::transport::exchange::{broken_off, reject_of};
 use crate::transport::quic::Credentials;
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
 use crate::types::{ExchangeId, LinkId};
-use crate::wire::{Flags, Header, HeaderKind, reject};
+use crate::wire::header::HEADER_BYTES;
+use crate::wire::{Header, Reply};
 
 /// Listens at a new socket in a new directory below `parent`, where only processes of this user reach it. Peers must show a certificate
 /// of the same job. The listener's address is the path of the socket.
@@ -139,6 +140,8 @@ struct Exchange {
     link: Arc<Link>,
     /// The worker's name for it.
     name: u64,
+    /// Of the request; the answer goes by it.
+    urgency: u8,
     body_left: u64,
     intake: Intake,
     /// Whether the worker takes the whole answer at once.
@@ -166,22 +169,18 @@ impl Hall {
         match outgoing {
             Outgoing::Accept { exchange } => self.accept(exchange),
             Outgoing::Answer { exchange, header } => {
-                let header = Header { kind: HeaderKind::Sum, ..header };
-                self.answer(exchange, &header);
+                self.answer(exchange, &Reply::Sum(header));
             }
             Outgoing::Block { exchange, block } => self.block(exchange, block),
             Outgoing::End { exchange, checksum } => {
                 self.end(exchange, |name| Some(Message::End { exchange: name, checksum }));
             }
-            Outgoing::Reject { exchange, mut header, error } => {
+            Outgoing::Reject { exchange, target, error } => {
                 if self.state().exchanges.get(&exchange).is_some_and(|exchange| exchange.answered) {
                     return self.break_off(exchange);
                 }
-                let body = reject::to_body(&error);
-                header.kind = HeaderKind::Reject;
-                header.flags = Flags::default();
-                (header.bytes, header.weight, header.contributors, header.checksum) = (body.len() as u64, 0.0, 0, 0);
-                self.answer(exchange, &header);
+                let (header, body) = reject_of(target, &error);
+                self.answer(exchange, &Reply::Reject(header));
                 self.send_bytes(exchange, (Bytes::from(body), None));
                 self.end(exchange, |_| None);
             }
@@ -215,18 +214,28 @@ impl Hall {
         }
     }
 
-    fn answer(&self, id: ExchangeId, header: &Header) {
+    /// Begins an answer. What the message has no room for, a set of contributors, goes ahead of the body.
+    fn answer(&self, id: ExchangeId, header: &Reply) {
+        let (early, body_bytes) = match header {
+            Reply::Sum(sum) => (sum.early, sum.body.bytes),
+            Reply::Reject(reject) => (false, reject.error_bytes),
+        };
+        let encoded = header.encode();
+        let (head, set) = encoded.split_first_chunk::<HEADER_BYTES>().expect("a header has so many bytes");
         let mut state = self.state();
         let Some(exchange) = state.exchanges.get_mut(&id).filter(|exchange| !exchange.answered) else { return };
         exchange.answered = true;
-        exchange.answer_left = header.bytes;
-        let early = header.flags.contains(Flags::EARLY);
+        exchange.answer_left = body_bytes;
         let refused = (!early).then(|| std::mem::replace(&mut exchange.intake, Intake::Refuse));
         let (link, name, accepted) = (Arc::clone(&exchange.link), exchange.name, exchange.accepted);
+        let urgency = exchange.urgency;
         // Under the lock: what the worker says of the exchange meanwhile must find it.
         let mut outbound = link.outbound();
-        let posted = outbound.post(&Message::Answer { exchange: name, header: header.encode() });
-        outbound.begin(name, header.urgency, accepted);
+        let posted = outbound.post(&Message::Answer { exchange: name, header: *head });
+        outbound.begin(name, urgency, accepted);
+        if !set.is_empty() {
+            outbound.extend(name, [(Bytes::copy_from_slice(set), None)]);
+        }
         drop(outbound);
         drop(state);
         drop(refused);
@@ -393,10 +402,7 @@ impl State {
             if entry.exchanges.len() >= EXCHANGES_MAX {
                 return Err(bad(peer, "exchange", format!("is one more than the {EXCHANGES_MAX} allowed at once")));
             }
-            let header = Header::decode(header, peer)?;
-            if !header.kind.opens() {
-                return Err(bad(peer, "kind", format!("is {:?} where a push was due", header.kind)));
-            }
+            let header = Header::decode(header, peer)?.into_request(peer)?;
             entry.last = name;
             let id = ExchangeId(self.name());
             let entry = self.links.get_mut(&link.id).expect("found above");
@@ -404,6 +410,7 @@ impl State {
             let exchange = Exchange {
                 link: Arc::clone(&entry.link),
                 name,
+                urgency: header.urgency(),
                 body_left: header.body_bytes(),
                 intake: Intake::Hold(Vec::new()),
                 accepted: false,

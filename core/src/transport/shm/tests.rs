@@ -181,8 +181,7 @@ fn a_sum_in_memory_that_is_shown_is_read_where_it_lies() {
         worker.push(ExchangeId(round), &mut pushed);
         let sum = worker.pull(ExchangeId(round), &mut pulled);
         let (exchange, body) = server.land();
-        let header = crate::wire::Header { kind: crate::wire::HeaderKind::Sum, ..contract::header(len as u64) };
-        server.send(Outgoing::Answer { exchange, header });
+        server.send(Outgoing::Answer { exchange, header: contract::sum_header(len as u64) });
         // Some of it lies elsewhere, and some is too little to be worth it.
         let (first, second) = body.split_at(len / 2);
         for (from, bytes) in [(&pool, first), (&server.pool, &second[..1000]), (&pool, &second[1000..])] {
@@ -479,8 +478,8 @@ fn a_server_that_breaks_the_protocol_is_left_with_a_typed_error() {
     let world = Machine::new();
     let answer = |bytes| Message::Answer { exchange: 1, header: contract::header(bytes).encode() };
     let sum = |bytes| {
-        let header = crate::wire::Header { kind: crate::wire::HeaderKind::Sum, ..contract::header(bytes) };
-        Message::Answer { exchange: 1, header: header.encode() }
+        let header = contract::sum_header(bytes).encode().try_into().expect("all workers due");
+        Message::Answer { exchange: 1, header }
     };
     let data = |cell, bytes| Message::Data { exchange: 1, cell, bytes };
     let end = Message::End { exchange: 1, checksum: 0 };

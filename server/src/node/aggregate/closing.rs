@@ -2,7 +2,7 @@
 
 use gradlane_core::error::Error;
 use gradlane_core::types::{Epoch, ExchangeId, PartId, Round, Time, WorkerId};
-use gradlane_core::wire::{Flags, Header, HeaderKind};
+use gradlane_core::wire::{Body, Contribution, Contributors, Sum, Target};
 
 use super::round::{Open, Published, RoundState};
 use super::{Aggregator, Command, Exchange, ExchangeState, Part, SlotId, Step, parity};
@@ -35,8 +35,7 @@ impl Aggregator {
             Ok(divisor) => divisor,
             Err(error) => return self.fail(id, error),
         };
-        let contributors = if slot.spec.sender.is_some() { 1 } else { workers };
-        let published = Published { divisor, contributors: u32::try_from(contributors).unwrap_or(u32::MAX) };
+        let published = Published { divisor };
         let listeners: Vec<ExchangeId> = open.listeners.values().copied().collect();
         self.open_mut(id).flowing = Some(published);
         self.step(id, Step::Publish { divisor });
@@ -123,22 +122,23 @@ impl Aggregator {
         let epoch = self.membership.as_ref().map_or(Epoch::default(), |ours| ours.epoch);
         let entry = self.exchange_mut(exchange);
         let early = match std::mem::replace(&mut entry.state, ExchangeState::Answering) {
-            ExchangeState::Landing => Flags::EARLY,
-            ExchangeState::Waiting | ExchangeState::Answering => Flags::default(),
+            ExchangeState::Landing => true,
+            ExchangeState::Waiting | ExchangeState::Answering => false,
         };
         let worker = entry.worker;
-        // Who sends a body without a checksum wants none either; the others could not say.
-        let asked = entry.header.flags;
-        let unsaid = [Flags::RESUMED, Flags::NO_BODY].into_iter().any(|flag| asked.contains(flag));
-        let checksum = if unsaid || asked.contains(Flags::CHECKSUM) { Flags::CHECKSUM } else { Flags::default() };
-        let header = Header {
-            kind: HeaderKind::Sum,
-            flags: checksum.with(early),
-            epoch,
-            weight: published.divisor,
-            contributors: published.contributors,
-            checksum: 0,
-            ..entry.header
+        // A worker that sends a body without a checksum wants none either. The others could not say.
+        let checksum = match entry.header.contribution {
+            Contribution::Nothing | Contribution::Resumed { .. } => true,
+            Contribution::First { checksum, .. } => checksum.is_some(),
+        };
+        let header = Sum {
+            target: Target { epoch, ..entry.header.target },
+            part_bytes: entry.header.part_bytes,
+            body: Body::plain(entry.header.part_bytes),
+            divisor: published.divisor,
+            contributors: Contributors::Due,
+            early,
+            checksum,
         };
         self.step(id, Step::Answer { worker, exchange, header });
     }
@@ -165,15 +165,13 @@ impl Aggregator {
     pub(super) fn reject(&mut self, exchange: ExchangeId, error: Error) {
         if let Some(Exchange { worker, header, .. }) = self.exchanges.remove(&exchange) {
             let told = self.membership.as_ref().map(|ours| ours.told(worker, &error));
-            self.say_reject(exchange, &header, told.unwrap_or(error));
+            self.say_reject(exchange, &header.target, told.unwrap_or(error));
         }
     }
 
-    pub(super) fn say_reject(&mut self, exchange: ExchangeId, asked: &Header, error: Error) {
+    pub(super) fn say_reject(&mut self, exchange: ExchangeId, asked: &Target, error: Error) {
         let epoch = self.membership.as_ref().map_or(asked.epoch, |ours| ours.epoch);
-        let (kind, flags) = (HeaderKind::Reject, Flags::default());
-        let header = Header { kind, flags, epoch, bytes: 0, weight: 0.0, contributors: 0, checksum: 0, ..*asked };
-        self.commands.push_back(Command::Reject { exchange, header, error });
+        self.commands.push_back(Command::Reject { exchange, target: Target { epoch, ..*asked }, error });
     }
 }
 

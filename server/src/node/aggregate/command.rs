@@ -2,8 +2,8 @@
 
 use gradlane_core::error::Error;
 use gradlane_core::types::{DType, ExchangeId, Op, PartId, Round, WorkerId};
-use gradlane_core::wire::Header;
 use gradlane_core::wire::frame::Stall;
+use gradlane_core::wire::{Sum, Target};
 
 /// The sum of one round of one part, from its first byte to its last reader.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -29,8 +29,8 @@ pub enum Command {
     Reject {
         /// To whom.
         exchange: ExchangeId,
-        /// Echoes part and round.
-        header: Header,
+        /// What the exchange was about, under the server's epoch.
+        target: Target,
         /// Why.
         error: Error,
     },
@@ -68,7 +68,7 @@ pub enum Step {
         /// On which exchange.
         exchange: ExchangeId,
         /// Complete.
-        header: Header,
+        header: Sum,
     },
     /// All contributions are whole: the last block may go too.
     Seal,

@@ -5,34 +5,35 @@
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{ExchangeId, NodeId, Time, WorkerId};
-use gradlane_core::wire::{Header, HeaderKind};
+use gradlane_core::wire::Withdraw;
 
-use super::opening::{check_caller, check_part};
+use super::opening::{Opener, check_caller, check_part};
 use super::round::{Open, RoundState, Spec};
 use super::{Aggregator, SlotId};
 
 impl Aggregator {
     /// A worker said with `header`, and with the error behind it, that it gives a round up. It gets an answer at once: what the others
     /// hear, or why this server cannot take it.
-    pub fn handle_given_up(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: &Header, error: &Error) {
+    pub fn handle_given_up(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: &Withdraw, error: &Error) {
         let answer = self.take_word(now, node, header, error).unwrap_or_else(|refusal| refusal);
-        self.say_reject(exchange, header, answer);
+        self.say_reject(exchange, &header.target, answer);
     }
 
-    fn take_word(&mut self, now: Time, node: NodeId, header: &Header, error: &Error) -> Result<Error> {
-        let worker = self.admit(node, header)?;
-        check_part(worker, header, HeaderKind::GiveUp)?;
-        let callers = self.callers_or_due(header);
+    fn take_word(&mut self, now: Time, node: NodeId, header: &Withdraw, error: &Error) -> Result<Error> {
+        let Withdraw { target, dtype, op, error_bytes: _ } = header;
+        let worker = self.admit(node, target)?;
+        check_part(worker, target)?;
+        let callers = self.callers_or_due(target.part, *dtype);
         let membership = self.membership.as_ref().expect("it admitted the worker");
-        check_caller(worker, header, &callers, &membership.machines)?;
-        let word = error.of_one_who_gave_up(worker, header.part.key.to_string(), header.round);
+        check_caller(worker, target.part, *dtype, &callers, &membership.machines)?;
+        let word = error.of_one_who_gave_up(worker, target.part.key.to_string(), target.round);
         // What follows the header is not the part, whose length is not said.
-        let claim = Spec::of(worker, &Header { bytes: 0, ..*header }, &membership.machines);
-        let id = SlotId { part: header.part, round: header.round };
+        let claim = Spec::of(worker, target.part, 0, *dtype, *op, &membership.machines);
+        let id = SlotId { part: target.part, round: target.round };
         if self.slot(id).is_none() && !claim.sends_body(worker) {
             return Ok(word);
         }
-        let id = self.locate(now, claim, header, callers, Some(&word))?;
+        let id = self.locate(now, claim, target, callers, Opener::Withdrawal(&word))?;
         self.fall_out(id, worker, &word);
         Ok(word)
     }

@@ -33,7 +33,7 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
     DType, Defect, ExchangeId, NodeId, PartId, Round, TensorKey, Time, View, WorkerId, planted,
 };
-use gradlane_core::wire::Header;
+use gradlane_core::wire::Contribute;
 use gradlane_core::wire::frame::{Progress, Stall};
 
 use membership::Membership;
@@ -115,7 +115,7 @@ struct Part {
 struct Exchange {
     worker: WorkerId,
     slot: SlotId,
-    header: Header,
+    header: Contribute,
     state: ExchangeState,
 }
 
@@ -169,9 +169,9 @@ impl Aggregator {
     }
 
     /// A header arrived from the process `node`, whose identity the connection has proven.
-    pub fn handle_opened(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: &Header) {
+    pub fn handle_opened(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: &Contribute) {
         if let Err(error) = self.open(now, node, exchange, header) {
-            self.say_reject(exchange, header, error);
+            self.say_reject(exchange, &header.target, error);
         }
     }
 

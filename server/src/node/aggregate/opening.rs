@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Defect, ExchangeId, Machines, NodeId, Op, PartId, Round, Time, WorkerId, planted};
-use gradlane_core::wire::{Flags, Header, HeaderKind, limits};
+use gradlane_core::types::{DType, Defect, ExchangeId, Machines, NodeId, Op, PartId, Round, Time, WorkerId, planted};
+use gradlane_core::wire::{Contribute, Contribution, Encoding, Target, limits};
 
 use super::closing::over;
 use super::membership::not_yet;
@@ -18,14 +18,20 @@ const ROUNDS_AHEAD_MAX: u64 = 1 << 16;
 
 impl Aggregator {
     /// Decides about a header; an error is for the caller to send.
-    pub(super) fn open(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: &Header) -> Result<()> {
-        let worker = self.admit(node, header)?;
+    pub(super) fn open(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: &Contribute) -> Result<()> {
+        let Contribute { target, dtype, op, part_bytes, .. } = header;
+        let worker = self.admit(node, target)?;
         let membership = self.membership.as_ref().expect("it admitted the worker");
-        let claim = Spec::of(worker, header, &membership.machines);
+        let claim = Spec::of(worker, target.part, *part_bytes, *dtype, *op, &membership.machines);
+        check_part(worker, target)?;
         check_body(worker, header, claim.sends_body(worker))?;
-        let callers = self.callers_or_due(header);
-        check_caller(worker, header, &callers, &membership.machines)?;
-        let id = self.locate(now, claim, header, callers, None)?;
+        let callers = self.callers_or_due(target.part, *dtype);
+        check_caller(worker, target.part, *dtype, &callers, &membership.machines)?;
+        let opener = match header.contribution {
+            Contribution::Resumed { .. } => Opener::Repeat,
+            Contribution::Nothing | Contribution::First { .. } => Opener::Contribution,
+        };
+        let id = self.locate(now, claim, target, callers, opener)?;
         let disagreement = self.slot(id).and_then(|slot| slot.spec.disagreement(&claim, id.part));
         self.exchanges.insert(exchange, Exchange { worker, slot: id, header: *header, state: ExchangeState::Waiting });
         let outcome = self.enter(now, id, worker, exchange, disagreement);
@@ -35,24 +41,24 @@ impl Aggregator {
         outcome
     }
 
-    /// Who sends `header`, which may be about a tensor that is not forgotten.
-    pub(super) fn admit(&self, node: NodeId, header: &Header) -> Result<WorkerId> {
+    /// The worker at `node`, which may ask about `target`: a tensor that is not forgotten.
+    pub(super) fn admit(&self, node: NodeId, target: &Target) -> Result<WorkerId> {
         let unknown = || not_yet("it does not know the members of the job yet".to_owned());
         let membership = self.membership.as_ref().ok_or_else(unknown)?;
-        let worker = membership.admit(node, header.epoch, self.config.defect)?;
-        match self.forgotten.get(&header.part.key) {
+        let worker = membership.admit(node, target.epoch, self.config.defect)?;
+        match self.forgotten.get(&target.part.key) {
             Some(error) => Err(error.clone()),
             None => Ok(worker),
         }
     }
 
     /// Who exchanges a part, which may be new.
-    pub(super) fn callers_or_due(&self, header: &Header) -> Arc<[WorkerId]> {
-        match self.parts.get(&header.part) {
-            Some(part) => Arc::clone(&part.callers),
+    pub(super) fn callers_or_due(&self, part: PartId, dtype: DType) -> Arc<[WorkerId]> {
+        match self.parts.get(&part) {
+            Some(known) => Arc::clone(&known.callers),
             None => {
                 let membership = self.membership.as_ref().expect("known before anybody is admitted");
-                membership.callers(header.part, header.dtype)
+                membership.callers(part, dtype)
             }
         }
     }
@@ -63,16 +69,16 @@ impl Aggregator {
         &mut self,
         now: Time,
         claim: Spec,
-        header: &Header,
+        target: &Target,
         callers: Arc<[WorkerId]>,
-        given_up: Option<&Error>,
+        opener: Opener<'_>,
     ) -> Result<SlotId> {
         let worker = claim.said_by;
         let one_slot = planted(self.config.defect, Defect::OneSlot);
-        let latest = self.parts.get(&header.part).map(|part| part.latest);
+        let latest = self.parts.get(&target.part).map(|part| part.latest);
         let round =
-            if one_slot { latest.map_or(header.round, |latest| latest.max(header.round)) } else { header.round };
-        let id = SlotId { part: header.part, round };
+            if one_slot { latest.map_or(target.round, |latest| latest.max(target.round)) } else { target.round };
+        let id = SlotId { part: target.part, round };
         if self.slot(id).is_some() {
             return Ok(id);
         }
@@ -91,7 +97,7 @@ impl Aggregator {
                 });
             }
         }
-        if header.flags.contains(Flags::RESUMED) {
+        if let Opener::Repeat = opener {
             return Err(lost(worker));
         }
         for passed in self.alive(id.part) {
@@ -100,7 +106,7 @@ impl Aggregator {
             }
         }
         let mut slot = Slot::new(id, claim);
-        if let Some(error) = given_up {
+        if let Opener::Withdrawal(error) = opener {
             slot.state = RoundState::Failed(error.clone());
         }
         self.begin(now, slot, callers)?;
@@ -247,7 +253,7 @@ impl Aggregator {
         id: SlotId,
         worker: WorkerId,
         exchange: ExchangeId,
-        header: &Header,
+        header: &Contribute,
     ) -> Result<()> {
         let open = self.open_mut(id);
         let before = open.uploads.get(&worker).map(|(_, upload)| *upload);
@@ -257,21 +263,20 @@ impl Aggregator {
             let problem = format!("is {} in a repeat of a push that said {}", header.weight, before.weight);
             return Err(Error::Protocol { peer: worker.to_string(), field: "weight".to_owned(), problem });
         }
-        let upload = if header.flags.contains(Flags::RESUMED) {
+        let upload = match header.contribution {
             // What is overwritten has no checksum; what was announced before still holds for all that is taken.
-            Upload { landed: u64::from(header.checksum), ..before.ok_or_else(|| lost(worker))? }
-        } else {
-            let checksum = header.flags.contains(Flags::CHECKSUM).then_some(header.checksum);
-            Upload { weight: header.weight, checksum, landed: 0 }
+            Contribution::Resumed { landed, .. } => Upload { landed, ..before.ok_or_else(|| lost(worker))? },
+            Contribution::First { checksum, .. } => Upload { weight: header.weight, checksum, landed: 0 },
+            Contribution::Nothing => Upload { weight: header.weight, checksum: None, landed: 0 },
         };
         open.uploads.insert(worker, (exchange, upload));
         self.exchange_mut(exchange).state =
-            if header.bytes > 0 { ExchangeState::Landing } else { ExchangeState::Waiting };
-        if header.bytes > 0 {
+            if header.part_bytes > 0 { ExchangeState::Landing } else { ExchangeState::Waiting };
+        if header.part_bytes > 0 {
             self.step(id, Step::Receive { worker, exchange, upload });
         }
         self.listen(id, worker, exchange);
-        if header.bytes > 0 {
+        if header.part_bytes > 0 {
             self.flow(id);
         } else {
             self.count(now, id, worker);
@@ -305,46 +310,62 @@ impl Aggregator {
     }
 }
 
-/// Refuses a push whose body is not what its kind calls for.
-fn check_body(worker: WorkerId, header: &Header, sends_body: bool) -> Result<()> {
-    let bad = |field: &str, problem: &str| {
-        Err(Error::Protocol { peer: worker.to_string(), field: field.to_owned(), problem: problem.to_owned() })
-    };
-    check_part(worker, header, HeaderKind::Push)?;
-    if header.flags.contains(Flags::RESUMED) && u64::from(header.checksum) > header.bytes {
-        return bad("checksum", "says that more landed than there is");
-    }
-    match (sends_body, header.flags.contains(Flags::NO_BODY)) {
-        (true, true) if header.bytes > 0 => bad("flags", "announce no body where one is due"),
-        (false, false) if header.bytes > 0 => bad("flags", "announce a body where none is due"),
-        (true | false, true | false) => Ok(()),
-    }
+/// What brings a round to a server that may not have begun it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Opener<'a> {
+    /// A contribution from its first byte, or a question for the sum.
+    Contribution,
+    /// A contribution whose front is overwritten by a sum: only a server that knows the round can use it.
+    Repeat,
+    /// A withdrawal, with the error that the other workers get.
+    Withdrawal(&'a Error),
 }
 
-/// Refuses what is of another kind than `due` or about a part that cannot be.
-pub(super) fn check_part(worker: WorkerId, header: &Header, due: HeaderKind) -> Result<()> {
+/// Refuses a contribution whose body is not the one that is due, or that this server cannot decode.
+fn check_body(worker: WorkerId, header: &Contribute, sends_body: bool) -> Result<()> {
     let bad = |field: &str, problem: String| {
         Err(Error::Protocol { peer: worker.to_string(), field: field.to_owned(), problem })
     };
-    if header.kind != due {
-        return bad("kind", format!("is {:?} where {due:?} was expected", header.kind));
+    if let Contribution::Resumed { body, landed } = header.contribution
+        && landed > body.bytes
+    {
+        return bad("landed bytes", format!("are {landed} of {}", body.bytes));
     }
-    if header.part.index as usize >= limits::PARTS_MAX {
-        return bad("part", "is beyond the parts a tensor may have".to_owned());
+    match header.body() {
+        None if sends_body && header.part_bytes > 0 => bad("flags", "announce no body where one is due".to_owned()),
+        Some(_) if !sends_body && header.part_bytes > 0 => bad("flags", "announce a body where none is due".to_owned()),
+        Some(body) if body.encoding != Encoding::Plain => {
+            bad("encoding", format!("is {:?}, which this server does not add", body.encoding))
+        }
+        Some(_) | None => Ok(()),
     }
-    Ok(())
+}
+
+/// Refuses a part that cannot be.
+pub(super) fn check_part(worker: WorkerId, target: &Target) -> Result<()> {
+    if (target.part.index as usize) < limits::PARTS_MAX {
+        return Ok(());
+    }
+    let problem = "is beyond the parts a tensor may have".to_owned();
+    Err(Error::Protocol { peer: worker.to_string(), field: "part".to_owned(), problem })
 }
 
 /// Refuses a push of a worker whose contribution comes with another's.
-pub(super) fn check_caller(worker: WorkerId, header: &Header, callers: &[WorkerId], machines: &Machines) -> Result<()> {
+pub(super) fn check_caller(
+    worker: WorkerId,
+    part: PartId,
+    dtype: DType,
+    callers: &[WorkerId],
+    machines: &Machines,
+) -> Result<()> {
     if callers.binary_search(&worker).is_ok() {
         return Ok(());
     }
-    let owner = machines.owner(header.part, header.dtype, worker);
+    let owner = machines.owner(part, dtype, worker);
     Err(Error::Protocol {
         peer: worker.to_string(),
         field: "part".to_owned(),
-        problem: format!("is {}, which {owner} exchanges for the workers of its machine", header.part),
+        problem: format!("is {part}, which {owner} exchanges for the workers of its machine"),
     })
 }
 

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 
 use gradlane_core::error::{Claim, Error};
 use gradlane_core::types::{DType, Defect, ExchangeId, Machines, Op, PartId, Time, WorkerId, planted};
-use gradlane_core::wire::Header;
 
 use super::command::grown;
 use super::ledger::Ledger;
@@ -38,8 +37,6 @@ pub(super) enum RoundState {
 pub(super) struct Published {
     /// What the sum is divided by.
     pub(super) divisor: f64,
-    /// How many contributions are in it.
-    pub(super) contributors: u32,
 }
 
 /// A round and what all its states share.
@@ -152,12 +149,12 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    pub(super) fn of(worker: WorkerId, header: &Header, machines: &Machines) -> Self {
-        let sender = match header.op {
-            Op::Broadcast { root } => Some(machines.owner(header.part, header.dtype, root)),
+    pub(super) fn of(said_by: WorkerId, part: PartId, bytes: u64, dtype: DType, op: Op, machines: &Machines) -> Self {
+        let sender = match op {
+            Op::Broadcast { root } => Some(machines.owner(part, dtype, root)),
             Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => None,
         };
-        Self { said_by: worker, dtype: header.dtype, bytes: header.bytes, op: header.op, sender }
+        Self { said_by, dtype, bytes, op, sender }
     }
 
     /// Whether `caller` sends a body.

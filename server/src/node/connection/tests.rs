@@ -2,11 +2,11 @@
 
 use crossbeam_channel::{Receiver, unbounded};
 use gradlane_core::transport::Inbox;
-use gradlane_core::types::{DType, PartId, Round};
-use gradlane_core::wire::{Flags, Header, checksum};
+use gradlane_core::types::DType;
+use gradlane_core::wire::{Contribute, Request, checksum};
 
 use super::*;
-use crate::node::aggregate::tests::{EPOCH, config, header, node, slot, view};
+use crate::node::aggregate::tests::{again, checked, config, header, in_part, node, sized, view};
 
 const BYTES: usize = 4 << 20;
 const BLOCK: usize = 256 << 10;
@@ -15,7 +15,7 @@ const BLOCK: usize = 256 << 10;
 fn the_sum_of_what_all_have_sent_leaves_before_they_have_sent_the_rest() {
     let server = Played::new(2, |_| {});
     let ones = checksum(0, &1.0_f32.to_le_bytes().repeat(BYTES / 4));
-    let checked = Header { flags: Flags::CHECKSUM, checksum: ones, ..part(0) };
+    let checked = checked(ones, part(0));
     let [one, two] = [server.open(0, checked), server.open(1, part(0))];
     server.bring(one, 0..BYTES / 2);
     server.bring(two, 0..BLOCK);
@@ -35,8 +35,7 @@ fn a_contribution_that_breaks_off_is_continued_where_it_was() {
     server.bring(torn, 0..BLOCK + 3);
     server.hears_until(|heard| heard.bytes(torn) == BLOCK);
     server.tell(Incoming::Torn { exchange: torn, reason: Error::Cancelled });
-    let landed = u32::try_from(BLOCK).unwrap();
-    let again = server.open(0, Header { flags: Flags::RESUMED, checksum: landed, ..part(0) });
+    let again = server.open(0, again(BLOCK as u64, part(0)));
     server.bring_bytes(again, vec![0xff; BLOCK]);
     server.bring(again, BLOCK..BYTES);
     let heard = server.hears_until(|heard| heard.ended.len() == 2);
@@ -49,8 +48,7 @@ fn two_rounds_of_all_parts_and_a_block_for_each_lane_are_all_the_memory_it_takes
         let server = Played::new(2, |_| {});
         for round in 0..4 {
             for index in 0..3 {
-                let of =
-                    |rank| server.open(rank, Header { dtype, part: PartId { index, ..part(0).part }, ..part(round) });
+                let of = |rank| server.open(rank, Contribute { dtype, ..in_part(index, part(round)) });
                 let exchanges = [of(0), of(1)];
                 exchanges.iter().for_each(|exchange| server.bring(*exchange, 0..BYTES));
                 server.hears_until(|heard| heard.ended.len() == 2);
@@ -119,10 +117,10 @@ impl Played {
         (self.inbox)(incoming);
     }
 
-    fn open(&self, rank: u32, header: Header) -> ExchangeId {
+    fn open(&self, rank: u32, header: Contribute) -> ExchangeId {
         self.exchanges.set(self.exchanges.get() + 1);
         let exchange = ExchangeId(self.exchanges.get());
-        self.tell(Incoming::Opened { link: link(rank), exchange, header });
+        self.tell(Incoming::Opened { link: link(rank), exchange, header: Request::Contribute(header) });
         exchange
     }
 
@@ -157,9 +155,8 @@ impl Played {
     }
 }
 
-fn part(round: u64) -> Header {
-    let bytes = BYTES as u64;
-    Header { epoch: EPOCH, part: slot(0).part, round: Round(round), bytes, ..header(round) }
+fn part(round: u64) -> Contribute {
+    sized(BYTES as u64, header(round))
 }
 
 fn link(rank: u32) -> LinkId {

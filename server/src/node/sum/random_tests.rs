@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
-use gradlane_core::types::{Defect, Epoch, Op, PartId, Phase, TensorKey, Time};
-use gradlane_core::wire::{Flags, checksum};
+use gradlane_core::types::{Defect, Epoch, Op, Phase, Time};
+use gradlane_core::wire::{Contribute, checksum};
 
 use super::*;
-use crate::node::aggregate::tests::{config, header, node, view};
+use crate::node::aggregate::tests::{again, checked, config, header, in_epoch, in_part, node, sized, view};
 use crate::node::aggregate::{Aggregator, AggregatorConfig, Command};
 
 const WORKERS: u32 = 3;
@@ -86,7 +86,7 @@ struct Place {
 struct UnderWay {
     rank: u32,
     part: u32,
-    header: Header,
+    header: Contribute,
     /// It was opened with an epoch before the aggregator's.
     stale: bool,
     /// The contribution as it is sent.
@@ -183,19 +183,12 @@ impl Play {
         self.exchanges += 1;
         let exchange = ExchangeId(self.exchanges);
         place.exchange = Some(exchange);
-        let (flags, said) = match place.landed {
-            0 => (Flags::CHECKSUM, checksum(0, &place.memory)),
-            landed => (Flags::RESUMED, u32::try_from(landed).unwrap()),
-        };
-        let header = Header {
-            flags,
-            checksum: said,
-            epoch: Epoch { term: 1, number: worker.number },
-            part: PartId { key: TensorKey(1), index: part },
-            op: self.op,
-            bytes: BYTES as u64,
-            weight: f64::from(rank + 1),
-            ..header(place.round)
+        let epoch = Epoch { term: 1, number: worker.number };
+        let header = in_epoch(epoch, in_part(part, sized(BYTES as u64, header(place.round))));
+        let header = Contribute { op: self.op, weight: f64::from(rank + 1), ..header };
+        let header = match place.landed {
+            0 => checked(checksum(0, &place.memory), header),
+            landed => again(landed as u64, header),
         };
         let under_way = UnderWay {
             rank,
@@ -249,7 +242,7 @@ impl Play {
             place.landed = place.landed.max(landed);
         }
         let Some(sent) = under_way.ended else { return Ok(()) };
-        let (answer, round) = (answer.clone(), under_way.header.round.0);
+        let (answer, round) = (answer.clone(), under_way.header.target.round.0);
         if listens {
             *place = Place::new(self.op, rank, round + 1);
         }
@@ -293,7 +286,7 @@ impl Play {
             Step::Receive { exchange, .. } => {
                 let under_way = self.under_way.get_mut(exchange).ok_or("received an exchange that had ended")?;
                 under_way.slot = Some(slot);
-                if slot.round != under_way.header.round {
+                if slot.round != under_way.header.target.round {
                     return Err("a contribution to another round".to_owned());
                 }
             }
@@ -302,7 +295,7 @@ impl Play {
                 if under_way.stale {
                     return Err("answered a push of a past membership".to_owned());
                 }
-                if slot.round != header.round || header.round != under_way.header.round {
+                if slot.round != header.target.round || header.target.round != under_way.header.target.round {
                     return Err("answered with another round".to_owned());
                 }
             }
@@ -345,7 +338,7 @@ impl Play {
 
     fn check_nobody_forgotten(&self) -> Verdict {
         let forgotten = self.under_way.values().find(|under_way| {
-            let slot = SlotId { part: under_way.header.part, round: under_way.header.round };
+            let slot = SlotId { part: under_way.header.target.part, round: under_way.header.target.round };
             under_way.answer.is_none() && self.sealed.contains(&slot)
         });
         forgotten.map_or(Ok(()), |under_way| Err(format!("worker {} waits for a sum that exists", under_way.rank)))

@@ -5,7 +5,7 @@ use gradlane_core::reduce::Kernels;
 use gradlane_core::types::{DType, Op};
 
 use super::*;
-use crate::node::aggregate::tests::{header, slot};
+use crate::node::aggregate::tests::{slot, sum};
 use crate::node::aggregate::{Order, SumSpec, Upload};
 
 #[test]
@@ -28,7 +28,7 @@ fn a_worker_that_asks_again_gets_the_sum_from_its_first_block_on_its_new_exchang
     play.step(Step::Publish { divisor: 1.0 });
     play.answer(0);
     play.receive(0, &[1; 20]);
-    play.step(Step::Answer { worker: WorkerId(0), exchange: ExchangeId(7), header: header(0) });
+    play.step(Step::Answer { worker: WorkerId(0), exchange: ExchangeId(7), header: sum(0) });
     play.receive(0, &[1; 20]);
     assert_eq!(play.sent(), ["answer 0", "block 0", "answer 7", "block 7", "block 7"]);
 }
@@ -93,7 +93,7 @@ impl Play {
 
     fn answer(&mut self, rank: u32) {
         let exchange = ExchangeId(u64::from(rank));
-        self.step(Step::Answer { worker: WorkerId(rank), exchange, header: header(0) });
+        self.step(Step::Answer { worker: WorkerId(rank), exchange, header: sum(0) });
     }
 
     fn receive(&mut self, rank: u32, chunk: &[u8]) {

@@ -16,8 +16,7 @@ use crate::mem::{Landing, Region, Returned};
 use crate::transport::exchange::{check_crc, check_sum};
 use crate::transport::{Answer, Torn};
 use crate::types::{Done, LinkId};
-use crate::wire::header::HEADER_BYTES;
-use crate::wire::{self, Flags, Header, HeaderKind, checksum, limits, reject};
+use crate::wire::{self, HeaderReader, Reply, Request, Sum, checksum, reject};
 
 /// An exchange under way.
 pub(super) struct Exchange {
@@ -26,7 +25,7 @@ pub(super) struct Exchange {
     pub(super) stream: Option<StreamId>,
     /// Which of two streams of a link goes first; higher is sooner.
     pub(super) precedence: i32,
-    push: Header,
+    push: Request,
     /// What quinn-proto has not taken yet: the header, then the body.
     unsent: Vec<Bytes>,
     /// How many of `unsent` are gone.
@@ -50,21 +49,18 @@ enum Loaned {
 }
 
 enum Reading {
-    Header {
-        bytes: [u8; HEADER_BYTES],
-        filled: usize,
-    },
+    Header(HeaderReader),
     Reject {
         body: Vec<u8>,
         bytes: usize,
     },
     /// The header was read; the sum lands when the loan is back.
     Announced {
-        header: Header,
+        header: Sum,
         is_released: bool,
     },
     Landing {
-        header: Header,
+        header: Sum,
         landing: Landing,
         landed: u64,
         crc: u32,
@@ -83,9 +79,9 @@ pub(super) enum Step {
 }
 
 impl Exchange {
-    pub(super) fn new(link: LinkId, precedence: i32, push: Header, body: Vec<Bytes>, done: Done<()>) -> Self {
+    pub(super) fn new(link: LinkId, precedence: i32, push: Request, body: Vec<Bytes>, done: Done<()>) -> Self {
         let mut unsent = body;
-        unsent.insert(0, push.to_bytes());
+        unsent.insert(0, Bytes::from(Vec::from(push.encode())));
         Self {
             link,
             stream: None,
@@ -96,7 +92,7 @@ impl Exchange {
             done: Some(done),
             loan: Loaned::Out,
             pull: None,
-            reading: Reading::Header { bytes: [0; HEADER_BYTES], filled: 0 },
+            reading: Reading::Header(HeaderReader::default()),
             end: None,
         }
     }
@@ -123,7 +119,7 @@ impl Exchange {
 
     /// Bytes of the part.
     pub(super) fn bytes(&self) -> u64 {
-        self.push.bytes
+        self.push.part_bytes()
     }
 
     /// Writes as much as the connection takes, and returns how many bytes that were.
@@ -182,7 +178,7 @@ impl Exchange {
             outcome
         };
         if let Reading::Announced { header, is_released: is_released @ false } = &mut self.reading
-            && !header.flags.contains(Flags::EARLY)
+            && !header.early
         {
             // A server that answers needs no more of the body: what is not acknowledged yet would only be kept for a retransmission. So
             // the memory is free now, not an acknowledgement's delay later.
@@ -206,24 +202,27 @@ impl Exchange {
     fn take_in(&mut self, chunks: &mut Chunks<'_>, peer: &str) -> std::result::Result<Option<Answer>, Fault> {
         loop {
             match &mut self.reading {
-                Reading::Header { bytes, filled } => {
-                    while *filled < HEADER_BYTES {
-                        let Some(chunk) = next(chunks, HEADER_BYTES - *filled, peer)? else { return Ok(None) };
-                        let Chunk::Bytes(chunk) = chunk else {
-                            return Err(Fault::Link(Header::cut_short(&bytes[..*filled], peer)));
-                        };
-                        wire::gather(bytes, filled, &chunk);
+                Reading::Header(reader) => {
+                    while reader.missing() > 0 {
+                        match next(chunks, reader.missing(), peer)? {
+                            Some(Chunk::Bytes(chunk)) => reader.take(&chunk),
+                            Some(Chunk::End) => break,
+                            None => return Ok(None),
+                        }
                     }
-                    let header = Header::decode(bytes, peer).map_err(Fault::Link)?;
-                    if header.kind == HeaderKind::Reject {
-                        let bytes = usize::try_from(header.bytes.min(limits::REJECT_BYTES_MAX)).expect("64 KiB");
-                        self.reading = Reading::Reject { body: Vec::new(), bytes };
-                    } else {
-                        let into = self.pull.as_ref().expect("only what is pulled is read");
-                        let wanted = into.into.iter().map(Region::len).sum();
-                        check_sum(&header, &self.push, wanted, peer).map_err(Fault::Link)?;
-                        self.reading = Reading::Announced { header, is_released: false };
-                    }
+                    let reply = reader.finish(peer).and_then(|header| header.into_reply(peer));
+                    self.reading = match reply.map_err(Fault::Link)? {
+                        Reply::Reject(header) => {
+                            let bytes = usize::try_from(header.error_bytes).expect("at most REJECT_BYTES_MAX");
+                            Reading::Reject { body: Vec::new(), bytes }
+                        }
+                        Reply::Sum(header) => {
+                            let into = self.pull.as_ref().expect("only what is pulled is read");
+                            let wanted = into.into.iter().map(Region::len).sum();
+                            check_sum(&header, &self.push, wanted, peer).map_err(Fault::Link)?;
+                            Reading::Announced { header, is_released: false }
+                        }
+                    };
                 }
                 Reading::Reject { body, bytes } => {
                     while body.len() < *bytes {
@@ -248,7 +247,7 @@ impl Exchange {
                     };
                 }
                 Reading::Announced { header, .. } => {
-                    let header = *header;
+                    let header = header.clone();
                     let proof = match std::mem::replace(&mut self.loan, Loaned::Spent) {
                         Loaned::Back(proof) => proof,
                         other => {
@@ -268,7 +267,7 @@ impl Exchange {
                             Some(Chunk::Bytes(chunk)) => {
                                 landing.write(&chunk);
                                 *landed += chunk.len() as u64;
-                                if header.flags.contains(Flags::CHECKSUM) {
+                                if header.checksum {
                                     // Here the bytes are still in the cache.
                                     *crc = checksum(*crc, &chunk);
                                 }
@@ -288,7 +287,7 @@ impl Exchange {
                         check_crc(header, u32::from_le_bytes(sent), *crc, peer).map_err(Fault::Exchange)?;
                     }
                     return match next(chunks, 1, peer)? {
-                        Some(Chunk::End) => Ok(Some(Answer::Sum(*header))),
+                        Some(Chunk::End) => Ok(Some(Answer::Sum(header.clone()))),
                         Some(Chunk::Bytes(_)) => Err(Fault::Link(early_end("sum", "is longer than announced", peer))),
                         None => Ok(None),
                     };
@@ -327,7 +326,7 @@ impl Exchange {
         let Some(end) = self.end.take_if(|_| is_back) else { return Some(self) };
         let landed = match &self.reading {
             Reading::Landing { landed, .. } => *landed,
-            Reading::Header { .. } | Reading::Reject { .. } | Reading::Announced { .. } => 0,
+            Reading::Header(_) | Reading::Reject { .. } | Reading::Announced { .. } => 0,
         };
         match (self.done.take(), self.pull.take(), end) {
             (Some(done), pull, end) => {

@@ -14,10 +14,9 @@ use quinn_proto::{Connection, ReadError, StreamId, WriteError};
 use super::super::closing::{STREAM_ANSWERED, STREAM_GIVEN_UP, early_end, gave_up};
 use crate::error::{Error, Result};
 use crate::mem::Frozen;
-use crate::transport::exchange::broken_off;
+use crate::transport::exchange::{broken_off, reject_of};
 use crate::types::ExchangeId;
-use crate::wire::header::HEADER_BYTES;
-use crate::wire::{self, Flags, Header, HeaderKind, reject};
+use crate::wire::{HeaderReader, Request, Sum, Target};
 
 /// An exchange under way.
 pub(super) struct Served {
@@ -25,6 +24,8 @@ pub(super) struct Served {
     stream: StreamId,
     /// Which of two streams of a link goes first; given with the answer.
     pub(super) precedence: i32,
+    /// Of the request; the answer goes by it.
+    pub(super) urgency: u8,
     body: Body,
     answer: Answer,
     /// What quinn-proto has not taken yet.
@@ -33,7 +34,7 @@ pub(super) struct Served {
 
 enum Body {
     /// Its header is being read.
-    Header { bytes: [u8; HEADER_BYTES], filled: usize },
+    Header(HeaderReader),
     /// Nobody has said whether it is wanted.
     Offered { bytes: u64 },
     /// It is passed on as it comes.
@@ -60,7 +61,7 @@ pub(super) enum Found {
     /// Nothing to tell.
     Nothing,
     /// The exchange begins.
-    Opened(Header),
+    Opened(Request),
     /// The next bytes of the body.
     Body(Vec<Bytes>),
     /// The peer gave it up.
@@ -71,13 +72,13 @@ pub(super) enum Found {
 
 impl Served {
     pub(super) fn new(id: ExchangeId, stream: StreamId) -> Self {
-        let body = Body::Header { bytes: [0; HEADER_BYTES], filled: 0 };
-        Self { id, stream, precedence: 0, body, answer: Answer::Open, unsent: Vec::new() }
+        let body = Body::Header(HeaderReader::default());
+        Self { id, stream, precedence: 0, urgency: 0, body, answer: Answer::Open, unsent: Vec::new() }
     }
 
     /// Whether anybody has heard of it.
     pub(super) fn was_opened(&self) -> bool {
-        !matches!(self.body, Body::Header { .. })
+        !matches!(self.body, Body::Header(_))
     }
 
     /// Whether there is something to write.
@@ -99,10 +100,11 @@ impl Served {
         // Closed once its end was seen.
         let Ok(mut chunks) = receiver.read(true) else { return Found::Nothing };
         let found = match &mut self.body {
-            Body::Header { bytes, filled } => loop {
-                if *filled == HEADER_BYTES {
-                    break match Header::decode(bytes, peer).and_then(|header| due(header, peer)) {
+            Body::Header(reader) => loop {
+                if reader.missing() == 0 {
+                    break match reader.finish(peer).and_then(|header| header.into_request(peer)) {
                         Ok(header) => {
+                            self.urgency = header.urgency();
                             self.body = match header.body_bytes() {
                                 0 => Body::Whole,
                                 bytes => Body::Offered { bytes },
@@ -112,11 +114,9 @@ impl Served {
                         Err(error) => Found::Broken(error),
                     };
                 }
-                match chunks.next(HEADER_BYTES - *filled) {
-                    Ok(Some(chunk)) => {
-                        wire::gather(bytes, filled, &chunk.bytes);
-                    }
-                    Ok(None) => break Found::Broken(Header::cut_short(&bytes[..*filled], peer)),
+                match chunks.next(reader.missing()) {
+                    Ok(Some(chunk)) => reader.take(&chunk.bytes),
+                    Ok(None) => break Found::Broken(reader.finish(peer).expect_err("bytes are missing")),
                     Err(ReadError::Blocked) => break Found::Nothing,
                     Err(ReadError::Reset(_)) => break Found::Torn(gave_up(peer)),
                 }
@@ -167,15 +167,14 @@ impl Served {
     ///
     /// # Errors
     /// [`Error::Internal`] if it was answered before.
-    pub(super) fn answer(&mut self, connection: &mut Connection, header: Header, precedence: i32) -> Result<()> {
+    pub(super) fn answer(&mut self, connection: &mut Connection, header: &Sum, precedence: i32) -> Result<()> {
         if !matches!(self.answer, Answer::Open) {
             return Err(out_of_turn());
         }
-        if !header.flags.contains(Flags::EARLY) {
+        if !header.early {
             self.refuse(connection);
         }
-        let header = Header { kind: HeaderKind::Sum, ..header };
-        self.begin(connection, header, precedence);
+        self.begin(connection, header.encode(), precedence);
         self.answer = Answer::Sum { trailer_bytes: header.trailer_bytes() };
         Ok(())
     }
@@ -210,7 +209,7 @@ impl Served {
     pub(super) fn reject(
         &mut self,
         connection: &mut Connection,
-        mut header: Header,
+        target: Target,
         error: &Error,
         precedence: i32,
     ) -> Result<()> {
@@ -220,21 +219,18 @@ impl Served {
             Answer::Complete | Answer::Finished => return Err(out_of_turn()),
         }
         self.refuse(connection);
-        let body = reject::to_body(error);
-        header.kind = HeaderKind::Reject;
-        header.flags = Flags::default();
-        (header.bytes, header.weight, header.contributors, header.checksum) = (body.len() as u64, 0.0, 0, 0);
-        self.begin(connection, header, precedence);
+        let (header, body) = reject_of(target, error);
+        self.begin(connection, header.encode().to_vec(), precedence);
         self.unsent.push(Bytes::from(body));
         self.answer = Answer::Complete;
         Ok(())
     }
 
-    fn begin(&mut self, connection: &mut Connection, header: Header, precedence: i32) {
+    fn begin(&mut self, connection: &mut Connection, header: Vec<u8>, precedence: i32) {
         self.precedence = precedence;
         // Fails only for a stream that was stopped, which is told by its event.
         let _ = connection.send_stream(self.stream).set_priority(precedence);
-        self.unsent.push(header.to_bytes());
+        self.unsent.push(Bytes::from(header));
     }
 
     fn refuse(&mut self, connection: &mut Connection) {
@@ -276,14 +272,4 @@ impl Served {
 
 fn out_of_turn() -> Error {
     Error::Internal { what: "an answer was begun twice or not at all".to_owned() }
-}
-
-/// Whether a header may open an exchange.
-fn due(header: Header, peer: &str) -> Result<Header> {
-    match header.kind {
-        HeaderKind::Push | HeaderKind::GiveUp => Ok(header),
-        HeaderKind::Sum | HeaderKind::Reject => {
-            Err(early_end("kind", &format!("is {:?} where a push was due", header.kind), peer))
-        }
-    }
 }

@@ -267,13 +267,13 @@ impl Server {
             }
             Outgoing::Answer { header, .. } => {
                 link.answers = link.answers.wrapping_add(1);
-                served.answer(connection, header, precedence(header.urgency, link.answers))
+                served.answer(connection, &header, precedence(served.urgency, link.answers))
             }
             Outgoing::Block { block, .. } => served.block(block),
             Outgoing::End { checksum, .. } => served.last(checksum),
-            Outgoing::Reject { header, error, .. } => {
+            Outgoing::Reject { target, error, .. } => {
                 link.answers = link.answers.wrapping_add(1);
-                served.reject(connection, header, &error, precedence(header.urgency, link.answers))
+                served.reject(connection, target, &error, precedence(served.urgency, link.answers))
             }
             Outgoing::Disconnect { .. } => unreachable!("obeyed above"),
         };

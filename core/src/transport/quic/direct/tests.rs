@@ -10,7 +10,7 @@ use crate::transport::contract::{self, SOON, Server, Worker, World, connect, con
 use crate::transport::quic::tests::Loopback;
 use crate::transport::{Incoming, Peer, Transport};
 use crate::types::{Done, ExchangeId, NodeId, Role};
-use crate::wire::Header;
+use crate::wire::{Contribute, Request};
 
 #[test]
 fn a_network_that_loses_a_fifth_of_all_datagrams_loses_nothing() {
@@ -43,7 +43,7 @@ fn what_is_urgent_does_not_wait_for_room_in_the_window_of_a_backlog() {
     // Nothing is acknowledged from now on.
     world.loss_percent.store(100, Ordering::Relaxed);
     let push = |id: u64, urgency: u8, body: &mut [u8]| {
-        let header = Header { urgency, ..contract::header(body.len() as u64) };
+        let header = Request::Contribute(Contribute { urgency, ..contract::contribute(body.len() as u64) });
         worker.push_with(ExchangeId(id), header, body)
     };
     let backlog: Vec<_> = (0..).zip(&mut memory).map(|(id, body)| push(id, 0, body)).collect();

@@ -382,10 +382,10 @@ impl Worker {
         let returning = self.returning.clone();
         let loan = Loan::new(push.body, move |proof| drop(returning.send((id, proof))));
         known.pushes = known.pushes.wrapping_add(1);
-        let precedence = precedence(push.header.urgency, known.pushes);
+        let precedence = precedence(push.header.urgency(), known.pushes);
         known.writers.insert((Reverse(precedence), id));
         known.pushing.enter(precedence);
-        known.bytes_open += push.header.bytes;
+        known.bytes_open += push.header.part_bytes();
         self.exchanges.insert(id, Exchange::new(link, precedence, push.header, loan.into_pieces(), done));
         self.ready.insert(link);
     }

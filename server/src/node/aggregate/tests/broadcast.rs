@@ -27,7 +27,7 @@ fn a_body_of_a_receiver_and_a_root_without_one_break_the_protocol() {
 fn a_root_that_does_not_exist_is_an_error_on_every_worker() {
     let mut world = World::of(2);
     for rank in 0..2 {
-        world.open(rank, Header { op: Op::Broadcast { root: WorkerId(9) }, ..receiver(0) });
+        world.open(rank, Contribute { op: Op::Broadcast { root: WorkerId(9) }, ..receiver(0) });
     }
     assert_eq!(rejected(&world.commands()), [Code::InvalidArgument; 2]);
 }

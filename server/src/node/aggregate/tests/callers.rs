@@ -21,13 +21,12 @@ fn a_round_waits_for_one_contribution_of_each_machine() {
 fn a_mean_is_divided_by_the_workers_and_not_by_the_machines() {
     let mut world = on_machines(&[7, 7, 7, 8], |_| {});
     for rank in [owner(&world, 0), 3] {
-        world.push(rank, Header { op: Op::Mean, ..header(0) });
+        world.push(rank, Contribute { op: Op::Mean, ..header(0) });
     }
     let commands = world.commands();
     assert!(commands.contains(&step(Step::Publish { divisor: 4.0 })));
-    let contributors =
-        |step: &Step| if let Step::Answer { header, .. } = step { Some(header.contributors) } else { None };
-    assert_eq!(steps(&commands).filter_map(contributors).collect::<Vec<_>>(), [4, 4]);
+    let divisor = |step: &Step| if let Step::Answer { header, .. } = step { Some(header.divisor) } else { None };
+    assert_eq!(steps(&commands).filter_map(divisor).collect::<Vec<_>>(), [4.0, 4.0]);
 }
 
 #[test]
@@ -74,8 +73,8 @@ fn the_caller_of_the_roots_machine_sends_what_it_broadcasts() {
     let mut world = on_machines(&[7, 7, 7, 8], |_| {});
     let caller = owner(&world, 0);
     let root = WorkerId((caller + 1) % 3);
-    let push = Header { op: Op::Broadcast { root }, ..header(0) };
-    let listener = world.open(3, Header { flags: Flags::NO_BODY, ..push });
+    let push = Contribute { op: Op::Broadcast { root }, ..header(0) };
+    let listener = world.open(3, Contribute { contribution: Contribution::Nothing, ..push });
     let sender = world.push(caller, push);
     let commands = world.commands();
     assert_eq!((received(&commands), answered(&commands)), (vec![sender], vec![listener, sender]));
@@ -106,7 +105,7 @@ fn in_rank_order_memory_is_kept_for_the_machines() {
 fn floats_of_a_small_range_come_from_every_worker() {
     let mut world = on_machines(&[7, 7, 8], |_| {});
     let pushed: Vec<ExchangeId> =
-        (0..3).map(|rank| world.push(rank, Header { dtype: DType::F16, ..header(0) })).collect();
+        (0..3).map(|rank| world.push(rank, Contribute { dtype: DType::F16, ..header(0) })).collect();
     let commands = world.commands();
     assert_eq!((answered(&commands), rejected(&commands)), (pushed, vec![]));
 }

@@ -32,21 +32,22 @@ fn a_sum_is_sealed_once_every_worker_was_counted_and_all_are_answered() {
 #[test]
 fn the_answer_echoes_the_round_and_says_what_was_summed() {
     let mut world = World::of(1);
-    world.push(0, Header { op: Op::Mean, ..header(7) });
+    world.push(0, Contribute { op: Op::Mean, ..header(7) });
     let commands = world.commands();
     let header = steps(&commands).find_map(|step| match step {
-        Step::Answer { header, .. } => Some(*header),
+        Step::Answer { header, .. } => Some(header.clone()),
         _ => None,
     });
     let header = header.expect("an answer");
-    assert_eq!((header.kind, header.epoch, header.round), (HeaderKind::Sum, EPOCH, Round(7)));
-    assert_eq!((header.bytes, header.contributors, header.weight), (16, 1, 1.0));
+    assert_eq!((header.target.epoch, header.target.round), (EPOCH, Round(7)));
+    assert_eq!((header.part_bytes, header.body), (16, Body::plain(16)));
+    assert_eq!((header.contributors, header.divisor), (Contributors::Due, 1.0));
 }
 
 #[test]
 fn the_checksum_that_a_header_announces_is_for_whoever_makes_the_sum() {
     let mut world = World::of(1);
-    world.open(0, Header { flags: Flags::CHECKSUM, checksum: 7, ..header(0) });
+    world.open(0, checked(7, header(0)));
     let commands = world.commands();
     let uploads: Vec<Option<u32>> = steps(&commands)
         .filter_map(|step| if let Step::Receive { upload, .. } = step { Some(upload.checksum) } else { None })
@@ -56,7 +57,7 @@ fn the_checksum_that_a_header_announces_is_for_whoever_makes_the_sum() {
 
 #[test]
 fn who_sends_a_checksum_gets_one_and_so_does_who_could_not_send_any() {
-    let summed = Header { flags: Flags::CHECKSUM, checksum: 7, ..header(0) };
+    let summed = checked(7, header(0));
     for (first, second, checked) in
         [(summed, header(0), false), (header(0), summed, true), (broadcast(0), receiver(0), true)]
     {
@@ -65,10 +66,10 @@ fn who_sends_a_checksum_gets_one_and_so_does_who_could_not_send_any() {
         let exchange = world.open(1, second);
         let commands = world.commands();
         let answer = steps(&commands).find_map(|step| match step {
-            Step::Answer { header, exchange: to, .. } if *to == exchange => Some(*header),
+            Step::Answer { header, exchange: to, .. } if *to == exchange => Some(header.clone()),
             _ => None,
         });
-        assert_eq!(answer.map(|answer| answer.flags.contains(Flags::CHECKSUM)), Some(checked), "{second:?}");
+        assert_eq!(answer.map(|answer| answer.checksum), Some(checked), "{second:?}");
     }
 }
 
@@ -83,8 +84,8 @@ fn a_deterministic_sum_is_added_in_the_order_of_the_ranks() {
 #[test]
 fn a_part_without_bytes_is_counted_at_once() {
     let mut world = World::of(2);
-    let one = world.open(0, Header { bytes: 0, ..header(0) });
-    let two = world.open(1, Header { bytes: 0, ..header(0) });
+    let one = world.open(0, sized(0, header(0)));
+    let two = world.open(1, sized(0, header(0)));
     let commands = world.commands();
     assert_eq!((received(&commands), answered(&commands), seals(&commands)), (vec![], vec![one, two], 1));
 }
@@ -92,7 +93,7 @@ fn a_part_without_bytes_is_counted_at_once() {
 #[test]
 fn a_mean_is_divided_by_the_number_of_contributors() {
     let mut world = World::of(3);
-    world.everybody(Header { op: Op::Mean, ..header(0) });
+    world.everybody(Contribute { op: Op::Mean, ..header(0) });
     assert!(world.commands().contains(&step(Step::Publish { divisor: 3.0 })));
 }
 

@@ -5,9 +5,9 @@ use super::*;
 #[test]
 fn a_disagreement_is_the_same_error_on_every_worker_also_on_those_who_come_later() {
     for (field, other) in [
-        ("dtype", Header { dtype: DType::I32, ..header(0) }),
-        ("length", Header { bytes: 20, ..header(0) }),
-        ("op", Header { op: Op::Max, ..header(0) }),
+        ("dtype", Contribute { dtype: DType::I32, ..header(0) }),
+        ("length", sized(20, header(0))),
+        ("op", Contribute { op: Op::Max, ..header(0) }),
     ] {
         let mut world = World::of(3);
         world.push(0, header(0));
@@ -26,7 +26,7 @@ fn a_disagreement_is_the_same_error_on_every_worker_also_on_those_who_come_later
 fn two_roots_are_a_disagreement() {
     let mut world = World::of(2);
     world.push(0, broadcast(0));
-    world.open(1, Header { op: Op::Broadcast { root: WorkerId(1) }, ..header(0) });
+    world.open(1, Contribute { op: Op::Broadcast { root: WorkerId(1) }, ..header(0) });
     let commands = world.commands();
     assert_eq!(rejected(&commands), [Code::InvalidArgument]);
 }
@@ -36,7 +36,7 @@ fn a_length_may_change_from_round_to_round() {
     let mut world = World::of(2);
     world.everybody(header(0));
     world.commands();
-    let answers = world.everybody(Header { bytes: 400, ..header(1) });
+    let answers = world.everybody(sized(400, header(1)));
     assert_eq!(answered(&world.commands()), answers);
 }
 
@@ -44,7 +44,7 @@ fn a_length_may_change_from_round_to_round() {
 fn after_a_failed_round_the_next_one_can_be_summed() {
     let mut world = World::of(2);
     world.push(0, header(0));
-    world.open(1, Header { bytes: 20, ..header(0) });
+    world.open(1, sized(20, header(0)));
     world.commands();
     let answers = world.everybody(header(1));
     assert_eq!(answered(&world.commands()), answers);
@@ -88,7 +88,7 @@ fn a_waiting_round_is_reported_at_each_interval() {
 fn only_the_oldest_waiting_rounds_are_reported() {
     let mut world = World::of(2);
     for index in 0..10 {
-        world.push(0, Header { part: PartId { index, ..slot(0).part }, ..header(0) });
+        world.push(0, in_part(index, header(0)));
     }
     world.commands();
     world.pass(Duration::from_secs(10));

@@ -21,7 +21,7 @@ fn an_answer_says_whether_the_body_is_still_wanted() {
     let commands = world.commands();
     let early: Vec<bool> = steps(&commands)
         .filter_map(|step| match step {
-            Step::Answer { header, .. } => Some(header.flags.contains(Flags::EARLY)),
+            Step::Answer { header, .. } => Some(header.early),
             _ => None,
         })
         .collect();
@@ -46,7 +46,7 @@ fn who_comes_back_while_the_sum_flows_is_answered_and_brings_the_rest() {
 #[test]
 fn a_repeat_says_what_the_sum_has_overwritten_and_keeps_the_checksum_of_the_first_attempt() {
     let mut world = World::of(2);
-    let torn = world.open(0, Header { flags: Flags::CHECKSUM, checksum: 7, ..header(0) });
+    let torn = world.open(0, checked(7, header(0)));
     world.torn(torn);
     world.commands();
     let exchange = world.open(0, resumed(0, 8));
@@ -122,6 +122,6 @@ fn of_a_sum_in_one_block_nothing_is_said_before_it_is_complete() {
     world.whole(second);
     let commands = world.commands();
     assert_eq!((answered(&commands), seals(&commands)), (vec![first, second], 1));
-    let early = |step: &Step| matches!(step, Step::Answer { header, .. } if header.flags.contains(Flags::EARLY));
+    let early = |step: &Step| matches!(step, Step::Answer { header, .. } if header.early);
     assert!(!steps(&commands).any(early), "nobody wants a rest of the body");
 }

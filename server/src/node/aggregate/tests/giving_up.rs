@@ -129,11 +129,10 @@ fn only_a_caller_of_the_membership_gives_up_and_only_a_round_in_its_turn() {
     let mut world = World::of(2);
     let answer = world.give_up(7, header(0), &mismatch());
     assert!(matches!(answer, Error::Auth { .. }), "{answer}");
-    let stale = Header { epoch: Epoch { term: 0, number: 9 }, ..header(0) };
+    let stale = in_epoch(Epoch { term: 0, number: 9 }, header(0));
     let answer = world.give_up(1, stale, &mismatch());
     assert!(matches!(answer, Error::Fenced { .. }), "{answer}");
-    let answer =
-        world.give_up(1, Header { part: PartId { index: u32::MAX, ..header(0).part }, ..header(0) }, &mismatch());
+    let answer = world.give_up(1, in_part(u32::MAX, header(0)), &mismatch());
     assert!(matches!(answer, Error::Protocol { .. }), "{answer}");
     assert!(world.aggregator.parts.is_empty());
     // Worker 0 may still want the sum in whose slot the round belongs.
@@ -155,8 +154,8 @@ fn whoever_gives_up_a_later_round_contributes_to_none_before() {
 
 impl World {
     /// A worker gives a round up; what it is answered.
-    fn give_up(&mut self, rank: u32, push: Header, error: &Error) -> Error {
-        let header = Header { kind: HeaderKind::GiveUp, flags: Flags::default(), bytes: 99, ..push };
+    fn give_up(&mut self, rank: u32, push: Contribute, error: &Error) -> Error {
+        let header = Withdraw { target: push.target, dtype: push.dtype, op: push.op, error_bytes: 99 };
         let before = self.commands();
         let exchange = ExchangeId(u64::MAX);
         self.aggregator.handle_given_up(self.now, node(rank), exchange, &header, error);

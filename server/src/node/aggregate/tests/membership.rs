@@ -21,7 +21,7 @@ fn a_push_of_an_older_epoch_is_fenced() {
 #[test]
 fn a_push_of_a_newer_epoch_is_asked_to_come_back() {
     let mut world = World::of(1);
-    world.open(0, Header { epoch: Epoch { term: 1, number: 2 }, ..header(0) });
+    world.open(0, in_epoch(Epoch { term: 1, number: 2 }, header(0)));
     assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
 }
 
@@ -94,7 +94,7 @@ fn the_same_workers_go_on_in_a_new_epoch() {
     let mut world = World::of(2);
     let first = world.push(0, header(0));
     world.view(2, 2, Phase::Running);
-    let second = world.push(1, Header { epoch: Epoch { term: 1, number: 2 }, ..header(0) });
+    let second = world.push(1, in_epoch(Epoch { term: 1, number: 2 }, header(0)));
     assert_eq!(answered(&world.commands()), [first, second]);
 }
 
@@ -105,6 +105,6 @@ fn other_workers_begin_all_rounds_anew() {
     world.commands();
     world.view(1, 2, Phase::Running);
     assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
-    let anew = world.push(0, Header { epoch: Epoch { term: 1, number: 2 }, ..header(0) });
+    let anew = world.push(0, in_epoch(Epoch { term: 1, number: 2 }, header(0)));
     assert_eq!(answered(&world.commands()), [anew]);
 }

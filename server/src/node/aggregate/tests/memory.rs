@@ -5,15 +5,15 @@ use super::*;
 #[test]
 fn what_does_not_fit_is_refused_before_it_is_received_and_fits_later() {
     let mut world = World::with(1, |config| config.memory_bytes_max = 48);
-    let large = Header { dtype: DType::BF16, ..header(0) };
-    let second = Header { part: PartId { index: 1, ..slot(0).part }, ..header(0) };
+    let large = Contribute { dtype: DType::BF16, ..header(0) };
+    let second = in_part(1, header(0));
     let first = world.open(0, large);
     assert_eq!(world.aggregator.progress().bytes_in_flight, 32, "half-size floats are added in full-size ones");
-    world.open(0, Header { bytes: 20, ..second });
+    world.open(0, sized(20, second));
     assert_eq!(rejected(&world.commands()), [Code::ResourceExhausted]);
     world.whole(first);
     world.commands();
-    let exchange = world.open(0, Header { bytes: 20, ..second });
+    let exchange = world.open(0, sized(20, second));
     assert_eq!(received(&world.commands()), [exchange], "the sum is half as large");
 }
 
@@ -27,7 +27,7 @@ fn a_begun_round_can_take_every_contribution() {
 #[test]
 fn memory_that_never_becomes_free_is_an_error_that_is_not_repeated() {
     let mut world = World::with(2, |config| config.memory_bytes_max = 32);
-    let other = Header { part: PartId { index: 1, ..slot(0).part }, ..header(0) };
+    let other = in_part(1, header(0));
     world.everybody(header(0));
     world.pass(Duration::from_secs(1));
     world.everybody(header(1));
@@ -35,7 +35,7 @@ fn memory_that_never_becomes_free_is_an_error_that_is_not_repeated() {
     for (seconds, code) in [(0, Code::ResourceExhausted), (59, Code::ResourceExhausted), (1, Code::FailedPrecondition)]
     {
         world.pass(Duration::from_secs(seconds));
-        world.open(0, Header { bytes: 32, ..other });
+        world.open(0, sized(32, other));
         assert_eq!(rejected(&world.commands()), [code]);
     }
 }
@@ -46,7 +46,7 @@ fn a_round_that_made_room_in_vain_can_be_followed_by_another() {
     world.everybody(header(0));
     world.open(0, header(3));
     world.pass(Duration::from_secs(60));
-    world.open(0, Header { bytes: 64, ..header(3) });
+    world.open(0, sized(64, header(3)));
     world.commands();
     let exchange = world.open(0, header(3));
     assert_eq!(received(&world.commands()), [exchange]);
@@ -64,10 +64,10 @@ fn two_rounds_of_a_part_are_all_that_is_ever_kept() {
 #[test]
 fn in_rank_order_every_rank_but_the_first_has_room_of_its_own() {
     let mut world = World::with(3, |config| (config.deterministic, config.memory_bytes_max) = (true, 63));
-    world.open(1, Header { part: PartId { index: 1, ..slot(0).part }, bytes: 24, ..header(0) });
+    world.open(1, sized(24, in_part(1, header(0))));
     assert_eq!(rejected(&world.commands()), [Code::ResourceExhausted], "two times 24 beside the sum");
     let late = world.push(2, header(0));
-    world.open(2, Header { part: PartId { index: 1, ..slot(0).part }, ..header(0) });
+    world.open(2, in_part(1, header(0)));
     assert_eq!(rejected(&world.commands()), [Code::ResourceExhausted]);
     let [zero, one] = [0, 1].map(|rank| world.push(rank, header(0)));
     assert_eq!(answered(&world.commands()), [late, zero, one]);

@@ -2,7 +2,7 @@
 
 use gradlane_core::error::Code;
 use gradlane_core::types::{DType, Epoch, Incarnation, MachineId, Member, Op, Phase, Role, Wiring};
-use gradlane_core::wire::{Flags, HeaderKind};
+use gradlane_core::wire::{Body, Contribution, Contributors, Service, Sum, Target, Withdraw};
 
 use super::*;
 
@@ -43,9 +43,10 @@ impl World {
     }
 
     /// A header arrives.
-    fn open(&mut self, rank: u32, header: Header) -> ExchangeId {
+    fn open(&mut self, rank: u32, header: Contribute) -> ExchangeId {
         let exchange = ExchangeId(self.exchanges.len() as u64 + 1);
-        self.exchanges.insert(exchange, (SlotId { part: header.part, round: header.round }, WorkerId(rank)));
+        self.exchanges
+            .insert(exchange, (SlotId { part: header.target.part, round: header.target.round }, WorkerId(rank)));
         self.aggregator.handle_opened(self.now, node(rank), exchange, &header);
         exchange
     }
@@ -61,13 +62,13 @@ impl World {
     }
 
     /// A header and its body arrive.
-    fn push(&mut self, rank: u32, header: Header) -> ExchangeId {
+    fn push(&mut self, rank: u32, header: Contribute) -> ExchangeId {
         let exchange = self.open(rank, header);
         self.whole(exchange);
         exchange
     }
 
-    fn everybody(&mut self, header: Header) -> Vec<ExchangeId> {
+    fn everybody(&mut self, header: Contribute) -> Vec<ExchangeId> {
         let workers = u32::try_from(self.aggregator.workers().len()).unwrap();
         (0..workers).map(|rank| self.push(rank, header)).collect()
     }
@@ -120,38 +121,85 @@ pub(crate) fn view(workers: u32, number: u32, phase: Phase) -> View {
     View { job: "job".to_owned(), epoch: Epoch { term: 1, number }, phase, members }
 }
 
-pub(crate) fn header(round: u64) -> Header {
-    Header {
-        kind: HeaderKind::Push,
-        flags: Flags::default(),
-        epoch: EPOCH,
-        part: slot(round).part,
+pub(crate) fn header(round: u64) -> Contribute {
+    Contribute {
+        target: target(round),
         dtype: DType::F32,
         op: Op::Sum,
-        round: Round(round),
-        bytes: 16,
         weight: 1.0,
-        contributors: 0,
         urgency: 0,
-        checksum: 0,
+        part_bytes: 16,
+        contribution: Contribution::First { body: Body::plain(16), checksum: None },
     }
 }
 
+/// What answers [`header`].
+pub(crate) fn sum(round: u64) -> Sum {
+    Sum {
+        target: target(round),
+        part_bytes: 16,
+        body: Body::plain(16),
+        divisor: 1.0,
+        contributors: Contributors::Due,
+        early: false,
+        checksum: false,
+    }
+}
+
+/// The withdrawal of [`header`].
+pub(crate) fn withdraw(round: u64) -> Withdraw {
+    Withdraw { target: target(round), dtype: DType::F32, op: Op::Sum, error_bytes: 99 }
+}
+
+fn target(round: u64) -> Target {
+    let SlotId { part, round } = slot(round);
+    Target { service: Service::DenseSum, epoch: EPOCH, part, round, attempt: 0 }
+}
+
+/// The same header for a part, and a body, of so many bytes.
+pub(crate) fn sized(part_bytes: u64, header: Contribute) -> Contribute {
+    let contribution = Contribution::First { body: Body::plain(part_bytes), checksum: None };
+    Contribute { part_bytes, contribution, ..header }
+}
+
+/// The same header with a checksum.
+pub(crate) fn checked(checksum: u32, header: Contribute) -> Contribute {
+    let contribution = Contribution::First { body: Body::plain(header.part_bytes), checksum: Some(checksum) };
+    Contribute { contribution, ..header }
+}
+
+/// The same header for another part of the tensor.
+pub(crate) fn in_part(index: u32, header: Contribute) -> Contribute {
+    let part = PartId { index, ..header.target.part };
+    Contribute { target: Target { part, ..header.target }, ..header }
+}
+
+/// The same header of a worker that believes in another membership.
+pub(crate) fn in_epoch(epoch: Epoch, header: Contribute) -> Contribute {
+    Contribute { target: Target { epoch, ..header.target }, ..header }
+}
+
+/// The same header of a repeat, after so many bytes of the sum landed on the contribution.
+pub(crate) fn again(landed: u64, header: Contribute) -> Contribute {
+    let contribution = Contribution::Resumed { body: Body::plain(header.part_bytes), landed };
+    Contribute { contribution, ..header }
+}
+
 /// A repeat after so many bytes of the sum landed on the contribution.
-fn resumed(round: u64, landed: u32) -> Header {
-    Header { flags: Flags::RESUMED, checksum: landed, ..header(round) }
+fn resumed(round: u64, landed: u64) -> Contribute {
+    again(landed, header(round))
 }
 
-fn broadcast(round: u64) -> Header {
-    Header { op: Op::Broadcast { root: WorkerId(0) }, ..header(round) }
+fn broadcast(round: u64) -> Contribute {
+    Contribute { op: Op::Broadcast { root: WorkerId(0) }, ..header(round) }
 }
 
-fn receiver(round: u64) -> Header {
-    Header { flags: Flags::NO_BODY, ..broadcast(round) }
+fn receiver(round: u64) -> Contribute {
+    Contribute { contribution: Contribution::Nothing, ..broadcast(round) }
 }
 
-fn weighted(weight: f64) -> Header {
-    Header { op: Op::WeightedMean, weight, ..header(0) }
+fn weighted(weight: f64) -> Contribute {
+    Contribute { op: Op::WeightedMean, weight, ..header(0) }
 }
 
 pub(crate) fn slot(round: u64) -> SlotId {

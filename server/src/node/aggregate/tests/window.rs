@@ -137,7 +137,6 @@ fn a_round_that_one_worker_skipped_ends_when_all_went_on() {
 fn parts_are_independent() {
     let mut world = World::of(1);
     world.push(0, header(0));
-    let other = PartId { index: 1, ..slot(0).part };
-    let exchange = world.push(0, Header { part: other, ..header(9) });
+    let exchange = world.push(0, in_part(1, header(9)));
     assert!(answered(&world.commands()).contains(&exchange));
 }
