@@ -1,4 +1,4 @@
-//! `gradlane-bench net` as a user starts it. Where there is no root or a tool is missing, each test says so and passes.
+//! `gradlane-bench net` as a user starts it. A test is skipped where it is not root or a tool is missing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,6 +8,10 @@ use std::time::Duration;
 
 use gradlane_core::runtime::Clock;
 use gradlane_core::types::Time;
+use skip::skip;
+
+#[path = "../../tests/harness/skip.rs"]
+pub mod skip;
 
 #[test]
 fn push_pull_on_shaped_links_is_set_against_the_optimum() {
@@ -121,14 +125,17 @@ fn bench(arguments: &[&str]) -> Command {
 
 fn skipped(output: &Output) -> bool {
     let text = stderr(output);
+    let says = |words: &[&str]| output.status.code() == Some(1) && words.iter().any(|word| text.contains(word));
     // Containers may have root and yet no right to make namespaces, or a kernel without the queue.
-    let why =
-        ["need root", "is not installed", "unshare --", "Operation not permitted", "qdisc kind is unknown", "nft -f"];
-    let skipped = output.status.code() == Some(1) && why.iter().any(|why| text.contains(why));
-    if skipped {
-        println!("SKIP: {}", text.trim());
-    }
-    skipped
+    let needs = if says(&["need root", "unshare --", "Operation not permitted"]) {
+        "needs root"
+    } else if says(&["is not installed", "qdisc kind is unknown", "nft -f"]) {
+        "needs shaped links"
+    } else {
+        return false;
+    };
+    skip(&format!("{needs}: {}", text.trim()));
+    true
 }
 
 /// All processes below one, at any depth.

@@ -5,6 +5,10 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use skip::skip;
+
+#[path = "../../tests/harness/skip.rs"]
+pub mod skip;
 
 #[test]
 fn push_pull_verifies_every_sum_of_every_type_and_operation() {
@@ -94,7 +98,7 @@ fn many_small_tensors_are_set_against_one_of_their_length() {
 fn mpi_does_the_same_work_where_it_is_installed() {
     let installed = |program: &str| Command::new(program).arg("--version").output().is_ok();
     if !installed("mpicc") || !installed("mpirun") {
-        println!("SKIP: no MPI");
+        skip("needs MPI");
         return;
     }
     let types = "f32,bf16,f16,i8";

@@ -7,6 +7,7 @@ pub mod error;
 pub mod types;
 
 pub mod config;
+pub mod metrics;
 
 // Floor 1: pure machines. No thread, socket, clock or environment; time and randomness are arguments.
 pub mod cluster;
@@ -30,3 +31,7 @@ pub mod runtime;
 pub mod engine;
 
 pub use error::{Code, Error, Result};
+
+#[cfg(test)]
+#[path = "../../tests/harness/skip.rs"]
+pub mod skip;

@@ -31,7 +31,7 @@ from gradlane._session import (
     shutdown,
     size,
 )
-from gradlane._status import layout, metrics, print_config
+from gradlane._status import layout, metrics, metrics_text, print_config
 from gradlane.errors import (
     AbortedError,
     AuthError,
@@ -93,6 +93,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "metrics",
+    "metrics_text",
     "node_rank",
     "num_nodes",
     "print_config",

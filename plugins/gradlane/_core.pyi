@@ -25,6 +25,22 @@ class _Launch(TypedDict):
     job: str
     join_timeout: float
 
+class _ErrorRow(TypedDict):
+    variant: str
+    exception: str
+    bases: list[str]
+    code: str
+    retryable: bool
+    doc: str
+    fields: list[tuple[str, str]]
+
+class _MetricRow(TypedDict):
+    scope: Literal["worker", "server"]
+    name: str
+    kind: Literal["counter", "gauge"]
+    unit: Literal["bytes"] | None
+    help: str
+
 @final
 class Session:
     """This process' membership in a job."""
@@ -101,6 +117,8 @@ class Session:
         """
     def barrier(self, name: str, timeout: float | None) -> None: ...
     def metrics(self) -> dict[str, int | float]: ...
+    def metrics_text(self) -> str:
+        """The same in Prometheus' text format."""
     def layout(self) -> str: ...
     def start_timeline(self, place: str | PathLike[str]) -> Path:
         """Records from now on what this worker does, in the file whose path is returned."""
@@ -165,6 +183,13 @@ def copy_seconds(
     direction: Literal["out", "in", "both"],
 ) -> float:
     """Seconds to copy memory of a device to pinned memory of the host, from there, or both at once, half of it each."""
+
+def metrics_table() -> list[_MetricRow]:
+    """What workers and servers count about themselves."""
+
+def error_table() -> list[_ErrorRow]:
+    """The native errors: their classes here and their fields with what each means."""
+
 def detect_launch(arguments: dict[str, str]) -> _Launch: ...
 def find_join(job: str, timeout: float) -> str: ...
 def config_report(arguments: dict[str, str]) -> str: ...

@@ -8,25 +8,24 @@ from gradlane import _core, _session
 
 
 def metrics() -> dict[str, int | float]:
-    """Counters and gauges of this worker since `init()`:
+    """Counters and gauges of this worker since `init()`, by name.
 
-    - `submissions`, `resolved`, `failed`: operations accepted, ended, and of these ended by an error.
-    - `pushes`, `pulls`: contributions sent, repeats included, and sums received; both count parts, not tensors.
-    - `push_bytes`, `pull_bytes`: what went to the servers and came from them, payload only.
-    - `header_bytes`: what went both ways beside the payload.
-    - `repeats`: exchanges that were repeated after a loss.
-    - `copied_bytes`: what was copied between buffers in this process. Over a network 0 for host tensors, which are sent
-      from where they lie; to a server on this machine every contribution once, into memory that the server reads.
-    - `local_sums`, `local_bytes`: parts that the workers of one machine reduced among themselves, without a server, and
-      their length.
-    - `d2h_bytes`, `h2d_bytes`: what was copied from CUDA devices to be sent, and of sums to them.
-    - `connections`: connections to servers that were made, again after a loss included.
-    - `shm_connections`: those of them that go through shared memory, to servers on this machine.
-    - `handles_live`: operations that have not ended.
-
-    A job of one sends nothing, and counts nothing.
+    `help(gradlane.metrics)` and the command `gradlane metrics` list them. A name ends with its unit. A job of one sends
+    nothing, and counts nothing.
     """
     return _session.session().metrics()
+
+
+def metrics_text() -> str:
+    """The values of `metrics()` in Prometheus' text format, with the worker's rank as a label.
+
+    Serve it under `/metrics`, or write it to a file that a collector reads.
+    """
+    return _session.session().metrics_text()
+
+
+_rows = (f"- `{row['name']}`: {row['help']}" for row in _core.metrics_table() if row["scope"] == "worker")
+metrics.__doc__ = "\n    ".join([str(metrics.__doc__).rstrip(), "", *_rows, ""])
 
 
 def layout() -> str:

@@ -1,15 +1,23 @@
 """What can go wrong, as exception classes.
 
 Every class carries `code`, one of the failure classes shared with the Rust side, and `retryable`. What a message says
-in words is also there as attributes, so that programs need not parse it. The native module raises through `_build`, the
-only place that knows which class stands for which native failure.
+in words is also there as attributes, so that programs need not parse it.
+
+The native errors are one table, in `core/src/error/table.rs`, which names the class of each. A class is written here
+where it has attributes of its own or is raised from Python. A class that is named in the table alone is made from its
+row.
 """
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from gradlane import _core
+
+if TYPE_CHECKING:
+    from gradlane._core import _ErrorRow
 
 __all__ = [
     "AbortedError",
@@ -274,30 +282,6 @@ class InternalError(Error):
     """A defect of Gradlane itself; please report it."""
 
 
-_OF_VARIANT: Mapping[str, type[Error]] = {
-    "InvalidArgument": InvalidArgumentError,
-    "Config": ConfigError,
-    "Mismatch": MismatchError,
-    "Stalled": StallError,
-    "Timeout": TimeoutError,
-    "PeerLost": PeerLostError,
-    "NotFormed": NotFormedError,
-    "DuplicateRank": DuplicateRankError,
-    "Incompatible": IncompatibleError,
-    "Fenced": FencedError,
-    "Auth": AuthError,
-    "Protocol": ProtocolError,
-    "Checksum": ChecksumError,
-    "Exhausted": ResourceExhaustedError,
-    "Unavailable": UnavailableError,
-    "FailedPrecondition": FailedPreconditionError,
-    "Cancelled": CancelledError,
-    "Io": UnavailableError,
-    "Internal": InternalError,
-    "Device": DeviceError,
-}
-
-
 def _build(variant: str, message: str, fields: Mapping[str, Any]) -> Error:
     """Makes the exception for a native failure.
 
@@ -311,3 +295,27 @@ def _build(variant: str, message: str, fields: Mapping[str, Any]) -> Error:
 
 def _restore(kind: type[Error], message: str, fields: Mapping[str, Any]) -> Error:
     return kind(message, **fields)
+
+
+def _class_of(row: _ErrorRow, module: dict[str, Any]) -> type[Error]:
+    """The class that `row` names: that of `module`, or else a new one with an attribute for each field of the error."""
+    if row["exception"] not in module:
+        bases = tuple(_base(name, module) for name in row["bases"])
+        fields = {name: _field(name, doc) for name, doc in row["fields"]}
+        about = {"code": row["code"], "retryable": row["retryable"], "__doc__": row["doc"], "__module__": __name__}
+        module[row["exception"]] = type(row["exception"], bases, fields | about)
+        module["__all__"].append(row["exception"])
+    kind: type[Error] = module[row["exception"]]
+    return kind
+
+
+def _base(name: str, module: dict[str, Any]) -> type:
+    kind: type = getattr(builtins, name.removeprefix("builtins.")) if name.startswith("builtins.") else module[name]
+    return kind
+
+
+def _field(name: str, doc: str) -> property:
+    return property(lambda error: error.fields.get(name), doc=doc)
+
+
+_OF_VARIANT = {row["variant"]: _class_of(row, globals()) for row in _core.error_table()}

@@ -15,6 +15,7 @@ mod fork;
 mod handle;
 mod launch;
 mod lent;
+mod metrics;
 mod owners;
 mod session;
 mod settings;
@@ -29,5 +30,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<batch::Batch>()?;
     module.add_class::<embedded::Embedded>()?;
     module.add_function(wrap_pyfunction!(copies::copy_seconds, module)?)?;
+    errors::register(module)?;
+    metrics::register(module)?;
     launch::register(module)
 }

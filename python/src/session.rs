@@ -9,6 +9,7 @@ use std::time::Duration;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{self, BatchSubmission, Engine, EngineOptions, Member, Submission, Thread};
 use gradlane_core::mem::Copies;
+use gradlane_core::metrics::{Instance, prometheus};
 use gradlane_core::runtime::process;
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::roads::Roads;
@@ -24,6 +25,7 @@ use crate::errors;
 use crate::fork::OwnProcess;
 use crate::handle::Handle;
 use crate::lent::{Lender, length};
+use crate::metrics;
 use crate::owners::Owners;
 use crate::settings::config;
 use crate::wait::{SLICE, duration, wait_interruptibly};
@@ -226,18 +228,13 @@ impl Session {
     /// Counters since the start.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.owners.release(py);
-        let counters = PyDict::new(py);
-        let snapshot = match &*self.place {
-            Place::Joined(engine) => engine.metrics().snapshot(),
-            // Nothing travels; the names are there all the same.
-            Place::Alone(_) => engine::Metrics::default().snapshot(),
-        };
-        let count = |name| snapshot.iter().find(|(counter, _)| *counter == name).map_or(0, |(_, value)| *value);
-        counters.set_item("handles_live", count("submissions").saturating_sub(count("resolved")))?;
-        for (name, value) in snapshot {
-            counters.set_item(name, value)?;
-        }
-        Ok(counters)
+        metrics::values(py, &self.counted())
+    }
+
+    /// The same in Prometheus' text format.
+    fn metrics_text(&self, py: Python<'_>) -> String {
+        self.owners.release(py);
+        prometheus(&[self.counted()])
     }
 
     /// The parts of every declared tensor, one a line.
@@ -304,6 +301,15 @@ impl Session {
         let (sender, receiver) = crossbeam_channel::unbounded();
         let finished = Finished { wanted: Arc::default(), sender, receiver };
         Self { place: OwnProcess::new(place), owners: Arc::default(), finished }
+    }
+
+    /// The metrics of this worker.
+    fn counted(&self) -> Instance {
+        match &*self.place {
+            Place::Joined(engine) => engine.metrics().instance(engine.rank().0),
+            // Nothing travels; the names are there all the same.
+            Place::Alone(_) => engine::Metrics::default().instance(0),
+        }
     }
 
     /// Submits by `submit`, which is given what is to be called in the end, and holds `owner` until then.

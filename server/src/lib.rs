@@ -17,4 +17,4 @@ mod os;
 mod signals;
 
 pub use embedded::{Embedded, EmbeddedOptions};
-pub use node::{Server, ServerOptions, ServerState, Stats};
+pub use node::{Server, ServerOptions, ServerState};

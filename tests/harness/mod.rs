@@ -15,4 +15,5 @@ pub mod random;
 pub mod relay;
 pub mod rounds;
 pub mod sim;
+pub mod skip;
 pub mod tap;

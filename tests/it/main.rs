@@ -27,6 +27,7 @@ mod seats;
 mod security;
 mod shapes;
 mod sim;
+mod skips;
 mod tidy;
 mod tiers;
 mod together;

@@ -14,7 +14,7 @@ const CRATES: [&str; 2] = ["python/src", "bench/src"];
 
 /// The floors of `core`, lowest first.
 const FLOORS: [&[&str]; 4] = [
-    &["types", "error", "config"],
+    &["types", "error", "config", "metrics"],
     &["wire", "reduce", "mem", "pipeline", "sched", "cluster"],
     &["cuda", "local", "collective", "device", "transport"],
     &["runtime", "engine"],

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +104,30 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         line = {"test": report.nodeid, "outcome": report.outcome, "text": report.longreprtext}
         with open(Path(os.environ[RESULTS], f"{rank}.jsonl"), "a") as results:
             results.write(json.dumps(line) + "\n")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Makes a skip for want of root a failure where CI is root: there the test can run."""
+    report = yield
+    is_root_on_ci = os.environ.get("CI") == "true" and os.geteuid() == 0
+    if report.skipped and is_root_on_ci and why_skipped(report).startswith("needs root"):
+        report.outcome = "failed"
+        report.longrepr = f"a test that CI runs as root was skipped: {why_skipped(report)}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Adds what was skipped to the file of `make test`, which ends with the count of the reasons."""
+    if "SKIPPED_TESTS" in os.environ and not IN_WORKER:
+        with open(os.environ["SKIPPED_TESTS"], "a") as file:
+            for report in terminalreporter.stats.get("skipped", []):
+                file.write(f"{report.nodeid}\t{why_skipped(report)}\n")
+
+
+def why_skipped(report: pytest.TestReport | pytest.CollectReport) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    return reason.removeprefix("Skipped: ")
 
 
 @dataclass

@@ -4,7 +4,7 @@ import builtins
 import pickle
 
 import pytest
-from gradlane import errors
+from gradlane import _core, errors
 
 
 def test_a_mismatch_names_both_sides():
@@ -53,6 +53,32 @@ def test_bad_arguments_are_value_errors_and_missing_features_not_implemented():
     assert issubclass(errors.InvalidArgumentError, ValueError)
     assert issubclass(errors.MismatchError, errors.InvalidArgumentError)
     assert issubclass(errors.UnsupportedError, NotImplementedError)
+
+
+@pytest.mark.parametrize("row", _core.error_table(), ids=lambda row: row["variant"])
+def test_every_class_is_as_the_table_of_native_errors_says(row):
+    kind = getattr(errors, row["exception"])
+    bases = [f"builtins.{base.__name__}" if base.__module__ == "builtins" else base.__name__ for base in kind.__bases__]
+    assert (bases, kind.code, kind.retryable) == (row["bases"], row["code"], row["retryable"])
+    assert kind.__name__ in errors.__all__
+
+
+def test_a_class_that_is_named_in_the_table_alone_is_made_from_its_row():
+    row = {
+        "variant": "Novelty",
+        "exception": "NoveltyError",
+        "bases": ["AbortedError", "builtins.KeyError"],
+        "code": "Aborted",
+        "retryable": False,
+        "doc": "It is new.",
+        "fields": [("what", "The new thing.")],
+    }
+    module = vars(errors) | {"__all__": []}
+    kind = errors._class_of(row, module)
+    assert issubclass(kind, errors.AbortedError) and issubclass(kind, KeyError)
+    assert (kind.__doc__, kind.what.__doc__, module["__all__"]) == ("It is new.", "The new thing.", ["NoveltyError"])
+    assert (kind("...", what="a moon").what, kind.code) == ("a moon", "Aborted")
+    assert errors._class_of(row, module) is kind
 
 
 @pytest.mark.parametrize("variant", sorted(errors._OF_VARIANT))

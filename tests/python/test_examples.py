@@ -6,6 +6,7 @@ import re
 import select
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,14 +55,22 @@ def test_digits_fails_the_check_of_a_training_that_is_too_short():
     assert run("digits.py", "--steps", "1", "--check").code == 1
 
 
-CAN_SHAPE = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare", "nsenter", "setpriv")))
+def missing_for_shaped_links() -> str:
+    """What keeps this machine from making shaped links; empty if it can."""
+    if not all(map(shutil.which, ("ip", "tc", "unshare", "nsenter", "setpriv"))):
+        return "needs iproute2 and util-linux"
+    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    return "" if made.returncode == 0 and os.geteuid() == 0 else "needs root"
+
+
+MISSING = missing_for_shaped_links()
 SMALL = ["--width", "0.1", "--steps", "1", "--turns", "1"]
 
 
 @pytest.mark.torch
 def test_overlap_compares_all_contenders_on_the_links_that_there_are(tmp_path):
     pytest.importorskip("torch")
-    links = ["--rate", "200mbit"] if CAN_SHAPE else []
+    links = ["--rate", "200mbit"] if not MISSING else []
     ended = run("overlap.py", *SMALL, *links, "--timeline", str(tmp_path / "overlap.json"))
     assert ended.code == 0, ended.output
     rows = ["compute alone", "send alone", "CrossBarrier", "DistributedDataParallel", "PyTorch's over Gloo"]
@@ -73,14 +82,14 @@ def test_overlap_compares_all_contenders_on_the_links_that_there_are(tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(CAN_SHAPE, reason="the links can be made here")
+@pytest.mark.skipif(not MISSING, reason="the links can be made here")
 def test_overlap_says_what_shaped_links_need():
     pytest.importorskip("torch")
     ended = run("overlap.py", *SMALL, "--rate", "1gbit")
     assert ended.code == 2 and re.search("need (root|.*install)", ended.output), ended.output
 
 
-@pytest.mark.skipif(not CAN_SHAPE, reason="needs root, iproute2 and util-linux")
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_machines_are_gone_when_their_maker_is_killed():
     script = f"""
 import signal, sys; sys.path.insert(0, {str(EXAMPLES)!r})
@@ -101,7 +110,7 @@ with Machines(2, "100mbit") as machines:
             os.close(end)
 
 
-@pytest.mark.skipif(not CAN_SHAPE, reason="needs root, iproute2 and util-linux")
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.parametrize("rate", ["fast", "1gb", "0gbit", "500gbit"])
 def test_a_rate_that_is_none_is_refused_with_an_example(rate):
     script = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); from shaped import Machines; Machines(1, {rate!r})"

@@ -24,6 +24,7 @@ def alone():
         gradlane.num_nodes,
         gradlane.barrier,
         gradlane.metrics,
+        gradlane.metrics_text,
         lambda: gradlane.push_pull(np.zeros(3, np.float32), "x"),
         lambda: gradlane.declare("x"),
         lambda: gradlane.allgather(b"x"),
@@ -90,13 +91,13 @@ def test_a_wrong_setting_is_named():
 
 
 def test_the_metrics_are_those_that_the_documentation_lists(alone):
-    documented = {
-        name
-        for line in gradlane.metrics.__doc__.splitlines()
-        if line.strip().startswith("- `")
-        for name in re.findall(r"`(\w+)`", line.split(":")[0])
-    }
-    assert set(gradlane.metrics()) == documented
+    documented = re.findall(r"^    - `(\w+)`: .*\.$", gradlane.metrics.__doc__, re.MULTILINE)
+    assert list(gradlane.metrics()) == documented
+
+
+def test_the_metrics_as_text_have_the_same_values(alone):
+    line = re.compile(r'^gradlane_worker_(\w+?)(?:_total)?\{rank="0"\} (\d+)$', re.MULTILINE)
+    assert {name: int(value) for name, value in line.findall(gradlane.metrics_text())} == gradlane.metrics()
 
 
 def test_print_config_tells_where_values_come_from(alone, capsys):

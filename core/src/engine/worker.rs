@@ -124,7 +124,7 @@ impl Engine {
         let shared = Arc::new(Shared::new(
             options.transport,
             options.device,
-            Metrics::new(options.copies),
+            Metrics::new(&options.copies),
             clock,
             settings,
             scheduler,

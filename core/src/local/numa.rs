@@ -98,7 +98,7 @@ const BITS: c_ulong = 1024 + 1;
 pub(crate) fn can_prefer() -> bool {
     let asked = Restored::preferring(0);
     if let Err(error) = &asked {
-        println!("SKIP: no memory policies here: {error}");
+        crate::skip::skip(&format!("needs memory policies of the kernel: {error}"));
     }
     asked.is_ok_and(|asked| asked.is_some())
 }

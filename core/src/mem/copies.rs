@@ -38,6 +38,16 @@ impl Copies {
         copy
     }
 
+    /// Copies that add to `counter`.
+    pub fn counted_in(counter: &Arc<AtomicU64>) -> Self {
+        Self(Arc::clone(counter))
+    }
+
+    /// The counter that copies add to.
+    pub fn counter(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.0)
+    }
+
     /// How many bytes were copied so far.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -57,5 +67,6 @@ mod tests {
         clone.copy(b"cde", &mut staged[2..]);
         assert_eq!((&staged, copies.bytes(), clone.bytes()), (b"abcde", 5, 5));
         assert_eq!((copies.to_vec(b"fg"), copies.bytes()), (b"fg".to_vec(), 7));
+        assert_eq!(Copies::counted_in(&copies.counter()).bytes(), 7);
     }
 }

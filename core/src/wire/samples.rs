@@ -6,7 +6,7 @@ use super::frame::{Health, Join, MemberStatus, Progress, Stall, Status};
 use super::{
     Body, Contribute, Contribution, Contributors, Encoding, Frame, Header, Reject, Service, Sum, Target, Withdraw,
 };
-use crate::error::{Claim, Error};
+use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
 use crate::types::{
     DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Role, Round, ServerId,
     Span, TensorKey, TensorSpec, Time, View, Wiring, WorkerId,
@@ -112,38 +112,44 @@ fn target() -> Target {
     }
 }
 
-/// One error of each variant, in the order of the declaration.
+/// One error of each variant, in the order of the declaration. A text is the name of its field.
 pub(super) fn errors() -> Vec<Error> {
-    let text = str::to_owned;
-    let claim = |rank, value| Claim { worker: WorkerId(rank), value: text(value) };
-    vec![
-        Error::InvalidArgument { what: text("what"), hint: text("hint") },
-        Error::Config { knob: text("knob"), problem: text("problem"), hint: text("hint") },
-        Error::Mismatch { tensor: text("t"), field: text("dtype"), first: claim(0, "a"), second: claim(1, "b") },
-        Error::Stalled {
-            tensor: text("t"),
-            round: Round(7),
-            missing: vec![WorkerId(1), WorkerId(2)],
-            waited: Duration::from_millis(10),
-            detail: text("detail"),
-        },
-        Error::Timeout { what: text("what"), waited: Duration::from_secs(1) },
-        Error::PeerLost { member: text("worker 2"), host: text("host"), cause: text("cause") },
-        Error::NotFormed { missing: vec![text("worker 0"), text("server 1")], waited: Duration::from_secs(300) },
-        Error::DuplicateRank { member: text("worker 1"), holder: text("holder") },
-        Error::Incompatible { field: text("field"), ours: text("1"), peer: text("peer"), theirs: text("2") },
-        Error::Fenced { current: Epoch { term: 2, number: 3 } },
-        Error::Auth { problem: text("problem"), hint: text("hint") },
-        Error::Protocol { peer: text("peer"), field: text("field"), problem: text("problem") },
-        Error::Checksum { tensor: text("t"), round: Round(8), from: text("worker 1") },
-        Error::Exhausted { what: text("what"), limit: text("4 GiB"), hint: text("hint") },
-        Error::Unavailable { what: text("what"), cause: text("cause") },
-        Error::FailedPrecondition { what: text("what"), hint: text("hint") },
-        Error::Cancelled,
-        Error::Io { what: text("what"), cause: text("cause") },
-        Error::Internal { what: text("what") },
-        Error::Device { device: text("device"), what: text("what"), cause: text("cause") },
-    ]
+    let error = |kind: &ErrorKind| Error::from_fields(kind.wire_code, &mut SampleFields).expect("samples never end");
+    ERRORS.iter().filter_map(error).collect()
+}
+
+struct SampleFields;
+
+impl FieldSource for SampleFields {
+    type Fault = std::convert::Infallible;
+
+    fn text(&mut self, field: &str) -> Result<String, Self::Fault> {
+        Ok(field.to_owned())
+    }
+
+    fn claim(&mut self, field: &str) -> Result<Claim, Self::Fault> {
+        Ok(Claim { worker: WorkerId(1), value: field.to_owned() })
+    }
+
+    fn round(&mut self, _: &str) -> Result<Round, Self::Fault> {
+        Ok(Round(7))
+    }
+
+    fn ranks(&mut self, _: &str) -> Result<Vec<WorkerId>, Self::Fault> {
+        Ok(vec![WorkerId(1), WorkerId(2)])
+    }
+
+    fn members(&mut self, field: &str) -> Result<Vec<String>, Self::Fault> {
+        Ok(vec![field.to_owned(), "server 1".to_owned()])
+    }
+
+    fn duration(&mut self, _: &str) -> Result<Duration, Self::Fault> {
+        Ok(Duration::from_millis(10))
+    }
+
+    fn epoch(&mut self, _: &str) -> Result<Epoch, Self::Fault> {
+        Ok(Epoch { term: 2, number: 3 })
+    }
 }
 
 /// A part of one piece: elements 4 to 12 of a tensor of half floats.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use gradlane_core::config::{Config, Origin, ProcessRole};
-use gradlane_core::{Error, Result, collective, cuda};
+use gradlane_core::{Error, Result, collective, cuda, metrics};
 use tracing_subscriber::EnvFilter;
 
 use crate::doctor;
@@ -69,6 +69,8 @@ enum Command {
     Status(Status),
     /// Show every setting, its value and where it came from
     Config(Report),
+    /// Show every metric that workers and servers have, its unit and meaning
+    Metrics,
     /// Look at this machine and say what to change
     Doctor(Doctor),
     /// Measure: reductions, transports, latency, kernels
@@ -174,6 +176,7 @@ impl Command {
                 let config = settings.load(None)?;
                 say(&if toml { config.to_toml() } else { config.report() })
             }
+            Self::Metrics => say(&metrics::report()),
             Self::Bench { words } => bench::run(&words),
             Self::Doctor(Doctor { settings, json }) => {
                 // A server's settings, because a worker's place is of no interest here.

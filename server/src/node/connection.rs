@@ -10,7 +10,8 @@ use bytes::Bytes;
 
 use gradlane_core::Error;
 use gradlane_core::error::Result;
-use gradlane_core::mem::Pool;
+use gradlane_core::mem::{Copies, Pool};
+use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::reduce::Kernels;
 use gradlane_core::runtime::{Clock, Membership, Timer};
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
@@ -21,14 +22,13 @@ use gradlane_core::wire::{Request, Service};
 use crate::node::accumulator::Workshop;
 use crate::node::aggregate::{Aggregator, AggregatorConfig, Command, SlotId, Step};
 use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
-use crate::node::stats::Stats;
 use crate::node::withdrawals::{Letters, Word};
 
 /// The data side of one server.
 pub(crate) struct DataPlane {
     clock: Clock,
     pool: Pool,
-    pub(crate) stats: Stats,
+    pub(crate) stats: ServerMetrics,
     state: Mutex<State>,
     /// Where the bodies go that are being received. A lock of its own, because bytes come more often than anything else.
     routes: Mutex<BTreeMap<ExchangeId, Route>>,
@@ -66,8 +66,8 @@ impl DataPlane {
         clock: Clock,
     ) -> Result<Arc<Self>> {
         let kernels = Kernels::detect();
-        let stats = Stats::default();
-        let copies = stats.copies().clone();
+        let stats = ServerMetrics::default();
+        let copies = Copies::counted_in(&stats.copied_bytes);
         let workshop =
             Workshop { kernels, pool: pool.clone(), copies, block_bytes: config.block_bytes, defect: config.defect };
         let plane = Arc::new(Self {
@@ -236,7 +236,7 @@ impl DataPlane {
             return word.into_iter().for_each(|word| self.read(exchange, word));
         }
         if let Some(Route { slot, worker }) = route {
-            self.stats.received(chunks.iter().map(|chunk| chunk.len() as u64).sum());
+            ServerMetrics::add(&self.stats.received_bytes, chunks.iter().map(|chunk| chunk.len() as u64).sum());
             self.lanes().submit(Job::Body { slot, worker, exchange, chunks });
             self.lanes().run();
         }
@@ -293,7 +293,7 @@ impl DataPlane {
                         Some(*exchange)
                     }
                     Step::Answer { header, .. } => {
-                        self.stats.sent(header.body.bytes);
+                        ServerMetrics::add(&self.stats.sent_bytes, header.body.bytes);
                         None
                     }
                     Step::Begin(_) | Step::Publish { .. } | Step::Seal | Step::Drop => None,

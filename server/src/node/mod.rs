@@ -11,8 +11,6 @@ mod connection;
 mod lanes;
 mod life;
 mod server;
-mod stats;
 
 pub use life::ServerState;
 pub use server::{Server, ServerOptions};
-pub use stats::Stats;

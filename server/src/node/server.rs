@@ -7,7 +7,8 @@ use std::time::Duration;
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
 use gradlane_core::config::{Config, RoadChoice};
 use gradlane_core::local::SharedGround;
-use gradlane_core::mem::{Ground, Pool};
+use gradlane_core::mem::{Copies, Ground, Pool};
+use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::quic::Credentials;
@@ -62,7 +63,13 @@ impl Server {
             RoadChoice::Auto | RoadChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
         };
         Self::start_at(options, pool, |ServerOptions { config, coordinator, credentials, .. }, plane| {
-            let (listener, door) = roads::bind(config, credentials, &ground, plane.stats.copies(), plane.inbox())?;
+            let (listener, door) = roads::bind(
+                config,
+                credentials,
+                &ground,
+                &Copies::counted_in(&plane.stats.copied_bytes),
+                plane.inbox(),
+            )?;
             let address = process::announced(&listener.address, config.advertise.as_deref(), coordinator);
             Ok((listener, Entrance { address, door }))
         })
@@ -129,7 +136,7 @@ impl Server {
     }
 
     /// Bytes in and out.
-    pub fn stats(&self) -> &crate::node::stats::Stats {
+    pub fn stats(&self) -> &ServerMetrics {
         &self.plane.stats
     }
 

@@ -9,6 +9,7 @@ use super::*;
 use crate::cuda::{Driver, fake};
 use crate::mem::Ordinal;
 use crate::reduce;
+use crate::skip::skip;
 use crate::types::{Op, Span};
 
 /// Unusual ones too: nothing, exact and inexact, subnormal after the product, out of a half's range.
@@ -51,7 +52,7 @@ fn integers_are_divided_as_on_the_host() {
 fn a_real_device_computes_as_the_host_does() {
     // Not as usual: the fake driver answers to the usual name once it is mapped.
     let Ok(driver) = Driver::load(Some(Path::new("libcuda.so.1"))) else {
-        println!("SKIP: no CUDA device");
+        skip("needs a CUDA device");
         return;
     };
     let context = driver.device(Ordinal(0)).unwrap();

@@ -1,0 +1,352 @@
+//! The one table of errors. A row makes the variant of [`Error`], its text, its class, its code on the wire, its encoding and its
+//! exception in Python. To add an error, add a row.
+
+use std::time::Duration;
+
+use super::fields::{Claim, Field, FieldSource, FieldType};
+use crate::types::{Epoch, Round, WorkerId};
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct ErrorKind {
+    /// The name of the variant of [`Error`].
+    pub variant: &'static str,
+    /// The number by which other processes know the variant. It never changes.
+    pub wire_code: u8,
+    /// The class of the failure.
+    pub code: Code,
+    /// The class in the Python module `gradlane.errors`.
+    pub exception: &'static str,
+    /// The base classes of [`exception`](Self::exception): those of `gradlane.errors` by name, those of Python as `builtins.ValueError`.
+    pub bases: &'static [&'static str],
+    /// What the error means.
+    pub doc: &'static str,
+    /// The names of the fields and what they mean, in the order in which they travel.
+    pub fields: &'static [(&'static str, &'static str)],
+}
+
+/// Makes [`Error`] and [`ERRORS`]. A row reads
+/// `wire code: Variant of Code, raised as "Exception"("Base", ...) { fields }`, below its documentation and its text.
+macro_rules! errors {
+    ($(
+        $(#[doc = $doc:literal])+
+        #[error($($text:tt)+)]
+        $wire_code:literal: $variant:ident of $code:ident, raised as $exception:literal($($base:literal),+) $({ $(
+            $(#[doc = $field_doc:literal])+
+            $field:ident: $type:ty,
+        )+ })?
+    )+) => {
+        /// A failure. It holds fields, not a sentence, so that callers can act on them; `Display` makes the sentence.
+        #[derive(Clone, PartialEq, Debug, thiserror::Error)]
+        pub enum Error {$(
+            $(#[doc = $doc])+
+            #[error($($text)+)]
+            $variant $({ $(
+                $(#[doc = $field_doc])+
+                $field: $type,
+            )+ })?,
+        )+}
+
+        /// Every variant of [`Error`], in the order of the declaration.
+        pub const ERRORS: &[ErrorKind] = &[$(
+            ErrorKind {
+                variant: stringify!($variant),
+                wire_code: $wire_code,
+                code: Code::$code,
+                exception: $exception,
+                bases: &[$($base),+],
+                doc: concat!($($doc),+).trim_ascii(),
+                fields: &[$($((stringify!($field), concat!($($field_doc),+).trim_ascii())),+)?],
+            },
+        )+];
+
+        impl Error {
+            /// The row of this failure's variant.
+            pub fn kind(&self) -> &'static ErrorKind {
+                let wire_code = match self {
+                    $(Self::$variant { .. } => $wire_code,)+
+                };
+                ERRORS.iter().find(|kind| kind.wire_code == wire_code).expect("the table has every variant")
+            }
+
+            /// The names and values of the fields, in the order of the declaration.
+            pub fn fields(&self) -> Vec<(&'static str, Field<'_>)> {
+                match self {
+                    $(Self::$variant { $($($field),+)? } => vec![$($((stringify!($field), $field.as_field())),+)?],)+
+                }
+            }
+
+            /// The error whose variant has the code `wire_code`, with its fields read from `source` in the order of the declaration.
+            /// `None` if no variant has that code; then nothing was read.
+            ///
+            /// # Errors
+            /// The fault that `source` reports.
+            pub fn from_fields<S: FieldSource>(wire_code: u8, source: &mut S) -> Result<Option<Self>, S::Fault> {
+                Ok(Some(match wire_code {
+                    $($wire_code => Self::$variant { $($($field: FieldType::read(source, stringify!($field))?),+)? },)+
+                    _ => return Ok(None),
+                }))
+            }
+        }
+    };
+}
+
+// The code 16 belonged to an error that exists no more; no other may have it.
+errors! {
+    /// An argument of a call has no meaning here.
+    #[error("{what}; {hint}")]
+    1: InvalidArgument of InvalidArgument, raised as "InvalidArgumentError"("Error", "builtins.ValueError") {
+        /// The argument that was given.
+        what: String,
+        /// What to give instead.
+        hint: String,
+    }
+    /// A setting is unknown, malformed, out of range or in conflict with another.
+    #[error("setting {knob}: {problem}; {hint}")]
+    2: Config of InvalidArgument, raised as "ConfigError"("InvalidArgumentError") {
+        /// The setting as the user wrote it.
+        knob: String,
+        /// What is wrong with it.
+        problem: String,
+        /// What to do.
+        hint: String,
+    }
+    /// Workers disagree about a tensor. Every worker gets this same error.
+    #[error("tensor {tensor}: {} has {field} {}, {} has {field} {}; make them equal on all workers or use another name", first.worker, first.value, second.worker, second.value)]
+    3: Mismatch of InvalidArgument, raised as "MismatchError"("InvalidArgumentError") {
+        /// The tensor's name, or its key where the name is not known.
+        tensor: String,
+        /// `dtype`, `shape`, `op`, `length` or `name`.
+        field: String,
+        /// The declaration that came first.
+        first: Claim,
+        /// The declaration that differs from it.
+        second: Claim,
+    }
+    /// Some workers did not contribute within the step timeout.
+    #[error("tensor {tensor}, {round}: no contribution from {} after {:.1} s; {detail}", ranks(missing), waited.as_secs_f64())]
+    4: Stalled of DeadlineExceeded, raised as "StallError"("TimeoutError") {
+        /// The tensor's name, or its key where the name is not known.
+        tensor: String,
+        /// The sum that did not end.
+        round: Round,
+        /// The ranks that did not contribute.
+        missing: Vec<WorkerId>,
+        /// How long the others waited for them.
+        waited: Duration,
+        /// What the missing ranks did last, as far as it is known.
+        detail: String,
+    }
+    /// A deadline of the caller passed; the operation was abandoned.
+    #[error("{what}: not done after {:.1} s", waited.as_secs_f64())]
+    5: Timeout of DeadlineExceeded, raised as "TimeoutError"("Error", "builtins.TimeoutError") {
+        /// The operation.
+        what: String,
+        /// How long the caller waited for it.
+        waited: Duration,
+    }
+    /// A member of the job died or cannot be reached.
+    #[error("lost {member} on {host}: {cause}")]
+    6: PeerLost of Aborted, raised as "PeerLostError"("AbortedError") {
+        /// `worker 2`, `server 0` or `coordinator`.
+        member: String,
+        /// Its host and process, as it announced them.
+        host: String,
+        /// The first evidence of the loss.
+        cause: String,
+    }
+    /// The job did not form in time.
+    #[error("the job did not form within {:.1} s: missing {}; start them, or check that they use the same join string", waited.as_secs_f64(), missing.join(", "))]
+    7: NotFormed of DeadlineExceeded, raised as "NotFormedError"("TimeoutError") {
+        /// The members that did not come, such as `worker 2` and `server 1`.
+        missing: Vec<String>,
+        /// How long the others waited for them.
+        waited: Duration,
+    }
+    /// Two processes want one rank.
+    #[error("{member} is taken by {holder}; give each process its own rank, or none to have one assigned")]
+    8: DuplicateRank of AlreadyExists, raised as "DuplicateRankError"("Error") {
+        /// The rank that both want.
+        member: String,
+        /// Host and process that have it.
+        holder: String,
+    }
+    /// A process of another job size, version or configuration tried to join.
+    #[error("{field} differs: this process has {ours}, {peer} has {theirs}; start all processes of a job alike")]
+    9: Incompatible of FailedPrecondition, raised as "IncompatibleError"("FailedPreconditionError") {
+        /// What differs: `protocol version`, `number of workers`, …
+        field: String,
+        /// The value in this process.
+        ours: String,
+        /// The other process.
+        peer: String,
+        /// The value in the other process.
+        theirs: String,
+    }
+    /// This process belongs to a membership that has passed: the others declared it dead or replaced it.
+    #[error("fenced: this process belongs to a membership before {current}; restart it to join again")]
+    10: Fenced of Fenced, raised as "FencedError"("AbortedError") {
+        /// The membership now.
+        current: Epoch,
+    }
+    /// The peer did not prove its identity, or it is not permitted to do this.
+    #[error("authentication: {problem}; {hint}")]
+    11: Auth of Unauthenticated, raised as "AuthError"("Error") {
+        /// What failed.
+        problem: String,
+        /// What to do.
+        hint: String,
+    }
+    /// A peer broke the protocol. Its connection is closed; no other connection is.
+    #[error("protocol: {peer} sent a frame whose {field} {problem}")]
+    12: Protocol of Aborted, raised as "ProtocolError"("AbortedError") {
+        /// The sender.
+        peer: String,
+        /// The offending field.
+        field: String,
+        /// What is wrong with it.
+        problem: String,
+    }
+    /// Bytes changed on their way: the checksum does not match.
+    #[error("tensor {tensor}, {round}: checksum mismatch in what {from} sent; memory or software fault on the way")]
+    13: Checksum of DataLoss, raised as "ChecksumError"("Error") {
+        /// The tensor's name, or its key where the name is not known.
+        tensor: String,
+        /// The sum that the bytes belong to.
+        round: Round,
+        /// The sender.
+        from: String,
+    }
+    /// A limit would be exceeded; nothing was changed.
+    #[error("{what}: limit {limit} reached; {hint}")]
+    14: Exhausted of ResourceExhausted, raised as "ResourceExhaustedError"("Error") {
+        /// The resource.
+        what: String,
+        /// Its limit, with unit.
+        limit: String,
+        /// What to do.
+        hint: String,
+    }
+    /// The peer is there but cannot answer now; the same call may succeed later.
+    #[error("{what} is not reachable now: {cause}")]
+    15: Unavailable of Unavailable, raised as "UnavailableError"("Error") {
+        /// The peer.
+        what: String,
+        /// Why it cannot answer.
+        cause: String,
+    }
+    /// The call does not fit the state: before `init`, after `shutdown`, a server that drains.
+    #[error("{what}; {hint}")]
+    17: FailedPrecondition of FailedPrecondition, raised as "FailedPreconditionError"("Error") {
+        /// The state that forbids the call.
+        what: String,
+        /// What to call first.
+        hint: String,
+    }
+    /// The caller cancelled the operation.
+    #[error("cancelled by the caller")]
+    18: Cancelled of Cancelled, raised as "CancelledError"("Error")
+    /// The operating system refused.
+    #[error("{what}: {cause}")]
+    19: Io of Unavailable, raised as "UnavailableError"("Error") {
+        /// What was tried.
+        what: String,
+        /// The system's words.
+        cause: String,
+    }
+    /// A defect of Gradlane itself.
+    #[error("internal error: {what}; please report it")]
+    20: Internal of Internal, raised as "InternalError"("Error") {
+        /// The rule that was violated.
+        what: String,
+    }
+    /// A device, or a library that drives it, failed; nothing more can be done on it in this process.
+    #[error("{device}: {what} failed: {cause}")]
+    21: Device of Aborted, raised as "DeviceError"("AbortedError") {
+        /// The device, such as `cuda:0`.
+        device: String,
+        /// What was tried.
+        what: String,
+        /// The fault in words, with the library's own code for it.
+        cause: String,
+    }
+}
+
+/// The classes of failure, equal in Rust and Python; gRPC's well-known names.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Code {
+    /// The caller gave something without meaning.
+    InvalidArgument,
+    /// Another process has it.
+    AlreadyExists,
+    /// The state forbids it.
+    FailedPrecondition,
+    /// The job, the peer or the device ended.
+    Aborted,
+    /// It was not done in time.
+    DeadlineExceeded,
+    /// It cannot be done now.
+    Unavailable,
+    /// A limit was reached.
+    ResourceExhausted,
+    /// The caller cancelled.
+    Cancelled,
+    /// A message of a past membership.
+    Fenced,
+    /// The identity is not proven.
+    Unauthenticated,
+    /// Bytes changed on their way.
+    DataLoss,
+    /// A defect of Gradlane.
+    Internal,
+}
+
+impl Code {
+    /// Whether the same call may succeed later without anything else being changed.
+    pub fn retryable(self) -> bool {
+        match self {
+            Self::Unavailable | Self::ResourceExhausted => true,
+            Self::InvalidArgument
+            | Self::AlreadyExists
+            | Self::FailedPrecondition
+            | Self::Aborted
+            | Self::DeadlineExceeded
+            | Self::Cancelled
+            | Self::Fenced
+            | Self::Unauthenticated
+            | Self::DataLoss
+            | Self::Internal => false,
+        }
+    }
+}
+
+fn ranks(missing: &[WorkerId]) -> String {
+    let numbers: Vec<String> = missing.iter().map(|worker| worker.0.to_string()).collect();
+    format!("rank{} {}", if numbers.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    #[test]
+    fn names_and_wire_codes_are_unique_and_everything_is_documented() {
+        let (mut codes, mut variants) = (BTreeSet::from([16]), BTreeSet::new());
+        for kind in ERRORS {
+            assert!(codes.insert(kind.wire_code), "the wire code {} of {} is taken", kind.wire_code, kind.variant);
+            assert!(variants.insert(kind.variant), "{} twice", kind.variant);
+            assert!(kind.doc.ends_with('.'), "{}: {}", kind.variant, kind.doc);
+        }
+    }
+
+    #[test]
+    fn rows_that_share_an_exception_say_the_same_of_it() {
+        let mut said = BTreeMap::new();
+        for kind in ERRORS {
+            let of_exception = (kind.bases, kind.code);
+            assert_eq!(*said.entry(kind.exception).or_insert(of_exception), of_exception, "{}", kind.exception);
+        }
+    }
+}

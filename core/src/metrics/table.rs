@@ -1,0 +1,244 @@
+//! The one table of metrics. A row makes the counter, its reader, its place in a snapshot, its name in Prometheus and its
+//! documentation. To add a metric, add a row.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A row of the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Metric {
+    /// What has this metric: `worker` or `server`.
+    pub scope: &'static str,
+    /// The label that tells several of that scope apart, such as `rank`.
+    pub label: &'static str,
+    /// Its name in snapshots and in Python. It ends with the unit, if it has one.
+    pub name: &'static str,
+    /// How its value moves.
+    pub kind: Kind,
+    /// What its value counts.
+    pub unit: Unit,
+    /// What it means.
+    pub help: &'static str,
+}
+
+/// How the value of a metric moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// It only grows.
+    Counter,
+    /// It grows and shrinks.
+    Gauge,
+}
+
+impl Kind {
+    /// Its name, which is also that in Prometheus.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+        }
+    }
+}
+
+/// What the value of a metric counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unit {
+    /// Events or things.
+    Count,
+    /// Bytes.
+    Bytes,
+}
+
+impl Unit {
+    /// Its name, in the plural; none for a plain count.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Self::Count => None,
+            Self::Bytes => Some("bytes"),
+        }
+    }
+}
+
+/// The values of one worker or server at one time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Instance {
+    /// The scope of its metrics.
+    pub scope: &'static str,
+    /// The value of the scope's label, such as the worker's rank.
+    pub label: String,
+    /// Every metric of the scope by name.
+    pub values: Vec<(&'static str, u64)>,
+}
+
+/// Makes a structure of counters for each scope, and [`METRICS`]. A counter's row reads `name: Counter of Unit;`, below its documentation.
+/// A counter that others hold too has `, shared` behind its unit. A gauge is computed: `name: Gauge of Unit = |metrics| value;`.
+macro_rules! metrics {
+    ($(
+        $(#[doc = $scope_doc:literal])+
+        $scope:literal by $label:literal: $set:ident {
+            $(
+                $(#[doc = $help:literal])+
+                $name:ident: Counter of $unit:ident $(, $shared:ident)?;
+            )+
+        }
+        computed {
+            $(
+                $(#[doc = $gauge_help:literal])+
+                $gauge:ident: Gauge of $gauge_unit:ident = $value:expr;
+            )*
+        }
+    )+) => {
+        /// Every metric, by scope.
+        pub const METRICS: &[Metric] = &[$(
+            $(metrics!(@row $scope, $label, $name, Counter, $unit, $($help),+),)+
+            $(metrics!(@row $scope, $label, $gauge, Gauge, $gauge_unit, $($gauge_help),+),)*
+        )+];
+
+        $(
+            $(#[doc = $scope_doc])+
+            #[derive(Default, Debug)]
+            pub struct $set {$(
+                $(#[doc = $help])+
+                pub $name: metrics!(@cell $($shared)?),
+            )+}
+
+            impl $set {
+                /// Adds `by` to `counter`, one of the fields.
+                pub fn add(counter: &AtomicU64, by: u64) {
+                    counter.fetch_add(by, Ordering::Relaxed);
+                }
+
+                $(
+                    $(#[doc = $help])+
+                    pub fn $name(&self) -> u64 {
+                        self.$name.load(Ordering::Relaxed)
+                    }
+                )+
+
+                $(
+                    $(#[doc = $gauge_help])+
+                    pub fn $gauge(&self) -> u64 {
+                        let value: fn(&Self) -> u64 = $value;
+                        value(self)
+                    }
+                )*
+
+                /// Every metric with its name, in the order of the table.
+                pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
+                    vec![$((stringify!($name), self.$name()),)+ $((stringify!($gauge), self.$gauge()),)*]
+                }
+
+                /// The values now, of the one that `label` names.
+                pub fn instance(&self, label: impl Display) -> Instance {
+                    Instance { scope: $scope, label: label.to_string(), values: self.snapshot() }
+                }
+            }
+        )+
+    };
+    (@row $scope:literal, $label:literal, $name:ident, $kind:ident, $unit:ident, $($help:literal),+) => {
+        Metric {
+            scope: $scope,
+            label: $label,
+            name: stringify!($name),
+            kind: Kind::$kind,
+            unit: Unit::$unit,
+            help: concat!($($help),+).trim_ascii(),
+        }
+    };
+    (@cell) => { AtomicU64 };
+    (@cell shared) => { Arc<AtomicU64> };
+}
+
+metrics! {
+    /// What one worker counted since its engine started.
+    "worker" by "rank": WorkerMetrics {
+        /// Operations accepted.
+        submissions: Counter of Count;
+        /// Operations that ended, with a result or with an error.
+        resolved: Counter of Count;
+        /// Operations that ended with an error.
+        failed: Counter of Count;
+        /// Contributions sent to servers, repeats included. Counts parts, not tensors.
+        pushes: Counter of Count;
+        /// Bytes of the contributions, without headers.
+        push_bytes: Counter of Bytes;
+        /// Sums received from servers. Counts parts, not tensors.
+        pulls: Counter of Count;
+        /// Bytes of the sums, without headers.
+        pull_bytes: Counter of Bytes;
+        /// Bytes of the headers of contributions and sums.
+        header_bytes: Counter of Bytes;
+        /// Contributions sent again after a loss.
+        repeats: Counter of Count;
+        /// Parts that the workers of one machine reduced among themselves, whether the sums went on to a server or not.
+        local_sums: Counter of Count;
+        /// Bytes of these parts.
+        local_bytes: Counter of Bytes;
+        /// Bytes copied from devices, to be sent.
+        d2h_bytes: Counter of Bytes;
+        /// Bytes of sums copied to devices.
+        h2d_bytes: Counter of Bytes;
+        /// Connections made to servers, again after a loss included.
+        connections: Counter of Count;
+        /// Connections among them that go through shared memory, to servers on this machine.
+        shm_connections: Counter of Count;
+        /// Bytes copied between buffers of this process. Over a network it stays 0 for tensors in host memory, because they are sent from
+        /// where they lie. To a server on this machine each contribution is copied once, into memory that the server reads.
+        copied_bytes: Counter of Bytes, shared;
+    }
+    computed {
+        /// Operations that have not ended.
+        handles_live: Gauge of Count = |metrics| metrics.submissions().saturating_sub(metrics.resolved());
+    }
+
+    /// What one server counted since its start.
+    "server" by "server": ServerMetrics {
+        /// Bytes of contributions that arrived, those of repeats too.
+        received_bytes: Counter of Bytes;
+        /// Bytes of sums handed over to the transport.
+        sent_bytes: Counter of Bytes;
+        /// Bytes copied between the buffer in which they arrived and their accumulator, or between that and the buffer from which they are
+        /// sent. Additions do not count, nor does the first write of an accumulator.
+        copied_bytes: Counter of Bytes, shared;
+    }
+    computed {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_snapshot_has_the_rows_of_its_scope_in_their_order() {
+        for instance in [WorkerMetrics::default().instance(0), ServerMetrics::default().instance(0)] {
+            let rows = METRICS.iter().filter(|metric| metric.scope == instance.scope).map(|metric| metric.name);
+            assert_eq!(rows.collect::<Vec<_>>(), instance.values.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn what_is_added_through_any_holder_of_a_counter_is_read() {
+        let metrics = WorkerMetrics::default();
+        let shared = Arc::clone(&metrics.copied_bytes);
+        WorkerMetrics::add(&metrics.copied_bytes, 3);
+        WorkerMetrics::add(&shared, 4);
+        WorkerMetrics::add(&metrics.submissions, 5);
+        WorkerMetrics::add(&metrics.resolved, 2);
+        assert_eq!((metrics.copied_bytes(), metrics.submissions(), metrics.handles_live()), (7, 5, 3));
+        assert!(metrics.snapshot().contains(&("copied_bytes", 7)));
+    }
+
+    #[test]
+    fn names_are_unique_end_with_their_unit_and_are_documented() {
+        let mut names = BTreeSet::new();
+        for metric in METRICS {
+            assert!(names.insert((metric.scope, metric.name)), "{} twice", metric.name);
+            let unit = metric.name.ends_with("_bytes").then_some("bytes");
+            assert_eq!(unit, metric.unit.name(), "{}", metric.name);
+            assert!(metric.help.ends_with('.'), "{}: {}", metric.name, metric.help);
+        }
+    }
+}

@@ -1,0 +1,31 @@
+"""Skipped tests are counted, and those that CI can run as root are not skipped there."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from processes import run_all
+
+TESTS = """
+import pytest
+
+def test_that_needs_root():
+    pytest.skip("needs root: a namespace")
+
+def test_that_needs_a_program():
+    pytest.skip("needs a program")
+"""
+
+
+@pytest.mark.parametrize("ci", ["true", "false"])
+def test_a_skip_for_want_of_root_fails_where_ci_is_root_and_nowhere_else(ci, tmp_path):
+    (tmp_path / "test_some.py").write_text(TESTS)
+    env = {"CI": ci, "SKIPPED_TESTS": str(tmp_path / "skipped"), "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", str(tmp_path)]
+    [ended] = run_all([(command, env)], timeout=60.0, cwd=tmp_path)
+    fails = ci == "true" and os.geteuid() == 0
+    assert ended.code == (1 if fails else 0), ended.output
+    assert ("1 failed, 1 skipped" if fails else "2 skipped") in ended.output
+    skipped = [line.split("\t")[1] for line in (tmp_path / "skipped").read_text().splitlines()]
+    assert skipped == ["needs a program"] if fails else ["needs root: a namespace", "needs a program"]
