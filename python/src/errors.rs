@@ -29,6 +29,7 @@ pub(crate) fn build<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, 
             Field::Ranks(ranks) => fields.set_item(name, ranks.iter().map(|worker| worker.0).collect::<Vec<_>>())?,
             Field::Members(members) => fields.set_item(name, members)?,
             Field::Duration(duration) => fields.set_item(name, duration.as_secs_f64())?,
+            Field::Number(number) => fields.set_item(name, number)?,
             Field::Epoch(epoch) => fields.set_item(name, epoch.to_string())?,
         }
     }

@@ -14,6 +14,7 @@ pub mod launch;
 mod ending;
 mod exit;
 mod os;
+mod private_file;
 mod signals;
 
 pub use embedded::{Embedded, EmbeddedOptions};

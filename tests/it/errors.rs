@@ -144,7 +144,7 @@ fn replace_a_process() -> Error {
     let embedded = Embedded::start(EmbeddedOptions { config: config(&[]), workers: 2, servers: 1 }).unwrap();
     let join = embedded.join_string();
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, PATIENCE).unwrap());
-    let seated = || embedded.status().unwrap().view.workers().next().map(|member| member.incarnation);
+    let seated = || embedded.status().unwrap().view.workers().next().map(|member| member.process.incarnation);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| live(join, &credentials));
         eventually("the first life has a seat", seated);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crossbeam_channel::unbounded;
 use gradlane_core::Error;
 use gradlane_core::transport::quic::{ControlEvent, ControlLink, Credentials, vandal};
-use gradlane_core::types::{DType, Incarnation, MachineId, Op, PartId, Round, TensorKey, Time, WorkerId};
-use gradlane_core::types::{Epoch, Phase, Role, View, Wiring};
+use gradlane_core::types::{DType, Incarnation, Op, PartId, Process, Round, TensorKey, Time, WorkerId};
+use gradlane_core::types::{Epoch, Phase, Role, View};
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_core::wire::{
     Body, Contribute, Contribution, Contributors, Frame, Header, Reply, Request, Service, Sum, Target, VERSION, reject,
@@ -116,15 +116,9 @@ fn frames_that_nobody_may_send_end_their_link_and_nothing_else() {
     let join = cluster.embedded.join_string();
     let member = Credentials::enroll(join, Role::Worker, PATIENCE).unwrap();
     let claim = Join {
-        role: Role::Coordinator,
-        incarnation: Incarnation(1),
+        process: Process::new(Role::Coordinator, Incarnation(1)),
         requested: None,
-        host: String::new(),
-        pid: 0,
-        address: String::new(),
-        machine: MachineId::UNKNOWN,
-        door: String::new(),
-        wiring: Wiring::default(),
+        epoch: None,
         workers: 0,
         servers: 0,
     };

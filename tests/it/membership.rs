@@ -1,4 +1,4 @@
-//! Who is a member, and what everybody hears when one is lost.
+//! Which processes are members, and what all members hear when one is lost.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ fn a_rank_is_given_once_and_who_wants_it_too_hears_who_has_it() {
     let join = embedded.join_string();
     let mut first = worker(&["puppet"], join, Some(0), 2, &[]);
     let seated = || embedded.status().unwrap().view.workers().next().cloned();
-    assert_eq!(eventually("it has a seat", seated).pid, first.pid());
+    assert_eq!(eventually("it has a seat", seated).process.pid, first.pid());
     let Err(Error::DuplicateRank { member, holder }) = join_as(&config(&[]), join, Some(0), 2) else {
         panic!("a rank was given twice")
     };
@@ -132,7 +132,7 @@ fn a_worker_that_stays_silent_is_lost_and_the_status_says_who_and_where() {
 
     let status = job.embedded.status().unwrap();
     assert_eq!(status.members[1].health, Health::Dead);
-    assert_eq!(status.view.members[1].pid, pid);
+    assert_eq!(status.view.members[1].process.pid, pid);
     assert!(matches!(status.view.phase, Phase::Aborted(Error::PeerLost { member, .. }) if member == "worker 1"));
 }
 
@@ -145,7 +145,7 @@ fn the_status_matches_the_truth_before_and_after_a_kill() {
     let look = || status(&join.address, &visitor, PATIENCE).unwrap();
     let before = look();
     assert_eq!(before.view.phase, Phase::Running);
-    let members: Vec<_> = before.view.members.iter().map(|member| (member.name(), member.pid)).collect();
+    let members: Vec<_> = before.view.members.iter().map(|member| (member.name(), member.process.pid)).collect();
     let here = std::process::id();
     let pids: Vec<u32> = job.puppets.iter().map(|puppet| puppet.pid()).chain([here, here]).collect();
     let names = ["worker 0", "worker 1", "worker 2", "server 0", "server 1"].map(str::to_owned);
@@ -271,6 +271,49 @@ fn a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_l
 }
 
 #[test]
+fn the_members_of_a_job_whose_coordinator_was_started_again_end_at_once_and_the_new_job_forms_without_them() {
+    let home = tempfile::tempdir().unwrap();
+    // So patient that silence cannot be what ends them.
+    let settings = &[("control_lost_timeout", "1h")];
+    let start = |bind: &str| {
+        let line = ["coordinator", "-n", "2", "-s", "1", "--bind", bind];
+        let mut coordinator = Process::start(Path::new(ACTOR), &line, home.path(), &[]);
+        let join = coordinator.line().strip_prefix("GRADLANE_JOIN=").expect("its first word").parse().unwrap();
+        (coordinator, join)
+    };
+    let members = |join: &JoinString| {
+        let server = server(join, 0, settings);
+        let mut workers = [0, 1].map(|rank| worker(&["puppet"], join, Some(rank), 2, settings));
+        for (rank, worker) in workers.iter_mut().enumerate() {
+            assert_eq!(worker.line(), format!("joined {rank}"));
+        }
+        (server, workers)
+    };
+    let (mut former, join): (_, JoinString) = start("127.0.0.1:0");
+    let (mut server, mut workers) = members(&join);
+    former.signal("KILL");
+    former.end();
+
+    let (_coordinator, again) = start(&join.address);
+    assert_eq!(again, join, "members dial it where the former one was");
+    let clock = Clock::start();
+    for worker in &mut workers {
+        worker.order("barrier epoch 3600000");
+        let answer = worker.line();
+        assert!(answer.starts_with(&format!("failed {:?} ", Code::Fenced)), "{answer}");
+        assert!(answer.contains("the job of term 1") && answer.contains("leads that of term 2"), "{answer}");
+        assert!(answer.ends_with("start all processes of the job again"), "{answer}");
+    }
+    report("members of a former start were refused", elapsed(clock));
+    let ended = server.end();
+    assert!(ended.code == Some(1) && ended.complaints.contains("the job of term 1"), "{ended:?}");
+
+    let (_server, mut workers) = members(&again);
+    workers.iter_mut().for_each(|worker| worker.order("sum weight 0"));
+    assert_eq!(workers.each_mut().map(Process::line), ["ok", "ok"]);
+}
+
+#[test]
 fn who_comes_back_from_the_dead_changes_no_sum() {
     let mut job = Job::start(2, 1, SWIFT);
     job.all_do("sum weight 0");
@@ -307,7 +350,7 @@ fn a_life_that_was_replaced_is_fenced() {
     let seated = |incarnation| {
         eventually("it has the seat", || {
             let view = embedded.status().unwrap().view;
-            view.workers().any(|member| member.incarnation == incarnation).then_some(())
+            view.workers().any(|member| member.process.incarnation == incarnation).then_some(())
         });
     };
     let (_first, first_incarnation, events) = life();
@@ -325,7 +368,7 @@ fn live(
     member: MemberConfig,
 ) -> (Membership, Incarnation, Receiver<MemberEvent>) {
     let (sender, events) = unbounded();
-    let (incarnation, coordinator) = (member.incarnation, join.address.clone());
+    let (incarnation, coordinator) = (member.process.incarnation, join.address.clone());
     let options = MembershipOptions { member, coordinator, credentials: Arc::clone(credentials) };
     let tell = move |event| drop(sender.send(event));
     (Membership::start(options, Clock::start(), Progress::default, tell).unwrap(), incarnation, events)

@@ -1,7 +1,7 @@
 //! The node's side of the control protocol, as a machine.
 //!
-//! Decides when to dial, what to say on a connection, and when the job is over for this process. Leaves to its driver the sockets and
-//! the clock, and to the engine what a view, a layout or a failure mean for the tensors on their way.
+//! Decides when to dial, what to say on a connection, which view is the newest, and when the job is over for this process. Leaves to its
+//! driver the sockets and the clock, and to the worker and the server what a view, a layout or a failure mean for the tensors in flight.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use crate::wire::Frame;
 use crate::wire::frame::{Join, Progress, Stall};
 
 use super::declarations::Answered;
+use super::line::{Due, Line};
 use super::requests::Requests;
 use super::{MemberCommand, MemberConfig, MemberEvent};
 
@@ -20,23 +21,21 @@ use super::{MemberCommand, MemberConfig, MemberEvent};
 /// Feed it what happens through the `handle_*` methods and the calls of the process, then drain [`Member::next_command`] completely and
 /// wait no longer than [`Member::poll_timeout`]. The first command is [`MemberCommand::Dial`].
 ///
-/// - A lost connection is redialled, and what had no answer is asked again; the job goes on meanwhile, until nothing was heard of the
-///   coordinator for `control_lost_timeout`.
-/// - Every [`Member::declare`] and [`Member::barrier`] ends in exactly one event with its number, whatever happens.
-/// - A verdict of the coordinator, the end of the job or a refusal, is answered with [`Frame::Leave`], so that it knows who heard.
+/// - A lost connection is dialled again, and every request without an answer is sent again. The job goes on meanwhile, until the
+///   coordinator was silent for `control_lost_timeout`.
+/// - Every [`Member::declare`] and [`Member::barrier`] ends in exactly one event with its number.
+/// - A view replaces the one before as a whole, and only if its (term, number) is newer. The process is told of each view once. A view
+///   that is older, or that has the number of the known view but other contents, ends the membership with an error.
+/// - The end of the job and a refusal are answered with [`Frame::Leave`], so that the coordinator knows that they arrived.
 /// - The last event is [`MemberEvent::Failed`] or [`MemberEvent::Left`], once. Later calls are answered with that end as the cause.
 #[derive(Debug)]
 pub struct Member {
     config: MemberConfig,
     standing: Standing,
     line: Line,
-    /// The last word of the coordinator; the start, if it never spoke.
+    /// When the coordinator last spoke. `None` if it never did.
     heard: Option<Time>,
     started: Time,
-    /// The pause before the next attempt to connect.
-    pause: Duration,
-    /// Why the last connection ended or did not come up.
-    line_error: Option<Error>,
     requests: Requests,
     progress: Progress,
     round_trip: Option<Duration>,
@@ -54,38 +53,15 @@ pub struct Member {
 /// Leaving    Leaving       Leaving        Ended (left)     Ended (failed)                 Ended (failed) after control_lost_timeout
 /// Ended      -             -              -                -                              -
 /// ```
-/// (1) A job ends when its workers left. That is the order to leave for its servers, even if one missed that the job had formed; for
-/// anybody else it is a failure.
+/// (1) A job ends when its workers left. That is the order to leave for its servers, even for a server that missed that the job had
+/// formed. For a worker it is a failure.
 #[derive(Debug)]
 enum Standing {
     Joining,
     Active,
     Leaving,
-    /// With the answer to everything asked from now on.
+    /// Every later request is answered with this cause.
     Ended(Error),
-}
-
-/// The control connection.
-///
-/// ```text
-///            pause over   connected   disconnected   end of the membership
-/// Resting    Dialling     -           -              Cut
-/// Dialling   -            Up          Resting        Cut
-/// Up         -            -           Resting        Cut
-/// Cut        -            Cut         -              -
-/// ```
-#[derive(Debug)]
-enum Line {
-    Resting {
-        until: Time,
-    },
-    Dialling,
-    Up {
-        heartbeat_at: Time,
-        /// The coordinator showed a formed view on this very connection, so it knows who asks. Nothing is asked before.
-        welcomed: bool,
-    },
-    Cut,
 }
 
 impl Member {
@@ -93,11 +69,9 @@ impl Member {
     pub fn new(config: MemberConfig, now: Time) -> Self {
         Self {
             standing: Standing::Joining,
-            line: Line::Dialling,
+            line: Line::new(&config),
             heard: None,
             started: now,
-            pause: config.redial_min,
-            line_error: None,
             requests: Requests::default(),
             progress: Progress::default(),
             round_trip: None,
@@ -115,55 +89,39 @@ impl Member {
 
     /// When to call [`Member::handle_timeout`] if nothing happens before. `None` once the membership ended.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let line = match self.line {
-            Line::Resting { until } => Some(until),
-            Line::Up { heartbeat_at, .. } => Some(heartbeat_at),
-            Line::Dialling | Line::Cut => None,
-        };
-        [self.patience_ends(), line, self.requests.poll_timeout()].into_iter().flatten().min()
+        [self.patience_ends(), self.line.poll_timeout(), self.requests.poll_timeout()].into_iter().flatten().min()
     }
 
     /// The dialled connection is up.
     pub fn handle_connected(&mut self, now: Time) {
-        match self.line {
-            Line::Dialling => {
-                self.line = Line::Up { heartbeat_at: now + self.config.heartbeat_interval, welcomed: false };
-                let join = self.join();
-                self.send(Frame::Join(join));
-            }
+        if self.line.connected(now) {
+            let join = self.join();
+            self.send(Frame::Join(join));
+        } else if self.line.is_cut() {
             // It came up while the hang-up was on its way to the driver.
-            Line::Cut => self.commands.push_back(MemberCommand::Hangup),
-            Line::Resting { .. } | Line::Up { .. } => {}
+            self.commands.push_back(MemberCommand::Hangup);
         }
     }
 
     /// The connection ended, or did not come up.
     pub fn handle_disconnected(&mut self, now: Time, error: Error) {
-        match self.line {
-            Line::Dialling | Line::Up { .. } => {}
-            Line::Resting { .. } | Line::Cut => return,
-        }
-        // Who is not let in, or speaks another version, will not be let in by trying again. A member of a formed job was let in
-        // before, so there it is the line that is at fault.
-        if matches!(self.standing, Standing::Joining)
-            && matches!(error, Error::Auth { .. } | Error::Incompatible { .. })
-        {
+        // A process that is not let in, or that speaks another version, will not be let in by a second attempt. A member of a formed job
+        // was let in before, so there the connection is at fault.
+        let refused = matches!(error, Error::Auth { .. } | Error::Incompatible { .. });
+        if refused && matches!(self.standing, Standing::Joining) && self.line.is_in_use() {
             return self.fail(error);
         }
-        self.line = Line::Resting { until: now + self.pause };
-        self.pause = (self.pause * 2).min(self.config.redial_max);
-        self.line_error = Some(error);
+        self.line.disconnected(now, error);
     }
 
     /// The coordinator sent something on the current connection.
     pub fn handle_frame(&mut self, now: Time, frame: Frame) {
-        match self.line {
-            Line::Up { .. } => {}
-            // Of a connection that is over.
-            Line::Resting { .. } | Line::Dialling | Line::Cut => return,
+        if !self.line.is_up() {
+            // It belongs to a connection that is over.
+            return;
         }
         self.heard = Some(now);
-        self.pause = self.config.redial_min;
+        self.line.heard();
         match frame {
             Frame::View(view) => self.handle_view(now, view),
             Frame::Refused(error) => {
@@ -204,17 +162,13 @@ impl Member {
         for event in self.requests.expire(now) {
             self.tell(event);
         }
-        match &mut self.line {
-            Line::Resting { until } if *until <= now => {
-                self.line = Line::Dialling;
-                self.commands.push_back(MemberCommand::Dial);
-            }
-            Line::Up { heartbeat_at, .. } if *heartbeat_at <= now => {
-                *heartbeat_at = now + self.config.heartbeat_interval;
+        match self.line.take_due(now) {
+            Some(Due::Dial) => self.commands.push_back(MemberCommand::Dial),
+            Some(Due::Heartbeat) => {
                 let progress = self.progress;
                 self.send(Frame::Heartbeat { sent: now, progress });
             }
-            Line::Resting { .. } | Line::Dialling | Line::Up { .. } | Line::Cut => {}
+            None => {}
         }
     }
 
@@ -258,7 +212,9 @@ impl Member {
     pub fn leave(&mut self) {
         match self.standing {
             Standing::Joining => {
-                self.send_if_up(Frame::Leave);
+                if self.line.is_up() {
+                    self.send(Frame::Leave);
+                }
                 self.end_in_order();
             }
             Standing::Active => {
@@ -286,30 +242,46 @@ impl Member {
     }
 
     fn handle_view(&mut self, now: Time, view: View) {
-        if self.view.as_ref().is_some_and(|known| view.epoch < known.epoch) {
-            return self.fail_protocol("epoch", "is older than one it sent before");
-        }
+        let is_new = match self.compare(&view) {
+            Ok(is_new) => is_new,
+            Err(error) => return self.fail(error),
+        };
         match &view.phase {
-            // Of a coordinator that was started anew and collects its members: the job goes on under the view it has.
-            Phase::Forming => {}
-            Phase::Running => self.handle_running(now, view),
+            Phase::Forming => self.fail_protocol("phase", "is forming, which a member is never shown"),
+            Phase::Running => self.handle_running(now, view, is_new),
             Phase::Ended => self.handle_ended(view),
             Phase::Aborted(cause) => {
                 let cause = cause.clone();
-                self.view = Some(view.clone());
+                self.view = Some(view);
                 self.send(Frame::Leave);
-                // A server says the last epoch to whoever the job was ended for.
-                if matches!(self.standing, Standing::Active | Standing::Leaving) {
-                    self.tell(MemberEvent::View(view));
-                }
                 self.fail(cause);
             }
         }
     }
 
+    /// Whether `view` is newer than the known one; `false` if it is the known one.
+    ///
+    /// # Errors
+    /// If it is older, or differs from the known view of the same number.
+    fn compare(&self, view: &View) -> Result<bool> {
+        let Some(known) = &self.view else { return Ok(true) };
+        if view.epoch.term < known.epoch.term {
+            return Err(Error::OtherTerm { member: known.epoch.term, coordinator: view.epoch.term });
+        }
+        if view.epoch < known.epoch {
+            return Err(
+                self.protocol_error("view", &format!("of {} is older than the one of {}", view.epoch, known.epoch))
+            );
+        }
+        if view.epoch == known.epoch && view != known {
+            return Err(self.protocol_error("view", &format!("of {} differs from the one before", view.epoch)));
+        }
+        Ok(view.epoch > known.epoch)
+    }
+
     fn handle_ended(&mut self, view: View) {
-        match (&self.standing, self.config.role) {
-            // A server whose connection was lost just then may have missed all that the job was.
+        match (&self.standing, self.config.process.role) {
+            // A server that lost its connection at the wrong moment may have missed the whole job.
             (Standing::Joining, Role::Server) if self.index_in(&view).is_some() => {}
             (Standing::Joining, _) => {
                 return self.fail(Error::FailedPrecondition {
@@ -328,69 +300,50 @@ impl Member {
         self.end_in_order();
     }
 
-    fn handle_running(&mut self, now: Time, view: View) {
-        let me =
-            |member: &&types::Member| member.role == self.config.role && member.incarnation == self.config.incarnation;
-        let Some(index) = view.members.iter().find(me).map(|member| member.index) else {
+    fn handle_running(&mut self, now: Time, view: View, is_new: bool) {
+        let Some(index) = self.index_in(&view) else {
             return self.fail(Error::Fenced { current: view.epoch });
         };
         if self.index.is_some_and(|known| known != index) {
             return self.fail_protocol("member list", "gives this process another index than before");
         }
-        let changed = self.view.as_ref().is_none_or(|known| known.epoch < view.epoch);
-        self.index = Some(index);
-        self.view = Some(view.clone());
-        match self.standing {
-            Standing::Joining => {
-                self.standing = Standing::Active;
-                self.tell(MemberEvent::Joined { index, view });
+        if is_new {
+            self.index = Some(index);
+            self.view = Some(view.clone());
+            match self.standing {
+                Standing::Joining => {
+                    self.standing = Standing::Active;
+                    self.tell(MemberEvent::Joined { index, view });
+                }
+                Standing::Active | Standing::Leaving => self.tell(MemberEvent::View(view)),
+                Standing::Ended(_) => {}
             }
-            Standing::Active | Standing::Leaving if changed => self.tell(MemberEvent::View(view)),
-            Standing::Active | Standing::Leaving | Standing::Ended(_) => {}
         }
-        self.welcome(now);
+        if self.line.welcome() {
+            for frame in self.requests.frames(now) {
+                self.send(frame);
+            }
+            if matches!(self.standing, Standing::Leaving) {
+                self.send(Frame::Leave);
+            }
+        }
     }
 
-    /// What `view` calls this life of this process.
+    /// The index that `view` gives to this life of this process.
     fn index_in(&self, view: &View) -> Option<u32> {
-        let me =
-            |member: &&types::Member| member.role == self.config.role && member.incarnation == self.config.incarnation;
-        view.members.iter().find(me).map(|member| member.index)
-    }
-
-    /// The first formed view on a connection: asks what has no answer.
-    fn welcome(&mut self, now: Time) {
-        let Line::Up { welcomed, .. } = &mut self.line else { return };
-        if std::mem::replace(welcomed, true) {
-            return;
-        }
-        for frame in self.requests.frames(now) {
-            self.send(frame);
-        }
-        if matches!(self.standing, Standing::Leaving) {
-            self.send(Frame::Leave);
-        }
+        let Self { config: MemberConfig { process: me, .. }, .. } = self;
+        let is_me =
+            |other: &&types::Member| other.process.role == me.role && other.process.incarnation == me.incarnation;
+        view.members.iter().find(is_me).map(|member| member.index)
     }
 
     fn join(&self) -> Join {
-        let config = &self.config;
-        Join {
-            role: config.role,
-            incarnation: config.incarnation,
-            // A coordinator that was started anew must give out the ranks that the members have.
-            requested: self.index.or(config.requested),
-            host: config.host.clone(),
-            pid: config.pid,
-            address: config.address.clone(),
-            machine: config.machine,
-            door: config.door.clone(),
-            wiring: config.wiring,
-            workers: config.workers,
-            servers: config.servers,
-        }
+        let MemberConfig { process, requested, workers, servers, .. } = &self.config;
+        let epoch = self.view.as_ref().map(|view| view.epoch);
+        Join { process: process.clone(), requested: *requested, epoch, workers: *workers, servers: *servers }
     }
 
-    /// When this process gives the coordinator up.
+    /// When this process stops waiting for the coordinator.
     fn patience_ends(&self) -> Option<Time> {
         match self.standing {
             Standing::Joining => Some(self.started + self.config.join_timeout),
@@ -402,7 +355,7 @@ impl Member {
     }
 
     fn out_of_patience(&self, now: Time) -> Error {
-        let why = self.line_error.as_ref().map_or_else(|| "no answer".to_owned(), Error::to_string);
+        let why = self.line.trouble();
         let coordinator = &self.config.coordinator;
         match (&self.standing, self.heard) {
             (Standing::Joining, Some(_)) => Error::Timeout {
@@ -439,9 +392,14 @@ impl Member {
         }
     }
 
-    fn fail_protocol(&mut self, field: &str, problem: &str) {
+    fn protocol_error(&self, field: &str, problem: &str) -> Error {
         let peer = format!("the coordinator at {}", self.config.coordinator);
-        self.fail(Error::Protocol { peer, field: field.to_owned(), problem: problem.to_owned() });
+        Error::Protocol { peer, field: field.to_owned(), problem: problem.to_owned() }
+    }
+
+    fn fail_protocol(&mut self, field: &str, problem: &str) {
+        let error = self.protocol_error(field, problem);
+        self.fail(error);
     }
 
     fn fail(&mut self, error: Error) {
@@ -458,9 +416,8 @@ impl Member {
         }
         self.fail_requests(&cause);
         self.standing = Standing::Ended(cause);
-        match std::mem::replace(&mut self.line, Line::Cut) {
-            Line::Dialling | Line::Up { .. } => self.commands.push_back(MemberCommand::Hangup),
-            Line::Resting { .. } | Line::Cut => {}
+        if self.line.cut() {
+            self.commands.push_back(MemberCommand::Hangup);
         }
         self.tell(last);
     }
@@ -471,18 +428,10 @@ impl Member {
         }
     }
 
-    /// Sends what only a member may say; what needs an answer is kept and said at the next welcome.
+    /// Sends a frame that only a member may send. Without a connection it is dropped: requests are kept and sent at the next welcome.
     fn ask(&mut self, frame: Frame) {
-        match self.line {
-            Line::Up { welcomed: true, .. } => self.send(frame),
-            Line::Up { welcomed: false, .. } | Line::Resting { .. } | Line::Dialling | Line::Cut => {}
-        }
-    }
-
-    fn send_if_up(&mut self, frame: Frame) {
-        match self.line {
-            Line::Up { .. } => self.send(frame),
-            Line::Resting { .. } | Line::Dialling | Line::Cut => {}
+        if self.line.is_welcomed() {
+            self.send(frame);
         }
     }
 

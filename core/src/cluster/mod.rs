@@ -7,37 +7,24 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{Incarnation, MachineId, PartLayout, Role, TensorKey, View, Wiring};
+use crate::types::{PartLayout, Process, TensorKey, View};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 
 mod declarations;
+mod line;
 mod member;
 mod requests;
 
 pub use member::Member;
 
-/// Who this process is and how patient it is.
+/// What a process is and how long it waits.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MemberConfig {
-    /// Worker or server.
-    pub role: Role,
-    /// This life of the process.
-    pub incarnation: Incarnation,
+    /// What it says of itself.
+    pub process: Process,
     /// The rank or index it must have; any if absent.
     pub requested: Option<u32>,
-    /// This host's name, for messages.
-    pub host: String,
-    /// This process, for messages.
-    pub pid: u32,
-    /// Where a server accepts exchanges; empty for a worker.
-    pub address: String,
-    /// The machine it runs on.
-    pub machine: MachineId,
-    /// Path of the socket at which processes of its machine reach it; empty for none.
-    pub door: String,
-    /// A worker's place among those of its machine.
-    pub wiring: Wiring,
     /// How many workers the job must have; 0 if this process does not know.
     pub workers: u32,
     /// How many servers the job must have; 0 if this process does not know.
@@ -79,7 +66,8 @@ pub enum MemberEvent {
         /// Everybody.
         view: View,
     },
-    /// The membership changed and the job goes on.
+    /// The membership changed and the job goes on: this view replaces the one before as a whole. Each view comes once, in the order of
+    /// their epochs; the view that ends the job does not come, because [`MemberEvent::Failed`] or [`MemberEvent::Left`] says it.
     View(View),
     /// Answers [`Member::declare`].
     Declared {

@@ -43,14 +43,14 @@ impl Links {
 
     /// Follows the view: servers that are new in it, to be dialled by the worker `rank`.
     pub(super) fn follow(&mut self, view: &View, rank: WorkerId) -> Vec<(Peer, ServerId)> {
-        let here = view.workers().find(|worker| worker.index == rank.0).map(|worker| worker.machine);
+        let here = view.workers().find(|worker| worker.index == rank.0).map(|worker| worker.process.machine);
         let mut dials = Vec::new();
         for member in view.servers() {
             let server = ServerId(member.index);
-            let is_near = here.is_some_and(|here| here.is_shared_with(member.machine));
+            let is_near = here.is_some_and(|here| here.is_shared_with(member.process.machine));
             let peer = Peer {
-                address: member.address.clone(),
-                door: if is_near { member.door.clone() } else { String::new() },
+                address: member.process.address.clone(),
+                door: if is_near { member.process.socket_path.clone() } else { String::new() },
                 node: member.node,
                 name: member.name(),
             };

@@ -63,10 +63,10 @@ fn ranks(view: &View, machines: &Machines, rank: WorkerId) -> Vec<LocalRank> {
     let members = view.workers().filter(|member| team.contains(&WorkerId(member.index)));
     let local = members.map(|member| LocalRank {
         rank: WorkerId(member.index),
-        incarnation: member.incarnation,
+        incarnation: member.process.incarnation,
         name: member.name(),
         place: member.place(),
-        door: member.door.clone(),
+        door: member.process.socket_path.clone(),
     });
     let mut ranks: Vec<LocalRank> = local.collect();
     ranks.sort_by_key(|local| local.rank);
@@ -155,7 +155,7 @@ mod tests {
         let config =
             |local_rank| Config { local_rank: Some(local_rank), pcie_switch_size: Some(2), ..Config::default() };
         for (member, local_rank) in view.members.iter_mut().zip([0, 1, 2, 3, 0]) {
-            member.wiring = wiring(&config(local_rank)).unwrap();
+            member.process.wiring = wiring(&config(local_rank)).unwrap();
         }
         let machines = Machines::of(&view);
         let stages =

@@ -24,7 +24,7 @@ use crate::runtime::{Clock, Membership, MembershipOptions, Timer, status};
 use crate::sched::{Scheduler, SchedulerConfig};
 use crate::transport::Transport;
 use crate::transport::quic::Credentials;
-use crate::types::{DeviceKind, Done, Machines, Op, Phase, Priority, Role, TensorSpec, Time, View, WorkerId};
+use crate::types::{DeviceKind, Done, Machines, Op, Priority, Role, TensorSpec, Time, View, WorkerId};
 use crate::wire::frame::Health;
 
 /// How to start an engine.
@@ -110,11 +110,11 @@ impl Engine {
         };
         // Until the view says who is where; nothing is submitted before.
         let scheduler = Scheduler::new(scheduling, Pipeline::of(Vec::new()));
-        let door = together::open_door(&config, options.member.machine, options.member.workers);
+        let door = together::open_door(&config, options.member.process.machine, options.member.workers);
         let mut member = options.member;
-        member.wiring = together::wiring(&config)?;
+        member.process.wiring = together::wiring(&config)?;
         if let Some(door) = &door {
-            member.door = door.path().to_string_lossy().into_owned();
+            member.process.socket_path = door.path().to_string_lossy().into_owned();
         }
         let settings = Settings {
             checksum: config.checksum,
@@ -432,7 +432,7 @@ impl Engine {
         const PATIENCE: Duration = Duration::from_secs(1);
         let status = status(&self.coordinator, &self.credentials, PATIENCE).ok();
         let members = status.iter().flat_map(|status| status.view.members.iter().zip(&status.members));
-        let stays = members.filter(|(member, now)| member.role == Role::Worker && now.health != Health::Left);
+        let stays = members.filter(|(member, now)| member.process.role == Role::Worker && now.health != Health::Left);
         let names: Vec<String> = stays.map(|(member, _)| format!("{} on {}", member.name(), member.place())).collect();
         if names.is_empty() { "the other workers".to_owned() } else { names.join(", ") }
     }
@@ -555,10 +555,7 @@ fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: Scheduler
             });
             milestones.change(|reached| reached.joined = Some(index));
         }
-        MemberEvent::View(view) => match view.phase.clone() {
-            Phase::Aborted(cause) => abort(shared, cause),
-            Phase::Forming | Phase::Running | Phase::Ended => shared.with(|state, now| state.follow(now, view)),
-        },
+        MemberEvent::View(view) => shared.with(|state, now| state.follow(now, view)),
         MemberEvent::Forget { key, error } => shared.with(|state, now| {
             for key in state.registry.handle_forget(key, error.clone()) {
                 state.fail_tensor(now, key, &error);

@@ -28,6 +28,8 @@ pub enum Field<'a> {
     Members(&'a [String]),
     /// A length of time.
     Duration(Duration),
+    /// A count, or the number of a term.
+    Number(u32),
     /// A membership.
     Epoch(Epoch),
 }
@@ -49,6 +51,8 @@ pub trait FieldSource {
     fn members(&mut self, field: &str) -> Result<Vec<String>, Self::Fault>;
     /// Reads a [`Field::Duration`].
     fn duration(&mut self, field: &str) -> Result<Duration, Self::Fault>;
+    /// Reads a [`Field::Number`].
+    fn number(&mut self, field: &str) -> Result<u32, Self::Fault>;
     /// Reads a [`Field::Epoch`].
     fn epoch(&mut self, field: &str) -> Result<Epoch, Self::Fault>;
 }
@@ -84,5 +88,6 @@ field_types! {
     Vec<WorkerId> => Ranks(ranks: ranks) by ranks;
     Vec<String> => Members(members: members) by members;
     Duration => Duration(duration: *duration) by duration;
+    u32 => Number(number: *number) by number;
     Epoch => Epoch(epoch: *epoch) by epoch;
 }

@@ -270,6 +270,14 @@ errors! {
         /// The fault in words, with the library's own code for it.
         cause: String,
     }
+    /// The coordinator was started again and does not know the job that this process belongs to.
+    #[error("this process belongs to the job of term {member}, but the coordinator leads that of term {coordinator}: it was started again, which begins a new job; start all processes of the job again")]
+    22: OtherTerm of Fenced, raised as "FencedError"("AbortedError") {
+        /// The term of the process's own job.
+        member: u32,
+        /// The term of the coordinator that it reached.
+        coordinator: u32,
+    }
 }
 
 /// The classes of failure, equal in Rust and Python; gRPC's well-known names.

@@ -1,10 +1,9 @@
 //! The layout of all tensors of a job: which parts there are, what lies in each, and who sums it.
 //!
-//! The coordinator owns one [`Layouter`] and asks it at the first declaration of each name; what it answered once never changes,
-//! but for the servers of parts whose server left. Whether a declaration agrees with an earlier one is not checked here.
+//! The coordinator owns one [`Layouter`] and asks it at the first declaration of each name; what it answered once never changes. Whether
+//! a declaration agrees with an earlier one is not checked here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 
 use super::partition::{self, Item, LayoutConfig};
 use super::placement::Placement;
@@ -17,14 +16,9 @@ use crate::wire::limits::PARTS_MAX;
 pub struct Layouter {
     config: LayoutConfig,
     placement: Placement,
-    tensors: BTreeMap<TensorKey, Tensor>,
+    /// The parts of each tensor, in the order of its bytes.
+    tensors: BTreeMap<TensorKey, Vec<PartId>>,
     parts: BTreeMap<PartId, PartLayout>,
-}
-
-#[derive(Clone, Debug)]
-struct Tensor {
-    name: String,
-    parts: Vec<PartId>,
 }
 
 impl Layouter {
@@ -47,7 +41,7 @@ impl Layouter {
         let fresh = self.fresh(specs)?;
         let drafts = self.draft(&fresh, fuse)?;
         for (spec, _) in fresh {
-            self.tensors.insert(spec.key(), Tensor { name: spec.name.clone(), parts: Vec::new() });
+            self.tensors.insert(spec.key(), Vec::new());
         }
         self.place(drafts);
         let mut seen = BTreeSet::new();
@@ -57,53 +51,13 @@ impl Layouter {
 
     /// The parts of one tensor, in the order of its bytes; none if it is empty or unknown.
     pub fn parts_of(&self, key: TensorKey) -> impl Iterator<Item = &PartLayout> {
-        let parts = self.tensors.get(&key).into_iter().flat_map(|tensor| &tensor.parts);
+        let parts = self.tensors.get(&key).into_iter().flatten();
         parts.map(|part| self.parts.get(part).expect("a tensor's parts exist"))
-    }
-
-    /// Moves the parts of a server that left, and no others: the moved parts with their new servers.
-    ///
-    /// # Errors
-    /// [`Error::Unavailable`] if it was the last one; nothing is changed then.
-    pub fn remove_server(&mut self, gone: ServerId) -> Result<Vec<PartLayout>> {
-        let moved = self.placement.remove_server(gone)?;
-        let relocate = |(part, server)| {
-            let layout = self.parts.get_mut(&part).expect("placed parts exist");
-            layout.server = server;
-            layout.clone()
-        };
-        Ok(moved.into_iter().map(relocate).collect())
     }
 
     /// Loads of the servers, imbalance and hot servers.
     pub fn placement(&self) -> &Placement {
         &self.placement
-    }
-
-    /// The whole layout as a table: servers with their loads, then tensors with their parts.
-    pub fn describe(&self) -> String {
-        let mut text = String::new();
-        let total: u64 = self.placement.loads().iter().map(|load| load.bytes).sum();
-        let mut line = |arguments: std::fmt::Arguments<'_>| {
-            text.write_fmt(arguments).expect("a string grows");
-            text.push('\n');
-        };
-        line(format_args!("{:<12}{:>8}{:>9}{:>16}{:>8}", "server", "weight", "share", "bytes", "parts"));
-        for (index, load) in self.placement.loads().iter().enumerate() {
-            let share = 100.0 * load.bytes as f64 / (total as f64).max(1.0);
-            line(format_args!("{index:<12}{:>8.3}{share:>7.1} %{:>16}{:>8}", load.weight, load.bytes, load.parts));
-        }
-        let imbalance = self.placement.imbalance();
-        line(format_args!("max/mean {imbalance:.3}; {} tensors in {} parts", self.tensors.len(), self.parts.len()));
-        for tensor in self.tensors.values() {
-            let parts: Vec<&PartLayout> = tensor.parts.iter().filter_map(|part| self.parts.get(part)).collect();
-            let servers: Vec<String> = parts.iter().map(|part| part.server.0.to_string()).collect();
-            let shared = if parts.iter().any(|part| part.pieces.len() > 1) { ", shared" } else { "" };
-            let bytes: u64 = parts.iter().map(|part| part.bytes()).sum();
-            let count = parts.len();
-            line(format_args!("{}: {bytes} B in {count} parts{shared}, on servers {}", tensor.name, servers.join(" ")));
-        }
-        text
     }
 
     /// The tensors that are not known yet, each once.
@@ -161,7 +115,7 @@ impl Layouter {
         let sizes: Vec<(PartId, u64)> = drafts.iter().map(|draft| (draft.part, draft.bytes())).collect();
         for (draft, server) in drafts.into_iter().zip(self.placement.place(&sizes)) {
             for piece in &draft.pieces {
-                self.tensors.get_mut(&piece.tensor).expect("inserted before its parts").parts.push(draft.part);
+                self.tensors.get_mut(&piece.tensor).expect("inserted before its parts").push(draft.part);
             }
             self.parts.insert(draft.part, PartLayout { server, ..draft });
         }
@@ -286,29 +240,6 @@ mod tests {
         let wide = TensorSpec { shape: vec![1 << 40, 1 << 40], ..tensor("wide", 0) };
         assert!(matches!(layouter.declare(&[wide], false), Err(Error::InvalidArgument { .. })));
         assert_eq!(layouter.parts_of(TensorKey::of("a")).count(), 0);
-    }
-
-    #[test]
-    fn parts_follow_when_their_server_leaves() {
-        let mut layouter = layouter(2);
-        layouter.declare(&models::vgg16(), true).unwrap();
-        let moved = layouter.remove_server(ServerId(1)).unwrap();
-        assert!(moved.iter().all(|part| part.server == ServerId(0)));
-        let parts = layouter.declare(&models::vgg16(), true).unwrap();
-        assert!(parts.iter().all(|part| part.server == ServerId(0)));
-        assert!(matches!(layouter.remove_server(ServerId(0)), Err(Error::Unavailable { .. })));
-    }
-
-    #[test]
-    fn the_table_names_servers_and_tensors() {
-        let mut layouter = layouter(2);
-        layouter.declare(&[tensor("fc.weight", 4 << 20), tensor("fc.bias", 10)], false).unwrap();
-        let table = layouter.describe();
-        let lines: Vec<&str> = table.lines().collect();
-        assert_eq!(lines[0], "server        weight    share           bytes   parts");
-        assert_eq!(lines[1], "0              1.000   50.0 %         8388648       3");
-        assert_eq!(lines[3], "max/mean 1.000; 2 tensors in 5 parts");
-        assert!(lines[4..].contains(&"fc.weight: 16777216 B in 4 parts, on servers 0 1 0 1"), "{table}");
     }
 
     proptest! {

@@ -1,4 +1,4 @@
-//! Which server sums which part: greedy by size, weighted, with the least movement when a server leaves.
+//! Which server sums which part: greedy by size and weighted.
 //!
 //! Parts of one declaration are placed largest first, each on the server that would be the least loaded with it, load relative to
 //! weight; ties go to the lowest index. A hash of the key, as BytePS has it, is blind to size: of 16
@@ -7,19 +7,21 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::error::{Error, Result};
 use crate::types::{PartId, ServerId};
 
 /// Max/mean above which one server slows all workers noticeably.
 pub const HOT_SERVER_IMBALANCE: f64 = 1.25;
+/// A job with fewer bytes to sum than this is limited by latency, not by the load of a server.
+const HOT_SERVER_BYTES_MIN: u64 = 1 << 20;
 
-/// The loads of all servers and where every part lies.
+/// The loads of all servers.
 #[derive(Clone, Debug)]
 pub struct Placement {
     servers: Vec<Load>,
     /// Of how many equal parts every server can have exactly its share.
     shares: u64,
-    parts: BTreeMap<PartId, Placed>,
+    /// The bytes of every placed part.
+    parts: BTreeMap<PartId, u64>,
 }
 
 /// What lies on one server.
@@ -27,18 +29,10 @@ pub struct Placement {
 pub struct Load {
     /// Its share of the work relative to the others'; 0 gets nothing while another server has a weight.
     pub weight: f64,
-    /// Whether it left.
-    pub gone: bool,
     /// Bytes of the parts on it.
     pub bytes: u64,
     /// How many parts lie on it.
     pub parts: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Placed {
-    server: ServerId,
-    bytes: u64,
 }
 
 impl Placement {
@@ -49,8 +43,7 @@ impl Placement {
     pub fn new(weights: &[f64]) -> Self {
         assert!(weights.iter().all(|weight| weight.is_finite() && *weight >= 0.0), "weights {weights:?}");
         assert!(weights.iter().any(|weight| *weight > 0.0), "no server has a positive weight: {weights:?}");
-        let servers: Vec<Load> =
-            weights.iter().map(|weight| Load { weight: *weight, gone: false, bytes: 0, parts: 0 }).collect();
+        let servers: Vec<Load> = weights.iter().map(|weight| Load { weight: *weight, bytes: 0, parts: 0 }).collect();
         Self { shares: even_shares(&servers), servers, parts: BTreeMap::new() }
     }
 
@@ -69,46 +62,6 @@ impl Placement {
             servers[position] = server;
         }
         servers
-    }
-
-    /// Takes a server out and places its parts, and no others, anew: the moved parts and their new servers.
-    ///
-    /// # Errors
-    /// [`Error::Unavailable`] if no other server has a weight; nothing is changed then.
-    pub fn remove_server(&mut self, gone: ServerId) -> Result<Vec<(PartId, ServerId)>> {
-        let stay = |(index, server): &(u32, &Load)| *index != gone.0 && !server.gone;
-        let staying: Vec<(u32, f64)> =
-            (0u32..).zip(&self.servers).filter(stay).map(|(index, server)| (index, server.weight)).collect();
-        if staying.is_empty() {
-            return Err(Error::Unavailable {
-                what: "summation".to_owned(),
-                cause: format!("{gone} was the last server"),
-            });
-        }
-        if let Some(server) = self.servers.get_mut(gone.0 as usize) {
-            *server = Load { weight: 0.0, gone: true, bytes: 0, parts: 0 };
-        }
-        if staying.iter().all(|(_, weight)| *weight == 0.0) {
-            // Those that were spared are better than none.
-            staying.iter().for_each(|(index, _)| self.servers[*index as usize].weight = 1.0);
-        }
-        self.shares = even_shares(&self.servers);
-        let orphans: Vec<(PartId, u64)> = self
-            .parts
-            .iter()
-            .filter(|(_, placed)| placed.server == gone)
-            .map(|(part, placed)| (*part, placed.bytes))
-            .collect();
-        for (part, _) in &orphans {
-            self.parts.remove(part);
-        }
-        let servers = self.place(&orphans);
-        Ok(orphans.into_iter().map(|(part, _)| part).zip(servers).collect())
-    }
-
-    /// Where a part lies.
-    pub fn server_of(&self, part: PartId) -> Option<ServerId> {
-        self.parts.get(&part).map(|placed| placed.server)
     }
 
     /// The servers' loads, by index.
@@ -133,10 +86,13 @@ impl Placement {
 
     /// What to tell the user when one server has much more than its share.
     pub fn warning(&self) -> Option<String> {
-        let (server, imbalance) = self.hottest().filter(|(_, imbalance)| *imbalance > HOT_SERVER_IMBALANCE)?;
-        let bytes = self.servers[server.0 as usize].bytes;
         let total: u64 = self.servers.iter().map(|server| server.bytes).sum();
-        let largest = self.parts.values().map(|placed| placed.bytes).max().unwrap_or(0);
+        let (server, imbalance) = self.hottest().filter(|(_, imbalance)| *imbalance > HOT_SERVER_IMBALANCE)?;
+        if total < HOT_SERVER_BYTES_MIN {
+            return None;
+        }
+        let bytes = self.servers[server.0 as usize].bytes;
+        let largest = self.parts.values().copied().max().unwrap_or(0);
         Some(format!(
             "hot server: {server} sums {} of {} ({imbalance:.2} times its share among {}); the largest part is {}; \
              smaller parts (partition_bytes) or fewer servers would even the load",
@@ -170,7 +126,7 @@ impl Placement {
     }
 
     fn load(&mut self, server: ServerId, part: PartId, bytes: u64) {
-        let before = self.parts.insert(part, Placed { server, bytes });
+        let before = self.parts.insert(part, bytes);
         assert!(before.is_none(), "part {part} was placed before");
         let load = &mut self.servers[server.0 as usize];
         load.bytes += bytes;
@@ -255,35 +211,6 @@ mod tests {
     }
 
     #[test]
-    fn only_the_parts_of_a_removed_server_move() {
-        let mut placement = Placement::new(&[1.0; 4]);
-        placement.place(&parts(0..40, 10));
-        let before: Vec<Option<ServerId>> = (0..40).map(|index| placement.server_of(part(index))).collect();
-        let moved = placement.remove_server(server(2)).unwrap();
-        assert_eq!(moved.len(), 10);
-        for index in 0..40 {
-            let now = placement.server_of(part(index));
-            match moved.iter().find(|(moved, _)| *moved == part(index)) {
-                Some((_, to)) => {
-                    assert_eq!(before[index as usize], Some(server(2)));
-                    assert_eq!(now, Some(*to));
-                    assert_ne!(*to, server(2));
-                }
-                None => assert_eq!(now, before[index as usize]),
-            }
-        }
-        assert!(placement.imbalance() <= 1.05, "{}", placement.imbalance());
-    }
-
-    #[test]
-    fn the_last_server_cannot_be_removed() {
-        let mut placement = Placement::new(&[1.0]);
-        placement.place(&[(part(0), 1)]);
-        assert!(matches!(placement.remove_server(server(0)), Err(Error::Unavailable { .. })));
-        assert_eq!(placement.server_of(part(0)), Some(server(0)));
-    }
-
-    #[test]
     fn a_hot_server_is_named_with_its_numbers() {
         let mut placement = Placement::new(&[1.0, 1.0]);
         assert_eq!(placement.warning(), None, "nothing placed");
@@ -295,16 +222,6 @@ mod tests {
             ),
             "{warning}"
         );
-    }
-
-    #[test]
-    fn servers_that_were_spared_step_in_for_the_last_weighted_one() {
-        let mut placement = Placement::new(&[0.0, 1.0, 0.0]);
-        placement.place(&parts(0..10, 10));
-        assert_eq!(placement.remove_server(server(0)).unwrap(), [], "nothing lay there");
-        let moved = placement.remove_server(server(1)).unwrap();
-        assert!(moved.len() == 10 && moved.iter().all(|(_, to)| *to == server(2)), "{moved:?}");
-        assert!(matches!(placement.remove_server(server(2)), Err(Error::Unavailable { .. })));
     }
 
     #[test]

@@ -4,20 +4,18 @@ use std::net::UdpSocket;
 
 use crate::cluster::MemberConfig;
 use crate::config::Config;
-use crate::types::{Incarnation, MachineId, Role, Wiring};
+use crate::types::{Incarnation, MachineId, Process, Role};
 
 /// The membership settings of this process, for any rank; the caller fills in what it asks for.
 pub fn member(role: Role, config: &Config) -> MemberConfig {
     MemberConfig {
-        role,
-        incarnation: incarnation(),
+        process: Process {
+            host: host(),
+            pid: std::process::id(),
+            machine: machine(config),
+            ..Process::new(role, incarnation())
+        },
         requested: None,
-        host: host(),
-        pid: std::process::id(),
-        address: String::new(),
-        machine: machine(config),
-        door: String::new(),
-        wiring: Wiring::default(),
         workers: 0,
         servers: 0,
         coordinator: String::new(),

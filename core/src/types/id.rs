@@ -4,7 +4,8 @@ use std::fmt;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A worker's rank: dense from 0, assigned by the coordinator for one epoch.
+/// A worker's rank, assigned by the coordinator when the job forms and kept as long as the worker is a member. Dense from 0 in the view
+/// that formed the job; a worker that is lost leaves its number unused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkerId(pub u32);
 
@@ -79,9 +80,9 @@ impl fmt::Display for Round {
 /// A membership, ordered first by `term` (a start of the coordinator), then by `number` (a change of membership).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch {
-    /// Rises with every start of the coordinator.
+    /// Grows with every start of the coordinator.
     pub term: u32,
-    /// Rises with every change of membership within a term; 0 while the cluster forms.
+    /// Grows with every change of membership within a term; 0 while the job forms.
     pub number: u32,
 }
 

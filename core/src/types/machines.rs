@@ -51,13 +51,14 @@ impl Machines {
         let mut by_machine: BTreeMap<MachineId, Vec<&Member>> = BTreeMap::new();
         for member in view.workers() {
             workers.push(WorkerId(member.index));
-            if member.machine != MachineId::UNKNOWN {
-                by_machine.entry(member.machine).or_default().push(member);
+            if member.process.machine != MachineId::UNKNOWN {
+                by_machine.entry(member.process.machine).or_default().push(member);
             }
         }
         workers.sort_unstable();
         let several = |members: &Vec<&Member>| (2..=Self::RANKS_MAX as usize).contains(&members.len());
-        let willing = |members: &Vec<&Member>| several(members) && members.iter().all(|one| !one.door.is_empty());
+        let willing =
+            |members: &Vec<&Member>| several(members) && members.iter().all(|one| !one.process.socket_path.is_empty());
         let teams: Vec<Team> = by_machine.into_values().filter(willing).map(Team::of).collect();
         let place =
             |(place, team): (usize, &Team)| team.ranks.iter().map(move |worker| (*worker, place)).collect::<Vec<_>>();
@@ -147,10 +148,10 @@ impl Machines {
 impl Team {
     fn of(mut members: Vec<&Member>) -> Self {
         members.sort_unstable_by_key(|member| member.index);
-        let is_told = members.iter().all(|member| member.wiring.pcie_group > 0);
+        let is_told = members.iter().all(|member| member.process.wiring.pcie_group > 0);
         let mut by_group: BTreeMap<u32, Vec<&Member>> = BTreeMap::new();
         for member in &members {
-            by_group.entry(if is_told { member.wiring.pcie_group } else { 0 }).or_default().push(member);
+            by_group.entry(if is_told { member.process.wiring.pcie_group } else { 0 }).or_default().push(member);
         }
         let groups = by_group.into_values().map(|members| Group::of(&members)).collect();
         Self { ranks: members.into_iter().map(worker).collect(), groups }
@@ -186,7 +187,7 @@ impl Group {
     fn of(members: &[&Member]) -> Self {
         let ranks: Vec<WorkerId> = members.iter().copied().map(worker).collect();
         let roots: Vec<WorkerId> =
-            members.iter().filter(|member| member.wiring.holds).map(|member| worker(member)).collect();
+            members.iter().filter(|member| member.process.wiring.holds).map(|member| worker(member)).collect();
         // Somebody must.
         Self { roots: if roots.is_empty() { ranks.clone() } else { roots }, ranks }
     }
@@ -320,9 +321,9 @@ mod tests {
     }
     /// A machine whose workers are of these PCIe groups; those of `others` are no roots.
     fn wired(groups: &[u32], others: &[usize]) -> Machines {
-        let mut view = View::of_workers(&vec![(7, "door"); groups.len()]);
+        let mut view = View::of_workers(&vec![(7, "socket"); groups.len()]);
         for (position, (member, group)) in view.members.iter_mut().zip(groups).enumerate() {
-            member.wiring = Wiring { pcie_group: *group, holds: !others.contains(&position) };
+            member.process.wiring = Wiring { pcie_group: *group, holds: !others.contains(&position) };
         }
         Machines::of(&view)
     }

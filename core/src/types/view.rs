@@ -2,8 +2,11 @@
 
 use std::fmt;
 
-use super::{Epoch, Incarnation, MachineId, NodeId, ServerId, WorkerId};
+use super::{Epoch, NodeId, Process, Round, ServerId, WorkerId, WorkerSet};
 use crate::error::Error;
+
+#[cfg(test)]
+use super::{Incarnation, MachineId};
 
 /// What a process does in a job.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -34,55 +37,28 @@ impl fmt::Display for Role {
     }
 }
 
-/// One life of one process of the job.
+/// A process with its place in the job.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Member {
-    /// Worker or server.
-    pub role: Role,
-    /// Rank of a worker, index of a server.
-    pub index: u32,
+    /// What it said of itself.
+    pub process: Process,
     /// Its identity, from its certificate.
     pub node: NodeId,
-    /// Which life of the process.
-    pub incarnation: Incarnation,
-    /// Host name, as announced.
-    pub host: String,
-    /// Process id, as announced.
-    pub pid: u32,
-    /// Where a server accepts exchanges, `host:port`; empty for a worker.
-    pub address: String,
-    /// The machine it runs on.
-    pub machine: MachineId,
-    /// Path of the socket at which processes of its machine reach it; empty for none.
-    pub door: String,
-    /// A worker's place among those of its machine.
-    pub wiring: Wiring,
-}
-
-/// How the device of a worker is joined to those of the other workers of its machine, and what it may do for them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wiring {
-    /// Its PCIe group, from 1; those of one group reduce among themselves first. 0 if nothing is known, or nothing lies between devices.
-    pub pcie_group: u32,
-    /// Whether it may hold what others reduce, and exchange it for them.
-    pub holds: bool,
-}
-
-impl Default for Wiring {
-    fn default() -> Self {
-        Self { pcie_group: 0, holds: true }
-    }
+    /// Rank of a worker, index of a server. It keeps the number for as long as it is a member.
+    pub index: u32,
+    /// The first round of each part that a worker contributes to: 0 for those that formed the job.
+    pub first_round: Round,
 }
 
 impl Member {
     /// `worker 2` or `server 0`.
     pub fn name(&self) -> String {
-        format!("{} {}", self.role, self.index)
+        format!("{} {}", self.process.role, self.index)
     }
 
     /// `host (pid 77)`.
     pub fn place(&self) -> String {
-        format!("{} (pid {})", self.host, self.pid)
+        self.process.place()
     }
 }
 
@@ -115,12 +91,20 @@ pub struct View {
 impl View {
     /// The workers, by rank.
     pub fn workers(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(|member| member.role == Role::Worker)
+        self.members.iter().filter(|member| member.process.role == Role::Worker)
     }
 
     /// The servers, by index.
     pub fn servers(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(|member| member.role == Role::Server)
+        self.members.iter().filter(|member| member.process.role == Role::Server)
+    }
+
+    /// The workers that a round of a part is due from.
+    ///
+    /// # Panics
+    /// If a rank is not below [`WorkerSet::WORKERS_MAX`]; a view that was read from the wire has none.
+    pub fn due(&self, round: Round) -> WorkerSet {
+        self.workers().filter(|member| member.first_round <= round).map(|member| WorkerId(member.index)).collect()
     }
 
     /// The rank of the worker with this identity.
@@ -134,7 +118,7 @@ impl View {
     }
 }
 
-/// A worker's machine and door.
+/// A worker's machine and the path of its socket.
 #[cfg(test)]
 pub(crate) type Place = (u64, &'static str);
 
@@ -142,19 +126,39 @@ pub(crate) type Place = (u64, &'static str);
 impl View {
     /// A running job of workers at these places.
     pub(crate) fn of_workers(places: &[Place]) -> Self {
-        let member = |(index, (machine, door)): (u32, &Place)| Member {
-            role: Role::Worker,
-            index,
+        let member = |(index, (machine, socket_path)): (u32, &Place)| Member {
+            process: Process {
+                host: "here".to_owned(),
+                pid: 1,
+                machine: MachineId(*machine),
+                socket_path: (*socket_path).to_owned(),
+                ..Process::new(Role::Worker, Incarnation(index.into()))
+            },
             node: NodeId([0; 32]),
-            incarnation: Incarnation(index.into()),
-            host: "here".to_owned(),
-            pid: 1,
-            address: String::new(),
-            machine: MachineId(*machine),
-            door: (*door).to_owned(),
-            wiring: Wiring::default(),
+            index,
+            first_round: Round(0),
         };
         let members = (0..).zip(places).map(member).collect();
         Self { job: "job".to_owned(), epoch: Epoch::default(), phase: Phase::Running, members }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_is_due_from_the_workers_that_had_begun_by_then() {
+        let mut view = View::of_workers(&[(1, ""), (1, ""), (2, "")]);
+        view.members[1].first_round = Round(7);
+        let due = |round| view.due(Round(round)).iter().map(|worker| worker.0).collect::<Vec<_>>();
+        assert_eq!([due(0), due(6), due(7)], [vec![0, 2], vec![0, 2], vec![0, 1, 2]]);
+    }
+
+    #[test]
+    fn a_round_is_not_due_from_a_worker_that_was_lost_and_others_keep_their_ranks() {
+        let mut view = View::of_workers(&[(1, ""), (1, ""), (2, "")]);
+        view.members.remove(1);
+        assert_eq!(view.due(Round(3)), [0, 2].map(WorkerId).into_iter().collect());
     }
 }

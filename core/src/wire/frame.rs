@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{
-    Incarnation, MachineId, PartId, PartLayout, Role, Round, TensorKey, TensorSpec, Time, View, Wiring, WorkerId,
-};
+use crate::types::{Epoch, PartId, PartLayout, Process, Round, TensorKey, TensorSpec, Time, View, WorkerId};
 
 mod encoding;
 mod fields;
@@ -92,27 +90,16 @@ pub enum Frame {
     Status(Status),
 }
 
-/// Who wants to join, and as what.
+/// A process asks for a place in the job, or for the place that it has.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Join {
-    /// Worker or server.
-    pub role: Role,
-    /// Which life of the process.
-    pub incarnation: Incarnation,
+    /// What the process says of itself.
+    pub process: Process,
     /// The rank or server index it must have; any if absent.
     pub requested: Option<u32>,
-    /// Its host name.
-    pub host: String,
-    /// Its process id.
-    pub pid: u32,
-    /// Where a server accepts exchanges; empty for a worker.
-    pub address: String,
-    /// The machine it runs on.
-    pub machine: MachineId,
-    /// Path of the socket at which processes of its machine reach it; empty for none.
-    pub door: String,
-    /// A worker's place among those of its machine.
-    pub wiring: Wiring,
+    /// The newest membership that this life of the process was shown; `None` before its job formed. A coordinator that was started again
+    /// refuses the members of the former job by it.
+    pub epoch: Option<Epoch>,
     /// How many workers it believes the job has; 0 if it does not know.
     pub workers: u32,
     /// How many servers it believes the job has; 0 if it does not know.
@@ -150,6 +137,8 @@ pub struct Status {
     pub view: View,
     /// One entry a member of the view, in its order.
     pub members: Vec<MemberStatus>,
+    /// The largest load of a server over its fair share, in thousandths; 1000 is even, or no tensors yet.
+    pub imbalance_milli: u64,
 }
 
 /// One member's health.
@@ -161,6 +150,10 @@ pub struct MemberStatus {
     pub silent: Duration,
     /// From its last heartbeat.
     pub progress: Progress,
+    /// Bytes of the parts that a server sums; 0 for a worker.
+    pub placed_bytes: u64,
+    /// How many parts a server sums; 0 for a worker.
+    pub placed_parts: u64,
 }
 
 /// How alive a member is.

@@ -48,6 +48,7 @@ pub fn encode_error(error: &Error, writer: &mut Writer) {
                 writer.list(&shortened(members), |writer, member| writer.text(member, MEMBER_BYTES_MAX));
             }
             Field::Duration(duration) => writer.duration(duration),
+            Field::Number(number) => writer.u32(number),
             Field::Epoch(epoch) => {
                 writer.u32(epoch.term);
                 writer.u32(epoch.number);
@@ -90,6 +91,10 @@ impl FieldSource for Reader<'_> {
 
     fn duration(&mut self, field: &str) -> Result<Duration> {
         self.duration(field)
+    }
+
+    fn number(&mut self, field: &str) -> Result<u32> {
+        self.u32(field)
     }
 
     fn epoch(&mut self, field: &str) -> Result<Epoch> {

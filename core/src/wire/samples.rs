@@ -8,25 +8,26 @@ use super::{
 };
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
 use crate::types::{
-    DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Role, Round, ServerId,
-    Span, TensorKey, TensorSpec, Time, View, Wiring, WorkerId,
+    DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Process, Role, Round,
+    ServerId, Span, TensorKey, TensorSpec, Time, View, Wiring, WorkerId,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
 pub(super) fn frames() -> Vec<Frame> {
     vec![
         Frame::Join(Join {
-            role: Role::Worker,
-            incarnation: Incarnation(7),
+            process: Process { wiring: Wiring { pcie_group: 2, holds: false }, ..process(Role::Worker) },
             requested: Some(1),
-            host: "n1".to_owned(),
-            pid: 77,
-            address: String::new(),
-            machine: MachineId(6),
-            door: String::new(),
-            wiring: Wiring { pcie_group: 2, holds: false },
+            epoch: None,
             workers: 2,
             servers: 0,
+        }),
+        Frame::Join(Join {
+            process: process(Role::Server),
+            requested: None,
+            epoch: Some(Epoch { term: 3, number: 2 }),
+            workers: 0,
+            servers: 1,
         }),
         Frame::Heartbeat { sent: Time(5), progress: progress() },
         Frame::Declare {
@@ -54,7 +55,10 @@ pub(super) fn frames() -> Vec<Frame> {
                 health: Health::Suspect,
                 silent: Duration::from_nanos(3),
                 progress: Progress::default(),
+                placed_bytes: 4096,
+                placed_parts: 2,
             }],
+            imbalance_milli: 1250,
         }),
     ]
 }
@@ -147,6 +151,10 @@ impl FieldSource for SampleFields {
         Ok(Duration::from_millis(10))
     }
 
+    fn number(&mut self, _: &str) -> Result<u32, Self::Fault> {
+        Ok(5)
+    }
+
     fn epoch(&mut self, _: &str) -> Result<Epoch, Self::Fault> {
         Ok(Epoch { term: 2, number: 3 })
     }
@@ -168,19 +176,13 @@ fn view(phase: Phase) -> View {
 }
 
 fn member(role: Role) -> Member {
+    Member { process: process(role), node: NodeId([0xab; 32]), index: 0, first_round: Round(9) }
+}
+
+fn process(role: Role) -> Process {
     let address = if role == Role::Server { "n1:9".to_owned() } else { String::new() };
-    Member {
-        role,
-        index: 0,
-        node: NodeId([0xab; 32]),
-        incarnation: Incarnation(7),
-        host: "n1".to_owned(),
-        pid: 77,
-        address,
-        machine: MachineId(6),
-        door: String::new(),
-        wiring: Wiring::default(),
-    }
+    let (host, socket_path) = ("n1".to_owned(), "/s".to_owned());
+    Process { host, pid: 77, address, machine: MachineId(6), socket_path, ..Process::new(role, Incarnation(7)) }
 }
 
 fn progress() -> Progress {

@@ -19,6 +19,7 @@ use crate::embedded::{Embedded, EmbeddedOptions};
 use crate::exit;
 use crate::launch::rendezvous::{self, Published};
 use crate::node::{Server, ServerOptions};
+use crate::private_file;
 use crate::signals::Interrupts;
 
 /// Runs a role until its job ends or a signal comes, and returns the exit code.
@@ -203,7 +204,7 @@ fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
         None => None,
     };
     if let Some(path) = &config.join_file {
-        rendezvous::write_private(path, &format!("{join}\n"))?;
+        private_file::write(path, &format!("{join}\n"))?;
     }
     // A reader that went away, such as `head -1`, is no reason to stop the job.
     let mut stdout = std::io::stdout().lock();

@@ -36,27 +36,41 @@ pub(super) fn text(status: &Status) -> String {
     let machines = machines(status);
     for (member, status) in view.members.iter().zip(&status.members) {
         let _ = write!(text, "{:<12} {:<8} {}", member.name(), health(status.health), member.place());
-        if !member.address.is_empty() {
-            let _ = write!(text, " at {}", member.address);
+        if !member.process.address.is_empty() {
+            let _ = write!(text, " at {}", member.process.address);
         }
-        if let Some(machine) = machines.get(&member.machine) {
-            let door = if member.door.is_empty() { "" } else { " by shared memory" };
-            let _ = write!(text, " on machine {machine}{door}");
+        if let Some(machine) = machines.get(&member.process.machine) {
+            let near = if member.process.socket_path.is_empty() { "" } else { " by shared memory" };
+            let _ = write!(text, " on machine {machine}{near}");
         }
         let _ = write!(text, ", heard of {:.1} s ago", status.silent.as_secs_f64());
         if let Some((_, round)) = status.progress.last {
             let _ = write!(text, ", last in {round}");
         }
         let (pending, bytes) = (status.progress.pending, status.progress.bytes_in_flight);
-        let _ = writeln!(text, ", {pending} pending, {bytes} bytes in flight");
+        let _ = write!(text, ", {pending} pending, {bytes} bytes in flight");
+        if status.placed_parts > 0 {
+            let _ = write!(text, ", sums {} bytes in {} parts", status.placed_bytes, status.placed_parts);
+        }
+        text.push('\n');
+    }
+    if status.imbalance_milli > 1000 {
+        let _ = writeln!(text, "the most loaded server has {:.2} times its share", imbalance(status));
     }
     text
+}
+
+/// The largest load of a server over its fair share.
+fn imbalance(status: &Status) -> f64 {
+    status.imbalance_milli as f64 / 1000.0
 }
 
 /// The machines of the members that know theirs, numbered from 0.
 fn machines(status: &Status) -> BTreeMap<MachineId, usize> {
     let mut numbers = BTreeMap::new();
-    for machine in status.view.members.iter().map(|member| member.machine).filter(|id| *id != MachineId::UNKNOWN) {
+    for machine in
+        status.view.members.iter().map(|member| member.process.machine).filter(|id| *id != MachineId::UNKNOWN)
+    {
         let next = numbers.len();
         numbers.entry(machine).or_insert(next);
     }
@@ -73,20 +87,22 @@ pub(super) fn json(status: &Status) -> String {
         .zip(&status.members)
         .map(|(member, status)| {
             serde_json::json!({
-                "role": member.role.to_string(),
+                "role": member.process.role.to_string(),
                 "index": member.index,
-                "host": member.host,
-                "pid": member.pid,
-                "address": member.address,
+                "host": member.process.host,
+                "pid": member.process.pid,
+                "address": member.process.address,
                 "node": member.node.to_string(),
-                "incarnation": format!("{:032x}", member.incarnation.0),
-                "machine": machines.get(&member.machine),
-                "shared_memory": !member.door.is_empty(),
+                "incarnation": format!("{:032x}", member.process.incarnation.0),
+                "machine": machines.get(&member.process.machine),
+                "shared_memory": !member.process.socket_path.is_empty(),
                 "health": health(status.health),
                 "silent_ms": u64::try_from(status.silent.as_millis()).unwrap_or(u64::MAX),
                 "round": status.progress.last.map(|(_, round)| round.0),
                 "pending": status.progress.pending,
                 "bytes_in_flight": status.progress.bytes_in_flight,
+                "placed_bytes": status.placed_bytes,
+                "placed_parts": status.placed_parts,
             })
         })
         .collect();
@@ -101,6 +117,7 @@ pub(super) fn json(status: &Status) -> String {
         "cause": cause,
         "workers": view.workers().count(),
         "servers": view.servers().count(),
+        "imbalance": imbalance(status),
         "members": members,
     })
     .to_string()
@@ -127,7 +144,7 @@ fn health(health: Health) -> &'static str {
 #[cfg(test)]
 mod tests {
     use gradlane_core::Error;
-    use gradlane_core::types::{Epoch, Incarnation, Member, NodeId, Round, TensorKey, View, Wiring};
+    use gradlane_core::types::{Epoch, Incarnation, Member, NodeId, Process, Round, TensorKey, View};
     use gradlane_core::wire::frame::{MemberStatus, Progress};
 
     use super::*;
@@ -142,9 +159,11 @@ mod tests {
             "worker 0     alive    n1 (pid 70), heard of 0.2 s ago, last in round 7, 2 pending, 64 bytes in flight"
         );
         assert!(
-            lines[2].starts_with("server 0     alive    n1 (pid 80) at 10.0.0.1:9 on machine 0 by shared memory, "),
+            lines[2].starts_with("server 0     alive    n1 (pid 80) at 10.0.0.1:9 on machine 0 by shared memory, ")
+                && lines[2].ends_with(", sums 4096 bytes in 2 parts"),
             "{text}"
         );
+        assert_eq!(lines[3..], ["the most loaded server has 1.50 times its share"]);
     }
 
     #[test]
@@ -160,6 +179,7 @@ mod tests {
         assert_eq!(read["members"][0]["health"], "alive");
         assert_eq!(read["members"][0]["silent_ms"], 200);
         assert_eq!(read["members"][1]["address"], "10.0.0.1:9");
+        assert_eq!((&read["imbalance"], &read["members"][1]["placed_parts"]), (&1.5.into(), &2.into()));
         assert_eq!(
             (&read["members"][0]["machine"], &read["members"][1]["machine"]),
             (&serde_json::Value::Null, &0.into())
@@ -168,27 +188,36 @@ mod tests {
     }
 
     fn status(phase: Phase) -> Status {
-        let member = |role, pid, address: &str, machine, door: &str| Member {
-            role,
-            index: 0,
+        let member = |role, pid, address: &str, machine, socket_path: &str| Member {
+            process: Process {
+                host: "n1".to_owned(),
+                pid,
+                address: address.to_owned(),
+                machine,
+                socket_path: socket_path.to_owned(),
+                ..Process::new(role, Incarnation(1))
+            },
             node: NodeId([0; 32]),
-            incarnation: Incarnation(1),
-            host: "n1".to_owned(),
-            pid,
-            address: address.to_owned(),
-            machine,
-            door: door.to_owned(),
-            wiring: Wiring::default(),
+            index: 0,
+            first_round: Round(0),
         };
         let members = vec![
             member(Role::Worker, 70, "", MachineId::UNKNOWN, ""),
-            member(Role::Server, 80, "10.0.0.1:9", MachineId(0xabc), "/run/door"),
+            member(Role::Server, 80, "10.0.0.1:9", MachineId(0xabc), "/run/socket"),
         ];
         let progress = Progress { last: Some((TensorKey(1), Round(7))), pending: 2, bytes_in_flight: 64 };
-        let health = MemberStatus { health: Health::Alive, silent: Duration::from_millis(200), progress };
+        let health = MemberStatus {
+            health: Health::Alive,
+            silent: Duration::from_millis(200),
+            progress,
+            placed_bytes: 0,
+            placed_parts: 0,
+        };
+        let loaded = MemberStatus { placed_bytes: 4096, placed_parts: 2, ..health.clone() };
         Status {
             view: View { job: "night".to_owned(), epoch: Epoch { term: 1, number: 3 }, phase, members },
-            members: vec![health.clone(), health],
+            members: vec![health, loaded],
+            imbalance_milli: 1500,
         }
     }
 }

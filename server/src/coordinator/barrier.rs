@@ -1,4 +1,4 @@
-//! Named barriers: complete when every worker arrived, else one error for all who wait.
+//! Named barriers: one completes when every worker arrived, or ends with one error for all workers that wait at it.
 //!
 //! An arrival is a (worker, request), so a repeat of the same request is the same arrival. Answers are remembered for a while, because
 //! the repeat may come after the answer was lost. A name is free for the next barrier as soon as the last one ended.
@@ -8,17 +8,18 @@ use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
-use gradlane_core::types::{Time, WorkerId};
+use gradlane_core::types::{Time, WorkerId, WorkerSet};
 use gradlane_core::wire::limits;
 
 /// The barriers of a job.
 #[derive(Debug)]
 pub(super) struct Barriers {
-    workers: u32,
+    /// The workers that every barrier waits for.
+    due: WorkerSet,
     open: BTreeMap<String, Open>,
     /// The last answers of each worker. A worker waits at no more barriers at once than are remembered.
     answered: BTreeMap<WorkerId, BTreeMap<u64, Result<()>>>,
-    /// Why no barrier can complete any more: somebody left.
+    /// The worker that left, because of which no barrier can complete any more.
     broken: Option<String>,
     defect: Option<Defect>,
 }
@@ -53,11 +54,13 @@ struct Open {
 }
 
 impl Barriers {
+    /// The barriers of a job with the workers of ranks 0 to `workers`.
     pub(super) fn new(workers: u32, defect: Option<Defect>) -> Self {
-        Self { workers, open: BTreeMap::new(), answered: BTreeMap::new(), broken: None, defect }
+        let due = (0..workers).map(WorkerId).collect();
+        Self { due, open: BTreeMap::new(), answered: BTreeMap::new(), broken: None, defect }
     }
 
-    /// A worker arrives, perhaps not for the first time. Returns whoever need not wait any longer.
+    /// A worker arrives, perhaps not for the first time. Returns the answers of the workers that need not wait any longer.
     pub(super) fn arrive(&mut self, now: Time, arrival: Arrival) -> Vec<Answer> {
         let Arrival { worker, request, name, timeout } = arrival;
         let remembered = self.answered.get(&worker).and_then(|answers| answers.get(&request));
@@ -74,8 +77,8 @@ impl Barriers {
         open.until = open.until.min(now + timeout);
         open.arrived.insert(worker, request);
         open.counted += 1;
-        let everybody = open.arrived.len() == self.workers as usize;
-        if everybody || planted(self.defect, Defect::BarrierCountsRequests) && open.counted >= self.workers {
+        let counted = planted(self.defect, Defect::BarrierCountsRequests) && open.counted as usize >= self.due.len();
+        if open.arrived.len() == self.due.len() || counted {
             return self.end(&name, &Ok(()));
         }
         Vec::new()
@@ -93,7 +96,20 @@ impl Barriers {
         verdicts.into_iter().flat_map(|(name, error)| self.end(&name, &Err(error))).collect()
     }
 
-    /// A worker left: whoever waits would wait for it, or with it, forever, and so would everybody who comes.
+    /// From now on barriers wait for these workers only, because others were lost. Returns the answers of the barriers that this completes.
+    pub(super) fn set_due(&mut self, due: WorkerSet) -> Vec<Answer> {
+        self.answered.retain(|worker, _| due.contains(*worker));
+        for open in self.open.values_mut() {
+            open.arrived.retain(|worker, _| due.contains(*worker));
+        }
+        self.open.retain(|_, open| !open.arrived.is_empty());
+        let complete = self.open.iter().filter(|(_, open)| open.arrived.len() == due.len());
+        let names: Vec<String> = complete.map(|(name, _)| name.clone()).collect();
+        self.due = due;
+        names.into_iter().flat_map(|name| self.end(&name, &Ok(()))).collect()
+    }
+
+    /// A worker left, so no barrier can complete any more: those that are open fail, and so does every later one.
     pub(super) fn break_all(&mut self, who: String) -> Vec<Answer> {
         let names: Vec<String> = self.open.keys().cloned().collect();
         let answers = names.into_iter().flat_map(|name| self.end(&name, &Err(broken(&name, &who)))).collect();
@@ -148,7 +164,7 @@ impl Barriers {
     }
 
     fn describe_missing(&self, open: &Open) -> String {
-        let ranks = (0..self.workers).map(WorkerId).filter(|worker| !open.arrived.contains_key(worker));
+        let ranks = self.due.iter().filter(|worker| !open.arrived.contains_key(worker));
         let elsewhere = |worker: WorkerId| {
             self.open.iter().find(|(_, other)| other.arrived.contains_key(&worker)).map(|(name, _)| name)
         };
@@ -244,6 +260,20 @@ mod tests {
         );
         let answers = barriers.arrive(at(1), arrival(0, 2, "epoch"));
         assert!(matches!(&answers[..], [Answer { outcome: Err(Error::FailedPrecondition { .. }), .. }]));
+    }
+
+    #[test]
+    fn a_barrier_that_waits_for_a_lost_worker_completes_with_those_that_are_left() {
+        let mut barriers = Barriers::new(3, None);
+        barriers.arrive(at(0), arrival(0, 1, "epoch"));
+        barriers.arrive(at(0), arrival(2, 1, "epoch"));
+        barriers.arrive(at(0), arrival(1, 1, "of the lost one"));
+        barriers.arrive(at(0), arrival(2, 2, "later"));
+        let left: WorkerSet = [0, 2].map(WorkerId).into_iter().collect();
+        assert_eq!(barriers.set_due(left), [passed(0, 1), passed(2, 1)]);
+        assert_eq!(barriers.arrive(at(1), arrival(0, 2, "later")), [passed(0, 2), passed(2, 2)]);
+        assert_eq!(barriers.poll_timeout(), None, "nobody waits where the lost one waited alone");
+        assert_eq!(barriers.arrive(at(1), arrival(0, 1, "epoch")), [passed(0, 1)], "answers are still remembered");
     }
 
     #[test]

@@ -16,6 +16,8 @@ use gradlane_core::{Error, Result};
 
 use super::{Command, Coordinator, CoordinatorConfig, Event};
 
+mod term;
+
 /// A running coordinator.
 pub struct CoordinatorNode {
     join: JoinString,
@@ -40,8 +42,8 @@ enum Input {
 }
 
 impl CoordinatorNode {
-    /// Listens on `bind` and waits for the members. Keys and certificates live in memory, or in `state_dir` so that a join string
-    /// stays valid over a restart.
+    /// Listens on `bind` and waits for the members. Keys, certificates and the term live in memory, or in `state_dir` so that a join
+    /// string stays valid over a restart.
     ///
     /// # Errors
     /// [`Error::Io`] if the address cannot be bound or the directory not be used.
@@ -51,6 +53,7 @@ impl CoordinatorNode {
             Some(dir) => Authority::open(dir, &machine.job)?,
             None => Authority::create(&machine.job)?,
         });
+        let term = term::next(state_dir)?;
         let (inputs, received) = unbounded();
         let events = inputs.clone();
         let listener = ControlListener::bind(
@@ -66,7 +69,7 @@ impl CoordinatorNode {
 
         let end = Arc::new(End::default());
         let mut driver = Driver {
-            machine: Coordinator::new(machine, clock.now()),
+            machine: Coordinator::new(machine, term, clock.now()),
             clock,
             listener,
             end: Arc::clone(&end),
@@ -240,7 +243,7 @@ impl Driver {
 
 fn log(event: &Event) {
     match event {
-        Event::Formed => tracing::info!("the job is complete"),
+        Event::Formed { epoch } => tracing::info!(%epoch, "the job is complete"),
         Event::Refused { who, error } => tracing::warn!(who, %error, "refused"),
         Event::Suspect { member, place, silent } => {
             tracing::warn!(member, place, silent_s = silent.as_secs_f64(), "silent")
@@ -250,6 +253,8 @@ fn log(event: &Event) {
             tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,
             "a sum waits"
         ),
+        Event::Decided { what, reason } => tracing::error!(reason, "{what}"),
+        Event::HotServer { warning } => tracing::warn!("{warning}"),
         Event::Finished(_) => {}
     }
 }

@@ -1,4 +1,4 @@
-//! Who was silent for how long. Decides suspicion and death by silence; what a death means is the coordinator's business.
+//! The failure detector: decides from silence which member is suspect and which is dead. `verdict` decides what a death means.
 //!
 //! ```text
 //!          any frame   silent > suspect   silent > dead   process ended   leave
@@ -13,27 +13,27 @@ use std::time::Duration;
 use gradlane_core::types::Time;
 use gradlane_core::wire::frame::Health;
 
-use super::roster::{Identity, Roster, Seat};
+use super::roster::{Identity, Line, Roster, Seat};
 
-/// Watches the seats.
+/// Watches the silence of all members.
 #[derive(Debug)]
-pub(super) struct Vigil {
+pub(super) struct FailureDetector {
     suspect_timeout: Duration,
     dead_timeout: Duration,
-    /// No seat changes by silence before. Signs of life only move that further away, so they need not touch it.
+    /// No seat changes by silence before this time. Signs of life only delay it, so they need not change it.
     due: Option<Time>,
 }
 
 /// A seat that was silent for too long.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Silent {
     pub(super) identity: Identity,
     pub(super) silent: Duration,
-    /// Long enough to give it up.
-    pub(super) dead: bool,
+    /// The evidence, if that is long enough to give it up.
+    pub(super) cause: Option<String>,
 }
 
-impl Vigil {
+impl FailureDetector {
     pub(super) fn new(suspect_timeout: Duration, dead_timeout: Duration) -> Self {
         assert!(suspect_timeout < dead_timeout, "a member is suspected before it is given up");
         Self { suspect_timeout, dead_timeout, due: None }
@@ -50,10 +50,11 @@ impl Vigil {
         self.due
     }
 
-    /// Finds who became suspect, and who is to be given up.
+    /// Finds the members that became suspect, and those to be given up.
     pub(super) fn sweep(&mut self, now: Time, roster: &mut Roster) -> Vec<Silent> {
         let Some(due) = self.due.filter(|due| *due <= now) else { return Vec::new() };
-        // Who looks this late was asleep itself, and everybody's signs of life wait in its sockets: it cannot tell who was silent.
+        // A coordinator that looks this late was asleep itself. The members' signs of life wait in its sockets, so it cannot tell which
+        // of them were silent.
         if now.since(due) > self.suspect_timeout {
             roster.seats_mut().for_each(|seat| seat.heard = now);
         }
@@ -64,7 +65,8 @@ impl Vigil {
             let dead = silent >= self.dead_timeout;
             if dead || silent >= self.suspect_timeout && seat.health == Health::Alive {
                 seat.health = Health::Suspect;
-                found.push(Silent { identity: seat.identity(), silent, dead });
+                let cause = dead.then(|| seat.evidence(silent));
+                found.push(Silent { identity: seat.identity(), silent, cause });
             }
             if !dead {
                 let next =
@@ -77,6 +79,15 @@ impl Vigil {
 }
 
 impl Seat {
+    /// Why a member counts as dead that was silent for this time.
+    fn evidence(&self, silent: Duration) -> String {
+        let seconds = silent.as_secs_f64();
+        match &self.line {
+            Line::Up(_) => format!("silent for {seconds:.1} s"),
+            Line::Down(error) => format!("silent for {seconds:.1} s since its connection ended: {error}"),
+        }
+    }
+
     /// A sign of life.
     pub(super) fn lives(&mut self, now: Time) {
         self.heard = now;

@@ -1,5 +1,5 @@
-//! One coordinator and five members over a network that loses connections: whatever it does, everything that was begun ends, once, and
-//! everybody agrees on how.
+//! One coordinator and five members over a network that loses connections: whatever it does, every request ends once, and all members
+//! agree on how the job ended.
 //!
 //! Connections carry frames in order in both directions, with delays. A lost connection loses what was under way and both ends learn
 //! of it later, each in its own time. All choices come from a seed.
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{DType, Incarnation, LinkId, MachineId, NodeId, Role, TensorSpec, Time, Wiring};
+use gradlane_core::types::{DType, Incarnation, LinkId, NodeId, Process, Role, TensorSpec, Time};
 use gradlane_core::wire::Frame;
 
 use super::*;
@@ -25,7 +25,7 @@ const DEAD_TIMEOUT: Duration = Duration::from_secs(5);
 fn a_job_runs_to_its_end_over_a_network_that_loses_connections() {
     let mut lost = 0;
     for seed in 0..SEEDS {
-        let mut world = World::new(seed);
+        let mut world = World::new(seed, Policy::Abort);
         world.run();
         for node in &world.nodes {
             assert_eq!(node.end, Some(Ok(())), "seed {seed}: {}", node.name());
@@ -46,7 +46,7 @@ fn a_job_runs_to_its_end_over_a_network_that_loses_connections() {
 fn a_death_reaches_everybody_with_one_cause_within_a_bounded_time() {
     let mut deaths = BTreeSet::new();
     for seed in 0..SEEDS {
-        let mut world = World::new(seed);
+        let mut world = World::new(seed, Policy::Abort);
         let victim = world.random(world.nodes.len() as u64) as usize;
         let at = Time::ZERO + Duration::from_millis(world.random(3_000));
         let is_seen = world.random(2) == 0;
@@ -73,6 +73,38 @@ fn a_death_reaches_everybody_with_one_cause_within_a_bounded_time() {
         }
     }
     assert_eq!(deaths.len(), WORKERS + SERVERS, "each of them died in some run");
+}
+
+#[test]
+fn a_job_that_continues_ends_in_order_for_every_worker_that_is_left() {
+    let (mut went_on, mut losses) = (0, 0);
+    for seed in 0..SEEDS {
+        let mut world = World::new(seed, Policy::Continue);
+        let victim = world.random(WORKERS as u64) as usize;
+        let at = Time::ZERO + Duration::from_millis(world.random(3_000));
+        let is_seen = world.random(2) == 0;
+        world.schedule(at, Happening::Crash { victim, is_seen });
+        world.run();
+        let finished = world.finished.clone().unwrap_or_else(|| panic!("seed {seed}: the coordinator goes on"));
+        for node in world.nodes.iter().filter(|node| !node.crashed) {
+            assert_eq!(node.end, Some(finished.clone()), "seed {seed}: {}", node.name());
+        }
+        match finished {
+            Ok(()) => {
+                let left = world.nodes.iter().filter(|node| !node.crashed && node.is_worker());
+                for node in left {
+                    let passed = node.outcomes.values().all(|outcomes| outcomes[..] == [Ok(())]);
+                    assert!(passed && node.outcomes.len() == 3, "seed {seed}: {}: {:?}", node.name(), node.outcomes);
+                }
+                went_on += u32::from(world.coordinator.view().epoch.number > 2);
+            }
+            // It died while the job formed.
+            Err(Error::NotFormed { missing, .. }) => assert_eq!(missing.len(), 1, "seed {seed}"),
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+        losses += 1;
+    }
+    assert!(went_on > losses / 4, "{went_on} of {losses} jobs went on without a worker");
 }
 
 /// What happens at a moment.
@@ -127,11 +159,10 @@ struct Node {
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, policy: Policy) -> Self {
         let nodes = (0..WORKERS + SERVERS).map(Node::new).collect();
         let config = CoordinatorConfig {
             job: "joint".to_owned(),
-            term: 1,
             workers: WORKERS as u32,
             servers: SERVERS as u32,
             form_timeout: Duration::from_secs(25),
@@ -139,12 +170,13 @@ impl World {
             dead_timeout: DEAD_TIMEOUT,
             leave_grace: Duration::from_secs(10),
             stall_interval: Duration::from_secs(10),
+            policy,
             layout: LayoutConfig::default(),
             defect: None,
         };
         Self {
             now: Time::ZERO,
-            coordinator: Coordinator::new(config, Time::ZERO),
+            coordinator: Coordinator::new(config, 1, Time::ZERO),
             finished: None,
             nodes,
             agenda: BTreeMap::new(),
@@ -213,7 +245,7 @@ impl World {
                 let node = &mut self.nodes[victim];
                 node.crashed = true;
                 if is_seen {
-                    let (pid, host) = (node.config.pid, node.config.host.clone());
+                    let (pid, host) = (node.config.process.pid, node.config.process.host.clone());
                     self.coordinator.handle_death(now, pid, &host, "killed by signal 9".to_owned());
                 }
             }
@@ -318,15 +350,13 @@ impl Node {
     fn new(number: usize) -> Self {
         let role = if number < WORKERS { Role::Worker } else { Role::Server };
         let config = MemberConfig {
-            role,
-            incarnation: Incarnation(number as u128),
+            process: Process {
+                host: format!("n{number}"),
+                pid: number as u32,
+                address: if role == Role::Server { format!("n{number}:7000") } else { String::new() },
+                ..Process::new(role, Incarnation(number as u128))
+            },
             requested: None,
-            host: format!("n{number}"),
-            pid: number as u32,
-            address: if role == Role::Server { format!("n{number}:7000") } else { String::new() },
-            machine: MachineId::UNKNOWN,
-            door: String::new(),
-            wiring: Wiring::default(),
             workers: WORKERS as u32,
             servers: 0,
             coordinator: "n0:6000".to_owned(),
@@ -388,11 +418,11 @@ impl Node {
     }
 
     fn is_worker(&self) -> bool {
-        self.config.role == Role::Worker
+        self.config.process.role == Role::Worker
     }
 
     fn name(&self) -> &str {
-        &self.config.host
+        &self.config.process.host
     }
 }
 

@@ -1,171 +1,129 @@
 //! What each input means, in which stage of the job.
 
-use std::collections::{BTreeMap, VecDeque};
-
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
-use gradlane_core::types::{Epoch, LinkId, NodeId, PartLayout, Phase, Role, TensorSpec, Time, View, WorkerId};
+use gradlane_core::types::{Epoch, LinkId, NodeId, PartLayout, Role, TensorSpec, Time, View, WorkerId, WorkerSet};
 use gradlane_core::wire::Frame;
-use gradlane_core::wire::frame::{Health, Join, MemberStatus, Stall, Status};
+use gradlane_core::wire::frame::{Health, Join, Stall, Status};
 use gradlane_core::wire::limits;
 
 use super::barrier::{Answer, Arrival, Barriers};
-use super::ending::over;
-use super::health::Vigil;
+use super::connections::{Connections, Link};
+use super::health::{FailureDetector, Silent};
 use super::registry::{Forgotten, Registry};
-use super::roster::{Identity, Line, Roster, Seat, Size};
-use super::stall::{self, Stalls};
-use super::{Command, CoordinatorConfig, Event};
+use super::roster::{Change, Identity, Line, Roster, Seat, Size};
+use super::stage::Stage;
+use super::stall::{Notice, Stalls};
+use super::verdict::{Lost, Verdict, verdict};
+use super::{Command, CoordinatorConfig, Event, questions};
 
 /// The job's single decider.
 ///
 /// Feed it what happens through the `handle_*` methods, then drain [`Coordinator::next_command`] completely and wait no longer than
-/// [`Coordinator::poll_timeout`]. The last event is [`Event::Finished`]; whoever asks later, because it lost its connection before it heard
-/// of the end, is still answered.
+/// [`Coordinator::poll_timeout`]. The last event is [`Event::Finished`]. A member that lost its connection before it heard of the end
+/// may ask later, and is still answered.
 ///
-/// - A connection says who it speaks for with [`Frame::Join`]; before that it may only ask for the status. A newer connection of the
-///   same process takes the place of the older.
+/// - A connection says with [`Frame::Join`] which member it speaks for; before that it may only ask for the status. A newer connection
+///   of the same process replaces the older one.
 /// - A lost connection is not a death: its process may come back until it was silent for `dead_timeout`. While the job forms it gives
 ///   up its seat, though, and joins anew.
-/// - Every change of the view is a new epoch, and a view is shown to a member whenever it connects.
-/// - The first cause ends the job and is the only one that anybody hears of.
+/// - Every change of the view is a new epoch of this coordinator's term, and a view is shown to a member whenever it connects.
+/// - A member of a job of another term is refused with [`Error::OtherTerm`], because this coordinator knows nothing of that job.
+/// - [`verdict`](super::verdict) decides what a loss means. An abort ends the job with one cause, the first, and every member hears it.
 /// - A worker may leave while others still work. Barriers then fail, because they need it; a sum that needs it stalls, and the notice
 ///   says that it left. The job is over when the last worker left. A server may not leave before: that is a loss like its death.
 #[derive(Debug)]
 pub struct Coordinator {
-    pub(super) config: CoordinatorConfig,
-    pub(super) stage: Stage,
-    pub(super) epoch: Epoch,
-    pub(super) links: BTreeMap<LinkId, Link>,
-    pub(super) roster: Roster,
-    vigil: Vigil,
-    pub(super) barriers: Barriers,
-    /// From the forming of the job on.
+    config: CoordinatorConfig,
+    stage: Stage,
+    epoch: Epoch,
+    connections: Connections,
+    roster: Roster,
+    failure_detector: FailureDetector,
+    barriers: Barriers,
+    /// Exists since the job formed.
     registry: Option<Registry>,
     stalls: Stalls,
-    commands: VecDeque<Command>,
-}
-
-/// How far the job is.
-///
-/// ```text
-///           everybody joined   last worker left   a member dies        stop             time over
-/// Forming   Running            -                  Forming, seat free   Closing (error)  Closing (not formed)
-/// Running   -                  Closing (ok)       Closing (error)      Closing (error)  -
-/// Closing   -                  -                  Closing              -                Finished, or sooner if all know
-/// Finished  -                  -                  -                    -                -
-/// ```
-#[derive(Debug)]
-pub(super) enum Stage {
-    Forming { until: Time },
-    Running,
-    Closing { outcome: Result<()>, until: Time },
-    Finished { outcome: Result<()> },
-}
-
-/// A connection. The seat that it speaks for names it as its line in turn.
-#[derive(Debug)]
-pub(super) struct Link {
-    node: NodeId,
-    pub(super) speaks_for: Option<Identity>,
 }
 
 impl Coordinator {
-    /// A job that waits for its members from `now` on.
+    /// A job that waits for its members from `now` on. `term` grows with every start of a coordinator of this job.
     ///
     /// # Panics
     /// If the job has no worker, no server or more than [`limits::MEMBERS_MAX`] members, or if `dead_timeout` is not above
     /// `suspect_timeout`.
-    pub fn new(config: CoordinatorConfig, now: Time) -> Self {
+    pub fn new(config: CoordinatorConfig, term: u32, now: Time) -> Self {
         let size = Size { workers: config.workers, servers: config.servers };
         let members = u64::from(size.workers) + u64::from(size.servers);
         assert!(size.workers > 0 && size.servers > 0, "a job has workers and servers");
         assert!(members <= limits::MEMBERS_MAX as u64, "a job has at most {} members", limits::MEMBERS_MAX);
         Self {
             stage: Stage::Forming { until: now + config.form_timeout },
-            epoch: Epoch { term: config.term, number: 0 },
-            links: BTreeMap::new(),
+            epoch: Epoch { term, number: 0 },
+            connections: Connections::default(),
             roster: Roster::new(size),
-            vigil: Vigil::new(config.suspect_timeout, config.dead_timeout),
+            failure_detector: FailureDetector::new(config.suspect_timeout, config.dead_timeout),
             barriers: Barriers::new(config.workers, config.defect),
             registry: None,
             stalls: Stalls::new(config.stall_interval),
-            commands: VecDeque::new(),
             config,
         }
     }
 
     /// The next thing to do, until there is none.
     pub fn next_command(&mut self) -> Option<Command> {
-        if self.commands.is_empty() && matches!(self.stage, Stage::Closing { .. }) && self.all_know() {
+        if self.connections.is_drained() && matches!(self.stage, Stage::Closing { .. }) && self.roster.all_know_end() {
             self.finish();
         }
-        self.commands.pop_front()
+        self.connections.next_command()
     }
 
     /// When to call [`Coordinator::handle_timeout`] if nothing happens before. `None` once the job is finished.
     pub fn poll_timeout(&self) -> Option<Time> {
+        let silence = self.failure_detector.poll_timeout();
         match self.stage {
-            Stage::Forming { until } => Some(self.vigil.poll_timeout().map_or(until, |due| due.min(until))),
-            Stage::Running => [self.vigil.poll_timeout(), self.barriers.poll_timeout()].into_iter().flatten().min(),
+            Stage::Forming { until } => Some(silence.map_or(until, |due| due.min(until))),
+            Stage::Running => {
+                let placement = self.registry.as_ref().and_then(Registry::poll_timeout);
+                [silence, self.barriers.poll_timeout(), placement].into_iter().flatten().min()
+            }
             Stage::Closing { until, .. } => Some(until),
             Stage::Finished { .. } => None,
         }
     }
 
-    /// The membership as it is. While the job forms, its members have the ranks that they would have if nobody else came.
+    /// The membership as it is. While the job forms, its members have the ranks that they would have if no other process came.
     pub fn view(&self) -> View {
         View {
             job: self.config.job.clone(),
             epoch: self.epoch,
-            phase: match &self.stage {
-                Stage::Forming { .. } => Phase::Forming,
-                Stage::Running => Phase::Running,
-                Stage::Closing { outcome, .. } | Stage::Finished { outcome } => {
-                    outcome.clone().map_or_else(Phase::Aborted, |()| Phase::Ended)
-                }
-            },
+            phase: self.stage.phase(),
             members: self.roster.in_order().into_iter().map(|(member, _)| member).collect(),
         }
     }
 
-    /// The membership, and how everybody is.
+    /// The membership, the health of each member, and the loads of the servers.
     pub fn status(&self, now: Time) -> Status {
-        let status = |(_, seat): (_, &Seat)| MemberStatus {
-            health: seat.health,
-            silent: now.since(seat.heard),
-            progress: seat.progress,
-        };
-        Status { view: self.view(), members: self.roster.in_order().into_iter().map(status).collect() }
+        questions::status(now, self.view(), &self.roster, self.registry.as_ref())
     }
 
     /// An authenticated node connected.
     pub fn handle_connected(&mut self, link: LinkId, node: NodeId) {
-        const LINKS_MAX: usize = 2 * limits::MEMBERS_MAX;
-        self.links.insert(link, Link { node, speaks_for: None });
-        if self.links.len() > LINKS_MAX {
-            self.close(
-                link,
-                Error::Exhausted {
-                    what: "connections to the coordinator".to_owned(),
-                    limit: LINKS_MAX.to_string(),
-                    hint: "close some".to_owned(),
-                },
-            );
+        if let Err(error) = self.connections.add(link, node) {
+            self.close(link, error);
         }
     }
 
     /// A node sent something. Frames of a connection that was closed are ignored.
     pub fn handle_frame(&mut self, now: Time, link: LinkId, frame: Frame) {
-        let Some(Link { node, speaks_for }) = self.links.get(&link) else { return };
-        let (node, speaks_for) = (*node, *speaks_for);
+        let Some(Link { node, speaks_for }) = self.connections.get(link) else { return };
         if let Some(seat) = speaks_for.and_then(|identity| self.roster.seat_mut(identity)) {
             seat.lives(now);
         }
         match (frame, speaks_for) {
             (Frame::StatusRequest, _) => {
                 let status = self.status(now);
-                self.send(link, Frame::Status(status));
+                self.connections.send(link, Frame::Status(status));
             }
             (Frame::Join(join), None) => self.handle_join(now, link, node, join),
             (Frame::Join(_), Some(_)) => self.close_protocol(link, "kind", "is a second join"),
@@ -174,22 +132,24 @@ impl Coordinator {
                 if let Some(seat) = self.roster.seat_mut(identity) {
                     seat.progress = progress;
                 }
-                self.send(link, Frame::HeartbeatAck { sent });
+                self.connections.send(link, Frame::HeartbeatAck { sent });
             }
             (Frame::Declare { request, tensors, fuse }, Some(identity)) => {
-                let (outcome, forgotten) = self.declare(identity, &tensors, fuse);
-                self.send(link, Frame::Declared { request, outcome });
+                let (outcome, forgotten) = self.declare(now, identity, &tensors, fuse);
+                self.connections.send(link, Frame::Declared { request, outcome });
                 for Forgotten { key, error } in forgotten {
                     self.broadcast(&Frame::Forget { key, error });
                 }
             }
-            (Frame::Barrier { request, name, timeout }, Some(identity)) => match self.asking_worker(identity) {
-                Ok(worker) => {
-                    let answers = self.barriers.arrive(now, Arrival { worker, request, name, timeout });
-                    self.answer(answers);
+            (Frame::Barrier { request, name, timeout }, Some(identity)) => {
+                match questions::asking_worker(&self.stage, &self.roster, identity) {
+                    Ok(worker) => {
+                        let answers = self.barriers.arrive(now, Arrival { worker, request, name, timeout });
+                        self.answer(answers);
+                    }
+                    Err(error) => self.connections.send(link, Frame::BarrierDone { request, outcome: Err(error) }),
                 }
-                Err(error) => self.send(link, Frame::BarrierDone { request, outcome: Err(error) }),
-            },
+            }
             (Frame::Stall(stall), Some(identity)) => self.handle_stall(now, link, identity, stall),
             (Frame::Leave, Some(identity)) => self.handle_leave(now, link, identity),
             (
@@ -208,28 +168,17 @@ impl Coordinator {
 
     /// A connection ended.
     pub fn handle_disconnected(&mut self, link: LinkId, error: Error) {
-        let Some(identity) = self.links.remove(&link).and_then(|link| link.speaks_for) else { return };
-        match self.stage {
-            Stage::Forming { .. } => self.roster.free(identity),
-            Stage::Running | Stage::Closing { .. } | Stage::Finished { .. } => {
-                if let Some(seat) = self.roster.seat_mut(identity) {
-                    seat.line = Line::Down(error);
-                }
-            }
+        if let Some(identity) = self.connections.remove(link) {
+            self.hold_seat(identity, error);
         }
     }
 
-    /// A launcher saw a process end. Immediate, where silence takes `dead_timeout`; of no concern if the process had left in order.
+    /// A launcher saw a process end. That is known at once, where silence takes `dead_timeout`. A process that left in order is no loss.
     pub fn handle_death(&mut self, now: Time, pid: u32, host: &str, cause: String) {
-        let gone: Vec<Identity> = self
-            .roster
-            .seats()
-            .filter(|seat| seat.is_present() && seat.member.pid == pid && seat.member.host == host)
-            .map(Seat::identity)
-            .collect();
-        for identity in gone {
-            self.lose(now, identity, cause.clone());
-        }
+        let is_it = |seat: &&Seat| seat.is_present() && seat.member.process.is(host, pid);
+        let lost = |seat: &Seat| Lost { identity: seat.identity(), cause: cause.clone() };
+        let loss = self.roster.seats().filter(is_it).map(lost).collect();
+        self.lose(now, loss);
     }
 
     /// [`Coordinator::poll_timeout`] passed. Calling it early is harmless.
@@ -240,40 +189,48 @@ impl Coordinator {
                 self.end(now, Err(Error::NotFormed { missing, waited: self.config.form_timeout }));
             }
             Stage::Forming { .. } | Stage::Running => {
-                for silent in self.vigil.sweep(now, &mut self.roster) {
-                    self.handle_silence(now, silent);
-                }
+                let silent = self.failure_detector.sweep(now, &mut self.roster);
+                self.handle_silence(now, silent);
                 let answers = self.barriers.expire(now);
                 self.answer(answers);
+                if let Some(warning) = self.registry.as_mut().and_then(|registry| registry.warning(now)) {
+                    self.connections.event(Event::HotServer { warning });
+                }
             }
             Stage::Closing { until, .. } if until <= now => self.finish(),
             Stage::Closing { .. } | Stage::Finished { .. } => {}
         }
     }
 
-    /// Ends the job for everybody with `cause`, unless it ended before.
+    /// Ends the job for every member with `cause`, unless it ended before.
     pub fn stop(&mut self, now: Time, cause: Error) {
         self.end(now, Err(cause));
     }
 
     fn handle_join(&mut self, now: Time, link: LinkId, node: NodeId, join: Join) {
-        let identity = Identity { node, role: join.role };
-        if join.role == Role::Coordinator {
+        let (identity, life) = (Identity { node, role: join.process.role }, join.process.incarnation);
+        if identity.role == Role::Coordinator {
             return self.close_protocol(link, "role", "is that of this process");
         }
-        if self.roster.is_fenced(node, join.incarnation) && !planted(self.config.defect, Defect::FencedAccepted) {
+        if self.roster.is_fenced(node, life) && !planted(self.config.defect, Defect::FencedAccepted) {
             let error = Error::Fenced { current: self.epoch };
             return self.refuse(link, &join, error);
         }
         let earlier = self.roster.seat(identity);
-        let same_life = earlier.is_some_and(|seat| seat.member.incarnation == join.incarnation);
+        let same_life = earlier.is_some_and(|seat| seat.incarnation() == life);
         let earlier_link = earlier.and_then(Seat::link);
+        if let Some(epoch) = join.epoch.filter(|_| !same_life)
+            && (epoch.term != self.epoch.term || matches!(self.stage, Stage::Forming { .. }))
+        {
+            let error = Error::OtherTerm { member: epoch.term, coordinator: self.epoch.term };
+            return self.refuse(link, &join, error);
+        }
         match &self.stage {
             Stage::Forming { .. } => {
                 if let Err(error) = self.roster.admit(now, link, node, join.clone()) {
                     return self.refuse(link, &join, error);
                 }
-                self.vigil.watch(now);
+                self.failure_detector.watch(now);
             }
             Stage::Running | Stage::Closing { .. } | Stage::Finished { .. } if same_life => {
                 let seat = self.roster.seat_mut(identity).expect("this life holds it");
@@ -285,14 +242,14 @@ impl Coordinator {
                 return self.refuse(link, &join, error);
             }
             Stage::Closing { outcome, .. } | Stage::Finished { outcome } => {
-                let error = over(outcome);
+                let error = questions::over(outcome);
                 return self.refuse(link, &join, error);
             }
         }
-        self.links.get_mut(&link).expect("it just sent a frame").speaks_for = Some(identity);
+        self.connections.assign(link, Some(identity));
         if let Some(earlier_link) = earlier_link {
-            // The seat has its new line already: the old connection must not take it down.
-            self.links.get_mut(&earlier_link).expect("the line of a seat").speaks_for = None;
+            // The seat has its new line already, so the end of the old connection must not take it down.
+            self.connections.assign(earlier_link, None);
             if same_life {
                 let what = "this connection".to_owned();
                 self.close(earlier_link, Error::Unavailable { what, cause: "a newer one took its place".to_owned() });
@@ -312,27 +269,139 @@ impl Coordinator {
         self.epoch.number += 1;
         self.stage = Stage::Running;
         let view = self.view();
-        self.registry = Some(Registry::new(self.config.layout, &view));
+        self.registry = Some(Registry::new(self.config.layout, &view, self.config.stall_interval));
         self.broadcast(&Frame::View(view));
-        self.event(Event::Formed);
+        self.connections.event(Event::Formed { epoch: self.epoch });
     }
 
     /// Shows a member that connected where the job is, and what it may have missed.
     fn greet(&mut self, link: LinkId) {
-        match self.stage {
-            Stage::Forming { .. } => {}
-            Stage::Running => {
-                let view = self.view();
-                self.send(link, Frame::View(view));
-                let forgotten: Vec<_> = self.registry.iter().flat_map(Registry::forgotten).collect();
-                for Forgotten { key, error } in forgotten {
-                    self.send(link, Frame::Forget { key, error });
+        if matches!(self.stage, Stage::Forming { .. }) {
+            return;
+        }
+        let view = self.view();
+        self.connections.send(link, Frame::View(view));
+        if matches!(self.stage, Stage::Running) {
+            for Forgotten { key, error } in self.registry.iter().flat_map(Registry::forgotten) {
+                self.connections.send(link, Frame::Forget { key, error });
+            }
+        }
+    }
+
+    fn handle_leave(&mut self, now: Time, link: LinkId, identity: Identity) {
+        match (&self.stage, identity.role) {
+            (Stage::Forming { .. }, _) => {
+                self.roster.apply(Change::Free(identity));
+                self.connections.assign(link, None);
+            }
+            (Stage::Running, Role::Worker) => {
+                if !self.roster.apply(Change::Leave(identity)) {
+                    return;
+                }
+                let seat = self.roster.seat(identity).expect("a worker that left keeps its seat");
+                let who = format!("{} on {}", seat.member.name(), seat.member.place());
+                let answers = self.barriers.break_all(who);
+                self.answer(answers);
+                if self.roster.all_workers_left() {
+                    self.end(now, Ok(()));
                 }
             }
-            Stage::Closing { .. } | Stage::Finished { .. } => {
-                let view = self.view();
-                self.send(link, Frame::View(view));
+            (Stage::Running, Role::Server | Role::Coordinator) => {
+                self.lose(now, vec![Lost { identity, cause: "it left while the job ran".to_owned() }]);
             }
+            (Stage::Closing { .. } | Stage::Finished { .. }, _) => {
+                self.roster.seat_mut(identity).expect("seats stay after the end").knows_end = true;
+            }
+        }
+    }
+
+    fn handle_silence(&mut self, now: Time, found: Vec<Silent>) {
+        let mut loss = Vec::new();
+        for Silent { identity, silent, cause } in found {
+            let Some(seat) = self.roster.seat(identity) else { continue };
+            match cause {
+                Some(cause) => loss.push(Lost { identity, cause }),
+                None => {
+                    let (member, place) = (self.roster.name(identity), seat.member.place());
+                    self.connections.event(Event::Suspect { member, place, silent });
+                }
+            }
+        }
+        self.lose(now, loss);
+    }
+
+    /// Gives members up, all at one time, and carries out the verdict.
+    fn lose(&mut self, now: Time, loss: Vec<Lost>) {
+        let verdict = verdict(self.config.policy, &self.roster, &loss);
+        let links: Vec<LinkId> =
+            loss.iter().filter_map(|lost| self.roster.seat(lost.identity).and_then(Seat::link)).collect();
+        let runs = matches!(self.stage, Stage::Running);
+        for Lost { identity, cause } in loss {
+            if let Some(place) = self.roster.seat(identity).map(|seat| seat.member.place()).filter(|_| runs) {
+                self.connections.event(Event::Dead { member: self.roster.name(identity), place, cause });
+            }
+            self.roster.apply(Change::GiveUp(identity));
+        }
+        match verdict {
+            Verdict::Abort { cause, reason } if runs => {
+                self.connections.event(Event::Decided { what: "the job ends", reason });
+                self.end(now, Err(cause));
+            }
+            Verdict::Continue { without, reason } if runs => {
+                self.connections.event(Event::Decided { what: "the job goes on", reason });
+                self.go_on(now, &without);
+            }
+            // While the job forms, the end of its connection frees a seat. After the end there is nothing more to decide.
+            Verdict::Free | Verdict::Nothing | Verdict::Abort { .. } | Verdict::Continue { .. } => {}
+        }
+        for link in links {
+            let current = self.epoch;
+            self.dismiss(link, Error::Fenced { current });
+        }
+    }
+
+    /// Goes on without these members, under a new view. What waited for them goes on with those that are left.
+    fn go_on(&mut self, now: Time, without: &[Identity]) {
+        for identity in without {
+            self.roster.apply(Change::Remove(*identity));
+        }
+        if self.roster.all_workers_left() {
+            return self.end(now, Ok(()));
+        }
+        self.epoch.number += 1;
+        let view = self.view();
+        let workers: WorkerSet = view.workers().map(|member| WorkerId(member.index)).collect();
+        self.broadcast(&Frame::View(view));
+        let answers = self.barriers.set_due(workers);
+        self.answer(answers);
+    }
+
+    /// Ends the job, once: barriers that are open get the cause, and every member is told.
+    fn end(&mut self, now: Time, outcome: Result<()>) {
+        let formed = match self.stage {
+            Stage::Forming { .. } => false,
+            Stage::Running => true,
+            Stage::Closing { .. } | Stage::Finished { .. } => return,
+        };
+        let until = now + self.config.leave_grace;
+        self.epoch.number += 1;
+        self.stage = Stage::Closing { outcome: outcome.clone(), until };
+        if let Err(cause) = &outcome {
+            let answers = self.barriers.fail_all(cause);
+            self.answer(answers);
+        }
+        let frame = match outcome {
+            Err(cause) if !formed => Frame::Refused(cause),
+            Ok(()) | Err(_) => Frame::View(self.view()),
+        };
+        self.broadcast(&frame);
+    }
+
+    fn finish(&mut self) {
+        if let Stage::Closing { outcome, .. } = &self.stage {
+            let outcome = outcome.clone();
+            self.stage = Stage::Finished { outcome: outcome.clone() };
+            self.connections.event(Event::Finished(outcome));
         }
     }
 
@@ -340,115 +409,92 @@ impl Coordinator {
         if identity.role != Role::Server {
             return self.close_protocol(link, "kind", "only a server sends");
         }
-        if stall.missing.len() > self.config.workers as usize
-            || stall.missing.iter().any(|rank| rank.0 >= self.config.workers)
-        {
+        let workers = self.config.workers;
+        if stall.missing.len() > workers as usize || stall.missing.iter().any(|rank| rank.0 >= workers) {
             return self.close_protocol(link, "missing ranks", "do not exist");
         }
         let (Stage::Running, Some(registry)) = (&self.stage, &self.registry) else { return };
-        if !self.stalls.is_news(now, stall.part, stall.round) {
-            return;
-        }
-        let tensor = registry.name_of(stall.part);
-        let detail = stall::describe(now, &stall.missing, &self.roster, registry);
+        let Some(told) = self.stalls.notice(now, stall, &self.roster, registry) else { return };
+        let Notice { tensor, stall, detail } = told;
         let notice = Frame::StallNotice { tensor: tensor.clone(), stall: stall.clone(), detail: detail.clone() };
-        for link in self.member_links(|identity| identity.role == Role::Worker) {
-            self.send(link, notice.clone());
+        for link in self.roster.links(|identity| identity.role == Role::Worker) {
+            self.connections.send(link, notice.clone());
         }
-        self.event(Event::Stall { tensor, stall, detail });
+        self.connections.event(Event::Stall { tensor, stall, detail });
     }
 
     fn declare(
         &mut self,
+        now: Time,
         identity: Identity,
         tensors: &[TensorSpec],
         fuse: bool,
     ) -> (Result<Vec<PartLayout>>, Vec<Forgotten>) {
-        match self.asking_worker(identity) {
+        match questions::asking_worker(&self.stage, &self.roster, identity) {
             Ok(worker) => {
-                self.registry.as_mut().expect("a job that runs has a registry").declare(worker, tensors, fuse)
+                self.registry.as_mut().expect("a job that runs has a registry").declare(now, worker, tensors, fuse)
             }
             Err(error) => (Err(error), Vec::new()),
         }
     }
 
-    /// The rank of a member that may declare tensors and wait at barriers now.
-    fn asking_worker(&self, identity: Identity) -> Result<WorkerId> {
-        let refused =
-            |what: &str, hint: &str| Err(Error::FailedPrecondition { what: what.to_owned(), hint: hint.to_owned() });
-        match &self.stage {
-            Stage::Forming { .. } => refused("the job has not formed yet", "wait for the running view"),
-            Stage::Running if identity.role != Role::Worker => refused("only workers declare and wait", "ask as one"),
-            Stage::Running => {
-                let seat = self.roster.seat(identity).expect("sealed seats stay");
-                match seat.health {
-                    Health::Alive | Health::Suspect => Ok(WorkerId(seat.member.index)),
-                    Health::Dead | Health::Left => refused("this worker left the job", "ask before leaving"),
-                }
-            }
-            Stage::Closing { outcome, .. } | Stage::Finished { outcome } => Err(over(outcome)),
-        }
-    }
-
     fn refuse(&mut self, link: LinkId, join: &Join, error: Error) {
         if !matches!(self.stage, Stage::Finished { .. }) {
-            let who = format!("{} on {} (pid {})", join.role, join.host, join.pid);
-            self.event(Event::Refused { who, error: error.clone() });
+            let who = format!("{} on {}", join.process.role, join.process.place());
+            self.connections.event(Event::Refused { who, error: error.clone() });
         }
         self.dismiss(link, error);
     }
 
     /// Tells a process that it is no member, and hangs up.
-    pub(super) fn dismiss(&mut self, link: LinkId, error: Error) {
-        self.send(link, Frame::Refused(error.clone()));
+    fn dismiss(&mut self, link: LinkId, error: Error) {
+        self.connections.send(link, Frame::Refused(error.clone()));
         self.close(link, error);
     }
 
     fn close_protocol(&mut self, link: LinkId, field: &str, problem: &str) {
-        let peer = match self.links.get(&link) {
-            Some(Link { speaks_for: Some(identity), .. }) => self.roster.name(*identity),
-            Some(Link { node, speaks_for: None }) => format!("node {node}"),
-            None => return,
-        };
+        let Some(Link { node, speaks_for }) = self.connections.get(link) else { return };
+        let peer = speaks_for.map_or_else(|| format!("node {node}"), |identity| self.roster.name(identity));
         self.close(link, Error::Protocol { peer, field: field.to_owned(), problem: problem.to_owned() });
     }
 
     fn close(&mut self, link: LinkId, error: Error) {
-        self.commands.push_back(Command::Close { link, error: error.clone() });
-        self.handle_disconnected(link, error);
+        if let Some(identity) = self.connections.close(link, error.clone()) {
+            self.hold_seat(identity, error);
+        }
     }
 
-    pub(super) fn answer(&mut self, answers: Vec<Answer>) {
-        for Answer { worker, request, outcome } in answers {
-            // Without a connection it is told when it asks again. Who was given up is fenced, whatever it waited for.
-            let seat = self.roster.worker(worker).filter(|seat| seat.health != Health::Dead);
-            if let Some(link) = seat.and_then(Seat::link) {
-                self.send(link, Frame::BarrierDone { request, outcome });
+    /// The connection of a member ended with `error`. It keeps its seat, unless the job still forms.
+    fn hold_seat(&mut self, identity: Identity, error: Error) {
+        match self.stage {
+            Stage::Forming { .. } => {
+                self.roster.apply(Change::Free(identity));
+            }
+            Stage::Running | Stage::Closing { .. } | Stage::Finished { .. } => {
+                if let Some(seat) = self.roster.seat_mut(identity) {
+                    seat.line = Line::Down(error);
+                }
             }
         }
     }
 
-    pub(super) fn broadcast(&mut self, frame: &Frame) {
-        let mut links = self.member_links(|_| true);
+    fn answer(&mut self, answers: Vec<Answer>) {
+        for Answer { worker, request, outcome } in answers {
+            // A worker without a connection is told when it asks again. One that was given up is fenced, whatever it waited for.
+            let seat = self.roster.worker(worker).filter(|seat| seat.health != Health::Dead);
+            if let Some(link) = seat.and_then(Seat::link) {
+                self.connections.send(link, Frame::BarrierDone { request, outcome });
+            }
+        }
+    }
+
+    fn broadcast(&mut self, frame: &Frame) {
+        let mut links = self.roster.links(|_| true);
         if planted(self.config.defect, Defect::ViewNotBroadcast) && links.len() > 1 && matches!(frame, Frame::View(_)) {
             links.pop();
         }
         for link in links {
-            self.send(link, frame.clone());
+            self.connections.send(link, frame.clone());
         }
-    }
-
-    /// The connections of the members that are not given up.
-    fn member_links(&self, wanted: impl Fn(Identity) -> bool) -> Vec<LinkId> {
-        let seats = self.roster.seats().filter(|seat| seat.health != Health::Dead && wanted(seat.identity()));
-        seats.filter_map(Seat::link).collect()
-    }
-
-    fn send(&mut self, link: LinkId, frame: Frame) {
-        self.commands.push_back(Command::Send { link, frame });
-    }
-
-    pub(super) fn event(&mut self, event: Event) {
-        self.commands.push_back(Command::Event(event));
     }
 }

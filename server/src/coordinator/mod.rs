@@ -1,17 +1,20 @@
 //! The job's single decider, as a machine.
 //!
-//! [`Coordinator`] forms the job from the processes that join, gives out ranks, watches who lives, holds the registry of tensors, runs
-//! barriers, and ends the job: in order when all workers left, else with one cause that everybody is told. It knows no sockets and no
+//! [`Coordinator`] forms the job from the processes that join, gives out ranks, detects failures, holds the registry of tensors, runs
+//! barriers, and ends the job: in order when all workers left, else with one cause that every member is told. It knows no sockets and no
 //! clock.
 //!
 //! | file | decides |
 //! |---|---|
 //! | `machine` | what each input means, in which stage of the job |
-//! | `ending` | who is given up, and when the job is over |
-//! | `roster` | who is admitted, with which rank, and which connection speaks for it |
-//! | `health` | who is suspect or dead by silence |
+//! | `stage` | how far the job is |
+//! | `verdict` | what the loss of members means: the place for a new policy |
+//! | `connections` | which connection speaks for which member |
+//! | `roster` | which processes are admitted, with which rank, and how a member goes |
+//! | `health` | which member is suspect or dead by silence |
 //! | `registry` | which declarations agree |
-//! | `barrier` | which waits are over |
+//! | `barrier` | which barriers are complete |
+//! | `questions` | what may be asked at which time, and the status |
 //! | `stall` | what is told of a sum that waits |
 
 use std::time::Duration;
@@ -19,20 +22,23 @@ use std::time::Duration;
 use gradlane_core::config::Config;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::LayoutConfig;
-use gradlane_core::types::LinkId;
 use gradlane_core::types::defect::Defect;
+use gradlane_core::types::{Epoch, LinkId};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Stall;
 
 // Declared in alphabetical order; the table above is the order to read them in.
 mod barrier;
+mod connections;
 pub mod driver;
-mod ending;
 mod health;
 mod machine;
+mod questions;
 mod registry;
 mod roster;
+mod stage;
 mod stall;
+mod verdict;
 
 #[cfg(test)]
 mod joint;
@@ -40,28 +46,29 @@ mod joint;
 mod specification;
 
 pub use machine::Coordinator;
+pub use verdict::Policy;
 
 /// The job as it was asked for.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CoordinatorConfig {
     /// The job's name.
     pub job: String,
-    /// Rises with every start of a coordinator of this job.
-    pub term: u32,
     /// How many workers the job has; at least 1.
     pub workers: u32,
     /// How many servers the job has; at least 1.
     pub servers: u32,
-    /// From the start until everybody must have joined.
+    /// From the start until every member must have joined.
     pub form_timeout: Duration,
     /// Silence after which a member is suspect; a few heartbeats.
     pub suspect_timeout: Duration,
-    /// Silence after which a member is given up; more than `suspect_timeout`.
+    /// Silence after which a member counts as dead; more than `suspect_timeout`.
     pub dead_timeout: Duration,
     /// How long a coordinator stays after the end for members that have not confirmed to know.
     pub leave_grace: Duration,
     /// A waiting sum is told of once in this time.
     pub stall_interval: Duration,
+    /// What the loss of a member means.
+    pub policy: Policy,
     /// How tensors are cut into parts.
     pub layout: LayoutConfig,
     /// A mistake to make on purpose, in tests.
@@ -73,16 +80,16 @@ impl CoordinatorConfig {
     pub fn from_config(config: &Config, workers: u32, servers: u32) -> Self {
         Self {
             job: config.job.clone(),
-            term: 1,
             workers,
             servers,
-            // Whoever waits for the job to form gives up after `join_timeout`; a moment before, the coordinator can still tell it
-            // who is missing. The quotient keeps the defaults as they are.
+            // A process that waits for the job to form stops after `join_timeout`. Shortly before, the coordinator can still tell it
+            // which members are missing. The quotient keeps the defaults as they are.
             form_timeout: config.form_timeout.min(config.join_timeout * 29 / 30),
             suspect_timeout: config.suspect_timeout,
             dead_timeout: config.dead_timeout,
             leave_grace: config.shutdown_timeout,
             stall_interval: config.stall_warn,
+            policy: Policy::Abort,
             layout: LayoutConfig {
                 partition_bytes: config.partition_bytes,
                 fuse_bytes: config.fuse_bytes,
@@ -117,8 +124,11 @@ pub enum Command {
 /// What happened to the job.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
-    /// Everybody is there.
-    Formed,
+    /// Every member is there.
+    Formed {
+        /// The epoch of the first view.
+        epoch: Epoch,
+    },
     /// A process was not let in. For a duplicate rank the error names the holder, which is not disturbed.
     Refused {
         /// Its role, host and process.
@@ -144,6 +154,18 @@ pub enum Event {
         /// The evidence.
         cause: String,
     },
+    /// What the loss of members means for the job.
+    Decided {
+        /// What happens.
+        what: &'static str,
+        /// Why.
+        reason: &'static str,
+    },
+    /// One server has much more to sum than its share.
+    HotServer {
+        /// Which one, by how much, and what to do.
+        warning: String,
+    },
     /// A sum waits for some workers.
     Stall {
         /// The tensors of the part, shortened.
@@ -153,6 +175,6 @@ pub enum Event {
         /// What the missing workers did last.
         detail: String,
     },
-    /// The job is over, and everybody knows or had time to hear. The last event.
+    /// The job is over, and every member knows or had time to hear of it. The last event.
     Finished(Result<()>),
 }

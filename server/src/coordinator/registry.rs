@@ -1,13 +1,14 @@
-//! The tensors of the job: the first declaration of a name fixes dtype, shape and layout; who disagrees later fails the tensor for
-//! everybody, for good.
+//! The tensors of the job: the first declaration of a name fixes dtype, shape and layout; a later one that disagrees fails the tensor for
+//! every worker, for good.
 //!
 //! A declaration succeeds whole or declares nothing. How tensors are cut and placed is the business of [`Layouter`].
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use gradlane_core::error::{Claim, Error, Result};
-use gradlane_core::pipeline::{LayoutConfig, Layouter, weights_for};
-use gradlane_core::types::{MachineId, Member, PartId, PartLayout, TensorKey, TensorSpec, View, WorkerId};
+use gradlane_core::pipeline::{LayoutConfig, Layouter, Placement, weights_for};
+use gradlane_core::types::{MachineId, Member, PartId, PartLayout, TensorKey, TensorSpec, Time, View, WorkerId};
 use gradlane_core::wire::limits;
 
 /// Every tensor that was declared.
@@ -15,6 +16,10 @@ use gradlane_core::wire::limits;
 pub(super) struct Registry {
     layouter: Layouter,
     tensors: BTreeMap<TensorKey, Entry>,
+    /// How long no new tensor must come before an uneven load is worth a warning: the first tensors of a model are never even.
+    quiet: Duration,
+    /// When to look for an uneven load.
+    warn_at: Option<Time>,
 }
 
 #[derive(Debug)]
@@ -34,13 +39,30 @@ pub(super) struct Forgotten {
 
 impl Registry {
     /// An empty registry over the servers of `view`.
-    pub(super) fn new(config: LayoutConfig, view: &View) -> Self {
-        Self { layouter: Layouter::new(config, weights(view)), tensors: BTreeMap::new() }
+    pub(super) fn new(config: LayoutConfig, view: &View, quiet: Duration) -> Self {
+        Self { layouter: Layouter::new(config, weights(view)), tensors: BTreeMap::new(), quiet, warn_at: None }
     }
 
-    /// Declares `specs` for `worker`. Returns the answer, and the tensors that everybody must forget because of it.
+    /// What lies on which server.
+    pub(super) fn placement(&self) -> &Placement {
+        self.layouter.placement()
+    }
+
+    /// A warning of a server with much more than its share, once for each time that new tensors came.
+    pub(super) fn warning(&mut self, now: Time) -> Option<String> {
+        self.warn_at.take_if(|at| *at <= now)?;
+        self.placement().warning()
+    }
+
+    /// When [`Registry::warning`] looks.
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        self.warn_at
+    }
+
+    /// Declares `specs` for `worker`. Returns the answer, and the tensors that every worker must forget because of it.
     pub(super) fn declare(
         &mut self,
+        now: Time,
         worker: WorkerId,
         specs: &[TensorSpec],
         fuse: bool,
@@ -54,7 +76,8 @@ impl Registry {
             }
         };
         let layouts = self.layouter.declare(specs, fuse);
-        if layouts.is_ok() {
+        if layouts.is_ok() && !new.is_empty() {
+            self.warn_at = Some(now + self.quiet);
             self.tensors.extend(new.into_iter().map(|(key, spec)| (key, Entry { spec, by: worker, failed: None })));
         }
         (layouts, Vec::new())
@@ -131,7 +154,7 @@ impl Registry {
 
 /// How much of the sums each server of `view` gets: more on machines of their own than beside workers.
 fn weights(view: &View) -> Vec<f64> {
-    let machine = |member: &Member| Some(member.machine).filter(|machine| *machine != MachineId::UNKNOWN);
+    let machine = |member: &Member| Some(member.process.machine).filter(|machine| *machine != MachineId::UNKNOWN);
     let workers: Vec<_> = view.workers().map(machine).collect();
     let servers: Vec<_> = view.servers().map(machine).collect();
     weights_for(&workers, &servers)
@@ -176,15 +199,15 @@ impl Entry {
 mod tests {
     use std::collections::BTreeSet;
 
-    use gradlane_core::types::{DType, Epoch, Incarnation, NodeId, Phase, Role, Wiring};
+    use gradlane_core::types::{DType, Epoch, Incarnation, NodeId, Phase, Process, Role, Round};
 
     use super::*;
 
     #[test]
     fn the_first_declaration_fixes_the_layout_and_the_same_one_gets_it_again() {
         let mut registry = registry();
-        let (first, _) = registry.declare(WorkerId(0), &[spec("a", &[10]), spec("b", &[5])], false);
-        let (second, _) = registry.declare(WorkerId(1), &[spec("b", &[5]), spec("a", &[10])], false);
+        let (first, _) = registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[10]), spec("b", &[5])], false);
+        let (second, _) = registry.declare(Time::ZERO, WorkerId(1), &[spec("b", &[5]), spec("a", &[10])], false);
         let tensors = |layouts: &[PartLayout]| layouts.iter().map(|layout| layout.part.key).collect::<Vec<_>>();
         assert_eq!(tensors(&first.unwrap()), [TensorKey::of("a"), TensorKey::of("b")]);
         assert_eq!(tensors(&second.unwrap()), [TensorKey::of("b"), TensorKey::of("a")]);
@@ -193,8 +216,8 @@ mod tests {
     #[test]
     fn a_disagreement_names_both_sides_and_fails_the_tensor_for_good() {
         let mut registry = registry();
-        registry.declare(WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
-        let (outcome, forgotten) = registry.declare(WorkerId(1), &[spec("a", &[11])], false);
+        registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
+        let (outcome, forgotten) = registry.declare(Time::ZERO, WorkerId(1), &[spec("a", &[11])], false);
         let error = Error::Mismatch {
             tensor: "a".to_owned(),
             field: "shape".to_owned(),
@@ -203,7 +226,7 @@ mod tests {
         };
         assert_eq!(outcome, Err(error.clone()));
         assert_eq!(forgotten, [Forgotten { key: TensorKey::of("a"), error: error.clone() }]);
-        let (outcome, forgotten) = registry.declare(WorkerId(0), &[spec("a", &[10])], false);
+        let (outcome, forgotten) = registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[10])], false);
         assert_eq!(
             (outcome, forgotten),
             (Err(error.clone()), Vec::new()),
@@ -215,29 +238,29 @@ mod tests {
     #[test]
     fn a_dtype_is_compared_like_a_shape() {
         let mut registry = registry();
-        registry.declare(WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
+        registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
         let other = TensorSpec { dtype: DType::BF16, ..spec("a", &[10]) };
-        let (outcome, _) = registry.declare(WorkerId(1), &[other], false);
+        let (outcome, _) = registry.declare(Time::ZERO, WorkerId(1), &[other], false);
         assert!(matches!(outcome, Err(Error::Mismatch { field, .. }) if field == "dtype"));
     }
 
     #[test]
     fn tensors_that_share_a_part_fail_together() {
         let mut registry = registry();
-        registry.declare(WorkerId(0), &[spec("a", &[10]), spec("b", &[5])], true).0.unwrap();
-        registry.declare(WorkerId(0), &[spec("c", &[5])], true).0.unwrap();
-        let (_, forgotten) = registry.declare(WorkerId(1), &[spec("b", &[6])], true);
+        registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[10]), spec("b", &[5])], true).0.unwrap();
+        registry.declare(Time::ZERO, WorkerId(0), &[spec("c", &[5])], true).0.unwrap();
+        let (_, forgotten) = registry.declare(Time::ZERO, WorkerId(1), &[spec("b", &[6])], true);
         let keys: BTreeSet<TensorKey> = forgotten.iter().map(|forgotten| forgotten.key).collect();
         assert_eq!(keys, BTreeSet::from([TensorKey::of("a"), TensorKey::of("b")]));
-        assert!(registry.declare(WorkerId(1), &[spec("c", &[5])], true).0.is_ok());
+        assert!(registry.declare(Time::ZERO, WorkerId(1), &[spec("c", &[5])], true).0.is_ok());
     }
 
     #[test]
     fn a_declaration_that_fails_declares_nothing() {
         let mut registry = registry();
-        registry.declare(WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
-        registry.declare(WorkerId(1), &[spec("new", &[1]), spec("a", &[11])], false).0.unwrap_err();
-        assert!(registry.declare(WorkerId(0), &[spec("new", &[2])], false).0.is_ok());
+        registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
+        registry.declare(Time::ZERO, WorkerId(1), &[spec("new", &[1]), spec("a", &[11])], false).0.unwrap_err();
+        assert!(registry.declare(Time::ZERO, WorkerId(0), &[spec("new", &[2])], false).0.is_ok());
     }
 
     #[test]
@@ -246,7 +269,7 @@ mod tests {
         // As if the hash of "stranger" were that of "a".
         let entry = Entry { spec: spec("stranger", &[1]), by: WorkerId(3), failed: None };
         registry.tensors.insert(TensorKey::of("a"), entry);
-        let (outcome, forgotten) = registry.declare(WorkerId(1), &[spec("a", &[1])], false);
+        let (outcome, forgotten) = registry.declare(Time::ZERO, WorkerId(1), &[spec("a", &[1])], false);
         assert!(matches!(outcome, Err(Error::Mismatch { field, .. }) if field == "name"));
         assert_eq!(forgotten, [], "the first of them lives on");
     }
@@ -262,7 +285,7 @@ mod tests {
     #[test]
     fn a_job_has_a_bounded_number_of_parts() {
         let mut registry = registry();
-        let (outcome, _) = registry.declare(WorkerId(0), &[spec("vast", &[1 << 61])], false);
+        let (outcome, _) = registry.declare(Time::ZERO, WorkerId(0), &[spec("vast", &[1 << 61])], false);
         assert!(matches!(outcome, Err(Error::Exhausted { what, .. }) if what.contains("parts")));
     }
 
@@ -270,17 +293,17 @@ mod tests {
     fn a_job_has_a_bounded_number_of_tensors() {
         let mut registry = registry();
         let many: Vec<TensorSpec> = (0..limits::TENSORS_MAX).map(|index| spec(&index.to_string(), &[0])).collect();
-        registry.declare(WorkerId(0), &many, false).0.unwrap();
-        let (outcome, _) = registry.declare(WorkerId(0), &[spec("one more", &[0])], false);
+        registry.declare(Time::ZERO, WorkerId(0), &many, false).0.unwrap();
+        let (outcome, _) = registry.declare(Time::ZERO, WorkerId(0), &[spec("one more", &[0])], false);
         assert!(matches!(outcome, Err(Error::Exhausted { what, .. }) if what == "tensors of a job"));
     }
 
     #[test]
     fn one_name_twice_in_one_declaration_must_mean_the_same() {
         let mut registry = registry();
-        let (outcome, _) = registry.declare(WorkerId(0), &[spec("a", &[1]), spec("a", &[2])], false);
+        let (outcome, _) = registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[1]), spec("a", &[2])], false);
         assert!(matches!(outcome, Err(Error::InvalidArgument { .. })));
-        let (outcome, _) = registry.declare(WorkerId(0), &[spec("a", &[1]), spec("a", &[1])], false);
+        let (outcome, _) = registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[1]), spec("a", &[1])], false);
         assert_eq!(outcome.unwrap().len(), 1);
     }
 
@@ -288,28 +311,37 @@ mod tests {
     fn a_shared_part_is_named_by_its_tensors_shortened() {
         let mut registry = registry();
         let specs = ["a", "b", "c", "d", "e"].map(|name| spec(name, &[1]));
-        let layouts = registry.declare(WorkerId(0), &specs, true).0.unwrap();
+        let layouts = registry.declare(Time::ZERO, WorkerId(0), &specs, true).0.unwrap();
         assert_eq!(registry.name_of(layouts[0].part), "a, b, c and 2 more");
         let unknown = PartId { key: TensorKey(7), index: 0 };
         assert_eq!(registry.name_of(unknown), TensorKey(7).to_string());
     }
 
+    #[test]
+    fn an_uneven_load_is_a_warning_once_no_more_tensors_come() {
+        let mut registry = Registry::new(LayoutConfig::default(), &view(&[1], &[1, 1]), QUIET);
+        registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[900_000])], false).0.unwrap();
+        assert_eq!(registry.warning(Time::ZERO), None, "more tensors may come");
+        assert_eq!(registry.poll_timeout(), Some(Time::ZERO + QUIET));
+        let late = Time::ZERO + QUIET;
+        assert!(registry.warning(late).is_some_and(|text| text.starts_with("hot server: server 0")));
+        assert_eq!((registry.warning(late), registry.poll_timeout()), (None, None));
+        registry.declare(late, WorkerId(1), &[spec("a", &[900_000])], false).0.unwrap();
+        assert_eq!(registry.poll_timeout(), None, "nothing new");
+    }
+
+    const QUIET: Duration = Duration::from_secs(10);
+
     fn registry() -> Registry {
-        Registry::new(LayoutConfig::default(), &view(&[1], &[1]))
+        Registry::new(LayoutConfig::default(), &view(&[1], &[1]), QUIET)
     }
 
     fn view(worker_machines: &[u64], server_machines: &[u64]) -> View {
         let member = |role, index: usize, machine: u64| Member {
-            role,
-            index: index as u32,
+            process: Process { machine: MachineId(machine), ..Process::new(role, Incarnation(index as u128)) },
             node: NodeId([index as u8; 32]),
-            incarnation: Incarnation(index as u128),
-            host: "n".to_owned(),
-            pid: 1,
-            address: String::new(),
-            machine: MachineId(machine),
-            door: String::new(),
-            wiring: Wiring::default(),
+            index: index as u32,
+            first_round: Round(0),
         };
         let workers = worker_machines.iter().enumerate().map(|(index, machine)| member(Role::Worker, index, *machine));
         let servers = server_machines.iter().enumerate().map(|(index, machine)| member(Role::Server, index, *machine));

@@ -1,7 +1,8 @@
-//! Who sits where: admission, ranks, and which connection speaks for whom.
+//! The members of the job: admission, ranks, and which connection speaks for which member.
 //!
 //! While the job forms, a seat lasts as long as its connection, and ranks are provisional. [`Roster::seal`] fixes both: from then on a
-//! seat belongs to one incarnation of one node for good, and a connection may come and go.
+//! seat belongs to one incarnation of one node, and a connection may come and go. [`Roster::apply`] is the one place where a member
+//! goes.
 //!
 //! Ranks that were asked for are given as asked. The other members get the lowest free ranks in the order of host name, process id and
 //! arrival: neighbours on a host are neighbours in rank, and the order in which a launcher starts processes does not matter.
@@ -9,21 +10,21 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Time, WorkerId};
+use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Round, Time, WorkerId};
 use gradlane_core::wire::frame::{Health, Join, Progress};
 use gradlane_core::wire::limits;
 
-/// What a member is known by: the node of its certificate. A process that works and serves holds two seats.
+/// What identifies a member: the node of its certificate and its role. A process that works and serves holds two seats.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Identity {
     pub(super) node: NodeId,
     pub(super) role: Role,
 }
 
-/// A member and what is known of it.
+/// A member and its state.
 #[derive(Debug)]
 pub(super) struct Seat {
-    /// Its index is meaningless before the seal; see [`Roster::members`].
+    /// Its index is meaningless before the seal; see [`Roster::in_order`].
     pub(super) member: Member,
     pub(super) requested: Option<u32>,
     pub(super) arrival: u64,
@@ -43,6 +44,19 @@ pub(super) enum Line {
     Up(LinkId),
     /// It has none, since one ended this way.
     Down(Error),
+}
+
+/// How a member goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Change {
+    /// Before the seal: its seat is free for another process.
+    Free(Identity),
+    /// It left in order. It keeps its rank until the job ends.
+    Leave(Identity),
+    /// It is given up and may not come back. The view that ends the job still shows it.
+    GiveUp(Identity),
+    /// It is given up, and the job goes on without it: the view does not show it any more, and its rank stays unused.
+    Remove(Identity),
 }
 
 /// How many members the job has.
@@ -78,25 +92,25 @@ impl Roster {
     /// Why there is no seat for it.
     pub(super) fn admit(&mut self, now: Time, link: LinkId, node: NodeId, join: Join) -> Result<()> {
         assert!(!self.sealed, "the caller asks only while the job forms");
-        let identity = Identity { node, role: join.role };
+        let identity = Identity { node, role: join.process.role };
         self.check_join(&join)?;
-        let others = || self.seats.iter().filter(|(other, _)| **other != identity && other.role == join.role);
+        let others = || self.seats.iter().filter(|(other, _)| **other != identity && other.role == join.process.role);
         if let Some(holder) =
             others().map(|(_, seat)| seat).find(|seat| seat.requested == join.requested && join.requested.is_some())
         {
             return Err(duplicate(&join, holder));
         }
         // A member finds itself in a view by its incarnation.
-        if others().any(|(_, seat)| seat.member.incarnation == join.incarnation) {
+        if others().any(|(_, seat)| seat.incarnation() == join.process.incarnation) {
             return Err(Error::InvalidArgument {
                 what: "the incarnation of another process".to_owned(),
                 hint: "draw 128 random bits at each start of a process".to_owned(),
             });
         }
-        let places = self.size.of(join.role);
+        let places = self.size.of(join.process.role);
         if others().count() >= places as usize {
             return Err(Error::FailedPrecondition {
-                what: format!("the job has its {places} {}s already", join.role),
+                what: format!("the job has its {places} {}s already", join.process.role),
                 hint: "start no more, or a larger job".to_owned(),
             });
         }
@@ -109,35 +123,24 @@ impl Roster {
             health: Health::Alive,
             progress: Progress::default(),
             knows_end: false,
-            member: Member {
-                role: join.role,
-                index: 0,
-                node,
-                incarnation: join.incarnation,
-                host: join.host,
-                pid: join.pid,
-                address: join.address,
-                machine: join.machine,
-                door: join.door,
-                wiring: join.wiring,
-            },
+            member: Member { process: join.process, node, index: 0, first_round: Round(0) },
         };
-        let life = seat.member.incarnation;
+        let life = seat.incarnation();
         if let Some(earlier) = self.seats.insert(identity, seat)
-            && earlier.member.incarnation != life
+            && earlier.incarnation() != life
         {
-            self.fence(node, earlier.member.incarnation);
+            self.fence(node, earlier.incarnation());
         }
         Ok(())
     }
 
-    /// Why a stranger cannot join after the seal.
+    /// Why a process that is no member cannot join after the seal.
     pub(super) fn refuse_late(&self, join: &Join) -> Error {
         if let Err(error) = self.check_join(join) {
             return error;
         }
         let holder = join.requested.and_then(|index| {
-            self.seats.values().find(|seat| seat.member.role == join.role && seat.member.index == index)
+            self.seats.values().find(|seat| seat.member.process.role == join.process.role && seat.member.index == index)
         });
         match holder {
             Some(holder) if holder.health == Health::Alive => duplicate(join, holder),
@@ -151,7 +154,7 @@ impl Roster {
         }
     }
 
-    /// Whether nobody is missing.
+    /// Whether every member is there.
     pub(super) fn is_complete(&self) -> bool {
         self.seats.len() == (self.size.workers + self.size.servers) as usize
     }
@@ -162,13 +165,14 @@ impl Roster {
         for (identity, index) in self.numbering() {
             self.seats.get_mut(&identity).expect("numbered from the seats").member.index = index;
         }
-        let mut workers: Vec<&Seat> = self.seats.values().filter(|seat| seat.member.role == Role::Worker).collect();
+        let mut workers: Vec<&Seat> =
+            self.seats.values().filter(|seat| seat.member.process.role == Role::Worker).collect();
         workers.sort_by_key(|seat| seat.member.index);
         self.ranks = workers.into_iter().map(Seat::identity).collect();
         self.sealed = true;
     }
 
-    /// Who is missing, as `worker 2`: the ranks that would be free if the others came now.
+    /// The missing members, as `worker 2`: the ranks that would be free if the others came now.
     pub(super) fn missing(&self) -> Vec<String> {
         let numbering = self.numbering();
         let missing = |role: Role| {
@@ -181,7 +185,7 @@ impl Roster {
         missing(Role::Worker).chain(missing(Role::Server)).collect()
     }
 
-    /// Everybody in the order of a view: workers by rank, then servers by index. Before the seal the indices are what they would be
+    /// All members in the order of a view: workers by rank, then servers by index. Before the seal the indices are what they would be
     /// if nobody else came.
     pub(super) fn in_order(&self) -> Vec<(Member, &Seat)> {
         let numbering = if self.sealed { BTreeMap::new() } else { self.numbering() };
@@ -193,7 +197,7 @@ impl Roster {
                 (Member { index, ..seat.member.clone() }, seat)
             })
             .collect();
-        members.sort_by_key(|(member, _)| (member.role, member.index));
+        members.sort_by_key(|(member, _)| (member.process.role, member.index));
         members
     }
 
@@ -214,9 +218,30 @@ impl Roster {
         self.seats.values_mut()
     }
 
+    /// The connections of the members that are not given up.
+    pub(super) fn links(&self, wanted: impl Fn(Identity) -> bool) -> Vec<LinkId> {
+        let seats = self.seats().filter(|seat| seat.health != Health::Dead && wanted(seat.identity()));
+        seats.filter_map(Seat::link).collect()
+    }
+
     /// The worker with this rank, once sealed.
     pub(super) fn worker(&self, rank: WorkerId) -> Option<&Seat> {
         self.ranks.get(rank.0 as usize).and_then(|identity| self.seats.get(identity))
+    }
+
+    /// Whether no worker is left that works.
+    pub(super) fn all_workers_left(&self) -> bool {
+        self.seats.values().all(|seat| seat.member.process.role != Role::Worker || seat.health == Health::Left)
+    }
+
+    /// Whether every member that is alive confirmed the end. That the end was sent is not enough: the connection may have been lost.
+    pub(super) fn all_know_end(&self) -> bool {
+        self.seats.values().all(|seat| seat.health == Health::Dead || seat.knows_end)
+    }
+
+    /// Whether the job formed.
+    pub(super) fn is_sealed(&self) -> bool {
+        self.sealed
     }
 
     /// `worker 2`; before the seal, `worker`.
@@ -227,14 +252,36 @@ impl Roster {
         }
     }
 
-    /// Frees a seat before the seal.
-    pub(super) fn free(&mut self, identity: Identity) {
-        assert!(!self.sealed, "seats stay for good once the job formed");
-        self.seats.remove(&identity);
+    /// Changes the membership. Returns whether that changed anything.
+    pub(super) fn apply(&mut self, change: Change) -> bool {
+        match change {
+            Change::Free(identity) => {
+                assert!(!self.sealed, "seats are free again only before the job formed");
+                self.seats.remove(&identity).is_some()
+            }
+            Change::Leave(identity) => self.set_health(identity, Health::Left),
+            Change::GiveUp(identity) => {
+                if let Some(life) = self.seats.get(&identity).map(Seat::incarnation) {
+                    self.fence(identity.node, life);
+                }
+                self.set_health(identity, Health::Dead)
+            }
+            Change::Remove(identity) => match self.seats.remove(&identity) {
+                Some(seat) => {
+                    self.fence(identity.node, seat.incarnation());
+                    true
+                }
+                None => false,
+            },
+        }
+    }
+
+    fn set_health(&mut self, identity: Identity, health: Health) -> bool {
+        self.seats.get_mut(&identity).is_some_and(|seat| std::mem::replace(&mut seat.health, health) != health)
     }
 
     /// Remembers a life that may not come back.
-    pub(super) fn fence(&mut self, node: NodeId, incarnation: Incarnation) {
+    fn fence(&mut self, node: NodeId, incarnation: Incarnation) {
         if self.fenced.len() == limits::MEMBERS_MAX {
             self.fenced.pop_front();
         }
@@ -252,7 +299,7 @@ impl Roster {
             ("number of servers", join.servers, self.size.servers),
         ] {
             if ours != 0 && ours != theirs {
-                // In the words of the process that is refused, because it is the one that shows them.
+                // Seen from the process that is refused, because that process shows the error.
                 return Err(Error::Incompatible {
                     field: field.to_owned(),
                     ours: ours.to_string(),
@@ -261,16 +308,18 @@ impl Roster {
                 });
             }
         }
-        let places = self.size.of(join.role);
+        let places = self.size.of(join.process.role);
         match join.requested {
             Some(index) if index >= places => Err(Error::InvalidArgument {
-                what: format!("{} {index} of a job with {places} {}s", join.role, join.role),
+                what: format!("{} {index} of a job with {places} {}s", join.process.role, join.process.role),
                 hint: format!("ask for less than {places}, or for none to have one assigned"),
             }),
-            Some(_) | None if join.role == Role::Server && join.address.is_empty() => Err(Error::InvalidArgument {
-                what: "a server without an address".to_owned(),
-                hint: "announce where it accepts exchanges, host:port".to_owned(),
-            }),
+            Some(_) | None if join.process.role == Role::Server && join.process.address.is_empty() => {
+                Err(Error::InvalidArgument {
+                    what: "a server without an address".to_owned(),
+                    hint: "announce where it accepts exchanges, host:port".to_owned(),
+                })
+            }
             Some(_) | None => Ok(()),
         }
     }
@@ -278,10 +327,13 @@ impl Roster {
     fn numbering(&self) -> BTreeMap<Identity, u32> {
         let mut numbering = BTreeMap::new();
         for role in [Role::Worker, Role::Server] {
-            let (asked, mut free): (Vec<&Seat>, Vec<&Seat>) =
-                self.seats.values().filter(|seat| seat.member.role == role).partition(|seat| seat.requested.is_some());
+            let (asked, mut free): (Vec<&Seat>, Vec<&Seat>) = self
+                .seats
+                .values()
+                .filter(|seat| seat.member.process.role == role)
+                .partition(|seat| seat.requested.is_some());
             let taken: BTreeSet<u32> = asked.iter().filter_map(|seat| seat.requested).collect();
-            free.sort_by_key(|seat| (&seat.member.host, seat.member.pid, seat.arrival));
+            free.sort_by_key(|seat| (&seat.member.process.host, seat.member.process.pid, seat.arrival));
             let lowest = (0..self.size.of(role)).filter(|index| !taken.contains(index));
             numbering.extend(asked.iter().filter_map(|seat| Some((seat.identity(), seat.requested?))));
             numbering.extend(free.iter().map(|seat| seat.identity()).zip(lowest));
@@ -292,7 +344,11 @@ impl Roster {
 
 impl Seat {
     pub(super) fn identity(&self) -> Identity {
-        Identity { node: self.member.node, role: self.member.role }
+        Identity { node: self.member.node, role: self.member.process.role }
+    }
+
+    pub(super) fn incarnation(&self) -> Incarnation {
+        self.member.process.incarnation
     }
 
     /// The connection that speaks for it.
@@ -324,5 +380,5 @@ impl Size {
 
 fn duplicate(join: &Join, holder: &Seat) -> Error {
     let index = join.requested.expect("only a rank that was asked for can be taken");
-    Error::DuplicateRank { member: format!("{} {index}", join.role), holder: holder.member.place() }
+    Error::DuplicateRank { member: format!("{} {index}", join.process.role), holder: holder.member.place() }
 }

@@ -1,13 +1,13 @@
-//! Who is waited for, in words: turns a server's report of a waiting sum into one notice for people.
+//! Turns a server's report of a sum that waits into one notice for people.
 //!
-//! A worker that is late is late with everything, and every server says so for every part. A few notices an interval tell as much as all
-//! of them.
+//! A worker that is late is late with every part, and every server reports each of them. A few notices an interval tell as much as all of
+//! them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gradlane_core::types::{PartId, Round, Time, WorkerId};
-use gradlane_core::wire::frame::Health;
+use gradlane_core::wire::frame::{Health, Stall};
 
 use super::registry::Registry;
 use super::roster::{Roster, Seat};
@@ -22,13 +22,42 @@ pub(super) struct Stalls {
     told: BTreeMap<(PartId, Round), Time>,
 }
 
+/// A sum that waits, for people.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Notice {
+    /// The tensors of the part, shortened.
+    pub(super) tensor: String,
+    /// The server's report, without workers that were lost.
+    pub(super) stall: Stall,
+    /// What the missing workers did last.
+    pub(super) detail: String,
+}
+
 impl Stalls {
     pub(super) fn new(interval: Duration) -> Self {
         Self { interval, told: BTreeMap::new() }
     }
 
+    /// What to tell people of a sum that waits; `None` if enough was told of it, or if it waits for nobody that the job counts on.
+    pub(super) fn notice(
+        &mut self,
+        now: Time,
+        mut stall: Stall,
+        roster: &Roster,
+        registry: &Registry,
+    ) -> Option<Notice> {
+        // The server may not have heard yet that a worker was lost.
+        stall.missing.retain(|rank| roster.worker(*rank).is_some());
+        if stall.missing.is_empty() || !self.is_news(now, stall.part, stall.round) {
+            return None;
+        }
+        let tensor = registry.name_of(stall.part);
+        let detail = describe(now, &stall.missing, roster, registry);
+        Some(Notice { tensor, stall, detail })
+    }
+
     /// Whether to tell of this sum now.
-    pub(super) fn is_news(&mut self, now: Time, part: PartId, round: Round) -> bool {
+    fn is_news(&mut self, now: Time, part: PartId, round: Round) -> bool {
         self.told.retain(|_, told| now.since(*told) < self.interval);
         if self.told.contains_key(&(part, round)) || self.told.len() >= NOTICES_MAX {
             return false;
@@ -39,7 +68,7 @@ impl Stalls {
 }
 
 /// What the missing workers did last, such as `worker 3 on n3 (pid 77): last seen 0.4 s ago, last tensor fc.bias, round 811`.
-pub(super) fn describe(now: Time, missing: &[WorkerId], roster: &Roster, registry: &Registry) -> String {
+fn describe(now: Time, missing: &[WorkerId], roster: &Roster, registry: &Registry) -> String {
     let texts: Vec<String> = missing
         .iter()
         .filter_map(|worker| roster.worker(*worker))

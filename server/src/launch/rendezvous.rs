@@ -5,7 +5,7 @@
 //! by the user alone, and the others wait for it. Whether a process needs this, and under which job, is decided by its caller.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use gradlane_core::types::Time;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
-use crate::os;
+use crate::{os, private_file};
 
 /// A join string that can be found as long as this value lives.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub fn publish(state_dir: &Path, job: &str, join: &JoinString) -> Result<Publish
     create_private_dir(&directory)?;
     let path = directory.join(JOIN);
     let content = format!("{join}\n{}\n", Author::this());
-    write_private(&path, &content)?;
+    private_file::write(&path, &content)?;
     Ok(Published { path, content })
 }
 
@@ -177,26 +177,6 @@ fn within<T>(patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) ->
         }
         crossbeam_channel::after(left.min(LOOK_EVERY)).recv().expect("a timer fires");
     }
-}
-
-/// Writes `content` to a file that only the user can read. Nobody sees it half written.
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn write_private(path: &Path, content: &str) -> Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
-    let write = || {
-        // One left behind by a process of the same number would keep its permissions.
-        match fs::remove_file(&draft) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-        file.write_all(content.as_bytes())?;
-        fs::rename(&draft, path)
-    };
-    write().map_err(|error| io_error("writing", path, &error))
 }
 
 fn create_private_dir(directory: &Path) -> Result<()> {
@@ -371,12 +351,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let published = publish(dir.path(), "job", &join()).unwrap();
         let reborn = Author { start: 1, ..Author::this() };
-        write_private(published.path(), &format!("{}\n{reborn}\n", join())).unwrap();
+        private_file::write(published.path(), &format!("{}\n{reborn}\n", join())).unwrap();
         let error = find(dir.path(), "job", Duration::ZERO).unwrap_err();
         assert!(error.to_string().contains("has died"), "{error}");
 
         let elsewhere = Author { host: "another-host".to_owned(), ..reborn };
-        write_private(published.path(), &format!("{}\n{elsewhere}\n", join())).unwrap();
+        private_file::write(published.path(), &format!("{}\n{elsewhere}\n", join())).unwrap();
         assert_eq!(find(dir.path(), "job", Duration::ZERO), Ok(join()), "of other hosts nothing is known");
     }
 

@@ -13,7 +13,7 @@ use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::{Listener, roads};
-use gradlane_core::types::{Phase, Role, ServerId};
+use gradlane_core::types::{Role, ServerId};
 use gradlane_core::{Error, Result};
 
 use crate::node::accumulator::BLOCK_BYTES;
@@ -37,7 +37,7 @@ pub struct ServerOptions {
 /// Where workers find a server: the address of its listener, and the path of the socket for those of its machine, if there is one.
 struct Entrance {
     address: String,
-    door: String,
+    socket_path: String,
 }
 
 /// A server from its start to its end: see [`ServerState`]. [`Server::start`] returns in `Joining`; one that has ended does not start again.
@@ -63,7 +63,7 @@ impl Server {
             RoadChoice::Auto | RoadChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
         };
         Self::start_at(options, pool, |ServerOptions { config, coordinator, credentials, .. }, plane| {
-            let (listener, door) = roads::bind(
+            let (listener, socket_path) = roads::bind(
                 config,
                 credentials,
                 &ground,
@@ -71,7 +71,7 @@ impl Server {
                 plane.inbox(),
             )?;
             let address = process::announced(&listener.address, config.advertise.as_deref(), coordinator);
-            Ok((listener, Entrance { address, door }))
+            Ok((listener, Entrance { address, socket_path }))
         })
     }
 
@@ -84,7 +84,7 @@ impl Server {
             let node = credentials.node();
             let listener = network.listen(&node.to_string(), node, plane.inbox())?;
             let address = listener.address.clone();
-            Ok((listener, Entrance { address, door: String::new() }))
+            Ok((listener, Entrance { address, socket_path: String::new() }))
         })
     }
 
@@ -105,10 +105,10 @@ impl Server {
         };
         let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
         let plane = DataPlane::new(aggregator, sum_threads, pool, clock)?;
-        let (listener, Entrance { address, door }) = listen(&options, &plane)?;
+        let (listener, Entrance { address, socket_path }) = listen(&options, &plane)?;
         let ServerOptions { config, coordinator, credentials, index } = options;
-        let member =
-            MemberConfig { requested: index, address: address.clone(), door, ..process::member(Role::Server, &config) };
+        let mut member = MemberConfig { requested: index, ..process::member(Role::Server, &config) };
+        (member.process.address, member.process.socket_path) = (address.clone(), socket_path);
 
         let (life, index) = (Arc::new(Life::new()), Arc::new(OnceLock::new()));
         let (reporter, followed) = (Arc::clone(&plane), Arc::clone(&plane));
@@ -206,13 +206,7 @@ fn on_event(plane: &Arc<DataPlane>, life: &Life, event: MemberEvent) {
             plane.handle_view(view);
             life.turn(Turn::Joined);
         }
-        MemberEvent::View(view) => {
-            let ended = view.phase == Phase::Ended;
-            plane.handle_view(view);
-            if ended {
-                life.turn(Turn::End);
-            }
-        }
+        MemberEvent::View(view) => plane.handle_view(view),
         MemberEvent::Forget { key, error } => plane.handle_forget(key, error),
         MemberEvent::Failed(error) => {
             tracing::error!(%error, "the job failed");

@@ -219,7 +219,7 @@ impl Witness {
     pub(super) fn formed(&mut self, view: &View) {
         for member in &view.members {
             let who = self.nodes[&member.node];
-            let life = (member.incarnation.0 & u128::from(u32::MAX)) as u32;
+            let life = (member.process.incarnation.0 & u128::from(u32::MAX)) as u32;
             self.members.insert(member.name(), Address { who, life });
         }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{LinkId, Time};
 use gradlane_core::wire::Frame;
-use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event};
+use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event, Policy};
 
 use super::member::{host, pid};
 use super::workload::timing;
@@ -29,7 +29,6 @@ impl CoordinatorProcess {
     pub(super) fn new(context: &mut Context, me: Address) -> Self {
         let config = CoordinatorConfig {
             job: "sim".to_owned(),
-            term: TERM,
             workers: context.plan.workers,
             servers: context.plan.servers,
             form_timeout: timing::FORM,
@@ -37,12 +36,13 @@ impl CoordinatorProcess {
             dead_timeout: timing::DEAD,
             leave_grace: timing::DEAD,
             stall_interval: timing::STALL_WARN,
+            policy: Policy::Abort,
             layout: context.plan.settings.layout,
             defect: context.plan.defect,
         };
         Self {
             me,
-            machine: Coordinator::new(config, context.now),
+            machine: Coordinator::new(config, TERM, context.now),
             controls: BTreeSet::new(),
             lost: BTreeSet::new(),
             outcome: None,
@@ -89,8 +89,12 @@ impl CoordinatorProcess {
                 context.witness.ended(context.now, &outcome);
                 self.outcome = Some(outcome);
             }
-            Event::Formed => context.witness.formed(&self.machine.view()),
-            Event::Refused { .. } | Event::Suspect { .. } | Event::Stall { .. } => {}
+            Event::Formed { .. } => context.witness.formed(&self.machine.view()),
+            Event::Refused { .. }
+            | Event::Suspect { .. }
+            | Event::Decided { .. }
+            | Event::HotServer { .. }
+            | Event::Stall { .. } => {}
         }
     }
 }

@@ -317,8 +317,8 @@ impl Engine {
     pub(super) fn follow(&mut self, now: Time, view: View) {
         for member in view.servers() {
             let server = ServerId(member.index);
-            if self.links.get(&server).is_none_or(|link| link.address != member.address) {
-                let (address, state) = (member.address.clone(), LinkState::Dialling(None));
+            if self.links.get(&server).is_none_or(|link| link.address != member.process.address) {
+                let (address, state) = (member.process.address.clone(), LinkState::Dialling(None));
                 self.links.insert(server, ServerLink { address, state, backoff: BACKOFF_MIN });
                 self.scheduler.handle_link_down(now, server);
                 self.effects.push(Effect::Dial(server));

@@ -2,7 +2,7 @@
 
 use gradlane_core::Error;
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
-use gradlane_core::types::{Incarnation, MachineId, Role, Time, Wiring};
+use gradlane_core::types::{Incarnation, Process, Role, Time};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Progress;
 
@@ -29,15 +29,13 @@ impl MemberDriver {
             Who::Coordinator => unreachable!("the coordinator is no member"),
         };
         let config = MemberConfig {
-            role,
-            incarnation: incarnation(me),
+            process: Process {
+                host: host(me.who),
+                pid: pid(me),
+                address: if role == Role::Server { number.to_string() } else { String::new() },
+                ..Process::new(role, incarnation(me))
+            },
             requested: context.plan.settings.fixed_ranks.then_some(number),
-            host: host(me.who),
-            pid: pid(me),
-            address: if role == Role::Server { number.to_string() } else { String::new() },
-            machine: MachineId::UNKNOWN,
-            door: String::new(),
-            wiring: Wiring::default(),
             workers: context.plan.workers,
             servers: context.plan.servers,
             coordinator: "coordinator:1".to_owned(),

@@ -7,7 +7,7 @@ use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::{Registry, Stage};
 use gradlane_core::sched::{Attempt, Outcome, Task};
-use gradlane_core::types::{Epoch, LinkId, Phase, ServerId, Time, WorkerId};
+use gradlane_core::types::{Epoch, LinkId, ServerId, Time, WorkerId};
 use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Request, Service, Sum, Target, Withdraw};
 
 use super::checkers::Checker;
@@ -122,10 +122,7 @@ impl WorkerProcess {
                 self.script.running = true;
                 self.wake(context);
             }
-            MemberEvent::View(view) => match view.phase.clone() {
-                Phase::Aborted(cause) => self.engine.end(now, &cause),
-                Phase::Forming | Phase::Running | Phase::Ended => self.engine.follow(now, view),
-            },
+            MemberEvent::View(view) => self.engine.follow(now, view),
             MemberEvent::Declared { request, outcome } => {
                 let engine_request = self.declarations.remove(&request).expect("asked once");
                 self.engine.handle_declared(now, engine_request, outcome);

@@ -3,8 +3,8 @@
 use super::{Health, Join, MemberStatus, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Phase, Piece, Role, Round, ServerId,
-    Span, TensorKey, TensorSpec, View, Wiring, WorkerId,
+    DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Phase, Piece, Process, Role, Round,
+    ServerId, Span, TensorKey, TensorSpec, View, Wiring, WorkerId,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -18,33 +18,58 @@ pub(super) trait Field: Sized {
 
 impl Field for Join {
     fn write(&self, writer: &mut Writer) {
-        self.role.write(writer);
-        writer.u128(self.incarnation.0);
+        self.process.write(writer);
         writer.option(self.requested.as_ref(), |writer, index| writer.u32(*index));
-        writer.text(&self.host, TEXT_BYTES_MAX);
-        writer.u32(self.pid);
-        writer.text(&self.address, TEXT_BYTES_MAX);
-        writer.u64(self.machine.0);
-        writer.text(&self.door, TEXT_BYTES_MAX);
-        self.wiring.write(writer);
+        writer.option(self.epoch.as_ref(), |writer, epoch| epoch.write(writer));
         writer.u32(self.workers);
         writer.u32(self.servers);
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         Ok(Self {
+            process: Process::read(reader)?,
+            requested: reader.option("requested index", |reader| reader.u32("requested index"))?,
+            epoch: reader.option("epoch", Epoch::read)?,
+            workers: reader.u32("number of workers")?,
+            servers: reader.u32("number of servers")?,
+        })
+    }
+}
+
+impl Field for Process {
+    fn write(&self, writer: &mut Writer) {
+        self.role.write(writer);
+        writer.u128(self.incarnation.0);
+        writer.text(&self.host, TEXT_BYTES_MAX);
+        writer.u32(self.pid);
+        writer.text(&self.address, TEXT_BYTES_MAX);
+        writer.u64(self.machine.0);
+        writer.text(&self.socket_path, TEXT_BYTES_MAX);
+        self.wiring.write(writer);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
             role: Role::read(reader)?,
             incarnation: Incarnation(reader.u128("incarnation")?),
-            requested: reader.option("requested index", |reader| reader.u32("requested index"))?,
             host: reader.text(TEXT_BYTES_MAX, "host")?,
             pid: reader.u32("process id")?,
             address: reader.text(TEXT_BYTES_MAX, "address")?,
             machine: MachineId(reader.u64("machine")?),
-            door: reader.text(TEXT_BYTES_MAX, "door")?,
+            socket_path: reader.text(TEXT_BYTES_MAX, "socket path")?,
             wiring: Wiring::read(reader)?,
-            workers: reader.u32("number of workers")?,
-            servers: reader.u32("number of servers")?,
         })
+    }
+}
+
+impl Field for Epoch {
+    fn write(&self, writer: &mut Writer) {
+        writer.u32(self.term);
+        writer.u32(self.number);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self { term: reader.u32("term")?, number: reader.u32("epoch")? })
     }
 }
 
@@ -183,8 +208,7 @@ impl Field for Stall {
 impl Field for View {
     fn write(&self, writer: &mut Writer) {
         writer.text(&self.job, usize::MAX);
-        writer.u32(self.epoch.term);
-        writer.u32(self.epoch.number);
+        self.epoch.write(writer);
         self.phase.write(writer);
         writer.list(&self.members, |writer, member| member.write(writer));
     }
@@ -192,7 +216,7 @@ impl Field for View {
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         Ok(Self {
             job: reader.text(NAME_BYTES_MAX, "job")?,
-            epoch: Epoch { term: reader.u32("term")?, number: reader.u32("epoch")? },
+            epoch: Epoch::read(reader)?,
             phase: Phase::read(reader)?,
             members: reader.list(MEMBERS_MAX, "members", Member::read)?,
         })
@@ -225,30 +249,21 @@ impl Field for Phase {
 
 impl Field for Member {
     fn write(&self, writer: &mut Writer) {
-        self.role.write(writer);
-        writer.u32(self.index);
+        self.process.write(writer);
         writer.raw(&self.node.0);
-        writer.u128(self.incarnation.0);
-        writer.text(&self.host, TEXT_BYTES_MAX);
-        writer.u32(self.pid);
-        writer.text(&self.address, TEXT_BYTES_MAX);
-        writer.u64(self.machine.0);
-        writer.text(&self.door, TEXT_BYTES_MAX);
-        self.wiring.write(writer);
+        writer.u32(self.index);
+        writer.u64(self.first_round.0);
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         Ok(Self {
-            role: Role::read(reader)?,
-            index: reader.u32("member index")?,
+            process: Process::read(reader)?,
             node: NodeId(reader.bytes32("node identity")?),
-            incarnation: Incarnation(reader.u128("incarnation")?),
-            host: reader.text(TEXT_BYTES_MAX, "host")?,
-            pid: reader.u32("process id")?,
-            address: reader.text(TEXT_BYTES_MAX, "address")?,
-            machine: MachineId(reader.u64("machine")?),
-            door: reader.text(TEXT_BYTES_MAX, "door")?,
-            wiring: Wiring::read(reader)?,
+            index: match reader.u32("member index")? {
+                index if (index as usize) < MEMBERS_MAX => index,
+                index => return Err(reader.bad("member index", format!("is {index}, not below {MEMBERS_MAX}"))),
+            },
+            first_round: Round(reader.u64("first round")?),
         })
     }
 }
@@ -268,6 +283,7 @@ impl Field for Status {
     fn write(&self, writer: &mut Writer) {
         self.view.write(writer);
         writer.list(&self.members, |writer, member| member.write(writer));
+        writer.u64(self.imbalance_milli);
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
@@ -276,7 +292,7 @@ impl Field for Status {
         if members.len() != view.members.len() {
             return Err(reader.bad("member states", format!("are {} of {}", members.len(), view.members.len())));
         }
-        Ok(Self { view, members })
+        Ok(Self { view, members, imbalance_milli: reader.u64("imbalance")? })
     }
 }
 
@@ -285,6 +301,8 @@ impl Field for MemberStatus {
         writer.u8(self.health as u8);
         writer.duration(self.silent);
         self.progress.write(writer);
+        writer.u64(self.placed_bytes);
+        writer.u64(self.placed_parts);
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
@@ -295,6 +313,12 @@ impl Field for MemberStatus {
             4 => Health::Left,
             code => return Err(reader.bad("health", format!("is {code}"))),
         };
-        Ok(Self { health, silent: reader.duration("silence")?, progress: Progress::read(reader)? })
+        Ok(Self {
+            health,
+            silent: reader.duration("silence")?,
+            progress: Progress::read(reader)?,
+            placed_bytes: reader.u64("placed bytes")?,
+            placed_parts: reader.u64("placed parts")?,
+        })
     }
 }

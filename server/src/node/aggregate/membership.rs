@@ -27,7 +27,7 @@ impl Membership {
         let lives: BTreeMap<NodeId, (WorkerId, Incarnation)> = view
             .workers()
             .filter(|member| (member.index as usize) < limits::MEMBERS_MAX)
-            .map(|member| (member.node, (WorkerId(member.index), member.incarnation)))
+            .map(|member| (member.node, (WorkerId(member.index), member.process.incarnation)))
             .collect();
         let mut workers: Vec<WorkerId> = lives.values().map(|(worker, _)| *worker).collect();
         workers.sort_unstable();

@@ -1,6 +1,6 @@
 //! Workers of one machine whose contributions come with that of one of them.
 
-use gradlane_core::types::Machines;
+use gradlane_core::types::{MachineId, Machines};
 
 use super::*;
 
@@ -120,7 +120,7 @@ fn on_machines(machines: &[u64], change: impl FnOnce(&mut AggregatorConfig)) -> 
 fn view_of(machines: &[u64]) -> View {
     let mut view = view(u32::try_from(machines.len()).unwrap(), 1, Phase::Running);
     for (member, machine) in view.members.iter_mut().zip(machines) {
-        (member.machine, member.door) = (MachineId(*machine), "door".to_owned());
+        (member.process.machine, member.process.socket_path) = (MachineId(*machine), "socket".to_owned());
     }
     view
 }

@@ -1,7 +1,7 @@
 //! The aggregator's specification, one behaviour a test.
 
 use gradlane_core::error::Code;
-use gradlane_core::types::{DType, Epoch, Incarnation, MachineId, Member, Op, Phase, Role, Wiring};
+use gradlane_core::types::{DType, Epoch, Incarnation, Member, Op, Phase, Process, Role};
 use gradlane_core::wire::{Body, Contribution, Contributors, Service, Sum, Target, Withdraw};
 
 use super::*;
@@ -106,16 +106,10 @@ pub(crate) fn node(rank: u32) -> NodeId {
 
 pub(crate) fn view(workers: u32, number: u32, phase: Phase) -> View {
     let member = |index| Member {
-        role: Role::Worker,
-        index,
+        process: Process::new(Role::Worker, Incarnation(1)),
         node: node(index),
-        incarnation: Incarnation(1),
-        host: "host".to_owned(),
-        pid: 1,
-        address: String::new(),
-        machine: MachineId::UNKNOWN,
-        door: String::new(),
-        wiring: Wiring::default(),
+        index,
+        first_round: Round(0),
     };
     let members = (0..workers).map(member).collect();
     View { job: "job".to_owned(), epoch: Epoch { term: 1, number }, phase, members }

@@ -1,0 +1,155 @@
+//! The control connection of a member: when to dial, when to send a heartbeat, and whether it may be used.
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::types::Time;
+
+use super::MemberConfig;
+
+/// The control connection and the pauses between attempts to open it.
+#[derive(Debug)]
+pub(super) struct Line {
+    state: State,
+    heartbeat_interval: Duration,
+    /// The pause before the next attempt to connect. It doubles with each failure.
+    pause: Duration,
+    redial_min: Duration,
+    redial_max: Duration,
+    /// Why the last connection ended or did not come up.
+    error: Option<Error>,
+}
+
+/// ```text
+///            pause over   connected   disconnected   cut
+/// Resting    Dialling     -           -              Cut
+/// Dialling   -            Up          Resting        Cut
+/// Up         -            -           Resting        Cut
+/// Cut        -            -           -              -
+/// ```
+#[derive(Debug)]
+enum State {
+    Resting {
+        until: Time,
+    },
+    Dialling,
+    Up {
+        heartbeat_at: Time,
+        /// The coordinator showed a formed view on this very connection, so it knows the member. Nothing is asked before.
+        welcomed: bool,
+    },
+    /// The membership is over.
+    Cut,
+}
+
+/// What a connection needs at this time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Due {
+    Dial,
+    Heartbeat,
+}
+
+impl Line {
+    /// A connection that is dialled for the first time.
+    pub(super) fn new(config: &MemberConfig) -> Self {
+        Self {
+            state: State::Dialling,
+            heartbeat_interval: config.heartbeat_interval,
+            pause: config.redial_min,
+            redial_min: config.redial_min,
+            redial_max: config.redial_max,
+            error: None,
+        }
+    }
+
+    /// The dialled connection is up. Returns whether it was expected.
+    pub(super) fn connected(&mut self, now: Time) -> bool {
+        match self.state {
+            State::Dialling => {
+                self.state = State::Up { heartbeat_at: now + self.heartbeat_interval, welcomed: false };
+                true
+            }
+            State::Resting { .. } | State::Up { .. } | State::Cut => false,
+        }
+    }
+
+    /// The connection ended, or did not come up: it is dialled again after a pause.
+    pub(super) fn disconnected(&mut self, now: Time, error: Error) {
+        match self.state {
+            State::Dialling | State::Up { .. } => {
+                self.state = State::Resting { until: now + self.pause };
+                self.pause = (self.pause * 2).min(self.redial_max);
+                self.error = Some(error);
+            }
+            State::Resting { .. } | State::Cut => {}
+        }
+    }
+
+    /// The coordinator spoke, so the next attempt to connect follows soon.
+    pub(super) fn heard(&mut self) {
+        self.pause = self.redial_min;
+    }
+
+    /// The coordinator showed a formed view. Returns whether that is the first one on this connection.
+    pub(super) fn welcome(&mut self) -> bool {
+        match &mut self.state {
+            State::Up { welcomed, .. } => !std::mem::replace(welcomed, true),
+            State::Resting { .. } | State::Dialling | State::Cut => false,
+        }
+    }
+
+    /// Ends the connection for good. Returns whether there is one to hang up.
+    pub(super) fn cut(&mut self) -> bool {
+        match std::mem::replace(&mut self.state, State::Cut) {
+            State::Dialling | State::Up { .. } => true,
+            State::Resting { .. } | State::Cut => false,
+        }
+    }
+
+    /// Takes what is due at `now`.
+    pub(super) fn take_due(&mut self, now: Time) -> Option<Due> {
+        match &mut self.state {
+            State::Resting { until } if *until <= now => {
+                self.state = State::Dialling;
+                Some(Due::Dial)
+            }
+            State::Up { heartbeat_at, .. } if *heartbeat_at <= now => {
+                *heartbeat_at = now + self.heartbeat_interval;
+                Some(Due::Heartbeat)
+            }
+            State::Resting { .. } | State::Dialling | State::Up { .. } | State::Cut => None,
+        }
+    }
+
+    /// When [`Line::take_due`] has something.
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        match self.state {
+            State::Resting { until } => Some(until),
+            State::Up { heartbeat_at, .. } => Some(heartbeat_at),
+            State::Dialling | State::Cut => None,
+        }
+    }
+
+    /// Whether a connection is up or being dialled.
+    pub(super) fn is_in_use(&self) -> bool {
+        matches!(self.state, State::Dialling | State::Up { .. })
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.state, State::Up { .. })
+    }
+
+    /// Whether the coordinator knows on this connection which member asks.
+    pub(super) fn is_welcomed(&self) -> bool {
+        matches!(self.state, State::Up { welcomed: true, .. })
+    }
+
+    pub(super) fn is_cut(&self) -> bool {
+        matches!(self.state, State::Cut)
+    }
+
+    /// Why there is no connection, in words.
+    pub(super) fn trouble(&self) -> String {
+        self.error.as_ref().map_or_else(|| "no answer".to_owned(), Error::to_string)
+    }
+}

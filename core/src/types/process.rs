@@ -1,0 +1,68 @@
+//! What a process says of itself when it joins a job.
+
+use super::{Incarnation, MachineId, Role};
+
+/// One process in one of its roles, as it announces itself.
+///
+/// The same value travels from the process's settings through its [`Join`](crate::wire::frame::Join) into the
+/// [`Member`](super::Member) of the view. To add a fact, add a field here and to its codec, `impl Field for Process`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Process {
+    /// Worker or server.
+    pub role: Role,
+    /// Which life of the process.
+    pub incarnation: Incarnation,
+    /// Host name, for messages and for the order of ranks.
+    pub host: String,
+    /// Process id, for messages and for the order of ranks.
+    pub pid: u32,
+    /// Where a server accepts exchanges, `host:port`; empty for a worker.
+    pub address: String,
+    /// The machine it runs on.
+    pub machine: MachineId,
+    /// Path of the socket at which processes of its machine reach it; empty for none.
+    pub socket_path: String,
+    /// How a worker's device is joined to the others of its machine.
+    pub wiring: Wiring,
+}
+
+/// How the device of a worker is joined to those of the other workers of its machine, and what it may do for them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wiring {
+    /// Its PCIe group, from 1; those of one group reduce among themselves first. 0 if nothing is known, or nothing lies between devices.
+    pub pcie_group: u32,
+    /// Whether it may hold what others reduce, and exchange it for them.
+    pub holds: bool,
+}
+
+impl Process {
+    /// A process of which nothing else is known: no host, no address, an unknown machine.
+    pub fn new(role: Role, incarnation: Incarnation) -> Self {
+        Self {
+            role,
+            incarnation,
+            host: String::new(),
+            pid: 0,
+            address: String::new(),
+            machine: MachineId::UNKNOWN,
+            socket_path: String::new(),
+            wiring: Wiring::default(),
+        }
+    }
+
+    /// Whether it is the process with this number on this host.
+    pub fn is(&self, host: &str, pid: u32) -> bool {
+        self.pid == pid && self.host == host
+    }
+
+    /// `host (pid 77)`.
+    pub fn place(&self) -> String {
+        format!("{} (pid {})", self.host, self.pid)
+    }
+}
+
+impl Default for Wiring {
+    fn default() -> Self {
+        Self { pcie_group: 0, holds: true }
+    }
+}

@@ -1,0 +1,86 @@
+//! The connections of the coordinator: which node is at the other end, which member it speaks for, and what is to be sent.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{LinkId, NodeId};
+use gradlane_core::wire::{Frame, limits};
+
+use super::roster::Identity;
+use super::{Command, Event};
+
+/// Every connection, and the commands that the driver has not taken yet.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    links: BTreeMap<LinkId, Link>,
+    commands: VecDeque<Command>,
+}
+
+/// A connection. A member's seat names its connection in turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    pub(super) node: NodeId,
+    /// The member that joined on it.
+    pub(super) speaks_for: Option<Identity>,
+}
+
+impl Connections {
+    /// An authenticated node connected.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if it is to be closed, because there are too many.
+    pub(super) fn add(&mut self, link: LinkId, node: NodeId) -> Result<()> {
+        const LINKS_MAX: usize = 2 * limits::MEMBERS_MAX;
+        self.links.insert(link, Link { node, speaks_for: None });
+        if self.links.len() <= LINKS_MAX {
+            return Ok(());
+        }
+        Err(Error::Exhausted {
+            what: "connections to the coordinator".to_owned(),
+            limit: LINKS_MAX.to_string(),
+            hint: "close some".to_owned(),
+        })
+    }
+
+    /// A connection, unless it ended or was closed.
+    pub(super) fn get(&self, link: LinkId) -> Option<Link> {
+        self.links.get(&link).copied()
+    }
+
+    /// From now on `link` speaks for this member, or for none.
+    ///
+    /// # Panics
+    /// If there is no such connection.
+    pub(super) fn assign(&mut self, link: LinkId, member: Option<Identity>) {
+        self.links.get_mut(&link).expect("only connections that exist speak for members").speaks_for = member;
+    }
+
+    /// A connection ended. Returns the member that it spoke for.
+    pub(super) fn remove(&mut self, link: LinkId) -> Option<Identity> {
+        self.links.remove(&link).and_then(|link| link.speaks_for)
+    }
+
+    /// Closes a connection after everything that was sent before. Returns the member that it spoke for.
+    pub(super) fn close(&mut self, link: LinkId, error: Error) -> Option<Identity> {
+        self.commands.push_back(Command::Close { link, error });
+        self.remove(link)
+    }
+
+    pub(super) fn send(&mut self, link: LinkId, frame: Frame) {
+        self.commands.push_back(Command::Send { link, frame });
+    }
+
+    pub(super) fn event(&mut self, event: Event) {
+        self.commands.push_back(Command::Event(event));
+    }
+
+    /// The next command for the driver.
+    pub(super) fn next_command(&mut self) -> Option<Command> {
+        self.commands.pop_front()
+    }
+
+    /// Whether the driver took every command.
+    pub(super) fn is_drained(&self) -> bool {
+        self.commands.is_empty()
+    }
+}

@@ -1,0 +1,57 @@
+//! What may be asked of the coordinator at which time, and the state of the job in numbers.
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{Member, Role, Time, View, WorkerId};
+use gradlane_core::wire::frame::{Health, MemberStatus, Status};
+
+use super::registry::Registry;
+use super::roster::{Identity, Roster, Seat};
+use super::stage::Stage;
+
+/// The rank of a member, if it may declare tensors and wait at barriers now.
+///
+/// # Errors
+/// Why it may not.
+pub(super) fn asking_worker(stage: &Stage, roster: &Roster, identity: Identity) -> Result<WorkerId> {
+    let refused =
+        |what: &str, hint: &str| Err(Error::FailedPrecondition { what: what.to_owned(), hint: hint.to_owned() });
+    match stage {
+        Stage::Forming { .. } => refused("the job has not formed yet", "wait for the running view"),
+        Stage::Running if identity.role != Role::Worker => refused("only workers declare and wait", "ask as one"),
+        Stage::Running => {
+            let seat = roster.seat(identity).expect("the connection of a member that lost its seat is closed");
+            match seat.health {
+                Health::Alive | Health::Suspect => Ok(WorkerId(seat.member.index)),
+                Health::Dead | Health::Left => refused("this worker left the job", "ask before leaving"),
+            }
+        }
+        Stage::Closing { outcome, .. } | Stage::Finished { outcome } => Err(over(outcome)),
+    }
+}
+
+/// The answer to every request after the end.
+pub(super) fn over(outcome: &Result<()>) -> Error {
+    match outcome {
+        Ok(()) => Error::FailedPrecondition { what: "the job ended".to_owned(), hint: "start a new one".to_owned() },
+        Err(cause) => cause.clone(),
+    }
+}
+
+/// The membership, the health of each member, and the loads of the servers.
+pub(super) fn status(now: Time, view: View, roster: &Roster, registry: Option<&Registry>) -> Status {
+    let placement = registry.map(Registry::placement);
+    let member = |(member, seat): (Member, &Seat)| {
+        let servers = placement.filter(|_| member.process.role == Role::Server);
+        let load = servers.and_then(|placement| placement.loads().get(member.index as usize));
+        MemberStatus {
+            health: seat.health,
+            silent: now.since(seat.heard),
+            progress: seat.progress,
+            placed_bytes: load.map_or(0, |load| load.bytes),
+            placed_parts: load.map_or(0, |load| load.parts),
+        }
+    };
+    let members = roster.in_order().into_iter().map(member).collect();
+    let imbalance = placement.map_or(1.0, |placement| placement.imbalance());
+    Status { view, members, imbalance_milli: (imbalance * 1000.0).round() as u64 }
+}

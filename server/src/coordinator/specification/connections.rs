@@ -1,0 +1,83 @@
+//! Which connection speaks for a member.
+
+use super::*;
+
+#[test]
+fn a_connection_must_join_before_it_says_anything_else() {
+    let mut job = job(1);
+    job.connect(0, 0);
+    job.frame(0, Frame::Leave);
+    assert!(job.closed(0).to_string().contains("not a join"));
+}
+
+#[test]
+fn the_status_is_told_to_everybody_enrolled() {
+    let mut job = job(2);
+    job.join(0, worker(0));
+    job.join(SERVER, server(0));
+    job.connect(5, 5);
+    job.frame(5, Frame::StatusRequest);
+    let [Frame::Status(status)] = &job.received(5)[..] else { panic!("one status") };
+    assert_eq!(status.view.phase, Phase::Forming);
+    assert_eq!(status.view.members.iter().map(|member| member.name()).collect::<Vec<_>>(), ["worker 0", "server 0"]);
+    assert!(status.members.iter().all(|member| member.health == Health::Alive));
+}
+
+#[test]
+fn a_member_that_reconnects_keeps_its_rank_and_sees_the_view_again() {
+    let mut job = formed(2);
+    job.disconnect(1);
+    job.join_as(7, 1, worker(1));
+    assert_eq!(job.received(7), [Frame::View(job.coordinator.view())]);
+    assert_eq!(job.ranks(), [0, 1]);
+}
+
+#[test]
+fn the_newest_connection_of_a_process_speaks_for_it() {
+    let mut job = formed(2);
+    job.join_as(7, 1, worker(1));
+    assert!(matches!(job.closed(1), Error::Unavailable { .. }));
+    job.disconnect(1);
+    job.heartbeat(7);
+    assert!(
+        matches!(job.received(7)[..], [Frame::View(_), Frame::HeartbeatAck { .. }]),
+        "the old one's end changes nothing"
+    );
+}
+
+#[test]
+fn a_stranger_cannot_join_a_job_that_runs() {
+    let mut job = formed(2);
+    job.join(5, worker(5));
+    assert!(matches!(job.refusal(5), Error::FailedPrecondition { what, .. } if what.contains("complete")));
+    job.join(6, Join { requested: Some(1), ..worker(6) });
+    assert!(matches!(job.refusal(6), Error::DuplicateRank { holder, .. } if holder == "n1 (pid 11)"));
+}
+
+#[test]
+fn what_no_member_says_closes_its_connection_and_disturbs_nobody_else() {
+    let stall = |rank| Frame::Stall(Stall { missing: vec![WorkerId(rank)], ..a_stall() });
+    let cases = [
+        (0, Frame::HeartbeatAck { sent: at(0) }, "only a coordinator sends"),
+        (0, Frame::Join(worker(0)), "second join"),
+        (0, stall(0), "only a server sends"),
+        (SERVER, stall(2), "missing ranks do not exist"),
+    ];
+    for (link, frame, why) in cases {
+        let mut job = formed(2);
+        job.frame(link, frame);
+        let error = job.closed(link).to_string();
+        assert!(error.contains(why), "{error}");
+        assert_eq!(job.coordinator.view().phase, Phase::Running);
+        assert!(job.received(1).is_empty());
+    }
+}
+
+#[test]
+fn frames_of_a_closed_connection_are_ignored() {
+    let mut job = formed(1);
+    job.frame(0, Frame::View(job.coordinator.view()));
+    job.drain();
+    job.frame(0, Frame::Leave);
+    assert_eq!(job.drain(), []);
+}

@@ -1,0 +1,136 @@
+//! Barriers, declarations, and reports of sums that wait.
+
+use super::*;
+
+#[test]
+fn a_barrier_is_answered_to_everybody_who_arrived() {
+    let mut job = formed(2);
+    job.frame(0, barrier(1));
+    job.frame(1, barrier(5));
+    assert_eq!(job.received(0), [Frame::BarrierDone { request: 1, outcome: Ok(()) }]);
+    assert_eq!(job.received(1), [Frame::BarrierDone { request: 5, outcome: Ok(()) }]);
+}
+
+#[test]
+fn an_answer_that_was_lost_is_given_again_on_the_next_connection() {
+    let mut job = formed(2);
+    job.frame(0, barrier(1));
+    job.disconnect(0);
+    job.frame(1, barrier(1));
+    job.join_as(7, 0, worker(0));
+    job.frame(7, barrier(1));
+    assert_eq!(job.received(7).pop(), Some(Frame::BarrierDone { request: 1, outcome: Ok(()) }));
+}
+
+#[test]
+fn a_barrier_times_out_for_all_and_names_the_missing() {
+    let mut job = formed(2);
+    job.frame(0, barrier(1));
+    job.beat_until(10, &[0, 1, SERVER]);
+    let Some(Frame::BarrierDone { outcome: Err(error), .. }) = job.received(0).into_iter().find(is_barrier_done) else {
+        panic!("an answer")
+    };
+    assert_eq!(error.to_string(), "barrier \"epoch\": waiting for rank 1: not done after 10.0 s");
+}
+
+#[test]
+fn a_dead_member_fails_the_barriers_with_its_cause() {
+    let mut job = formed(2);
+    job.frame(0, barrier(1));
+    job.coordinator.handle_death(job.now, 11, "n1", "killed".to_owned());
+    let answer = Frame::BarrierDone { request: 1, outcome: Err(lost(1, "killed")) };
+    assert_eq!(job.received(0).first(), Some(&answer), "before the view that ends the job");
+}
+
+#[test]
+fn a_worker_that_left_fails_the_barriers_of_the_others() {
+    let mut job = formed(2);
+    job.frame(0, barrier(1));
+    job.frame(1, Frame::Leave);
+    let answers = job.received(0);
+    let [Frame::BarrierDone { outcome: Err(error), .. }] = &answers[..] else { panic!("{answers:?}") };
+    assert!(error.to_string().contains("worker 1 on n1 (pid 11) left the job"), "{error}");
+}
+
+#[test]
+fn a_declaration_is_answered_with_the_same_parts_to_everybody() {
+    let mut job = formed(2);
+    job.frame(0, declare(1, &[10]));
+    job.frame(1, declare(4, &[10]));
+    let [Frame::Declared { request: 1, outcome: Ok(first) }] = &job.received(0)[..] else { panic!("an answer") };
+    let [Frame::Declared { request: 4, outcome: Ok(second) }] = &job.received(1)[..] else { panic!("an answer") };
+    assert_eq!(first, second);
+    assert_eq!(first.len(), 1);
+}
+
+#[test]
+fn a_disagreement_is_told_to_everybody_and_to_who_was_away() {
+    let mut job = formed(3);
+    job.frame(0, declare(1, &[10]));
+    job.received(0);
+    job.disconnect(2);
+    job.frame(1, declare(1, &[11]));
+    let error = Error::Mismatch {
+        tensor: "a".to_owned(),
+        field: "shape".to_owned(),
+        first: Claim { worker: WorkerId(0), value: "[10]".to_owned() },
+        second: Claim { worker: WorkerId(1), value: "[11]".to_owned() },
+    };
+    let forget = Frame::Forget { key: TensorKey::of("a"), error: error.clone() };
+    assert_eq!(job.received(1), [Frame::Declared { request: 1, outcome: Err(error) }, forget.clone()]);
+    assert_eq!((job.received(0), job.received(SERVER)), (vec![forget.clone()], vec![forget.clone()]));
+    job.join_as(7, 2, worker(2));
+    assert_eq!(job.received(7).pop(), Some(forget));
+}
+
+#[test]
+fn only_workers_of_a_running_job_declare_and_wait() {
+    let mut forming = job(2);
+    forming.join(0, worker(0));
+    let mut left = formed(2);
+    left.frame(0, Frame::Leave);
+    let mut ended = formed(2);
+    ended.coordinator.stop(at(0), Error::Cancelled);
+    let server = formed(2);
+    for (mut job, link) in [(forming, 0), (left, 0), (ended, 0), (server, SERVER)] {
+        job.received(link);
+        job.frame(link, declare(1, &[10]));
+        job.frame(link, barrier(2));
+        let answers = job.received(link);
+        assert!(
+            matches!(
+                answers[..],
+                [
+                    Frame::Declared { request: 1, outcome: Err(Error::FailedPrecondition { .. } | Error::Cancelled) },
+                    Frame::BarrierDone {
+                        request: 2,
+                        outcome: Err(Error::FailedPrecondition { .. } | Error::Cancelled)
+                    }
+                ]
+            ),
+            "{answers:?}"
+        );
+    }
+}
+
+#[test]
+fn a_stall_is_told_to_the_workers_with_what_the_missing_did_last() {
+    let mut job = formed(3);
+    job.frame(0, declare(1, &[10]));
+    job.received(0);
+    let progress = Progress { last: Some((TensorKey::of("a"), Round(6))), ..Progress::default() };
+    job.frame(1, Frame::Heartbeat { sent: at(0), progress });
+    job.received(1);
+    job.frame(2, Frame::Leave);
+    job.now = at(1);
+    job.frame(SERVER, Frame::Stall(a_stall()));
+    job.frame(SERVER, Frame::Stall(a_stall()));
+    let detail =
+        "worker 1 on n1 (pid 11): last seen 1.0 s ago, last tensor a, round 6; worker 2 on n2 (pid 12): left the job";
+    for link in [0, 1] {
+        let notice = Frame::StallNotice { tensor: "a".to_owned(), stall: a_stall(), detail: detail.to_owned() };
+        assert_eq!(job.received(link), [notice], "once");
+    }
+    assert_eq!(job.received(SERVER), []);
+    assert!(matches!(&job.events[..], [Event::Stall { tensor, .. }] if tensor == "a"));
+}

@@ -1,0 +1,177 @@
+//! What a loss means for the job: a pure function of the policy, the roster and the members that were lost.
+//!
+//! | lost | policy `Abort` | policy `Continue` |
+//! |---|---|---|
+//! | before the job formed | free the seat | free the seat |
+//! | a worker that left in order | nothing | nothing |
+//! | a worker | abort | continue without it |
+//! | several workers, others stay | abort | continue without them |
+//! | every worker | abort | abort: nobody is left |
+//! | the last worker that works, others left in order | abort | continue: the job ends in order |
+//! | a server, perhaps with workers | abort | abort: its sums are lost |
+
+use gradlane_core::error::Error;
+use gradlane_core::types::Role;
+use gradlane_core::wire::frame::Health;
+
+use super::roster::{Identity, Roster, Seat};
+
+/// What the coordinator does when a member of a running job is lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Policy {
+    /// The job fails, and every member hears the cause.
+    #[default]
+    Abort,
+    /// The job goes on with the workers that are left. The loss of a server still fails it, because its sums are lost.
+    Continue,
+}
+
+/// A member that was lost.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Lost {
+    pub(super) identity: Identity,
+    /// The evidence.
+    pub(super) cause: String,
+}
+
+/// What follows from a loss.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Verdict {
+    /// The job still forms: the seats are free for others.
+    Free,
+    /// The job does not need the lost members any more.
+    Nothing,
+    /// The job fails with this cause.
+    Abort { cause: Error, reason: &'static str },
+    /// The job goes on without these members, under a new view.
+    Continue { without: Vec<Identity>, reason: &'static str },
+}
+
+/// Decides what the loss of these members, all noticed at one time, means for the job.
+pub(super) fn verdict(policy: Policy, roster: &Roster, loss: &[Lost]) -> Verdict {
+    if !roster.is_sealed() {
+        return Verdict::Free;
+    }
+    let needed = |lost: &&Lost| roster.seat(lost.identity).is_some_and(Seat::is_present);
+    let needed: Vec<&Lost> = loss.iter().filter(needed).collect();
+    let Some(first) = needed.first() else { return Verdict::Nothing };
+    let abort = |lost: &Lost, reason| Verdict::Abort { cause: peer_lost(roster, lost), reason };
+    match policy {
+        Policy::Abort => abort(first, "the policy of this job is to abort"),
+        Policy::Continue => {
+            if let Some(server) = needed.iter().find(|lost| lost.identity.role == Role::Server) {
+                return abort(server, "the sums of a server are lost with it");
+            }
+            let without: Vec<Identity> = needed.iter().map(|lost| lost.identity).collect();
+            let stays = |seat: &Seat| {
+                let identity = seat.identity();
+                identity.role == Role::Worker && seat.health != Health::Dead && !without.contains(&identity)
+            };
+            if !roster.seats().any(stays) {
+                return abort(first, "no worker is left");
+            }
+            Verdict::Continue { without, reason: "other workers are left" }
+        }
+    }
+}
+
+fn peer_lost(roster: &Roster, lost: &Lost) -> Error {
+    let host = roster.seat(lost.identity).map(|seat| seat.member.place()).unwrap_or_default();
+    Error::PeerLost { member: roster.name(lost.identity), host, cause: lost.cause.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::types::{Incarnation, LinkId, NodeId, Process, Time};
+    use gradlane_core::wire::frame::Join;
+
+    use super::super::roster::{Change, Size};
+    use super::*;
+
+    const SERVER: u8 = 9;
+
+    #[test]
+    fn every_loss_has_its_verdict_under_every_policy() {
+        let abort = "the policy of this job is to abort";
+        // What was lost of workers 0 to 2 and a server, the workers that had left before, and what follows by `Abort` and `Continue`.
+        let cases: [(&str, &[u8], &[u8], &str, &str); 9] = [
+            ("a worker", &[1], &[], abort, "other workers are left"),
+            ("several workers", &[0, 2], &[], abort, "other workers are left"),
+            ("a worker beside one that left", &[1], &[0], abort, "other workers are left"),
+            ("the last that works", &[2], &[0, 1], abort, "other workers are left"),
+            ("every worker", &[0, 1, 2], &[], abort, "no worker is left"),
+            ("a server", &[SERVER], &[], abort, "the sums of a server are lost with it"),
+            ("a worker and a server", &[1, SERVER], &[], abort, "the sums of a server are lost with it"),
+            ("a worker that had left", &[1], &[1], "nothing", "nothing"),
+            ("nobody", &[], &[], "nothing", "nothing"),
+        ];
+        for (what, lost, left, by_abort, by_continue) in cases {
+            let roster = roster(left, true);
+            for (policy, expected) in [(Policy::Abort, by_abort), (Policy::Continue, by_continue)] {
+                let reason = match verdict(policy, &roster, &loss(lost)) {
+                    Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
+                    Verdict::Nothing => "nothing",
+                    Verdict::Free => "free",
+                };
+                assert_eq!(reason, expected, "{what}, {policy:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_loss_before_the_job_formed_frees_the_seat() {
+        for policy in [Policy::Abort, Policy::Continue] {
+            assert_eq!(verdict(policy, &roster(&[], false), &loss(&[1, SERVER])), Verdict::Free);
+        }
+    }
+
+    #[test]
+    fn an_abort_names_the_first_that_was_lost_or_the_server_that_decided_it() {
+        let cause = |policy| match verdict(policy, &roster(&[], true), &loss(&[1, SERVER])) {
+            Verdict::Abort { cause, .. } => cause.to_string(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(cause(Policy::Abort), "lost worker 1 on n1 (pid 1): evidence 1");
+        assert_eq!(cause(Policy::Continue), "lost server 0 on n9 (pid 9): evidence 9");
+    }
+
+    #[test]
+    fn a_job_continues_without_exactly_those_that_it_still_needed() {
+        let verdict = verdict(Policy::Continue, &roster(&[0], true), &loss(&[0, 2]));
+        let Verdict::Continue { without, .. } = verdict else { panic!("{verdict:?}") };
+        assert_eq!(without, [identity(2)], "worker 0 had left");
+    }
+
+    /// Workers 0 to 2 and a server, of which `left` left in order.
+    fn roster(left: &[u8], sealed: bool) -> Roster {
+        let mut roster = Roster::new(Size { workers: 3, servers: 1 });
+        for number in [0, 1, 2, SERVER] {
+            let identity = identity(number);
+            let process = Process {
+                host: format!("n{number}"),
+                pid: number.into(),
+                address: "n:1".to_owned(),
+                ..Process::new(identity.role, Incarnation(number.into()))
+            };
+            let join = Join { process, requested: None, epoch: None, workers: 0, servers: 0 };
+            roster.admit(Time::ZERO, LinkId(number.into()), identity.node, join).unwrap();
+        }
+        if sealed {
+            roster.seal();
+        }
+        for number in left {
+            assert!(roster.apply(Change::Leave(identity(*number))));
+        }
+        roster
+    }
+
+    fn loss(numbers: &[u8]) -> Vec<Lost> {
+        let lost = |number: &u8| Lost { identity: identity(*number), cause: format!("evidence {number}") };
+        numbers.iter().map(lost).collect()
+    }
+
+    fn identity(number: u8) -> Identity {
+        let role = if number == SERVER { Role::Server } else { Role::Worker };
+        Identity { node: NodeId([number; 32]), role }
+    }
+}
