@@ -74,9 +74,10 @@ $(VENV)/requirements: python/requirements-dev.txt | $(VENV)/bin/uv
 	$(BIN)/uv pip install --system-certs --quiet --python $(BIN)/python -r python/requirements-dev.txt
 	touch $@
 
-RUST_SOURCES := $(shell find core server python bench -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
+RUST_SOURCES := $(shell find core server plugins/session python bench -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
+# The library for C, target/release/libgradlane_session.so, comes with the benchmark: what both need is then compiled once.
 $(VENV)/installed: $(VENV)/requirements $(RUST_SOURCES)
-	cargo build --quiet --release -p gradlane-bench
+	cargo build --quiet --release -p gradlane-bench -p gradlane-session
 	mkdir -p plugins/gradlane/bin && strip -o plugins/gradlane/bin/gradlane-bench target/release/gradlane-bench
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet
 	touch $@

@@ -1,9 +1,9 @@
 """How a process finds its job.
 
 In this order: explicit arguments, `GRADLANE_*`, `DMLC_*` (BytePS and ps-lite launch scripts), torchrun, `TF_CONFIG`,
-MPI, Slurm, and else a single process. Which variables mean what is decided by the native `detect_launch`; this file
-only acts on its answer: it embeds a coordinator and servers into rank 0 where the launcher brings none, and carries
-the join string to the other ranks.
+MPI, Slurm, and else a single process. Which variables mean what, and what the process has to do to enter its job, is
+decided by the native `detect_launch`; this file only carries that out. It adds one thing: under torchrun the join
+string travels by the store of torchrun's agent, which works on several hosts without a directory in common.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from gradlane import _core
-from gradlane.errors import ConfigError, TimeoutError
+from gradlane.errors import TimeoutError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -35,15 +35,10 @@ class Launch:
     local_size: int
     node_rank: int
     num_nodes: int
-    join: str | None
     servers: int
-    job: str
     join_timeout: float
-
-    @property
-    def has_server_tasks(self) -> bool:
-        """Whether the launcher starts servers as processes of their own, but no coordinator for them."""
-        return self.source == "tf_config" and self.servers > 0
+    entrance: _core._Entrance | BaseException
+    """What this process has to do to enter, or why it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +72,14 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
     """
     patience = {} if timeout is None else {"join_timeout": _seconds(timeout)}
     settings = {**settings, **patience}
-    launch = Launch(**_core.detect_launch({**settings, **arguments}))
+    launch = Launch(**_core.detect_launch({**settings, **arguments}, generation))
     timeout = launch.join_timeout
-    alone = launch.size == 1 and launch.source not in ("gradlane", "dmlc") and not launch.has_server_tasks
-    if launch.join is None and alone:
+    entrance = launch.entrance
+    if isinstance(entrance, BaseException):
+        raise entrance
+    if entrance["way"] == "alone":
         return Job(_core.Session.local(dict(settings)), launch, None)
-    embedded, join = None, launch.join
-    if join is None:
-        embedded, join = _meet(launch, dict(settings), timeout, generation)
+    embedded, join = _meet(launch, entrance, dict(settings), generation)
     try:
         session = _core.Session.join(
             join,
@@ -111,32 +106,25 @@ def _seconds(timeout: float) -> str:
 
 
 def _meet(
-    launch: Launch, settings: dict[str, str], timeout: float, generation: int
+    launch: Launch, entrance: _core._Join | _core._Find | _core._Embed, settings: dict[str, str], generation: int
 ) -> tuple[_core.Embedded | None, str]:
-    """Obtains the join string where the environment does not hold it; rank 0 may have to start what it leads to."""
-    if launch.source in ("gradlane", "dmlc"):  # somebody else runs the coordinator, and left its join string here
-        return None, _core.find_join(launch.job, timeout)
-    if launch.source == "single":
-        raise ConfigError(
-            f"size={launch.size} but no coordinator is known; start the script with `gradlane run -n {launch.size}` or "
-            "torchrun, or set GRADLANE_JOIN",
-            knob="size",
-        )
-    job = launch.job if generation == 0 else f"{launch.job}.{generation}"
-    store = _agent_store(timeout, generation) if launch.source == "torchrun" else None
-    if launch.rank != 0:
-        return None, _core.find_join(job, timeout) if store is None else store.get(_STORE_KEY).decode()
+    """Obtains the join string; rank 0 may have to start what it leads to."""
+    if entrance["way"] == "join":
+        return None, entrance["join"]
+    store = _agent_store(launch.join_timeout, generation) if launch.source == "torchrun" else None
+    if entrance["way"] == "find":
+        job = entrance["job"]
+        return None, _core.find_join(job, launch.join_timeout) if store is None else store.get(_STORE_KEY).decode()
     embedded = _core.Embedded(
-        # Only a job on several hosts, which server tasks may be on too, needs to be reachable from others.
-        bind="127.0.0.1:0" if launch.num_nodes == 1 and not launch.has_server_tasks else "0.0.0.0:0",
-        workers=launch.size,
-        servers=max(1, launch.servers),
-        job=job,
+        bind=entrance["bind"],
+        workers=entrance["workers"],
+        servers=entrance["servers"],
+        job=entrance["job"],
         settings=settings,
-        coordinator_only=launch.has_server_tasks,
+        coordinator_only=entrance["coordinator_only"],
     )
     if store is None:
-        embedded.publish(job)
+        embedded.publish(entrance["job"])
     else:
         store.set(_STORE_KEY, embedded.join)
     return embedded, embedded.join

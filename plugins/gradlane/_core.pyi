@@ -12,18 +12,38 @@ __version__: str
 
 _Op = Literal["sum", "mean", "min", "max", "weighted_mean", "broadcast"]
 
+class _Alone(TypedDict):
+    way: Literal["alone"]
+
+class _Join(TypedDict):
+    way: Literal["join"]
+    join: str
+
+class _Find(TypedDict):
+    way: Literal["find"]
+    job: str
+
+class _Embed(TypedDict):
+    way: Literal["embed"]
+    bind: str
+    workers: int
+    servers: int
+    job: str
+    coordinator_only: bool
+
+_Entrance = _Alone | _Join | _Find | _Embed
+
 class _Launch(TypedDict):
-    source: Literal["gradlane", "dmlc", "torchrun", "mpi", "slurm", "single"]
+    source: Literal["gradlane", "dmlc", "torchrun", "tf_config", "mpi", "slurm", "single"]
     rank: int | None
     size: int
     local_rank: int
     local_size: int
     node_rank: int
     num_nodes: int
-    join: str | None
     servers: int
-    job: str
     join_timeout: float
+    entrance: _Entrance | BaseException
 
 class _ErrorRow(TypedDict):
     variant: str
@@ -190,7 +210,7 @@ def metrics_table() -> list[_MetricRow]:
 def error_table() -> list[_ErrorRow]:
     """The native errors: their classes here and their fields with what each means."""
 
-def detect_launch(arguments: dict[str, str]) -> _Launch: ...
+def detect_launch(arguments: dict[str, str], generation: int = 0) -> _Launch: ...
 def find_join(job: str, timeout: float) -> str: ...
 def config_report(arguments: dict[str, str]) -> str: ...
 def cli_main(argv: list[str]) -> int: ...

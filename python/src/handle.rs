@@ -6,7 +6,7 @@ use gradlane_core::engine;
 use pyo3::prelude::*;
 
 use crate::errors;
-use crate::owners::Owners;
+use crate::owners::{Owners, release};
 use crate::wait::wait_interruptibly;
 
 /// An operation under way. Every clone and every thread sees the same outcome.
@@ -27,13 +27,13 @@ impl Handle {
     /// Waits for the end of the operation, at most `timeout` seconds, and raises its error.
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let outcome = wait_interruptibly(py, timeout, |slice| self.inner.wait(Some(slice)))?;
-        self.owners.release(py);
+        release(py, &self.owners);
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
     /// Whether the operation has ended, well or not.
     fn poll(&self, py: Python<'_>) -> bool {
-        self.owners.release(py);
+        release(py, &self.owners);
         self.inner.outcome().is_some()
     }
 

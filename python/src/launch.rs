@@ -2,13 +2,11 @@
 
 use std::ffi::OsString;
 
-use gradlane_core::config::{Config, Launcher, Origin, ProcessRole};
-use gradlane_server::launch::rendezvous;
+use gradlane_session::{Entrance, Launch, Settings, config};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors;
-use crate::settings::{Settings, config};
 use crate::wait::duration;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -18,61 +16,60 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cli_main, module)?)
 }
 
-/// What the arguments and the environment say of this process's place in a job, and how long it may take to form, in seconds.
-/// `coordinator` among them is a `host:port` or a join string.
+/// What the arguments and the environment say of this process's place in a job, and how long the job may take to form, in seconds.
+/// `coordinator` among the arguments is a `host:port` or a join string. `generation` is the number of jobs that this process has entered.
 #[pyfunction]
-fn detect_launch(py: Python<'_>, mut arguments: Settings) -> PyResult<Bound<'_, PyDict>> {
-    if let Some(address) = arguments.remove("coordinator") {
-        if address.starts_with("gradlane") {
-            arguments.insert("join".to_owned(), address);
-            return detect_launch(py, arguments);
-        }
-        let (host, port) = address.rsplit_once(':').unwrap_or((&address, ""));
-        arguments.insert("coordinator_host".to_owned(), host.to_owned());
-        arguments.insert("coordinator_port".to_owned(), port.to_owned());
-    }
-    // Who asks for a place trains, whatever task its environment describes.
-    arguments.entry("role".to_owned()).or_insert_with(|| ProcessRole::Worker.name().to_owned());
-    let config = config(&arguments).map_err(|error| errors::raise(py, &error))?;
-    let unknown_size = if config.join.is_some() { 0 } else { 1 };
+#[pyo3(signature = (arguments, generation = 0))]
+fn detect_launch(py: Python<'_>, arguments: Settings, generation: u64) -> PyResult<Bound<'_, PyDict>> {
+    let launch = Launch::detect(arguments).map_err(|error| errors::raise(py, &error))?;
+    let config = &launch.config;
     let found = PyDict::new(py);
-    found.set_item("source", source(&config))?;
-    found.set_item("rank", config.rank)?;
-    found.set_item("size", config.size.unwrap_or(unknown_size))?;
+    found.set_item("source", launch.source)?;
+    found.set_item("rank", launch.rank)?;
+    found.set_item("size", launch.size)?;
     found.set_item("local_rank", config.local_rank.unwrap_or(0))?;
     found.set_item("local_size", config.local_size.unwrap_or(1))?;
     found.set_item("node_rank", config.node_rank.unwrap_or(0))?;
     found.set_item("num_nodes", config.num_nodes.unwrap_or(1))?;
-    found.set_item("join", config.join.as_ref().map(ToString::to_string))?;
     found.set_item("servers", config.servers)?;
-    found.set_item("job", rendezvous::job(&config))?;
     found.set_item("join_timeout", config.join_timeout.as_secs_f64())?;
+    // A process that asks only who it is need not be able to enter.
+    match launch.entrance(generation) {
+        Ok(entrance) => found.set_item("entrance", described(py, &entrance)?)?,
+        Err(error) => found.set_item("entrance", errors::build(py, &error)?)?,
+    }
     Ok(found)
 }
 
-/// Who placed this process.
-fn source(config: &Config) -> &'static str {
-    match config.origin("size") {
-        Origin::Launcher(Launcher::Dmlc) => "dmlc",
-        Origin::Launcher(Launcher::Torchrun) => "torchrun",
-        Origin::Launcher(Launcher::TfConfig) => "tf_config",
-        Origin::Launcher(Launcher::Mpi) => "mpi",
-        Origin::Launcher(Launcher::Slurm) => "slurm",
-        Origin::Launcher(Launcher::Gradlane) | Origin::Environment(_) | Origin::File(_) | Origin::Cluster(_) => {
-            "gradlane"
+/// What this process has to do to enter its job: the `way`, and what that way needs.
+fn described<'py>(py: Python<'py>, entrance: &Entrance) -> PyResult<Bound<'py, PyDict>> {
+    let found = PyDict::new(py);
+    match entrance {
+        Entrance::Alone => found.set_item("way", "alone")?,
+        Entrance::Join(join) => {
+            found.set_item("way", "join")?;
+            found.set_item("join", join.to_string())?;
         }
-        Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default if config.join.is_some() => "gradlane",
-        Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default => "single",
+        Entrance::Find { job } => {
+            found.set_item("way", "find")?;
+            found.set_item("job", job)?;
+        }
+        Entrance::Embed(plan) => {
+            found.set_item("way", "embed")?;
+            found.set_item("bind", &plan.bind)?;
+            found.set_item("workers", plan.workers)?;
+            found.set_item("servers", plan.servers)?;
+            found.set_item("job", &plan.job)?;
+            found.set_item("coordinator_only", plan.coordinator_only)?;
+        }
     }
+    Ok(found)
 }
 
 /// Waits up to `timeout` seconds for the join string that the job's coordinator left in this user's state directory.
 #[pyfunction]
 fn find_join(py: Python<'_>, job: &str, timeout: f64) -> PyResult<String> {
-    let found = py.detach(|| {
-        let config = config(&Settings::new())?;
-        rendezvous::find(rendezvous::state_dir(&config)?, job, duration(timeout))
-    });
+    let found = py.detach(|| gradlane_session::find_join(&config(&Settings::new())?, job, duration(timeout)));
     found.map(|join| join.to_string()).map_err(|error| errors::raise(py, &error))
 }
 

@@ -1,24 +1,20 @@
 //! The native half of the `gradlane` Python package: `gradlane._core`.
 //!
-//! Thin: it translates arguments, releases the interpreter lock in every wait, and raises the package's own exceptions. What keeps a
-//! tensor alive is kept here until a Python thread comes by after the operation has ended; no engine thread ever attaches to Python.
+//! A thin layer over `gradlane_session`: it translates arguments, releases the interpreter lock in every wait, and raises the package's own
+//! exceptions. An object whose memory is lent to the engine is dropped by a Python thread after its operation has ended, because no engine
+//! thread ever attaches to Python.
 
 use pyo3::prelude::*;
 
-mod alone;
 mod batch;
 mod copies;
-mod devices;
 mod embedded;
 mod errors;
-mod fork;
 mod handle;
 mod launch;
-mod lent;
 mod metrics;
 mod owners;
 mod session;
-mod settings;
 mod wait;
 
 /// The module's contents.

@@ -4,6 +4,7 @@ mod actors;
 mod barrier;
 mod batches;
 mod breaks;
+mod c_interface;
 mod copies;
 mod devices;
 mod devices_cuda;

@@ -147,6 +147,7 @@ mod tests {
         ("130400000077686174050000006361757365", "what: cause"),
         ("140400000077686174", "internal error: what; please report it"),
         ("15060000006465766963650400000077686174050000006361757365", "device: what failed: cause"),
+        ("160500000005000000", "this process belongs to the job of term 5, but the coordinator leads that of term 5: it was started again, which begins a new job; start all processes of the job again"),
     ];
 
     #[test]

@@ -1,7 +1,6 @@
 """Updates that are done later than `step()` was called: which are due, what they wait for, and when they are done.
 
-A *window* goes from one `step()` to the next. In it every worker submits every gradient exactly once, and one byte a
-parameter that says whether it had one, as in `_gradients`. The course of a parameter:
+A window of gradients (`gradlane._window`) goes from one `step()` to the next. The course of a parameter:
 
     at rest ── its backward passes ──► on its way ── step() ──► due ── needed, or its average is there ──► at rest
                                            └── synchronize() ──► at rest, its gradient an average
@@ -19,14 +18,13 @@ import torch
 from gradlane import _session, timeline
 from gradlane._handle import Handle
 from gradlane._reduction import ReduceOp
+from gradlane._window import Window, forward_order
 from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from gradlane.torch import _tensors
-from gradlane.torch._gradients import forward_order
 from gradlane.torch._partial import InFlight, PartialStep, Settings, settings_of, veil
 from gradlane.torch.compression import Compressor
 from gradlane.torch.ops import reduce_in_place, wait_all
 
-_USED_PRIORITY = 1
 _CHUNK_BYTES = 4 << 20
 """What is updated ahead of its need, at most at once: some milliseconds of work."""
 
@@ -56,8 +54,6 @@ class _Slot:
     """Backward passes in this window."""
     is_announced: bool = True
     """Whether its module was called since the last step, which made sure that it is updated."""
-    flight: _Flight | None = None
-
 
 class Deferred:
     """The updates of one optimizer. Parameters are referred to by their position in the list."""
@@ -74,9 +70,10 @@ class Deferred:
         sparse_as_dense: bool,
     ) -> None:
         """Declares all parameters on all workers; they are in the order in which a forward pass needs them."""
-        self._namespace, self._optimizer, self._compression, self._op = namespace, optimizer, compression, op
+        self._optimizer, self._compression, self._op = optimizer, compression, op
         self._passes, self._sparse_as_dense = passes, sparse_as_dense
         self._slots = [_Slot(i, name, p, forward_order(i, name)) for i, (name, p) in enumerate(parameters)]
+        self._window: Window[_Flight] = Window(namespace, [name for name, _ in parameters], self._start)
         self._known = {id(slot.parameter) for slot in self._slots}
         self._partial_step = PartialStep(optimizer)
         self._due = 0
@@ -85,13 +82,10 @@ class Deferred:
         """Those that may still be due, the one needed last at the end."""
         self._settings: Settings = []
         """Those of the updates that are due."""
-        self._used: Handle[torch.Tensor] | None = None
-        """For each parameter whether any worker had a gradient, in the last window that was ended."""
         self._is_settled = True
         """Whether, since the last step, all parameters were updated before anything else happened."""
         self._has_begun = False
         self._is_complete = False
-        self._failure: Exception | None = None
         for slot in self._slots:
             _tensors.check_place(slot.parameter)
         _tensors.declare_tensors(_session.session(), map(self._described, self._slots), fuse=True, timeout=None)
@@ -106,9 +100,8 @@ class Deferred:
             self._slots[position].is_announced = True
         if not self._due:
             return
-        if self._failure is not None:
-            raise self._failure
-        wanted = [slot for slot in map(self._slots.__getitem__, positions) if slot.flight and slot.flight.is_due]
+        self._window.check()
+        wanted = [slot for slot in map(self._slots.__getitem__, positions) if self._is_due(slot)]
         if not wanted:
             return
         if not all(map(self._has_landed, wanted)):
@@ -124,9 +117,8 @@ class Deferred:
         self._is_settled = True
         if not self._due:
             return
-        if self._failure is not None:
-            raise self._failure
-        due = [slot for slot in self._slots if slot.flight and slot.flight.is_due]
+        self._window.check()
+        due = [slot for slot in self._slots if self._is_due(slot)]
         with timeline.span("wait for all"):
             self._land(due)
         with timeline.span("update all"):
@@ -139,8 +131,7 @@ class Deferred:
             FailedPreconditionError: the present one is on its way, or its update was not done before the forward pass.
         """
         slot = self._slots[position]
-        if self._failure is not None:
-            raise self._failure
+        self._window.check()
         # Not whether it is updated by now: it may have been in time by luck, or a moment too late.
         if not (slot.is_announced or self._is_settled):
             raise FailedPreconditionError(
@@ -148,26 +139,20 @@ class Deferred:
                 "in time. Give the class of the module that used it in opaque=, or call synchronize() before the "
                 "forward pass"
             )
-        if slot.flight is None:
-            return
-        raise FailedPreconditionError(
-            f"parameter {slot.name} got a gradient while an earlier one is on its way: a module used twice under "
-            "reentrant checkpointing (give checkpoint use_reentrant=False), more backward passes than announced, "
-            "or a backward pass that failed before (call synchronize() after it, on all workers)"
-        )
+        self._window.refuse_second(position, " (call synchronize() after it, on all workers)")
 
     def gradient(self, position: int) -> None:
         """Takes a gradient that backward has made: sends it, if it was the last pass of the window."""
         slot = self._slots[position]
         self._has_begun, self._is_complete = True, False
         slot.passed += 1
+        self._window.mark_used(position)
         if slot.passed >= self._passes:
-            self._send(slot)
+            self._window.submit(position)
 
     def step(self) -> None:
         """Ends the window: from now on its updates are due, with the optimizer's present settings."""
-        if self._failure is not None:
-            raise self._failure
+        self._window.check()
         self._refuse_unknown()
         hooks = self._optimizer._optimizer_step_pre_hooks or self._optimizer._optimizer_step_post_hooks
         if hooks and not self._is_complete:
@@ -182,15 +167,13 @@ class Deferred:
             self._settings = settings_of(self._optimizer)
             for slot in self._slots:
                 slot.is_announced = False
-                if slot.flight is not None:
-                    slot.flight.is_due = True
+                self._flight(slot).is_due = True
             self._due, self._behind = len(self._slots), list(self._slots)
         self._has_begun, self._is_complete = False, False
 
     def synchronize(self) -> None:
         """Does all updates that are due; in a window that has begun, lets all averages land."""
-        if self._failure is not None:
-            raise self._failure
+        self._window.check()
         self.settle()
         if self._has_begun and not self._is_complete:
             self._complete()
@@ -198,8 +181,8 @@ class Deferred:
     def clear_gradients(self, set_to_none: bool) -> bool:
         """Prepares for zero_grad(): whether there is anything left to do for the optimizer itself."""
         self._is_complete = False
-        early = [slot.name for slot in self._slots if slot.flight is not None and not slot.flight.is_due]
-        if early and self._failure is None:
+        early = [slot.name for slot in self._slots if self._is_early(slot)]
+        if early and not self._window.has_failed:
             raise FailedPreconditionError(
                 f"zero_grad() while the gradient of {early[0]} is on its way; call step() or synchronize() between "
                 "backward() and zero_grad()"
@@ -207,8 +190,9 @@ class Deferred:
         if set_to_none or not self._due:
             return True  # where None replaces the veil, None stays after the update
         for slot in self._slots:
-            if slot.flight is not None:
-                slot.flight.zeroed = True
+            flight = self._window.on_its_way(slot.position)
+            if flight is not None:
+                flight.zeroed = True
             elif slot.parameter.grad is not None:
                 slot.parameter.grad = slot.parameter.grad.detach().zero_()
         return False
@@ -219,16 +203,17 @@ class Deferred:
         Raises:
             FailedPreconditionError: gradients are on their way that no step() was called for.
         """
-        if self._failure is not None:
+        if self._window.has_failed:
             return
         self.settle()
-        flying = [slot.name for slot in self._slots if slot.flight is not None]
+        flying = [slot.name for slot in self._slots if self._window.on_its_way(slot.position) is not None]
         if flying:
             raise FailedPreconditionError(
                 f"remove() while the gradient of {flying[0]} is on its way; call step() or synchronize() first"
             )
 
-    def _send(self, slot: _Slot) -> None:
+    def _start(self, position: int) -> _Flight:
+        slot = self._slots[position]
         gradient = slot.parameter.grad
         is_own = gradient is not None
         if gradient is None:
@@ -240,22 +225,21 @@ class Deferred:
                 )
             gradient = gradient.to_dense()
         transfer = reduce_in_place(
-            gradient, f"{self._namespace}/{slot.name}", self._op, priority=slot.priority, compression=self._compression
+            gradient,
+            self._window.name(position),
+            self._op,
+            priority=slot.priority,
+            compression=self._compression,
         )
         hidden = veil(gradient, slot.name)
         slot.parameter.grad = hidden
-        slot.flight = _Flight(transfer, hidden, is_own)
+        return _Flight(transfer, hidden, is_own)
 
     def _end_window(self) -> None:
         """Sends what was not sent, zeros where there is nothing, and says what was used."""
-        used = torch.tensor([slot.passed > 0 for slot in self._slots], dtype=torch.uint8)
         for slot in self._slots:
             slot.passed = 0
-            if slot.flight is None:
-                self._send(slot)
-        if self._used is not None:
-            self._used.wait()  # over long ago, unless it failed
-        self._used = _tensors.submit_in_place(used, f"{self._namespace}/used", "max", priority=_USED_PRIORITY)
+        self._window.close("any")
 
     def _complete(self) -> None:
         """Ends the window and lets all averages land where gradients are."""
@@ -270,7 +254,7 @@ class Deferred:
         found: list[_Slot] = []
         size = 0
         for other in itertools.islice(self._slots, position + 1, None):
-            if other.flight is None or not other.flight.is_due or not self._has_landed(other):
+            if not self._is_due(other) or not self._has_landed(other):
                 break
             size += other.parameter.nbytes
             if size > _CHUNK_BYTES:
@@ -286,7 +270,7 @@ class Deferred:
             size = 0
             while self._behind and size < _CHUNK_BYTES and self._behind[-1] not in wanted:
                 slot = self._behind[-1]
-                if slot.flight is not None and slot.flight.is_due:
+                if self._is_due(slot):
                     if not self._has_landed(slot):
                         break
                     chunk.append(slot)
@@ -300,33 +284,44 @@ class Deferred:
 
     def _has_landed(self, slot: _Slot) -> bool:
         """Whether nothing has to be waited for before its update."""
-        flight = slot.flight
-        return flight is None or (
-            flight.transfer.poll() and (flight.is_own or self._used is None or self._used.poll())
-        )
+        flight = self._window.on_its_way(slot.position)
+        return flight is None or (flight.transfer.poll() and (flight.is_own or self._window.knows_used()))
+
+    def _flight(self, slot: _Slot) -> _Flight:
+        flight = self._window.on_its_way(slot.position)
+        assert flight is not None, "it is on its way"
+        return flight
+
+    def _is_due(self, slot: _Slot) -> bool:
+        flight = self._window.on_its_way(slot.position)
+        return flight is not None and flight.is_due
+
+    def _is_early(self, slot: _Slot) -> bool:
+        flight = self._window.on_its_way(slot.position)
+        return flight is not None and not flight.is_due
 
     def _land(self, slots: Iterable[_Slot]) -> None:
         for slot in slots:
-            assert slot.flight is not None, "only what is on its way lands"
+            flight = self._flight(slot)
             try:
-                slot.flight.transfer.wait()
-                if not slot.flight.is_own and self._used is not None:
-                    self._used.wait()
+                flight.transfer.wait()
+                if not flight.is_own:
+                    self._window.was_used(slot.position)
             except Exception as error:
                 self._fail(slot, error)
 
     def _update(self, slots: list[_Slot]) -> None:
         """Steps parameters whose averages have landed."""
-        cleared = [slot for slot in slots if slot.flight is not None and slot.parameter.grad is not slot.flight.veil]
+        cleared = [slot for slot in slots if slot.parameter.grad is not self._flight(slot).veil]
         others = [slot.parameter.grad for slot in cleared]
-        zeroed = [slot for slot in slots if slot.flight is not None and slot.flight.zeroed]
+        zeroed = [slot for slot in slots if self._flight(slot).zeroed]
         for slot in slots:
             self._unveil(slot)
         self._due -= len(slots)
         try:
             self._partial_step((slot.parameter for slot in slots), self._settings)
         except Exception as error:
-            self._failure = error  # some parameters are a step ahead of others
+            self._window.fail(error)  # some parameters are a step ahead of others
             raise
         for slot, other in zip(cleared, others, strict=True):
             slot.parameter.grad = other
@@ -336,17 +331,17 @@ class Deferred:
 
     def _unveil(self, slot: _Slot) -> None:
         """Puts the average where gradients are, or nothing where no worker had a gradient."""
-        flight, slot.flight = slot.flight, None
-        assert flight is not None, "only what was on its way arrives"
-        is_used = flight.is_own or (self._used is not None and bool(self._used.wait()[slot.position]))
+        flight = self._window.take(slot.position)
+        is_used = flight.is_own or self._window.was_used(slot.position)
         slot.parameter.grad = flight.transfer.wait() if is_used else None
 
     def _fail(self, slot: _Slot, error: Exception) -> NoReturn:
         """Notes that the workers are out of step, and raises `error` with the name of the parameter."""
-        self._failure = error
+        self._window.fail(error)
         if isinstance(error, Error) and slot.name not in str(error):
-            self._failure = type(error)(f"gradient of {slot.name}: {error}", **error.fields)
-            raise self._failure from error
+            named = type(error)(f"gradient of {slot.name}: {error}", **error.fields)
+            self._window.fail(named)
+            raise named from error
         raise error
 
     def _refuse_unknown(self) -> None:
@@ -360,5 +355,5 @@ class Deferred:
 
     def _described(self, slot: _Slot) -> tuple[str, torch.dtype, torch.Tensor]:
         wire = self._compression.wire_dtype(slot.parameter.dtype)
-        return f"{self._namespace}/{slot.name}", wire, slot.parameter
+        return self._window.name(slot.position), wire, slot.parameter
 

@@ -1,17 +1,12 @@
 """The gradients of a list of parameters on their way to their average: what the DDP wrapper and the optimizer share.
 
-A *window* is the time from one average to the next; it may span several backward passes. In a window every worker
-submits every gradient exactly once, and one byte a parameter that says whether it had one. So whatever branch a
-worker's model took, all take part in the same operations and learn the same: nobody waits for a gradient that will not
-come.
-
-When a window ends is decided by the user of this class.
+They go in windows (`gradlane._window`), which may span several backward passes. When a window ends is decided by the
+user of this class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -19,7 +14,8 @@ import torch
 from gradlane import _session
 from gradlane._handle import Handle
 from gradlane._reduction import ReduceOp
-from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnusedParametersError
+from gradlane._window import Window
+from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch._sparse import SparseTransfer
 from gradlane.torch.compression import Compressor
@@ -30,25 +26,8 @@ Priority = Callable[[int, str], int]
 
 SparsePolicy = Literal["allgather", "dense"]
 
-_USED_PRIORITY = 1
-_NAMES_SHOWN_MAX = 8
-
-
-def forward_order(position: int, name: str) -> int:
-    """What the next forward pass needs first is most urgent."""
-    del name
-    return -position
-
-
-@dataclass(slots=True)
-class _Slot:
-    """One parameter in the present window."""
-
-    name: str
-    parameter: torch.nn.Parameter
-    priority: int
-    used: bool = False
-    transfer: Handle[torch.Tensor] | SparseTransfer | None = None
+Transfer = Handle[torch.Tensor] | SparseTransfer
+"""A gradient on its way."""
 
 
 class Gradients:
@@ -80,19 +59,20 @@ class Gradients:
         """
         if sparse not in ("allgather", "dense"):
             raise InvalidArgumentError(f'sparse={sparse!r} is no policy; use "allgather" or "dense"')
-        self._namespace, self._op, self._compression, self._sparse = namespace, op, compression, sparse
+        self._op, self._compression, self._sparse = op, compression, sparse
         self._refuse_unused = refuse_unused
-        self._slots = [_Slot(name, parameter, priority(i, name)) for i, (name, parameter) in enumerate(parameters)]
+        self._parameters = [parameter for _, parameter in parameters]
+        self._priorities = [priority(position, name) for position, (name, _) in enumerate(parameters)]
         self._gathered = {i for i in sparse_parameters if sparse == "allgather"}
-        self._failure: Exception | None = None
-        dense = [slot for i, slot in enumerate(self._slots) if i not in self._gathered]
-        for slot in self._slots:
-            _tensors.check_place(slot.parameter)
+        self._window: Window[Transfer] = Window(namespace, [name for name, _ in parameters], self._start)
+        for parameter in self._parameters:
+            _tensors.check_place(parameter)
+        dense = (i for i in range(len(parameters)) if i not in self._gathered)
         _tensors.declare_tensors(_session.session(), map(self._described, dense), fuse=True, timeout=None)
 
     def mark_used(self, position: int) -> None:
         """Notes that the parameter has a gradient which is not to be sent yet."""
-        self._slots[position].used = True
+        self._window.mark_used(position)
 
     def submit(self, position: int) -> None:
         """Sends the parameter's gradient on its way, from where it lies.
@@ -100,27 +80,20 @@ class Gradients:
         Raises:
             FailedPreconditionError: it is on its way already.
         """
-        slot = self._slots[position]
-        if self._failure is not None:
-            raise self._failure
-        if slot.transfer is not None:
-            raise FailedPreconditionError(
-                f"parameter {slot.name} got a gradient while an earlier one is on its way: a module used twice under "
-                "reentrant checkpointing (give checkpoint use_reentrant=False), more backward passes than announced, "
-                "or a backward pass that failed before"
-            )
-        slot.used = True
-        self._start(position, slot)
+        self._window.check()
+        self._window.refuse_second(position)
+        self._window.mark_used(position)
+        self._window.submit(position)
 
     @property
     def all_submitted(self) -> bool:
         """Whether every gradient of this window is on its way."""
-        return all(slot.transfer is not None for slot in self._slots)
+        return self._window.all_submitted
 
     @property
     def any_submitted(self) -> bool:
         """Whether a gradient is on its way."""
-        return any(slot.transfer is not None for slot in self._slots)
+        return self._window.any_submitted
 
     def finish(self) -> None:
         """Ends the window: submits what was not submitted, or zeros where there is nothing, and lets the averages land.
@@ -131,80 +104,51 @@ class Gradients:
             UnusedParametersError: if those are refused: some worker had no gradient for some parameter.
             StallError: some workers did not come to the end of their window in time (they are named).
         """
-        if self._failure is not None:
-            raise self._failure
+        window = self._window
+        window.check()
+        used = window.used()
         try:
-            # On the CPU, where it is made and read, whatever devices the parameters are on.
-            used = torch.tensor([slot.used for slot in self._slots], dtype=torch.uint8)
-            counts = self._wait(used)
+            self._land()
         except Exception as error:
-            # The workers' windows are out of step now, and no later average could be trusted.
-            self._failure = error
+            window.fail(error)
             raise
         finally:
-            for slot in self._slots:
-                slot.used, slot.transfer = False, None
-        if self._refuse_unused and not bool(counts.all()):
-            raise self._unused(used)
+            window.clear()
+        if self._refuse_unused and not all(map(window.was_used, range(len(used)))):
+            raise window.unused(used)
 
-    def _wait(self, used: torch.Tensor) -> torch.Tensor:
-        """Completes all transfers.
-
-        Returns:
-            For each parameter whether all workers used it, if unused ones are refused; else whether any did.
-        """
-        for position, slot in enumerate(self._slots):
-            if slot.transfer is None:
-                self._start(position, slot)
-        marks = _tensors.submit_in_place(
-            used.clone(), f"{self._namespace}/used", "min" if self._refuse_unused else "max", priority=_USED_PRIORITY
-        )
-        for slot in self._slots:
-            if isinstance(slot.transfer, SparseTransfer):
-                slot.transfer.exchange()
-        wait_all([slot.transfer for slot in self._slots if isinstance(slot.transfer, Handle)])
-        counts = marks.wait()
-        for slot, is_used in zip(self._slots, counts.tolist(), strict=True):
-            assert slot.transfer is not None, "every slot was started above"
-            reduced, gradient = slot.transfer.wait(), slot.parameter.grad
-            if is_used and reduced is not gradient:  # else it has landed in place, or nobody wants it
+    def _land(self) -> None:
+        """Closes the window and completes all transfers."""
+        window = self._window
+        window.close("all" if self._refuse_unused else "any")
+        transfers = [window.take(position) for position in range(len(self._parameters))]
+        for transfer in transfers:
+            if isinstance(transfer, SparseTransfer):
+                transfer.exchange()
+        wait_all([transfer for transfer in transfers if isinstance(transfer, Handle)])
+        for position, (parameter, transfer) in enumerate(zip(self._parameters, transfers, strict=True)):
+            reduced, gradient = transfer.wait(), parameter.grad
+            # If it is the gradient itself it has landed in place; if it is not used nobody wants it.
+            if window.was_used(position) and reduced is not gradient:
                 keeps_dense = gradient is not None and not gradient.is_sparse
-                slot.parameter.grad = reduced.to_dense() if keeps_dense else reduced
-        return counts
+                parameter.grad = reduced.to_dense() if keeps_dense else reduced
 
-    def _start(self, position: int, slot: _Slot) -> None:
-        parameter, name = slot.parameter, f"{self._namespace}/{slot.name}"
+    def _start(self, position: int) -> Transfer:
+        parameter, name = self._parameters[position], self._window.name(position)
         gradient = parameter.grad
         if position in self._gathered or (gradient is not None and gradient.is_sparse and self._sparse == "allgather"):
-            slot.transfer = SparseTransfer(_as_sparse(gradient, parameter), name, self._op)
-            return
+            return SparseTransfer(_as_sparse(gradient, parameter), name, self._op)
         if gradient is None:
             gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         elif gradient.is_sparse:
             gradient = parameter.grad = gradient.to_dense()
-        slot.transfer = reduce_in_place(gradient, name, self._op, priority=slot.priority, compression=self._compression)
-
-    def _described(self, slot: _Slot) -> tuple[str, torch.dtype, torch.Tensor]:
-        wire = self._compression.wire_dtype(slot.parameter.dtype)
-        return f"{self._namespace}/{slot.name}", wire, slot.parameter
-
-    def _unused(self, used: torch.Tensor) -> UnusedParametersError:
-        """Asks all workers, who all come here, which parameters each of them used."""
-        marks = torch.zeros((_session.size(), len(self._slots)), dtype=torch.uint8)
-        marks[_session.rank()] = used
-        _tensors.submit_in_place(marks, f"{self._namespace}/used by rank", "max").wait()
-        ranks = {
-            slot.name: [rank for rank, mark in enumerate(marks[:, i].tolist()) if not mark]
-            for i, slot in enumerate(self._slots)
-        }
-        unused = {name: without for name, without in ranks.items() if without}
-        shown = [f"{name} on rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}" for name, r in unused.items()]
-        more = f" and {len(shown) - _NAMES_SHOWN_MAX} more" if len(shown) > _NAMES_SHOWN_MAX else ""
-        return UnusedParametersError(
-            f"no gradient for {'; '.join(shown[:_NAMES_SHOWN_MAX])}{more}. If the model is meant to leave parameters "
-            "out, use find_unused_parameters=True; else look for outputs that do not reach the loss",
-            parameters=unused,
+        return reduce_in_place(
+            gradient, name, self._op, priority=self._priorities[position], compression=self._compression
         )
+
+    def _described(self, position: int) -> tuple[str, torch.dtype, torch.Tensor]:
+        parameter = self._parameters[position]
+        return self._window.name(position), self._compression.wire_dtype(parameter.dtype), parameter
 
 
 def _as_sparse(gradient: torch.Tensor | None, parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -1,16 +1,17 @@
-//! What must not be torn down in a forked child: its threads live in the parent only, and waiting for them would never end.
+//! Values that a forked child must not tear down: their threads live in the parent only, and waiting for them would never end.
 
 use std::ops::Deref;
 
-/// A value that is dropped only by the process that made it; a forked child forgets its copy.
-pub(crate) struct OwnProcess<T> {
+/// A value that is dropped only by the process that made it. A forked child forgets its copy.
+pub struct OwnProcess<T> {
     /// Present until the drop.
     value: Option<T>,
     pid: u32,
 }
 
 impl<T> OwnProcess<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// Takes the value over for this process.
+    pub fn new(value: T) -> Self {
         Self { value: Some(value), pid: std::process::id() }
     }
 }

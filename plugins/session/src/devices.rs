@@ -1,4 +1,4 @@
-//! The devices of this process, looked for when the first tensor on one comes.
+//! The devices of this process. They are opened when the first tensor on one of them is submitted.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -11,7 +11,7 @@ use gradlane_core::device::{Device, Transfer};
 use gradlane_core::mem::{Lease, Ordinal};
 use gradlane_core::types::Done;
 
-/// The CUDA devices of this process, as these settings have them found.
+/// The CUDA devices of this process, found as these settings say.
 pub(crate) fn devices(config: &Config) -> Arc<dyn Device> {
     let config = config.clone();
     Arc::new(Late::new(move || Ok(Arc::new(CudaDevice::load(&config)?))))
@@ -19,8 +19,8 @@ pub(crate) fn devices(config: &Config) -> Arc<dyn Device> {
 
 /// Devices that are opened by their first use.
 ///
-/// Not by joining the job: to start the driver takes some 100 ms and a process that reduces host memory alone should not pay that, nor have
-/// threads for it. Where a framework has put a tensor on a device it has started the driver already, and opening costs little.
+/// Joining a job does not open them, because the driver takes some 100 ms to start, and a process that reduces only host memory should not pay that or have
+/// its threads. A framework that has put a tensor on a device has started the driver already, and then opening costs little.
 struct Late<Open> {
     open: Open,
     opened: OnceLock<Result<Arc<dyn Device>>>,
@@ -32,7 +32,7 @@ impl<Open: Fn() -> Result<Arc<dyn Device>>> Late<Open> {
         Self { open, opened: OnceLock::new() }
     }
 
-    /// What was found, or why nothing was; that is said again at every use, and not looked for again.
+    /// The devices, or why there are none. The first answer is kept.
     fn opened(&self) -> Result<&Arc<dyn Device>> {
         self.opened.get_or_init(&self.open).as_ref().map_err(Clone::clone)
     }

@@ -1,4 +1,4 @@
-//! A job of one worker: every reduction is a copy, and nobody else is there.
+//! A job of one worker: every reduction is a copy, and there are no other members.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,17 +42,17 @@ impl Alone {
         engine::reduce_alone(self.handles.fetch_add(1, Ordering::Relaxed), submissions, Some(&self.devices), then)
     }
 
-    /// What is recorded of it.
+    /// The timeline of the job.
     pub(crate) fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// What reaches the devices of this process.
+    /// Reaches the devices of this process.
     pub(crate) fn devices(&self) -> &Arc<dyn Device> {
         &self.devices
     }
 
-    /// Ends the job; what a device is copying fails. Idempotent.
+    /// Ends the job; copies of devices that are under way fail. Idempotent.
     pub(crate) fn leave(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.devices.shutdown();

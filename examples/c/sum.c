@@ -1,0 +1,112 @@
+// Sums over all workers of a job, in C, and checks every element. Build the library first, then this file, then start two:
+//
+//     cargo build --release -p gradlane-session
+//     cc -std=c11 -Iplugins/session/include examples/c/sum.c -o sum -Ltarget/release -lgradlane_session
+//     LD_LIBRARY_PATH=target/release gradlane run -n 2 -- ./sum
+//
+// Any launcher will do that sets the variables of MPI, Slurm or torchrun; rank 0 then embeds the server. Without a launcher it is a job
+// of one.
+
+#include <gradlane.h>
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { ELEMENTS = 100000, STEPS = 3, SMALL = 8 };
+
+static char text[1024];
+static GradlaneError error = {.struct_size = sizeof error, .text = text, .text_capacity = sizeof text};
+
+static void must(GradlaneStatus status, const char *what)
+{
+    if (status != GRADLANE_STATUS_OK) {
+        fprintf(stderr, "%s: status %d: %s\n", what, (int)status, text);
+        exit(1);
+    }
+}
+
+static void expect(double found, double expected, const char *what)
+{
+    if (found != expected) {
+        fprintf(stderr, "%s: %.17g instead of %.17g\n", what, found, expected);
+        exit(1);
+    }
+}
+
+static void count(void *user, GradlaneOperation operation)
+{
+    (void)operation;
+    atomic_fetch_add((atomic_int *)user, 1);
+}
+
+int main(void)
+{
+    GradlaneSession session;
+    uint32_t rank, size;
+    if (gradlane_abi_version() != GRADLANE_ABI_VERSION) {
+        fprintf(stderr, "compiled for another version of the library\n");
+        return 1;
+    }
+    must(gradlane_init(NULL, 0, &session, &error), "init");
+    must(gradlane_rank(session, &rank, &error), "rank");
+    must(gradlane_size(session, &size, &error), "size");
+    const double ranks = size * (size + 1) / 2.0; // 1 + 2 + ... + size
+
+    // One tensor, submitted and waited for. The callback runs before or after the wait returns.
+    static float gradient[ELEMENTS];
+    static atomic_int ended;
+    const uint64_t shape[] = {ELEMENTS / 100, 100};
+    for (int step = 0; step < STEPS; step++) {
+        for (int i = 0; i < ELEMENTS; i++)
+            gradient[i] = (float)((rank + 1) * (i % 1000 + step)); // whole numbers, whose sums are exact
+        GradlaneSubmission submission = {
+            .struct_size = sizeof submission, .name = "gradient", .shape = shape, .dimensions = 2,
+            .dtype = GRADLANE_DTYPE_FLOAT32, .op = GRADLANE_OP_SUM, .source = gradient, .bytes = sizeof gradient,
+            .callback = count, .user = &ended,
+        };
+        GradlaneOperation operation;
+        must(gradlane_submit(session, &submission, &operation, &error), "submit");
+        must(gradlane_wait(operation, GRADLANE_FOREVER, &error), "wait");
+        must(gradlane_release(operation, &error), "release");
+        for (int i = 0; i < ELEMENTS; i++)
+            expect(gradient[i], ranks * (i % 1000 + step), "sum");
+    }
+
+    // Many small tensors in one call, into other memory.
+    int64_t counts[SMALL], totals[SMALL];
+    char names[SMALL][16];
+    GradlaneSubmission group[SMALL] = {0};
+    for (int i = 0; i < SMALL; i++) {
+        counts[i] = (int64_t)(rank + 1) << i;
+        snprintf(names[i], sizeof names[i], "count %d", i);
+        group[i] = (GradlaneSubmission){
+            .struct_size = sizeof group[i], .name = names[i], .dtype = GRADLANE_DTYPE_INT64, .op = GRADLANE_OP_SUM,
+            .source = &counts[i], .destination = &totals[i], .bytes = sizeof counts[i],
+        };
+    }
+    GradlaneOperation together;
+    must(gradlane_submit_all(session, group, SMALL, &together, &error), "submit_all");
+    must(gradlane_wait(together, GRADLANE_FOREVER, &error), "wait for the group");
+    must(gradlane_release(together, &error), "release the group");
+    for (int i = 0; i < SMALL; i++)
+        expect((double)totals[i], ranks * (double)(1 << i), "total");
+
+    // The last rank's bytes for all, waited for in one call.
+    double chosen[2] = {rank, -0.5 * rank};
+    const uint64_t pair[] = {2};
+    GradlaneSubmission broadcast = {
+        .struct_size = sizeof broadcast, .name = "chosen", .shape = pair, .dimensions = 1,
+        .dtype = GRADLANE_DTYPE_FLOAT64, .op = GRADLANE_OP_BROADCAST, .root = size - 1, .source = chosen,
+        .bytes = sizeof chosen,
+    };
+    must(gradlane_push_pull(session, &broadcast, &error), "broadcast");
+    expect(chosen[0], size - 1, "broadcast");
+    expect(chosen[1], -0.5 * (size - 1), "broadcast");
+
+    must(gradlane_barrier(session, "end", 0, &error), "barrier");
+    must(gradlane_shutdown(session, 10000, &error), "shutdown");
+    expect(ended, STEPS, "callbacks");
+    printf("rank %u of %u: all sums are exact\n", rank, size);
+    return 0;
+}

@@ -1,0 +1,161 @@
+"""The window of gradients: which of them are on their way, and which workers had one. Knows no framework.
+
+A *window* is the time from one average to the next. In a window every worker submits every gradient exactly once, and
+one byte a parameter that says whether it had one. So whatever branch a worker's model took, all workers take part in
+the same operations and learn the same: none waits for a gradient that will not come.
+
+When a window ends is decided by the owner of the window, and so is what a gradient on its way is: the type `T`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Literal, TypeVar
+
+from gradlane import _buffers, _session
+from gradlane._handle import Handle
+from gradlane._operations import submit
+from gradlane._reduction import NativeOp
+from gradlane.errors import FailedPreconditionError, UnusedParametersError
+
+T = TypeVar("T")
+
+_MARKS_PRIORITY = 1
+_NAMES_SHOWN_MAX = 8
+
+
+def forward_order(position: int, name: str) -> int:
+    """The priority of a parameter: what the next forward pass needs first is most urgent."""
+    del name
+    return -position
+
+
+class Window(Generic[T]):
+    """The gradients of a list of parameters. Parameters are referred to by their position in the list."""
+
+    def __init__(self, namespace: str, names: Sequence[str], start: Callable[[int], T]) -> None:
+        """Begins the first window.
+
+        Args:
+            namespace: goes before each name.
+            names: one for each parameter.
+            start: sends the gradient of a parameter on its way, or zeros if there is none.
+        """
+        self._namespace, self._names, self._start = namespace, list(names), start
+        self._on_their_way: list[T | None] = [None] * len(self._names)
+        self._used = bytearray(len(self._names))
+        self._marks: Handle[bytearray] | None = None
+        self._failure: Exception | None = None
+
+    def name(self, position: int) -> str:
+        """The name of the tensor that carries the parameter's gradient."""
+        return f"{self._namespace}/{self._names[position]}"
+
+    def check(self) -> None:
+        """Raises the error after which the workers are out of step, if there was one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: Exception) -> None:
+        """Notes that the workers are out of step: no later average could be trusted."""
+        self._failure = error
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the workers are out of step."""
+        return self._failure is not None
+
+    def mark_used(self, position: int) -> None:
+        """Notes that this worker has a gradient of the parameter in this window."""
+        self._used[position] = 1
+
+    def used(self) -> bytes:
+        """For each parameter whether this worker has had a gradient in this window."""
+        return bytes(self._used)
+
+    def submit(self, position: int) -> None:
+        """Sends the parameter's gradient on its way."""
+        self._on_their_way[position] = self._start(position)
+
+    def on_its_way(self, position: int) -> T | None:
+        """The gradient on its way, or its average that nobody took; None at rest."""
+        return self._on_their_way[position]
+
+    def take(self, position: int) -> T:
+        """Ends the way of a gradient: the parameter is at rest."""
+        taken, self._on_their_way[position] = self._on_their_way[position], None
+        assert taken is not None, "only what was on its way arrives"
+        return taken
+
+    def clear(self) -> None:
+        """Puts all parameters at rest."""
+        self._on_their_way = [None] * len(self._names)
+        self._used = bytearray(len(self._names))
+
+    @property
+    def all_submitted(self) -> bool:
+        """Whether every gradient of this window is on its way."""
+        return all(transfer is not None for transfer in self._on_their_way)
+
+    @property
+    def any_submitted(self) -> bool:
+        """Whether a gradient is on its way."""
+        return any(transfer is not None for transfer in self._on_their_way)
+
+    def refuse_second(self, position: int, remedy: str = "") -> None:
+        """Raises if the parameter's gradient is on its way, as it may not get another one now.
+
+        Raises:
+            FailedPreconditionError: it is. `remedy` says what to do after a backward pass that failed.
+        """
+        if self._on_their_way[position] is not None:
+            raise FailedPreconditionError(
+                f"parameter {self._names[position]} got a gradient while an earlier one is on its way: a module used "
+                "twice under reentrant checkpointing (give checkpoint use_reentrant=False), more backward passes than "
+                f"announced, or a backward pass that failed before{remedy}"
+            )
+
+    def close(self, among: Literal["any", "all"]) -> None:
+        """Ends the window: sends what was not sent, and tells the other workers what this one had.
+
+        Args:
+            among: whether `was_used` is to say that any worker, or that all workers had a gradient.
+        """
+        for position, transfer in enumerate(self._on_their_way):
+            if transfer is None:
+                self.submit(position)
+        if self._marks is not None:
+            self._marks.wait()  # over long ago, unless it failed
+        used, self._used = self._used, bytearray(len(self._used))
+        self._marks = self._exchange(used, "used", "max" if among == "any" else "min")
+
+    def was_used(self, position: int) -> bool:
+        """Waits until it is known whether the parameter was used in the last window that was closed."""
+        return self._marks is not None and bool(self._marks.wait()[position])
+
+    def knows_used(self) -> bool:
+        """Whether `was_used` returns at once."""
+        return self._marks is None or self._marks.poll()
+
+    def unused(self, used: bytes) -> UnusedParametersError:
+        """Asks all workers, who all come here, which parameters each of them used. `used` is this worker's answer."""
+        size, rank, count = _session.size(), _session.rank(), len(self._names)
+        marks = bytearray(size * count)
+        marks[rank * count : (rank + 1) * count] = used
+        marks = self._exchange(marks, "used by rank", "max").wait()
+        ranks = {
+            name: [rank for rank in range(size) if not marks[rank * count + position]]
+            for position, name in enumerate(self._names)
+        }
+        unused = {name: without for name, without in ranks.items() if without}
+        shown = [f"{name} on rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}" for name, r in unused.items()]
+        more = f" and {len(shown) - _NAMES_SHOWN_MAX} more" if len(shown) > _NAMES_SHOWN_MAX else ""
+        return UnusedParametersError(
+            f"no gradient for {'; '.join(shown[:_NAMES_SHOWN_MAX])}{more}. If the model is meant to leave parameters "
+            "out, use find_unused_parameters=True; else look for outputs that do not reach the loss",
+            parameters=unused,
+        )
+
+    def _exchange(self, marks: bytearray, name: str, op: NativeOp) -> Handle[bytearray]:
+        place = _buffers.locate(marks, writable=True)
+        return submit(f"{self._namespace}/{name}", place, place, op, result=marks, priority=_MARKS_PRIORITY)

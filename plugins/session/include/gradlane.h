@@ -1,0 +1,307 @@
+// gradlane.h: the C interface of Gradlane, which sums tensors over all workers of a job.
+//
+// This file is generated from the Rust sources in plugins/session/src/c by tests/build.rs. Do not edit it.
+//
+//     GradlaneSession session;
+//     GradlaneOperation operation;
+//     gradlane_init(NULL, 0, &session, NULL);
+//     GradlaneSubmission submission = {.struct_size = sizeof submission, .name = "w", .shape = shape, .dimensions = 1,
+//         .dtype = GRADLANE_DTYPE_FLOAT32, .op = GRADLANE_OP_SUM, .source = values, .bytes = sizeof values};
+//     gradlane_submit(session, &submission, &operation, NULL);
+//     gradlane_wait(operation, GRADLANE_FOREVER, NULL);
+//     gradlane_release(operation, NULL);
+//     gradlane_shutdown(session, 10000, NULL);
+//
+// ERRORS. Every function that can fail returns a GradlaneStatus, and describes the error in the GradlaneError that the
+// caller gives; NULL for no description. There is no last error of a thread or of the process. A function that fails has
+// no effect, unless its comment says otherwise.
+//
+// MEMORY. Structures, texts and arrays are read during the call only; the caller may free them when it returns. The
+// library keeps no pointer of the caller but these: `source` and `destination` of a submission, which it uses until the
+// operation has ended, and `callback` and `user`, which it uses once. Nothing that the library returns is to be freed;
+// sessions end by gradlane_shutdown, operations by gradlane_release.
+//
+// HANDLES. Sessions and operations are numbers. A number that was released, or is of another kind, is an error and never
+// undefined behaviour. A pointer that is neither NULL nor valid is undefined behaviour, as everywhere in C.
+//
+// THREADS. Every function may be called by several threads at once. In a forked child all calls that concern the parent's
+// sessions and operations fail. A process that exits without gradlane_shutdown is a lost worker to the others.
+//
+// VERSIONS. Structures begin with their size, so that they can grow: a program that was compiled for an older header works
+// with a newer library. Compare gradlane_abi_version() with GRADLANE_ABI_VERSION at start.
+
+#ifndef GRADLANE_H
+#define GRADLANE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// How a call ended. Values never change; new ones may be added.
+typedef enum GradlaneStatus {
+    // The call succeeded, or the operation has ended well.
+    GRADLANE_STATUS_OK = 0,
+    // The operation has not ended yet. This is not an error.
+    GRADLANE_STATUS_PENDING = 1,
+    // An argument has no meaning, or workers disagree about a tensor.
+    GRADLANE_STATUS_INVALID_ARGUMENT = 2,
+    // Another process has the rank.
+    GRADLANE_STATUS_ALREADY_EXISTS = 3,
+    // The state forbids the call: the handle was released, the session was shut down, the process was forked.
+    GRADLANE_STATUS_FAILED_PRECONDITION = 4,
+    // The job, a peer or a device ended.
+    GRADLANE_STATUS_ABORTED = 5,
+    // A deadline passed.
+    GRADLANE_STATUS_DEADLINE_EXCEEDED = 6,
+    // The same call may succeed later.
+    GRADLANE_STATUS_UNAVAILABLE = 7,
+    // A limit was reached; nothing was changed.
+    GRADLANE_STATUS_RESOURCE_EXHAUSTED = 8,
+    // The caller cancelled the operation.
+    GRADLANE_STATUS_CANCELLED = 9,
+    // This process belongs to a past membership of the job.
+    GRADLANE_STATUS_FENCED = 10,
+    // An identity was not proven.
+    GRADLANE_STATUS_UNAUTHENTICATED = 11,
+    // Bytes changed on their way.
+    GRADLANE_STATUS_DATA_LOSS = 12,
+    // A defect of Gradlane.
+    GRADLANE_STATUS_INTERNAL = 13,
+} GradlaneStatus;
+
+// Where a call describes its error. The structure and the text belong to the caller. The library writes them only during the call that
+// they are given to, and only if that call returns an error.
+typedef struct GradlaneError {
+    // In: `sizeof(GradlaneError)`.
+    size_t struct_size;
+    // In: memory for the description, or NULL.
+    char *text;
+    // In: bytes of that memory.
+    size_t text_capacity;
+    // Out: bytes of the whole description without its final zero. The text was cut if this is not below `text_capacity`.
+    size_t text_bytes;
+    // Out: what the call returns, a `GradlaneStatus`.
+    int32_t status;
+    // Out: 1 if the same call may succeed later without any other change, else 0.
+    int32_t retryable;
+} GradlaneError;
+
+// The version of this interface. It grows when a function or structure changes so that programs must be compiled again.
+#define GRADLANE_ABI_VERSION 1
+
+// A time without end, in milliseconds.
+#define GRADLANE_FOREVER UINT64_C(18446744073709551615)
+
+// A place in a job. 0 is never a session.
+typedef uint64_t GradlaneSession;
+
+// An operation that was submitted. 0 is never an operation.
+typedef uint64_t GradlaneOperation;
+
+// Runs once when an operation has ended, on a thread of the library. It may call any function of this library except
+// `gradlane_shutdown` of its own session. It must return soon, because it holds up other callbacks, and it must not throw.
+// `operation` may have been released by then.
+typedef void (*GradlaneCallback)(void *user, GradlaneOperation operation);
+
+// Element types. Half-size floats are added in float32 and rounded once. Integer sums wrap.
+typedef enum GradlaneDtype {
+    // IEEE 754 single precision.
+    GRADLANE_DTYPE_FLOAT32 = 1,
+    // IEEE 754 double precision.
+    GRADLANE_DTYPE_FLOAT64 = 2,
+    // IEEE 754 half precision.
+    GRADLANE_DTYPE_FLOAT16 = 3,
+    // bfloat16.
+    GRADLANE_DTYPE_BFLOAT16 = 4,
+    // Signed 32 bits.
+    GRADLANE_DTYPE_INT32 = 5,
+    // Signed 64 bits.
+    GRADLANE_DTYPE_INT64 = 6,
+    // Signed 8 bits.
+    GRADLANE_DTYPE_INT8 = 7,
+    // Unsigned 8 bits.
+    GRADLANE_DTYPE_UINT8 = 8,
+} GradlaneDtype;
+
+// How the contributions of all workers become one result.
+typedef enum GradlaneOp {
+    // The sum.
+    GRADLANE_OP_SUM = 1,
+    // The sum divided by the number of workers.
+    GRADLANE_OP_MEAN = 2,
+    // The smallest; NaN wins.
+    GRADLANE_OP_MIN = 3,
+    // The largest; NaN wins.
+    GRADLANE_OP_MAX = 4,
+    // The mean by `weight`. Floating point only.
+    GRADLANE_OP_WEIGHTED_MEAN = 5,
+    // The bytes of the worker `root`.
+    GRADLANE_OP_BROADCAST = 6,
+} GradlaneOp;
+
+// What holds a tensor.
+typedef enum GradlaneMemory {
+    // Memory of this process.
+    GRADLANE_MEMORY_HOST = 0,
+    // Memory of the CUDA device `device`.
+    GRADLANE_MEMORY_CUDA = 1,
+} GradlaneMemory;
+
+// A setting, as the configuration file has it, or one of `rank`, `size`, `local_rank`, `servers` and `coordinator` (a `host:port` or a join
+// string).
+typedef struct GradlaneSetting {
+    // UTF-8, ended by a zero.
+    const char *name;
+    // UTF-8, ended by a zero.
+    const char *value;
+} GradlaneSetting;
+
+// What a name stands for, equal on all workers.
+typedef struct GradlaneTensor {
+    // `sizeof(GradlaneTensor)`; in an array all are equal.
+    size_t struct_size;
+    // UTF-8, ended by a zero, at most 256 bytes.
+    const char *name;
+    // Dimensions in elements; NULL for a scalar.
+    const uint64_t *shape;
+    // How many dimensions, at most 64.
+    size_t dimensions;
+    // How the tensor travels: NULL or "none" for the bytes as they are. Other codecs are refused by this version.
+    const char *codec;
+    // A `GradlaneDtype`.
+    uint32_t dtype;
+    // Always 0.
+    uint32_t reserved;
+} GradlaneTensor;
+
+// One tensor to reduce. Fields that are zero have their usual meaning, so a structure may be set to zero bytes first.
+typedef struct GradlaneSubmission {
+    // `sizeof(GradlaneSubmission)`; in an array all are equal.
+    size_t struct_size;
+    // UTF-8, ended by a zero, at most 256 bytes. The first use of a name fixes dtype, shape and codec on all workers.
+    const char *name;
+    // Dimensions in elements; NULL for a scalar.
+    const uint64_t *shape;
+    // How many dimensions, at most 64.
+    size_t dimensions;
+    // How the tensor travels: NULL or "none" for the bytes as they are. Other codecs are refused by this version.
+    const char *codec;
+    // This worker's contribution: contiguous, in C order. Valid and not written by anything else until the operation has ended.
+    void *source;
+    // Where the result goes, as long as the source and in the same memory. NULL, or equal to `source`, replaces the contribution; else
+    // the two do not overlap. Valid and not touched by anything else until the operation has ended.
+    void *destination;
+    // Bytes of the tensor: the product of the dimensions times the size of an element.
+    size_t bytes;
+    // For memory of a device: the `CUstream` whose present work comes before the source is read. 0 is the default stream.
+    uint64_t source_stream;
+    // The same for the destination; ignored if the result replaces the contribution.
+    uint64_t destination_stream;
+    // Milliseconds for the whole operation; 0 takes the job's step timeout, which bounds it in any case.
+    uint64_t timeout_ms;
+    // This worker's weight in a `GRADLANE_OP_WEIGHTED_MEAN`, zero or positive; ignored otherwise.
+    double weight;
+    // A `GradlaneDtype`.
+    uint32_t dtype;
+    // A `GradlaneOp`.
+    uint32_t op;
+    // The rank whose bytes a `GRADLANE_OP_BROADCAST` gives to all; ignored otherwise.
+    uint32_t root;
+    // Higher goes first; only the order matters.
+    int32_t priority;
+    // A `GradlaneMemory`.
+    uint32_t memory;
+    // The device's ordinal in this process; ignored for host memory.
+    uint32_t device;
+    // Called when the operation has ended; NULL for no call.
+    GradlaneCallback callback;
+    // Given to `callback`.
+    void *user;
+} GradlaneSubmission;
+
+// The version of the interface that this library has; compare it with `GRADLANE_ABI_VERSION`.
+uint32_t gradlane_abi_version(void);
+
+// The library's own version, as a text that lives as long as the library.
+const char *gradlane_version(void);
+
+// Joins the job that this process was started for, and returns once the job runs.
+//
+// The job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, `TF_CONFIG`, MPI, Slurm; otherwise this is a job of one.
+// Where the launcher brings no servers, rank 0 embeds them. `settings` go before the environment; NULL with a count of 0 for none.
+// `join_timeout` among them bounds the call. A process may have several sessions.
+//
+// `session` receives the session, which `gradlane_shutdown` ends.
+GradlaneStatus gradlane_init(const GradlaneSetting *settings, size_t settings_count, GradlaneSession *session, GradlaneError *error);
+
+// Leaves the job and ends the session, whatever is returned: its number leads nowhere afterwards.
+//
+// Pending operations fail and their memory is free when this returns; their numbers stay valid until they are released. The other workers
+// are waited for at most `grace_ms`, then servers that this process embeds stop. All callbacks have run when this returns. Not to be called
+// by a callback of this session.
+GradlaneStatus gradlane_shutdown(GradlaneSession session, uint64_t grace_ms, GradlaneError *error);
+
+// Writes this worker's number in the job, from 0, to `rank`.
+GradlaneStatus gradlane_rank(GradlaneSession session, uint32_t *rank, GradlaneError *error);
+
+// Writes the number of workers of the job to `size`.
+GradlaneStatus gradlane_size(GradlaneSession session, uint32_t *size, GradlaneError *error);
+
+// Fixes dtype and shape of names ahead of their first use, in one round trip.
+//
+// With `fuse` other than 0 small neighbours may share messages; all tensors of the list must then be submitted in every round. Tensors
+// without elements are left out. `timeout_ms` bounds the wait; 0 waits as long as the job lives.
+GradlaneStatus gradlane_declare(GradlaneSession session, const GradlaneTensor *tensors, size_t count, int32_t fuse, uint64_t timeout_ms, GradlaneError *error);
+
+// Waits until every worker has come to the barrier `name`, at most `timeout_ms`; 0 takes the job's step timeout.
+GradlaneStatus gradlane_barrier(GradlaneSession session, const char *name, uint64_t timeout_ms, GradlaneError *error);
+
+// Writes the metrics of this worker to `buffer` in Prometheus' text format, ended by a zero.
+//
+// `bytes`, unless it is NULL, receives the bytes of the whole text without the zero. The text was cut if that is not below `capacity`.
+GradlaneStatus gradlane_metrics(GradlaneSession session, char *buffer, size_t capacity, size_t *bytes, GradlaneError *error);
+
+// Submits a reduction and returns at once.
+//
+// `operation` receives the operation, which the caller releases. Source and destination belong to the library until the operation has
+// ended: until `gradlane_poll` or `gradlane_wait` returns anything but `GRADLANE_STATUS_PENDING` for it, or its callback runs.
+// The call waits while more bytes are unresolved than the setting `submit_bytes_max` allows.
+//
+// What can be known at once is an error of this call, and then no callback runs. Everything else is an error of the operation.
+GradlaneStatus gradlane_submit(GradlaneSession session, const GradlaneSubmission *submission, GradlaneOperation *operation, GradlaneError *error);
+
+// Submits a group of reductions as one operation, all or none.
+//
+// It costs far less than a call for each of many small tensors, which then share messages; a group that shares messages must be submitted
+// as a whole in every round. All members lie in the same memory, and have the same `op`, `root`, `weight` and `timeout_ms`. `callback` and
+// `user` are those of the first. The operation ends when all members have ended, with the error of the first that failed.
+GradlaneStatus gradlane_submit_all(GradlaneSession session, const GradlaneSubmission *submissions, size_t count, GradlaneOperation *operation, GradlaneError *error);
+
+// Reduces a tensor and returns when the result is there. Faster than `gradlane_submit` and `gradlane_wait`, because the calling thread does
+// a part of the work. `callback` is not called.
+GradlaneStatus gradlane_push_pull(GradlaneSession session, const GradlaneSubmission *submission, GradlaneError *error);
+
+// Waits until the operation has ended, at most `timeout_ms`; `GRADLANE_FOREVER` waits to its end, which the job's step timeout bounds.
+//
+// Returns `GRADLANE_STATUS_PENDING` if it goes on, and otherwise how it ended. May be repeated, and called by several threads.
+GradlaneStatus gradlane_wait(GradlaneOperation operation, uint64_t timeout_ms, GradlaneError *error);
+
+// How the operation ended, or `GRADLANE_STATUS_PENDING`.
+GradlaneStatus gradlane_poll(GradlaneOperation operation, GradlaneError *error);
+
+// Gives the operation up. It ends with `GRADLANE_STATUS_CANCELLED` once its memory is free, unless it has ended before. The other workers
+// hear that this contribution will not come: cancel on all of them, or on none.
+GradlaneStatus gradlane_cancel(GradlaneOperation operation, GradlaneError *error);
+
+// Forgets the operation: its number leads nowhere afterwards. The operation goes on if it has not ended; its memory stays in use until
+// then, which only its callback tells, or the end of the session.
+GradlaneStatus gradlane_release(GradlaneOperation operation, GradlaneError *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

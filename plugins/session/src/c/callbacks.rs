@@ -1,0 +1,144 @@
+//! Tells callers of the ends of their operations, on one thread a session, which starts with the first callback.
+//!
+//! The engine's threads must not run foreign code: they hold the engine's lock when an operation ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::thread::{JoinHandle, ThreadId};
+
+use crossbeam_channel::{Sender, unbounded};
+use gradlane_core::{Error, Result};
+
+/// A function of the caller that is to run once.
+pub(super) type Callback = Box<dyn FnOnce() + Send>;
+
+/// The callbacks of one session.
+#[derive(Default)]
+pub(super) struct Callbacks(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// Callbacks of operations that have not ended, by the engine's number.
+    waiting: BTreeMap<u64, Callback>,
+    /// Operations that ended before their callback was handed over.
+    ended: BTreeSet<u64>,
+    thread: Thread,
+}
+
+/// `NotStarted ── start ──► Runs ── finish ──► Finished`, and from `NotStarted` to `Finished` at once.
+#[derive(Default)]
+enum Thread {
+    #[default]
+    NotStarted,
+    Runs(Sender<Callback>, JoinHandle<()>),
+    Finished,
+}
+
+impl Callbacks {
+    /// Starts the thread, unless it runs.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system refuses a thread; [`Error::FailedPrecondition`] after [`finish`](Self::finish).
+    pub(super) fn start(&self) -> Result<()> {
+        let mut state = self.0.lock().expect(LOCK);
+        match state.thread {
+            Thread::Runs(..) => Ok(()),
+            Thread::Finished => Err(Error::FailedPrecondition {
+                what: "the session is being shut down".to_owned(),
+                hint: "submit before gradlane_shutdown".to_owned(),
+            }),
+            Thread::NotStarted => {
+                let (sender, receiver) = unbounded::<Callback>();
+                let run = move || receiver.into_iter().for_each(|callback| callback());
+                let thread = std::thread::Builder::new().name("gl-callbacks".to_owned()).spawn(run);
+                let refused = |error: std::io::Error| Error::Io {
+                    what: "starting the thread of callbacks".to_owned(),
+                    cause: error.to_string(),
+                };
+                state.thread = Thread::Runs(sender, thread.map_err(refused)?);
+                Ok(())
+            }
+        }
+    }
+
+    /// What the engine calls when the operation has ended that [`expect`](Self::expect) names.
+    pub(super) fn ended(self: &Arc<Self>) -> impl FnOnce(u64) + Send + use<> {
+        let callbacks = Arc::clone(self);
+        move |id| {
+            let mut state = callbacks.0.lock().expect(LOCK);
+            match state.waiting.remove(&id) {
+                Some(callback) => state.send(callback),
+                None => drop(state.ended.insert(id)),
+            }
+        }
+    }
+
+    /// Hands over the callback of an operation that was submitted with [`ended`](Self::ended).
+    pub(super) fn expect(&self, id: u64, callback: Callback) {
+        let mut state = self.0.lock().expect(LOCK);
+        if state.ended.remove(&id) {
+            state.send(callback);
+        } else {
+            state.waiting.insert(id, callback);
+        }
+    }
+
+    /// Has a callback run, of an operation that needed no engine.
+    pub(super) fn run(&self, callback: Callback) {
+        self.0.lock().expect(LOCK).send(callback);
+    }
+
+    /// Whether the calling thread is that of the callbacks.
+    pub(super) fn is_this_thread(&self) -> bool {
+        let id: Option<ThreadId> = match &self.0.lock().expect(LOCK).thread {
+            Thread::Runs(_, thread) => Some(thread.thread().id()),
+            Thread::NotStarted | Thread::Finished => None,
+        };
+        id == Some(std::thread::current().id())
+    }
+
+    /// Waits until all callbacks of operations that have ended have run. No thread is left.
+    pub(super) fn finish(&self) {
+        let before = std::mem::replace(&mut self.0.lock().expect(LOCK).thread, Thread::Finished);
+        if let Thread::Runs(sender, thread) = before {
+            drop(sender);
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    fn send(&self, callback: Callback) {
+        match &self.thread {
+            Thread::Runs(sender, _) => sender.send(callback).expect("the thread ends after its sender"),
+            // The submission raced with the shutdown, which has ended it. Its caller is still told, and not under the lock of this state.
+            Thread::NotStarted | Thread::Finished => drop(std::thread::spawn(callback)),
+        }
+    }
+}
+
+const LOCK: &str = "no thread panics while it holds this lock";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_callback_runs_once_its_operation_has_ended_in_whatever_order_the_two_are_told() {
+        let callbacks = Arc::new(Callbacks::default());
+        callbacks.start().unwrap();
+        let (sender, receiver) = unbounded();
+        let callback = |id: u64| {
+            let sender = sender.clone();
+            Box::new(move || sender.send(id).unwrap())
+        };
+        callbacks.ended()(1);
+        assert!(receiver.is_empty());
+        callbacks.expect(1, callback(1));
+        callbacks.expect(2, callback(2));
+        callbacks.ended()(2);
+        callbacks.finish();
+        assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [1, 2]);
+        assert!(matches!(callbacks.start(), Err(Error::FailedPrecondition { .. })));
+    }
+}

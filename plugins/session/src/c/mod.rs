@@ -1,0 +1,34 @@
+//! The C interface: what `include/gradlane.h` declares. That header is generated from these files by `tests/build.rs`, and begins with a
+//! manual (`include/manual.txt`). A test fails when header and sources differ.
+//!
+//! Sessions and operations are integers that lead to a [`Table`](table::Table). An integer of the wrong kind, or of a value that was
+//! released, is an error and never a stray pointer. Panics end in [`GradlaneStatus::Internal`](GradlaneStatus) and do not cross the
+//! boundary.
+//!
+//! # Safety
+//! Every function has the same contract. A pointer is null, or leads to what its documentation says: a structure whose first field is its
+//! size, a text that a zero ends, as many elements as the count beside it, or a variable. It is valid during the call, and nothing else
+//! writes it meanwhile. The memory of tensors is valid longer: until the operation that it was submitted for has ended.
+
+mod answer;
+mod callbacks;
+mod operations;
+mod read;
+mod sessions;
+mod status;
+mod table;
+mod types;
+
+pub use operations::{
+    gradlane_cancel, gradlane_poll, gradlane_push_pull, gradlane_release, gradlane_submit, gradlane_submit_all,
+    gradlane_wait,
+};
+pub use sessions::{
+    gradlane_abi_version, gradlane_barrier, gradlane_declare, gradlane_init, gradlane_metrics, gradlane_rank,
+    gradlane_shutdown, gradlane_size, gradlane_version,
+};
+pub use status::{GradlaneError, GradlaneStatus};
+pub use types::{
+    GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneCallback, GradlaneDtype, GradlaneMemory, GradlaneOp,
+    GradlaneOperation, GradlaneSession, GradlaneSetting, GradlaneSubmission, GradlaneTensor,
+};

@@ -1,0 +1,319 @@
+//! Submissions, and the operations that they become.
+#![expect(unsafe_code, reason = "functions that C calls")]
+#![expect(clippy::missing_safety_doc, reason = "one contract for all functions, in the documentation of the folder")]
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use gradlane_core::engine::{BatchSubmission, Handle, Member as BatchMember, Memory, STILL_RUNNING, Submission};
+use gradlane_core::types::{Op, Priority, TensorSpec};
+use gradlane_core::{Error, Result};
+
+use super::answer::answer;
+use super::callbacks::Callback;
+use super::read::{device, op, present, structures, tensor, write};
+use super::sessions::{Member, limit, member, refuse_forked};
+use super::status::{GradlaneError, GradlaneStatus};
+use super::table::Table;
+use super::types::{
+    GRADLANE_FOREVER, GradlaneCallback, GradlaneOperation, GradlaneSession, GradlaneSubmission, GradlaneTensor,
+};
+use crate::batch::Batch;
+use crate::memory::Lender;
+
+/// The operations of this process, and the processes that submitted them; see `SESSIONS`.
+static OPERATIONS: Table<(Handle, u32)> = Table::new(0x4F, "operation");
+
+/// Submits a reduction and returns at once.
+///
+/// `operation` receives the operation, which the caller releases. Source and destination belong to the library until the operation has
+/// ended: until `gradlane_poll` or `gradlane_wait` returns anything but `GRADLANE_STATUS_PENDING` for it, or its callback runs.
+/// The call waits while more bytes are unresolved than the setting `submit_bytes_max` allows.
+///
+/// What can be known at once is an error of this call, and then no callback runs. Everything else is an error of the operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_submit(
+    session: GradlaneSession,
+    submission: *const GradlaneSubmission,
+    operation: *mut GradlaneOperation,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        present(operation, "operation")?;
+        let member = member(session)?;
+        // SAFETY: promised by the caller of this function.
+        let given = unsafe { one(submission) }?;
+        let key = submit_with(&member, (given.callback, given.user), |member, ended| {
+            // SAFETY: promised by the caller of this function.
+            let Some(submission) = unsafe { build(member, &given) }? else { return Ok(None) };
+            member.job.session().submit(submission, None, ended).map(Some)
+        })?;
+        // SAFETY: promised by the caller of this function.
+        unsafe { write(operation, "operation", key) }?;
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Submits a group of reductions as one operation, all or none.
+///
+/// It costs far less than a call for each of many small tensors, which then share messages; a group that shares messages must be submitted
+/// as a whole in every round. All members lie in the same memory, and have the same `op`, `root`, `weight` and `timeout_ms`. `callback` and
+/// `user` are those of the first. The operation ends when all members have ended, with the error of the first that failed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_submit_all(
+    session: GradlaneSession,
+    submissions: *const GradlaneSubmission,
+    count: usize,
+    operation: *mut GradlaneOperation,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        present(operation, "operation")?;
+        let member = member(session)?;
+        // SAFETY: promised by the caller of this function.
+        let given = unsafe { structures(submissions, count) }?;
+        let Some(first) = given.first() else {
+            return Err(Error::InvalidArgument {
+                what: "a group of no tensors".to_owned(),
+                hint: "leave the call out".to_owned(),
+            });
+        };
+        let key = submit_with(&member, (first.callback, first.user), |member, ended| {
+            // SAFETY: promised by the caller of this function.
+            let Some((batch, members)) = unsafe { build_all(member, &given) }? else { return Ok(None) };
+            let (op, weight) = reduction(first)?;
+            let timeout = limit(first.timeout_ms);
+            let submission = BatchSubmission { batch: batch.tensors(), members, op, weight, timeout };
+            member.job.session().submit_all(submission, None, ended).map(Some)
+        })?;
+        // SAFETY: promised by the caller of this function.
+        unsafe { write(operation, "operation", key) }?;
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Reduces a tensor and returns when the result is there. Faster than `gradlane_submit` and `gradlane_wait`, because the calling thread does
+/// a part of the work. `callback` is not called.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_push_pull(
+    session: GradlaneSession,
+    submission: *const GradlaneSubmission,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        let member = member(session)?;
+        // SAFETY: promised by the caller of this function.
+        let given = unsafe { one(submission) }?;
+        // SAFETY: promised by the caller of this function.
+        if let Some(submission) = unsafe { build(&member, &given) }? {
+            member.job.session().submit(submission, Some(Duration::MAX), |_| {})?.wait(None)?;
+        }
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Waits until the operation has ended, at most `timeout_ms`; `GRADLANE_FOREVER` waits to its end, which the job's step timeout bounds.
+///
+/// Returns `GRADLANE_STATUS_PENDING` if it goes on, and otherwise how it ended. May be repeated, and called by several threads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_wait(
+    operation: GradlaneOperation,
+    timeout_ms: u64,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        let handle = find(operation)?;
+        let timeout = (timeout_ms != GRADLANE_FOREVER).then(|| Duration::from_millis(timeout_ms));
+        match handle.wait(timeout) {
+            Ok(()) => Ok(GradlaneStatus::Ok),
+            Err(Error::Timeout { what, .. }) if what.starts_with(STILL_RUNNING) => Ok(GradlaneStatus::Pending),
+            Err(error) => Err(error),
+        }
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// How the operation ended, or `GRADLANE_STATUS_PENDING`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_poll(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus {
+    let call = || match find(operation)?.outcome() {
+        None => Ok(GradlaneStatus::Pending),
+        Some(outcome) => outcome.map(|()| GradlaneStatus::Ok),
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Gives the operation up. It ends with `GRADLANE_STATUS_CANCELLED` once its memory is free, unless it has ended before. The other workers
+/// hear that this contribution will not come: cancel on all of them, or on none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_cancel(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus {
+    let call = || {
+        find(operation)?.cancel();
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Forgets the operation: its number leads nowhere afterwards. The operation goes on if it has not ended; its memory stays in use until
+/// then, which only its callback tells, or the end of the session.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_release(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus {
+    let call = || OPERATIONS.remove(operation).map(|_| GradlaneStatus::Ok);
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+fn insert(handle: Handle) -> Result<GradlaneOperation> {
+    OPERATIONS.insert((handle, std::process::id()))
+}
+
+/// The handle of an operation; a forked process has none, because nothing there would resolve it.
+fn find(operation: GradlaneOperation) -> Result<Handle> {
+    let (handle, pid) = OPERATIONS.find(operation)?;
+    refuse_forked(pid)?;
+    Ok(handle)
+}
+
+/// The handle of an operation on tensors without elements.
+fn nothing_to_do() -> Handle {
+    Handle::resolved(0, Ok(()))
+}
+
+/// The engine's function for the end of an operation.
+type Ended = Box<dyn FnOnce(u64) + Send>;
+
+/// Submits by `submit`, and has `callback` run when the operation has ended. `submit` returns no handle where there is nothing to reduce.
+fn submit_with(
+    member: &Member,
+    callback: (GradlaneCallback, *mut c_void),
+    submit: impl FnOnce(&Member, Ended) -> Result<Option<Handle>>,
+) -> Result<GradlaneOperation> {
+    let callbacks = &member.callbacks;
+    let (Some(function), user) = callback else {
+        let handle = submit(member, Box::new(|_| {}))?;
+        return insert(handle.unwrap_or_else(nothing_to_do));
+    };
+    callbacks.start()?;
+    let handle = submit(member, Box::new(callbacks.ended()))?;
+    let is_engines = handle.is_some();
+    let handle = handle.unwrap_or_else(nothing_to_do);
+    let id = handle.id();
+    let operation = insert(handle)?;
+    let user = User(user);
+    let callback: Callback = Box::new(move || {
+        let User(user) = { user };
+        // SAFETY: the caller gave the function for this use, once, with this argument.
+        unsafe { function(user, operation) }
+    });
+    if is_engines {
+        callbacks.expect(id, callback);
+    } else {
+        callbacks.run(callback);
+    }
+    Ok(operation)
+}
+
+/// An argument of the caller's for its own callback.
+struct User(*mut c_void);
+
+// SAFETY: the library does not look at it. The documentation of `GradlaneCallback` tells the caller that it arrives on another thread.
+unsafe impl Send for User {}
+
+/// # Safety
+/// As [`gradlane_submit`].
+unsafe fn one(submission: *const GradlaneSubmission) -> Result<GradlaneSubmission> {
+    // SAFETY: promised by the caller of this function.
+    unsafe { structures(submission, 1) }.map(|given| given[0])
+}
+
+/// The engine's submission; none if the tensor has no elements.
+///
+/// # Safety
+/// The pointers of the structure are as its documentation says.
+unsafe fn build(member: &Member, given: &GradlaneSubmission) -> Result<Option<Submission>> {
+    // SAFETY: promised by the caller of this function.
+    let tensor = unsafe { spec(given) }?;
+    let (op, weight) = reduction(given)?;
+    if tensor.shape.contains(&0) {
+        return Ok(None);
+    }
+    let mut lender = member.job.session().lender(device(given.memory, given.device)?);
+    // SAFETY: promised by the caller of this function.
+    let (source, destination) = unsafe { lend(&mut lender, given) }?;
+    let (priority, timeout) = (Priority(given.priority), limit(given.timeout_ms));
+    Ok(Some(Submission { tensor, source, destination, op, weight, priority, timeout }))
+}
+
+/// The engine's batch and its memory; none if no tensor has elements.
+///
+/// # Safety
+/// The pointers of the structures are as their documentation says.
+unsafe fn build_all(member: &Member, given: &[GradlaneSubmission]) -> Result<Option<(Batch, Vec<BatchMember>)>> {
+    let common = |of: &GradlaneSubmission| {
+        let place = device(of.memory, of.device);
+        (of.op, of.root, of.weight.to_bits(), of.timeout_ms, place)
+    };
+    if let Some(other) = given.iter().position(|of| common(of) != common(&given[0])) {
+        return Err(Error::InvalidArgument {
+            what: format!(
+                "a group whose members 0 and {other} differ in op, root, weight, timeout_ms, memory or device"
+            ),
+            hint: "submit a group for each".to_owned(),
+        });
+    }
+    let mut lender = member.job.session().lender(device(given[0].memory, given[0].device)?);
+    let (mut tensors, mut members) = (Vec::with_capacity(given.len()), Vec::with_capacity(given.len()));
+    for given in given {
+        // SAFETY: promised by the caller of this function.
+        let tensor = unsafe { spec(given) }?;
+        if tensor.shape.contains(&0) {
+            continue;
+        }
+        // SAFETY: promised by the caller of this function.
+        let (source, destination) = unsafe { lend(&mut lender, given) }?;
+        tensors.push(tensor);
+        members.push(BatchMember { source, destination, priority: Priority(given.priority) });
+    }
+    if tensors.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some((Batch::new(tensors)?, members)))
+}
+
+/// # Safety
+/// The pointers of the structure are as its documentation says.
+unsafe fn spec(given: &GradlaneSubmission) -> Result<TensorSpec> {
+    let GradlaneSubmission { name, shape, dimensions, codec, dtype, .. } = *given;
+    let described = GradlaneTensor { struct_size: 0, name, shape, dimensions, codec, dtype, reserved: 0 };
+    // SAFETY: promised by the caller of this function.
+    unsafe { tensor(&described) }
+}
+
+/// # Safety
+/// The pointers of the structure are as its documentation says.
+unsafe fn lend(lender: &mut Lender<'_>, given: &GradlaneSubmission) -> Result<(Memory, Memory)> {
+    let (source, destination) = (given.source as usize, given.destination as usize);
+    // SAFETY: the structure's documentation asks the caller for valid memory until the operation has ended.
+    unsafe {
+        let from = lender.lend(source, given.bytes, Some(given.source_stream))?;
+        let to = match destination {
+            0 => lender.lend(source, given.bytes, Some(given.source_stream))?,
+            destination => lender.lend(destination, given.bytes, Some(given.destination_stream))?,
+        };
+        Ok((from, to))
+    }
+}
+
+fn reduction(given: &GradlaneSubmission) -> Result<(Op, f64)> {
+    let op = op(given.op, given.root)?;
+    Ok((op, if op == Op::WeightedMean { given.weight } else { 1.0 }))
+}

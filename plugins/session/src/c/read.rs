@@ -1,0 +1,197 @@
+//! What C callers give: pointers, checked as far as they can be, to values.
+#![expect(unsafe_code, reason = "callers give pointers")]
+
+use std::ffi::{CStr, c_char};
+
+use gradlane_core::types::{DType, Op, TensorSpec, WorkerId};
+use gradlane_core::wire::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX};
+use gradlane_core::{Error, Result};
+
+use super::types::{GradlaneDtype, GradlaneMemory, GradlaneOp, GradlaneSubmission, GradlaneTensor};
+
+/// A structure that begins with its size, so that later versions can have more fields.
+pub(super) trait Growing: Copy {
+    /// Its name in C.
+    const NAME: &'static str;
+}
+
+impl Growing for GradlaneTensor {
+    const NAME: &'static str = "GradlaneTensor";
+}
+
+impl Growing for GradlaneSubmission {
+    const NAME: &'static str = "GradlaneSubmission";
+}
+
+/// The structures of an array. A caller of a later version may have longer ones, as long as it does not use what this version lacks.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for null, a wrong size, or fields that this version lacks.
+///
+/// # Safety
+/// `first` is null, or leads to `count` structures of the `struct_size` that the first one tells.
+pub(super) unsafe fn structures<T: Growing>(first: *const T, count: usize) -> Result<Vec<T>> {
+    let invalid = |what: String, hint: String| Error::InvalidArgument { what, hint };
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    if first.is_null() || !first.is_aligned() {
+        let what = format!("{count} of {} at {first:p}", T::NAME);
+        return Err(invalid(what, "give the address of the first one".to_owned()));
+    }
+    // SAFETY: the first field of every `Growing` structure is its size, and the caller of this function promises one structure.
+    let size = unsafe { first.cast::<usize>().read() };
+    let least = size_of::<T>();
+    if size < least || size % align_of::<T>() != 0 {
+        let what = format!("a {} whose struct_size is {size}", T::NAME);
+        return Err(invalid(what, format!("set it to sizeof({}), here {least}", T::NAME)));
+    }
+    let read = |index: usize| {
+        // SAFETY: the caller of this function promises `count` structures of this size, one after the other.
+        let (value, tail) = unsafe {
+            let start = first.cast::<u8>().add(index * size);
+            (start.cast::<T>().read(), std::slice::from_raw_parts(start.add(least), size - least))
+        };
+        if tail.iter().any(|byte| *byte != 0) {
+            let what = format!("a {} with fields that this version of the library does not have", T::NAME);
+            return Err(invalid(what, "leave them zero, or use a newer library".to_owned()));
+        }
+        Ok(value)
+    };
+    (0..count).map(read).collect()
+}
+
+/// The text at `text`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for null, or if it is not UTF-8.
+///
+/// # Safety
+/// `text` is null, or leads to bytes that a zero ends.
+pub(super) unsafe fn text(text: *const c_char, noun: &str) -> Result<String> {
+    let invalid = |problem: &str| Error::InvalidArgument {
+        what: format!("{noun} {problem}"),
+        hint: "give a text in UTF-8, ended by a zero".to_owned(),
+    };
+    if text.is_null() {
+        return Err(invalid("is NULL"));
+    }
+    // SAFETY: the caller of this function promises the zero.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map(str::to_owned).map_err(|_| invalid("is not UTF-8"))
+}
+
+/// Writes a result of a call to the caller's variable.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for null.
+///
+/// # Safety
+/// `to` is null, or leads to a variable that nothing else uses meanwhile.
+pub(super) unsafe fn write<T>(to: *mut T, noun: &str, value: T) -> Result<()> {
+    present(to, noun)?;
+    // SAFETY: the caller of this function promises a variable there.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// Refuses null where a result is to be written.
+pub(super) fn present<T>(to: *mut T, noun: &str) -> Result<()> {
+    if !to.is_null() && to.is_aligned() {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument {
+        what: format!("{noun} is {to:p}"),
+        hint: "give the address of a variable for it".to_owned(),
+    })
+}
+
+/// A tensor's name, dtype and shape, with a codec that this version knows.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for what has no meaning.
+///
+/// # Safety
+/// The pointers of the structure are null, or as its documentation says.
+pub(super) unsafe fn tensor(given: &GradlaneTensor) -> Result<TensorSpec> {
+    let invalid = |what: String, hint: String| Error::InvalidArgument { what, hint };
+    // SAFETY: promised by the caller of this function.
+    let name = unsafe { text(given.name, "the tensor's name") }?;
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        let what = format!("a tensor's name of {} bytes", name.len());
+        return Err(invalid(what, format!("give 1 to {NAME_BYTES_MAX}")));
+    }
+    if given.reserved != 0 {
+        let what = format!("tensor {name}: reserved is {}", given.reserved);
+        return Err(invalid(what, "set it to 0".to_owned()));
+    }
+    if !given.codec.is_null() {
+        // SAFETY: promised by the caller of this function.
+        let codec = unsafe { text(given.codec, "the codec") }?;
+        if codec != "none" {
+            return Err(invalid(format!("tensor {name}: codec {codec:?}"), "use \"none\" or NULL".to_owned()));
+        }
+    }
+    if given.dimensions > DIMENSIONS_MAX || (given.shape.is_null() && given.dimensions > 0) {
+        let what = format!("tensor {name}: {} dimensions at {:p}", given.dimensions, given.shape);
+        return Err(invalid(what, format!("give the address of at most {DIMENSIONS_MAX}")));
+    }
+    let shape = match given.dimensions {
+        0 => Vec::new(),
+        // SAFETY: it is not null, and the caller of this function promises so many dimensions.
+        dimensions => unsafe { std::slice::from_raw_parts(given.shape, dimensions) }.to_vec(),
+    };
+    let dtype = dtype(given.dtype).ok_or_else(|| {
+        invalid(format!("tensor {name}: dtype {}", given.dtype), "use a value of GradlaneDtype".to_owned())
+    })?;
+    Ok(TensorSpec { name, dtype, shape })
+}
+
+fn dtype(code: u32) -> Option<DType> {
+    const ALL: [(GradlaneDtype, DType); 8] = [
+        (GradlaneDtype::Float32, DType::F32),
+        (GradlaneDtype::Float64, DType::F64),
+        (GradlaneDtype::Float16, DType::F16),
+        (GradlaneDtype::Bfloat16, DType::BF16),
+        (GradlaneDtype::Int32, DType::I32),
+        (GradlaneDtype::Int64, DType::I64),
+        (GradlaneDtype::Int8, DType::I8),
+        (GradlaneDtype::Uint8, DType::U8),
+    ];
+    ALL.into_iter().find(|(known, _)| *known as u32 == code).map(|(_, dtype)| dtype)
+}
+
+/// The reduction with this number.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if there is none.
+pub(super) fn op(code: u32, root: u32) -> Result<Op> {
+    let all = [
+        (GradlaneOp::Sum, Op::Sum),
+        (GradlaneOp::Mean, Op::Mean),
+        (GradlaneOp::Min, Op::Min),
+        (GradlaneOp::Max, Op::Max),
+        (GradlaneOp::WeightedMean, Op::WeightedMean),
+        (GradlaneOp::Broadcast, Op::Broadcast { root: WorkerId(root) }),
+    ];
+    let found = all.into_iter().find(|(known, _)| *known as u32 == code).map(|(_, op)| op);
+    found.ok_or_else(|| Error::InvalidArgument {
+        what: format!("op {code}"),
+        hint: "use a value of GradlaneOp".to_owned(),
+    })
+}
+
+/// The device whose memory it is; `None` for host memory.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for an unknown kind of memory, or an ordinal that no device has.
+pub(super) fn device(memory: u32, device: u32) -> Result<Option<u16>> {
+    let invalid = |what: String, hint: &str| Error::InvalidArgument { what, hint: hint.to_owned() };
+    if memory == GradlaneMemory::Host as u32 {
+        return Ok(None);
+    }
+    if memory != GradlaneMemory::Cuda as u32 {
+        return Err(invalid(format!("memory {memory}"), "use a value of GradlaneMemory"));
+    }
+    u16::try_from(device).map(Some).map_err(|_| invalid(format!("device {device}"), "ordinals are below 65536"))
+}

@@ -1,0 +1,247 @@
+//! Entering and leaving a job, and what a session can be asked.
+#![expect(unsafe_code, reason = "functions that C calls")]
+#![expect(clippy::missing_safety_doc, reason = "one contract for all functions, in the documentation of the folder")]
+
+use std::ffi::c_char;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use gradlane_core::metrics::prometheus;
+use gradlane_core::{Error, Result};
+
+use super::answer::{answer, write_text};
+use super::callbacks::Callbacks;
+use super::read::{present, structures, tensor, text, write};
+use super::status::{GradlaneError, GradlaneStatus};
+use super::table::Table;
+use super::types::{GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneSession, GradlaneSetting, GradlaneTensor};
+use crate::job::Job;
+use crate::settings::Settings;
+
+/// A session of the C interface.
+pub(super) struct Member {
+    pub(super) job: Job,
+    pub(super) callbacks: Arc<Callbacks>,
+    pid: u32,
+}
+
+/// The sessions of this process. The interface is a process-wide thing in C: an integer must lead to its session without a context.
+static SESSIONS: Table<Arc<Member>> = Table::new(0x53, "session");
+/// How many jobs this process has entered by this interface.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// The session of an integer.
+pub(super) fn member(session: GradlaneSession) -> Result<Arc<Member>> {
+    let member = SESSIONS.find(session)?;
+    refuse_forked(member.pid)?;
+    Ok(member)
+}
+
+/// Refuses what belongs to process `owner` if that is not this one: the threads of a session do not live on in a forked child.
+pub(super) fn refuse_forked(owner: u32) -> Result<()> {
+    let pid = std::process::id();
+    if owner == pid {
+        return Ok(());
+    }
+    Err(Error::FailedPrecondition {
+        what: format!("process {pid} was forked from process {owner}, which has the session"),
+        hint: "call gradlane_init in a process that was started, not forked".to_owned(),
+    })
+}
+
+/// The version of the interface that this library has; compare it with `GRADLANE_ABI_VERSION`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradlane_abi_version() -> u32 {
+    GRADLANE_ABI_VERSION
+}
+
+/// The library's own version, as a text that lives as long as the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradlane_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+
+/// Joins the job that this process was started for, and returns once the job runs.
+///
+/// The job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, `TF_CONFIG`, MPI, Slurm; otherwise this is a job of one.
+/// Where the launcher brings no servers, rank 0 embeds them. `settings` go before the environment; NULL with a count of 0 for none.
+/// `join_timeout` among them bounds the call. A process may have several sessions.
+///
+/// `session` receives the session, which `gradlane_shutdown` ends.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_init(
+    settings: *const GradlaneSetting,
+    settings_count: usize,
+    session: *mut GradlaneSession,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        present(session, "session")?;
+        // SAFETY: promised by the caller of this function.
+        let arguments = unsafe { arguments(settings, settings_count) }?;
+        let job = Job::enter(arguments, GENERATION.load(Ordering::Relaxed))?;
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+        let member = Member { job, callbacks: Arc::default(), pid: std::process::id() };
+        let key = SESSIONS.insert(Arc::new(member))?;
+        // SAFETY: promised by the caller of this function.
+        unsafe { write(session, "session", key) }?;
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// # Safety
+/// As [`gradlane_init`].
+unsafe fn arguments(settings: *const GradlaneSetting, count: usize) -> Result<Settings> {
+    if count > 0 && (settings.is_null() || !settings.is_aligned()) {
+        return Err(Error::InvalidArgument {
+            what: format!("{count} settings at {settings:p}"),
+            hint: "give the address of the first one".to_owned(),
+        });
+    }
+    let setting = |index: usize| {
+        // SAFETY: the caller of this function promises so many, whose texts end with zeros.
+        unsafe {
+            let GradlaneSetting { name, value } = settings.add(index).read();
+            Ok((text(name, "a setting's name")?, text(value, "a setting's value")?))
+        }
+    };
+    (0..count).map(setting).collect()
+}
+
+/// Leaves the job and ends the session, whatever is returned: its number leads nowhere afterwards.
+///
+/// Pending operations fail and their memory is free when this returns; their numbers stay valid until they are released. The other workers
+/// are waited for at most `grace_ms`, then servers that this process embeds stop. All callbacks have run when this returns. Not to be called
+/// by a callback of this session.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_shutdown(
+    session: GradlaneSession,
+    grace_ms: u64,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        if member(session)?.callbacks.is_this_thread() {
+            return Err(Error::FailedPrecondition {
+                what: "gradlane_shutdown by a callback, for which it would wait".to_owned(),
+                hint: "call it on a thread of the program".to_owned(),
+            });
+        }
+        let member = SESSIONS.remove(session)?;
+        let left = member.job.leave(Duration::from_millis(grace_ms));
+        member.callbacks.finish();
+        left.map(|()| GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Writes this worker's number in the job, from 0, to `rank`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_rank(
+    session: GradlaneSession,
+    rank: *mut u32,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    // SAFETY: promised by the caller of this function.
+    let call = || unsafe { write(rank, "rank", member(session)?.job.session().rank()) };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, || call().map(|()| GradlaneStatus::Ok)) }
+}
+
+/// Writes the number of workers of the job to `size`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_size(
+    session: GradlaneSession,
+    size: *mut u32,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    // SAFETY: promised by the caller of this function.
+    let call = || unsafe { write(size, "size", member(session)?.job.session().size()) };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, || call().map(|()| GradlaneStatus::Ok)) }
+}
+
+/// Fixes dtype and shape of names ahead of their first use, in one round trip.
+///
+/// With `fuse` other than 0 small neighbours may share messages; all tensors of the list must then be submitted in every round. Tensors
+/// without elements are left out. `timeout_ms` bounds the wait; 0 waits as long as the job lives.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_declare(
+    session: GradlaneSession,
+    tensors: *const GradlaneTensor,
+    count: usize,
+    fuse: i32,
+    timeout_ms: u64,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        let member = member(session)?;
+        // SAFETY: promised by the caller of this function.
+        let given = unsafe { structures(tensors, count) }?;
+        // SAFETY: promised by the caller of this function.
+        let tensors = given.iter().map(|given| unsafe { tensor(given) }).collect::<Result<Vec<_>>>()?;
+        let tensors: Vec<_> = tensors.into_iter().filter(|tensor| !tensor.shape.contains(&0)).collect();
+        if !tensors.is_empty() {
+            member.job.session().declare(tensors, fuse != 0, limit(timeout_ms))?;
+        }
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Waits until every worker has come to the barrier `name`, at most `timeout_ms`; 0 takes the job's step timeout.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_barrier(
+    session: GradlaneSession,
+    name: *const c_char,
+    timeout_ms: u64,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        let member = member(session)?;
+        // SAFETY: promised by the caller of this function.
+        let name = unsafe { text(name, "the barrier's name") }?;
+        member.job.session().arrive(&name, limit(timeout_ms)).wait(None)?;
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Writes the metrics of this worker to `buffer` in Prometheus' text format, ended by a zero.
+///
+/// `bytes`, unless it is NULL, receives the bytes of the whole text without the zero. The text was cut if that is not below `capacity`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_metrics(
+    session: GradlaneSession,
+    buffer: *mut c_char,
+    capacity: usize,
+    bytes: *mut usize,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        let lines = prometheus(&[member(session)?.job.session().metrics()]);
+        // SAFETY: promised by the caller of this function.
+        let whole = unsafe { write_text(&lines, buffer, capacity) };
+        if !bytes.is_null() {
+            // SAFETY: promised by the caller of this function.
+            unsafe { write(bytes, "bytes", whole) }?;
+        }
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// A limit of a call, where 0 stands for the setting.
+pub(super) fn limit(milliseconds: u64) -> Option<Duration> {
+    match milliseconds {
+        0 | GRADLANE_FOREVER => None,
+        milliseconds => Some(Duration::from_millis(milliseconds)),
+    }
+}

@@ -1,0 +1,77 @@
+//! How calls end, as C sees it.
+
+use std::ffi::c_char;
+
+use gradlane_core::error::Code;
+
+/// How a call ended. Values never change; new ones may be added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i32)]
+pub enum GradlaneStatus {
+    /// The call succeeded, or the operation has ended well.
+    Ok = 0,
+    /// The operation has not ended yet. This is not an error.
+    Pending = 1,
+    /// An argument has no meaning, or workers disagree about a tensor.
+    InvalidArgument = 2,
+    /// Another process has the rank.
+    AlreadyExists = 3,
+    /// The state forbids the call: the handle was released, the session was shut down, the process was forked.
+    FailedPrecondition = 4,
+    /// The job, a peer or a device ended.
+    Aborted = 5,
+    /// A deadline passed.
+    DeadlineExceeded = 6,
+    /// The same call may succeed later.
+    Unavailable = 7,
+    /// A limit was reached; nothing was changed.
+    ResourceExhausted = 8,
+    /// The caller cancelled the operation.
+    Cancelled = 9,
+    /// This process belongs to a past membership of the job.
+    Fenced = 10,
+    /// An identity was not proven.
+    Unauthenticated = 11,
+    /// Bytes changed on their way.
+    DataLoss = 12,
+    /// A defect of Gradlane.
+    Internal = 13,
+}
+
+impl From<Code> for GradlaneStatus {
+    fn from(code: Code) -> Self {
+        match code {
+            Code::InvalidArgument => Self::InvalidArgument,
+            Code::AlreadyExists => Self::AlreadyExists,
+            Code::FailedPrecondition => Self::FailedPrecondition,
+            Code::Aborted => Self::Aborted,
+            Code::DeadlineExceeded => Self::DeadlineExceeded,
+            Code::Unavailable => Self::Unavailable,
+            Code::ResourceExhausted => Self::ResourceExhausted,
+            Code::Cancelled => Self::Cancelled,
+            Code::Fenced => Self::Fenced,
+            Code::Unauthenticated => Self::Unauthenticated,
+            Code::DataLoss => Self::DataLoss,
+            Code::Internal => Self::Internal,
+        }
+    }
+}
+
+/// Where a call describes its error. The structure and the text belong to the caller. The library writes them only during the call that
+/// they are given to, and only if that call returns an error.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GradlaneError {
+    /// In: `sizeof(GradlaneError)`.
+    pub struct_size: usize,
+    /// In: memory for the description, or NULL.
+    pub text: *mut c_char,
+    /// In: bytes of that memory.
+    pub text_capacity: usize,
+    /// Out: bytes of the whole description without its final zero. The text was cut if this is not below `text_capacity`.
+    pub text_bytes: usize,
+    /// Out: what the call returns, a `GradlaneStatus`.
+    pub status: i32,
+    /// Out: 1 if the same call may succeed later without any other change, else 0.
+    pub retryable: i32,
+}

@@ -1,0 +1,148 @@
+//! The numbers and structures of the C interface.
+
+use std::ffi::{c_char, c_void};
+
+/// The version of this interface. It grows when a function or structure changes so that programs must be compiled again.
+pub const GRADLANE_ABI_VERSION: u32 = 1;
+
+/// A time without end, in milliseconds.
+pub const GRADLANE_FOREVER: u64 = 0xFFFF_FFFF_FFFF_FFFF;
+
+/// A place in a job. 0 is never a session.
+pub type GradlaneSession = u64;
+
+/// An operation that was submitted. 0 is never an operation.
+pub type GradlaneOperation = u64;
+
+/// Runs once when an operation has ended, on a thread of the library. It may call any function of this library except
+/// `gradlane_shutdown` of its own session. It must return soon, because it holds up other callbacks, and it must not throw.
+/// `operation` may have been released by then.
+pub type GradlaneCallback = Option<unsafe extern "C" fn(user: *mut c_void, operation: GradlaneOperation)>;
+
+/// Element types. Half-size floats are added in float32 and rounded once. Integer sums wrap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum GradlaneDtype {
+    /// IEEE 754 single precision.
+    Float32 = 1,
+    /// IEEE 754 double precision.
+    Float64 = 2,
+    /// IEEE 754 half precision.
+    Float16 = 3,
+    /// bfloat16.
+    Bfloat16 = 4,
+    /// Signed 32 bits.
+    Int32 = 5,
+    /// Signed 64 bits.
+    Int64 = 6,
+    /// Signed 8 bits.
+    Int8 = 7,
+    /// Unsigned 8 bits.
+    Uint8 = 8,
+}
+
+/// How the contributions of all workers become one result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum GradlaneOp {
+    /// The sum.
+    Sum = 1,
+    /// The sum divided by the number of workers.
+    Mean = 2,
+    /// The smallest; NaN wins.
+    Min = 3,
+    /// The largest; NaN wins.
+    Max = 4,
+    /// The mean by `weight`. Floating point only.
+    WeightedMean = 5,
+    /// The bytes of the worker `root`.
+    Broadcast = 6,
+}
+
+/// What holds a tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum GradlaneMemory {
+    /// Memory of this process.
+    Host = 0,
+    /// Memory of the CUDA device `device`.
+    Cuda = 1,
+}
+
+/// A setting, as the configuration file has it, or one of `rank`, `size`, `local_rank`, `servers` and `coordinator` (a `host:port` or a join
+/// string).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GradlaneSetting {
+    /// UTF-8, ended by a zero.
+    pub name: *const c_char,
+    /// UTF-8, ended by a zero.
+    pub value: *const c_char,
+}
+
+/// What a name stands for, equal on all workers.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GradlaneTensor {
+    /// `sizeof(GradlaneTensor)`; in an array all are equal.
+    pub struct_size: usize,
+    /// UTF-8, ended by a zero, at most 256 bytes.
+    pub name: *const c_char,
+    /// Dimensions in elements; NULL for a scalar.
+    pub shape: *const u64,
+    /// How many dimensions, at most 64.
+    pub dimensions: usize,
+    /// How the tensor travels: NULL or "none" for the bytes as they are. Other codecs are refused by this version.
+    pub codec: *const c_char,
+    /// A `GradlaneDtype`.
+    pub dtype: u32,
+    /// Always 0.
+    pub reserved: u32,
+}
+
+/// One tensor to reduce. Fields that are zero have their usual meaning, so a structure may be set to zero bytes first.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GradlaneSubmission {
+    /// `sizeof(GradlaneSubmission)`; in an array all are equal.
+    pub struct_size: usize,
+    /// UTF-8, ended by a zero, at most 256 bytes. The first use of a name fixes dtype, shape and codec on all workers.
+    pub name: *const c_char,
+    /// Dimensions in elements; NULL for a scalar.
+    pub shape: *const u64,
+    /// How many dimensions, at most 64.
+    pub dimensions: usize,
+    /// How the tensor travels: NULL or "none" for the bytes as they are. Other codecs are refused by this version.
+    pub codec: *const c_char,
+    /// This worker's contribution: contiguous, in C order. Valid and not written by anything else until the operation has ended.
+    pub source: *mut c_void,
+    /// Where the result goes, as long as the source and in the same memory. NULL, or equal to `source`, replaces the contribution; else
+    /// the two do not overlap. Valid and not touched by anything else until the operation has ended.
+    pub destination: *mut c_void,
+    /// Bytes of the tensor: the product of the dimensions times the size of an element.
+    pub bytes: usize,
+    /// For memory of a device: the `CUstream` whose present work comes before the source is read. 0 is the default stream.
+    pub source_stream: u64,
+    /// The same for the destination; ignored if the result replaces the contribution.
+    pub destination_stream: u64,
+    /// Milliseconds for the whole operation; 0 takes the job's step timeout, which bounds it in any case.
+    pub timeout_ms: u64,
+    /// This worker's weight in a `GRADLANE_OP_WEIGHTED_MEAN`, zero or positive; ignored otherwise.
+    pub weight: f64,
+    /// A `GradlaneDtype`.
+    pub dtype: u32,
+    /// A `GradlaneOp`.
+    pub op: u32,
+    /// The rank whose bytes a `GRADLANE_OP_BROADCAST` gives to all; ignored otherwise.
+    pub root: u32,
+    /// Higher goes first; only the order matters.
+    pub priority: i32,
+    /// A `GradlaneMemory`.
+    pub memory: u32,
+    /// The device's ordinal in this process; ignored for host memory.
+    pub device: u32,
+    /// Called when the operation has ended; NULL for no call.
+    pub callback: GradlaneCallback,
+    /// Given to `callback`.
+    pub user: *mut c_void,
+}

@@ -1,0 +1,79 @@
+//! A coordinator and servers inside this process, and the file by which other processes of the user find them.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use gradlane_core::Result;
+use gradlane_core::config::Config;
+use gradlane_core::types::JoinString;
+use gradlane_server::EmbeddedOptions;
+use gradlane_server::launch::rendezvous::{self, Published};
+
+use crate::own_process::OwnProcess;
+
+/// What to embed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EmbeddedPlan {
+    /// Where the coordinator listens, as `host:port`.
+    pub bind: String,
+    /// How many workers the job has.
+    pub workers: u32,
+    /// How many servers the job has.
+    pub servers: u32,
+    /// The job's name.
+    pub job: String,
+    /// Whether the servers are processes of their own.
+    pub coordinator_only: bool,
+}
+
+/// A job's coordinator and servers. Stops when it is dropped.
+pub struct Embedded {
+    inner: Mutex<Option<OwnProcess<gradlane_server::Embedded>>>,
+    join: JoinString,
+    /// The file that leads to this job, while it lives.
+    published: Mutex<Option<Published>>,
+}
+
+impl Embedded {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// As [`gradlane_server::Embedded::start`].
+    pub fn start(plan: EmbeddedPlan, config: Config) -> Result<Self> {
+        let EmbeddedPlan { bind, workers, servers, job, coordinator_only } = plan;
+        let options = EmbeddedOptions { config: Config { bind, job, ..config }, workers, servers };
+        let embedded = match coordinator_only {
+            true => gradlane_server::Embedded::start_coordinator(&options)?,
+            false => gradlane_server::Embedded::start(options)?,
+        };
+        let join = embedded.join_string().clone();
+        Ok(Self { inner: Mutex::new(Some(OwnProcess::new(embedded))), join, published: Mutex::default() })
+    }
+
+    /// What the workers need to join. It is a secret.
+    pub fn join(&self) -> &JoinString {
+        &self.join
+    }
+
+    /// Leaves the join string in this user's state directory, for processes that look for `job`, until [`stop`](Self::stop).
+    ///
+    /// # Errors
+    /// As [`rendezvous::publish`] and [`rendezvous::state_dir`].
+    pub fn publish(&self, config: &Config, job: &str) -> Result<()> {
+        let published = rendezvous::publish(rendezvous::state_dir(config)?, job, &self.join)?;
+        *self.published.lock().expect(LOCK) = Some(published);
+        Ok(())
+    }
+
+    /// Waits until all workers have left, at most `grace`, then stops everything. Idempotent.
+    ///
+    /// # Errors
+    /// As [`gradlane_server::Embedded::stop`].
+    pub fn stop(&self, grace: Duration) -> Result<()> {
+        self.published.lock().expect(LOCK).take();
+        let embedded = self.inner.lock().expect(LOCK).take();
+        embedded.map_or(Ok(()), |embedded| embedded.stop(grace))
+    }
+}
+
+const LOCK: &str = "no thread panics while it holds this lock";

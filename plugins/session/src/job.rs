@@ -1,0 +1,63 @@
+//! A process in its job: the session, and the servers that this process embeds.
+
+use std::time::Duration;
+
+use gradlane_core::{Error, Result};
+
+use crate::embedded::Embedded;
+use crate::launch::{Entrance, Launch, find_join};
+use crate::session::{JoinRequest, Session};
+use crate::settings::Settings;
+
+/// A process in its job.
+pub struct Job {
+    session: Session,
+    embedded: Option<Embedded>,
+}
+
+impl Job {
+    /// Finds the job of this process and joins it. Returns once the job runs. `arguments` are those of [`Launch::detect`], and
+    /// `generation` is that of [`Launch::entrance`].
+    ///
+    /// # Errors
+    /// [`Error::Config`] if nothing leads to the job; [`Error::NotFormed`] names the members that did not come.
+    pub fn enter(arguments: Settings, generation: u64) -> Result<Self> {
+        let launch = Launch::detect(arguments)?;
+        let (config, patience) = (&launch.config, launch.config.join_timeout);
+        let (embedded, join) = match launch.entrance(generation)? {
+            Entrance::Alone => return Ok(Self { session: Session::alone(config)?, embedded: None }),
+            Entrance::Join(join) => (None, join),
+            Entrance::Find { job } => (None, find_join(config, &job, patience)?),
+            Entrance::Embed(plan) => {
+                let job = plan.job.clone();
+                let embedded = Embedded::start(plan, config.clone())?;
+                embedded.publish(config, &job)?;
+                let join = embedded.join().clone();
+                (Some(embedded), join)
+            }
+        };
+        let request = JoinRequest { rank: launch.rank, workers: launch.size, servers: config.servers, patience };
+        // An embedded server stops when it is dropped, as after a failure here.
+        Ok(Self { session: Session::join(&join, request, config.clone())?, embedded })
+    }
+
+    /// The session.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Leaves the job, then stops the embedded servers, which first let the other members leave. Each waits at most `grace`. Idempotent.
+    ///
+    /// # Errors
+    /// As [`Session::shutdown`] and [`Embedded::stop`].
+    pub fn leave(&self, grace: Duration) -> Result<()> {
+        let left = self.session.shutdown(grace);
+        let Some(embedded) = &self.embedded else { return left };
+        let stopped = embedded.stop(grace);
+        match left {
+            // Members that still work can do so without this worker, but not without the servers that it embeds: `stop` reports them.
+            Ok(()) | Err(Error::Timeout { .. }) => stopped,
+            Err(error) => Err(error),
+        }
+    }
+}

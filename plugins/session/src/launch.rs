@@ -1,0 +1,206 @@
+//! How a process finds its job: who it is, and what it has to do to enter.
+
+use std::time::Duration;
+
+use gradlane_core::config::{Config, Launcher, Origin, ProcessRole};
+use gradlane_core::types::JoinString;
+use gradlane_core::{Error, Result};
+use gradlane_server::launch::rendezvous;
+
+use crate::embedded::EmbeddedPlan;
+use crate::settings::{Settings, config};
+
+/// The place of this process in its job, before it has joined.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// All settings, the arguments included.
+    pub config: Config,
+    /// What placed this process: `gradlane`, `dmlc`, `torchrun`, `tf_config`, `mpi`, `slurm` or `single`.
+    pub source: &'static str,
+    /// The rank; `None` where the coordinator assigns one.
+    pub rank: Option<u32>,
+    /// Number of workers; 0 where only the coordinator knows.
+    pub size: u32,
+    /// The job, by the name under which its join string is looked for.
+    pub job: String,
+}
+
+/// What a process has to do to enter its job.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Entrance {
+    /// It is a job of one, which needs no server.
+    Alone,
+    /// Joins by this join string.
+    Join(JoinString),
+    /// Another process starts the coordinator, and leaves its join string under this job.
+    Find {
+        /// The job's name in the directory of join strings.
+        job: String,
+    },
+    /// Starts the coordinator, and the servers if the launcher brings none, and leaves the join string under the plan's job.
+    Embed(EmbeddedPlan),
+}
+
+impl Launch {
+    /// What `arguments` and the environment say. The argument `coordinator` is a `host:port` or a join string; the others are settings.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if they contradict themselves, or one is unknown.
+    pub fn detect(mut arguments: Settings) -> Result<Self> {
+        if let Some(address) = arguments.remove("coordinator") {
+            if address.starts_with("gradlane") {
+                arguments.insert("join".to_owned(), address);
+            } else {
+                let (host, port) = address.rsplit_once(':').unwrap_or((&address, ""));
+                arguments.insert("coordinator_host".to_owned(), host.to_owned());
+                arguments.insert("coordinator_port".to_owned(), port.to_owned());
+            }
+        }
+        // A process that asks for a place is a worker, whatever task its environment describes.
+        arguments.entry("role".to_owned()).or_insert_with(|| ProcessRole::Worker.name().to_owned());
+        Ok(Self::of(config(&arguments)?))
+    }
+
+    fn of(config: Config) -> Self {
+        let unknown_size = if config.join.is_some() { 0 } else { 1 };
+        Self {
+            source: source(&config),
+            rank: config.rank,
+            size: config.size.unwrap_or(unknown_size),
+            job: rendezvous::job(&config),
+            config,
+        }
+    }
+
+    /// What this process has to do to enter. `generation` is the number of jobs that it has entered before; it keeps the join string of a
+    /// past job from being found again.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the job has other workers, and nothing leads to its coordinator.
+    pub fn entrance(&self, generation: u64) -> Result<Entrance> {
+        if let Some(join) = &self.config.join {
+            return Ok(Entrance::Join(join.clone()));
+        }
+        // Server tasks of `TF_CONFIG` are processes of their own, and bring no coordinator.
+        let has_server_tasks = self.source == "tf_config" && self.config.servers > 0;
+        match self.source {
+            // The launcher runs the coordinator, and left its join string.
+            "gradlane" | "dmlc" => return Ok(Entrance::Find { job: self.job.clone() }),
+            _ if self.size == 1 && !has_server_tasks => return Ok(Entrance::Alone),
+            "single" => {
+                return Err(Error::Config {
+                    knob: "size".to_owned(),
+                    problem: format!("is {}, but no coordinator is known", self.size),
+                    hint: format!(
+                        "start the program with `gradlane run -n {}` or torchrun, or set GRADLANE_JOIN",
+                        self.size
+                    ),
+                });
+            }
+            _ => {}
+        }
+        let job = match generation {
+            0 => self.job.clone(),
+            _ => format!("{}.{generation}", self.job),
+        };
+        if self.rank != Some(0) {
+            return Ok(Entrance::Find { job });
+        }
+        // Only a job on several hosts, which may be those of server tasks too, needs to be reachable from others.
+        let is_local = self.config.num_nodes.unwrap_or(1) == 1 && !has_server_tasks;
+        Ok(Entrance::Embed(EmbeddedPlan {
+            bind: if is_local { "127.0.0.1:0" } else { "0.0.0.0:0" }.to_owned(),
+            workers: self.size,
+            servers: self.config.servers.max(1),
+            job,
+            coordinator_only: has_server_tasks,
+        }))
+    }
+}
+
+/// Waits up to `patience` for the join string that the coordinator of `job` left in this user's state directory.
+///
+/// # Errors
+/// As [`rendezvous::find`] and [`rendezvous::state_dir`].
+pub fn find_join(config: &Config, job: &str, patience: Duration) -> Result<JoinString> {
+    rendezvous::find(rendezvous::state_dir(config)?, job, patience)
+}
+
+fn source(config: &Config) -> &'static str {
+    match config.origin("size") {
+        Origin::Launcher(Launcher::Dmlc) => "dmlc",
+        Origin::Launcher(Launcher::Torchrun) => "torchrun",
+        Origin::Launcher(Launcher::TfConfig) => "tf_config",
+        Origin::Launcher(Launcher::Mpi) => "mpi",
+        Origin::Launcher(Launcher::Slurm) => "slurm",
+        Origin::Launcher(Launcher::Gradlane) | Origin::Environment(_) | Origin::File(_) | Origin::Cluster(_) => {
+            "gradlane"
+        }
+        Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default if config.join.is_some() => "gradlane",
+        Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default => "single",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOIN: [u8; 16] = [2; 16];
+
+    #[test]
+    fn the_launcher_decides_how_a_process_enters() {
+        let mpi = |rank: &str, size: &str| {
+            entrance(&[("OMPI_COMM_WORLD_RANK", rank), ("OMPI_COMM_WORLD_SIZE", size)], 0).unwrap()
+        };
+        let find = |job: &str| Entrance::Find { job: job.to_owned() };
+        assert_eq!(entrance(&[], 0), Ok(Entrance::Alone));
+        assert_eq!(mpi("0", "1"), Entrance::Alone);
+        assert_eq!(mpi("1", "2"), find("default"));
+        let plan = |bind: &str, coordinator_only| EmbeddedPlan {
+            bind: bind.to_owned(),
+            workers: 2,
+            servers: 1,
+            job: "default".to_owned(),
+            coordinator_only,
+        };
+        let local = [("OMPI_COMM_WORLD_LOCAL_RANK", "0"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")];
+        let first = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        assert_eq!(entrance(&[first, local].concat(), 0), Ok(Entrance::Embed(plan("127.0.0.1:0", false))));
+        assert_eq!(entrance(&[("GRADLANE_RANK", "0"), ("GRADLANE_SIZE", "2")], 0), Ok(find("default")));
+        let tensorflow =
+            r#"{"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 0}}"#;
+        let variables = [("TF_CONFIG", tensorflow)];
+        assert_eq!(entrance(&variables, 0), Ok(Entrance::Embed(plan("0.0.0.0:0", true))));
+    }
+
+    #[test]
+    fn a_second_job_of_a_process_has_a_name_of_its_own() {
+        let second = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        assert_eq!(entrance(&second, 1), Ok(Entrance::Find { job: "default.1".to_owned() }));
+    }
+
+    #[test]
+    fn a_join_string_goes_before_everything() {
+        let join = JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: JOIN };
+        let text = join.to_string();
+        let variables = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("GRADLANE_JOIN", &text)];
+        assert_eq!(entrance(&variables, 3), Ok(Entrance::Join(join)));
+    }
+
+    #[test]
+    fn several_workers_without_a_coordinator_are_told_how_to_start() {
+        let arguments = Settings::from([("rank", "0"), ("size", "2")].map(|(k, v)| (k.to_owned(), v.to_owned())));
+        let config = Config::load(&arguments, [], None).unwrap().0;
+        let error = Launch::of(config).entrance(0).unwrap_err();
+        assert!(
+            matches!(&error, Error::Config { knob, hint, .. } if knob == "size" && hint.contains("run -n 2")),
+            "{error}"
+        );
+    }
+
+    fn entrance(variables: &[(&str, &str)], generation: u64) -> Result<Entrance> {
+        let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let arguments = Settings::from([("role".to_owned(), "worker".to_owned())]);
+        Launch::of(Config::load(&arguments, environment, None).unwrap().0).entrance(generation)
+    }
+}

@@ -1,0 +1,39 @@
+//! The engine as frameworks use it: [`Session`] in Rust, and the same behind the C interface of `include/gradlane.h` ([`c`]).
+//!
+//! Everything here is free of any framework and of Python. A binding adds three things: how its framework names memory, how it raises an
+//! [`Error`](gradlane_core::Error), and how it keeps a tensor alive ([`Owners`]). Python's native module is one binding, the C interface
+//! is another.
+//!
+//! ```text
+//!  binding ── Launch::detect ──► Entrance: alone, join, find, embed ──► Job (Session, Embedded)
+//!     └────── Session::lender ──► memory of the host or of a device ──► Session::submit ──► engine::Handle
+//! ```
+
+pub mod c;
+
+pub mod copy_speed;
+
+mod job;
+mod launch;
+mod session;
+
+mod alone;
+mod batch;
+mod completions;
+mod devices;
+mod embedded;
+mod memory;
+mod own_process;
+mod owners;
+mod settings;
+
+pub use batch::{Batch, Lent};
+pub use completions::Completions;
+pub use embedded::{Embedded, EmbeddedPlan};
+pub use job::Job;
+pub use launch::{Entrance, Launch, find_join};
+pub use memory::{Lender, tensor_bytes};
+pub use own_process::OwnProcess;
+pub use owners::Owners;
+pub use session::{JoinRequest, Session};
+pub use settings::{Settings, config};

@@ -1,0 +1,72 @@
+//! Memory that a framework lends: how long a tensor is, and as what the engine sees it.
+
+use gradlane_core::cuda::Mark;
+use gradlane_core::device::Device;
+use gradlane_core::engine::Memory;
+use gradlane_core::mem::{DeviceRegion, Ordinal, Region};
+use gradlane_core::types::TensorSpec;
+use gradlane_core::{Error, Result};
+
+/// Bytes of a tensor.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if it is larger than the address space.
+pub fn tensor_bytes(tensor: &TensorSpec) -> Result<usize> {
+    let TensorSpec { name, dtype, shape } = tensor;
+    tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| Error::InvalidArgument {
+        what: format!("tensor {name}: shape {shape:?} of {dtype}"),
+        hint: "it is larger than the address space".to_owned(),
+    })
+}
+
+/// Makes memory for the engine from addresses that all lie in one place: in host memory, or on one device.
+pub struct Lender<'session> {
+    place: Option<(&'session dyn Device, Ordinal)>,
+    /// How far each stream was when it was first asked for. The tensors of one call usually come from one stream.
+    marks: Vec<(u64, Mark)>,
+}
+
+impl<'session> Lender<'session> {
+    /// For host memory, or for that of the device with this number.
+    pub(crate) fn new(devices: &'session dyn Device, device: Option<u16>) -> Self {
+        Self { place: device.map(|number| (devices, Ordinal(number))), marks: Vec::new() }
+    }
+
+    /// The `bytes` bytes from `address`. The engine touches them only after the work that `stream` has at the moment.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for null; those of [`Device::mark`].
+    ///
+    /// # Safety
+    /// Until the operation that the memory is given to has ended, the bytes stay valid and initialised, and nothing outside of that
+    /// operation writes them or, if a result lands there, reads them. Memory of one operation overlaps only as its source and destination.
+    #[expect(unsafe_code, reason = "a framework gives an address and a promise")]
+    pub unsafe fn lend(&mut self, address: usize, bytes: usize, stream: Option<u64>) -> Result<Memory> {
+        if address == 0 && bytes > 0 {
+            return Err(Error::InvalidArgument {
+                what: format!("a null pointer to {bytes} bytes"),
+                hint: "give the address of the tensor".to_owned(),
+            });
+        }
+        let Some((devices, device)) = self.place else {
+            // SAFETY: the caller of this function promises what `Region::new` asks for.
+            return Ok(Memory::Host(unsafe { Region::new(address as *mut u8, bytes) }));
+        };
+        let region = DeviceRegion::new(device, address as u64, bytes);
+        let Some(stream) = stream else { return Ok(Memory::Device { region, after: Mark::Reached }) };
+        if let Some((_, mark)) = self.marks.iter().find(|(marked, _)| *marked == stream) {
+            return Ok(Memory::Device { region, after: mark.clone() });
+        }
+        let after = devices.mark(device, stream)?;
+        self.marks.push((stream, after.clone()));
+        Ok(Memory::Device { region, after })
+    }
+}
+
+/// The bytes of a lease, for one copy of a device.
+#[expect(unsafe_code, reason = "a copy of a device takes a region")]
+pub(crate) fn leased(lease: &mut gradlane_core::mem::Lease, bytes: usize) -> Region {
+    assert!(bytes <= lease.len(), "{bytes} bytes of a lease of {}", lease.len());
+    // SAFETY: the lease is at least that long. `copy_speed` holds it and leaves it alone until the copy has ended.
+    unsafe { Region::new(lease.as_mut_ptr(), bytes) }
+}

@@ -1,0 +1,228 @@
+//! A process's place in a job: what a framework can ask of the engine.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gradlane_core::Result;
+use gradlane_core::config::Config;
+use gradlane_core::device::Device;
+use gradlane_core::engine::{self, BatchSubmission, Engine, EngineOptions, Handle, Member, Submission, Timeline};
+use gradlane_core::mem::Copies;
+use gradlane_core::metrics::Instance;
+use gradlane_core::runtime::process;
+use gradlane_core::transport::quic::Credentials;
+use gradlane_core::transport::roads::Roads;
+use gradlane_core::types::{JoinString, Role, TensorSpec, WorkerId};
+
+use crate::alone::Alone;
+use crate::devices::devices;
+use crate::memory::Lender;
+use crate::own_process::OwnProcess;
+
+/// A process's place in a job. All methods may be called by several threads at once. Dropping it leaves the job without waiting; a forked
+/// child that drops its copy does nothing.
+pub struct Session {
+    place: OwnProcess<Place>,
+}
+
+enum Place {
+    Joined(Box<Engine>),
+    Alone(Alone),
+}
+
+/// What a worker asks for when it joins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct JoinRequest {
+    /// The rank; `None` has the coordinator assign one.
+    pub rank: Option<u32>,
+    /// How many workers the job has; 0 if this process does not know.
+    pub workers: u32,
+    /// How many servers the job has.
+    pub servers: u32,
+    /// How long the job may take to form.
+    pub patience: Duration,
+}
+
+impl Session {
+    /// Joins the job that `join` names and returns once it runs.
+    ///
+    /// # Errors
+    /// As [`Credentials::enroll`] and [`Engine::start`].
+    pub fn join(join: &JoinString, request: JoinRequest, config: Config) -> Result<Self> {
+        let JoinRequest { rank, workers, servers, patience } = request;
+        let credentials = Arc::new(Credentials::enroll(join, Role::Worker, patience)?);
+        let copies = Copies::default();
+        let devices = devices(&config);
+        let transport = Roads::new(&config, &credentials, &copies)?;
+        let member = gradlane_core::cluster::MemberConfig {
+            requested: rank,
+            workers,
+            servers,
+            join_timeout: patience,
+            ..process::member(Role::Worker, &config)
+        };
+        let engine = Engine::start(EngineOptions {
+            config,
+            member,
+            coordinator: join.address.clone(),
+            credentials,
+            transport: Arc::new(transport),
+            copies,
+            device: Some(devices),
+        })?;
+        Ok(Self { place: OwnProcess::new(Place::Joined(Box::new(engine))) })
+    }
+
+    /// A job of one worker, without any server. Reductions are copies.
+    ///
+    /// # Errors
+    /// If the timeline that the settings ask for cannot be written.
+    pub fn alone(config: &Config) -> Result<Self> {
+        Ok(Self { place: OwnProcess::new(Place::Alone(Alone::new(config, devices(config))?)) })
+    }
+
+    /// This worker's rank.
+    pub fn rank(&self) -> u32 {
+        match &*self.place {
+            Place::Joined(engine) => engine.rank().0,
+            Place::Alone(_) => 0,
+        }
+    }
+
+    /// How many workers the job has.
+    pub fn size(&self) -> u32 {
+        match &*self.place {
+            Place::Joined(engine) => engine.size(),
+            Place::Alone(_) => 1,
+        }
+    }
+
+    /// Declares tensors in one round trip; see [`Engine::declare`].
+    ///
+    /// # Errors
+    /// As [`Engine::declare`].
+    pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
+        match &*self.place {
+            Place::Joined(engine) => engine.declare(tensors, fuse, timeout),
+            Place::Alone(_) => Ok(()),
+        }
+    }
+
+    /// Makes memory for submissions to this session: host memory, or that of the device with this number.
+    pub fn lender(&self, device: Option<u16>) -> Lender<'_> {
+        let devices: &dyn Device = match &*self.place {
+            Place::Joined(engine) => &**engine.device().expect("given to the engine when it joined"),
+            Place::Alone(alone) => &**alone.devices(),
+        };
+        Lender::new(devices, device)
+    }
+
+    /// Submits a reduction. With `waits` the caller waits for it next; the calling thread then does work of the engine, at most for so
+    /// long. `ended` runs when the operation has ended, as `then` of [`Engine::push_pull`].
+    ///
+    /// # Errors
+    /// As [`Engine::push_pull`].
+    pub fn submit(
+        &self,
+        submission: Submission,
+        waits: Option<Duration>,
+        ended: impl FnOnce(u64) + Send + 'static,
+    ) -> Result<Handle> {
+        match (&*self.place, waits) {
+            (Place::Joined(engine), Some(patience)) => engine.begin_to_reduce(submission, patience, ended),
+            (Place::Joined(engine), None) => engine.push_pull(submission, ended),
+            (Place::Alone(alone), _) => alone.reduce(vec![submission], ended),
+        }
+    }
+
+    /// Submits the reductions of all tensors of a batch. `waits` and `ended` are those of [`submit`](Self::submit).
+    ///
+    /// # Errors
+    /// As [`Engine::push_pull_all`].
+    pub fn submit_all(
+        &self,
+        submission: BatchSubmission<'_>,
+        waits: Option<Duration>,
+        ended: impl FnOnce(u64) + Send + 'static,
+    ) -> Result<Handle> {
+        match (&*self.place, waits) {
+            (Place::Joined(engine), Some(patience)) => engine.begin_to_reduce_all(submission, patience, ended),
+            (Place::Joined(engine), None) => engine.push_pull_all(submission, ended),
+            (Place::Alone(alone), _) => {
+                let BatchSubmission { batch, members, op, weight, timeout } = submission;
+                let each = batch.tensors().iter().zip(members);
+                let each = each.map(|(tensor, Member { source, destination, priority })| {
+                    let tensor = tensor.clone();
+                    Submission { tensor, source, destination, op, weight, priority, timeout }
+                });
+                alone.reduce(each.collect(), ended)
+            }
+        }
+    }
+
+    /// Arrives at the barrier `name`; the handle resolves once all workers have. See [`Engine::arrive`].
+    pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
+        match &*self.place {
+            Place::Joined(engine) => engine.arrive(name, timeout),
+            Place::Alone(_) => Handle::resolved(0, Ok(())),
+        }
+    }
+
+    /// The metrics of this worker. In a job of one nothing travels, and all counters are 0.
+    pub fn metrics(&self) -> Instance {
+        match &*self.place {
+            Place::Joined(engine) => engine.metrics().instance(engine.rank().0),
+            Place::Alone(_) => engine::Metrics::default().instance(0),
+        }
+    }
+
+    /// The parts of every declared tensor, one a line.
+    pub fn layout(&self) -> String {
+        match &*self.place {
+            Place::Joined(engine) => engine.layout(),
+            Place::Alone(_) => String::new(),
+        }
+    }
+
+    /// Records from now on what this worker does, in the file whose path is returned.
+    ///
+    /// # Errors
+    /// As [`Timeline::start`].
+    pub fn start_timeline(&self, place: &Path) -> Result<PathBuf> {
+        match &*self.place {
+            Place::Joined(engine) => engine.start_timeline(place),
+            Place::Alone(alone) => alone.timeline().start(place, WorkerId(0)),
+        }
+    }
+
+    /// Completes the file of the timeline. Does nothing if none is recorded.
+    pub fn stop_timeline(&self) {
+        match &*self.place {
+            Place::Joined(engine) => engine.stop_timeline(),
+            Place::Alone(alone) => alone.timeline().stop(),
+        }
+    }
+
+    /// The timeline, for spans of the caller.
+    pub fn timeline(&self) -> &Timeline {
+        match &*self.place {
+            Place::Joined(engine) => engine.timeline(),
+            Place::Alone(alone) => alone.timeline(),
+        }
+    }
+
+    /// Leaves the job: pending operations fail, and the other workers are waited for at most `grace`. Idempotent.
+    ///
+    /// # Errors
+    /// As [`Engine::shutdown`].
+    pub fn shutdown(&self, grace: Duration) -> Result<()> {
+        match &*self.place {
+            Place::Joined(engine) => engine.shutdown(grace),
+            Place::Alone(alone) => {
+                alone.leave();
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The C interface: its header is that of the sources, and the example, built by the system's compiler, sums over processes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gradlane_tests::processes::Process;
+
+use crate::actors::ACTOR;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// What the build script of this crate made of the sources.
+const FRESH: &str = concat!(env!("OUT_DIR"), "/gradlane.h");
+
+#[test]
+fn the_header_is_what_the_sources_say() {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let header = format!("{ROOT}/plugins/session/include/gradlane.h");
+    assert!(read(&header) == read(FRESH), "plugins/session/include/gradlane.h is not up to date: cp {FRESH} {header}");
+}
+
+#[test]
+fn a_program_in_c_sums_under_the_launcher() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = build(folder.path());
+    let line = ["run", "-n", "2", "-s", "1", "--", program.to_str().expect("text")];
+    let ended = Process::start(Path::new(ACTOR), &line, folder.path(), &off()).end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let mut lines = ended.output;
+    lines.sort_unstable();
+    assert_eq!(lines, ["rank 0 of 2: all sums are exact", "rank 1 of 2: all sums are exact"], "{}", ended.complaints);
+}
+
+#[test]
+fn rank_0_of_a_program_in_c_embeds_the_server_where_the_launcher_brings_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = build(folder.path());
+    let rank = |rank: u32| {
+        let variables = ["RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE"].into_iter().zip([rank, rank, 2, 2]);
+        let variables = variables.map(|(name, value)| (format!("OMPI_COMM_WORLD_{name}"), value.to_string()));
+        let state = ("GRADLANE_STATE_DIR".to_owned(), folder.path().join("state").display().to_string());
+        let variables: Vec<_> = variables.chain([state]).chain(off()).collect();
+        Process::start(&program, &[], folder.path(), &variables)
+    };
+    let processes = [rank(1), rank(0)];
+    for (mut process, rank) in processes.into_iter().zip([1, 0]) {
+        let ended = process.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_eq!(ended.output, [format!("rank {rank} of 2: all sums are exact")]);
+    }
+}
+
+#[test]
+fn a_program_in_c_is_told_why_it_cannot_join() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = build(folder.path());
+    let variables = [("GRADLANE_JOIN", "no join string")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let ended = Process::start(&program, &[], folder.path(), &variables).end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.complaints.starts_with("init: status 2: setting GRADLANE_JOIN: "), "{}", ended.complaints);
+}
+
+/// Has both ranks sum by the server, although they are on one machine.
+fn off() -> Vec<(String, String)> {
+    vec![("GRADLANE_LOCAL_REDUCE".to_owned(), "off".to_owned())]
+}
+
+/// The example, built into `folder`. Warnings are errors.
+fn build(folder: &Path) -> PathBuf {
+    // Cargo builds the library beside the test programs of every crate that depends on it.
+    let libraries = std::env::current_exe().expect("the system tells").parent().expect("in a folder").to_owned();
+    assert!(libraries.join("libgradlane_session.so").exists(), "in {}", libraries.display());
+    let program = folder.join("sum");
+    let built = Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-I"])
+        .arg(format!("{ROOT}/plugins/session/include"))
+        .arg(format!("{ROOT}/examples/c/sum.c"))
+        .arg("-o")
+        .arg(&program)
+        .arg("-L")
+        .arg(&libraries)
+        .args(["-lgradlane_session", &format!("-Wl,-rpath,{}", libraries.display())])
+        .output()
+        .expect("a C compiler, which building the crates needs too");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    program
+}

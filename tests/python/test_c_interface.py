@@ -1,0 +1,117 @@
+"""The C interface from Python by ctypes alone: the library needs neither the package nor Python's own interface."""
+
+import sys
+from pathlib import Path
+
+from processes import run_all
+
+LIBRARY = Path(__file__).parents[2] / "target" / "release" / "libgradlane_session.so"
+"""Built by `make .venv/installed`."""
+
+WORKER = """
+import ctypes, sys
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+
+class Error(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("text", c_void_p), ("text_capacity", c_size_t), ("text_bytes", c_size_t),
+        ("status", c_int32), ("retryable", c_int32),
+    ]
+
+class Submission(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("name", c_char_p), ("shape", POINTER(c_uint64)), ("dimensions", c_size_t),
+        ("codec", c_char_p), ("source", c_void_p), ("destination", c_void_p), ("bytes", c_size_t),
+        ("source_stream", c_uint64), ("destination_stream", c_uint64), ("timeout_ms", c_uint64), ("weight", c_double),
+        ("dtype", c_uint32), ("op", c_uint32), ("root", c_uint32), ("priority", c_int32), ("memory", c_uint32),
+        ("device", c_uint32), ("callback", c_void_p), ("user", c_void_p),
+    ]
+
+FLOAT64, WEIGHTED_MEAN, SUM, INVALID_ARGUMENT, FOREVER = 2, 5, 1, 2, 2**64 - 1
+library = ctypes.CDLL(sys.argv[1])
+assert library.gradlane_abi_version() == 1
+text = ctypes.create_string_buffer(1024)
+error = Error(ctypes.sizeof(Error), ctypes.addressof(text), len(text))
+
+def must(status):
+    assert status == 0, text.value.decode()
+
+session, rank, size = c_uint64(), c_uint32(), c_uint32()
+must(library.gradlane_init(None, c_size_t(0), byref(session), byref(error)))
+must(library.gradlane_rank(session, byref(rank), byref(error)))
+must(library.gradlane_size(session, byref(size), byref(error)))
+
+def submit(values, name, **fields):
+    shape = (c_uint64 * 1)(len(values))
+    submission = Submission(
+        ctypes.sizeof(Submission), name=name, shape=shape, dimensions=1, source=ctypes.addressof(values),
+        bytes=ctypes.sizeof(values), **fields,
+    )
+    operation = c_uint64()
+    return library.gradlane_submit(session, byref(submission), byref(operation), byref(error)), operation
+
+values = (c_double * 1000)(*(i * (rank.value + 1) for i in range(1000)))
+status, operation = submit(values, b"values", dtype=FLOAT64, op=SUM)
+must(status)
+must(library.gradlane_wait(operation, c_uint64(FOREVER), byref(error)))
+must(library.gradlane_release(operation, byref(error)))
+ranks = size.value * (size.value + 1) // 2
+assert list(values) == [i * ranks for i in range(1000)]
+
+values = (c_double * 2)(float(rank.value), 8.0)
+status, operation = submit(values, b"mean", dtype=FLOAT64, op=WEIGHTED_MEAN, weight=1.0 + 2.0 * rank.value)
+must(status)
+must(library.gradlane_wait(operation, c_uint64(FOREVER), byref(error)))
+assert list(values) == [0.75, 8.0], list(values)  # (1 * 0 + 3 * 1) / 4
+
+status, _ = submit(values, b"other", dtype=99, op=SUM)
+assert status == error.status == INVALID_ARGUMENT
+assert b"tensor other: dtype 99; use a value of GradlaneDtype" in text.value, text.value
+
+must(library.gradlane_shutdown(session, c_uint64(10_000), byref(error)))
+assert not any(name.startswith("gradlane") for name in sys.modules)
+print("exact")
+"""
+
+
+def test_two_processes_sum_by_ctypes_alone(tmp_path):
+    def environment(rank):
+        ranks = dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), str(rank))
+        sizes = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), "2")
+        return ranks | sizes | {"GRADLANE_STATE_DIR": str(tmp_path)}
+
+    commands = [([sys.executable, "-c", WORKER, str(LIBRARY)], environment(rank)) for rank in range(2)]
+    ended = run_all(commands, timeout=60)
+    assert [(process.code, process.output) for process in ended] == [(0, "exact\n")] * 2
+
+
+FORK = """
+import ctypes, os, sys
+from ctypes import byref, c_size_t, c_uint32, c_uint64
+
+library = ctypes.CDLL(sys.argv[1])
+session, rank = c_uint64(), c_uint32(7)
+assert library.gradlane_init(None, c_size_t(0), byref(session), None) == 0
+child = os.fork()
+if child == 0:
+    FAILED_PRECONDITION = 4
+    calls = [
+        library.gradlane_rank(session, byref(rank), None),
+        library.gradlane_barrier(session, b"end", c_uint64(0), None),
+        library.gradlane_shutdown(session, c_uint64(0), None),
+    ]
+    os._exit(0 if calls == [FAILED_PRECONDITION] * 3 and rank.value == 7 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert library.gradlane_rank(session, byref(rank), None) == 0 and rank.value == 0
+assert library.gradlane_shutdown(session, c_uint64(0), None) == 0
+"""
+
+
+def test_a_forked_child_is_refused_its_parents_session():
+    [ended] = run_all([([sys.executable, "-c", FORK, str(LIBRARY)], {})], timeout=60)
+    assert ended.code == 0, ended.output
+
+
+def test_the_library_is_linked_without_python():
+    imports = LIBRARY.read_bytes()
+    assert b"libpython" not in imports and b"PyObject_" not in imports and b"Py_Initialize" not in imports
