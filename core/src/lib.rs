@@ -17,6 +17,8 @@ pub mod reduce;
 pub mod sched;
 pub mod wire;
 
+pub mod worker;
+
 // Floor 2: drivers. `local` and `cuda` are the ground on which the others stand.
 pub mod cuda;
 pub mod local;

@@ -6,7 +6,6 @@
 //! There is one order and there are two roads: memory of the host is summed in shared memory ([`host`]), memory of devices by a
 //! [`DeviceRoad`], to which the same order is handed.
 
-pub mod goal;
 pub mod order;
 
 mod operation;
@@ -22,14 +21,14 @@ use std::time::Duration;
 
 pub use device::{Bulletin, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team};
 pub use devices::device_road;
-pub use goal::Goal;
 pub use host::{HostCollective, HostOptions, LocalRank};
 pub use operation::{Memory, Operation};
 pub use walk::Walk;
 
-use crate::collective::order::Slot;
+pub use crate::types::Goal;
+
 use crate::error::Error;
-use crate::types::Done;
+use crate::types::{Done, Slot};
 
 /// Reduces among the ranks of one machine.
 pub trait Collective: Send + Sync {

@@ -1,11 +1,9 @@
 //! One operation among the ranks of a machine, as one of them submits it.
 
 use super::device::DeviceMemory;
-use super::goal::Goal;
-use super::order::{Claim, Slot};
 use crate::error::Error;
 use crate::mem::Region;
-use crate::types::{DeviceKind, PartId, Round};
+use crate::types::{Claim, DeviceKind, Goal, PartId, Round, Slot};
 
 /// What the ranks of a machine do with one part, as one of them sees it.
 #[derive(Debug)]

@@ -15,42 +15,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use crate::types::{DType, DeviceKind, Machines, Op, PartId, Priority, Round};
-
-/// One operation on one part; those of a part are counted in the order in which ranks come to them.
-pub type Slot = (PartId, Round);
-
-/// What a rank says of the part that it is ready for.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Claim {
-    /// The reduction.
-    pub op: Op,
-    /// Element type.
-    pub dtype: DType,
-    /// Length of the part in bytes.
-    pub bytes: u64,
-    /// What holds it.
-    pub device: DeviceKind,
-    /// Which of the rank's devices that is, counted as they are first used; below [`LANES_MAX`](Self::LANES_MAX), and 0 in host memory.
-    pub lane: u8,
-    /// Whether this rank has an error to tell instead of what the others wait for. One that has is enough.
-    pub failed: bool,
-    /// Its weight in a weighted mean.
-    pub weight: f64,
-    /// How urgent it is to this rank; the part is as urgent as to the rank that wants it most.
-    pub priority: Priority,
-}
-
-impl Claim {
-    /// How many devices a rank may reduce on with the others of its machine.
-    pub const LANES_MAX: u8 = 8;
-
-    /// Whether both can be parts of one operation.
-    pub fn agrees_with(&self, other: &Self) -> bool {
-        let what = |claim: &Self| (claim.op, claim.dtype, claim.bytes, claim.device, claim.lane);
-        what(self) == what(other)
-    }
-}
+pub use crate::types::{Claim, Slot};
+use crate::types::{Machines, PartId, Priority, Round};
 
 /// What all ranks do next.
 #[derive(Clone, PartialEq, Debug)]

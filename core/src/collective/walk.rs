@@ -1,6 +1,6 @@
 //! What an operation's goal means for the ranks of one machine: the same for every kind of memory.
 
-use super::goal::Goal;
+use crate::types::Goal;
 use crate::types::{Op, WorkerId};
 
 /// What the ranks of a machine do for an operation. Ranks are positions among them.

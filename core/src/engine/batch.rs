@@ -4,19 +4,18 @@
 //! whole or refused as a whole, that what is new in it is declared in one round trip, and what becomes of the handle.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::handle::Canceller;
+use super::driver::{Engine, leaving};
+use super::handle::{Canceller, Handle};
+use super::memory::Memory;
 use super::metrics::Metrics;
-use super::shared::{Lent, Ticket};
-use super::submit::{HERE_BYTES_MAX, accept, accept_whole, check, check_root};
-use super::worker::Engine;
-use super::{Handle, Memory};
+use super::room::Room;
+use super::submit::{HERE_BYTES_MAX, check, check_root};
 use crate::error::{Error, Result};
-use crate::pipeline::registry::{Lookup, Unit};
 use crate::types::{Done, Op, Priority, TensorKey, TensorSpec};
+use crate::worker::{Accepted, Tensor, Terms};
 
 /// Tensors that are reduced together, round after round. Made once; it belongs to no engine.
 #[derive(Debug)]
@@ -72,15 +71,6 @@ impl Batch {
     /// Its tensors, in order.
     pub fn tensors(&self) -> &[TensorSpec] {
         &self.tensors
-    }
-
-    /// Those that must be declared.
-    fn unknown(&self, units: &[Unit]) -> Vec<TensorSpec> {
-        let unknown = |unit: &Unit| match unit {
-            Unit::Alone { member, known: Lookup::Unknown } => Some(self.tensors[*member].clone()),
-            Unit::Alone { .. } | Unit::Whole(_) => None,
-        };
-        units.iter().filter_map(unknown).collect()
     }
 }
 
@@ -144,58 +134,34 @@ impl Engine {
         }
         check_root(op, || self.size())?;
         let bytes = members.iter().map(|member| member.source.len() as u64).sum();
-        self.room.enter(bytes, timeout)?;
+        let room = Room::enter(&self.room, bytes, timeout)?;
 
         let count = members.len() as u64;
-        let first = self.tickets.fetch_add(count, Ordering::Relaxed);
-        let request = self.requests.fetch_add(1, Ordering::Relaxed);
-        let cancel = self.canceller(first..first + count);
-        let room = Arc::clone(&self.room);
-        let taken = self.shared.with_pushing(here_bytes_max, |state, now| {
-            let units = match &state.ended {
-                // All of it before any of it.
-                None => state.registry.admit_all(batch.keys.iter().copied().zip(&batch.tensors), op, weight)?,
-                // What is over for everybody is told by the handle, whatever is known.
-                Some(_) => alone(0..batch.tensors.len()),
+        let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
+            let describe = |index: usize| {
+                let Member { source, priority, .. } = &members[index];
+                let (bytes, device) = (source.len() as u64, source.device());
+                Tensor { key: batch.keys[index], bytes, device, priority: *priority }
             };
+            let Accepted { first, submissions } =
+                state.worker.submit_all(now, &batch.tensors, describe, Terms { op, weight, timeout })?;
             entered();
-            let new = batch.unknown(&units);
-            if !new.is_empty() {
-                state.registry.declaring(request, &new);
-            }
-            let (handle, done) = Handle::new(first, Some(cancel), move |id| {
-                room.leave(bytes);
-                then(id);
-            });
-            let open = Arc::new(Open::new(units.len(), done));
+            let ids = first..first + submissions.len() as u64;
+            let (handle, done) = Handle::new(first, Some(self.canceller(ids.clone())), leaving(room, then));
+            let open = Arc::new(Open::new(submissions.len(), done));
             let mut members: Vec<Option<Member>> = members.into_iter().map(Some).collect();
-            let mut ticket = |of: &[usize]| {
-                let (mut tensors, mut bytes, mut priority) = (Vec::with_capacity(of.len()), 0, Priority(i32::MIN));
-                for index in of {
-                    let member = members[*index].take().expect("each member is in one unit");
-                    let Member { source, destination, priority: own } = member;
-                    bytes += source.len() as u64;
-                    priority = priority.max(own);
-                    tensors.push(Lent { key: batch.keys[*index], source, destination });
-                }
-                let (submitted, deadline) = (now, timeout.map(|timeout| now + timeout));
-                let done = Open::member(&open);
-                Ticket { tensors, bytes, op, weight, priority, submitted, deadline, group: None, done }
-            };
-            for (id, unit) in (first..).zip(units) {
-                match unit {
-                    Unit::Whole(whole) => accept_whole(state, now, id, ticket(&whole.members), whole),
-                    Unit::Alone { member, known } => accept(state, now, id, ticket(&[member]), Ok(known)),
-                }
+            for (id, of) in ids.zip(submissions) {
+                let memory = of.as_slice().iter().map(|index| {
+                    let Member { source, destination, .. } =
+                        members[*index].take().expect("each member is in one submission");
+                    (source, destination)
+                });
+                state.lend(id, memory.collect(), Open::member(&open));
             }
-            Ok((handle, new))
+            Ok(handle)
         });
-        let (handle, new) = taken.inspect_err(|_| self.room.leave(bytes))?;
+        let handle = handle.flatten()?;
         Metrics::add(&self.shared.metrics.submissions, count);
-        if !new.is_empty() {
-            let (_, done) = Handle::new(0, None, |_| {});
-            self.send_declaration(request, new, true, done);
-        }
         Ok(self.helping(handle))
     }
 
@@ -204,15 +170,10 @@ impl Engine {
         let shared = Arc::downgrade(&self.shared);
         Arc::new(move |_| {
             if let Some(shared) = shared.upgrade() {
-                shared.with(|state, now| ids.clone().for_each(|id| state.cancel(now, id)));
+                shared.report(|state, now| ids.clone().for_each(|id| state.worker.cancel(now, id)));
             }
         })
     }
-}
-
-/// Each of these members by itself.
-fn alone(members: std::ops::Range<usize>) -> Vec<Unit> {
-    members.map(|member| Unit::Alone { member, known: Lookup::Ready }).collect()
 }
 
 /// A batch under way.

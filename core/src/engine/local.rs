@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use super::batch::Open;
+use super::driver::Submission;
+use super::handle::Handle;
+use super::memory::Memory;
 use super::submit::check;
-use super::{Handle, Memory, Submission};
 use crate::device::{Device, Transfer};
 use crate::error::{Error, Result};
 use crate::types::{Done, Op};

@@ -12,30 +12,38 @@
 //!
 //! [`Membership`](crate::runtime::Membership) holds the connection to the coordinator, [`Timer`](crate::runtime::Timer) wakes for deadlines; an idle engine runs none of its threads.
 
-mod batch;
 mod bell;
-mod executors;
-mod giving_up;
 mod handle;
-mod links;
-mod local;
 mod memory;
 mod metrics;
+mod milestones;
 mod payload;
 mod room;
-mod shared;
-mod stage_loop;
 mod submit;
-mod tiers;
-mod together;
 mod trace;
-mod warnings;
-mod worker;
+
+mod state;
+
+mod job;
+mod shared;
+
+mod dial;
+mod executors;
+
+mod progress;
+
+mod local_peers;
+mod stage_loop;
+
+mod driver;
+
+mod batch;
+mod local;
 
 pub use batch::{Batch, BatchSubmission, Member};
+pub use driver::{Engine, EngineOptions, Submission};
 pub use handle::{Handle, STILL_RUNNING};
 pub use local::reduce_alone;
 pub use memory::Memory;
 pub use metrics::Metrics;
 pub use trace::{Thread, Timeline};
-pub use worker::{Engine, EngineOptions, Submission};

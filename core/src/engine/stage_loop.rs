@@ -1,27 +1,24 @@
-//! One loop for every stage: sleep on the bell, take what the scheduler allows, hand it to the stage's executor.
+//! One loop for every stage that has a thread: sleep on the bell, take what the machine allows, execute it.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::executors::execute;
+use super::progress::Progress;
 use super::shared::Shared;
 use crate::error::{Error, Result};
 use crate::pipeline::stage::Stage;
-use crate::sched::Task;
-
-/// What a stage does with a task. It must lead to exactly one `Scheduler::finish`.
-pub(super) type Executor = fn(&Arc<Shared>, Task);
 
 /// Starts the thread of `stage`. It ends when its bell rings after the engine has closed.
-pub(super) fn spawn(stage: Stage, shared: Arc<Shared>, execute: Executor) -> Result<JoinHandle<()>> {
+pub(super) fn spawn(stage: Stage, shared: Arc<Shared>, progress: Arc<Progress>) -> Result<JoinHandle<()>> {
     let run = move || {
-        let bell = &shared.bells[&stage];
         loop {
-            bell.wait();
-            while let Some(task) = shared.with(|state, now| state.take(now, stage)) {
-                tracing::trace!(%stage, part = %task.part, round = task.round.0, "task taken");
-                execute(&shared, task);
+            progress.bell(stage).wait();
+            while let Ok(Some(job)) = shared.with(|state, now| state.take(now, stage)) {
+                tracing::trace!(%stage, part = %job.task.part, round = job.task.round.0, "task taken");
+                execute(&shared, job);
             }
-            if shared.with(|state, _| state.closed) {
+            if shared.look(|state| state.closed) {
                 return;
             }
         }

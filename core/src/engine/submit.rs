@@ -1,18 +1,16 @@
-//! What submissions of one tensor and of many have in common: what can be refused without asking anybody, and how the machines take one in.
+//! What can be refused of a submission without asking the machine.
 
 use std::sync::Arc;
 
-use super::Memory;
-use super::shared::{Parked, State, Ticket};
+use super::memory::Memory;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pipeline::registry::{Lookup, Whole};
-use crate::types::{Op, TensorSpec, Time};
+use crate::types::{Op, TensorSpec};
 
 /// Parts up to this length are pushed by the thread that submits them: to copy them takes no longer than to wake another.
 pub(super) const HERE_BYTES_MAX: u64 = 64 << 10;
 
-/// What can be known of a submission without asking anybody.
+/// Refuses what has no meaning, whatever the job's state.
 pub(super) fn check(
     tensor: &TensorSpec,
     source: &Memory,
@@ -71,31 +69,4 @@ pub(super) fn check_root(op: Op, size: impl FnOnce() -> u32) -> Result<()> {
         what: format!("a broadcast from {root} in a job of {size} workers"),
         hint: "roots count from 0".to_owned(),
     })
-}
-
-/// Takes a submission of one tensor in, of which this is known.
-pub(super) fn accept(state: &mut State, now: Time, id: u64, ticket: Ticket, known: Result<Lookup>) {
-    let key = ticket.tensors[0].key;
-    let parked = Parked { ticket: id, op: ticket.op, weight: ticket.weight };
-    take_in(state, id, ticket);
-    if let Some(error) = state.ended.clone() {
-        return state.resolve(id, Err(error));
-    }
-    match known {
-        Err(error) => state.resolve(id, Err(error)),
-        Ok(Lookup::Ready) => state.begin(now, id),
-        Ok(Lookup::Declaring | Lookup::Unknown) => state.park(key, parked),
-    }
-}
-
-/// Takes a submission of tensors in that fill a part.
-pub(super) fn accept_whole(state: &mut State, now: Time, id: u64, ticket: Ticket, whole: Whole) {
-    let submitted = state.registry.submit_whole(whole, ticket.op, ticket.weight, id);
-    take_in(state, id, ticket);
-    state.start(now, id, submitted);
-}
-
-fn take_in(state: &mut State, id: u64, ticket: Ticket) {
-    state.bytes_pending += ticket.bytes;
-    state.tickets.insert(id, ticket);
 }

@@ -116,14 +116,15 @@ impl Pipeline {
 
     /// Whether a part that has passed `stage` is what its rank, and those who take it from there, wait for.
     pub fn has_sum_after(&self, stage: Stage) -> bool {
-        stage >= if self.pushes() { Stage::Pull } else { Stage::PcieReduce }
+        let ends_exchange = stage == Stage::Pull || stage.follows_pull();
+        if self.pushes() { ends_exchange } else { ends_exchange || stage == Stage::PcieReduce }
     }
 
     fn passed(&self, Route { duty, memory }: Route) -> impl Iterator<Item = Stage> {
         let pushes = self.pushes();
         let is_duty = move |stage: &Stage| match (duty, stage) {
             (Duty::Owner, _) => true,
-            (Duty::Holder, stage) => !(Stage::Compress..=Stage::Decompress).contains(stage),
+            (Duty::Holder, stage) => !stage.is_for_owner(),
             (Duty::Member, stage) => stage.is_collective(),
             (Duty::Alone, Stage::PcieReduce) => !pushes,
             (Duty::Alone, stage) => !matches!(stage, Stage::Reduce | Stage::PcieBroadcast | Stage::Broadcast),
@@ -140,6 +141,11 @@ impl Pipeline {
     /// Whether parts pass `stage`.
     pub fn contains(&self, stage: Stage) -> bool {
         self.stages.contains(&stage)
+    }
+
+    /// Whether the ranks of a machine reduce among themselves before their contributions go on.
+    pub fn reduces(&self) -> bool {
+        self.contains(Stage::Reduce)
     }
 
     /// Whether contributions go to servers.

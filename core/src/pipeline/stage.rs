@@ -74,6 +74,74 @@ impl Stage {
         matches!(self, Self::CopyD2H | Self::CopyH2D)
     }
 
+    /// Whether it is a half of the exchange with a server: a failure there may be repeated from PUSH.
+    pub const fn is_exchange(self) -> bool {
+        match self {
+            Self::Push | Self::Pull => true,
+            Self::AllReduce
+            | Self::Reduce
+            | Self::CopyD2H
+            | Self::PcieReduce
+            | Self::Compress
+            | Self::Decompress
+            | Self::PcieBroadcast
+            | Self::CopyH2D
+            | Self::Broadcast => false,
+        }
+    }
+
+    /// Whether only the rank that exchanges a part for its machine passes it.
+    pub const fn is_for_owner(self) -> bool {
+        match self {
+            Self::Compress | Self::Push | Self::Pull | Self::Decompress => true,
+            Self::AllReduce
+            | Self::Reduce
+            | Self::CopyD2H
+            | Self::PcieReduce
+            | Self::PcieBroadcast
+            | Self::CopyH2D
+            | Self::Broadcast => false,
+        }
+    }
+
+    /// Whether the contribution is still on its way to PUSH: the server has heard nothing of a part that ends here.
+    pub const fn precedes_push(self) -> bool {
+        match self {
+            Self::AllReduce | Self::Reduce | Self::CopyD2H | Self::PcieReduce | Self::Compress => true,
+            Self::Push | Self::Pull | Self::Decompress | Self::PcieBroadcast | Self::CopyH2D | Self::Broadcast => false,
+        }
+    }
+
+    /// Whether the sum has come: a part that ends here has had its exchange.
+    pub const fn follows_pull(self) -> bool {
+        match self {
+            Self::Decompress | Self::PcieBroadcast | Self::CopyH2D | Self::Broadcast => true,
+            Self::AllReduce
+            | Self::Reduce
+            | Self::CopyD2H
+            | Self::PcieReduce
+            | Self::Compress
+            | Self::Push
+            | Self::Pull => false,
+        }
+    }
+
+    /// Whether it is the first that the ranks of a machine do together with a part: no rank has yet promised the others anything.
+    pub const fn opens_collective(self) -> bool {
+        match self {
+            Self::AllReduce | Self::Reduce => true,
+            Self::CopyD2H
+            | Self::PcieReduce
+            | Self::Compress
+            | Self::Push
+            | Self::Pull
+            | Self::Decompress
+            | Self::PcieBroadcast
+            | Self::CopyH2D
+            | Self::Broadcast => false,
+        }
+    }
+
     /// What it is called in messages and timelines.
     pub const fn name(self) -> &'static str {
         match self {
@@ -106,6 +174,18 @@ mod tests {
     fn the_index_of_a_stage_is_its_position() {
         for (index, stage) in Stage::ALL.into_iter().enumerate() {
             assert_eq!(stage.index(), index);
+        }
+    }
+
+    #[test]
+    fn a_part_passes_the_stages_before_its_exchange_the_exchange_and_those_after() {
+        for stage in Stage::ALL {
+            let places = [stage.precedes_push(), stage.is_exchange(), stage.follows_pull()];
+            assert_eq!(places.into_iter().filter(|is| *is).count(), 1, "{stage} is in one of the three");
+            assert_eq!(stage.precedes_push(), stage < Stage::Push, "{stage}");
+            assert_eq!(stage.follows_pull(), stage > Stage::Pull, "{stage}");
+            assert!(!stage.opens_collective() || stage.is_collective() && stage.precedes_push(), "{stage}");
+            assert!(!stage.is_exchange() || stage.is_for_owner(), "{stage}");
         }
     }
 }

@@ -5,7 +5,7 @@
 /// The key of a value: its slot, and how often the slot was given away before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Key {
-    slot: u32,
+    pub(super) slot: u32,
     generation: u32,
 }
 

@@ -14,10 +14,13 @@ pub mod stall;
 mod arena;
 mod group;
 mod ids;
+mod rules;
+mod side_table;
 
 pub use credit::Credit;
 pub use ids::{GroupId, TaskId};
 pub use queue::{Entry, StageQueue};
 pub use scheduler::{Command, Scheduler, SchedulerConfig};
+pub use side_table::SideTable;
 pub use stall::{StallDetector, StallReport};
 pub use task::{Attempt, Outcome, Task, TaskSpec};

@@ -17,7 +17,7 @@
 //!                     └────── Retry
 //! ```
 //! A worker that will not contribute to a round that others may wait for has its server told so, by a task of its own
-//! ([`Command::GiveUp`]).
+//! ([`Command::Withdraw`]).
 //!
 //! A task is *unwanted* when all its groups failed. One exception keeps memory safe: after PUSH its exchange is open, and whatever
 //! waits for PULL goes there even if unwanted, is abandoned on arrival, and is gone when the executor says that the memory is free.
@@ -44,16 +44,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::lending::{ends_credit, needs_credit};
 use super::arena::Arena;
 use super::credit::Credit;
 use super::group::Group;
 use super::ids::{GroupId, TaskId};
 use super::queue::{Entry, StageQueue};
-use super::task::{Gates, Outcome, Place, Task, TaskSpec, Work};
+use super::rules::{needs_credit, waits_for_the_round_before};
+use super::task::{Outcome, Place, Purpose, Task, TaskSpec, Work};
 use crate::error::{Error, Result};
 use crate::pipeline::{Pipeline, Stage};
-use crate::types::{Defect, DeviceKind, PartId, Round, ServerId, TensorKey, Time, planted};
+use crate::types::{Defect, PartId, Round, ServerId, Time};
 
 /// Settings of a scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,7 +73,7 @@ pub struct SchedulerConfig {
     /// After so long without any credit coming back, what waits for its sum no longer counts.
     pub credit_patience: Duration,
     /// For so long a server is to be told of a round that was given up. Who waits for it has a timeout of its own.
-    pub give_up_patience: Duration,
+    pub withdrawal_patience: Duration,
     /// A mistake to make, for the simulation.
     pub defect: Option<Defect>,
 }
@@ -92,7 +92,7 @@ impl Default for SchedulerConfig {
             retry_max: Duration::from_secs(2),
             // Longer than the sum of a part takes on a slow link, shorter than anybody notices.
             credit_patience: Duration::from_millis(100),
-            give_up_patience: Duration::from_secs(60),
+            withdrawal_patience: Duration::from_secs(60),
             defect: None,
         }
     }
@@ -107,7 +107,7 @@ pub enum Command {
     Abandon(TaskId),
     /// The server of the task `of`, which ends without a sum, is to be told so, because others may wait for its contribution. `task` does
     /// it: it carries no memory, and its PUSH sends `error` instead of a contribution.
-    GiveUp {
+    Withdraw {
         /// A new task, for PUSH and PULL.
         task: TaskId,
         /// The task that will have no sum.
@@ -132,6 +132,8 @@ pub struct Scheduler {
     config: SchedulerConfig,
     pipeline: Pipeline,
     queues: [StageQueue; Stage::COUNT],
+    /// Withdrawals that wait for PUSH; they go before everything else.
+    withdrawals: StageQueue,
     credit: Credit,
     /// The tasks that drew credit and did not give it back; each knows its place here.
     holders: Vec<TaskId>,
@@ -156,7 +158,7 @@ pub struct Scheduler {
 enum Timer {
     Repeat(TaskId),
     Deadline(GroupId),
-    GiveUp(TaskId),
+    Withdrawal(TaskId),
     Credit,
 }
 
@@ -167,6 +169,7 @@ impl Scheduler {
             config,
             pipeline,
             queues: [const { StageQueue::new(0) }; Stage::COUNT].map(|_| StageQueue::new(config.oldest_every)),
+            withdrawals: StageQueue::new(0),
             credit: Credit::new(config.credit_bytes, config.credit_tasks),
             holders: Vec::new(),
             credit_due: None,
@@ -246,13 +249,18 @@ impl Scheduler {
 
     /// Whether tasks wait for `stage` that nothing but their turn or their credit holds up.
     pub fn has_ready(&self, stage: Stage) -> bool {
-        self.queues[stage.index()].has_ready()
+        self.queues[stage.index()].has_ready() || stage == Stage::Push && self.withdrawals.has_ready()
     }
 
     /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes, and otherwise nothing: whoever takes it later must ask.
     pub fn take_short(&mut self, stage: Stage, bytes_max: u64) -> Option<Task> {
         if !self.has_room(stage) {
             return None;
+        }
+        if stage == Stage::Push
+            && let Some(Entry { task, .. }) = self.withdrawals.take(|_| true)
+        {
+            return Some(self.start(task));
         }
         let (credit, tasks) = (&self.credit, &self.tasks);
         let draws = |entry: &Entry| {
@@ -268,16 +276,21 @@ impl Scheduler {
         if needs_credit(stage) {
             self.draw_credit(entry.task);
         }
-        self.running[stage.index()] += 1;
-        let work = self.tasks.get_mut(entry.task.0).expect("queued tasks exist");
+        Some(self.start(entry.task))
+    }
+
+    /// Hands a task that was taken out of its queue to its executor.
+    fn start(&mut self, id: TaskId) -> Task {
+        let work = self.tasks.get_mut(id.0).expect("queued tasks exist");
+        self.running[work.stage.index()] += 1;
         work.place = Place::Running;
-        let doomed = work.doomed;
+        let is_unwanted = work.purpose.is_unwanted() || work.purpose == Purpose::Dropped;
         let TaskSpec { part, server, bytes, round, .. } = work.spec;
-        let task = Task { id: entry.task, part, server, bytes, round, attempt: work.attempt() };
-        if doomed && self.ends_early(entry.task) {
-            self.commands.push_back(Command::Abandon(entry.task));
+        let task = Task { id, part, server, bytes, round, attempt: work.attempt() };
+        if is_unwanted && self.ends_early(id) {
+            self.commands.push_back(Command::Abandon(id));
         }
-        Some(task)
+        task
     }
 
     /// Takes a task back from its executor.
@@ -288,69 +301,14 @@ impl Scheduler {
         let work = self.tasks.get(id.0).expect("a running task exists");
         assert_eq!(work.place, Place::Running, "only a running task is finished");
         self.running[work.stage.index()] -= 1;
-        if work.tells_until.is_some() {
-            return self.finish_telling(now, id, outcome);
+        let stage = work.stage;
+        match work.purpose {
+            Purpose::Withdrawing { .. } | Purpose::Dropped => self.finish_withdrawal(now, id, outcome),
+            Purpose::Wanted => self.finish_wanted(now, id, outcome),
+            Purpose::Unwanted | Purpose::Explaining(_) => self.finish_unwanted(now, id, outcome),
         }
-        let (stage, doomed, told, route) = (work.stage, work.doomed, work.failure.is_some(), work.spec.route);
-        let is_awaited = self.pipeline.meeting_after(stage, route).is_some();
         if stage.is_copy() {
             self.wake_if_ready(stage);
-        }
-        let exchanging = matches!(stage, Stage::Push | Stage::Pull);
-        match outcome {
-            Outcome::Done if stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
-            Outcome::Done => {
-                if stage == ends_credit(route.memory) {
-                    self.give_credit_back(id);
-                }
-                if stage == Stage::Pull && !is_awaited {
-                    self.leave_rounds(id);
-                }
-                if doomed && stage < Stage::Push {
-                    self.give_up(now, id, None);
-                }
-                match self.pipeline.after(stage, route) {
-                    Some(next) if !doomed => self.enter(now, id, next, None),
-                    // Who came so far has the sum, or has nothing to do but what the others need it for.
-                    Some(next) if is_awaited && (self.pipeline.has_sum_after(stage) || next.is_collective()) => {
-                        self.enter(now, id, next, None);
-                    }
-                    Some(_) if is_awaited => self.tell(now, id, None),
-                    Some(_) | None => drop(self.vanish(id, !doomed)),
-                }
-            }
-            Outcome::Retry { error, landed } if exchanging => {
-                // What is staged stays so, and holds what it drew for that.
-                match route.memory {
-                    DeviceKind::Host if planted(self.config.defect, Defect::CreditLeaked) => {
-                        self.leave_holders(id);
-                    }
-                    DeviceKind::Host => self.give_credit_back(id),
-                    DeviceKind::Cuda => {}
-                }
-                if doomed {
-                    self.give_up(now, id, None);
-                }
-                match (doomed, is_awaited) {
-                    (false, _) => self.repeat(now, id, error, landed),
-                    (true, true) => self.tell(now, id, None),
-                    (true, false) => drop(self.vanish(id, false)),
-                }
-            }
-            Outcome::Retry { error, .. } | Outcome::Failed(error) => {
-                // Where it is wanted still, the server is who said that there will be no sum.
-                // What has been told once ends here only now.
-                if !told && stage < Stage::Push || exchanging && doomed {
-                    self.give_up(now, id, Some(&error).filter(|_| !doomed));
-                }
-                // What the ranks do together fails on all of them.
-                if is_awaited && !stage.is_collective() {
-                    return self.tell(now, id, (!doomed).then_some(error));
-                }
-                for group in self.vanish(id, false) {
-                    self.fail_group(now, group, error.clone());
-                }
-            }
         }
     }
 
@@ -366,18 +324,8 @@ impl Scheduler {
         for group in groups {
             self.fail_group(now, group, error.clone());
         }
-        for task in self.telling() {
-            self.stop_telling(task);
-        }
-    }
-
-    /// Fails all submissions of one tensor.
-    pub fn fail_tensor(&mut self, now: Time, key: TensorKey, error: Error) {
-        // A scan, because a tensor fails once in a job's life and an index would cost every submission.
-        let of_tensor = self.groups.iter().filter(|(_, group)| TensorKey::of(&group.name) == key);
-        let groups: Vec<GroupId> = of_tensor.map(|(id, _)| GroupId(id)).collect();
-        for group in groups {
-            self.fail_group(now, group, error.clone());
+        for task in self.open_withdrawals() {
+            self.drop_withdrawal(task);
         }
     }
 
@@ -406,7 +354,7 @@ impl Scheduler {
             match timer {
                 Timer::Repeat(id) => self.gate(id, |gates| gates.pause = None),
                 Timer::Credit => self.lend_credit_on(now),
-                Timer::GiveUp(id) => self.stop_telling(id),
+                Timer::Withdrawal(id) => self.drop_withdrawal(id),
                 Timer::Deadline(id) => {
                     let group = self.groups.get(id.0).expect("a resolved group has no timer");
                     let what = format!("tensor {}, {}: {}", group.name, group.round, self.stand(group));
@@ -434,7 +382,7 @@ impl Scheduler {
 
     /// Why a task that others of its machine wait for brings them nothing; `None` if it brings what it should.
     pub fn failure(&self, id: TaskId) -> Option<&Error> {
-        self.tasks.get(id.0)?.failure.as_ref()
+        self.tasks.get(id.0)?.purpose.failure()
     }
 
     /// Bytes in flight.
@@ -444,12 +392,20 @@ impl Scheduler {
 
     /// How many tasks wait for `stage`.
     pub fn waiting(&self, stage: Stage) -> usize {
-        self.queues[stage.index()].len()
+        let withdrawals = if stage == Stage::Push { self.withdrawals.len() } else { 0 };
+        self.queues[stage.index()].len() + withdrawals
     }
 
     /// Whether nothing is open, waiting or running.
     pub fn is_idle(&self) -> bool {
         self.tasks.len() == 0 && self.groups.len() == 0
+    }
+
+    /// Follows a new formation, whose tasks pass the stages of `pipeline`. Tasks under way pass those of them that they have before them.
+    pub fn follow(&mut self, pipeline: &Pipeline) {
+        if self.pipeline != *pipeline {
+            self.pipeline = pipeline.clone();
+        }
     }
 
     /// The stages that its tasks pass.
@@ -468,126 +424,13 @@ impl Scheduler {
     pub(super) fn group(&self, id: GroupId) -> Option<&Group> {
         self.groups.get(id.0)
     }
-
-    /// Queues a task before `stage`, which it enters now.
-    fn enter(&mut self, now: Time, id: TaskId, stage: Stage, pause: Option<Time>) {
-        let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
-        let mut gates = Gates { round: false, link: false, pause };
-        if waits_for_the_round_before(stage) {
-            let first = self.rounds.get(&work.spec.part).and_then(VecDeque::front);
-            gates.round = first != Some(&id) && !planted(self.config.defect, Defect::RoundGateOpen);
-            gates.link = goes_to_server(stage) && self.down.contains(&work.spec.server);
-        }
-        work.stage = stage;
-        work.since = now;
-        work.place = Place::Queued(gates);
-        let queue = &mut self.queues[stage.index()];
-        if gates.open() {
-            queue.submit(work.entry(id));
-            self.wake_if_ready(stage);
-        } else {
-            queue.submit_gated(work.entry(id));
-        }
-    }
-
-    /// Sends a task back to PUSH, after a pause that doubles with each failure.
-    fn repeat(&mut self, now: Time, id: TaskId, error: Error, landed: u64) {
-        let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
-        let doubled = self.config.retry_min.saturating_mul(2u32.saturating_pow(work.failures));
-        let at = now + doubled.min(self.config.retry_max);
-        work.failures = work.failures.saturating_add(1);
-        work.last_failure = Some(error);
-        if !planted(self.config.defect, Defect::LandingForgotten) {
-            work.landed = work.landed.max(landed);
-        }
-        self.timers.insert((at, Timer::Repeat(id)));
-        self.enter(now, id, Stage::Push, Some(at));
-    }
-
-    /// Whether one task more may be in `stage`.
-    fn has_room(&self, stage: Stage) -> bool {
-        !stage.is_copy() || self.running[stage.index()] < self.config.copies_max
-    }
-
-    /// Changes the gates of a task that waits for its stage.
-    fn gate(&mut self, id: TaskId, change: impl FnOnce(&mut Gates)) {
-        let Some(work) = self.tasks.get_mut(id.0) else {
-            return;
-        };
-        let Place::Queued(before) = work.place else {
-            return;
-        };
-        let mut gates = before;
-        change(&mut gates);
-        work.place = Place::Queued(gates);
-        let entry = work.entry(id);
-        let stage = work.stage;
-        let queue = &mut self.queues[stage.index()];
-        match (before.open(), gates.open()) {
-            (false, true) => {
-                queue.open(id);
-                let forgotten = before.pause.is_some() && planted(self.config.defect, Defect::RetryForgotten);
-                if !forgotten {
-                    self.wake_if_ready(stage);
-                }
-            }
-            (true, false) => {
-                queue.close(entry);
-                self.wake_if_ready(stage);
-            }
-            (true, true) | (false, false) => {}
-        }
-    }
-
-    /// After the credit or the head of the queue has changed: what comes first now may fit.
-    fn wake_if_ready(&mut self, stage: Stage) {
-        if self.queues[stage.index()].has_ready() {
-            self.wakes |= 1 << stage.index();
-        }
-    }
-
-    /// Lets the next round of the task's part be pushed.
-    fn leave_rounds(&mut self, id: TaskId) {
-        let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
-        if !std::mem::take(&mut work.holds_round) {
-            return;
-        }
-        let part = work.spec.part;
-        let waiting = self.rounds.get_mut(&part).expect("the task is in it");
-        waiting.retain(|other| *other != id);
-        match waiting.front().copied() {
-            Some(next) => self.gate_round(next),
-            None => drop(self.rounds.remove(&part)),
-        }
-    }
-
-    fn gate_round(&mut self, next: TaskId) {
-        if self.tasks.get(next.0).is_some_and(|work| waits_for_the_round_before(work.stage)) {
-            self.gate(next, |gates| gates.round = false);
-        }
-    }
-
-    /// A scan, because connections come and go rarely and an index would cost every move.
-    fn waiting_to_go_to(&self, server: ServerId) -> Vec<TaskId> {
-        let waits = |work: &Work| goes_to_server(work.stage) && matches!(work.place, Place::Queued(_));
-        let tasks = self.tasks.iter().filter(|(_, work)| work.spec.server == server && waits(work));
-        tasks.map(|(id, _)| TaskId(id)).collect()
-    }
-}
-
-/// A server keeps two rounds of a part alive, and ranks that reduce together announce the rounds of a part in order.
-fn waits_for_the_round_before(stage: Stage) -> bool {
-    matches!(stage, Stage::AllReduce | Stage::Reduce | Stage::CopyD2H | Stage::Push)
-}
-
-/// What is staged for a server that is not connected would hold its memory and wait.
-fn goes_to_server(stage: Stage) -> bool {
-    matches!(stage, Stage::CopyD2H | Stage::Push)
 }
 
 mod endings;
-mod giving_up;
+mod gates;
 mod lending;
+mod outcomes;
+mod withdrawals;
 
 #[cfg(test)]
 mod tests;

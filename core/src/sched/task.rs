@@ -83,20 +83,75 @@ pub(super) struct Work {
     pub(super) place: Place,
     /// When it came to `stage`.
     pub(super) since: Time,
-    pub(super) failures: u32,
-    pub(super) last_failure: Option<Error>,
-    /// Bytes of the sum that the attempts so far have landed, at most.
-    pub(super) landed: u64,
-    /// Nobody wants it any more; it ends as soon as its memory is free.
-    pub(super) doomed: bool,
-    /// Why there is no sum, for those who wait for this rank to have it.
-    pub(super) failure: Option<Error>,
+    pub(super) purpose: Purpose,
+    pub(super) tries: Tries,
     /// Whether later rounds of its part must wait for it.
     pub(super) holds_round: bool,
-    /// Present if it only tells its server that this worker will not contribute to the round, at the latest until then.
-    pub(super) tells_until: Option<Time>,
     /// Where it stands among the tasks that hold credit; `None` if it holds none.
     pub(super) credit_place: Option<usize>,
+}
+
+/// Why a task goes on.
+///
+/// ```text
+/// Wanted ──all its groups failed──────────────────────────► Unwanted
+///    │                                                         │
+///    └──failed──► Explaining ◄──the other ranks wait for it────┘
+///
+/// Withdrawing ──its time has passed, or the job ended──► Dropped
+/// ```
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Purpose {
+    /// A group wants its result.
+    Wanted,
+    /// No group wants it any more. It ends as soon as its memory is free and the other ranks of its machine do not wait for it.
+    Unwanted,
+    /// It goes to where the other ranks of its machine wait for the sum, and tells them why there is none.
+    Explaining(Error),
+    /// It tells its server that this worker withdraws from the round, at the latest until then.
+    Withdrawing {
+        /// When it ends in any case.
+        until: Time,
+    },
+    /// A withdrawal that is not to be told any more. It ends as soon as its exchange is closed.
+    Dropped,
+}
+
+impl Purpose {
+    /// Whether it is to bring back a sum, and no group waits for it any more.
+    pub(super) const fn is_unwanted(&self) -> bool {
+        match self {
+            Self::Unwanted | Self::Explaining(_) => true,
+            Self::Wanted | Self::Withdrawing { .. } | Self::Dropped => false,
+        }
+    }
+
+    /// Whether it tells a server of a withdrawal, and brings back nothing.
+    pub(super) const fn is_withdrawal(&self) -> bool {
+        match self {
+            Self::Withdrawing { .. } | Self::Dropped => true,
+            Self::Wanted | Self::Unwanted | Self::Explaining(_) => false,
+        }
+    }
+
+    /// What it explains.
+    pub(super) const fn failure(&self) -> Option<&Error> {
+        match self {
+            Self::Explaining(error) => Some(error),
+            Self::Wanted | Self::Unwanted | Self::Withdrawing { .. } | Self::Dropped => None,
+        }
+    }
+}
+
+/// What became of the exchanges of a task so far.
+#[derive(Debug, Default)]
+pub(super) struct Tries {
+    /// How many failed.
+    pub(super) failures: u32,
+    /// Why the last one did.
+    pub(super) last_failure: Option<Error>,
+    /// Bytes of the sum that they have landed, at most.
+    pub(super) landed: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,13 +188,9 @@ impl Work {
             stage: Stage::Push,
             place: Place::Running,
             since: now,
-            failures: 0,
-            last_failure: None,
-            landed: 0,
-            doomed: false,
-            failure: None,
+            purpose: Purpose::Wanted,
+            tries: Tries::default(),
             holds_round: false,
-            tells_until: None,
             credit_place: None,
         }
     }
@@ -149,7 +200,7 @@ impl Work {
     }
 
     pub(super) fn attempt(&self) -> Attempt {
-        match (self.failures, self.landed) {
+        match (self.tries.failures, self.tries.landed) {
             (0, _) => Attempt::First,
             (_, 0) => Attempt::Again,
             (_, landed) => Attempt::Resumed { landed },
@@ -166,11 +217,11 @@ impl Work {
             Place::Queued(Gates { round: true, .. }) => format!("waiting for {stage} until the round before is summed"),
             Place::Queued(Gates { round: false, link: false, pause: None }) => format!("waiting for {stage}"),
         };
-        if matches!(stage, Stage::Push | Stage::Pull) && self.place == Place::Running {
+        if stage.is_exchange() && self.place == Place::Running {
             text.push_str(&format!(" with {}", spec.server));
         }
-        if let Some(error) = &self.last_failure {
-            text.push_str(&format!(", attempt {} failed with: {error}", self.failures));
+        if let Some(error) = &self.tries.last_failure {
+            text.push_str(&format!(", attempt {} failed with: {error}", self.tries.failures));
         }
         text
     }

@@ -69,14 +69,6 @@ impl Op {
         }
         Ok(())
     }
-
-    /// Whether `worker` sends a body: everybody but the receivers of a broadcast.
-    pub fn sends_body(self, worker: WorkerId) -> bool {
-        match self {
-            Self::Broadcast { root } => root == worker,
-            Self::Sum | Self::Mean | Self::Min | Self::Max | Self::WeightedMean => true,
-        }
-    }
 }
 
 impl fmt::Display for Op {
@@ -103,13 +95,5 @@ mod tests {
             assert_eq!(Op::from_code(op.code(), op.argument()), Some(op));
         }
         assert_eq!(Op::from_code(0, 0), None);
-    }
-
-    #[test]
-    fn only_the_root_of_a_broadcast_sends_a_body() {
-        let op = Op::Broadcast { root: WorkerId(1) };
-        assert!(op.sends_body(WorkerId(1)));
-        assert!(!op.sends_body(WorkerId(0)));
-        assert!(Op::Sum.sends_body(WorkerId(0)));
     }
 }

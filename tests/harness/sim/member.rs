@@ -1,4 +1,4 @@
-//! A member's side of the control connection, as `engine::membership` drives it.
+//! A member's side of the control connection, as `runtime::Membership` drives it.
 
 use gradlane_core::Error;
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};

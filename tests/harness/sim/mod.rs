@@ -7,7 +7,7 @@
 //! | `faults` | seed → what goes wrong and when |
 //! | `world` | time, processes, who gets which event |
 //! | `network` | what becomes of bytes on their way |
-//! | `engine`, `transport`, `worker` | a worker: machines, exchanges, training loop |
+//! | `transport`, `worker` | a worker: exchanges, memory, training loop |
 //! | `member`, `server`, `coordinator` | the other drivers |
 //! | `oracle` | what contributions are and results must be |
 //! | `checkers` | what must hold |
@@ -25,7 +25,6 @@ use self::world::World;
 
 mod checkers;
 mod coordinator;
-mod engine;
 mod faults;
 mod log;
 mod member;

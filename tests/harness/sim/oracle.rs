@@ -18,7 +18,7 @@ pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) ->
     let op = plan.op(tensor, round);
     // A mean is made of contributions that are larger by what it will be divided by, so that it is exact.
     let factor = divisor(plan, tensor, round);
-    if !op.sends_body(gradlane_core::types::WorkerId(rank)) {
+    if matches!(op, Op::Broadcast { root } if root.0 != rank) {
         return vec![JUNK; plan.tensors[tensor].spec.bytes().expect("small") as usize];
     }
     elements(plan, tensor, |element| match op {

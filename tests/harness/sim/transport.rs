@@ -9,8 +9,7 @@ use gradlane_core::types::{ExchangeId, LinkId};
 use gradlane_core::wire::{Header, Reply, Request, Sum, reject};
 
 use super::checkers::Checker;
-use super::engine::Region;
-use super::worker::Buffer;
+use super::worker::{Buffer, Region};
 use super::world::{Address, Context, Input};
 
 /// The exchanges of one worker.

@@ -1,39 +1,72 @@
-//! A worker process: a training loop over the engine's machines, and a transport in one struct. Checks every result, and that memory is
-//! touched only while it is lent.
+//! A worker process: the production machine [`Worker`], a training loop as its user, and a transport in one struct. Keeps the memory that
+//! the machine's ids stand for, checks every result, and that memory is touched only while it is lent.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Error, Result};
-use gradlane_core::pipeline::{Registry, Stage};
-use gradlane_core::sched::{Attempt, Outcome, Task};
-use gradlane_core::types::{Epoch, LinkId, ServerId, Time, WorkerId};
-use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Request, Service, Sum, Target, Withdraw};
+use gradlane_core::pipeline::Stage;
+use gradlane_core::sched::{Attempt, SchedulerConfig, Task, TaskId};
+use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId, ServerId, Span, Time, WorkerId};
+use gradlane_core::wire::{Contribute, Contribution, Contributors, Request, Sum, Target};
+use gradlane_core::worker::{Action, Command, Dial, Exchanged, Held, Load, Piece, Step, Worker, WorkerSettings};
 
 use super::checkers::Checker;
 use super::coordinator::TERM;
-use super::engine::{Effect, Engine, LinkState, Region};
 use super::member::MemberDriver;
 use super::oracle;
 use super::transport::{Ending, Transport};
+use super::workload::Plan;
 use super::world::{Address, Context, Input, Process, Who};
 
 mod training;
 
-use training::{Operation, Script};
+use training::{Awaited, Operation, Script};
 
 /// A running worker.
 pub(super) struct WorkerProcess {
     me: Address,
     member: MemberDriver,
-    engine: Engine,
+    worker: Worker,
     transport: Transport,
     memory: Vec<Buffer>,
+    /// By submission: the buffers of the contribution and of the result, which may be the same.
+    lent: BTreeMap<u64, [usize; 2]>,
+    payloads: BTreeMap<TaskId, Payload>,
+    /// Links that were dialled and are not gone.
+    links: BTreeMap<LinkId, Dialled>,
+    /// The streams of the network that carry the machine's exchanges.
+    streams: BTreeMap<ExchangeId, ExchangeId>,
     script: Script,
-    /// Requests of the membership, and what they mean to the engine.
+    /// Requests of the membership, and what they mean to the machine.
     declarations: BTreeMap<u64, u64>,
     barriers: BTreeMap<u64, String>,
     ended: Option<Result<()>>,
+}
+
+/// What a task moves.
+#[derive(Debug)]
+enum Payload {
+    Pieces { source: Vec<Region>, destination: Vec<Region> },
+    Message(Vec<u8>),
+}
+
+/// What a link was dialled for.
+#[derive(Clone, Copy, Debug)]
+struct Dialled {
+    server: ServerId,
+    attempt: u64,
+    is_up: bool,
+}
+
+/// A run of bytes of a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Region {
+    /// Which buffer.
+    pub(super) buffer: usize,
+    /// Which of its bytes.
+    pub(super) span: Span,
 }
 
 /// A tensor's memory.
@@ -41,7 +74,7 @@ pub(super) struct WorkerProcess {
 pub(super) struct Buffer {
     /// Its content.
     pub(super) bytes: Vec<u8>,
-    /// Whether the engine may touch it.
+    /// Whether the worker may touch it.
     pub(super) lent: bool,
 }
 
@@ -51,9 +84,13 @@ impl WorkerProcess {
         let mut this = Self {
             me,
             member: MemberDriver::new(context, me),
-            engine: Engine::new(&context.plan),
+            worker: Worker::new(context.now, settings(&context.plan)),
             transport: Transport::new(me),
             memory: Vec::new(),
+            lent: BTreeMap::new(),
+            payloads: BTreeMap::new(),
+            links: BTreeMap::new(),
+            streams: BTreeMap::new(),
             script: Script::default(),
             declarations: BTreeMap::new(),
             barriers: BTreeMap::new(),
@@ -79,13 +116,13 @@ impl WorkerProcess {
                 None => context.witness.fail(now, Checker::Handle, format!("{what} never resolved")),
             }
         }
-        let (credit, idle) = (self.engine.scheduler.credit_in_flight(), self.engine.scheduler.is_idle());
+        let (credit, idle) = (self.worker.credit_in_flight(), self.worker.is_idle());
         if credit != 0 {
             context.witness.fail(now, Checker::Credit, format!("{}: {credit} bytes are still drawn", self.me.who));
         }
-        let left = (self.engine.payloads.len(), self.engine.tickets.len(), self.transport.open());
+        let left = (self.payloads.len(), self.lent.len(), self.transport.open());
         if !idle || left != (0, 0, 0) {
-            let text = format!("{}: payloads, tickets and exchanges left are {left:?}, idle {idle}", self.me.who);
+            let text = format!("{}: payloads, submissions and exchanges left are {left:?}, idle {idle}", self.me.who);
             context.witness.fail(now, Checker::Memory, text);
         }
     }
@@ -94,20 +131,29 @@ impl WorkerProcess {
     fn settle(&mut self, context: &mut Context) {
         loop {
             let events = self.member.drain(context);
-            let effects = self.engine.effects(context.now);
+            let commands: Vec<Command> = std::iter::from_fn(|| self.worker.next_command(context.now)).collect();
             let endings = self.transport.endings();
-            if events.is_empty() && effects.is_empty() && endings.is_empty() {
+            if events.is_empty() && commands.is_empty() && endings.is_empty() {
                 return;
+            }
+            for command in commands {
+                self.carry_out(context, command);
             }
             for event in events {
                 self.follow(context, event);
-            }
-            for effect in effects {
-                self.carry_out(context, effect);
+                self.obey(context);
             }
             for ending in endings {
                 self.finish(context, ending);
+                self.obey(context);
             }
+        }
+    }
+
+    /// Carries out what the machine decided by its last input.
+    fn obey(&mut self, context: &mut Context) {
+        while let Some(command) = self.worker.next_command(context.now) {
+            self.carry_out(context, command);
         }
     }
 
@@ -116,27 +162,25 @@ impl WorkerProcess {
         context.log.note(now, self.me.who, "member", &[], || format!("{event:?}"));
         match event {
             MemberEvent::Joined { index, view } => {
-                self.engine.rank = WorkerId(index);
-                self.engine.registry = Registry::new(self.engine.rank);
-                self.engine.follow(now, view);
+                self.worker.handle_joined(now, WorkerId(index), view);
                 self.script.running = true;
                 self.wake(context);
             }
-            MemberEvent::View(view) => self.engine.follow(now, view),
+            MemberEvent::View(view) => self.worker.handle_view(now, view),
             MemberEvent::Declared { request, outcome } => {
-                let engine_request = self.declarations.remove(&request).expect("asked once");
-                self.engine.handle_declared(now, engine_request, outcome);
-                self.wake_if_waiting(context, request);
+                let asked = self.declarations.remove(&request).expect("asked once");
+                self.worker.handle_declared(now, asked, outcome);
+                self.wake_if_waiting(context, Awaited::Declaration(asked));
             }
             MemberEvent::BarrierDone { request, outcome } => {
                 let name = self.barriers.remove(&request).expect("asked once");
                 context.witness.passes(now, self.me.who, &name, &outcome);
-                self.wake_if_waiting(context, request);
+                self.wake_if_waiting(context, Awaited::Barrier(request));
             }
-            MemberEvent::Forget { key, error } => self.engine.forget(now, key, &error),
+            MemberEvent::Forget { key, error } => self.worker.handle_forget(now, key, &error),
             MemberEvent::StallNotice { .. } => {}
             MemberEvent::Failed(error) => {
-                self.engine.end(now, &error);
+                self.worker.handle_failed(now, error.clone());
                 self.ended = Some(Err(error));
                 self.script.done = true;
             }
@@ -147,32 +191,66 @@ impl WorkerProcess {
         }
     }
 
-    fn carry_out(&mut self, context: &mut Context, effect: Effect) {
-        match effect {
-            Effect::Ring(stage) => {
+    fn carry_out(&mut self, context: &mut Context, command: Command) {
+        match command {
+            Command::Wake(stage) => {
                 let after = context.random.millis(0, 2);
                 context.post(self.me, after, Input::Bell { stage });
             }
-            Effect::Abandon(exchange) => self.transport.abandon(context, exchange),
-            Effect::Dial(server) => {
-                let entry = self.engine.links.get_mut(&server).expect("a server of the view");
-                let process = Who::Server(entry.address.parse().expect("the number of a server process"));
-                entry.state = LinkState::Dialling(Some(context.dial_link(self.me, process)));
+            Command::Carry { task, load } => {
+                let payload = match load {
+                    Load::Message(bytes) => Payload::Message(bytes),
+                    Load::Pieces => self.pieces(task),
+                };
+                self.payloads.insert(task, payload);
             }
-            Effect::Resolve { ticket, source, destination, outcome } => {
-                self.resolve(context, ticket, [source, destination], outcome);
+            Command::Release(task) => drop(self.payloads.remove(&task)),
+            Command::Abandon(Held::Exchange(exchange)) => {
+                if let Some(stream) = self.streams.get(&exchange) {
+                    self.transport.abandon(context, *stream);
+                }
             }
-            Effect::ResolvedTwice(group) => {
-                let text = format!("{} hears twice of {group:?}", self.me.who);
-                context.witness.fail(context.now, Checker::Handle, text);
+            Command::Dial(Dial { server, attempt, to, .. }) => {
+                let process = Who::Server(to.address.parse().expect("the number of a server process"));
+                let link = context.dial_link(self.me, process);
+                self.links.insert(link, Dialled { server, attempt, is_up: false });
+            }
+            Command::Disconnect(link) => {
+                let error = Error::Cancelled;
+                self.links.remove(&link);
+                self.transport.lose(link, &error);
+                context.send_link(self.me, link, Input::LinkLost { link, error });
+            }
+            Command::Resolve { submission, outcome, .. } => self.resolve(context, submission, outcome),
+            Command::Declare { request, tensors, fuse } => {
+                let number = self.member.member.declare(tensors, fuse);
+                self.declarations.insert(number, request);
+            }
+            Command::Leave => self.member.member.leave(),
+            Command::Warn(_) | Command::Abort(_) => {}
+            Command::Abandon(Held::Operation(_)) | Command::Finished { .. } => {
+                unreachable!("these workers share no machine, and nothing is traced")
             }
         }
     }
 
-    fn resolve(&mut self, context: &mut Context, ticket: u64, buffers: [usize; 2], outcome: Result<()>) {
+    /// What a new task moves.
+    fn pieces(&self, task: TaskId) -> Payload {
+        let region = |place: usize| {
+            move |Piece { submission, span, .. }: Piece| Region { buffer: self.lent[&submission][place], span }
+        };
+        let [source, destination] = [0, 1].map(|place| self.worker.pieces(task).map(region(place)).collect());
+        Payload::Pieces { source, destination }
+    }
+
+    fn resolve(&mut self, context: &mut Context, submission: u64, outcome: Result<()>) {
         let now = context.now;
-        let rank = self.engine.rank.0;
-        let Operation { tensor, round, .. } = self.script.operations[&ticket];
+        let rank = self.worker.rank().0;
+        let Some(buffers) = self.lent.remove(&submission) else {
+            let text = format!("{} hears twice of submission {submission}", self.me.who);
+            return context.witness.fail(now, Checker::Handle, text);
+        };
+        let Operation { tensor, round, .. } = self.script.operations[&submission];
         context.log.note(now, self.me.who, "resolves", &[tensor as u64, round, u64::from(outcome.is_ok())], || {
             format!("{outcome:?}")
         });
@@ -200,7 +278,7 @@ impl WorkerProcess {
         if let Err(Error::Timeout { .. } | Error::Cancelled) = outcome {
             context.witness.excuse(context.plan.companions(tensor));
         }
-        let operation = self.script.operations.get_mut(&ticket).expect("read above");
+        let operation = self.script.operations.get_mut(&submission).expect("read above");
         if operation.outcome.replace(outcome).is_some() {
             context.witness.fail(now, Checker::Handle, format!("{what} resolves again"));
         }
@@ -210,79 +288,52 @@ impl WorkerProcess {
     // Stages.
 
     fn run_stage(&mut self, context: &mut Context, stage: Stage) {
-        while let Some(task) = self.engine.scheduler.take(context.now, stage) {
-            match stage {
-                Stage::Push => self.push(context, task),
-                Stage::Pull => self.pull(context, task),
-                _ => unreachable!("a host's pipeline pushes and pulls"),
+        while let Some(Step { task, action, .. }) = self.worker.take(context.now, stage) {
+            // As the engine does: what the machine decided by this take is carried out before the step.
+            self.obey(context);
+            match action {
+                Action::Push { link, exchange, header } => self.push(context, task, (link, exchange), header),
+                Action::Pull { exchange } => self.pull(context, task, exchange),
+                Action::CopyToHost { .. } | Action::CopyToDevice | Action::Meet(_) => {
+                    unreachable!("a host's pipeline pushes and pulls")
+                }
             }
-            // As the engine does: what the machines decided by this take is carried out before the next.
             self.settle(context);
         }
+        self.settle(context);
     }
 
-    fn push(&mut self, context: &mut Context, task: Task) {
-        let LinkState::Up(link) = self.engine.links[&task.server].state else {
-            let error = Error::Unavailable { what: task.server.to_string(), cause: "not connected".to_owned() };
-            let outcome = Outcome::Retry { error, landed: 0 };
-            return self.engine.scheduler.finish(context.now, task.id, outcome);
-        };
-        if let Some(letter) = self.engine.payloads[&task.id].letter.clone() {
-            return self.give_up(context, link, task, letter);
-        }
-        self.check_push(context, &task);
-        let (epoch, rank) = (self.engine.epoch(), self.engine.rank);
-        let payload = self.engine.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
-        let plain = Body::plain(task.bytes);
-        let mut body = Vec::new();
-        if payload.part.op.sends_body(rank) {
-            for Region { buffer, span } in &payload.source {
-                body.extend_from_slice(&self.memory[*buffer].bytes[span.offset as usize..span.end() as usize]);
+    fn push(&mut self, context: &mut Context, task: Task, (link, exchange): (LinkId, ExchangeId), mut header: Request) {
+        let mut bytes = Vec::new();
+        let mut regions = Vec::new();
+        match (&self.payloads[&task.id], &mut header) {
+            (Payload::Message(message), Request::Withdraw(_)) => bytes.extend_from_slice(message),
+            (Payload::Pieces { source, destination }, Request::Contribute(header)) => {
+                let sends_body = header.contribution != Contribution::Nothing;
+                self.check_push(context, &task, sends_body, source);
+                for Region { buffer, span } in source.iter().filter(|_| sends_body) {
+                    let run = span.offset as usize..span.end() as usize;
+                    bytes.extend_from_slice(&self.memory[*buffer].bytes[run]);
+                }
+                let is_checked = context.plan.settings.checksum && !bytes.is_empty();
+                if let Contribution::First { checksum, .. } = &mut header.contribution {
+                    *checksum = is_checked.then(|| crc32c::crc32c(&bytes));
+                }
+                regions = source.iter().chain(destination).copied().collect();
             }
+            (payload, header) => unreachable!("{header:?} of {payload:?}"),
         }
-        let checked = context.plan.settings.checksum && !body.is_empty();
-        let contribution = match (task.attempt, payload.part.op.sends_body(rank)) {
-            (_, false) => Contribution::Nothing,
-            (Attempt::Resumed { landed }, true) => Contribution::Resumed { body: plain, landed },
-            (Attempt::First | Attempt::Again, true) => {
-                Contribution::First { body: plain, checksum: checked.then(|| crc32c::crc32c(&body)) }
-            }
-        };
-        let header = Contribute {
-            target: target_of(epoch, &task),
-            dtype: payload.part.layout.dtype,
-            op: payload.part.op,
-            weight: payload.part.weight,
-            urgency: 0,
-            part_bytes: task.bytes,
-            contribution,
-        };
-        let regions = payload.source.iter().chain(&payload.destination).copied().collect();
-        let exchange = self.transport.push(context, link, task.id, Request::Contribute(header), body, regions);
-        payload.exchange = Some(exchange);
-        context.log.note(context.now, self.me.who, "pushes", &[exchange.0, task.round.0], || {
-            format!("part {} {:?}, doom {:?}", task.part, task.attempt, context.network.doom(exchange))
+        let stream = self.transport.push(context, link, task.id, header, bytes, regions);
+        self.streams.insert(exchange, stream);
+        context.log.note(context.now, self.me.who, "pushes", &[stream.0, task.round.0], || {
+            format!("part {} {:?}, {header:?}, doom {:?}", task.part, task.attempt, context.network.doom(stream))
         });
-        if context.plan.classes.replays && context.random.chance(10) {
+        if let Request::Contribute(header) = header
+            && context.plan.classes.replays
+            && context.random.chance(10)
+        {
             self.replay(context, link, header);
         }
-    }
-
-    /// Tells the server why this worker will not contribute.
-    fn give_up(&mut self, context: &mut Context, link: LinkId, task: Task, letter: Vec<u8>) {
-        let epoch = self.engine.epoch();
-        let payload = self.engine.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
-        let header = Request::Withdraw(Withdraw {
-            target: target_of(epoch, &task),
-            dtype: payload.part.layout.dtype,
-            op: payload.part.op,
-            error_bytes: letter.len() as u64,
-        });
-        let exchange = self.transport.push(context, link, task.id, header, letter, Vec::new());
-        payload.exchange = Some(exchange);
-        context.log.note(context.now, self.me.who, "gives up", &[exchange.0, task.round.0], || {
-            format!("part {}, doom {:?}", task.part, context.network.doom(exchange))
-        });
     }
 
     /// A push of a membership before the present one turns up, as a network or a process that slept for long may hold it back.
@@ -300,24 +351,24 @@ impl WorkerProcess {
     }
 
     /// What is sent must be the caller's own contribution, and the sum of the round before must have come.
-    fn check_push(&self, context: &mut Context, task: &Task) {
+    fn check_push(&self, context: &mut Context, task: &Task, sends_body: bool, source: &[Region]) {
         let now = context.now;
-        let payload = &self.engine.payloads[&task.id];
-        let earlier = |(_, other): (_, &super::engine::Payload)| {
-            other.part.layout.part == task.part && other.part.round < task.round
+        let earlier = |other: TaskId| {
+            let part = self.worker.part(other);
+            part.layout.part == task.part && part.round < task.round
         };
-        if self.engine.payloads.iter().any(earlier) {
+        if self.worker.tasks().any(earlier) {
             let text = format!("{} pushes {} of part {} before its turn", self.me.who, task.round, task.part);
             context.witness.fail(now, Checker::Rounds, text);
         }
-        if !payload.part.op.sends_body(self.engine.rank) {
+        if !sends_body {
             return;
         }
         // What the repeat says to be overwritten may be anything; all that follows is the caller's.
         let mut overwritten = if let Attempt::Resumed { landed } = task.attempt { landed as usize } else { 0 };
-        for (Region { buffer, span }, ticket) in payload.source.iter().zip(&payload.part.tickets) {
-            let Operation { tensor, round, .. } = self.script.operations[ticket];
-            let due = oracle::contribution(&context.plan, tensor, round, self.engine.rank.0);
+        for (Region { buffer, span }, piece) in source.iter().zip(self.worker.pieces(task.id)) {
+            let Operation { tensor, round, .. } = self.script.operations[&piece.submission];
+            let due = oracle::contribution(&context.plan, tensor, round, self.worker.rank().0);
             let skipped = overwritten.min(span.bytes as usize);
             overwritten -= skipped;
             let run = span.offset as usize + skipped..span.end() as usize;
@@ -328,43 +379,33 @@ impl WorkerProcess {
         }
     }
 
-    fn pull(&mut self, context: &mut Context, task: Task) {
-        let payload = &self.engine.payloads[&task.id];
-        let exchange = payload.exchange.expect("a task is pulled after it was pushed");
-        let into = payload.destination.clone();
-        self.transport.pull(context, exchange, task.id, into, &mut self.memory);
+    fn pull(&mut self, context: &mut Context, task: Task, exchange: ExchangeId) {
+        let into = match &self.payloads[&task.id] {
+            Payload::Pieces { destination, .. } => destination.clone(),
+            Payload::Message(_) => Vec::new(),
+        };
+        self.transport.pull(context, self.streams[&exchange], task.id, into, &mut self.memory);
     }
 
     fn finish(&mut self, context: &mut Context, ending: Ending) {
-        context.log.note(context.now, self.me.who, "exchange", &[], || format!("{ending:?}"));
-        let (task, outcome) = match ending {
-            Ending::Pushed { task, outcome } => {
-                let outcome = match outcome {
-                    Ok(()) => Outcome::Done,
-                    Err(Error::Cancelled) => Outcome::Failed(Error::Cancelled),
-                    Err(error) => Outcome::Retry { error, landed: 0 },
-                };
-                (task, outcome)
-            }
+        let now = context.now;
+        context.log.note(now, self.me.who, "exchange", &[], || format!("{ending:?}"));
+        match ending {
+            Ending::Pushed { task, outcome } => self.worker.handle_pushed(now, task, outcome),
             Ending::Sum { task, header } => {
                 self.check_header(context, task, &header);
-                (task, Outcome::Done)
+                self.worker.handle_pulled(now, task, Exchanged::Sum);
             }
-            Ending::Rejected { task, error } => {
-                let retry = |error| Outcome::Retry { error, landed: 0 };
-                (task, if error.retryable() { retry(error) } else { Outcome::Failed(error) })
+            Ending::Rejected { task, error } => self.worker.handle_pulled(now, task, Exchanged::Rejected(error)),
+            Ending::Torn { task, error, landed } => {
+                self.worker.handle_pulled(now, task, Exchanged::Torn { error, landed });
             }
-            Ending::Torn { task, error: error @ (Error::Cancelled | Error::Protocol { .. }), .. } => {
-                (task, Outcome::Failed(error))
-            }
-            Ending::Torn { task, error, landed } => (task, Outcome::Retry { error, landed }),
-        };
-        self.engine.scheduler.finish(context.now, task, outcome);
+        }
     }
 
-    fn check_header(&self, context: &mut Context, task: gradlane_core::sched::TaskId, header: &Sum) {
-        let payload = &self.engine.payloads[&task];
-        let Operation { tensor, round, .. } = self.script.operations[&payload.part.tickets[0]];
+    fn check_header(&self, context: &mut Context, task: TaskId, header: &Sum) {
+        let submission = self.worker.part(task).tickets[0];
+        let Operation { tensor, round, .. } = self.script.operations[&submission];
         // Nobody may leave this job, so every worker due is in every sum.
         let due = (oracle::divisor(&context.plan, tensor, round), Contributors::Due);
         let got = (header.divisor, header.contributors.clone());
@@ -376,25 +417,28 @@ impl WorkerProcess {
 
     fn handle_link(&mut self, context: &mut Context, input: Input) {
         let now = context.now;
-        let of = |engine: &Engine, wanted: LinkState| -> Option<ServerId> {
-            engine.links.iter().find(|(_, entry)| entry.state == wanted).map(|(server, _)| *server)
-        };
         match input {
-            Input::LinkReady { link } => match of(&self.engine, LinkState::Dialling(Some(link))) {
-                Some(server) => self.engine.link_up(now, server, link),
-                // Too late: it was given up.
+            Input::LinkReady { link } => match self.links.get_mut(&link) {
+                Some(Dialled { server, attempt, is_up }) => {
+                    *is_up = true;
+                    let (server, attempt) = (*server, *attempt);
+                    self.worker.handle_dialled(now, server, attempt, Ok(link));
+                }
+                // Too late: the attempt has failed.
                 None => context.send_link(self.me, link, Input::LinkLost { link, error: Error::Cancelled }),
             },
             Input::LinkFailed { link } => {
-                if let Some(server) = of(&self.engine, LinkState::Dialling(Some(link))) {
-                    self.engine.link_down(now, server);
+                // The attempt may have succeeded; its own timeout finds nothing to do.
+                if let Some(Dialled { server, attempt, is_up: false }) = self.links.get(&link).copied() {
+                    self.links.remove(&link);
+                    let error = Error::Unavailable { what: server.to_string(), cause: "no answer".to_owned() };
+                    self.worker.handle_dialled(now, server, attempt, Err(error));
                 }
             }
             Input::LinkLost { link, error } => {
                 self.transport.lose(link, &error);
-                let up = of(&self.engine, LinkState::Up(link));
-                if let Some(server) = up.or_else(|| of(&self.engine, LinkState::Dialling(Some(link)))) {
-                    self.engine.link_down(now, server);
+                if let Some(Dialled { server, attempt, .. }) = self.links.remove(&link) {
+                    self.worker.handle_link_lost(now, server, attempt);
                 }
             }
             _ => {}
@@ -402,12 +446,19 @@ impl WorkerProcess {
     }
 }
 
+/// The settings of the machine.
+fn settings(plan: &Plan) -> WorkerSettings {
+    let scheduler =
+        SchedulerConfig { credit_bytes: plan.settings.credit_bytes, defect: plan.defect, ..SchedulerConfig::default() };
+    WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), device: DeviceKind::Host }
+}
+
 impl Process for WorkerProcess {
     fn handle(&mut self, context: &mut Context, input: Input) {
         match input {
             Input::Timer => {
-                self.engine.handle_timeout(context.now);
-                let progress = self.engine.progress();
+                self.worker.handle_timeout(context.now);
+                let progress = self.worker.progress();
                 self.member.handle(context, Input::Timer, progress);
             }
             Input::ControlDialled { .. }
@@ -415,7 +466,7 @@ impl Process for WorkerProcess {
             | Input::ControlFailed { .. }
             | Input::ControlClosed { .. }
             | Input::Frame { .. } => {
-                let progress = self.engine.progress();
+                let progress = self.worker.progress();
                 self.member.handle(context, input, progress);
             }
             Input::LinkReady { .. } | Input::LinkFailed { .. } | Input::LinkLost { .. } => {
@@ -439,21 +490,17 @@ impl Process for WorkerProcess {
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        [self.member.poll_timeout(), self.engine.poll_timeout()].into_iter().flatten().min()
+        [self.member.poll_timeout(), self.worker.poll_timeout()].into_iter().flatten().min()
     }
 
     fn is_finished(&self) -> bool {
-        self.ended.is_some() && self.engine.scheduler.is_idle() && self.transport.open() == 0
+        self.ended.is_some() && self.worker.is_idle() && self.transport.open() == 0
     }
 
     fn describe(&self) -> String {
         let open = self.script.operations.values().filter(|operation| operation.outcome.is_none());
         let open: Vec<String> = open.map(|Operation { tensor, round, .. }| format!("{tensor}/{round}")).collect();
         let (action, done) = (self.script.at, self.script.done);
-        format!("rank {:?}, action {action}, done {done}, unresolved {}", self.engine.rank.0, open.join(" "))
+        format!("rank {:?}, action {action}, done {done}, unresolved {}", self.worker.rank().0, open.join(" "))
     }
-}
-
-fn target_of(epoch: Epoch, task: &Task) -> Target {
-    Target { service: Service::DenseSum, epoch, part: task.part, round: task.round, attempt: 0 }
 }

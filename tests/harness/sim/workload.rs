@@ -79,6 +79,8 @@ pub(super) mod timing {
     pub(in crate::sim) const STALL_WARN: Duration = Duration::from_secs(4);
     /// Patience of a barrier that nobody should miss.
     pub(in crate::sim) const BARRIER: Duration = Duration::from_secs(120);
+    /// Patience of a worker that leaves.
+    pub(in crate::sim) const LEAVE: Duration = Duration::from_secs(2);
     /// Patience of one attempt to connect.
     pub(in crate::sim) const DIAL: Duration = Duration::from_secs(3);
 }

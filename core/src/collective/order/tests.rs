@@ -1,5 +1,6 @@
 use super::*;
 use crate::types::TensorKey;
+use crate::types::{DType, DeviceKind, Op};
 
 #[test]
 fn what_all_are_ready_for_goes_most_urgent_first() {

@@ -3,72 +3,61 @@
 
 use std::sync::Arc;
 
-use super::super::Metrics;
-use super::super::payload::Runs;
+use super::super::metrics::Metrics;
 use super::super::shared::Shared;
+use crate::cuda::Mark;
 use crate::device::{Device, Transfer};
 use crate::error::Result;
+use crate::mem::Ordinal;
 use crate::mem::borrow::Staging;
-use crate::sched::{Outcome, Task};
+use crate::sched::Task;
 use crate::transport::Road;
-use crate::types::Done;
+use crate::types::{Done, LinkId};
 
 /// Stages a contribution, in memory that it has until its sum is back on the device.
-pub(super) fn to_host(shared: &Arc<Shared>, task: Task) {
+pub(super) fn to_host(shared: &Arc<Shared>, task: Task, from: Ordinal, link: Option<LinkId>, contributes: bool) {
     let device = device(shared);
     let bytes = usize::try_from(task.bytes).expect("at most PART_BYTES_MAX");
-    let (from, link) = shared.with(|state, _| (state.payloads[&task.id].cargo.device(), state.links.up(task.server)));
-    // A server of this machine reads it where it lies. Should another road be taken in the end, this is memory as any.
+    // A server of this machine reads it where it lies. Should another transport be taken in the end, this is memory as any.
     let shown = link.is_some_and(|link| shared.transport.road(link) == Road::SharedMemory);
     let staging = match device.lease(from, bytes, shown) {
         Ok(lease) => Staging::new(lease),
-        Err(error) => return shared.with(|state, now| state.finish(now, task.id, Outcome::Failed(error))),
+        Err(error) => return shared.report(|state, now| state.worker.handle_copied(now, task.id, Err(error))),
     };
     let transfer = shared.with(|state, now| {
-        let contributes = state.contributes(task.id);
-        let payload = state.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
-        let there = payload.cargo.on_device();
-        let to = staging.region();
-        there.staging = Some(staging);
-        if !contributes {
-            // The sum needs its place all the same.
-            state.finish(now, task.id, Outcome::Done);
-            return None;
+        let payload = state.payloads.get_mut(task.id).expect("a task has a payload until it is released");
+        let transfer = payload.on_device().stage(staging);
+        if contributes {
+            return Some(transfer);
         }
-        let Runs { regions: from, after } = there.source.again();
-        Some((Transfer::Out { from, to }, after))
+        // The sum needs its place all the same.
+        state.worker.handle_copied(now, task.id, Ok(()));
+        None
     });
-    let Some((transfer, after)) = transfer else { return };
+    let Ok(Some((transfer, after))) = transfer else { return };
     let reporter = Arc::clone(shared);
     let done = Done::new(move |outcome: Result<()>| {
         if outcome.is_ok() {
             Metrics::add(&reporter.metrics.d2h_bytes, task.bytes);
         }
-        reporter
-            .with(|state, now| state.finish(now, task.id, outcome.map_or_else(Outcome::Failed, |()| Outcome::Done)));
+        reporter.report(|state, now| state.worker.handle_copied(now, task.id, outcome));
     });
     device.copy(transfer, &after, done);
 }
 
 /// Brings a sum to where it goes.
-pub(super) fn to_device(shared: &Arc<Shared>, task: Task) {
-    let (transfer, after) = shared.with(|state, _| {
-        let payload = state.payloads.get_mut(&task.id).expect("a task has a payload until it is released");
-        let there = payload.cargo.on_device();
-        let Runs { regions: to, after } = there.destination.again();
-        (Transfer::In { from: there.staged(), to }, after)
-    });
+pub(super) fn to_device(shared: &Arc<Shared>, task: Task, transfer: Transfer, after: &[Mark]) {
     let reporter = Arc::clone(shared);
     let done = Done::new(move |outcome: Result<()>| {
         if outcome.is_ok() {
             Metrics::add(&reporter.metrics.h2d_bytes, task.bytes);
         }
-        reporter.with(|state, now| {
-            state.payloads.get_mut(&task.id).expect("it has one until it is released").cargo.unstage();
-            state.finish(now, task.id, outcome.map_or_else(Outcome::Failed, |()| Outcome::Done));
+        reporter.report(|state, now| {
+            state.payloads.get_mut(task.id).expect("a task has a payload until it is released").unstage();
+            state.worker.handle_copied(now, task.id, outcome);
         });
     });
-    device(shared).copy(transfer, &after, done);
+    device(shared).copy(transfer, after, done);
 }
 
 fn device(shared: &Shared) -> &dyn Device {

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::pipeline::{Duty, Stage};
 use crate::sched::group::Group;
 use crate::sched::ids::{GroupId, TaskId};
-use crate::sched::task::Place;
+use crate::sched::task::{Place, Purpose};
 use crate::types::{Defect, Time, planted};
 
 impl Scheduler {
@@ -32,7 +32,7 @@ impl Scheduler {
             what: format!("{}: a tensor that shares part {} was given up before", work.spec.round, work.spec.part),
             hint: "declare tensors without fusion to give them up one by one".to_owned(),
         };
-        self.give_up(now, id, Some(&given_up));
+        self.withdraw_from(now, id, Some(&given_up));
         let work = self.tasks.remove(id.0).expect("just submitted");
         self.commands.push_back(Command::Release(id));
         for group in work.spec.groups {
@@ -49,20 +49,20 @@ impl Scheduler {
         group.fate = Some(error);
         let tasks = group.tasks.clone();
         for task in tasks {
-            self.doom_if_unwanted(now, task);
+            self.let_go_if_unwanted(now, task);
         }
         self.resolve_if_settled(id);
     }
 
-    fn doom_if_unwanted(&mut self, now: Time, id: TaskId) {
-        let Some(work) = self.tasks.get_mut(id.0).filter(|work| !work.doomed) else {
+    fn let_go_if_unwanted(&mut self, now: Time, id: TaskId) {
+        let Some(work) = self.tasks.get_mut(id.0).filter(|work| work.purpose == Purpose::Wanted) else {
             return;
         };
         let open = |group: &GroupId| self.groups.get(group.0).is_some_and(|group| group.fate.is_none());
         if work.spec.groups.iter().any(open) {
             return;
         }
-        work.doomed = true;
+        work.purpose = Purpose::Unwanted;
         let (stage, since, place) = (work.stage, work.since, work.place);
         let is_awaited = self.pipeline.meeting_after(stage, work.spec.route).is_some();
         match place {
@@ -71,14 +71,14 @@ impl Scheduler {
             // Its exchange is open and may hold its memory: only the executor of PULL can close it.
             Place::Queued(_) if stage == Stage::Pull => {}
             // The others wait for it, with what they make the sum of, for the sum, or to hear that there will be none.
-            Place::Queued(gates) if stage.is_collective() && (gates.open() || stage > Stage::Reduce) => {}
-            Place::Queued(_) if is_awaited && stage > Stage::Pull => {}
+            Place::Queued(gates) if stage.is_collective() && (gates.open() || !stage.opens_collective()) => {}
+            Place::Queued(_) if is_awaited && stage.follows_pull() => {}
             Place::Queued(_) => {
                 self.unqueue(id);
-                if stage <= Stage::Push {
-                    self.give_up(now, id, None);
+                if !stage.follows_pull() {
+                    self.withdraw_from(now, id, None);
                 }
-                if is_awaited && stage != Stage::Reduce {
+                if is_awaited && !stage.opens_collective() {
                     // It moved for the last time when it came where it was.
                     self.tell(since, id, None);
                 } else {
@@ -92,11 +92,11 @@ impl Scheduler {
     pub(super) fn unqueue(&mut self, id: TaskId) {
         let work = self.tasks.get(id.0).expect("a queued task exists");
         let Place::Queued(gates) = work.place else { return };
-        let (stage, entry) = (work.stage, work.entry(id));
+        let (stage, entry, is_withdrawal) = (work.stage, work.entry(id), work.purpose.is_withdrawal());
         if let Some(at) = gates.pause {
             self.timers.remove(&(at, Timer::Repeat(id)));
         }
-        self.queues[stage.index()].remove(entry);
+        self.queue(stage, is_withdrawal).remove(entry);
         self.wake_if_ready(stage);
     }
 
@@ -107,7 +107,10 @@ impl Scheduler {
         self.give_credit_back(id);
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
         // The others take what this rank has, unless it says that it has nothing.
-        work.failure = (work.spec.route.duty != Duty::Member).then_some(failure);
+        work.purpose = match work.spec.route.duty {
+            Duty::Member => Purpose::Unwanted,
+            Duty::Owner | Duty::Holder | Duty::Alone => Purpose::Explaining(failure),
+        };
         let (meeting, groups) = (self.pipeline.meeting_after(work.stage, work.spec.route), work.spec.groups.clone());
         self.enter(now, id, meeting.expect("the others wait for it"), None);
         if let Some(error) = error {
@@ -122,7 +125,7 @@ impl Scheduler {
         let work = self.tasks.get(id.0).expect("it is asked of tasks that exist");
         // Who gives up before the others does so in the name of all, and they would not hear why.
         let reduces = work.stage == Stage::Reduce && self.pipeline.meeting_after(work.stage, work.spec.route).is_some();
-        !((reduces || work.failure.is_some()) && self.concerns_all(id))
+        !((reduces || work.purpose.failure().is_some()) && self.concerns_all(id))
     }
 
     /// Whether an unwanted task is unwanted for a reason that the other ranks of its machine will hear of as theirs.

@@ -10,21 +10,9 @@ use super::{Scheduler, Timer};
 use crate::pipeline::Stage;
 use crate::sched::ids::TaskId;
 use crate::sched::queue::Entry;
+use crate::sched::rules::needs_credit;
 use crate::sched::task::{Place, Work};
-use crate::types::{DeviceKind, Time};
-
-/// Where a task needs credit, unless it has some.
-pub(super) fn needs_credit(stage: Stage) -> bool {
-    matches!(stage, Stage::CopyD2H | Stage::Push)
-}
-
-/// Where a task gives its credit back when it is done.
-pub(super) fn ends_credit(memory: DeviceKind) -> Stage {
-    match memory {
-        DeviceKind::Host => Stage::Pull,
-        DeviceKind::Cuda => Stage::CopyH2D,
-    }
-}
+use crate::types::Time;
 
 impl Scheduler {
     /// Draws for a task that is taken for a stage that needs credit.
@@ -99,7 +87,7 @@ impl Scheduler {
         let is_held_up = |work: &Work| matches!(work.place, Place::Queued(gates) if !gates.open());
         let waits = |work: &Work| {
             let waits_for_a_sum = matches!(work.stage, Stage::Pull | Stage::PcieReduce | Stage::PcieBroadcast);
-            (waits_for_a_sum || work.failures > 0 || is_held_up(work))
+            (waits_for_a_sum || work.tries.failures > 0 || is_held_up(work))
                 && work.since + self.config.credit_patience <= now
         };
         let holders = self.holders.iter().copied();

@@ -4,13 +4,14 @@ use super::*;
 use crate::pipeline::{Duty, Route, Topology};
 use crate::sched::task::Attempt;
 use crate::sched::{StallDetector, StallReport};
+use crate::types::TensorKey;
 use crate::types::{DeviceKind, Priority};
 
 mod copies;
-mod giving_up;
 mod pcie;
 mod random;
 mod tiers;
+mod withdrawals;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -348,15 +349,6 @@ fn after_a_fatal_failure_everything_fails_with_the_first_cause() {
 }
 
 #[test]
-fn a_failed_tensor_fails_its_submissions_and_no_others() {
-    let mut world = World::new(config(), host());
-    let [bad, good] = [world.open("bad", 1), world.open("good", 1)];
-    world.scheduler.fail_tensor(world.now, TensorKey::of("bad"), unreachable());
-    assert_eq!(world.commands(), [resolved(bad, Err(unreachable()))]);
-    assert!(world.scheduler.group(good).is_some());
-}
-
-#[test]
 fn what_does_not_move_is_reported_once_an_interval() {
     let mut world = World::new(config(), host());
     let mut detector = StallDetector::new(world.now, 10 * SECOND);
@@ -436,9 +428,9 @@ impl World {
 
     /// What is to be done. Servers hear at once which rounds were given up.
     fn commands(&mut self) -> Vec<Command> {
-        for task in self.scheduler.telling() {
-            self.scheduler.stop_telling(task);
-            let tells = |command: &Command| matches!(command, Command::GiveUp { task: other, .. } | Command::Release(other) if *other == task);
+        for task in self.scheduler.open_withdrawals() {
+            self.scheduler.drop_withdrawal(task);
+            let tells = |command: &Command| matches!(command, Command::Withdraw { task: other, .. } | Command::Release(other) if *other == task);
             self.scheduler.commands.retain(|command| !tells(command));
             if !self.scheduler.has_ready(Stage::Push) {
                 self.scheduler.wakes &= !(1 << Stage::Push.index());
@@ -511,7 +503,7 @@ fn failure(command: &Command) -> Option<&Error> {
         Command::Resolved { outcome: Ok(()), .. }
         | Command::Wake(_)
         | Command::Abandon(_)
-        | Command::GiveUp { .. }
+        | Command::Withdraw { .. }
         | Command::Release(_) => None,
     }
 }

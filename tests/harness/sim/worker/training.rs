@@ -1,11 +1,12 @@
 //! The training loop of a worker: declares, submits, waits, gives up, leaves, as its script says.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{TensorSpec, Time};
+use gradlane_core::error::Result;
+use gradlane_core::types::TensorSpec;
+use gradlane_core::worker::{Tensor, Terms};
 
-use super::super::engine::Ticket;
 use super::super::oracle;
 use super::super::workload::{Action, timing};
 use super::super::world::{Context, Input, Who};
@@ -16,11 +17,20 @@ use super::{Buffer, WorkerProcess};
 pub(super) struct Script {
     pub(super) at: usize,
     pub(super) running: bool,
-    /// The request of the membership that it waits for.
-    pub(super) waits_for: Option<u64>,
+    /// What it waits for, if not for submissions.
+    pub(super) waits_for: Option<Awaited>,
     pub(super) woken: bool,
     pub(super) done: bool,
     pub(super) operations: BTreeMap<u64, Operation>,
+}
+
+/// An answer of the coordinator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Awaited {
+    /// To a declaration of the machine.
+    Declaration(u64),
+    /// To an arrival at a barrier.
+    Barrier(u64),
 }
 
 /// One submission.
@@ -39,8 +49,8 @@ impl WorkerProcess {
         }
     }
 
-    pub(super) fn wake_if_waiting(&mut self, context: &mut Context, request: u64) {
-        if self.script.waits_for.take_if(|waited| *waited == request).is_some() {
+    pub(super) fn wake_if_waiting(&mut self, context: &mut Context, answered: Awaited) {
+        if self.script.waits_for.take_if(|awaited| *awaited == answered).is_some() {
             self.wake(context);
         }
     }
@@ -68,35 +78,32 @@ impl WorkerProcess {
                 }
                 Action::Declare { tensors, fuse } => {
                     let specs = tensors.iter().map(|tensor| self.spec(context, *tensor)).collect();
-                    if let Ok((request, unknown)) = self.engine.declare(specs)
-                        && !unknown.is_empty()
-                    {
-                        self.script.waits_for = Some(self.declare(request, unknown, fuse));
+                    if let Ok(Some(request)) = self.worker.declare(specs, fuse) {
+                        self.script.waits_for = Some(Awaited::Declaration(request));
                     }
                 }
                 Action::Submit { tensor, round, timeout } => {
-                    let deadline = timeout.map(|timeout| context.now + timeout);
-                    self.submit(context, tensor, round, deadline);
+                    self.submit(context, tensor, round, timeout);
                 }
                 Action::Cancel { tensor, round } => {
                     let of =
                         |(_, operation): &(&u64, &Operation)| operation.tensor == tensor && operation.round == round;
                     let ticket = self.script.operations.iter().find(of).map(|(ticket, _)| *ticket);
-                    self.engine.cancel(context.now, ticket.expect("submitted before"));
+                    self.worker.cancel(context.now, ticket.expect("submitted before"));
                 }
                 Action::Barrier { name, timeout } => {
                     context.witness.arrives(self.me.who, &name, timeout == timing::BARRIER);
                     let request = self.member.member.barrier(context.now, name.clone(), timeout);
                     self.barriers.insert(request, name);
-                    self.script.waits_for = Some(request);
+                    self.script.waits_for = Some(Awaited::Barrier(request));
                 }
             }
             self.settle(context);
         }
     }
 
-    fn submit(&mut self, context: &mut Context, tensor: usize, round: u64, deadline: Option<Time>) {
-        let rank = self.engine.rank.0;
+    fn submit(&mut self, context: &mut Context, tensor: usize, round: u64, timeout: Option<Duration>) {
+        let rank = self.worker.rank().0;
         let plan = &context.plan;
         let (priority, in_place, op) =
             (plan.tensors[tensor].priority, plan.tensors[tensor].in_place, plan.op(tensor, round));
@@ -110,29 +117,11 @@ impl WorkerProcess {
             self.memory.push(Buffer { bytes: junk, lent: true });
         }
         let spec = self.spec(context, tensor);
-        let ticket = Ticket {
-            key: spec.key(),
-            name: spec.name.as_str().into(),
-            source,
-            destination,
-            op,
-            weight,
-            priority,
-            submitted: context.now,
-            deadline,
-            group: None,
-        };
-        let (id, declare) = self.engine.accept(context.now, ticket, &spec);
+        let bytes = self.memory[source].bytes.len() as u64;
+        let lent = Tensor { key: spec.key(), bytes, device: None, priority };
+        let id = self.worker.submit(context.now, &spec, lent, Terms { op, weight, timeout });
+        self.lent.insert(id, [source, destination]);
         self.script.operations.insert(id, Operation { tensor, round, outcome: None });
-        if let Some(request) = declare {
-            self.declare(request, vec![spec], false);
-        }
-    }
-
-    fn declare(&mut self, request: u64, specs: Vec<TensorSpec>, fuse: bool) -> u64 {
-        let number = self.member.member.declare(specs, fuse);
-        self.declarations.insert(number, request);
-        number
     }
 
     /// A tensor as this worker declares it.
@@ -146,12 +135,7 @@ impl WorkerProcess {
     }
 
     fn leave(&mut self, context: &mut Context) {
-        let pending = Error::FailedPrecondition {
-            what: "the engine was shut down while the operation was under way".to_owned(),
-            hint: "wait for the handles before shutdown()".to_owned(),
-        };
         self.script.done = true;
-        self.engine.end(context.now, &pending);
-        self.member.member.leave();
+        self.worker.handle_leave(context.now, timing::LEAVE);
     }
 }

@@ -150,7 +150,7 @@ fn a_copy_that_failed_fails_its_group_and_has_the_server_told_unless_that_has_su
             world.finish(task, if is_last { Outcome::Failed(unreachable()) } else { Outcome::Done });
         }
         let commands = world.all_commands();
-        let tells = |command: &Command| matches!(command, Command::GiveUp { of, .. } if *of == task);
+        let tells = |command: &Command| matches!(command, Command::Withdraw { of, .. } if *of == task);
         assert_eq!(commands.iter().any(tells), is_told, "{stages:?}");
         assert!(commands.contains(&resolved(group, Err(unreachable()))));
         assert_eq!(world.scheduler.credit_in_flight(), 0);

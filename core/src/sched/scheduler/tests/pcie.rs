@@ -53,7 +53,7 @@ fn whoever_has_nothing_says_so_where_the_others_wait_next_and_a_server_hears_it_
         assert_eq!(world.scheduler.failure(task), Some(&unreachable()));
         world.finish(task, Outcome::Failed(unreachable()));
         let commands = world.all_commands();
-        let telling = commands.iter().filter(|command| matches!(command, Command::GiveUp { .. })).count();
+        let telling = commands.iter().filter(|command| matches!(command, Command::Withdraw { .. })).count();
         assert_eq!(telling, told, "{duty:?} that failed in {failing}");
         assert!(commands.contains(&resolved(group, Err(unreachable()))), "{commands:?}");
         assert_eq!(world.scheduler.credit_in_flight(), 0);

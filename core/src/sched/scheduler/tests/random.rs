@@ -61,7 +61,7 @@ fn run(seed: u64, defect: Option<Defect>) -> Checked {
         retry_min: Duration::from_millis(10),
         retry_max: Duration::from_millis(100),
         credit_patience: Duration::from_millis(50),
-        give_up_patience: Duration::from_millis(300),
+        withdrawal_patience: Duration::from_millis(300),
         defect,
     };
     let pipeline = match random.below(6) {
@@ -276,7 +276,7 @@ impl Model {
             match command {
                 Command::Wake(stage) => drop(self.awake.insert(stage)),
                 Command::Abandon(task) => ensure(self.running.contains_key(&task), "abandoned but not running")?,
-                Command::GiveUp { task, of, .. } => {
+                Command::Withdraw { task, of, .. } => {
                     let of = self.tasks.get(&of).ok_or("what is gone was given up")?;
                     ensure(!of.tells, "what only tells was given up")?;
                     let (part, round) = (of.part, of.round);

@@ -41,7 +41,7 @@ fn a_round_is_given_up_in_its_turn_only() {
 
 #[test]
 fn a_server_is_told_again_until_it_answers_or_the_time_for_it_has_passed() {
-    let mut world = World::new(SchedulerConfig { give_up_patience: SECOND, ..config() }, host());
+    let mut world = World::new(SchedulerConfig { withdrawal_patience: SECOND, ..config() }, host());
     let group = world.open("w", 1);
     let task = world.submit(part(0), 10, 0, &[group]);
     world.scheduler.cancel(world.now, group);
@@ -95,12 +95,12 @@ fn what_the_server_knows_or_nobody_waits_for_is_not_told() {
     let group = world.open("w", 1);
     world.submit(part(2), 10, 0, &[group]);
     world.scheduler.fail_all(world.now, unreachable());
-    assert_eq!(world.scheduler.telling(), []);
+    assert_eq!(world.scheduler.open_withdrawals(), []);
     let mut world = World::new(config(), tiers());
     let group = world.open("w", 1);
     world.submit_for(Duty::Member, part(0), &[group]);
     world.scheduler.cancel(world.now, group);
-    assert_eq!(world.scheduler.telling(), []);
+    assert_eq!(world.scheduler.open_withdrawals(), []);
 }
 
 #[test]
@@ -136,9 +136,9 @@ impl World {
     /// The task that tells why `task` was given up, and the other commands.
     fn word(&mut self, task: TaskId, why: &Error) -> (TaskId, Vec<Command>) {
         let (words, others): (Vec<Command>, Vec<Command>) =
-            self.all_commands().into_iter().partition(|command| matches!(command, Command::GiveUp { .. }));
+            self.all_commands().into_iter().partition(|command| matches!(command, Command::Withdraw { .. }));
         match words.as_slice() {
-            [Command::GiveUp { task: word, of, error }] if *of == task && error == why => (*word, others),
+            [Command::Withdraw { task: word, of, error }] if *of == task && error == why => (*word, others),
             other => panic!("{other:?}"),
         }
     }

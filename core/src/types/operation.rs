@@ -1,7 +1,42 @@
-//! What comes of the operations among the ranks of a machine, and in which order they stand for one part.
+//! What the ranks of one machine do together with a part: the goal, the claim that each rank makes, and its place among the operations of
+//! the part.
 
-use super::order::Slot;
-use crate::types::{PartId, Round, WorkerId};
+use super::{DType, DeviceKind, Op, PartId, Priority, Round, WorkerId};
+
+/// One operation on one part; those of a part are counted in the order in which ranks come to them.
+pub type Slot = (PartId, Round);
+
+/// What a rank says of the part that it is ready for.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Claim {
+    /// The reduction.
+    pub op: Op,
+    /// Element type.
+    pub dtype: DType,
+    /// Length of the part in bytes.
+    pub bytes: u64,
+    /// What holds it.
+    pub device: DeviceKind,
+    /// Which of the rank's devices that is, counted as they are first used; below [`LANES_MAX`](Self::LANES_MAX), and 0 in host memory.
+    pub lane: u8,
+    /// Whether this rank has an error to tell instead of what the others wait for. One that has is enough.
+    pub failed: bool,
+    /// Its weight in a weighted mean.
+    pub weight: f64,
+    /// How urgent it is to this rank; the part is as urgent as to the rank that wants it most.
+    pub priority: Priority,
+}
+
+impl Claim {
+    /// How many devices a rank may reduce on with the others of its machine.
+    pub const LANES_MAX: u8 = 8;
+
+    /// Whether both can be parts of one operation.
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        let what = |claim: &Self| (claim.op, claim.dtype, claim.bytes, claim.device, claim.lane);
+        what(self) == what(other)
+    }
+}
 
 /// What comes of an operation.
 ///

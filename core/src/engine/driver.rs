@@ -1,31 +1,34 @@
 //! The engine of one worker: accepts submissions, resolves handles, starts and ends the threads.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::executors::executor;
-use super::handle::{Canceller, Help};
-use super::room::Room;
-use super::shared::{Lent, Settings, Shared, Ticket};
-use super::submit::{HERE_BYTES_MAX, accept, check, check_root};
-use super::{Handle, Memory, Metrics, Timeline, stage_loop, together};
+use super::handle::{Canceller, Handle, Help};
+use super::local_peers;
+use super::memory::Memory;
+use super::metrics::Metrics;
+use super::progress::Progress;
+use super::room::{Entered, Room};
+use super::shared::Shared;
+use super::stage_loop;
+use super::submit::{HERE_BYTES_MAX, check, check_root};
+use super::trace::Timeline;
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
-use crate::pipeline::registry::{Lookup, Registry};
-use crate::pipeline::{Pipeline, Stage};
+use crate::pipeline::Stage;
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer, status};
-use crate::sched::{Scheduler, SchedulerConfig};
+use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
 use crate::transport::quic::Credentials;
-use crate::types::{DeviceKind, Done, Machines, Op, Priority, Role, TensorSpec, Time, View, WorkerId};
+use crate::types::{DeviceKind, Op, Priority, Role, TensorSpec, Time, WorkerId};
 use crate::wire::frame::Health;
+use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};
 
 /// How to start an engine.
 pub struct EngineOptions {
@@ -67,31 +70,16 @@ pub struct Submission {
 /// A worker's engine. Dropping it shuts it down.
 pub struct Engine {
     pub(super) shared: Arc<Shared>,
-    membership: Mutex<Membership>,
+    progress: Arc<Progress>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    milestones: Arc<Milestones>,
     config: Config,
     coordinator: String,
     credentials: Arc<Credentials>,
-    pub(super) tickets: AtomicU64,
-    pub(super) requests: AtomicU64,
     pub(super) room: Arc<Room>,
     cancel: Canceller,
     timeline: Arc<Timeline>,
-}
-
-/// How far the membership got; waited for by the caller's threads.
-#[derive(Default)]
-struct Milestones {
-    reached: Mutex<Reached>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Reached {
-    joined: Option<u32>,
-    left: bool,
-    failed: Option<Error>,
+    /// The engine has begun to leave.
+    leaving: Mutex<bool>,
 }
 
 impl Engine {
@@ -102,76 +90,77 @@ impl Engine {
     pub fn start(options: EngineOptions) -> Result<Self> {
         let clock = Clock::start();
         let config = options.config;
-        let scheduling = SchedulerConfig {
-            credit_bytes: config.credit_bytes,
-            oldest_every: config.oldest_every,
-            give_up_patience: config.step_timeout,
-            ..SchedulerConfig::default()
-        };
-        // Until the view says who is where; nothing is submitted before.
-        let scheduler = Scheduler::new(scheduling, Pipeline::of(Vec::new()));
-        let door = together::open_door(&config, options.member.process.machine, options.member.workers);
+        let socket = local_peers::listen(&config, options.member.process.machine, options.member.workers);
         let mut member = options.member;
-        member.process.wiring = together::wiring(&config)?;
-        if let Some(door) = &door {
-            member.process.socket_path = door.path().to_string_lossy().into_owned();
+        member.process.wiring = local_peers::wiring(&config)?;
+        if let Some(socket) = &socket {
+            member.process.socket_path = socket.path().to_string_lossy().into_owned();
         }
-        let settings = Settings {
-            checksum: config.checksum,
-            dial_patience: Duration::from_secs(3),
+        let settings = WorkerSettings {
+            scheduler: SchedulerConfig {
+                credit_bytes: config.credit_bytes,
+                oldest_every: config.oldest_every,
+                withdrawal_patience: config.step_timeout,
+                ..SchedulerConfig::default()
+            },
             stall_warn: config.stall_warn,
+            device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
         };
+        let progress = Arc::new(Progress::default());
         let shared = Arc::new(Shared::new(
             options.transport,
             options.device,
             Metrics::new(&options.copies),
             clock,
-            settings,
-            scheduler,
+            config.checksum,
+            Worker::new(clock.now(), settings),
+            Arc::clone(&progress) as _,
         ));
         let timed = Arc::downgrade(&shared);
         let timer = Timer::start("gl-timer", clock, move |_| {
             // The next deadline is armed by `with` itself.
             if let Some(shared) = timed.upgrade() {
-                shared.with(|state, now| state.handle_timer(now));
+                shared.report(|state, now| state.handle_timer(now));
             }
             None
         })?;
-        *shared.timer.lock().expect(LOCK) = Some(timer);
+        *locked(&shared.timer) = Some(timer);
 
-        let milestones = Arc::new(Milestones::default());
-        let (progress, listener, reached) = (Arc::clone(&shared), Arc::clone(&shared), Arc::clone(&milestones));
+        let (reporter, listener) = (Arc::downgrade(&shared), Arc::downgrade(&shared));
         let (coordinator, credentials) = (options.coordinator.clone(), Arc::clone(&options.credentials));
         let membership = Membership::start(
             MembershipOptions { member, coordinator: options.coordinator, credentials: options.credentials },
             clock,
-            move || progress.progress(),
-            move |event| on_event(&listener, &reached, scheduling, event),
+            move || reporter.upgrade().map(|shared| shared.look(|state| state.worker.progress())).unwrap_or_default(),
+            move |event| {
+                if let Some(shared) = listener.upgrade() {
+                    on_event(&shared, event);
+                }
+            },
         )?;
+        *locked(&shared.membership) = Some(membership);
         let room = Room::new(config.submit_bytes_max);
         let cancelled = Arc::downgrade(&shared);
         let cancel = Arc::new(move |id| {
             if let Some(shared) = cancelled.upgrade() {
-                shared.with(|state, now| state.cancel(now, id));
+                shared.report(|state, now| state.worker.cancel(now, id));
             }
         });
         let timeline = Timeline::new(clock, config.timeline_bytes_max);
         let engine = Self {
             shared,
-            membership: Mutex::new(membership),
+            progress,
             threads: Mutex::default(),
-            milestones,
             config,
             coordinator,
             credentials,
-            tickets: AtomicU64::new(1),
-            requests: AtomicU64::new(1),
             room: Arc::new(room),
             cancel,
             timeline: Arc::new(timeline),
+            leaving: Mutex::default(),
         };
-        engine.milestones.wait(None, |reached| reached.joined.is_some())?;
-        engine.equip(clock, door)?;
+        engine.shared.milestones.wait(None, |reached| reached.joined)?;
+        engine.equip(clock, socket)?;
         if let Some(place) = &engine.config.timeline {
             engine.start_timeline(place)?;
         }
@@ -179,39 +168,32 @@ impl Engine {
     }
 
     /// Starts what the pipeline needs: the other workers of this machine, and threads for its stages.
-    fn equip(&self, clock: Clock, door: Option<PrivateSocket>) -> Result<()> {
-        let (pipeline, rank, view) =
-            self.shared.with(|state, _| (state.scheduler.pipeline().clone(), state.rank, state.view.clone()));
-        if pipeline.stages().iter().any(|stage| stage.is_collective()) {
-            let view = view.as_ref().expect("joined");
-            let failed = || self.milestones.reached.lock().expect(LOCK).failed.clone();
+    fn equip(&self, clock: Clock, socket: Option<PrivateSocket>) -> Result<()> {
+        let formation = self.shared.look(|state| state.worker.formation().cloned()).expect("joined");
+        let stages = formation.pipeline.stages();
+        if stages.iter().any(|stage| stage.is_collective()) {
+            let failed = || self.shared.milestones.failed();
             let copies = self.shared.metrics.copies();
-            let collective = together::meet(&self.config, view, rank, door, copies, clock, &failed)?;
+            let collective = local_peers::meet(&self.config, &formation, socket, copies, clock, &failed)?;
             let first = self.shared.collective.set(collective).is_ok();
             assert!(first, "an engine starts once");
         }
-        for stage in pipeline.stages() {
-            // What ranks do together needs no thread here, and PULL takes no longer than to wake one.
-            if stage.is_collective() || *stage == Stage::Pull {
-                continue;
-            }
-            let execute =
-                executor(*stage).ok_or_else(|| Error::Internal { what: format!("no executor for {stage}") })?;
-            let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), execute)?;
-            self.threads.lock().expect(LOCK).push(thread);
+        // What ranks do together needs no thread here, and PULL takes no longer than to wake one.
+        for stage in stages.iter().filter(|stage| !stage.is_collective() && **stage != Stage::Pull) {
+            let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), Arc::clone(&self.progress))?;
+            locked(&self.threads).push(thread);
         }
         Ok(())
     }
 
     /// This worker's rank.
     pub fn rank(&self) -> WorkerId {
-        self.shared.with(|state, _| state.rank)
+        self.shared.look(|state| state.worker.rank())
     }
 
     /// How many workers the job has.
     pub fn size(&self) -> u32 {
-        let workers = |view: &View| u32::try_from(view.workers().count()).expect("bounded by MEMBERS_MAX");
-        self.shared.with(|state, _| state.view.as_ref().map_or(1, workers))
+        self.shared.look(|state| state.worker.formation().map_or(1, Formation::workers))
     }
 
     /// Counters since the start.
@@ -226,20 +208,20 @@ impl Engine {
 
     /// The parts of every declared tensor, one a line, for people.
     pub fn layout(&self) -> String {
-        self.shared.with(|state, _| state.registry.describe())
+        self.shared.look(|state| state.worker.describe_layout())
     }
 
     /// Records from now on what every task does, and what is given to [`Timeline::record`]. See [`Timeline::start`] for `place`, the
     /// answer and the errors.
     pub fn start_timeline(&self, place: &Path) -> Result<PathBuf> {
         let path = self.timeline.start(place, self.rank())?;
-        self.shared.with(|state, now| state.trace(now, Some(Arc::clone(&self.timeline))));
+        self.shared.with(|state, now| state.trace(now, Some(Arc::clone(&self.timeline))))?;
         Ok(path)
     }
 
     /// Completes the timeline's file. Does nothing if none is recorded.
     pub fn stop_timeline(&self) {
-        self.shared.with(|state, now| state.trace(now, None));
+        self.shared.report(|state, now| state.trace(now, None));
         self.timeline.stop();
     }
 
@@ -254,25 +236,16 @@ impl Engine {
     /// # Errors
     /// [`Error::Mismatch`] if another worker declared one of the names differently.
     pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
-        let request = self.requests.fetch_add(1, Ordering::Relaxed);
-        let unknown: Vec<TensorSpec> = self.shared.with(|state, _| {
-            if let Some(error) = &state.ended {
-                return Err(error.clone());
-            }
-            let mut unknown = Vec::new();
-            for tensor in tensors {
-                if state.registry.lookup(&tensor)? == Lookup::Unknown {
-                    unknown.push(tensor);
-                }
-            }
-            state.registry.declaring(request, &unknown);
-            Ok(unknown)
-        })?;
-        if unknown.is_empty() {
-            return Ok(());
-        }
         let (handle, done) = Handle::new(0, None, |_| {});
-        self.send_declaration(request, unknown, fuse, done);
+        let asked = self.shared.with(|state, _| {
+            let request = state.worker.declare(tensors, fuse)?;
+            match request {
+                Some(request) => state.await_declaration(request, done),
+                None => done.ok(()),
+            }
+            Ok(())
+        });
+        asked.flatten()?;
         handle.wait(timeout)
     }
 
@@ -301,41 +274,17 @@ impl Engine {
         check(&tensor, &source, &destination, op, weight, self.device())?;
         check_root(op, || self.size())?;
         let bytes = source.len() as u64;
-        self.room.enter(bytes, timeout)?;
+        let room = Room::enter(&self.room, bytes, timeout)?;
         entered();
 
-        let id = self.tickets.fetch_add(1, Ordering::Relaxed);
-        let room = Arc::clone(&self.room);
-        let (handle, done) = Handle::new(id, Some(Arc::clone(&self.cancel)), move |id| {
-            room.leave(bytes);
-            then(id);
-        });
         Metrics::add(&self.shared.metrics.submissions, 1);
-        let request = self.requests.fetch_add(1, Ordering::Relaxed);
-        let declare = self.shared.with_pushing(here_bytes_max, |state, now| {
-            let ticket = Ticket {
-                tensors: vec![Lent { key: tensor.key(), source, destination }],
-                bytes,
-                op,
-                weight,
-                priority,
-                submitted: now,
-                deadline: timeout.map(|timeout| now + timeout),
-                group: None,
-                done,
-            };
-            let known = state.registry.lookup(&tensor);
-            let declare = known == Ok(Lookup::Unknown) && state.ended.is_none();
-            if declare {
-                state.registry.declaring(request, std::slice::from_ref(&tensor));
-            }
-            accept(state, now, id, ticket, known);
-            declare
-        });
-        if declare {
-            let (_, done) = Handle::new(0, None, |_| {});
-            self.send_declaration(request, vec![tensor], false, done);
-        }
+        let described = Tensor { key: tensor.key(), bytes, device: source.device(), priority };
+        let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
+            let id = state.worker.submit(now, &tensor, described, Terms { op, weight, timeout });
+            let (handle, done) = Handle::new(id, Some(Arc::clone(&self.cancel)), leaving(room, then));
+            state.lend(id, vec![(source, destination)], done);
+            handle
+        })?;
         Ok(self.helping(handle))
     }
 
@@ -404,12 +353,15 @@ impl Engine {
     ///
     /// The handle's error is an [`Error::Timeout`] that names the ranks that did not come, or the cause if the job ended.
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
-        if let Some(error) = self.shared.with(|state, _| state.ended.clone()) {
+        if let Some(error) = self.shared.look(|state| state.worker.ended().cloned()) {
             return Handle::resolved(0, Err(error));
         }
         let timeout = timeout.unwrap_or(self.config.step_timeout);
         let (handle, done) = Handle::new(0, None, |_| {});
-        self.membership.lock().expect(LOCK).barrier(name.to_owned(), timeout, done);
+        // Where the engine is shut down, the token is dropped, which is a report.
+        if let Some(membership) = &*locked(&self.shared.membership) {
+            membership.barrier(name.to_owned(), timeout, done);
+        }
         handle
     }
 
@@ -438,24 +390,19 @@ impl Engine {
     }
 
     fn leave(&self, grace: Duration) -> Result<()> {
-        let pending = Error::FailedPrecondition {
-            what: "the engine was shut down while the operation was under way".to_owned(),
-            hint: "wait for the handles before shutdown()".to_owned(),
-        };
-        let (known, told) = Handle::new(0, None, |_| {});
-        self.shared.with(|state, now| state.give_all_up(now, &pending, told));
-        // Servers that do not answer do not keep it: who waits for it then waits for the step timeout.
-        let _ = known.wait(Some(grace.min(LAST_WORDS)));
-        let first = self.shared.with(|state, now| {
-            state.end(now, &pending);
-            !std::mem::replace(&mut state.leaving, true)
-        });
-        if !first {
+        if std::mem::replace(&mut *locked(&self.leaving), true) {
             return Ok(());
         }
-        self.membership.lock().expect(LOCK).leave();
-        let left = self.milestones.wait(Some(grace), |reached| reached.left || reached.failed.is_some());
-        self.membership.lock().expect(LOCK).stop();
+        let milestones = &self.shared.milestones;
+        if self.shared.with(|state, now| state.worker.handle_leave(now, grace)).is_ok() {
+            let _ = milestones.wait(None, |reached| reached.may_leave);
+        }
+        if let Some(membership) = &*locked(&self.shared.membership) {
+            membership.leave();
+        }
+        let left = milestones.wait(Some(grace), |reached| reached.left || reached.failed.is_some());
+        let membership = locked(&self.shared.membership).take();
+        drop(membership);
         if let Some(collective) = self.shared.collective.get() {
             collective.shutdown();
         }
@@ -465,32 +412,16 @@ impl Engine {
             device.shutdown();
         }
         // Not before: a sum that came meanwhile, and is awaited by other ranks, is still brought to its device.
-        self.shared.with(|state, _| state.closed = true);
-        for bell in self.shared.bells.values() {
-            bell.ring();
-        }
-        for thread in self.threads.lock().expect(LOCK).drain(..) {
+        self.shared.close();
+        self.progress.ring_all();
+        for thread in locked(&self.threads).drain(..) {
             let _ = thread.join();
         }
         // Out of the lock first: a callback under way may want to arm it.
-        let timer = self.shared.timer.lock().expect(LOCK).take();
+        let timer = locked(&self.shared.timer).take();
         drop(timer);
         self.stop_timeline();
         left
-    }
-
-    pub(super) fn send_declaration(&self, request: u64, tensors: Vec<TensorSpec>, fuse: bool, done: Done<()>) {
-        let shared = Arc::clone(&self.shared);
-        let declared = Done::new(move |outcome: Result<_>| {
-            let report = outcome.as_ref().map(|_| ()).map_err(Clone::clone);
-            shared.with(|state, now| {
-                for key in state.registry.handle_declared(request, outcome) {
-                    state.unpark(now, key);
-                }
-            });
-            done.report(report);
-        });
-        self.membership.lock().expect(LOCK).declare(tensors, fuse, declared);
     }
 }
 
@@ -501,76 +432,46 @@ impl Drop for Engine {
     }
 }
 
-impl Milestones {
-    fn change(&self, change: impl FnOnce(&mut Reached)) {
-        change(&mut self.reached.lock().expect(LOCK));
-        self.changed.notify_all();
-    }
-
-    /// Waits until `enough`, the job's failure, or `patience`. The membership has deadlines of its own, so that none is needed to join.
-    fn wait(&self, patience: Option<Duration>, enough: impl Fn(&Reached) -> bool) -> Result<()> {
-        let guard = self.reached.lock().expect(LOCK);
-        let waiting = |reached: &mut Reached| !enough(reached) && reached.failed.is_none();
-        let guard = match patience {
-            None => self.changed.wait_while(guard, waiting).expect(LOCK),
-            Some(patience) => self.changed.wait_timeout_while(guard, patience, waiting).expect(LOCK).0,
-        };
-        match (enough(&guard), &guard.failed) {
-            (true, _) => Ok(()),
-            (false, Some(error)) => Err(error.clone()),
-            (false, None) => Err(Error::Timeout {
-                what: "waiting for the other workers to leave".to_owned(),
-                waited: patience.unwrap_or_default(),
-            }),
-        }
+/// What a handle does when it resolves: it makes room for other submissions, then calls `then`.
+pub(super) fn leaving(room: Entered, then: impl FnOnce(u64) + Send + 'static) -> impl FnOnce(u64) + Send + 'static {
+    move |id| {
+        drop(room);
+        then(id);
     }
 }
 
-/// How long a worker that leaves stays for servers to hear what it gave up.
-const LAST_WORDS: Duration = Duration::from_secs(2);
-const LOCK: &str = "nobody panics while holding it";
-
-/// Fails everything, now and later, whatever other workers do.
-fn abort(shared: &Arc<Shared>, cause: Error) {
-    shared.with(|state, now| state.end(now, &cause));
-    if let Some(collective) = shared.collective.get() {
-        collective.abort(cause);
-    }
+/// A panic of a thread that held such a lock leaves nothing half done.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn on_event(shared: &Arc<Shared>, milestones: &Milestones, scheduling: SchedulerConfig, event: MemberEvent) {
+fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
     match event {
         MemberEvent::Joined { index, view } => {
             tracing::info!(rank = index, epoch = %view.epoch, "joined");
-            shared.with(|state, now| {
-                state.rank = WorkerId(index);
-                state.registry = Registry::new(state.rank);
-                state.machines = Machines::of(&view);
-                let device = if shared.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host };
-                let pipeline = Pipeline::for_role(&together::topology(&state.machines, state.rank, device), false);
-                let local_ranks = state.machines.team(state.rank).map_or(1, <[WorkerId]>::len);
-                tracing::info!(machines = state.machines.len(), local_ranks, %device, "{pipeline}");
-                state.scheduler = Scheduler::new(scheduling, pipeline);
-                state.follow(now, view);
+            shared.report(|state, now| state.worker.handle_joined(now, WorkerId(index), view));
+            shared.look(|state| {
+                if let Some(Formation { pipeline, machines, team, .. }) = state.worker.formation() {
+                    let local_ranks = team.len().max(1);
+                    tracing::info!(machines = machines.len(), local_ranks, "{pipeline}");
+                }
             });
-            milestones.change(|reached| reached.joined = Some(index));
+            shared.milestones.change(|reached| reached.joined = true);
         }
-        MemberEvent::View(view) => shared.with(|state, now| state.follow(now, view)),
-        MemberEvent::Forget { key, error } => shared.with(|state, now| {
-            for key in state.registry.handle_forget(key, error.clone()) {
-                state.fail_tensor(now, key, &error);
-            }
-        }),
+        MemberEvent::View(view) => shared.report(|state, now| state.worker.handle_view(now, view)),
+        MemberEvent::Forget { key, error } => {
+            shared.report(|state, now| state.worker.handle_forget(now, key, &error));
+        }
         MemberEvent::StallNotice { tensor, stall, detail } => tracing::warn!(
             tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,
             "waiting for a contribution"
         ),
         MemberEvent::Failed(error) => {
             tracing::error!(%error, "the job failed");
-            abort(shared, error.clone());
-            milestones.change(|reached| reached.failed = Some(error));
+            shared.report(|state, now| state.worker.handle_failed(now, error.clone()));
+            shared.milestones.change(|reached| reached.failed = Some(error));
         }
-        MemberEvent::Left => milestones.change(|reached| reached.left = true),
+        MemberEvent::Left => shared.milestones.change(|reached| reached.left = true),
         MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {
             unreachable!("the membership reports these to their waiters")
         }

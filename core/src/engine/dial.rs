@@ -1,0 +1,36 @@
+//! Connects to a server when the machine says so.
+
+use std::sync::Arc;
+
+use super::metrics::Metrics;
+use super::shared::Shared;
+use crate::error::Error;
+use crate::transport::{Peer, Road};
+use crate::types::{Done, LinkId};
+use crate::worker::{Destination, Dial};
+
+/// Connects to a server, and tells the machine what came of it.
+pub(super) fn dial(shared: &Arc<Shared>, dial: Dial) {
+    let Dial { server, attempt, to: Destination { address, socket_path, node, name }, timeout } = dial;
+    let (on_done, on_loss) = (Arc::clone(shared), Arc::downgrade(shared));
+    let peer = Peer { address, door: socket_path, node, name };
+    let lost = Box::new(move |_link: LinkId, error: Error| {
+        if let Some(shared) = on_loss.upgrade() {
+            tracing::warn!(server = server.0, %error, "connection lost");
+            shared.report(|state, now| state.worker.handle_link_lost(now, server, attempt));
+        }
+    });
+    let done = Done::new(move |outcome| {
+        match &outcome {
+            Ok(link) => {
+                let road = on_done.transport.road(*link);
+                tracing::debug!(server = server.0, ?road, "connected");
+                Metrics::add(&on_done.metrics.connections, 1);
+                Metrics::add(&on_done.metrics.shm_connections, u64::from(road == Road::SharedMemory));
+            }
+            Err(error) => tracing::debug!(server = server.0, %error, "not reachable"),
+        }
+        on_done.report(|state, now| state.worker.handle_dialled(now, server, attempt, outcome));
+    });
+    shared.transport.connect(peer, timeout, lost, done);
+}

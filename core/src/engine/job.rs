@@ -1,0 +1,99 @@
+//! A step of the machine with the memory that it needs: all that an executor is given.
+
+use super::payload::Payload;
+use super::state::State;
+use crate::collective::Operation;
+use crate::cuda::Mark;
+use crate::device::Transfer;
+use crate::mem::{Ordinal, Region};
+use crate::pipeline::Stage;
+use crate::sched::Task;
+use crate::transport::Push;
+use crate::types::{ExchangeId, LinkId, Time};
+use crate::worker::{Action, Meeting, Step, Use};
+
+/// What to execute.
+pub(super) struct Job {
+    pub(super) task: Task,
+    pub(super) work: Work,
+}
+
+/// What a stage does, with the task's memory.
+pub(super) enum Work {
+    Push {
+        link: LinkId,
+        exchange: ExchangeId,
+        push: Push,
+    },
+    Pull {
+        exchange: ExchangeId,
+        into: Vec<Region>,
+    },
+    CopyToHost {
+        from: Ordinal,
+        link: Option<LinkId>,
+        contributes: bool,
+    },
+    CopyToDevice {
+        transfer: Transfer,
+        after: Vec<Mark>,
+    },
+    Meet {
+        operation: Operation,
+        /// Whether the contribution is afterwards where the result goes.
+        takes: bool,
+    },
+}
+
+impl State {
+    /// The next job of `stage`.
+    pub(super) fn take(&mut self, now: Time, stage: Stage) -> Option<Job> {
+        let step = self.worker.take(now, stage)?;
+        Some(self.job(now, step))
+    }
+
+    /// As [`take`](Self::take), if it has at most `bytes_max` bytes.
+    pub(super) fn take_short(&mut self, now: Time, stage: Stage, bytes_max: u64) -> Option<Job> {
+        let step = self.worker.take_short(now, stage, bytes_max)?;
+        Some(self.job(now, step))
+    }
+
+    fn job(&mut self, now: Time, Step { task, stage, action }: Step) -> Job {
+        if let Some(trace) = &mut self.trace {
+            trace.taken(now, &task, stage);
+        }
+        let payload = self.payloads.get_mut(task.id).expect("a task has a payload until it is released");
+        let work = match action {
+            Action::Push { link, exchange, header } => {
+                let body = if header.body_bytes() == 0 { Vec::new() } else { payload.contribution() };
+                Work::Push { link, exchange, push: Push { header, body } }
+            }
+            Action::Pull { exchange } => Work::Pull { exchange, into: payload.landing() },
+            Action::CopyToHost { link, contributes } => {
+                Work::CopyToHost { from: payload.on_device().device(), link, contributes }
+            }
+            Action::CopyToDevice => {
+                let (transfer, after) = payload.on_device().to_device();
+                Work::CopyToDevice { transfer, after }
+            }
+            Action::Meet(Meeting { goal, claim, failure, memory, takes }) => {
+                let memory = meeting_memory(payload, memory);
+                let operation = Operation { part: task.part, round: task.round, goal, failure, claim, memory };
+                Work::Meet { operation, takes }
+            }
+        };
+        Job { task, work }
+    }
+}
+
+fn meeting_memory(payload: &mut Payload, uses: Use) -> crate::collective::Memory {
+    match uses {
+        Use::Tensors => payload.memory(),
+        Use::Staged => payload.staged_memory(),
+        Use::Received => {
+            payload.contribute_result();
+            payload.unstage();
+            payload.memory()
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! How far the membership of the engine got, for the caller's threads that wait for it.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// What was reached, and a way to wait for it.
+#[derive(Default)]
+pub(super) struct Milestones {
+    reached: Mutex<Reached>,
+    changed: Condvar,
+}
+
+/// What was reached.
+#[derive(Default)]
+pub(super) struct Reached {
+    /// The job formed.
+    pub(super) joined: bool,
+    /// Everything is told that had to be told before this worker leaves.
+    pub(super) may_leave: bool,
+    /// The whole job ended in order.
+    pub(super) left: bool,
+    /// The job failed.
+    pub(super) failed: Option<Error>,
+}
+
+impl Milestones {
+    pub(super) fn change(&self, change: impl FnOnce(&mut Reached)) {
+        change(&mut self.reached.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_all();
+    }
+
+    /// Why the job failed, if it did.
+    pub(super) fn failed(&self) -> Option<Error> {
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner).failed.clone()
+    }
+
+    /// Waits until `enough`, the job's failure, or `patience`. The membership has deadlines of its own, so that none is needed to join.
+    pub(super) fn wait(&self, patience: Option<Duration>, enough: impl Fn(&Reached) -> bool) -> Result<()> {
+        let guard = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = |reached: &mut Reached| !enough(reached) && reached.failed.is_none();
+        let guard = match patience {
+            None => self.changed.wait_while(guard, waiting).unwrap_or_else(PoisonError::into_inner),
+            Some(patience) => {
+                self.changed.wait_timeout_while(guard, patience, waiting).unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        match (enough(&guard), &guard.failed) {
+            (true, _) => Ok(()),
+            (false, Some(error)) => Err(error.clone()),
+            (false, None) => Err(Error::Timeout {
+                what: "waiting for the other workers to leave".to_owned(),
+                waited: patience.unwrap_or_default(),
+            }),
+        }
+    }
+}

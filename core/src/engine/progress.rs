@@ -1,0 +1,171 @@
+//! Carries out what the machine decided, and decides on which thread a step is executed.
+//!
+//! A stage is executed by its own thread, which sleeps on the stage's bell. Where a change of thread would cost more than the step, the
+//! thread that finds the step executes it: PULL and the collective stages always, PUSH of short parts by the thread that submits them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::bell::Bell;
+use super::dial::dial;
+use super::executors::execute;
+use super::metrics::Metrics;
+use super::shared::{Dispatch, Shared};
+use super::state::Effect;
+use crate::error::Result;
+use crate::pipeline::Stage;
+use crate::sched::StallReport;
+use crate::types::{Done, PartLayout, TensorSpec};
+use crate::worker::{Held, Stuck};
+
+/// Who executes what.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// One bell a stage.
+    bells: [Bell; Stage::COUNT],
+    collective: Inline,
+    pulling: Inline,
+}
+
+/// Serialises inline execution of some stages, so that their tasks keep the order in which the scheduler gives them.
+#[derive(Default)]
+struct Inline {
+    /// The thread that holds it executes.
+    turn: Mutex<()>,
+    /// Whether there may be tasks.
+    waiting: AtomicBool,
+}
+
+impl Progress {
+    /// What the thread of `stage` sleeps on.
+    pub(super) fn bell(&self, stage: Stage) -> &Bell {
+        &self.bells[stage.index()]
+    }
+
+    /// Wakes the thread of every stage.
+    pub(super) fn ring_all(&self) {
+        self.bells.iter().for_each(Bell::ring);
+    }
+
+    /// Executes what is ready for `stages`, here and now. One thread at a time, which looks again after every other thread that came
+    /// meanwhile, so that nothing is executed out of order.
+    fn run_inline(shared: &Arc<Shared>, stages: &[Stage], inline: &Inline) {
+        inline.waiting.store(true, Ordering::SeqCst);
+        while inline.waiting.load(Ordering::SeqCst) {
+            let Ok(turn) = inline.turn.try_lock() else { return };
+            while inline.waiting.swap(false, Ordering::SeqCst) {
+                for stage in stages {
+                    while let Ok(Some(job)) = shared.with(|state, now| state.take(now, *stage)) {
+                        execute(shared, job);
+                    }
+                }
+            }
+            drop(turn);
+        }
+    }
+
+    /// Pushes what is next as long as it is short, and leaves the rest to the stage's thread.
+    fn push_here(&self, shared: &Arc<Shared>, bytes_max: u64) {
+        while let Ok(Some(job)) = shared.with(|state, now| state.take_short(now, Stage::Push, bytes_max)) {
+            execute(shared, job);
+        }
+        if shared.look(|state| state.worker.has_ready(Stage::Push)) {
+            self.bell(Stage::Push).ring();
+        }
+    }
+
+    fn wake(&self, shared: &Arc<Shared>, stage: Stage, here_bytes_max: u64) {
+        match stage {
+            stage if stage.is_collective() => Self::run_inline(shared, &Stage::COLLECTIVE, &self.collective),
+            Stage::Pull => Self::run_inline(shared, &[Stage::Pull], &self.pulling),
+            Stage::Push if here_bytes_max > 0 => self.push_here(shared, here_bytes_max),
+            stage => self.bell(stage).ring(),
+        }
+    }
+}
+
+impl Dispatch for Progress {
+    fn carry_out(&self, shared: &Arc<Shared>, effects: Vec<Effect>, here_bytes_max: u64) {
+        let mut effects = effects.into_iter().peekable();
+        while let Some(effect) = effects.next() {
+            let resolves = matches!(effect, Effect::Resolve(..));
+            match effect {
+                Effect::Wake(stage) => self.wake(shared, stage, here_bytes_max),
+                Effect::Abandon(Held::Exchange(exchange)) => shared.transport.abandon(exchange),
+                Effect::Abandon(Held::Operation(slot)) => {
+                    if let Some(collective) = shared.collective.get() {
+                        collective.abandon(slot);
+                    }
+                }
+                Effect::Resolve(done, outcome, tensors) => resolve(shared, done, outcome, tensors),
+                Effect::Declare { request, tensors, fuse } => declare(shared, request, tensors, fuse),
+                Effect::Dial(to) => dial(shared, to),
+                Effect::Disconnect(link) => shared.transport.disconnect(link),
+                Effect::Warn(stuck) => warn(&stuck),
+                Effect::Abort(cause) => {
+                    if let Some(collective) = shared.collective.get() {
+                        collective.abort(cause);
+                    }
+                }
+                Effect::Leave => shared.milestones.change(|reached| reached.may_leave = true),
+                Effect::Arm(due) => {
+                    if let Some(timer) = &*shared.timer.lock().unwrap_or_else(PoisonError::into_inner) {
+                        timer.arm(Some(due));
+                    }
+                }
+            }
+            // After a thousand small ones it is woken once.
+            if resolves && !matches!(effects.peek(), Some(Effect::Resolve(..))) {
+                nudge(shared);
+            }
+        }
+    }
+}
+
+/// Lets a thread that waits for a handle look again.
+fn nudge(shared: &Shared) {
+    match shared.collective.get() {
+        Some(collective) => collective.nudge(),
+        None => shared.transport.nudge(),
+    }
+}
+
+fn resolve(shared: &Shared, done: Done<()>, outcome: Result<()>, tensors: u64) {
+    Metrics::add(&shared.metrics.resolved, tensors);
+    Metrics::add(&shared.metrics.failed, if outcome.is_err() { tensors } else { 0 });
+    done.report(outcome);
+}
+
+fn declare(shared: &Arc<Shared>, request: u64, tensors: Vec<TensorSpec>, fuse: bool) {
+    let there = Arc::clone(shared);
+    let declared = Done::new(move |outcome: Result<Vec<PartLayout>>| {
+        let report = outcome.as_ref().map(|_| ()).map_err(Clone::clone);
+        let waiter = there.with(|state, now| {
+            state.worker.handle_declared(now, request, outcome);
+            state.take_waiter(request)
+        });
+        if let Ok(Some(waiter)) = waiter {
+            waiter.report(report);
+        }
+    });
+    if let Some(membership) = &*shared.membership.lock().unwrap_or_else(PoisonError::into_inner) {
+        membership.declare(tensors, fuse, declared);
+    }
+}
+
+/// Warns of a submission that does not move.
+fn warn(Stuck { report, missing }: &Stuck) {
+    let StallReport { name, round, waited, parts, .. } = report;
+    let (round, waited_s) = (round.0, waited.as_secs_f64());
+    match report.at {
+        Some((stage, _)) if stage.is_collective() => {
+            tracing::warn!(%name, round, parts, waited_s, "a tensor waits for other workers of this machine");
+        }
+        Some((stage, server)) => {
+            tracing::warn!(%name, round, %stage, %server, parts, waited_s, "a tensor does not move");
+        }
+        None => {
+            tracing::warn!(%name, round, ?missing, waited_s, "a tensor waits for others of its part to be submitted here");
+        }
+    }
+}

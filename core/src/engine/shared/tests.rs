@@ -1,0 +1,57 @@
+//! A panic under the lock ends every handle.
+
+use super::*;
+use crate::engine::handle::Handle;
+use crate::engine::progress::Progress;
+use crate::mem::Copies;
+use crate::sched::SchedulerConfig;
+use crate::transport::{LinkLost, Peer, Pulled, Push};
+use crate::types::{DType, DeviceKind, Done, ExchangeId, LinkId, Op, Priority, TensorSpec};
+use crate::worker::{Tensor, Terms, WorkerSettings};
+
+#[test]
+fn a_panic_of_the_machine_ends_every_handle_with_a_typed_error() {
+    let shared = shared();
+    let handles = [submit(&shared, "a"), submit(&shared, "b")];
+    let panicked = shared.with(|_, _| panic!("planted")).unwrap_err();
+    assert!(matches!(&panicked, Error::Internal { what } if what.ends_with("panicked: planted")), "{panicked}");
+    for handle in handles {
+        assert_eq!(handle.wait(None), Err(panicked.clone()));
+    }
+    assert_eq!(shared.with(|_, _| ()), Err(panicked), "nothing is accepted any more");
+}
+
+/// A submission that waits for its declaration.
+fn submit(shared: &Arc<Shared>, name: &str) -> Handle {
+    let spec = TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![1] };
+    let tensor = Tensor { key: spec.key(), bytes: 4, device: None, priority: Priority(0) };
+    let terms = Terms { op: Op::Sum, weight: 1.0, timeout: None };
+    let submitted = shared.with(|state, now| {
+        let id = state.worker.submit(now, &spec, tensor, terms);
+        let (handle, done) = Handle::new(id, None, |_| {});
+        state.lend(id, Vec::new(), done);
+        handle
+    });
+    submitted.unwrap()
+}
+
+fn shared() -> Arc<Shared> {
+    let clock = Clock::start();
+    let (scheduler, stall_warn, device) = (SchedulerConfig::default(), Duration::ZERO, DeviceKind::Host);
+    let worker = Worker::new(clock.now(), WorkerSettings { scheduler, stall_warn, device });
+    let metrics = Metrics::new(&Copies::default());
+    let progress = Arc::new(Progress::default());
+    Arc::new(Shared::new(Arc::new(Nowhere), None, metrics, clock, Checksum::Never, worker, progress))
+}
+
+/// A transport that reaches nobody.
+struct Nowhere;
+
+impl Transport for Nowhere {
+    fn connect(&self, _peer: Peer, _timeout: Duration, _lost: LinkLost, _done: Done<LinkId>) {}
+    fn push(&self, _link: LinkId, _exchange: ExchangeId, _push: Push, _done: Done<()>) {}
+    fn pull(&self, _exchange: ExchangeId, _into: Vec<crate::mem::Region>, _done: Pulled) {}
+    fn abandon(&self, _exchange: ExchangeId) {}
+    fn disconnect(&self, _link: LinkId) {}
+    fn shutdown(&self, _patience: Duration) {}
+}

@@ -1,0 +1,216 @@
+//! What the engine keeps under its one lock: the machine, and the memory that its ids stand for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::memory::Memory;
+use super::payload::Payload;
+use super::trace::{Subject, TaskTrace, Timeline};
+use crate::error::{Error, Result};
+use crate::sched::{SideTable, TaskId};
+use crate::types::{Done, LinkId, TensorSpec, Time};
+use crate::worker::{Command, Dial, Held, Load, Stuck, Worker};
+
+/// The machine and what belongs to its ids.
+pub(super) struct State {
+    pub(super) worker: Worker,
+    /// By submission.
+    lent: BTreeMap<u64, Lent>,
+    pub(super) payloads: SideTable<TaskId, Payload>,
+    /// By request: callers that wait for a declaration.
+    waiters: BTreeMap<u64, Done<()>>,
+    /// When the timer will call, as far as it was told.
+    armed: Option<Time>,
+    /// Present while a timeline is recorded.
+    pub(super) trace: Option<TaskTrace>,
+    /// The threads are to end: nothing will come to their stages any more.
+    pub(super) closed: bool,
+    /// Carried out after the lock is released.
+    effects: Vec<Effect>,
+}
+
+/// The memory of a submission, source and destination of each tensor, and the token that resolves its handle.
+struct Lent {
+    memory: Vec<(Memory, Memory)>,
+    done: Done<()>,
+}
+
+/// What must happen after the lock is released.
+pub(super) enum Effect {
+    Wake(crate::pipeline::Stage),
+    Abandon(Held),
+    /// With the number of tensors that it is about.
+    Resolve(Done<()>, Result<()>, u64),
+    Declare {
+        request: u64,
+        tensors: Vec<TensorSpec>,
+        fuse: bool,
+    },
+    Dial(Dial),
+    Disconnect(LinkId),
+    Warn(Stuck),
+    Abort(Error),
+    Leave,
+    /// Set the timer to this time, or an earlier one.
+    Arm(Time),
+}
+
+/// What is left of a state whose machine panicked.
+pub(super) struct Wreck {
+    lent: BTreeMap<u64, Lent>,
+    payloads: SideTable<TaskId, Payload>,
+    waiters: BTreeMap<u64, Done<()>>,
+}
+
+impl Wreck {
+    /// Ends every handle. By then nothing uses the memory any more.
+    pub(super) fn report(self, error: &Error) {
+        drop(self.payloads);
+        let submissions = self.lent.into_values().map(|lent| lent.done);
+        submissions.chain(self.waiters.into_values()).for_each(|done| done.err(error.clone()));
+    }
+}
+
+impl State {
+    pub(super) fn new(worker: Worker) -> Self {
+        Self {
+            worker,
+            lent: BTreeMap::new(),
+            payloads: SideTable::new(),
+            waiters: BTreeMap::new(),
+            armed: None,
+            trace: None,
+            closed: false,
+            effects: Vec::new(),
+        }
+    }
+
+    /// Keeps the memory of a submission until it ends, which `done` reports.
+    pub(super) fn lend(&mut self, submission: u64, memory: Vec<(Memory, Memory)>, done: Done<()>) {
+        self.lent.insert(submission, Lent { memory, done });
+    }
+
+    /// Reports the answer to a declaration to `done`.
+    pub(super) fn await_declaration(&mut self, request: u64, done: Done<()>) {
+        self.waiters.insert(request, done);
+    }
+
+    /// A declaration was answered; the caller that waits for it, if one does.
+    pub(super) fn take_waiter(&mut self, request: u64) -> Option<Done<()>> {
+        self.waiters.remove(&request)
+    }
+
+    /// Takes the effects of what the machine decided.
+    pub(super) fn settle(&mut self, now: Time) -> Vec<Effect> {
+        while let Some(command) = self.worker.next_command(now) {
+            let effect = match command {
+                Command::Carry { task, load } => {
+                    self.carry(now, task, load);
+                    continue;
+                }
+                Command::Release(task) => {
+                    self.payloads.remove(task);
+                    if let Some(trace) = &mut self.trace {
+                        trace.released(task);
+                    }
+                    continue;
+                }
+                Command::Finished { task, outcome } => {
+                    if let Some(trace) = &mut self.trace {
+                        trace.finished(now, task, &outcome);
+                    }
+                    continue;
+                }
+                Command::Resolve { submission, tensors, outcome } => {
+                    let lent = self.lent.remove(&submission).expect("memory is lent until its submission ends");
+                    Effect::Resolve(lent.done, outcome, tensors)
+                }
+                Command::Wake(stage) => Effect::Wake(stage),
+                Command::Abandon(held) => Effect::Abandon(held),
+                Command::Declare { request, tensors, fuse } => Effect::Declare { request, tensors, fuse },
+                Command::Dial(dial) => Effect::Dial(dial),
+                Command::Disconnect(link) => Effect::Disconnect(link),
+                Command::Warn(stuck) => Effect::Warn(stuck),
+                Command::Abort(cause) => Effect::Abort(cause),
+                Command::Leave => Effect::Leave,
+            };
+            self.effects.push(effect);
+        }
+        self.arm();
+        std::mem::take(&mut self.effects)
+    }
+
+    /// The timer called.
+    pub(super) fn handle_timer(&mut self, now: Time) {
+        self.armed = None;
+        self.worker.handle_timeout(now);
+    }
+
+    /// Records all tasks on `timeline` from now on, or none any more.
+    pub(super) fn trace(&mut self, now: Time, timeline: Option<Arc<Timeline>>) {
+        self.trace = timeline.map(TaskTrace::new);
+        self.worker.set_tracing(self.trace.is_some());
+        if let Some(trace) = &mut self.trace {
+            for task in self.worker.tasks() {
+                trace.found(now, task, subject(&self.worker, task), || self.worker.names(task));
+            }
+        }
+    }
+
+    /// Takes everything out that somebody waits for, because the machine cannot be trusted any more.
+    pub(super) fn wreck(&mut self) -> Wreck {
+        self.closed = true;
+        self.effects.clear();
+        Wreck {
+            lent: std::mem::take(&mut self.lent),
+            payloads: std::mem::take(&mut self.payloads),
+            waiters: std::mem::take(&mut self.waiters),
+        }
+    }
+
+    /// Keeps what a new task moves.
+    fn carry(&mut self, now: Time, task: TaskId, load: Load) {
+        let payload = match load {
+            Load::Message(bytes) => Payload::message(bytes),
+            Load::Pieces => {
+                if let Some(trace) = &mut self.trace {
+                    trace.submitted(now, task, subject(&self.worker, task), || self.worker.names(task));
+                }
+                let mut of: Option<(u64, &Lent)> = None;
+                let memory = self.worker.pieces(task).map(|piece| {
+                    // Neighbours mostly are of one submission.
+                    let lent = match of {
+                        Some((submission, lent)) if submission == piece.submission => lent,
+                        Some(_) | None => &self.lent[&piece.submission],
+                    };
+                    of = Some((piece.submission, lent));
+                    let (source, destination) = &lent.memory[piece.tensor];
+                    (source.part(piece.span), destination.part(piece.span))
+                });
+                Payload::load(memory)
+            }
+        };
+        self.payloads.insert(task, payload);
+    }
+
+    /// Tells the timer when to call, if that is sooner than it knows.
+    fn arm(&mut self) {
+        let due = self.worker.poll_timeout();
+        if let Some(due) = due.filter(|due| self.armed.is_none_or(|armed| *due < armed)) {
+            self.armed = Some(due);
+            self.effects.push(Effect::Arm(due));
+        }
+    }
+}
+
+/// What the timeline says of a task.
+fn subject(worker: &Worker, task: TaskId) -> Subject {
+    let part = worker.part(task);
+    Subject {
+        part: part.layout.part,
+        round: part.round,
+        bytes: part.layout.bytes(),
+        priority: worker.priority(task),
+        server: part.layout.server,
+    }
+}

@@ -1,0 +1,128 @@
+//! Queues and gates: how a task comes to a stage, and what keeps it from it.
+
+use std::collections::VecDeque;
+
+use super::{Scheduler, Timer};
+use crate::error::Error;
+use crate::pipeline::Stage;
+use crate::sched::ids::TaskId;
+use crate::sched::queue::StageQueue;
+use crate::sched::rules::{goes_to_server, waits_for_the_round_before};
+use crate::sched::task::{Gates, Place, Work};
+use crate::types::{Defect, ServerId, Time, planted};
+
+impl Scheduler {
+    /// Queues a task before `stage`, which it enters now.
+    pub(super) fn enter(&mut self, now: Time, id: TaskId, stage: Stage, pause: Option<Time>) {
+        let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
+        let mut gates = Gates { round: false, link: false, pause };
+        if waits_for_the_round_before(stage) {
+            let first = self.rounds.get(&work.spec.part).and_then(VecDeque::front);
+            gates.round = first != Some(&id) && !planted(self.config.defect, Defect::RoundGateOpen);
+            gates.link = goes_to_server(stage) && self.down.contains(&work.spec.server);
+        }
+        work.stage = stage;
+        work.since = now;
+        work.place = Place::Queued(gates);
+        let (entry, is_withdrawal) = (work.entry(id), work.purpose.is_withdrawal());
+        let queue = self.queue(stage, is_withdrawal);
+        if gates.open() {
+            queue.submit(entry);
+            self.wake_if_ready(stage);
+        } else {
+            queue.submit_gated(entry);
+        }
+    }
+
+    /// Where a task waits for `stage`.
+    pub(super) fn queue(&mut self, stage: Stage, is_withdrawal: bool) -> &mut StageQueue {
+        match (is_withdrawal, stage) {
+            (true, Stage::Push) => &mut self.withdrawals,
+            (_, stage) => &mut self.queues[stage.index()],
+        }
+    }
+
+    /// Sends a task back to PUSH, after a pause that doubles with each failure.
+    pub(super) fn repeat(&mut self, now: Time, id: TaskId, error: Error, landed: u64) {
+        let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
+        let doubled = self.config.retry_min.saturating_mul(2u32.saturating_pow(work.tries.failures));
+        let at = now + doubled.min(self.config.retry_max);
+        let tries = &mut work.tries;
+        tries.failures = tries.failures.saturating_add(1);
+        tries.last_failure = Some(error);
+        if !planted(self.config.defect, Defect::LandingForgotten) {
+            tries.landed = tries.landed.max(landed);
+        }
+        self.timers.insert((at, Timer::Repeat(id)));
+        self.enter(now, id, Stage::Push, Some(at));
+    }
+
+    /// Whether one task more may be in `stage`.
+    pub(super) fn has_room(&self, stage: Stage) -> bool {
+        !stage.is_copy() || self.running[stage.index()] < self.config.copies_max
+    }
+
+    /// Changes the gates of a task that waits for its stage.
+    pub(super) fn gate(&mut self, id: TaskId, change: impl FnOnce(&mut Gates)) {
+        let Some(work) = self.tasks.get_mut(id.0) else {
+            return;
+        };
+        let Place::Queued(before) = work.place else {
+            return;
+        };
+        let mut gates = before;
+        change(&mut gates);
+        work.place = Place::Queued(gates);
+        let (stage, entry, is_withdrawal) = (work.stage, work.entry(id), work.purpose.is_withdrawal());
+        let queue = self.queue(stage, is_withdrawal);
+        match (before.open(), gates.open()) {
+            (false, true) => {
+                queue.open(id);
+                let forgotten = before.pause.is_some() && planted(self.config.defect, Defect::RetryForgotten);
+                if !forgotten {
+                    self.wake_if_ready(stage);
+                }
+            }
+            (true, false) => {
+                queue.close(entry);
+                self.wake_if_ready(stage);
+            }
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    /// After the credit or the head of the queue has changed: what comes first now may fit.
+    pub(super) fn wake_if_ready(&mut self, stage: Stage) {
+        if self.has_ready(stage) {
+            self.wakes |= 1 << stage.index();
+        }
+    }
+
+    /// Lets the next round of the task's part be pushed.
+    pub(super) fn leave_rounds(&mut self, id: TaskId) {
+        let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
+        if !std::mem::take(&mut work.holds_round) {
+            return;
+        }
+        let part = work.spec.part;
+        let waiting = self.rounds.get_mut(&part).expect("the task is in it");
+        waiting.retain(|other| *other != id);
+        match waiting.front().copied() {
+            Some(next) => self.gate_round(next),
+            None => drop(self.rounds.remove(&part)),
+        }
+    }
+
+    fn gate_round(&mut self, next: TaskId) {
+        if self.tasks.get(next.0).is_some_and(|work| waits_for_the_round_before(work.stage)) {
+            self.gate(next, |gates| gates.round = false);
+        }
+    }
+
+    /// A scan, because connections come and go rarely and an index would cost every move.
+    pub(super) fn waiting_to_go_to(&self, server: ServerId) -> Vec<TaskId> {
+        let waits = |work: &Work| goes_to_server(work.stage) && matches!(work.place, Place::Queued(_));
+        let tasks = self.tasks.iter().filter(|(_, work)| work.spec.server == server && waits(work));
+        tasks.map(|(id, _)| TaskId(id)).collect()
+    }
+}

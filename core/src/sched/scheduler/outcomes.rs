@@ -1,0 +1,103 @@
+//! What the end of a stage means for a task.
+
+use super::Scheduler;
+use crate::pipeline::{Route, Stage};
+use crate::sched::ids::TaskId;
+use crate::sched::rules::ends_credit;
+use crate::sched::task::Outcome;
+use crate::types::{Defect, DeviceKind, Time, planted};
+
+impl Scheduler {
+    /// The stage of a task ended for which a group waits.
+    pub(super) fn finish_wanted(&mut self, now: Time, id: TaskId, outcome: Outcome) {
+        let (stage, route) = self.whereabouts(id);
+        match outcome {
+            Outcome::Done => {
+                self.pass(id);
+                match self.pipeline.after(stage, route) {
+                    Some(next) => self.enter(now, id, next, None),
+                    None => drop(self.vanish(id, true)),
+                }
+            }
+            Outcome::Retry { error, landed } if stage.is_exchange() => {
+                self.give_back_to_repeat(id);
+                self.repeat(now, id, error, landed);
+            }
+            Outcome::Retry { error, .. } | Outcome::Failed(error) => {
+                // After PUSH the server knows: it said that there will be no sum.
+                if stage.precedes_push() {
+                    self.withdraw_from(now, id, Some(&error));
+                }
+                // What the ranks do together fails on all of them.
+                if self.pipeline.meeting_after(stage, route).is_some() && !stage.is_collective() {
+                    return self.tell(now, id, Some(error));
+                }
+                for group in self.vanish(id, false) {
+                    self.fail_group(now, group, error.clone());
+                }
+            }
+        }
+    }
+
+    /// The stage of a task ended for which no group waits any more.
+    pub(super) fn finish_unwanted(&mut self, now: Time, id: TaskId, outcome: Outcome) {
+        let (stage, route) = self.whereabouts(id);
+        let explains = self.failure(id).is_some();
+        let is_awaited = self.pipeline.meeting_after(stage, route).is_some();
+        match outcome {
+            // Its exchange is open: only the executor of PULL can close it.
+            Outcome::Done if stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
+            Outcome::Done => {
+                self.pass(id);
+                if stage.precedes_push() {
+                    self.withdraw_from(now, id, None);
+                }
+                match self.pipeline.after(stage, route) {
+                    // Here it has the sum, or has nothing to do but what the others need it for.
+                    Some(next) if is_awaited && (self.pipeline.has_sum_after(stage) || next.is_collective()) => {
+                        self.enter(now, id, next, None);
+                    }
+                    Some(_) if is_awaited => self.tell(now, id, None),
+                    Some(_) | None => drop(self.vanish(id, false)),
+                }
+            }
+            Outcome::Retry { .. } | Outcome::Failed(_) => {
+                // A task that explains has withdrawn before.
+                if stage.is_exchange() || stage.precedes_push() && !explains {
+                    self.withdraw_from(now, id, None);
+                }
+                if is_awaited && !stage.is_collective() {
+                    self.tell(now, id, None);
+                } else {
+                    self.vanish(id, false);
+                }
+            }
+        }
+    }
+
+    /// What the end of a stage means for the credit of a task and for the rounds after it.
+    fn pass(&mut self, id: TaskId) {
+        let (stage, route) = self.whereabouts(id);
+        if stage == ends_credit(route.memory) {
+            self.give_credit_back(id);
+        }
+        if stage == Stage::Pull && self.pipeline.meeting_after(stage, route).is_none() {
+            self.leave_rounds(id);
+        }
+    }
+
+    /// Gives the credit of a task back that will push again. What is staged stays so, and holds what it drew for that.
+    fn give_back_to_repeat(&mut self, id: TaskId) {
+        let (_, route) = self.whereabouts(id);
+        match route.memory {
+            DeviceKind::Host if planted(self.config.defect, Defect::CreditLeaked) => drop(self.leave_holders(id)),
+            DeviceKind::Host => self.give_credit_back(id),
+            DeviceKind::Cuda => {}
+        }
+    }
+
+    fn whereabouts(&self, id: TaskId) -> (Stage, Route) {
+        let work = self.tasks.get(id.0).expect("a running task exists");
+        (work.stage, work.spec.route)
+    }
+}

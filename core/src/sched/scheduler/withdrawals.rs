@@ -1,0 +1,88 @@
+//! Withdrawals: the server of a round to which this worker will not contribute is told why, so that the other workers need not wait for it.
+//!
+//! A withdrawal is a task of its own, another one than the task that ended. Nobody waits for it and it holds no memory of a caller. It passes
+//! PUSH and PULL in the turn of the round that it is about, because told too early it would end the rounds before as well. It has a queue of
+//! its own before PUSH, which goes first and needs no credit: it moves next to no bytes, and other workers wait for it.
+
+use super::{Command, Scheduler, Timer};
+use crate::error::Error;
+use crate::pipeline::{Duty, Route, Stage};
+use crate::sched::task::{Place, Purpose, TaskSpec, Work};
+use crate::sched::{Outcome, TaskId};
+use crate::types::{Defect, Time, planted};
+
+impl Scheduler {
+    /// Withdraws from a round of which no task was submitted. The task that tells the server; none where nobody waits for this worker.
+    pub fn withdraw(&mut self, now: Time, spec: TaskSpec) -> Option<TaskId> {
+        let is_due =
+            self.ended.is_none() && self.pipeline.pushes() && matches!(spec.route.duty, Duty::Owner | Duty::Alone);
+        if !is_due || planted(self.config.defect, Defect::GivenUpInSilence) {
+            return None;
+        }
+        // It moves no bytes that credit would have to count, and no other rank of this machine waits for it.
+        let spec = TaskSpec { bytes: 0, route: Route::host(Duty::Alone), groups: Vec::new(), ..spec };
+        let (part, round, until) = (spec.part, spec.round, now + self.config.withdrawal_patience);
+        let purpose = Purpose::Withdrawing { until };
+        let withdrawal = Work { purpose, holds_round: true, ..Work::new(spec, self.submitted, now) };
+        let id = TaskId(self.tasks.insert(withdrawal));
+        self.submitted += 1;
+        let waiting = self.rounds.entry(part).or_default();
+        let tasks = &self.tasks;
+        let is_later = |other: &TaskId| tasks.get(other.0).is_some_and(|other| other.spec.round >= round);
+        let place = waiting.iter().position(is_later).unwrap_or(waiting.len());
+        waiting.insert(place, id);
+        self.timers.insert((until, Timer::Withdrawal(id)));
+        self.enter(now, id, Stage::Push, None);
+        Some(id)
+    }
+
+    /// Withdraws from the round of a task that ends without a sum. `error` says why, unless the task's groups know.
+    pub(super) fn withdraw_from(&mut self, now: Time, of: TaskId, error: Option<&Error>) {
+        let error = error.cloned().or_else(|| self.fate(of)).expect("it failed, or nobody wants it");
+        let spec = self.tasks.get(of.0).expect("a task that ends exists").spec.clone();
+        if let Some(task) = self.withdraw(now, spec) {
+            self.commands.push_back(Command::Withdraw { task, of, error });
+        }
+    }
+
+    /// As `finish`, for a withdrawal.
+    pub(super) fn finish_withdrawal(&mut self, now: Time, id: TaskId, outcome: Outcome) {
+        let work = self.tasks.get(id.0).expect("a running task exists");
+        match (outcome, &work.purpose) {
+            (Outcome::Done, _) if work.stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
+            (Outcome::Retry { error, .. }, Purpose::Withdrawing { .. }) => self.repeat(now, id, error, 0),
+            (Outcome::Done | Outcome::Retry { .. } | Outcome::Failed(_), _) => self.end_withdrawal(id),
+        }
+    }
+
+    /// The server is not to be told any more: the time for it has passed, or the job has ended.
+    pub(super) fn drop_withdrawal(&mut self, id: TaskId) {
+        let work = self.tasks.get_mut(id.0).expect("it has a timer as long as it lives");
+        let Purpose::Withdrawing { until } = work.purpose else { return };
+        work.purpose = Purpose::Dropped;
+        self.timers.remove(&(until, Timer::Withdrawal(id)));
+        match (work.place, work.stage) {
+            (Place::Running, _) => self.commands.push_back(Command::Abandon(id)),
+            // Its exchange is open: only the executor of PULL can close it.
+            (Place::Queued(_), Stage::Pull) => {}
+            (Place::Queued(_), _) => {
+                self.unqueue(id);
+                self.end_withdrawal(id);
+            }
+        }
+    }
+
+    /// All withdrawals that are not told yet.
+    pub(super) fn open_withdrawals(&self) -> Vec<TaskId> {
+        let is_open = |work: &Work| matches!(work.purpose, Purpose::Withdrawing { .. });
+        let open = self.tasks.iter().filter(|(_, work)| is_open(work));
+        open.map(|(id, _)| TaskId(id)).collect()
+    }
+
+    fn end_withdrawal(&mut self, id: TaskId) {
+        if let Some(Purpose::Withdrawing { until }) = self.tasks.get(id.0).map(|work| &work.purpose) {
+            self.timers.remove(&(*until, Timer::Withdrawal(id)));
+        }
+        self.vanish(id, false);
+    }
+}

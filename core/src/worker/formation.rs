@@ -1,0 +1,123 @@
+//! What follows from a view for one worker: a value that is replaced whole at each epoch.
+
+use std::collections::BTreeMap;
+
+use super::command::Destination;
+use crate::pipeline::{Pipeline, Topology};
+use crate::types::{DeviceKind, Epoch, Machines, ServerId, View, WorkerId};
+
+/// The job as this worker sees it in one epoch.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Formation {
+    /// This worker.
+    pub rank: WorkerId,
+    /// The membership.
+    pub view: View,
+    /// Which workers reduce together.
+    pub machines: Machines,
+    /// The stages that the parts of this worker pass.
+    pub pipeline: Pipeline,
+    /// The workers of this machine that reduce together, this one among them, by rank; empty if this worker reduces with nobody.
+    pub team: Vec<WorkerId>,
+    /// The servers to be connected to; none where nothing is pushed.
+    pub links: BTreeMap<ServerId, Destination>,
+}
+
+impl Formation {
+    /// The formation of worker `rank` in `view`; its tensors may lie in memory of a `device`.
+    pub fn of(rank: WorkerId, view: View, device: DeviceKind) -> Self {
+        let machines = Machines::of(&view);
+        let pipeline = Pipeline::for_role(&topology(&machines, rank, device), false);
+        let links = if pipeline.pushes() { destinations(rank, &view) } else { BTreeMap::new() };
+        let team = machines.team(rank).unwrap_or_default().to_vec();
+        Self { rank, view, machines, pipeline, team, links }
+    }
+
+    /// The membership that outgoing headers carry.
+    pub fn epoch(&self) -> Epoch {
+        self.view.epoch
+    }
+
+    /// How many workers the job has.
+    pub fn workers(&self) -> u32 {
+        u32::try_from(self.view.workers().count()).expect("bounded by MEMBERS_MAX")
+    }
+}
+
+/// The job as the worker `rank` sees it.
+fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind) -> Topology {
+    let several = |len: usize| u32::try_from(len).expect("bounded by MEMBERS_MAX");
+    match machines.team(rank) {
+        Some(team) => Topology {
+            machines: several(machines.len()),
+            local_ranks: several(team.len()),
+            pcie_groups: several(machines.groups(rank)),
+            local_collective: true,
+            ..Topology::single(device)
+        },
+        // A job with servers pushes, however many workers it has: two stand for many.
+        None => Topology::flat(2, device),
+    }
+}
+
+fn destinations(rank: WorkerId, view: &View) -> BTreeMap<ServerId, Destination> {
+    let here = view.workers().find(|worker| worker.index == rank.0).map(|worker| worker.process.machine);
+    let destination = |member: &crate::types::Member| {
+        let is_near = here.is_some_and(|here| here.is_shared_with(member.process.machine));
+        Destination {
+            address: member.process.address.clone(),
+            socket_path: if is_near { member.process.socket_path.clone() } else { String::new() },
+            node: member.node,
+            name: member.name(),
+        }
+    };
+    view.servers().map(|member| (ServerId(member.index), destination(member))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Wiring;
+    use crate::types::view::Place;
+
+    #[test]
+    fn every_worker_passes_the_stages_of_its_machine() {
+        let (push, tiers) = ("PUSH -> PULL", "REDUCE -> PUSH -> PULL -> BROADCAST");
+        let (copied, copied_tiers) =
+            ("COPYD2H -> PUSH -> PULL -> COPYH2D", "REDUCE -> COPYD2H -> PUSH -> PULL -> COPYH2D -> BROADCAST");
+        let table: [(&[Place], &[&str]); 4] = [
+            (&[(7, "a"), (7, "b")], &["ALL_REDUCE", "ALL_REDUCE"]),
+            (&[(7, "a"), (7, "b"), (7, "c"), (8, "d")], &[tiers, tiers, tiers, push]),
+            (&[(7, "a"), (7, ""), (8, "c"), (8, "d")], &[push, push, tiers, tiers]),
+            (&[(7, "a"), (7, "")], &[push, push]),
+        ];
+        for (members, stages) in table {
+            for (rank, expected) in (0..).map(WorkerId).zip(stages) {
+                for (device, copies) in [(DeviceKind::Host, false), (DeviceKind::Cuda, true)] {
+                    let formation = Formation::of(rank, View::of_workers(members), device);
+                    let expected = match *expected {
+                        stages if stages == push && copies => copied,
+                        stages if stages == tiers && copies => copied_tiers,
+                        stages => stages,
+                    };
+                    assert_eq!(formation.pipeline.to_string(), expected, "{members:?}, {rank}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_machine_of_several_pcie_groups_reduces_in_each_and_on_its_host() {
+        let mut view = View::of_workers(&[(7, "a"), (7, "b"), (7, "c"), (7, "d"), (8, "e")]);
+        for (member, pcie_group) in view.members.iter_mut().zip([1, 1, 2, 2, 1]) {
+            member.process.wiring = Wiring { pcie_group, holds: true };
+        }
+        let formation = |rank| Formation::of(WorkerId(rank), view.clone(), DeviceKind::Cuda);
+        let stages = |rank| formation(rank).pipeline.to_string();
+        let grouped = "REDUCE -> COPYD2H -> PCIE_REDUCE -> PUSH -> PULL -> PCIE_BROADCAST -> COPYH2D -> BROADCAST";
+        assert_eq!([0, 1, 2, 3].map(stages), [grouped; 4]);
+        assert_eq!(stages(4), "COPYD2H -> PUSH -> PULL -> COPYH2D");
+        assert_eq!(formation(0).machines.group(WorkerId(2)), Some([2, 3].map(WorkerId).as_slice()));
+        assert_eq!((formation(1).team.len(), formation(4).team.len()), (4, 0));
+    }
+}

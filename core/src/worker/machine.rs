@@ -1,0 +1,390 @@
+//! The machine: its state, what its inputs mean for all parts of it, and how to drive it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use super::command::{Command, Stuck};
+use super::formation::Formation;
+use super::links::{Changes, Links};
+use super::records::{Parked, Record, Submission};
+use crate::error::{Error, Result};
+use crate::pipeline::Pipeline;
+use crate::pipeline::registry::{ReadyPart, Registry};
+use crate::sched::{self, GroupId, Scheduler, SchedulerConfig, SideTable, StallDetector, TaskId};
+use crate::types::{DeviceKind, LinkId, Phase, Priority, Round, ServerId, TensorKey, Time, View, WorkerId};
+use crate::wire::frame::Progress;
+
+/// Everything that a worker decides.
+///
+/// It has no thread, socket, clock or memory. It knows how long a tensor is and on which device it lies, never its address.
+///
+/// # Driving it
+/// Call one input at a time, each with the present time. **After every input**, before the next one:
+///
+/// 1. call [`next_command`](Self::next_command) until it answers `None`, and carry each command out;
+/// 2. set a timer to [`poll_timeout`](Self::poll_timeout), and call [`handle_timeout`](Self::handle_timeout) when it fires.
+///
+/// | the driver | calls |
+/// |---|---|
+/// | joined the job | [`handle_joined`](Self::handle_joined), once, before anything else |
+/// | got another view | [`handle_view`](Self::handle_view) |
+/// | hears that a tensor, or the job, failed | [`handle_forget`](Self::handle_forget), [`handle_failed`](Self::handle_failed) |
+/// | has a tensor to reduce | [`submit`](Self::submit), [`submit_all`](Self::submit_all), [`declare`](Self::declare), [`cancel`](Self::cancel) |
+/// | carried out [`Command::Declare`] | [`handle_declared`](Self::handle_declared) |
+/// | carried out [`Command::Dial`] | [`handle_dialled`](Self::handle_dialled), and [`handle_link_lost`](Self::handle_link_lost) later |
+/// | was woken for a stage by [`Command::Wake`] | [`take`](Self::take) until it answers `None`, and executes each [`Step`](super::Step) |
+/// | executed a step | the `handle_*` that the step's [`Action`](super::Action) names, whatever happened, once |
+/// | wants to leave the job | [`handle_leave`](Self::handle_leave), and leaves at [`Command::Leave`] |
+///
+/// # Memory
+/// The driver keeps the memory of submission `id` from `submit` to [`Command::Resolve`], and what a task moves from [`Command::Carry`] to
+/// [`Command::Release`]. [`pieces`](Self::pieces) says which bytes of which submission a task moves. A task is released only when no step
+/// of it runs, and a submission is resolved only when none of its tasks is left.
+///
+/// # What it promises
+/// Each accepted submission ends in exactly one `Resolve`. Each task that is taken and reported goes on or is released. A round to which
+/// this worker will not contribute is withdrawn from at its server, because the other workers would wait for it.
+#[derive(Debug)]
+pub struct Worker {
+    pub(super) settings: WorkerSettings,
+    /// Absent before the worker joined.
+    formation: Option<Formation>,
+    pub(super) registry: Registry,
+    pub(super) scheduler: Scheduler,
+    pub(super) links: Links,
+    stalls: StallDetector,
+    /// Why nothing is accepted any more.
+    pub(super) ended: Option<Error>,
+    leaving: Leaving,
+    /// The id of the next submission.
+    pub(super) submitted: u64,
+    pub(super) submissions: BTreeMap<u64, Submission>,
+    /// By tensor: submissions that wait for the answer to their declaration, oldest first.
+    pub(super) parked: BTreeMap<TensorKey, Vec<Parked>>,
+    /// The deadlines of those.
+    pub(super) parked_until: BTreeSet<(Time, u64)>,
+    pub(super) groups: SideTable<GroupId, u64>,
+    pub(super) tasks: SideTable<TaskId, Record>,
+    /// How many of the tasks tell a server that this worker withdraws.
+    pub(super) withdrawals: usize,
+    /// The latest declaration.
+    pub(super) requests: u64,
+    /// The latest exchange.
+    pub(super) exchanges: u64,
+    /// What was submitted last.
+    pub(super) last: Option<(TensorKey, Round)>,
+    pub(super) bytes_pending: u64,
+    pub(super) tensors_pending: u64,
+    /// The highest priority seen: the transport's few classes are spread below it.
+    pub(super) most_urgent: Priority,
+    pub(super) tracing: bool,
+    /// What goes before the scheduler's own commands.
+    pub(super) commands: VecDeque<Command>,
+}
+
+/// Settings of a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WorkerSettings {
+    /// Those of its scheduler.
+    pub scheduler: SchedulerConfig,
+    /// A submission that is in one stage for longer is warned of; zero for never.
+    pub stall_warn: Duration,
+    /// What may hold tensors, besides host memory.
+    pub device: DeviceKind,
+}
+
+/// ```text
+/// Staying ──handle_leave──► Withdrawing ──no withdrawal is left, or the time has passed──► Left
+/// ```
+#[derive(Clone, PartialEq, Debug)]
+enum Leaving {
+    Staying,
+    /// Servers are told what this worker will not contribute, at the latest until then.
+    Withdrawing {
+        until: Time,
+    },
+    Left,
+}
+
+impl Worker {
+    /// A worker that has not joined.
+    pub fn new(now: Time, settings: WorkerSettings) -> Self {
+        Self {
+            settings,
+            formation: None,
+            registry: Registry::new(WorkerId(0)),
+            // Until the view says who is where; nothing is submitted before.
+            scheduler: Scheduler::new(settings.scheduler, Pipeline::of(Vec::new())),
+            links: Links::default(),
+            stalls: StallDetector::new(now, settings.stall_warn),
+            ended: None,
+            leaving: Leaving::Staying,
+            submitted: 1,
+            submissions: BTreeMap::new(),
+            parked: BTreeMap::new(),
+            parked_until: BTreeSet::new(),
+            groups: SideTable::new(),
+            tasks: SideTable::new(),
+            withdrawals: 0,
+            requests: 0,
+            exchanges: 0,
+            last: None,
+            bytes_pending: 0,
+            tensors_pending: 0,
+            most_urgent: Priority(i32::MIN),
+            tracing: false,
+            commands: VecDeque::new(),
+        }
+    }
+
+    /// The job formed, and this worker has the rank `rank` in it.
+    pub fn handle_joined(&mut self, now: Time, rank: WorkerId, view: View) {
+        self.registry = Registry::new(rank);
+        self.form(now, rank, view);
+    }
+
+    /// The membership changed.
+    pub fn handle_view(&mut self, now: Time, view: View) {
+        match view.phase.clone() {
+            Phase::Aborted(cause) => self.handle_failed(now, cause),
+            Phase::Forming | Phase::Running | Phase::Ended => self.form(now, self.rank(), view),
+        }
+    }
+
+    /// The job failed: everything fails with this cause, now and from now on.
+    pub fn handle_failed(&mut self, now: Time, cause: Error) {
+        self.end(now, &cause);
+        self.commands.push_back(Command::Abort(cause));
+    }
+
+    /// A dial ended. A late report of an attempt that was replaced is ignored.
+    pub fn handle_dialled(&mut self, now: Time, server: ServerId, attempt: u64, outcome: Result<LinkId>) {
+        match outcome {
+            Ok(link) if self.links.established(server, attempt, link) => self.scheduler.handle_link_up(now, server),
+            Ok(link) => self.commands.push_back(Command::Disconnect(link)),
+            Err(_) => self.handle_link_lost(now, server, attempt),
+        }
+    }
+
+    /// A link that came up is gone.
+    pub fn handle_link_lost(&mut self, now: Time, server: ServerId, attempt: u64) {
+        if self.links.lost(now, server, attempt) {
+            self.scheduler.handle_link_down(now, server);
+            if self.ended.is_some() {
+                self.links.stop();
+            }
+        }
+    }
+
+    /// The caller wants to leave the job. What is under way fails, and servers are told of it, because the other workers would wait;
+    /// [`Command::Leave`] follows, after `patience` at the latest.
+    pub fn handle_leave(&mut self, now: Time, patience: Duration) {
+        if self.leaving != Leaving::Staying {
+            return;
+        }
+        self.leaving = Leaving::Withdrawing { until: now + patience.min(WITHDRAWING_MAX) };
+        let open: Vec<GroupId> = self.groups.iter().map(|(group, _)| group).collect();
+        for group in open {
+            self.scheduler.fail_group(now, group, left());
+        }
+        if patience.is_zero() {
+            self.leave(now);
+        }
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.scheduler.handle_timeout(now);
+        for report in self.stalls.handle_timeout(now, &self.scheduler) {
+            let missing = match (&report.at, self.groups.get(report.group)) {
+                (None, Some(submission)) => self.registry.waiting_for(*submission),
+                (None, None) | (Some(_), _) => Vec::new(),
+            };
+            self.commands.push_back(Command::Warn(Stuck { report, missing }));
+        }
+        self.commands.extend(self.links.due(now).into_iter().map(Command::Dial));
+        self.fail_parked(now);
+        if matches!(self.leaving, Leaving::Withdrawing { until } if until <= now) {
+            self.leave(now);
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let parked = self.parked_until.first().map(|(due, _)| *due);
+        // Nothing can stall while nothing is under way: an idle worker does not wake to look.
+        let stalls = self.stalls.poll_timeout().filter(|_| !self.scheduler.is_idle());
+        let leaving = match self.leaving {
+            Leaving::Withdrawing { until } => Some(until),
+            Leaving::Staying | Leaving::Left => None,
+        };
+        let due = [self.scheduler.poll_timeout(), self.links.poll_timeout(), parked, stalls, leaving];
+        due.into_iter().flatten().min()
+    }
+
+    /// The next thing to do; drain it after every input, at the input's time.
+    pub fn next_command(&mut self, now: Time) -> Option<Command> {
+        loop {
+            if let Some(command) = self.commands.pop_front() {
+                return Some(command);
+            }
+            match self.scheduler.next_command() {
+                Some(command) => {
+                    if let Some(command) = self.translate(command) {
+                        return Some(command);
+                    }
+                }
+                None if self.withdrawals == 0 && matches!(self.leaving, Leaving::Withdrawing { .. }) => self.leave(now),
+                None => return None,
+            }
+        }
+    }
+
+    /// What the scheduler decided, in the words of the driver.
+    fn translate(&mut self, command: sched::Command) -> Option<Command> {
+        match command {
+            sched::Command::Wake(stage) => Some(Command::Wake(stage)),
+            sched::Command::Abandon(task) => {
+                let record = self.tasks.get_mut(task)?;
+                record.abandoned = true;
+                record.held.map(Command::Abandon)
+            }
+            sched::Command::Withdraw { task, of, error } => {
+                self.handle_withdrawal(task, of, error);
+                None
+            }
+            sched::Command::Release(task) => {
+                let record = self.tasks.remove(task)?;
+                self.withdrawals -= usize::from(record.message.is_some());
+                Some(Command::Release(task))
+            }
+            sched::Command::Resolved { group, outcome } => {
+                let submission = *self.groups.get(group).expect("a group resolves once");
+                self.resolved(submission, outcome)
+            }
+        }
+    }
+
+    /// This worker's rank; 0 before it joined.
+    pub fn rank(&self) -> WorkerId {
+        self.formation.as_ref().map_or(WorkerId(0), |formation| formation.rank)
+    }
+
+    /// The job as this worker sees it; `None` before it joined.
+    pub fn formation(&self) -> Option<&Formation> {
+        self.formation.as_ref()
+    }
+
+    /// Why nothing is accepted any more.
+    pub fn ended(&self) -> Option<&Error> {
+        self.ended.as_ref()
+    }
+
+    /// What the coordinator is told with each heartbeat.
+    pub fn progress(&self) -> Progress {
+        let pending = u32::try_from(self.tensors_pending).unwrap_or(u32::MAX);
+        Progress { last: self.last, pending, bytes_in_flight: self.bytes_pending }
+    }
+
+    /// What the part of a task consists of.
+    pub fn part(&self, task: TaskId) -> &ReadyPart {
+        &self.record(task).part
+    }
+
+    /// How urgent a task is.
+    pub fn priority(&self, task: TaskId) -> Priority {
+        self.record(task).priority
+    }
+
+    /// The names of the tensors whose parts a task moves.
+    pub fn names(&self, task: TaskId) -> Vec<String> {
+        self.names_of(self.part(task))
+    }
+
+    /// Every task that is not released.
+    pub fn tasks(&self) -> impl Iterator<Item = TaskId> {
+        self.tasks.iter().map(|(task, _)| task)
+    }
+
+    /// Whether no submission, task or exchange is left.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle() && self.submissions.is_empty() && self.tasks.is_empty()
+    }
+
+    /// Bytes that count against the credit.
+    pub fn credit_in_flight(&self) -> u64 {
+        self.scheduler.credit_in_flight()
+    }
+
+    /// The parts of every declared tensor, one a line, for people.
+    pub fn describe_layout(&self) -> String {
+        self.registry.describe()
+    }
+
+    /// Whether [`Command::Finished`] is wanted.
+    pub fn set_tracing(&mut self, on: bool) {
+        self.tracing = on;
+    }
+
+    /// The formation of a worker that has joined.
+    pub(super) fn here(&self) -> &Formation {
+        self.formation.as_ref().expect("a worker joins before it has tasks")
+    }
+
+    pub(super) fn record(&self, task: TaskId) -> &Record {
+        self.tasks.get(task).expect("a task has its record until it is released")
+    }
+
+    pub(super) fn record_mut(&mut self, task: TaskId) -> &mut Record {
+        self.tasks.get_mut(task).expect("a task has its record until it is released")
+    }
+
+    pub(super) fn names_of(&self, part: &ReadyPart) -> Vec<String> {
+        let names = part.layout.pieces.iter().filter_map(|piece| self.registry.name_of(piece.tensor));
+        names.map(str::to_owned).collect()
+    }
+
+    /// Replaces the formation by that of a new view.
+    fn form(&mut self, now: Time, rank: WorkerId, view: View) {
+        let formation = Formation::of(rank, view, self.settings.device);
+        self.scheduler.follow(&formation.pipeline);
+        if self.ended.is_none() {
+            let Changes { dials, gone, closed } = self.links.follow(&formation.links);
+            for server in dials.iter().map(|dial| dial.server).chain(gone) {
+                self.scheduler.handle_link_down(now, server);
+            }
+            self.commands.extend(closed.into_iter().map(Command::Disconnect));
+            self.commands.extend(dials.into_iter().map(Command::Dial));
+        }
+        self.formation = Some(formation);
+    }
+
+    /// Fails everything, now and later, with the first such cause.
+    fn end(&mut self, now: Time, error: &Error) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.ended = Some(error.clone());
+        self.links.stop();
+        self.scheduler.fail_all(now, error.clone());
+        self.fail_all_parked(error);
+    }
+
+    fn leave(&mut self, now: Time) {
+        self.leaving = Leaving::Left;
+        self.end(now, &left());
+        self.commands.push_back(Command::Leave);
+    }
+}
+
+/// Why a submission fails that is under way when its worker leaves.
+fn left() -> Error {
+    Error::FailedPrecondition {
+        what: "the engine was shut down while the operation was under way".to_owned(),
+        hint: "wait for the handles before shutdown()".to_owned(),
+    }
+}
+
+/// How long a worker that leaves stays for servers to hear from which rounds it withdraws. Servers that do not answer do not keep it: a
+/// worker that waits for it then waits for its step timeout.
+const WITHDRAWING_MAX: Duration = Duration::from_secs(2);

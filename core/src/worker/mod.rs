@@ -1,0 +1,31 @@
+//! The worker's brain: it decides everything that a worker does, and does none of it.
+//!
+//! | file | decides |
+//! |---|---|
+//! | `machine` | what an input means for all parts of the machine; its doc is the driving manual |
+//! | `formation` | what follows from a view: the stages of this rank, its team, the servers to reach |
+//! | `submissions` | which submission is accepted, which waits for a declaration, which fails |
+//! | `links` | which server is dialled when |
+//! | `withdrawals` | which round this worker withdraws from, and what it tells the others |
+//! | `steps` | what a stage does with a task, and what its end means |
+//! | `records` | what is kept of a submission and of a task |
+//! | `command` | the words of the machine: commands out, steps out, outcomes in |
+
+mod command;
+mod formation;
+mod links;
+mod records;
+
+pub mod machine;
+
+mod steps;
+mod submissions;
+mod withdrawals;
+
+#[cfg(test)]
+mod tests;
+
+pub use command::{Action, Command, Destination, Dial, Exchanged, Held, Load, Meeting, Piece, Step, Stuck, Use};
+pub use formation::Formation;
+pub use machine::{Worker, WorkerSettings};
+pub use records::{Accepted, Members, Tensor, Terms};

@@ -1,0 +1,111 @@
+//! What the machine keeps of submissions and tasks, and what it is told of tensors.
+
+use std::time::Duration;
+
+use super::command::Held;
+use crate::mem::Ordinal;
+use crate::pipeline::registry::ReadyPart;
+use crate::sched::GroupId;
+use crate::types::{DeviceKind, Op, Priority, TensorKey, Time};
+
+/// How the tensors of a submission are reduced.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Terms {
+    /// How the contributions become one.
+    pub op: Op,
+    /// This worker's weight in a weighted mean; 1 elsewhere.
+    pub weight: f64,
+    /// The submission fails after this long.
+    pub timeout: Option<Duration>,
+}
+
+/// A tensor whose memory is lent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tensor {
+    /// Which.
+    pub key: TensorKey,
+    /// Its length.
+    pub bytes: u64,
+    /// The device in whose memory it lies; `None` for host memory.
+    pub device: Option<Ordinal>,
+    /// How urgent it is.
+    pub priority: Priority,
+}
+
+/// A batch that was accepted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Accepted {
+    /// The id of its first submission; the others have the ids that follow.
+    pub first: u64,
+    /// Which members of the batch each submission has.
+    pub submissions: Vec<Members>,
+}
+
+/// The members of a batch that are one submission. Members count from 0.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Members {
+    /// One tensor.
+    One(usize),
+    /// Tensors that fill a part, in piece order.
+    Whole(Vec<usize>),
+}
+
+impl Members {
+    /// Which members.
+    pub fn as_slice(&self) -> &[usize] {
+        match self {
+            Self::One(member) => std::slice::from_ref(member),
+            Self::Whole(members) => members,
+        }
+    }
+}
+
+/// A submission that has not ended.
+#[derive(Debug)]
+pub(super) struct Submission {
+    pub(super) tensors: Tensors,
+    pub(super) terms: Terms,
+    pub(super) bytes: u64,
+    pub(super) priority: Priority,
+    pub(super) submitted: Time,
+    pub(super) deadline: Option<Time>,
+    /// Absent while parked.
+    pub(super) group: Option<GroupId>,
+}
+
+/// In piece order if they are several. A single one costs no allocation.
+#[derive(Debug)]
+pub(super) enum Tensors {
+    One(Tensor),
+    Whole(Vec<Tensor>),
+}
+
+impl Tensors {
+    pub(super) fn as_slice(&self) -> &[Tensor] {
+        match self {
+            Self::One(tensor) => std::slice::from_ref(tensor),
+            Self::Whole(tensors) => tensors,
+        }
+    }
+}
+
+/// A place in the queue of a tensor that waits for the answer to its declaration.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parked {
+    pub(super) submission: u64,
+    pub(super) op: Op,
+    pub(super) weight: f64,
+}
+
+/// What the machine keeps of a task.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) part: ReadyPart,
+    pub(super) memory: DeviceKind,
+    pub(super) priority: Priority,
+    pub(super) held: Option<Held>,
+    /// The stage that it is in shall end early.
+    pub(super) abandoned: bool,
+    /// The length of the message that is all it carries, if it tells a server that this worker withdraws.
+    pub(super) message: Option<u64>,
+}

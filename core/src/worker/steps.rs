@@ -1,0 +1,284 @@
+//! Stages: what each does with a task, and what its end means for the task.
+
+use super::command::{Action, Exchanged, Held, Meeting, Step, Use};
+use super::machine::Worker;
+use super::records::Record;
+use crate::error::{Error, Result};
+use crate::pipeline::Stage;
+use crate::pipeline::registry::ReadyPart;
+use crate::sched::{Attempt, Outcome, Task, TaskId};
+use crate::types::{Claim, DeviceKind, ExchangeId, Goal, Op, PartLayout, Priority, Slot, Time};
+use crate::wire::{Body, Contribute, Contribution, Request, Service, Target, Withdraw};
+
+impl Worker {
+    /// The next step of `stage`, which the driver must execute and report; `None` if there is none now.
+    pub fn take(&mut self, now: Time, stage: Stage) -> Option<Step> {
+        loop {
+            let task = self.scheduler.take(now, stage)?;
+            if let Some(step) = self.step(now, task, stage) {
+                return Some(step);
+            }
+        }
+    }
+
+    /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes, and otherwise nothing: the thread of the stage must take
+    /// it.
+    pub fn take_short(&mut self, now: Time, stage: Stage, bytes_max: u64) -> Option<Step> {
+        loop {
+            let task = self.scheduler.take_short(stage, bytes_max)?;
+            if let Some(step) = self.step(now, task, stage) {
+                return Some(step);
+            }
+        }
+    }
+
+    /// Whether tasks wait for `stage` that nothing but their turn or their credit holds up.
+    pub fn has_ready(&self, stage: Stage) -> bool {
+        self.scheduler.has_ready(stage)
+    }
+
+    /// Takes the end of a PUSH: its last byte was handed over, or the exchange failed and nothing holds the task's memory.
+    pub fn handle_pushed(&mut self, now: Time, task: TaskId, outcome: Result<()>) {
+        let outcome = match outcome {
+            Ok(()) => Outcome::Done,
+            Err(error) => broken_off(error, 0),
+        };
+        self.finish(now, task, outcome);
+    }
+
+    /// Takes the end of a PULL, and of the exchange: nothing holds the task's memory.
+    pub fn handle_pulled(&mut self, now: Time, task: TaskId, outcome: Exchanged) {
+        let outcome = match outcome {
+            Exchanged::Sum => Outcome::Done,
+            Exchanged::Rejected(error) if error.retryable() => Outcome::Retry { error, landed: 0 },
+            Exchanged::Rejected(error) | Exchanged::Torn { error: error @ Error::Protocol { .. }, .. } => {
+                Outcome::Failed(error)
+            }
+            // Also a sum that was damaged on its way: the server still has it.
+            Exchanged::Torn { error, landed } => broken_off(error, landed),
+        };
+        let outcome = match outcome {
+            Outcome::Failed(error) => Outcome::Failed(self.with_name(task, error)),
+            Outcome::Done | Outcome::Retry { .. } => outcome,
+        };
+        self.record_mut(task).held = None;
+        self.finish(now, task, outcome);
+    }
+
+    /// Takes the end of a copy: the device has copied, or uses the memory no more.
+    pub fn handle_copied(&mut self, now: Time, task: TaskId, outcome: Result<()>) {
+        self.finish(now, task, outcome.map_or_else(Outcome::Failed, |()| Outcome::Done));
+    }
+
+    /// Takes the end of an operation of this machine's ranks, with what their weights add up to: nothing holds the task's memory.
+    pub fn handle_met(&mut self, now: Time, task: TaskId, takes: bool, outcome: Result<f64>) {
+        let record = self.record_mut(task);
+        record.held = None;
+        let outcome = match outcome {
+            Ok(weight) => {
+                if takes && record.part.op == Op::WeightedMean {
+                    // From now on the contribution is that of all ranks that were reduced.
+                    record.part.weight = weight;
+                }
+                Outcome::Done
+            }
+            Err(error) => Outcome::Failed(self.with_name(task, error)),
+        };
+        self.finish(now, task, outcome);
+    }
+
+    /// Whether an operation of this machine's ranks was abandoned, perhaps before the collective knew of it: then abandon it again.
+    pub fn is_abandoned(&self, task: TaskId, slot: Slot) -> bool {
+        self.tasks.get(task).is_some_and(|record| record.abandoned && record.held == Some(Held::Operation(slot)))
+    }
+
+    fn finish(&mut self, now: Time, task: TaskId, outcome: Outcome) {
+        if self.tracing {
+            self.commands.push_back(super::Command::Finished { task, outcome: outcome.clone() });
+        }
+        self.scheduler.finish(now, task, outcome);
+    }
+
+    /// What a stage does with a task that was taken for it; `None` if it cannot be done now, and the task has gone on.
+    fn step(&mut self, now: Time, task: Task, stage: Stage) -> Option<Step> {
+        // What was abandoned is the stage before. Whether this one is follows, as a command.
+        self.record_mut(task.id).abandoned = false;
+        let action = match stage {
+            Stage::Push => self.push(now, &task)?,
+            Stage::Pull => {
+                let Some(Held::Exchange(exchange)) = self.record(task.id).held else {
+                    unreachable!("a task is pulled after it was pushed")
+                };
+                Action::Pull { exchange }
+            }
+            Stage::CopyD2H => {
+                Action::CopyToHost { link: self.links.up(task.server), contributes: self.contributes(task.id) }
+            }
+            Stage::CopyH2D => Action::CopyToDevice,
+            Stage::AllReduce | Stage::Reduce | Stage::PcieReduce | Stage::PcieBroadcast | Stage::Broadcast => {
+                Action::Meet(self.meeting(&task, stage))
+            }
+            Stage::Compress | Stage::Decompress => unreachable!("no formation has a codec"),
+        };
+        Some(Step { task, stage, action })
+    }
+
+    fn push(&mut self, now: Time, task: &Task) -> Option<Action> {
+        let Some(link) = self.links.up(task.server) else {
+            let error = Error::Unavailable { what: task.server.to_string(), cause: "not connected".to_owned() };
+            self.finish(now, task.id, Outcome::Retry { error, landed: 0 });
+            return None;
+        };
+        self.exchanges += 1;
+        let exchange = ExchangeId(self.exchanges);
+        let header = self.request(task);
+        self.record_mut(task.id).held = Some(Held::Exchange(exchange));
+        Some(Action::Push { link, exchange, header })
+    }
+
+    /// What opens the exchange of a task.
+    fn request(&self, task: &Task) -> Request {
+        let Record { part: ReadyPart { layout, op, weight, .. }, priority, message, .. } = self.record(task.id);
+        let formation = self.here();
+        let (dtype, op, weight) = (layout.dtype, *op, *weight);
+        let (service, epoch) = (Service::DenseSum, formation.epoch());
+        let target = Target { service, epoch, part: task.part, round: task.round, attempt: 0 };
+        if let Some(error_bytes) = *message {
+            return Request::Withdraw(Withdraw { target, dtype, op, error_bytes });
+        }
+        // Also what lies beside the place where the sum lands is sent as if the sum had overwritten it: one rule, and the server has it.
+        let body = Body::plain(task.bytes);
+        let contribution = match task.attempt {
+            _ if !formation.machines.sends_body(op, task.part, dtype, formation.rank) => Contribution::Nothing,
+            Attempt::Resumed { landed } => Contribution::Resumed { body, landed },
+            Attempt::First | Attempt::Again => Contribution::First { body, checksum: None },
+        };
+        let (urgency, part_bytes) = (self.urgency(*priority), task.bytes);
+        Request::Contribute(Contribute { target, dtype, op, weight, urgency, part_bytes, contribution })
+    }
+
+    /// The transport's class, 0 to 7, of `priority`: the most urgent tensors have a class of their own, and each class below is twice as
+    /// wide as the one above. Many distinct levels would cost the transport more than they gain.
+    fn urgency(&self, priority: Priority) -> u8 {
+        let distance = i64::from(self.most_urgent.0) - i64::from(priority.0);
+        let class = u64::try_from(distance).map_or(0, |distance| (distance + 1).ilog2().min(7));
+        7 - u8::try_from(class).expect("at most 7")
+    }
+
+    fn meeting(&mut self, task: &Task, stage: Stage) -> Meeting {
+        let (goal, failure) = (self.goal(task.id, stage), self.failure_for_all(task.id));
+        let rank = self.rank();
+        let record = self.record_mut(task.id);
+        let memory = match stage {
+            Stage::Broadcast => Use::Received,
+            stage if stage.is_staging() => Use::Staged,
+            _ => Use::Tensors,
+        };
+        // What is staged is the engine's own memory, which the other ranks need whether this rank's caller wants the result or not.
+        let slot = goal.slot(task.part, task.round);
+        record.held = (memory != Use::Staged).then_some(Held::Operation(slot));
+        let claim = Claim {
+            op: record.part.op,
+            dtype: record.part.layout.dtype,
+            bytes: task.bytes,
+            device: if memory == Use::Staged { DeviceKind::Host } else { record.memory },
+            lane: 0,
+            failed: failure.is_some(),
+            weight: record.part.weight,
+            priority: record.priority,
+        };
+        let takes = goal.taker() == Some(rank);
+        Meeting { goal, claim, failure, memory, takes }
+    }
+
+    fn goal(&self, task: TaskId, stage: Stage) -> Goal {
+        let Record { part, memory, .. } = self.record(task);
+        let PartLayout { part: id, dtype, .. } = *part.layout;
+        let formation = self.here();
+        let (machines, rank) = (&formation.machines, formation.rank);
+        let owner = || machines.owner(id, dtype, rank);
+        // In memory of devices the ranks of one PCIe group reduce, else all ranks of the machine.
+        let holder = || match memory {
+            DeviceKind::Host => owner(),
+            DeviceKind::Cuda => machines.holder(id, dtype, rank),
+        };
+        match stage {
+            Stage::AllReduce => Goal::AllReduce,
+            Stage::Reduce => Goal::Reduce { owner: holder() },
+            Stage::PcieReduce => Goal::Join {
+                holders: machines.holders(id, dtype, rank),
+                taker: formation.pipeline.pushes().then(owner),
+                origin: match part.op {
+                    Op::Broadcast { root } if formation.team.contains(&root) => Some(machines.holder(id, dtype, root)),
+                    Op::Broadcast { .. } | Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => None,
+                },
+            },
+            Stage::PcieBroadcast => Goal::Share { owner: owner() },
+            Stage::Broadcast => Goal::Broadcast { owner: holder() },
+            Stage::CopyD2H | Stage::Compress | Stage::Push | Stage::Pull | Stage::Decompress | Stage::CopyH2D => {
+                unreachable!("{stage} is nothing that ranks do together")
+            }
+        }
+    }
+
+    /// Whether this rank has something to stage: in a broadcast only the holder of the root's group has.
+    fn contributes(&self, task: TaskId) -> bool {
+        let ReadyPart { layout, op, .. } = self.part(task);
+        let formation = self.here();
+        match op {
+            Op::Broadcast { root } => formation.machines.holder(layout.part, layout.dtype, *root) == formation.rank,
+            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => true,
+        }
+    }
+
+    /// Why this rank has nothing of a task that the other ranks of its machine wait for, as they are told; `None` if it has.
+    fn failure_for_all(&self, task: TaskId) -> Option<Error> {
+        let error = self.scheduler.failure(task)?.clone();
+        let is_ours = self.ended.is_some() || matches!(error, Error::Cancelled | Error::Timeout { .. });
+        let Some(record) = self.tasks.get(task).filter(|_| is_ours) else { return Some(error) };
+        let names = self.names_of(&record.part).join(" + ");
+        Some(error.of_one_who_gave_up(self.rank(), names, record.part.round))
+    }
+
+    /// An error of a server or of another rank, which knows tensors by key, with the names of the part's tensors; unless a worker said
+    /// which tensor it is about.
+    pub(super) fn with_name(&self, task: TaskId, error: Error) -> Error {
+        let Some(record) = self.tasks.get(task) else { return error };
+        let names = self.names_of(&record.part);
+        let named = |tensor: String| if names.contains(&tensor) { tensor } else { names.join(" + ") };
+        match error {
+            Error::Mismatch { tensor, field, first, second } => {
+                Error::Mismatch { tensor: named(tensor), field, first, second }
+            }
+            Error::Stalled { tensor, round, missing, waited, detail } => {
+                Error::Stalled { tensor: named(tensor), round, missing, waited, detail }
+            }
+            Error::Checksum { tensor, round, from } => Error::Checksum { tensor: named(tensor), round, from },
+            other => other,
+        }
+    }
+}
+
+/// What becomes of a task whose exchange broke off after so many bytes of the sum had landed.
+fn broken_off(error: Error, landed: u64) -> Outcome {
+    match error {
+        // Nobody wants it any more, or another version is at the other end, which does not pass by waiting.
+        Error::Cancelled | Error::Incompatible { .. } => Outcome::Failed(error),
+        error => Outcome::Retry { error, landed },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_new_connection_may_cure_is_tried_again() {
+        let [field, ours, peer, theirs] = ["protocol version", "2", "server 0", "1"].map(str::to_owned);
+        for lasting in [Error::Cancelled, Error::Incompatible { field, ours, peer, theirs }] {
+            assert_eq!(broken_off(lasting.clone(), 7), Outcome::Failed(lasting));
+        }
+        let error = Error::Unavailable { what: "server 0".to_owned(), cause: "it restarted".to_owned() };
+        assert_eq!(broken_off(error.clone(), 7), Outcome::Retry { error, landed: 7 });
+    }
+}

@@ -1,0 +1,318 @@
+//! Submissions, from the call that makes them to their one outcome.
+//!
+//! ```text
+//!  submit ──► Parked ──declared──► Open ──the group resolves──► (resolved)
+//!    │          └─ cancelled, too late, its tensor failed, the job ended ──► (resolved)
+//!    ├──► Open, where the layout is known
+//!    └──► (resolved), where the tensor or the job has failed
+//! ```
+//! A parked submission that ends early keeps its place in its tensor's queue, because its round counts: the other workers count it.
+
+use super::command::{Command, Load, Piece};
+use super::machine::Worker;
+use super::records::{Accepted, Members, Parked, Record, Submission, Tensor, Tensors, Terms};
+use crate::error::{Error, Result};
+use crate::pipeline::registry::{Lookup, ReadyPart, Submitted, Unit, Whole};
+use crate::pipeline::{Duty, Route};
+use crate::sched::{GroupId, TaskId, TaskSpec};
+use crate::types::{DeviceKind, PartLayout, Priority, TensorKey, TensorSpec, Time};
+
+impl Worker {
+    /// Notes that these tensors are wanted and asks for the layout of those that are not known. The request whose answer tells their
+    /// layout; `None` if all are known.
+    ///
+    /// # Errors
+    /// The failure of one of the tensors, [`Error::Mismatch`] if one was declared differently on this worker, or why the job ended.
+    pub fn declare(&mut self, tensors: Vec<TensorSpec>, fuse: bool) -> Result<Option<u64>> {
+        if let Some(error) = &self.ended {
+            return Err(error.clone());
+        }
+        let mut unknown = Vec::new();
+        for tensor in tensors {
+            if self.registry.lookup(&tensor)? == Lookup::Unknown {
+                unknown.push(tensor);
+            }
+        }
+        Ok((!unknown.is_empty()).then(|| self.ask(unknown, fuse)))
+    }
+
+    /// Takes in a submission of one tensor, whose spec is `spec`. The answer is its id: it ends with a [`Command::Resolve`], whatever
+    /// happens.
+    pub fn submit(&mut self, now: Time, spec: &TensorSpec, tensor: Tensor, terms: Terms) -> u64 {
+        let known = self.registry.lookup(spec);
+        if known == Ok(Lookup::Unknown) && self.ended.is_none() {
+            self.ask(vec![spec.clone()], false);
+        }
+        self.take_one(now, tensor, terms, known)
+    }
+
+    /// Takes in a batch: all of it, or nothing. Tensors that fill a part between them become one submission. Tensors that are not known
+    /// are declared in one request, and small neighbours among them share parts. `tensor` tells where a member lies.
+    ///
+    /// # Errors
+    /// What would fail any of the members at once. Where the job has ended, the submissions are accepted and fail.
+    pub fn submit_all(
+        &mut self,
+        now: Time,
+        specs: &[TensorSpec],
+        tensor: impl Fn(usize) -> Tensor,
+        terms: Terms,
+    ) -> Result<Accepted> {
+        let units = match &self.ended {
+            None => {
+                let keys = (0..specs.len()).map(|member| tensor(member).key);
+                self.registry.admit_all(keys.zip(specs), terms.op, terms.weight)?
+            }
+            Some(_) => (0..specs.len()).map(|member| Unit::Alone { member, known: Lookup::Ready }).collect(),
+        };
+        let unknown = |unit: &Unit| match unit {
+            Unit::Alone { member, known: Lookup::Unknown } => Some(specs[*member].clone()),
+            Unit::Alone { .. } | Unit::Whole(_) => None,
+        };
+        let unknown: Vec<TensorSpec> = units.iter().filter_map(unknown).collect();
+        if !unknown.is_empty() {
+            self.ask(unknown, true);
+        }
+        let first = self.submitted;
+        let take = |unit| match unit {
+            Unit::Alone { member, known } => {
+                self.take_one(now, tensor(member), terms, Ok(known));
+                Members::One(member)
+            }
+            Unit::Whole(mut whole) => {
+                let members = std::mem::take(&mut whole.members);
+                self.take_whole(now, members.iter().map(|member| tensor(*member)).collect(), terms, whole);
+                Members::Whole(members)
+            }
+        };
+        Ok(Accepted { first, submissions: units.into_iter().map(take).collect() })
+    }
+
+    /// Takes the coordinator's answer to a declaration. An answer that nobody waits for is ignored.
+    pub fn handle_declared(&mut self, now: Time, request: u64, outcome: Result<Vec<PartLayout>>) {
+        for key in self.registry.handle_declared(request, outcome) {
+            self.unpark(now, key);
+        }
+    }
+
+    /// A tensor failed for good on every worker, and with it the tensors that share a part with it.
+    pub fn handle_forget(&mut self, now: Time, key: TensorKey, error: &Error) {
+        for key in self.registry.handle_forget(key, error.clone()) {
+            self.parked.remove(&key);
+            // A scan, because a tensor fails once in a job's life and an index would cost every submission.
+            let has = |submission: &Submission| submission.tensors.as_slice().iter().any(|tensor| tensor.key == key);
+            let failed = self.submissions.iter().filter(|(_, submission)| has(submission));
+            let failed: Vec<(u64, Option<GroupId>)> = failed.map(|(id, submission)| (*id, submission.group)).collect();
+            for (id, group) in failed {
+                self.fail(now, id, group, error);
+            }
+        }
+    }
+
+    /// Ends a submission because the caller does not want it any more. It resolves with [`Error::Cancelled`] once no task holds its memory;
+    /// too late, it is ignored.
+    pub fn cancel(&mut self, now: Time, submission: u64) {
+        if let Some(group) = self.submissions.get(&submission).map(|submission| submission.group) {
+            self.fail(now, submission, group, &Error::Cancelled);
+        }
+    }
+
+    /// What a task moves, in the order of its bytes.
+    pub fn pieces(&self, task: TaskId) -> impl Iterator<Item = Piece> {
+        let ReadyPart { layout, tickets, .. } = self.part(task);
+        // A submission that brings all pieces has its tensors in their order. Any other has one tensor, and brings one piece.
+        let is_whole = tickets.len() == 1;
+        let of = move |(position, piece): (usize, &crate::types::Piece)| match is_whole {
+            true => Piece { submission: tickets[0], tensor: position, span: piece.span },
+            false => Piece { submission: tickets[position], tensor: 0, span: piece.span },
+        };
+        layout.pieces.iter().enumerate().map(of)
+    }
+
+    fn fail(&mut self, now: Time, id: u64, group: Option<GroupId>, error: &Error) {
+        match group {
+            Some(group) => self.scheduler.fail_group(now, group, error.clone()),
+            None => self.resolve(id, Err(error.clone())),
+        }
+    }
+
+    fn ask(&mut self, tensors: Vec<TensorSpec>, fuse: bool) -> u64 {
+        self.requests += 1;
+        let request = self.requests;
+        self.registry.declaring(request, &tensors);
+        self.commands.push_back(Command::Declare { request, tensors, fuse });
+        request
+    }
+
+    fn take_one(&mut self, now: Time, tensor: Tensor, terms: Terms, known: Result<Lookup>) -> u64 {
+        let id = self.take_in(now, Tensors::One(tensor), terms);
+        if let Some(error) = self.ended.clone() {
+            self.resolve(id, Err(error));
+            return id;
+        }
+        match known {
+            Err(error) => self.resolve(id, Err(error)),
+            Ok(Lookup::Ready) => self.begin(now, id),
+            Ok(Lookup::Declaring | Lookup::Unknown) => self.park(id, tensor.key),
+        }
+        id
+    }
+
+    fn take_whole(&mut self, now: Time, tensors: Vec<Tensor>, terms: Terms, whole: Whole) {
+        let submitted = self.registry.submit_whole(whole, terms.op, terms.weight, self.submitted);
+        let id = self.take_in(now, Tensors::Whole(tensors), terms);
+        self.open(now, id, submitted);
+    }
+
+    fn take_in(&mut self, now: Time, tensors: Tensors, terms: Terms) -> u64 {
+        let id = self.submitted;
+        self.submitted += 1;
+        let (bytes, priority) = tensors.as_slice().iter().fold((0, Priority(i32::MIN)), |(bytes, priority), tensor| {
+            (bytes + tensor.bytes, priority.max(tensor.priority))
+        });
+        let deadline = terms.timeout.map(|timeout| now + timeout);
+        self.bytes_pending += bytes;
+        self.tensors_pending += tensors.as_slice().len() as u64;
+        let submission = Submission { tensors, terms, bytes, priority, submitted: now, deadline, group: None };
+        self.submissions.insert(id, submission);
+        id
+    }
+
+    /// Hands a submission of a declared tensor to the scheduler.
+    fn begin(&mut self, now: Time, id: u64) {
+        let Submission { tensors, terms, .. } = &self.submissions[&id];
+        match self.registry.submit(tensors.as_slice()[0].key, terms.op, terms.weight, id) {
+            Ok(submitted) => self.open(now, id, submitted),
+            Err(error) => self.resolve(id, Err(error)),
+        }
+    }
+
+    fn open(&mut self, now: Time, id: u64, submitted: Submitted) {
+        let submission = self.submissions.get_mut(&id).expect("opened once, before it resolves");
+        self.last = submission.tensors.as_slice().last().map(|tensor| (tensor.key, submitted.round));
+        let Submitted { name, round, shares, ready } = submitted;
+        let group = self.scheduler.open_group(now, name, round, shares, submission.deadline);
+        submission.group = Some(group);
+        self.groups.insert(group, id);
+        for part in ready {
+            self.enqueue(now, part);
+        }
+    }
+
+    /// Gives the scheduler a task for a part all of whose tensors were submitted.
+    fn enqueue(&mut self, now: Time, part: ReadyPart) {
+        let mut groups = Vec::with_capacity(part.tickets.len());
+        let mut priority = Priority(i32::MIN);
+        let (mut device, mut position, mut elsewhere) = (None, 0, None);
+        for id in &part.tickets {
+            // A submission stays until its group resolves, and a group resolves only when its shares are done or no task holds its memory.
+            let Some(submission) = self.submissions.get(id) else {
+                return self.withdraw_incomplete(now, &part);
+            };
+            groups.push(submission.group.expect("a submission whose part is ready opened a group"));
+            priority = priority.max(submission.priority);
+            for tensor in submission.tensors.as_slice() {
+                if *device.get_or_insert(tensor.device) != tensor.device {
+                    elsewhere.get_or_insert(position);
+                }
+                position += 1;
+            }
+        }
+        if let Some(elsewhere) = elsewhere {
+            return self.withdraw_scattered(now, &part, elsewhere);
+        }
+        let memory = device.flatten().map_or(DeviceKind::Host, |_| DeviceKind::Cuda);
+        let spec = TaskSpec {
+            part: part.layout.part,
+            server: part.layout.server,
+            bytes: part.layout.bytes(),
+            round: part.round,
+            priority,
+            route: Route { duty: self.duty(&part), memory },
+            groups,
+        };
+        let task = self.scheduler.submit(now, spec);
+        self.most_urgent = self.most_urgent.max(priority);
+        let record = Record { part, memory, priority, held: None, abandoned: false, message: None };
+        self.tasks.insert(task, record);
+        self.commands.push_back(Command::Carry { task, load: Load::Pieces });
+    }
+
+    /// What this rank does about a part.
+    pub(super) fn duty(&self, part: &ReadyPart) -> Duty {
+        let (part, dtype) = (part.layout.part, part.layout.dtype);
+        let formation = self.here();
+        let (machines, rank) = (&formation.machines, formation.rank);
+        match machines.partners(dtype, rank) {
+            None if formation.pipeline.reduces() => Duty::Alone,
+            None => Duty::Owner,
+            Some(_) if machines.owner(part, dtype, rank) == rank => Duty::Owner,
+            // Where groups do not count, there is no holder but the owner.
+            Some(_) if machines.holder(part, dtype, rank) == rank => Duty::Holder,
+            Some(_) => Duty::Member,
+        }
+    }
+
+    fn park(&mut self, id: u64, key: TensorKey) {
+        let Submission { terms: Terms { op, weight, .. }, deadline, .. } = &self.submissions[&id];
+        if let Some(due) = deadline {
+            self.parked_until.insert((*due, id));
+        }
+        self.parked.entry(key).or_default().push(Parked { submission: id, op: *op, weight: *weight });
+    }
+
+    fn unpark(&mut self, now: Time, key: TensorKey) {
+        for Parked { submission: id, op, weight } in self.parked.remove(&key).unwrap_or_default() {
+            if let Some(due) = self.submissions.get(&id).and_then(|submission| submission.deadline) {
+                self.parked_until.remove(&(due, id));
+            }
+            if self.submissions.contains_key(&id) {
+                self.begin(now, id);
+            } else if let Ok(ended) = self.registry.submit(key, op, weight, id) {
+                for part in ended.ready {
+                    self.withdraw_incomplete(now, &part);
+                }
+            }
+        }
+    }
+
+    /// Fails the parked submissions whose deadline has passed.
+    pub(super) fn fail_parked(&mut self, now: Time) {
+        while let Some((_, id)) = self.parked_until.first().copied().filter(|(due, _)| *due <= now) {
+            let submission = self.submissions.get(&id).expect("a deadline leaves with its submission");
+            let key = submission.tensors.as_slice()[0].key;
+            let name = self.registry.name_of(key).expect("a parked tensor was declared on this worker");
+            let what = format!("tensor {name}: waiting for its declaration");
+            let waited = now.since(submission.submitted);
+            self.resolve(id, Err(Error::Timeout { what, waited }));
+        }
+    }
+
+    /// Fails every parked submission.
+    pub(super) fn fail_all_parked(&mut self, error: &Error) {
+        for Parked { submission, .. } in std::mem::take(&mut self.parked).into_values().flatten() {
+            self.resolve(submission, Err(error.clone()));
+        }
+    }
+
+    /// Ends a submission.
+    pub(super) fn resolve(&mut self, id: u64, outcome: Result<()>) {
+        if let Some(command) = self.resolved(id, outcome) {
+            self.commands.push_back(command);
+        }
+    }
+
+    /// Forgets a submission that ended; what the driver is told.
+    pub(super) fn resolved(&mut self, id: u64, outcome: Result<()>) -> Option<Command> {
+        let submission = self.submissions.remove(&id)?;
+        let tensors = submission.tensors.as_slice().len() as u64;
+        self.bytes_pending -= submission.bytes;
+        self.tensors_pending -= tensors;
+        match (submission.group, submission.deadline) {
+            (Some(group), _) => drop(self.groups.remove(group)),
+            (None, Some(due)) => drop(self.parked_until.remove(&(due, id))),
+            (None, None) => {}
+        }
+        Some(Command::Resolve { submission: id, tensors, outcome })
+    }
+}

@@ -1,0 +1,87 @@
+//! Withdrawals: a worker that will not contribute to a round says so to the server, because the other workers would wait for it.
+
+use super::command::{Command, Load};
+use super::machine::Worker;
+use super::records::Record;
+use crate::error::Error;
+use crate::pipeline::Route;
+use crate::pipeline::registry::ReadyPart;
+use crate::sched::{GroupId, TaskId, TaskSpec};
+use crate::types::{DeviceKind, Priority, Time};
+use crate::wire::reject;
+
+impl Worker {
+    /// A part of which one submission ended before the others came: it cannot be summed without that one.
+    pub(super) fn withdraw_incomplete(&mut self, now: Time, part: &ReadyPart) {
+        let error = Error::FailedPrecondition {
+            what: format!("{}: a tensor that shares part {} was given up before", part.round, part.layout.part),
+            hint: "declare tensors without fusion to give them up one by one".to_owned(),
+        };
+        self.withdraw(now, part, &error);
+    }
+
+    /// A part is one message, so all its pieces must lie in memory of one device or of the host. The piece at `elsewhere` lies in other
+    /// memory than the first one.
+    pub(super) fn withdraw_scattered(&mut self, now: Time, part: &ReadyPart, elsewhere: usize) {
+        let names = self.names_of(part);
+        let submissions = part.tickets.iter().filter_map(|id| self.submissions.get(id));
+        let places: Vec<String> = submissions
+            .flat_map(|submission| submission.tensors.as_slice())
+            .map(|tensor| match tensor.device {
+                None => "host memory".to_owned(),
+                Some(ordinal) => format!("memory of device {ordinal}"),
+            })
+            .collect();
+        let error = Error::InvalidArgument {
+            what: format!(
+                "tensors {} and {} share part {}, but on {} one lies in {} and the other in {}",
+                names[0],
+                names[elsewhere],
+                part.layout.part,
+                self.rank(),
+                places[0],
+                places[elsewhere]
+            ),
+            hint: "declare what lies on different devices in separate calls".to_owned(),
+        };
+        self.withdraw(now, part, &error);
+    }
+
+    /// Withdraws from a round of which no task was made, and fails the submissions that take part in it.
+    fn withdraw(&mut self, now: Time, part: &ReadyPart, error: &Error) {
+        let submissions = part.tickets.iter().filter_map(|id| self.submissions.get(id));
+        let groups: Vec<GroupId> = submissions.filter_map(|submission| submission.group).collect();
+        let priority = self.most_urgent;
+        let spec = TaskSpec {
+            part: part.layout.part,
+            server: part.layout.server,
+            bytes: 0,
+            round: part.round,
+            priority,
+            route: Route::host(self.duty(part)),
+            groups: Vec::new(),
+        };
+        if let Some(task) = self.scheduler.withdraw(now, spec) {
+            self.carry_withdrawal(task, part.clone(), priority, error);
+        }
+        for group in groups {
+            self.scheduler.fail_group(now, group, error.clone());
+        }
+    }
+
+    /// The scheduler made `task` to tell the server of the task `of` why there will be no contribution.
+    pub(super) fn handle_withdrawal(&mut self, task: TaskId, of: TaskId, error: Error) {
+        let error = self.with_name(of, error);
+        let Record { part, priority, .. } = self.record(of);
+        let (part, priority) = (part.clone(), *priority);
+        self.carry_withdrawal(task, part, priority, &error);
+    }
+
+    fn carry_withdrawal(&mut self, task: TaskId, part: ReadyPart, priority: Priority, error: &Error) {
+        let body = reject::to_body(error);
+        let (memory, message) = (DeviceKind::Host, Some(body.len() as u64));
+        self.tasks.insert(task, Record { part, memory, priority, held: None, abandoned: false, message });
+        self.withdrawals += 1;
+        self.commands.push_back(Command::Carry { task, load: Load::Message(body) });
+    }
+}
