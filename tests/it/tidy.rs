@@ -24,6 +24,10 @@ const GROUND: [&str; 2] = ["cuda", "local"];
 /// What the crate's root gives out of floor 0.
 const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
 
+/// The machine of a server's node.
+const NODE_MACHINE: [&str; 8] =
+    ["aggregate", "budget", "command", "config", "life", "machine", "membership", "withdrawals"];
+
 /// Where `unsafe` may stand.
 const UNSAFE: [&str; 40] = [
     "bench/src/team/buffers.rs",
@@ -362,7 +366,7 @@ fn server_machines() -> Vec<Source> {
 fn is_machine(module: &[String]) -> bool {
     let of = |index: usize| module.get(index).map(String::as_str);
     match of(0) {
-        Some("node") => of(1) == Some("aggregate"),
+        Some("node") => of(1).is_some_and(|module| NODE_MACHINE.contains(&module)),
         Some("coordinator") => of(1) != Some("driver"),
         Some(_) | None => false,
     }

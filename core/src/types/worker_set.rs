@@ -47,6 +47,12 @@ impl WorkerSet {
         self.0.get(worker.0 as usize / 8).is_some_and(|byte| byte & (1 << (worker.0 % 8)) != 0)
     }
 
+    /// Whether every worker of `other` is in the set too.
+    pub fn contains_all(&self, other: &Self) -> bool {
+        let ours = self.0.iter().copied().chain(std::iter::repeat(0));
+        other.0.iter().zip(ours).all(|(theirs, ours)| theirs & !ours == 0)
+    }
+
     /// How many workers it holds.
     pub fn len(&self) -> usize {
         self.0.iter().map(|byte| byte.count_ones() as usize).sum()
@@ -107,6 +113,19 @@ mod tests {
         );
         assert_eq!(workers.iter().collect::<Vec<_>>(), [0, 5, 9].map(WorkerId));
         assert_eq!(format!("{workers:?}"), "{0, 5, 9}");
+    }
+
+    #[test]
+    fn a_set_contains_all_of_another_whichever_is_longer() {
+        for (ours, theirs, expected) in [
+            (set(&[1, 9]), set(&[9]), true),
+            (set(&[1, 9]), set(&[]), true),
+            (set(&[9]), set(&[1]), false),
+            (set(&[1]), set(&[1, 9]), false),
+            (set(&[1, 9]), set(&[1, 9]), true),
+        ] {
+            assert_eq!(ours.contains_all(&theirs), expected, "{ours:?}, {theirs:?}");
+        }
     }
 
     #[test]

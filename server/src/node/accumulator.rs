@@ -18,7 +18,7 @@ use gradlane_core::reduce::Kernels;
 use gradlane_core::types::{DType, Defect, ExchangeId, Op, WorkerId, planted};
 use gradlane_core::wire::checksum;
 
-use crate::node::aggregate::{Order, Receipt, SumSpec, Upload};
+use crate::node::command::{Order, Receipt, SumSpec, Upload};
 
 mod contribution;
 

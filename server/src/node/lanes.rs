@@ -1,14 +1,15 @@
-//! Threads that do the arithmetic which the [aggregator](crate::node::aggregate) asked for. A part lives in one lane, so that its steps and its
-//! bytes are worked off in their order.
+//! Threads that do the arithmetic which the [node](crate::node::machine) asked for. A part lives in one lane, so that its steps and its bytes
+//! are worked off in their order.
 //!
-//! **Whoever holds a lane works.** A lane is a queue, the sums of its parts under a lock, and a thread that sleeps until its bell rings. Jobs
-//! are taken off the queue under the lock only, so their order holds whoever works. Usually that is the lane's thread. A thread that brings
-//! few bytes works them off itself ([`SumLanes::run`]), because to wake another thread would take longer; so does one that brings bytes
-//! faster than the lane adds them, which bounds what lies in the queue; and where cores are few, one that finds the lane free: bytes are
-//! added soonest by the core whose cache they are in, if no other one is idle ([`inline_bytes_max`]).
+//! **The thread that holds a lane works.** A lane is a queue, the sums of its parts under a lock, and a thread that sleeps until it is
+//! notified. Jobs are taken off the queue under the lock only, so their order holds whichever thread works. Usually that is the lane's own
+//! thread. Three other threads may work instead ([`SumLanes::run`], [`inline_bytes_max`]):
+//! - a thread that brings few bytes, because waking another thread would take longer;
+//! - a thread that brings bytes faster than the lane adds them, which bounds the queue;
+//! - where cores are few, a thread that finds the lane free, because its core has the bytes in its cache.
 //!
-//! Queues themselves never block, so that neither the driver, which submits under its lock, nor a lane, which reports to the driver, waits for
-//! the other: receipts are reported after the lane's lock was given back.
+//! Queues never block. So neither the driver, which submits under its lock, nor a lane, which reports to the driver, waits for the other.
+//! Receipts are reported after the lane's lock was given back.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -24,7 +25,7 @@ use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, PartId, WorkerId};
 
 use crate::node::accumulator::Workshop;
-use crate::node::aggregate::{Receipt, SlotId, Step};
+use crate::node::command::{Receipt, SlotId, Step};
 use crate::node::sum::{Event, Sums};
 
 /// Up to so many waiting bytes are worked off by the thread that brought them, on a machine of `cores`.
@@ -79,7 +80,7 @@ pub(crate) struct Told {
 pub(crate) struct Outlets {
     /// To be sent, in order.
     pub(crate) send: Box<dyn Fn(Outgoing) + Send + Sync>,
-    /// For the aggregator.
+    /// For the node.
     pub(crate) tell: Box<dyn Fn(Told) + Send + Sync>,
 }
 
@@ -293,7 +294,7 @@ mod tests {
 
     use super::*;
     use crate::node::aggregate::tests::{slot, sum};
-    use crate::node::aggregate::{Order, SumSpec, Upload};
+    use crate::node::command::{Order, SumSpec, Upload};
 
     #[test]
     fn little_is_worked_off_by_who_brings_it() {

@@ -1,7 +1,4 @@
-//! Where a server stands in its life, and who waits for its end. What is done at each turn is decided in [`crate::node::server`].
-
-use std::sync::{Condvar, Mutex};
-use std::time::Duration;
+//! Where a server stands in its life.
 
 use gradlane_core::{Error, Result};
 
@@ -31,7 +28,7 @@ pub enum ServerState {
 
 /// What moves a server on in its life.
 #[derive(Clone, Debug)]
-pub(crate) enum Turn {
+pub(super) enum Turn {
     Joined,
     Drain,
     End,
@@ -41,11 +38,11 @@ pub(crate) enum Turn {
 impl ServerState {
     /// Whether its life is over.
     pub fn has_ended(&self) -> bool {
-        self.outcome().is_some()
+        matches!(self, Self::Stopped | Self::Failed(_))
     }
 
     /// The state after `turn`; `None` if that changes nothing.
-    fn after(&self, turn: Turn) -> Option<Self> {
+    pub(super) fn after(&self, turn: Turn) -> Option<Self> {
         match (self, turn) {
             (Self::Joining, Turn::Joined) => Some(Self::Running),
             (Self::Joining | Self::Running, Turn::Drain) => Some(Self::Draining),
@@ -57,7 +54,8 @@ impl ServerState {
         }
     }
 
-    fn outcome(&self) -> Option<Result<()>> {
+    /// How it ended, if it has.
+    pub fn outcome(&self) -> Option<Result<()>> {
         match self {
             Self::Joining | Self::Running | Self::Draining => None,
             Self::Stopped => Some(Ok(())),
@@ -65,45 +63,6 @@ impl ServerState {
         }
     }
 }
-
-/// The state of one server, for those who change it and those who wait for its end.
-pub(crate) struct Life {
-    state: Mutex<ServerState>,
-    changed: Condvar,
-}
-
-impl Life {
-    pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(ServerState::Joining), changed: Condvar::new() }
-    }
-
-    pub(crate) fn state(&self) -> ServerState {
-        self.state.lock().expect(LOCK).clone()
-    }
-
-    /// Takes a turn, and returns where that led.
-    pub(crate) fn turn(&self, turn: Turn) -> ServerState {
-        let mut state = self.state.lock().expect(LOCK);
-        if let Some(next) = state.after(turn) {
-            *state = next;
-            self.changed.notify_all();
-        }
-        state.clone()
-    }
-
-    /// Waits for the end, at most `patience`; `None` as the outcome if it did not come.
-    pub(crate) fn wait(&self, patience: Option<Duration>) -> Option<Result<()>> {
-        let state = self.state.lock().expect(LOCK);
-        let lives = |state: &mut ServerState| !state.has_ended();
-        let state = match patience {
-            None => self.changed.wait_while(state, lives).expect(LOCK),
-            Some(patience) => self.changed.wait_timeout_while(state, patience, lives).expect(LOCK).0,
-        };
-        state.outcome()
-    }
-}
-
-const LOCK: &str = "nobody panics while holding it";
 
 #[cfg(test)]
 mod tests {
@@ -128,17 +87,6 @@ mod tests {
         for turn in [Turn::Joined, Turn::Drain, Turn::End, Turn::Fail(second)] {
             assert_eq!(after(&failed(), turn.clone()), failed(), "the first cause stays: {turn:?}");
         }
-    }
-
-    #[test]
-    fn only_an_end_ends_the_wait() {
-        let life = Life::new();
-        for turn in [Turn::Joined, Turn::Drain] {
-            life.turn(turn);
-            assert_eq!(life.wait(Some(Duration::ZERO)), None);
-        }
-        life.turn(Turn::Fail(Error::Cancelled));
-        assert_eq!(life.wait(None), Some(Err(Error::Cancelled)));
     }
 
     fn after(state: &ServerState, turn: Turn) -> ServerState {

@@ -1,7 +1,7 @@
 //! One summation server of a job: joins, listens, adds, ends with the job.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
@@ -13,13 +13,13 @@ use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::quic::Credentials;
 use gradlane_core::transport::{Listener, roads};
-use gradlane_core::types::{Role, ServerId};
+use gradlane_core::types::Role;
 use gradlane_core::{Error, Result};
 
 use crate::node::accumulator::BLOCK_BYTES;
-use crate::node::aggregate::AggregatorConfig;
-use crate::node::connection::DataPlane;
-use crate::node::life::{Life, ServerState, Turn};
+use crate::node::config::NodeConfig;
+use crate::node::data_plane::DataPlane;
+use crate::node::life::ServerState;
 
 /// How to start a server.
 #[derive(Debug)]
@@ -45,9 +45,6 @@ pub struct Server {
     address: String,
     plane: Arc<DataPlane>,
     membership: Arc<Mutex<Membership>>,
-    life: Arc<Life>,
-    /// Known once it has joined.
-    index: Arc<OnceLock<ServerId>>,
 }
 
 impl Server {
@@ -95,7 +92,7 @@ impl Server {
     ) -> Result<Self> {
         let config = &options.config;
         let clock = Clock::start();
-        let aggregator = AggregatorConfig {
+        let node = NodeConfig {
             deterministic: config.deterministic,
             stall_warn: config.stall_warn,
             step_timeout: config.step_timeout,
@@ -104,30 +101,22 @@ impl Server {
             defect: None,
         };
         let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
-        let plane = DataPlane::new(aggregator, sum_threads, pool, clock)?;
+        let plane = DataPlane::new(node, sum_threads, pool, clock)?;
         let (listener, Entrance { address, socket_path }) = listen(&options, &plane)?;
         let ServerOptions { config, coordinator, credentials, index } = options;
         let mut member = MemberConfig { requested: index, ..process::member(Role::Server, &config) };
         (member.process.address, member.process.socket_path) = (address.clone(), socket_path);
 
-        let (life, index) = (Arc::new(Life::new()), Arc::new(OnceLock::new()));
         let (reporter, followed) = (Arc::clone(&plane), Arc::clone(&plane));
-        let (lived, given) = (Arc::clone(&life), Arc::clone(&index));
         let membership = Membership::start(
             MembershipOptions { member, coordinator, credentials },
             clock,
             move || reporter.progress(),
-            move |event| {
-                if let MemberEvent::Joined { index, .. } = &event {
-                    // A server that lost its connection joins anew, in the same place.
-                    let _ = given.set(ServerId(*index));
-                }
-                on_event(&followed, &lived, event);
-            },
+            move |event| follow(&followed, event),
         )?;
         let membership = Arc::new(Mutex::new(membership));
         plane.attach(listener, Arc::downgrade(&membership));
-        Ok(Self { address, plane, membership, life, index })
+        Ok(Self { address, plane, membership })
     }
 
     /// Where it accepts exchanges, `host:port`.
@@ -147,7 +136,7 @@ impl Server {
 
     /// Where it stands in its life.
     pub fn state(&self) -> ServerState {
-        self.life.state()
+        self.plane.state()
     }
 
     /// Waits until the job has ended, at most `patience`; `None` waits as long as it lasts.
@@ -155,7 +144,7 @@ impl Server {
     /// # Errors
     /// Why the job failed; [`Error::Timeout`] if it still runs.
     pub fn join(&self, patience: Option<Duration>) -> Result<()> {
-        self.life.wait(patience).unwrap_or_else(|| {
+        self.plane.wait(patience).unwrap_or_else(|| {
             Err(Error::Timeout { what: "waiting for the job to end".to_owned(), waited: patience.unwrap_or_default() })
         })
     }
@@ -165,27 +154,16 @@ impl Server {
     /// Rounds of parts that no worker had begun are refused with [`Error::FailedPrecondition`] from now on. Those that are open are
     /// completed and answered, for at most `patience`; then the server stops. A second call waits for the same, with its own patience.
     pub fn drain(&self, patience: Duration) -> bool {
-        // First, so that who sees it draining is refused.
-        self.plane.refuse(self.refusal());
-        let drained = self.life.turn(Turn::Drain).has_ended() || self.plane.drain(patience);
+        let drained = self.plane.drain(patience);
         self.stop(FAREWELL);
         drained
     }
 
     /// Stops at once: open exchanges fail on the workers' side. Idempotent.
     pub fn stop(&self, patience: Duration) {
-        self.life.turn(Turn::End);
+        self.plane.end();
         self.membership.lock().expect(LOCK).stop();
         self.plane.stop(patience);
-    }
-
-    /// What is said to whoever begins a round while it drains.
-    fn refusal(&self) -> Error {
-        let name = self.index.get().map_or_else(|| "the server".to_owned(), ServerId::to_string);
-        Error::FailedPrecondition {
-            what: format!("{name} is draining"),
-            hint: "it was asked to stop; start the job again when its servers stay".to_owned(),
-        }
     }
 }
 
@@ -199,32 +177,16 @@ const LOCK: &str = "nobody panics while holding it";
 /// How long peers may take to hear that a server is gone.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-fn on_event(plane: &Arc<DataPlane>, life: &Life, event: MemberEvent) {
-    match event {
-        MemberEvent::Joined { index, view } => {
-            tracing::info!(server = index, epoch = %view.epoch, "joined");
-            plane.handle_view(view);
-            life.turn(Turn::Joined);
-        }
-        MemberEvent::View(view) => plane.handle_view(view),
-        MemberEvent::Forget { key, error } => plane.handle_forget(key, error),
-        MemberEvent::Failed(error) => {
-            tracing::error!(%error, "the job failed");
-            plane.handle_failure(&told(&error));
-            life.turn(Turn::Fail(error));
-        }
-        MemberEvent::Left => drop(life.turn(Turn::End)),
-        MemberEvent::StallNotice { .. } | MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {}
+fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
+    match &event {
+        MemberEvent::Joined { index, view } => tracing::info!(server = index, epoch = %view.epoch, "joined"),
+        MemberEvent::Failed(error) => tracing::error!(%error, "the job failed"),
+        MemberEvent::View(_)
+        | MemberEvent::Forget { .. }
+        | MemberEvent::Left
+        | MemberEvent::StallNotice { .. }
+        | MemberEvent::Declared { .. }
+        | MemberEvent::BarrierDone { .. } => {}
     }
-}
-
-/// What workers hear of the end of a server. That it was shut out is its own affair, and no reason for them to restart: they will hear
-/// from the coordinator why the job ended.
-fn told(error: &Error) -> Error {
-    match error {
-        Error::Fenced { .. } => {
-            Error::Unavailable { what: "the server".to_owned(), cause: "it was given up for dead".to_owned() }
-        }
-        other => other.clone(),
-    }
+    plane.handle_member(event);
 }

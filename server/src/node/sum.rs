@@ -1,7 +1,7 @@
-//! The sums of a server's rounds and who gets them: carries out the steps that the [aggregator](crate::node::aggregate) decides, on memory.
+//! The sums of a server's rounds and their readers: carries out, on memory, the steps that the [node](crate::node::machine) decides.
 //!
-//! Knows neither threads nor sockets. Whoever drives it (`lanes`, or the simulation) hands it steps and received bytes, and does with what it
-//! says: [`Event`]s.
+//! Knows neither threads nor sockets. Its driver (`lanes`, or the simulation) hands it steps and received bytes, and carries out the
+//! [`Event`]s that come of them.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use gradlane_core::types::{ExchangeId, WorkerId};
 use gradlane_core::wire::{Sum as SumHeader, Target};
 
 use crate::node::accumulator::{Accumulator, Workshop};
-use crate::node::aggregate::{Receipt, SlotId, Step};
+use crate::node::command::{Receipt, SlotId, Step};
 
 #[cfg(test)]
 mod random_tests;
@@ -31,7 +31,7 @@ pub struct Sums {
 pub enum Event {
     /// Something to be sent. Comes in the order in which it is to be sent.
     Send(Outgoing),
-    /// The aggregator is to hear of a contribution.
+    /// The node is to hear of a contribution.
     Receipt {
         /// Of which sum.
         slot: SlotId,
@@ -97,7 +97,7 @@ impl Sums {
                     sum.sent = 0;
                     sum.flow(say);
                 }
-                // The aggregator never asks for what was not begun, so it was lost by a defect.
+                // The node never asks for what was not begun, so it was lost by a defect.
                 None => say(Event::Send(no_sum(exchange, header.target))),
             },
             Step::Seal => {

@@ -1,19 +1,18 @@
-//! A server process: the aggregator and its sums behind links, with real bodies and the real arithmetic, as `connection` and `lanes` drive
-//! them.
+//! Drives the node of a server and its sums, as the data plane and the lanes of a server do: with real bodies and the real arithmetic, behind
+//! simulated links.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, LinkId, NodeId, PartId, Phase, Time, View, WorkerId};
+use gradlane_core::types::{ExchangeId, LinkId, PartId, Time, WorkerId};
 use gradlane_core::wire::{Header, Reject, Request, Target, reject};
 use gradlane_server::node::accumulator::Workshop;
-use gradlane_server::node::aggregate::{Aggregator, AggregatorConfig, Command, Receipt, SlotId, Step};
+use gradlane_server::node::command::{Command, Receipt, SlotId, Step};
 use gradlane_server::node::sum::{Event, Sums};
-use gradlane_server::node::withdrawals::{Letters, Word};
+use gradlane_server::node::{Node, NodeConfig};
 
 use super::checkers::Checker;
 use super::member::MemberDriver;
@@ -24,23 +23,20 @@ use super::world::{Address, Context, Input, Process};
 pub(super) struct ServerProcess {
     me: Address,
     member: MemberDriver,
-    aggregator: Aggregator,
-    view: Option<View>,
-    links: BTreeMap<LinkId, NodeId>,
+    node: Node,
+    links: BTreeSet<LinkId>,
     lost: BTreeSet<LinkId>,
     /// Exchanges that have not ended on this side.
     headers: BTreeMap<ExchangeId, (LinkId, Request)>,
     /// Where the bodies of exchanges go.
     routes: BTreeMap<ExchangeId, (SlotId, WorkerId)>,
-    letters: Letters,
     sums: Sums,
-    ended: Option<Result<()>>,
 }
 
 impl ServerProcess {
     /// A server that joins.
     pub(super) fn new(context: &mut Context, me: Address) -> Self {
-        let config = AggregatorConfig {
+        let config = NodeConfig {
             deterministic: context.plan.settings.deterministic,
             stall_warn: timing::STALL_WARN,
             step_timeout: timing::STEP,
@@ -58,15 +54,12 @@ impl ServerProcess {
         let mut this = Self {
             me,
             member: MemberDriver::new(context, me),
-            aggregator: Aggregator::new(config),
-            view: None,
-            links: BTreeMap::new(),
+            node: Node::new(config),
+            links: BTreeSet::new(),
             lost: BTreeSet::new(),
             headers: BTreeMap::new(),
             routes: BTreeMap::new(),
-            letters: Letters::default(),
             sums: Sums::new(workshop),
-            ended: None,
         };
         this.settle(context);
         this
@@ -74,12 +67,12 @@ impl ServerProcess {
 
     /// What must hold at the end, when the job ended with `cause` as far as the coordinator lives to know.
     pub(super) fn inspect(&self, context: &mut Context, cause: Option<&Result<()>>) {
-        let ended = self.ended.as_ref();
-        context.witness.process_ended(context.now, self.me, ended, cause);
-        if ended.is_none() || self.view.is_none() {
+        let ended = self.node.state().outcome();
+        context.witness.process_ended(context.now, self.me, ended.as_ref(), cause);
+        if ended.is_none() || self.node.view().is_none() {
             return;
         }
-        let left = (self.sums.len(), self.aggregator.progress().bytes_in_flight);
+        let left = (self.sums.len(), self.node.progress().bytes_in_flight);
         if left != (0, 0) {
             let text = format!("{}: after the end, sums and booked bytes are {left:?}", self.me.who);
             context.witness.fail(context.now, Checker::Memory, text);
@@ -90,45 +83,19 @@ impl ServerProcess {
     fn settle(&mut self, context: &mut Context) {
         loop {
             let events = self.member.drain(context);
-            let command = self.aggregator.next_command();
+            let command = self.node.next_command();
             if events.is_empty() && command.is_none() {
                 break;
             }
             for event in events {
-                self.follow(context, event);
+                context.log.note(context.now, self.me.who, "member", &[], || format!("{event:?}"));
+                self.node.handle_member(event);
             }
             if let Some(command) = command {
                 self.carry_out(context, command);
             }
         }
         self.check_bounds(context);
-    }
-
-    fn follow(&mut self, context: &mut Context, event: MemberEvent) {
-        let now = context.now;
-        context.log.note(now, self.me.who, "member", &[], || format!("{event:?}"));
-        match event {
-            MemberEvent::Joined { view, .. } | MemberEvent::View(view) => {
-                self.aggregator.handle_view(now, &view);
-                self.view = Some(view);
-            }
-            MemberEvent::Forget { key, error } => self.aggregator.handle_forget(now, key, error),
-            MemberEvent::Failed(error @ Error::Fenced { .. }) => {
-                let (what, cause) = ("the server".to_owned(), "it was given up for dead".to_owned());
-                self.end(now, Phase::Aborted(Error::Unavailable { what, cause }), Err(error));
-            }
-            MemberEvent::Failed(error) => self.end(now, Phase::Aborted(error.clone()), Err(error)),
-            MemberEvent::Left => self.end(now, Phase::Ended, Ok(())),
-            MemberEvent::StallNotice { .. } | MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {}
-        }
-    }
-
-    fn end(&mut self, now: Time, phase: Phase, outcome: Result<()>) {
-        self.ended.get_or_insert(outcome);
-        if let Some(view) = &self.view {
-            let view = View { phase, ..view.clone() };
-            self.aggregator.handle_view(now, &view);
-        }
     }
 
     fn carry_out(&mut self, context: &mut Context, command: Command) {
@@ -151,6 +118,8 @@ impl ServerProcess {
                     context.accept(exchange);
                 }
             }
+            Command::Accept { exchange } => context.accept(exchange),
+            Command::Unroute { exchange } => drop(self.routes.remove(&exchange)),
             Command::Reject { exchange, target, error } => self.reject(context, exchange, target, &error),
             Command::Stalled { stall } => self.member.member.report_stall(stall),
         }
@@ -201,40 +170,31 @@ impl ServerProcess {
                 else {
                     return;
                 };
-                let Some(node) = self.links.get(&link).copied() else { return };
+                if !self.links.contains(&link) {
+                    return;
+                }
                 let header = Header::decode(&bytes, "a worker").and_then(|header| header.into_request("a worker"));
                 let header = header.expect("a worker sends what a server reads");
                 self.headers.insert(exchange, (link, header));
-                match header {
-                    Request::Contribute(header) => self.aggregator.handle_opened(now, node, exchange, &header),
-                    Request::Withdraw(header) => {
-                        self.letters.begin(node, exchange, header);
-                        context.accept(exchange);
-                    }
-                }
+                self.node.handle_opened(now, link, exchange, &header);
             }
             Input::Body { exchange, span } if self.headers.contains_key(&exchange) => {
                 let chunk = context.body_of(exchange, span);
                 let Some((slot, worker)) = self.routes.get(&exchange).copied() else {
-                    if let Some(Word { node, header, error }) = self.letters.take(exchange, &[chunk.into()]) {
-                        let error = error.expect("nobody changes a letter");
-                        self.aggregator.handle_given_up(now, node, exchange, &header, &error);
-                    }
-                    return;
+                    return self.node.handle_body(now, exchange, &[chunk.into()]);
                 };
                 let mut events = Vec::new();
                 self.sums.receive(slot, worker, exchange, &[chunk], &mut |event| events.push(event));
                 self.say(context, events);
             }
             Input::Receipt { slot, worker, exchange, receipt } => {
-                self.aggregator.handle_receipt(now, slot, worker, exchange, receipt);
+                self.node.handle_receipt(now, slot, worker, exchange, receipt);
             }
             Input::ExchangeTorn { exchange, .. } if self.headers.remove(&exchange).is_some() => {
-                self.letters.end(exchange);
-                self.aggregator.handle_torn(now, exchange);
+                self.node.handle_torn(exchange);
             }
             Input::Answered { exchange } if self.headers.remove(&exchange).is_some() => {
-                self.aggregator.handle_answered(now, exchange);
+                self.node.handle_answered(exchange);
             }
             _ => {}
         }
@@ -242,7 +202,7 @@ impl ServerProcess {
 
     /// Nothing of an earlier membership may have an effect.
     fn check_epoch(&self, context: &mut Context, exchange: ExchangeId) {
-        let (Some((_, header)), Some(view)) = (self.headers.get(&exchange), &self.view) else { return };
+        let (Some((_, header)), Some(view)) = (self.headers.get(&exchange), self.node.view()) else { return };
         if header.target().epoch != view.epoch {
             let text = format!("{} let a push of {} in while in {}", self.me.who, header.target().epoch, view.epoch);
             context.witness.fail(context.now, Checker::Fencing, text);
@@ -258,7 +218,7 @@ impl ServerProcess {
             let text = format!("{} keeps {alive} rounds of part {part}", self.me.who);
             context.witness.fail(context.now, Checker::Rounds, text);
         }
-        let pending = self.aggregator.progress().pending as usize;
+        let pending = self.node.progress().pending as usize;
         if pending > self.headers.len() {
             let open = self.headers.len();
             let text = format!("{} remembers {pending} exchanges of which {open} are open", self.me.who);
@@ -272,14 +232,15 @@ impl Process for ServerProcess {
         let now = context.now;
         match input {
             Input::Timer => {
-                self.aggregator.handle_timeout(now);
-                let progress = self.aggregator.progress();
+                self.node.handle_timeout(now);
+                let progress = self.node.progress();
                 self.member.handle(context, Input::Timer, progress);
             }
             // Lost before it was up: who dialled knows or will find out.
             Input::LinkDialled { link, .. } if self.lost.contains(&link) => {}
             Input::LinkDialled { link, from } => {
-                self.links.insert(link, from.who.node());
+                self.links.insert(link);
+                self.node.handle_link_up(link, from.who.node());
                 context.send_link(self.me, link, Input::LinkReady { link });
             }
             Input::LinkLost { link, .. } => {
@@ -287,10 +248,11 @@ impl Process for ServerProcess {
                 let open: Vec<ExchangeId> = open.map(|(exchange, _)| *exchange).collect();
                 for exchange in open {
                     self.headers.remove(&exchange);
-                    self.letters.end(exchange);
-                    self.aggregator.handle_torn(now, exchange);
+                    self.node.handle_torn(exchange);
                 }
-                self.links.remove(&link);
+                if self.links.remove(&link) {
+                    self.node.handle_link_down(link);
+                }
                 self.lost.insert(link);
             }
             Input::Opened { .. }
@@ -303,7 +265,7 @@ impl Process for ServerProcess {
             | Input::ControlFailed { .. }
             | Input::ControlClosed { .. }
             | Input::Frame { .. } => {
-                let progress = self.aggregator.progress();
+                let progress = self.node.progress();
                 self.member.handle(context, input, progress);
             }
             Input::LinkReady { .. }
@@ -318,15 +280,15 @@ impl Process for ServerProcess {
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        [self.member.poll_timeout(), self.aggregator.poll_timeout()].into_iter().flatten().min()
+        [self.member.poll_timeout(), self.node.poll_timeout()].into_iter().flatten().min()
     }
 
     fn is_finished(&self) -> bool {
-        self.ended.is_some()
+        self.node.state().has_ended()
     }
 
     fn describe(&self) -> String {
-        let phase = self.view.as_ref().map(|view| &view.phase);
-        format!("phase {phase:?}, {:?}", self.aggregator.progress())
+        let phase = self.node.view().map(|view| &view.phase);
+        format!("phase {phase:?}, {:?}", self.node.progress())
     }
 }

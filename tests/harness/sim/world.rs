@@ -7,7 +7,7 @@ use std::time::Duration;
 use gradlane_core::Error;
 use gradlane_core::pipeline::Stage;
 use gradlane_core::types::{ExchangeId, LinkId, NodeId, Span, TensorKey, Time, WorkerId};
-use gradlane_server::node::aggregate::{Receipt, SlotId};
+use gradlane_server::node::command::{Receipt, SlotId};
 
 use super::checkers::{Violation, Witness};
 use super::coordinator::CoordinatorProcess;

@@ -7,7 +7,7 @@ use gradlane_core::mem::Lease;
 use gradlane_core::types::ExchangeId;
 use gradlane_core::wire::checksum;
 
-use crate::node::aggregate::{Receipt, Upload};
+use crate::node::command::{Receipt, Upload};
 
 /// The ledger's line of one worker.
 ///

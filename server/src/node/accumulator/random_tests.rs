@@ -5,7 +5,7 @@
 use gradlane_core::types::DType;
 
 use super::*;
-use crate::node::aggregate::Order;
+use crate::node::command::Order;
 
 const WORKERS: u32 = 3;
 const EVERY_DIGIT_ONE: u8 = 0b01_01_01;

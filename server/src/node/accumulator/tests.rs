@@ -3,7 +3,7 @@
 use gradlane_core::types::DType;
 
 use super::*;
-use crate::node::aggregate::Order;
+use crate::node::command::Order;
 
 mod summing {
     use super::*;

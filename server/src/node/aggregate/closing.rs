@@ -1,11 +1,15 @@
 //! From a begun contribution to the end of its exchange and its round: letting the sum flow, sealing, failing, freeing, answering.
 
+use std::sync::Arc;
+
 use gradlane_core::error::Error;
-use gradlane_core::types::{Epoch, ExchangeId, PartId, Round, Time, WorkerId};
+use gradlane_core::types::{Epoch, ExchangeId, Op, PartId, Round, Time, WorkerId, WorkerSet};
 use gradlane_core::wire::{Body, Contribution, Contributors, Sum, Target};
 
-use super::round::{Open, Published, RoundState};
-use super::{Aggregator, Command, Exchange, ExchangeState, Part, SlotId, Step, parity};
+use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
+use super::refusals::over;
+use super::round::{Open, Published, RoundState, Slot};
+use crate::node::command::{Command, SlotId, Step};
 
 impl Aggregator {
     /// Counts a worker: all of its contribution is in the sum, or it has none to make. Seals the sum when every sender was counted.
@@ -24,45 +28,59 @@ impl Aggregator {
 
     /// Lets the sum flow once every sender has begun, or where there is only one block, once every sender was counted.
     pub(super) fn flow(&mut self, id: SlotId) {
-        let (callers, block_bytes, workers) = (self.callers(id.part), self.config.block_bytes, self.workers().len());
         let slot = self.slot(id).expect("open");
         let RoundState::Open(open) = &slot.state else { unreachable!("only an open round begins to flow") };
-        let due = if slot.spec.bytes > block_bytes { slot.begun(callers) } else { slot.complete(callers) };
-        if open.flowing.is_some() || !due {
+        let may_flow = if slot.spec.bytes > self.config.block_bytes { slot.begun(open) } else { slot.complete() };
+        if open.flowing.is_some() || !may_flow {
             return;
         }
-        let divisor = match slot.divisor(open, workers, &self.config) {
+        let contributors = self.due_workers(slot.spec.op);
+        let divisor = match slot.divisor(open, contributors.len(), &self.config) {
             Ok(divisor) => divisor,
             Err(error) => return self.fail(id, error),
         };
-        let published = Published { divisor };
+        let published = Published { divisor, contributors };
         let listeners: Vec<ExchangeId> = open.listeners.values().copied().collect();
-        self.open_mut(id).flowing = Some(published);
+        self.open_mut(id).flowing = Some(published.clone());
         self.step(id, Step::Publish { divisor });
         for exchange in listeners {
-            self.answer(id, published, exchange);
+            self.answer(id, &published, exchange);
+        }
+    }
+
+    /// The workers that the present view makes contribute to a round.
+    fn due_workers(&self, op: Op) -> Arc<WorkerSet> {
+        match op {
+            Op::Broadcast { root } => Arc::new([root].into_iter().collect()),
+            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => self.workers(),
         }
     }
 
     /// Once every sender was counted the sum exists, and nothing that becomes of the round takes it away from those who listen.
     fn seal(&mut self, id: SlotId) {
         let slot = self.slot(id).expect("open");
-        let RoundState::Open(Open { flowing: Some(published), .. }) = slot.state else { return };
-        if !slot.complete(self.callers(id.part)) {
+        let RoundState::Open(Open { flowing: Some(published), .. }) = &slot.state else { return };
+        if !slot.complete() {
             return;
         }
+        let published = published.clone();
         self.close(id, RoundState::Published(published));
         self.step(id, Step::Seal);
         self.book(id);
     }
 
-    /// There will be no sum: whoever waits gets `error`, and so does everybody who comes later.
+    /// There will be no sum: every exchange of the round, now or later, is rejected with `error`.
     pub(super) fn fail(&mut self, id: SlotId, error: Error) {
         let Some(open) = self.close(id, RoundState::Failed(error.clone())) else { return };
         for worker in open.listeners.keys() {
             self.slot_mut(id).expect("failed").arrived.insert(*worker);
         }
-        // Who has received some of it already hears the error when it asks for the rest.
+        // A worker that has received some of the sum already hears the error when it asks for the rest.
+        self.end_open(id, open, &error);
+    }
+
+    /// Ends what an open round held: its listeners get `error`, and its memory is freed.
+    pub(super) fn end_open(&mut self, id: SlotId, open: Open, error: &Error) {
         for exchange in open.listeners.into_values() {
             self.reject(exchange, error.clone());
         }
@@ -71,7 +89,7 @@ impl Aggregator {
     }
 
     /// Takes a round out of its open state, or returns `None` if it is not in it.
-    fn close(&mut self, id: SlotId, next: RoundState) -> Option<Open> {
+    pub(super) fn close(&mut self, id: SlotId, next: RoundState) -> Option<Open> {
         let slot = self.slot_mut(id)?;
         let RoundState::Open(open) = &mut slot.state else { return None };
         let open = std::mem::take(open);
@@ -82,12 +100,17 @@ impl Aggregator {
         Some(open)
     }
 
-    /// Notes that `worker` has come to this round. When all have, nobody can ask for the one before.
+    /// Notes that `worker` has come to this round.
     pub(super) fn reach(&mut self, id: SlotId, worker: WorkerId) {
-        let callers = self.callers(id.part).len();
-        let Some(slot) = self.slot_mut(id) else { return };
-        slot.arrived.insert(worker);
-        if slot.arrived.len() == callers
+        if let Some(slot) = self.slot_mut(id) {
+            slot.arrived.insert(worker);
+            self.free_passed(id);
+        }
+    }
+
+    /// When all callers have come to a round, nobody can ask for the one before.
+    pub(super) fn free_passed(&mut self, id: SlotId) {
+        if self.slot(id).is_some_and(Slot::all_came)
             && let Some(before) = id.round.0.checked_sub(1)
         {
             self.retire(SlotId { round: Round(before), ..id });
@@ -100,8 +123,7 @@ impl Aggregator {
         self.fail(id, over(id));
         let Some(part) = self.parts.get_mut(&id.part) else { return };
         let Some(slot) = part.slots[parity(id.round)].take_if(|slot| slot.id == id) else { return };
-        self.booked -= slot.booked;
-        self.starved = None;
+        self.budget.give_back(slot.booked);
         if let RoundState::Published(_) = slot.state {
             self.step(id, Step::Drop);
         }
@@ -118,8 +140,14 @@ impl Aggregator {
     }
 
     /// Sends the sum, as far as it is complete, and the rest as it becomes so.
-    pub(super) fn answer(&mut self, id: SlotId, published: Published, exchange: ExchangeId) {
+    pub(super) fn answer(&mut self, id: SlotId, published: &Published, exchange: ExchangeId) {
         let epoch = self.membership.as_ref().map_or(Epoch::default(), |ours| ours.epoch);
+        let slot = self.slot(id).expect("it has a sum");
+        // A sum that was published before workers were lost is not the one that the view of `epoch` asks for.
+        let as_due = published.contributors == self.due_workers(slot.spec.op);
+        let contributors =
+            if as_due { Contributors::Due } else { Contributors::Only((*published.contributors).clone()) };
+        let attempt = slot.attempt;
         let entry = self.exchange_mut(exchange);
         let early = match std::mem::replace(&mut entry.state, ExchangeState::Answering) {
             ExchangeState::Landing => true,
@@ -132,11 +160,11 @@ impl Aggregator {
             Contribution::First { checksum, .. } => checksum.is_some(),
         };
         let header = Sum {
-            target: Target { epoch, ..entry.header.target },
+            target: Target { epoch, attempt, ..entry.header.target },
             part_bytes: entry.header.part_bytes,
             body: Body::plain(entry.header.part_bytes),
             divisor: published.divisor,
-            contributors: Contributors::Due,
+            contributors,
             early,
             checksum,
         };
@@ -163,22 +191,16 @@ impl Aggregator {
     }
 
     pub(super) fn reject(&mut self, exchange: ExchangeId, error: Error) {
-        if let Some(Exchange { worker, header, .. }) = self.exchanges.remove(&exchange) {
+        self.unroute(exchange);
+        if let Some(Exchange { worker, slot, header, .. }) = self.exchanges.remove(&exchange) {
             let told = self.membership.as_ref().map(|ours| ours.told(worker, &error));
-            self.say_reject(exchange, &header.target, told.unwrap_or(error));
+            let attempt = self.slot(slot).map_or(header.target.attempt, |slot| slot.attempt);
+            self.say_reject(exchange, &Target { attempt, ..header.target }, told.unwrap_or(error));
         }
     }
 
     pub(super) fn say_reject(&mut self, exchange: ExchangeId, asked: &Target, error: Error) {
         let epoch = self.membership.as_ref().map_or(asked.epoch, |ours| ours.epoch);
         self.commands.push_back(Command::Reject { exchange, target: Target { epoch, ..*asked }, error });
-    }
-}
-
-/// The answer to a round whose sum nobody should want any more.
-pub(super) fn over(id: SlotId) -> Error {
-    Error::FailedPrecondition {
-        what: format!("{} of tensor {} is over and its sum is gone", id.round, id.part.key),
-        hint: "every worker must submit a tensor equally often and in order".to_owned(),
     }
 }

@@ -1,31 +1,36 @@
-//! From a header to its place in a round: what is refused, which round may begin, whose body is received and who only waits.
+//! From a header to its place in a round: refusals, the window of rounds, receiving a body, waiting.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{DType, Defect, ExchangeId, Machines, NodeId, Op, PartId, Round, Time, WorkerId, planted};
+use gradlane_core::types::{DType, Defect, ExchangeId, Machines, Op, PartId, Round, Time, WorkerId, planted};
 use gradlane_core::wire::{Contribute, Contribution, Encoding, Target, limits};
 
-use super::closing::over;
-use super::membership::not_yet;
+use super::aggregator::{Aggregator, Exchange, ExchangeState, PARTS_SEEN_MAX, Part, parity};
+use super::refusals::{gave_up, lost, no_root, over};
 use super::round::{RoundState, Slot, Spec};
-use super::{Aggregator, Exchange, ExchangeState, PARTS_SEEN_MAX, Part, SlotId, Step, Upload, parity};
+use crate::node::command::{SlotId, Step, Upload};
+use crate::node::membership::Callers;
 
 /// Rounds that a worker may have given up in a row without the others noticing.
 const ROUNDS_AHEAD_MAX: u64 = 1 << 16;
 
 impl Aggregator {
     /// Decides about a header; an error is for the caller to send.
-    pub(super) fn open(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: &Contribute) -> Result<()> {
+    pub(super) fn open(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        exchange: ExchangeId,
+        header: &Contribute,
+    ) -> Result<()> {
         let Contribute { target, dtype, op, part_bytes, .. } = header;
-        let worker = self.admit(node, target)?;
         let membership = self.membership.as_ref().expect("it admitted the worker");
         let claim = Spec::of(worker, target.part, *part_bytes, *dtype, *op, &membership.machines);
         check_part(worker, target)?;
         check_body(worker, header, claim.sends_body(worker))?;
-        let callers = self.callers_or_due(target.part, *dtype);
+        let callers = self.callers(target.part, *dtype);
         check_caller(worker, target.part, *dtype, &callers, &membership.machines)?;
         let opener = match header.contribution {
             Contribution::Resumed { .. } => Opener::Repeat,
@@ -33,44 +38,31 @@ impl Aggregator {
         };
         let id = self.locate(now, claim, target, callers, opener)?;
         let disagreement = self.slot(id).and_then(|slot| slot.spec.disagreement(&claim, id.part));
-        self.exchanges.insert(exchange, Exchange { worker, slot: id, header: *header, state: ExchangeState::Waiting });
+        let state = ExchangeState::Waiting;
+        self.exchanges.insert(exchange, Exchange { worker, slot: id, header: *header, state, routed: false });
         let outcome = self.enter(now, id, worker, exchange, disagreement);
         if outcome.is_err() {
+            self.unroute(exchange);
             self.exchanges.remove(&exchange);
         }
         outcome
     }
 
-    /// The worker at `node`, which may ask about `target`: a tensor that is not forgotten.
-    pub(super) fn admit(&self, node: NodeId, target: &Target) -> Result<WorkerId> {
-        let unknown = || not_yet("it does not know the members of the job yet".to_owned());
-        let membership = self.membership.as_ref().ok_or_else(unknown)?;
-        let worker = membership.admit(node, target.epoch, self.config.defect)?;
-        match self.forgotten.get(&target.part.key) {
-            Some(error) => Err(error.clone()),
-            None => Ok(worker),
-        }
-    }
-
-    /// Who exchanges a part, which may be new.
-    pub(super) fn callers_or_due(&self, part: PartId, dtype: DType) -> Arc<[WorkerId]> {
+    /// The workers that exchange a part, which may be new.
+    pub(super) fn callers(&self, part: PartId, dtype: DType) -> Callers {
         match self.parts.get(&part) {
-            Some(known) => Arc::clone(&known.callers),
-            None => {
-                let membership = self.membership.as_ref().expect("known before anybody is admitted");
-                membership.callers(part, dtype)
-            }
+            Some(known) => known.callers.clone(),
+            None => self.membership.as_ref().expect("known before anybody is admitted").callers(part, dtype),
         }
     }
 
-    /// The slot of a round, begun if whoever asks may begin it: with a push, or without hope, if it comes with the reason why there will
-    /// be no sum.
+    /// The slot of a round. It is begun, or begun again after a restart, if the worker may do so. A withdrawal begins it as failed.
     pub(super) fn locate(
         &mut self,
         now: Time,
         claim: Spec,
         target: &Target,
-        callers: Arc<[WorkerId]>,
+        callers: Callers,
         opener: Opener<'_>,
     ) -> Result<SlotId> {
         let worker = claim.said_by;
@@ -79,38 +71,46 @@ impl Aggregator {
         let round =
             if one_slot { latest.map_or(target.round, |latest| latest.max(target.round)) } else { target.round };
         let id = SlotId { part: target.part, round };
-        if self.slot(id).is_some() {
-            return Ok(id);
-        }
-        // Also where the asker should only come back later: there will be no later.
-        if let Some(refusal) = &self.draining {
-            return Err(refusal.clone());
-        }
-        match latest {
-            Some(latest) => self.check_window(now, id, latest, worker)?,
-            None if self.parts.len() < PARTS_SEEN_MAX => {}
-            None => {
-                return Err(Error::Exhausted {
-                    what: "parts of one server".to_owned(),
-                    limit: PARTS_SEEN_MAX.to_string(),
-                    hint: "use larger parts or more servers".to_owned(),
-                });
-            }
+        let attempt = match self.slot(id) {
+            Some(Slot { state: RoundState::Restarted, attempt, .. }) => Some(*attempt),
+            Some(_) => return Ok(id),
+            None => None,
+        };
+        if attempt.is_none() {
+            self.check_beginning(now, id, latest, worker)?;
         }
         if let Opener::Repeat = opener {
             return Err(lost(worker));
         }
         for passed in self.alive(id.part) {
-            if passed.round.0 + 2 <= round.0 || one_slot {
+            // The slots of a part hold its latest rounds, so that a difference of two means that all have passed this one.
+            if round.0.saturating_sub(passed.round.0) >= 2 || one_slot {
                 self.retire(passed);
             }
         }
-        let mut slot = Slot::new(id, claim);
+        let mut slot = Slot::new(id, claim, callers, attempt.unwrap_or_default());
         if let Opener::Withdrawal(error) = opener {
             slot.state = RoundState::Failed(error.clone());
         }
-        self.begin(now, slot, callers)?;
+        self.begin(now, slot)?;
         Ok(id)
+    }
+
+    /// Whether `worker` may begin a round that this server does not have.
+    fn check_beginning(&mut self, now: Time, id: SlotId, latest: Option<Round>, worker: WorkerId) -> Result<()> {
+        // Checked first, because a worker that should come back later would come back in vain.
+        if let Some(refusal) = &self.draining {
+            return Err(refusal.clone());
+        }
+        match latest {
+            Some(latest) => self.check_window(now, id, latest, worker),
+            None if self.parts.len() < PARTS_SEEN_MAX => Ok(()),
+            None => Err(Error::Exhausted {
+                what: "parts of one server".to_owned(),
+                limit: PARTS_SEEN_MAX.to_string(),
+                hint: "use larger parts or more servers".to_owned(),
+            }),
+        }
     }
 
     /// Whether `worker` may begin the round `id` of a part that is at `latest`.
@@ -128,7 +128,7 @@ impl Aggregator {
         let before_latest = id.round.0.checked_sub(2).map(|round| SlotId { round: Round(round), ..id });
         // It made room for a later one, for which there was no memory then.
         let Some(current) = self.slot(SlotId { round: latest, ..id }) else { return Ok(()) };
-        let slowest = self.callers(id.part).iter().find(|other| !current.arrived.contains(**other)).copied();
+        let slowest = current.due.ranks.iter().find(|other| !current.arrived.contains(**other)).copied();
         let cause = match slowest {
             None if ahead == 1 => return Ok(()),
             Some(_) if ahead == 1 && before_latest.is_none_or(|id| self.slot(id).is_none()) => return Ok(()),
@@ -152,32 +152,32 @@ impl Aggregator {
         for id in self.alive(next.part) {
             // That all came to one round may end the one before.
             let Some(slot) = self.slot(id) else { continue };
-            if let RoundState::Open(open) = &slot.state
-                && slot.spec.sends_body(worker)
-                && !slot.arrived.contains(worker)
-            {
-                let waited = open.since.map(|since| now.since(since)).unwrap_or_default();
-                self.fail(id, gave_up(id, worker, waited));
+            if slot.spec.sends_body(worker) && !slot.arrived.contains(worker) {
+                match &slot.state {
+                    RoundState::Open(open) => {
+                        let waited = open.since.map(|since| now.since(since)).unwrap_or_default();
+                        self.fail(id, gave_up(id, worker, waited));
+                    }
+                    RoundState::Restarted => self.fail_restarted(id, gave_up(id, worker, Duration::ZERO)),
+                    RoundState::Published(_) | RoundState::Failed(_) => {}
+                }
             }
             self.reach(id, worker);
         }
     }
 
     /// The rounds of a part that are alive.
-    fn alive(&self, part: PartId) -> Vec<SlotId> {
+    pub(super) fn alive(&self, part: PartId) -> Vec<SlotId> {
         self.parts.get(&part).into_iter().flat_map(|part| part.slots.iter().flatten()).map(|slot| slot.id).collect()
     }
 
     /// Puts a new round into its slot.
-    fn begin(&mut self, now: Time, mut slot: Slot, callers: Arc<[WorkerId]>) -> Result<()> {
+    fn begin(&mut self, now: Time, mut slot: Slot) -> Result<()> {
         let id = slot.id;
         if let Op::Broadcast { root } = slot.spec.op
-            && !self.workers().contains(&root)
+            && !self.workers().contains(root)
         {
-            slot.state = RoundState::Failed(Error::InvalidArgument {
-                what: format!("a broadcast of tensor {} from {root}, which does not exist", id.part.key),
-                hint: format!("this job has {} workers", self.workers().len()),
-            });
+            slot.state = RoundState::Failed(no_root(id, root, self.workers().len()));
         }
         let ahead = self.parts.get(&id.part).into_iter().flat_map(|part| &part.ahead);
         for worker in ahead.filter(|(_, round)| **round > id.round).map(|(worker, _)| *worker) {
@@ -186,16 +186,22 @@ impl Aggregator {
                 slot.state = RoundState::Failed(gave_up(id, worker, Duration::ZERO));
             }
         }
-        slot.booked = slot.needs(&callers, &self.config);
-        self.check_memory(now, slot.booked)?;
-        self.booked += slot.booked;
+        slot.booked = slot.needs(&self.config);
+        self.budget.take(now, slot.booked)?;
         if let RoundState::Open(_) = slot.state {
-            self.step(id, Step::Begin(slot.spec.sum(&callers, &self.config)));
+            self.step(id, Step::Begin(slot.spec.sum(&slot.due.ranks, &self.config)));
         }
-        let empty = || Part { callers, latest: id.round, ahead: BTreeMap::new(), blocked: None, slots: [None, None] };
-        let part = self.parts.entry(id.part).or_insert_with(empty);
-        part.latest = id.round;
-        part.ahead.retain(|_, round| *round > id.round);
+        let part = self.parts.entry(id.part).or_insert_with(|| Part {
+            dtype: slot.spec.dtype,
+            callers: slot.due.clone(),
+            latest: id.round,
+            ahead: BTreeMap::new(),
+            blocked: None,
+            slots: [None, None],
+        });
+        part.latest = part.latest.max(id.round);
+        let latest = part.latest;
+        part.ahead.retain(|_, round| *round > latest);
         part.blocked = None;
         part.slots[parity(id.round)] = Some(slot);
         Ok(())
@@ -227,12 +233,13 @@ impl Aggregator {
                 Err(error)
             }
             RoundState::Published(published) => {
-                let published = *published;
+                let published = published.clone();
                 self.reach(id, worker);
                 disagreement.map_or(Ok(()), Err)?;
-                self.answer(id, published, exchange);
+                self.answer(id, &published, exchange);
                 Ok(())
             }
+            RoundState::Restarted => unreachable!("begun again when it was located"),
             RoundState::Open(_) if slot.arrived.contains(worker) => {
                 self.wait_again(id, worker, exchange);
                 Ok(())
@@ -270,8 +277,10 @@ impl Aggregator {
             Contribution::Nothing => Upload { weight: header.weight, checksum: None, landed: 0 },
         };
         open.uploads.insert(worker, (exchange, upload));
-        self.exchange_mut(exchange).state =
-            if header.part_bytes > 0 { ExchangeState::Landing } else { ExchangeState::Waiting };
+        open.begun.insert(worker);
+        let entry = self.exchange_mut(exchange);
+        entry.routed = header.part_bytes > 0;
+        entry.state = if entry.routed { ExchangeState::Landing } else { ExchangeState::Waiting };
         if header.part_bytes > 0 {
             self.step(id, Step::Receive { worker, exchange, upload });
         }
@@ -288,10 +297,10 @@ impl Aggregator {
     fn listen(&mut self, id: SlotId, worker: WorkerId, exchange: ExchangeId) {
         let open = self.open_mut(id);
         let superseded = open.listeners.insert(worker, exchange);
-        let flowing = open.flowing;
+        let flowing = open.flowing.clone();
         self.supersede(superseded);
         if let Some(published) = flowing {
-            self.answer(id, published, exchange);
+            self.answer(id, &published, exchange);
         }
     }
 
@@ -301,7 +310,8 @@ impl Aggregator {
             && let Some(before) = id.round.0.checked_sub(1).map(|round| SlotId { round: Round(round), ..id })
             && let Some(RoundState::Published(published)) = self.slot(before).map(|slot| &slot.state)
         {
-            return self.answer(before, *published, exchange);
+            let published = published.clone();
+            return self.answer(before, &published, exchange);
         }
         if planted(self.config.defect, Defect::MissingWaiterLost) {
             return;
@@ -355,10 +365,10 @@ pub(super) fn check_caller(
     worker: WorkerId,
     part: PartId,
     dtype: DType,
-    callers: &[WorkerId],
+    callers: &Callers,
     machines: &Machines,
 ) -> Result<()> {
-    if callers.binary_search(&worker).is_ok() {
+    if callers.set.contains(worker) {
         return Ok(());
     }
     let owner = machines.owner(part, dtype, worker);
@@ -367,20 +377,4 @@ pub(super) fn check_caller(
         field: "part".to_owned(),
         problem: format!("is {part}, which {owner} exchanges for the workers of its machine"),
     })
-}
-
-/// What those hear who wait for a round that one worker left out.
-fn gave_up(id: SlotId, worker: WorkerId, waited: Duration) -> Error {
-    let detail = format!("{worker} gave this round up and went on to a later one");
-    Error::Stalled { tensor: id.part.key.to_string(), round: id.round, missing: vec![worker], waited, detail }
-}
-
-/// The answer to a repeat whose front is overwritten by a sum that this server knows nothing of.
-pub(super) fn lost(worker: WorkerId) -> Error {
-    Error::FailedPrecondition {
-        what: format!(
-            "the contribution of {worker} is lost: a sum began to land on it, and the server that sent it is gone"
-        ),
-        hint: "restart from a checkpoint; sums that land beside their contribution survive this".to_owned(),
-    }
 }

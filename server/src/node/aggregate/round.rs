@@ -1,15 +1,16 @@
-//! One round of one part: what was claimed of it, whose contribution has begun, who was counted, who waits for the sum.
+//! One round of one part: its claim, the contributions that have begun, the workers that were counted, the waiters.
 //!
-//! Which rounds may be alive, what an exchange is told and what memory costs in total is decided by the parent module.
+//! The other files decide which rounds may be alive, how exchanges are answered, and how much memory there is.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use gradlane_core::error::{Claim, Error};
-use gradlane_core::types::{DType, Defect, ExchangeId, Machines, Op, PartId, Time, WorkerId, planted};
+use gradlane_core::types::{DType, Defect, ExchangeId, Machines, Op, PartId, Time, WorkerId, WorkerSet, planted};
 
-use super::command::grown;
-use super::ledger::Ledger;
-use super::{AggregatorConfig, Order, SlotId, SumSpec, Upload};
+use crate::node::command::{Order, SlotId, SumSpec, Upload, grown};
+use crate::node::config::NodeConfig;
+use crate::node::membership::Callers;
 
 /// A round in its slot.
 ///
@@ -20,6 +21,8 @@ use super::{AggregatorConfig, Order, SlotId, SumSpec, Upload};
 ///                            │ claims differ, step timeout, no divisor, damage,│
 ///                            │ a sender gave up                                │                                      │
 ///                            └─────────────────────────────────────────────────┴───► Failed ──────────────────────────┘
+///   Open ─── the view lost workers ───► Restarted ─── next push ───► Open, with the next attempt
+///   Restarted ─── a survivor will not send again ───► Failed
 ///   any ─── the tensor is forgotten, the job ends or aborts, other workers ───► (absent)
 /// ```
 #[derive(Debug)]
@@ -30,13 +33,17 @@ pub(super) enum RoundState {
     Published(Published),
     /// There will be no sum; everybody who asks gets this error.
     Failed(Error),
+    /// The contributions are void, and the survivors will send again.
+    Restarted,
 }
 
 /// What a published sum is made of.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub(super) struct Published {
     /// What the sum is divided by.
     pub(super) divisor: f64,
+    /// The workers that are in it.
+    pub(super) contributors: Arc<WorkerSet>,
 }
 
 /// A round and what all its states share.
@@ -45,43 +52,53 @@ pub(super) struct Slot {
     pub(super) id: SlotId,
     /// What the first header said of the round.
     pub(super) spec: Spec,
-    /// Whose contribution was counted or, for those who send none and in a failed round, who has come.
-    pub(super) arrived: Ledger,
+    /// The callers from which it is due.
+    pub(super) due: Callers,
+    /// How often it restarted.
+    pub(super) attempt: u16,
+    /// The callers whose contribution was counted. Also those that came and send none, and all that came to a failed round.
+    pub(super) arrived: WorkerSet,
     pub(super) state: RoundState,
     /// Bytes of memory accounted to it.
     pub(super) booked: u64,
 }
 
 impl Slot {
-    pub(super) fn new(id: SlotId, spec: Spec) -> Self {
-        Self { id, spec, arrived: Ledger::default(), state: RoundState::Open(Open::default()), booked: 0 }
+    pub(super) fn new(id: SlotId, spec: Spec, due: Callers, attempt: u16) -> Self {
+        let state = RoundState::Open(Open::default());
+        Self { id, spec, due, attempt, arrived: WorkerSet::default(), state, booked: 0 }
     }
 
-    /// The senders among `callers` whose contribution is missing.
-    pub(super) fn missing(&self, callers: &[WorkerId]) -> Vec<WorkerId> {
+    /// The senders that are due and were not counted.
+    pub(super) fn missing(&self) -> Vec<WorkerId> {
         let is_missing = |worker: &WorkerId| self.spec.sends_body(*worker) && !self.arrived.contains(*worker);
-        callers.iter().copied().filter(is_missing).collect()
+        self.due.ranks.iter().copied().filter(is_missing).collect()
+    }
+
+    /// Whether every caller came to this round.
+    pub(super) fn all_came(&self) -> bool {
+        self.arrived.contains_all(&self.due.set)
     }
 
     /// Whether the contribution of every sender has begun, so that the divisor is known and the sum may flow.
-    pub(super) fn begun(&self, callers: &[WorkerId]) -> bool {
-        let RoundState::Open(open) = &self.state else { return false };
-        match self.spec.sender {
-            Some(sender) => open.uploads.contains_key(&sender),
-            None => open.uploads.len() >= callers.len(),
-        }
+    pub(super) fn begun(&self, open: &Open) -> bool {
+        self.has_all_senders(&open.begun)
     }
 
     /// Whether every sender was counted.
-    pub(super) fn complete(&self, callers: &[WorkerId]) -> bool {
+    pub(super) fn complete(&self) -> bool {
+        self.has_all_senders(&self.arrived)
+    }
+
+    fn has_all_senders(&self, workers: &WorkerSet) -> bool {
         match self.spec.sender {
-            Some(sender) => self.arrived.contains(sender),
-            None => self.arrived.len() >= callers.len(),
+            Some(sender) => workers.contains(sender),
+            None => workers.contains_all(&self.due.set),
         }
     }
 
-    /// What the sum of all `workers` is divided by; an error where that is no number one can divide by.
-    pub(super) fn divisor(&self, open: &Open, workers: usize, config: &AggregatorConfig) -> Result<f64, Error> {
+    /// What the sum of so many workers is divided by; an error where that is no number one can divide by.
+    pub(super) fn divisor(&self, open: &Open, workers: usize, config: &NodeConfig) -> Result<f64, Error> {
         let contributors = || f64::from(u32::try_from(workers).unwrap_or(u32::MAX));
         match self.spec.op {
             Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. } => Ok(1.0),
@@ -106,18 +123,18 @@ impl Slot {
     /// An open round owns the memory in which its sum grows. In rank order it also owns room for the contributions of all ranks but the
     /// first, because each may be here whole before the ones before it have begun. All of it is booked when the round begins: rounds that
     /// wait for each other's memory half-way could stand still for ever.
-    pub(super) fn needs(&self, callers: &[WorkerId], config: &AggregatorConfig) -> u64 {
+    pub(super) fn needs(&self, config: &NodeConfig) -> u64 {
         match &self.state {
             RoundState::Open(_) => {
                 let Spec { dtype, bytes, op, .. } = self.spec;
                 let staged = match (op, order(config)) {
                     (Op::Broadcast { .. }, _) | (_, Order::Arrival) => 0,
-                    (_, Order::Rank) => callers.len().saturating_sub(1) as u64,
+                    (_, Order::Rank) => self.due.ranks.len().saturating_sub(1) as u64,
                 };
                 grown(op, dtype, bytes) + bytes * staged
             }
             RoundState::Published(_) => self.spec.bytes,
-            RoundState::Failed(_) => 0,
+            RoundState::Failed(_) | RoundState::Restarted => 0,
         }
     }
 }
@@ -129,10 +146,12 @@ pub(super) struct Open {
     pub(super) since: Option<Time>,
     /// What brings the contribution of each sender that has begun: its latest exchange, also when that broke off, and what was said of it.
     pub(super) uploads: BTreeMap<WorkerId, (ExchangeId, Upload)>,
-    /// Who gets the sum: the latest exchange of each worker.
+    /// The same senders as a set.
+    pub(super) begun: WorkerSet,
+    /// The exchanges that get the sum: the latest one of each worker.
     pub(super) listeners: BTreeMap<WorkerId, ExchangeId>,
-    /// Who will not begin again if what it is sending breaks off, and why.
-    pub(super) given_up: BTreeMap<WorkerId, Error>,
+    /// Workers that withdrew after they had begun to contribute, and why. They will not send again.
+    pub(super) withdrawn: BTreeMap<WorkerId, Error>,
     /// Present once every sender has begun: the sum flows to the listeners.
     pub(super) flowing: Option<Published>,
 }
@@ -163,7 +182,7 @@ impl Spec {
     }
 
     /// The sum that `callers` make of it.
-    pub(super) fn sum(&self, callers: &[WorkerId], config: &AggregatorConfig) -> SumSpec {
+    pub(super) fn sum(&self, callers: &[WorkerId], config: &NodeConfig) -> SumSpec {
         let senders = callers.iter().copied().filter(|worker| self.sends_body(*worker)).collect();
         SumSpec { bytes: self.bytes, dtype: self.dtype, op: self.op, senders, order: order(config) }
     }
@@ -188,6 +207,6 @@ impl Spec {
     }
 }
 
-fn order(config: &AggregatorConfig) -> Order {
+fn order(config: &NodeConfig) -> Order {
     if config.deterministic { Order::Rank } else { Order::Arrival }
 }

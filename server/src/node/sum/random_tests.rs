@@ -1,18 +1,21 @@
-//! The aggregator and its sums together: three workers, two parts, some rounds, and every fault a stream can have, from one seed.
+//! A node and its sums together: three workers, two parts, some rounds, and every fault a stream can have, from one seed.
 //!
 //! Rank r contributes 4^r, so that the base-4 digits of a sum are the counts of the ranks: 0 lost, 1 right, 2 or 3 counted twice or
 //! thrice. Bodies arrive in pieces, sums land in pieces on top of the contributions, both break off anywhere.
 
 use std::collections::BTreeSet;
 
+use gradlane_core::cluster::MemberEvent;
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
-use gradlane_core::types::{Defect, Epoch, Op, Phase, Time};
-use gradlane_core::wire::{Contribute, checksum};
+use gradlane_core::types::{Defect, Epoch, LinkId, Op, Phase, Time};
+use gradlane_core::wire::{Contribute, Request, checksum};
 
 use super::*;
-use crate::node::aggregate::tests::{again, checked, config, header, in_epoch, in_part, node, sized, view};
-use crate::node::aggregate::{Aggregator, AggregatorConfig, Command};
+use crate::node::aggregate::tests::{again, checked, config, header, in_epoch, in_part, node as process, sized, view};
+use crate::node::command::Command;
+use crate::node::config::NodeConfig;
+use crate::node::machine::Node;
 
 const WORKERS: u32 = 3;
 const PARTS: u32 = 2;
@@ -53,14 +56,14 @@ type Verdict = std::result::Result<(), String>;
 /// One run: the server's machines, the workers and what is under way between them.
 struct Play {
     random: u64,
-    aggregator: Aggregator,
+    node: Node,
     sums: Sums,
     now: Time,
     number: u32,
     op: Op,
     workers: Vec<Worker>,
     sealed: BTreeSet<SlotId>,
-    /// Receipts that the aggregator has not heard of.
+    /// Receipts that the node has not heard of.
     untold: Vec<(SlotId, WorkerId, ExchangeId, Receipt)>,
     /// Exchanges without an end, seen from the server.
     under_way: BTreeMap<ExchangeId, UnderWay>,
@@ -87,7 +90,7 @@ struct UnderWay {
     rank: u32,
     part: u32,
     header: Contribute,
-    /// It was opened with an epoch before the aggregator's.
+    /// It was opened with an epoch before the node's.
     stale: bool,
     /// The contribution as it is sent.
     body: Vec<u8>,
@@ -102,14 +105,15 @@ struct UnderWay {
 
 impl Play {
     fn new(seed: u64, defect: Option<Defect>) -> Self {
-        let mut aggregator = Aggregator::new(AggregatorConfig {
+        let mut node = Node::new(NodeConfig {
             deterministic: seed.is_multiple_of(3),
             defect,
             memory_bytes_max: 256,
             block_bytes: 16,
             ..config()
         });
-        aggregator.handle_view(Time::ZERO, &view(WORKERS, 1, Phase::Running));
+        node.handle_member(MemberEvent::View(view(WORKERS, 1, Phase::Running)));
+        (0..WORKERS).for_each(|rank| node.handle_link_up(link(rank), process(rank)));
         let workshop = Workshop {
             kernels: Kernels::portable(),
             pool: Pool::new(),
@@ -121,7 +125,7 @@ impl Play {
         let worker = |rank| Worker { number: 1, parts: (0..PARTS).map(|_| Place::new(op, rank, 0)).collect() };
         Self {
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
-            aggregator,
+            node,
             sums: Sums::new(workshop),
             now: Time::ZERO,
             number: 1,
@@ -145,18 +149,18 @@ impl Play {
         Err("the workers do not get on".to_owned())
     }
 
-    /// Something happens to some worker's exchange, or a worker begins one, or the aggregator hears of a contribution.
+    /// Something happens to some worker's exchange, or a worker begins one, or the node hears of a contribution.
     fn step(&mut self) -> Verdict {
         if self.below(100) == 0 && self.number < 4 {
             self.number += 1;
-            self.aggregator.handle_view(self.now, &view(WORKERS, self.number, Phase::Running));
+            self.node.handle_member(MemberEvent::View(view(WORKERS, self.number, Phase::Running)));
         }
         let (rank, part) = (self.below(WORKERS), self.below(PARTS));
         let count = u32::try_from(self.under_way.len()).unwrap();
         if !self.untold.is_empty() && self.below(3) == 0 {
             let index = self.below(u32::try_from(self.untold.len()).unwrap()) as usize;
             let (slot, worker, exchange, receipt) = self.untold.remove(index);
-            self.aggregator.handle_receipt(self.now, slot, worker, exchange, receipt);
+            self.node.handle_receipt(self.now, slot, worker, exchange, receipt);
         } else if count == 0 || self.below(4) == 0 {
             self.begin(rank, part);
         } else {
@@ -203,7 +207,7 @@ impl Play {
             ended: None,
         };
         self.under_way.insert(exchange, under_way);
-        self.aggregator.handle_opened(self.now, node(rank), exchange, &header);
+        self.node.handle_opened(self.now, link(rank), exchange, &Request::Contribute(header));
     }
 
     fn advance(&mut self, exchange: ExchangeId) -> Verdict {
@@ -217,7 +221,7 @@ impl Play {
                 place.exchange = None;
             }
             self.under_way.remove(&exchange);
-            self.aggregator.handle_torn(self.now, exchange);
+            self.node.handle_torn(exchange);
             return Ok(());
         }
         if let Some(slot) = under_way.slot
@@ -247,7 +251,7 @@ impl Play {
             *place = Place::new(self.op, rank, round + 1);
         }
         self.under_way.remove(&exchange);
-        self.aggregator.handle_answered(self.now, exchange);
+        self.node.handle_answered(exchange);
         if checksum(0, &answer) != sent {
             return Err("a checksum is not that of its sum".to_owned());
         }
@@ -256,7 +260,7 @@ impl Play {
 
     /// The driver.
     fn obey(&mut self) -> Verdict {
-        while let Some(command) = self.aggregator.next_command() {
+        while let Some(command) = self.node.next_command() {
             match command {
                 Command::Sum { slot, step } => {
                     self.look_at(slot, &step)?;
@@ -275,6 +279,8 @@ impl Play {
                         return Err(format!("rejected: {error}"));
                     }
                 }
+                Command::Unroute { .. } => {}
+                Command::Accept { .. } => return Err("accepted a withdrawal that nobody sent".to_owned()),
                 Command::Stalled { .. } => return Err("stalled though no time passed".to_owned()),
             }
         }
@@ -348,10 +354,10 @@ impl Play {
     fn end(mut self) -> Verdict {
         let left: Vec<ExchangeId> = std::mem::take(&mut self.under_way).into_keys().collect();
         for exchange in left {
-            self.aggregator.handle_torn(self.now, exchange);
+            self.node.handle_torn(exchange);
         }
         self.obey()?;
-        if self.aggregator.progress().pending == 0 && self.sums.len() == PARTS as usize {
+        if self.node.progress().pending == 0 && self.sums.len() == PARTS as usize {
             return Ok(());
         }
         Err("exchanges or sums are left over".to_owned())
@@ -371,6 +377,10 @@ impl Place {
         let memory = (0..ELEMENTS).flat_map(|at| element(at).to_le_bytes()).collect();
         Self { round, memory, landed: 0, exchange: None }
     }
+}
+
+fn link(rank: u32) -> LinkId {
+    LinkId(rank.into())
 }
 
 /// Tells one round and one element from another.

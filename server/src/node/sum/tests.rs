@@ -6,7 +6,7 @@ use gradlane_core::types::{DType, Op};
 
 use super::*;
 use crate::node::aggregate::tests::{slot, sum};
-use crate::node::aggregate::{Order, SumSpec, Upload};
+use crate::node::command::{Order, SumSpec, Upload};
 
 #[test]
 fn all_who_listen_get_every_block_as_soon_as_it_is_complete() {

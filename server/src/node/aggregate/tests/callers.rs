@@ -63,7 +63,7 @@ fn all_workers_of_a_machine_that_does_not_come_are_named() {
     assert_eq!(detail, "1 of 2 machines came for part 0");
     let reported = commands.iter().find_map(|command| match command {
         Command::Stalled { stall } => Some(&stall.missing),
-        Command::Sum { .. } | Command::Reject { .. } => None,
+        Command::Sum { .. } | Command::Reject { .. } | Command::Accept { .. } | Command::Unroute { .. } => None,
     });
     assert!(reported.is_none_or(|missing| missing.len() == 3), "the coordinator hears the same");
 }
@@ -98,7 +98,7 @@ fn the_sum_of_a_round_is_freed_when_every_machine_came_to_the_next() {
 fn in_rank_order_memory_is_kept_for_the_machines() {
     let mut world = on_machines(&[7, 7, 7, 8], |config| config.deterministic = true);
     world.push(3, header(0));
-    assert_eq!(world.aggregator.progress().bytes_in_flight, 2 * 16);
+    assert_eq!(world.progress().bytes_in_flight, 2 * 16);
 }
 
 #[test]
@@ -111,9 +111,9 @@ fn floats_of_a_small_range_come_from_every_worker() {
 }
 
 /// A worker on each of these machines.
-fn on_machines(machines: &[u64], change: impl FnOnce(&mut AggregatorConfig)) -> World {
+fn on_machines(machines: &[u64], change: impl FnOnce(&mut NodeConfig)) -> World {
     let mut world = World::with(0, change);
-    world.aggregator.handle_view(world.now, &view_of(machines));
+    world.node.handle_member(MemberEvent::View(view_of(machines)));
     world
 }
 
@@ -127,6 +127,6 @@ fn view_of(machines: &[u64]) -> View {
 
 /// The caller for this rank in the part that all these tests are about.
 fn owner(world: &World, rank: u32) -> u32 {
-    let machines: &Machines = &world.aggregator.membership.as_ref().unwrap().machines;
+    let machines: &Machines = &world.node.dense_sum.membership.as_ref().unwrap().machines;
     machines.owner(slot(0).part, DType::F32, WorkerId(rank)).0
 }

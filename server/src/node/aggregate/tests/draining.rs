@@ -6,7 +6,7 @@ use super::*;
 fn a_round_that_was_begun_is_completed_and_one_that_was_not_is_refused() {
     let mut world = World::of(2);
     let first = world.push(0, header(0));
-    world.aggregator.handle_drain(world.now, refusal());
+    world.node.handle_drain();
     let second = world.push(1, header(0));
     assert_eq!(answered(&world.commands()), [first, second]);
     world.open(0, header(1));
@@ -17,37 +17,37 @@ fn a_round_that_was_begun_is_completed_and_one_that_was_not_is_refused() {
 fn it_is_over_when_every_answer_has_arrived() {
     let mut world = World::of(2);
     let first = world.push(0, header(0));
-    assert!(!world.aggregator.is_drained(), "nobody asked for it");
-    world.aggregator.handle_drain(world.now, refusal());
-    assert!(!world.aggregator.is_drained(), "a contribution is missing");
+    assert!(!world.node.is_drained(), "nobody asked for it");
+    world.node.handle_drain();
+    assert!(!world.node.is_drained(), "a contribution is missing");
     let second = world.push(1, header(0));
-    world.aggregator.handle_answered(world.now, first);
-    assert!(!world.aggregator.is_drained(), "one has no answer yet");
-    world.aggregator.handle_answered(world.now, second);
-    assert!(world.aggregator.is_drained());
+    world.node.handle_answered(first);
+    assert!(!world.node.is_drained(), "one has no answer yet");
+    world.node.handle_answered(second);
+    assert!(world.node.is_drained());
 }
 
 #[test]
 fn an_idle_server_is_drained_at_once() {
     let mut world = World::of(2);
     for exchange in world.everybody(header(0)) {
-        world.aggregator.handle_answered(world.now, exchange);
+        world.node.handle_answered(exchange);
     }
-    world.aggregator.handle_drain(world.now, refusal());
-    assert!(world.aggregator.is_drained());
+    world.node.handle_drain();
+    assert!(world.node.is_drained());
 }
 
 #[test]
 fn a_broadcast_waits_for_those_who_have_not_asked_for_it() {
     let mut world = World::of(2);
     let root = world.push(0, broadcast(0));
-    world.aggregator.handle_answered(world.now, root);
-    world.aggregator.handle_drain(world.now, refusal());
-    assert!(!world.aggregator.is_drained());
+    world.node.handle_answered(root);
+    world.node.handle_drain();
+    assert!(!world.node.is_drained());
     let other = world.open(1, receiver(0));
     assert_eq!(answered(&world.commands()), [root, other]);
-    world.aggregator.handle_answered(world.now, other);
-    assert!(world.aggregator.is_drained());
+    world.node.handle_answered(other);
+    assert!(world.node.is_drained());
 }
 
 #[test]
@@ -59,11 +59,12 @@ fn who_would_have_to_come_back_later_is_refused_too() {
     world.commands();
     world.open(0, broadcast(2));
     assert_eq!(rejected(&world.commands()), [Code::Unavailable], "worker 1 is behind");
-    world.aggregator.handle_drain(world.now, refusal());
+    world.node.handle_drain();
     world.open(0, broadcast(2));
     assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition]);
 }
 
 fn refusal() -> Error {
-    Error::FailedPrecondition { what: "server 0 is draining".to_owned(), hint: String::new() }
+    let hint = "it was asked to stop; start the job again when its servers stay";
+    Error::FailedPrecondition { what: "the server is draining".to_owned(), hint: hint.to_owned() }
 }

@@ -1,6 +1,9 @@
 //! What happens when there can be no sum.
 
+use gradlane_core::wire::frame::Stall;
+
 use super::*;
+use crate::node::aggregate::aggregator::STALLS_PER_REPORT;
 
 #[test]
 fn a_disagreement_is_the_same_error_on_every_worker_also_on_those_who_come_later() {
@@ -63,7 +66,7 @@ fn a_round_that_waits_too_long_fails_and_names_the_missing() {
     for error in errors(&commands) {
         assert!(matches!(error, Error::Stalled { missing, .. } if *missing == [WorkerId(1)]), "{error}");
     }
-    assert_eq!(world.aggregator.poll_timeout(), None);
+    assert_eq!(world.node.poll_timeout(), None);
 }
 
 #[test]
@@ -71,7 +74,7 @@ fn a_waiting_round_is_reported_at_each_interval() {
     let mut world = World::of(2);
     world.push(0, header(0));
     world.commands();
-    assert_eq!(world.aggregator.poll_timeout(), Some(Time::ZERO + Duration::from_secs(10)));
+    assert_eq!(world.node.poll_timeout(), Some(Time::ZERO + Duration::from_secs(10)));
     for seconds in [10, 20] {
         world.pass(Duration::from_secs(10));
         let stall = Stall {
@@ -99,7 +102,7 @@ fn only_the_oldest_waiting_rounds_are_reported() {
 fn a_round_with_a_sum_waits_for_nobody() {
     let mut world = World::of(2);
     world.everybody(header(0));
-    assert_eq!(world.aggregator.poll_timeout(), None);
+    assert_eq!(world.node.poll_timeout(), None);
 }
 
 #[test]
@@ -108,10 +111,10 @@ fn a_forgotten_tensor_fails_for_those_who_wait_and_those_who_come_later() {
     world.push(0, header(0));
     world.commands();
     let error = Error::Cancelled;
-    world.aggregator.handle_forget(world.now, slot(0).part.key, error);
+    world.node.handle_member(MemberEvent::Forget { key: slot(0).part.key, error });
     world.open(1, header(0));
     let commands = world.commands();
     assert_eq!(rejected(&commands), [Code::Cancelled; 2]);
     assert!(commands.contains(&drops(0)));
-    assert_eq!(world.aggregator.booked, 0);
+    assert_eq!(world.progress().bytes_in_flight, 0);
 }

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn before_the_first_view_a_worker_is_asked_to_come_back() {
     let mut world = World::of(1);
-    world.aggregator = Aggregator::new(config());
+    world.node = Node::new(config());
     world.open(0, header(0));
     assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
 }
@@ -53,7 +53,7 @@ fn when_the_job_aborts_every_waiter_and_every_later_push_gets_the_cause() {
     let causes = commands.iter().filter(|command| matches!(command, Command::Reject { error, .. } if *error == cause));
     assert_eq!(causes.count(), 3);
     assert!(commands.contains(&drops(0)));
-    assert_eq!(world.aggregator.booked, 0);
+    assert_eq!(world.progress().bytes_in_flight, 0);
 }
 
 #[test]
@@ -103,8 +103,11 @@ fn other_workers_begin_all_rounds_anew() {
     let mut world = World::of(2);
     world.push(0, header(5));
     world.commands();
-    world.view(1, 2, Phase::Running);
+    let mut next = view(2, 2, Phase::Running);
+    next.members[1].incarnation = Incarnation(2);
+    world.follow(next);
     assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
-    let anew = world.push(0, in_epoch(Epoch { term: 1, number: 2 }, header(0)));
-    assert_eq!(answered(&world.commands()), [anew]);
+    let epoch = Epoch { term: 1, number: 2 };
+    let anew = [0, 1].map(|rank| world.push(rank, in_epoch(epoch, header(0))));
+    assert_eq!(answered(&world.commands()), anew);
 }

@@ -8,7 +8,7 @@ fn what_does_not_fit_is_refused_before_it_is_received_and_fits_later() {
     let large = Contribute { dtype: DType::BF16, ..header(0) };
     let second = in_part(1, header(0));
     let first = world.open(0, large);
-    assert_eq!(world.aggregator.progress().bytes_in_flight, 32, "half-size floats are added in full-size ones");
+    assert_eq!(world.progress().bytes_in_flight, 32, "half-size floats are added in full-size ones");
     world.open(0, sized(20, second));
     assert_eq!(rejected(&world.commands()), [Code::ResourceExhausted]);
     world.whole(first);
@@ -57,7 +57,7 @@ fn two_rounds_of_a_part_are_all_that_is_ever_kept() {
     let mut world = World::of(3);
     for round in 0..10 {
         world.everybody(header(round));
-        assert!(world.aggregator.booked <= 2 * 16);
+        assert!(world.progress().bytes_in_flight <= 2 * 16);
     }
 }
 

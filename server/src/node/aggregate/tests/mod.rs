@@ -1,10 +1,24 @@
-//! The aggregator's specification, one behaviour a test.
+//! The dense sum's specification, one behaviour a test.
 
-use gradlane_core::error::Code;
-use gradlane_core::types::{DType, Epoch, Incarnation, Member, Op, Phase, Process, Role};
-use gradlane_core::wire::{Body, Contribution, Contributors, Service, Sum, Target, Withdraw};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
-use super::*;
+use bytes::Bytes;
+
+use gradlane_core::cluster::MemberEvent;
+use gradlane_core::error::{Code, Error};
+use gradlane_core::types::{
+    DType, Epoch, ExchangeId, Incarnation, LinkId, Member, NodeId, Op, PartId, Phase, Process, Role, Round, TensorKey,
+    Time, View, WorkerId,
+};
+use gradlane_core::wire::frame::Progress;
+use gradlane_core::wire::{
+    Body, Contribute, Contribution, Contributors, Request, Service, Sum, Target, Withdraw, reject,
+};
+
+use crate::node::command::{Command, Order, Receipt, SlotId, Step, SumSpec, Upload};
+use crate::node::config::NodeConfig;
+use crate::node::machine::Node;
 
 mod broadcast;
 mod callers;
@@ -12,15 +26,16 @@ mod counting;
 mod draining;
 mod failing;
 mod flowing;
-mod giving_up;
 mod membership;
 mod memory;
 mod repeating;
+mod survivors;
 mod window;
+mod withdrawing;
 
-/// An aggregator with its workers and a clock. Whoever makes the sums is played by the test: it says when a contribution is whole.
+/// A node with its workers and a clock. The test plays the driver of the sums: it says when a contribution is whole.
 struct World {
-    aggregator: Aggregator,
+    node: Node,
     now: Time,
     exchanges: BTreeMap<ExchangeId, (SlotId, WorkerId)>,
 }
@@ -30,16 +45,20 @@ impl World {
         Self::with(workers, |_| {})
     }
 
-    fn with(workers: u32, change: impl FnOnce(&mut AggregatorConfig)) -> Self {
+    fn with(workers: u32, change: impl FnOnce(&mut NodeConfig)) -> Self {
         let mut config = config();
         change(&mut config);
-        let mut world = Self { aggregator: Aggregator::new(config), now: Time::ZERO, exchanges: BTreeMap::new() };
+        let mut world = Self { node: Node::new(config), now: Time::ZERO, exchanges: BTreeMap::new() };
         world.view(workers, 1, Phase::Running);
         world
     }
 
     fn view(&mut self, workers: u32, number: u32, phase: Phase) {
-        self.aggregator.handle_view(self.now, &view(workers, number, phase));
+        self.follow(view(workers, number, phase));
+    }
+
+    fn follow(&mut self, view: View) {
+        self.node.handle_member(MemberEvent::View(view));
     }
 
     /// A header arrives.
@@ -47,14 +66,20 @@ impl World {
         let exchange = ExchangeId(self.exchanges.len() as u64 + 1);
         self.exchanges
             .insert(exchange, (SlotId { part: header.target.part, round: header.target.round }, WorkerId(rank)));
-        self.aggregator.handle_opened(self.now, node(rank), exchange, &header);
+        self.request(rank, exchange, Request::Contribute(header));
         exchange
+    }
+
+    fn request(&mut self, rank: u32, exchange: ExchangeId, header: Request) {
+        let link = LinkId(rank.into());
+        self.node.handle_link_up(link, node(rank));
+        self.node.handle_opened(self.now, link, exchange, &header);
     }
 
     /// What an exchange brought makes its worker's contribution whole, or not.
     fn receipt(&mut self, exchange: ExchangeId, receipt: Receipt) {
         let (slot, worker) = self.exchanges[&exchange];
-        self.aggregator.handle_receipt(self.now, slot, worker, exchange, receipt);
+        self.node.handle_receipt(self.now, slot, worker, exchange, receipt);
     }
 
     fn whole(&mut self, exchange: ExchangeId) {
@@ -69,28 +94,38 @@ impl World {
     }
 
     fn everybody(&mut self, header: Contribute) -> Vec<ExchangeId> {
-        let workers = u32::try_from(self.aggregator.workers().len()).unwrap();
+        let workers = u32::try_from(self.node.dense_sum.workers().len()).unwrap();
         (0..workers).map(|rank| self.push(rank, header)).collect()
     }
 
     fn torn(&mut self, exchange: ExchangeId) {
-        self.aggregator.handle_torn(self.now, exchange);
+        self.node.handle_torn(exchange);
     }
 
     fn pass(&mut self, duration: Duration) {
         self.now = self.now + duration;
-        self.aggregator.handle_timeout(self.now);
+        self.node.handle_timeout(self.now);
     }
 
+    /// The commands, but for those about routes.
     fn commands(&mut self) -> Vec<Command> {
-        std::iter::from_fn(|| self.aggregator.next_command()).collect()
+        let is_of_route = |command: &Command| matches!(command, Command::Accept { .. } | Command::Unroute { .. });
+        self.all_commands().into_iter().filter(|command| !is_of_route(command)).collect()
+    }
+
+    fn all_commands(&mut self) -> Vec<Command> {
+        std::iter::from_fn(|| self.node.next_command()).collect()
+    }
+
+    fn progress(&self) -> Progress {
+        self.node.progress()
     }
 }
 
 pub(crate) const EPOCH: Epoch = Epoch { term: 1, number: 1 };
 
-pub(crate) fn config() -> AggregatorConfig {
-    AggregatorConfig {
+pub(crate) fn config() -> NodeConfig {
+    NodeConfig {
         deterministic: false,
         stall_warn: Duration::from_secs(10),
         step_timeout: Duration::from_secs(60),
@@ -212,7 +247,7 @@ fn drops(round: u64) -> Command {
 fn steps(commands: &[Command]) -> impl Iterator<Item = &Step> {
     commands.iter().filter_map(|command| match command {
         Command::Sum { step, .. } => Some(step),
-        Command::Reject { .. } | Command::Stalled { .. } => None,
+        Command::Reject { .. } | Command::Stalled { .. } | Command::Accept { .. } | Command::Unroute { .. } => None,
     })
 }
 
@@ -237,7 +272,7 @@ fn seals(commands: &[Command]) -> usize {
 fn errors(commands: &[Command]) -> impl Iterator<Item = &Error> {
     commands.iter().filter_map(|command| match command {
         Command::Reject { error, .. } => Some(error),
-        Command::Sum { .. } | Command::Stalled { .. } => None,
+        Command::Sum { .. } | Command::Stalled { .. } | Command::Accept { .. } | Command::Unroute { .. } => None,
     })
 }
 

@@ -56,9 +56,9 @@ fn of_two_uploads_of_one_worker_the_later_is_read() {
     let commands = world.commands();
     assert_eq!((rejected(&commands), received(&commands)), (vec![Code::Unavailable], vec![older, newer]));
     world.whole(older);
-    assert_eq!(world.aggregator.progress().last, None, "it came after all, and is reported for the newer");
+    assert_eq!(world.progress().last, None, "it came after all, and is reported for the newer");
     world.whole(newer);
-    assert!(world.aggregator.progress().last.is_some());
+    assert!(world.progress().last.is_some());
 }
 
 #[test]
@@ -86,9 +86,9 @@ fn nothing_is_remembered_of_exchanges_that_ended() {
     let mut world = World::of(2);
     for round in 0..10 {
         for exchange in world.everybody(header(round)) {
-            world.aggregator.handle_answered(world.now, exchange);
+            world.node.handle_answered(exchange);
         }
     }
-    assert_eq!(world.aggregator.exchanges.len(), 0);
-    assert_eq!(world.aggregator.booked, 16, "the last sum stays");
+    assert_eq!(world.node.dense_sum.exchanges.len(), 0);
+    assert_eq!(world.progress().bytes_in_flight, 16, "the last sum stays");
 }

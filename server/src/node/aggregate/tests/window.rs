@@ -51,7 +51,7 @@ fn a_round_that_a_worker_gave_up_fails_at_once_for_those_who_wait() {
         errors(&commands)
             .any(|error| matches!(error, Error::Stalled { round: Round(1), missing, .. } if *missing == [WorkerId(1)]))
     );
-    assert_eq!(world.aggregator.poll_timeout(), None, "nobody waits for it");
+    assert_eq!(world.node.poll_timeout(), None, "nobody waits for it");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_round_that_one_worker_skipped_ends_when_all_went_on() {
     let commands = world.commands();
     assert!(commands.contains(&drops(0)));
     assert_eq!(answered(&commands), [skipper, other]);
-    assert_eq!(world.aggregator.poll_timeout(), None);
+    assert_eq!(world.node.poll_timeout(), None);
 }
 
 #[test]
@@ -139,4 +139,14 @@ fn parts_are_independent() {
     world.push(0, header(0));
     let exchange = world.push(0, in_part(1, header(9)));
     assert!(answered(&world.commands()).contains(&exchange));
+}
+
+#[test]
+fn the_round_before_the_last_of_all_has_no_successor_two_rounds_on() {
+    let mut world = World::of(1);
+    world.push(0, header(u64::MAX - 1));
+    let last = world.push(0, header(u64::MAX));
+    assert!(answered(&world.commands()).contains(&last));
+    world.open(0, header(u64::MAX - 1));
+    assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition], "over");
 }

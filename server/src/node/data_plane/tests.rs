@@ -1,8 +1,9 @@
 //! The data side of a server between a listener that the tests play and the threads that add.
 
 use crossbeam_channel::{Receiver, unbounded};
+use gradlane_core::Error;
 use gradlane_core::transport::Inbox;
-use gradlane_core::types::DType;
+use gradlane_core::types::{DType, LinkId, Phase};
 use gradlane_core::wire::{Contribute, Request, checksum};
 
 use super::*;
@@ -98,14 +99,14 @@ impl Heard {
 }
 
 impl Played {
-    fn new(workers: u32, change: impl FnOnce(&mut AggregatorConfig)) -> Self {
-        let mut config = AggregatorConfig { memory_bytes_max: 1 << 30, block_bytes: BLOCK as u64, ..config() };
+    fn new(workers: u32, change: impl FnOnce(&mut NodeConfig)) -> Self {
+        let mut config = NodeConfig { memory_bytes_max: 1 << 30, block_bytes: BLOCK as u64, ..config() };
         change(&mut config);
         let plane = DataPlane::new(config, NonZeroUsize::new(2).unwrap(), Pool::new(), Clock::start()).unwrap();
         let (sink, sent) = unbounded();
         let outbox = Box::new(move |outgoing| drop(sink.send(outgoing)));
         plane.attach(Listener { address: String::new(), outbox, stop: Box::new(|_| ()) }, Weak::new());
-        plane.handle_view(view(workers, 1, Phase::Running));
+        plane.handle_member(MemberEvent::View(view(workers, 1, Phase::Running)));
         let inbox = plane.inbox();
         for rank in 0..workers {
             inbox(Incoming::LinkUp { link: link(rank), node: node(rank), address: String::new() });

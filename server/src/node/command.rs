@@ -1,4 +1,4 @@
-//! What the aggregator asks of its driver, and what it hears of sums.
+//! What a node asks of its driver, and what it hears of sums.
 
 use gradlane_core::error::Error;
 use gradlane_core::types::{DType, ExchangeId, Op, PartId, Round, WorkerId};
@@ -17,13 +17,25 @@ pub struct SlotId {
 /// What the driver must do.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
-    /// The next step of a sum. Those of one slot are made in their order. [`Step::Receive`] also means that the exchange's body is to be
-    /// accepted.
+    /// Carry out the next step of a sum. The steps of one slot are carried out in their order.
+    ///
+    /// After a [`Step::Receive`] the driver notes the route of its exchange, so that the bytes of the body go to this slot, and then
+    /// accepts the body.
     Sum {
         /// The slot.
         slot: SlotId,
         /// What to do.
         step: Step,
+    },
+    /// Accept the body of an exchange that has no route. Its bytes go to [`Node::handle_body`](super::machine::Node::handle_body).
+    Accept {
+        /// The exchange.
+        exchange: ExchangeId,
+    },
+    /// Forget the route of an exchange, because nothing more of its body is needed.
+    Unroute {
+        /// The exchange.
+        exchange: ExchangeId,
     },
     /// Send an error; the exchange has ended.
     Reject {
@@ -36,7 +48,7 @@ pub enum Command {
     },
     /// Tell the coordinator that a round waits.
     Stalled {
-        /// Which, for whom, since when.
+        /// Which round, for which workers, since when.
         stall: Stall,
     },
 }

@@ -9,13 +9,13 @@ fn whoever_waits_and_whoever_comes_later_hears_at_once_why_a_worker_gave_up() {
     let mut world = World::of(4);
     let early = [world.push(0, header(0)), world.push(1, header(0))];
     world.commands();
-    assert_eq!(world.give_up(2, header(0), &mismatch()), mismatch(), "who gave up is answered");
+    assert_eq!(world.withdraw(2, header(0), &mismatch()), mismatch(), "who gave up is answered");
     let commands = world.commands();
     assert_eq!(errors(&commands).cloned().collect::<Vec<_>>(), [mismatch(), mismatch()]);
     assert!(commands.contains(&drops(0)), "the memory is free");
     let late = world.open(3, header(0));
     assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch()]);
-    assert!(early.iter().chain([&late]).all(|exchange| !world.aggregator.exchanges.contains_key(exchange)));
+    assert!(early.iter().chain([&late]).all(|exchange| !world.node.dense_sum.exchanges.contains_key(exchange)));
     world.everybody(header(1));
     assert_eq!(answered(&world.commands()).len(), 4, "the next round works");
 }
@@ -24,7 +24,7 @@ fn whoever_waits_and_whoever_comes_later_hears_at_once_why_a_worker_gave_up() {
 fn a_round_may_be_given_up_before_anybody_came_to_it() {
     let mut world = World::of(2);
     for round in [0, 1] {
-        world.give_up(1, header(round), &Error::Cancelled);
+        world.withdraw(1, header(round), &Error::Cancelled);
         world.push(0, header(round));
         let commands = world.commands();
         let Some(Error::Stalled { missing, waited, detail, .. }) = errors(&commands).next() else {
@@ -32,7 +32,7 @@ fn a_round_may_be_given_up_before_anybody_came_to_it() {
         };
         assert_eq!((missing.as_slice(), *waited), (&[WorkerId(1)][..], Duration::ZERO));
         assert!(detail.starts_with("worker 1 gave this round up: "), "{detail}");
-        assert_eq!(world.aggregator.progress().bytes_in_flight, 0);
+        assert_eq!(world.progress().bytes_in_flight, 0);
     }
     world.everybody(header(2));
     assert_eq!(answered(&world.commands()).len(), 2);
@@ -42,7 +42,7 @@ fn a_round_may_be_given_up_before_anybody_came_to_it() {
 fn saying_it_twice_or_in_vain_changes_nothing() {
     let mut world = World::of(2);
     for _ in 0..2 {
-        world.give_up(1, header(0), &mismatch());
+        world.withdraw(1, header(0), &mismatch());
     }
     assert_eq!(world.commands(), []);
     world.push(0, header(0));
@@ -50,15 +50,15 @@ fn saying_it_twice_or_in_vain_changes_nothing() {
     // The round has its sum, or the contribution of whoever gives it up.
     world.push(1, header(1));
     world.commands();
-    world.give_up(1, header(1), &mismatch());
+    world.withdraw(1, header(1), &mismatch());
     world.push(0, header(1));
     assert_eq!(answered(&world.commands()).len(), 2);
-    world.give_up(0, header(1), &mismatch());
+    world.withdraw(0, header(1), &mismatch());
     assert_eq!(world.commands(), []);
     // It is over.
     world.everybody(header(2));
     world.commands();
-    let answer = world.give_up(1, header(0), &mismatch());
+    let answer = world.withdraw(1, header(0), &mismatch());
     assert!(matches!(&answer, Error::FailedPrecondition { what, .. } if what.contains("is over")), "{answer}");
     assert_eq!(world.commands(), []);
 }
@@ -66,7 +66,7 @@ fn saying_it_twice_or_in_vain_changes_nothing() {
 #[test]
 fn a_late_push_of_whoever_gave_up_is_refused() {
     let mut world = World::of(2);
-    world.give_up(1, header(0), &mismatch());
+    world.withdraw(1, header(0), &mismatch());
     world.open(1, header(0));
     world.open(0, header(0));
     assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch(), mismatch()]);
@@ -79,7 +79,7 @@ fn what_is_under_way_decides_first() {
         world.push(0, header(0));
         let abandoned = world.open(1, header(0));
         world.commands();
-        world.give_up(1, header(0), &mismatch());
+        world.withdraw(1, header(0), &mismatch());
         assert_eq!(world.commands(), [], "it may still be whole");
         if let Some(receipt) = receipt {
             world.receipt(abandoned, receipt);
@@ -93,7 +93,7 @@ fn what_is_under_way_decides_first() {
     world.torn(abandoned);
     world.push(0, header(0));
     world.commands();
-    world.give_up(1, header(0), &mismatch());
+    world.withdraw(1, header(0), &mismatch());
     assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch()], "it broke off before");
 }
 
@@ -102,7 +102,7 @@ fn an_upload_that_begins_anew_is_under_way_again() {
     let mut world = World::of(2);
     world.push(0, header(0));
     let first = world.open(1, header(0));
-    world.give_up(1, header(0), &mismatch());
+    world.withdraw(1, header(0), &mismatch());
     let second = world.open(1, header(0));
     world.torn(first);
     world.commands();
@@ -113,13 +113,13 @@ fn an_upload_that_begins_anew_is_under_way_again() {
 #[test]
 fn receivers_of_a_broadcast_give_up_alone() {
     let mut world = World::of(3);
-    world.give_up(1, receiver(0), &mismatch());
+    world.withdraw(1, receiver(0), &mismatch());
     world.push(0, broadcast(0));
-    world.give_up(1, receiver(0), &mismatch());
+    world.withdraw(1, receiver(0), &mismatch());
     let other = world.open(2, receiver(0));
     assert!(answered(&world.commands()).contains(&other));
     // Without its root there is none.
-    world.give_up(0, broadcast(1), &mismatch());
+    world.withdraw(0, broadcast(1), &mismatch());
     world.open(1, receiver(1));
     assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch()]);
 }
@@ -127,19 +127,19 @@ fn receivers_of_a_broadcast_give_up_alone() {
 #[test]
 fn only_a_caller_of_the_membership_gives_up_and_only_a_round_in_its_turn() {
     let mut world = World::of(2);
-    let answer = world.give_up(7, header(0), &mismatch());
+    let answer = world.withdraw(7, header(0), &mismatch());
     assert!(matches!(answer, Error::Auth { .. }), "{answer}");
     let stale = in_epoch(Epoch { term: 0, number: 9 }, header(0));
-    let answer = world.give_up(1, stale, &mismatch());
+    let answer = world.withdraw(1, stale, &mismatch());
     assert!(matches!(answer, Error::Fenced { .. }), "{answer}");
-    let answer = world.give_up(1, in_part(u32::MAX, header(0)), &mismatch());
+    let answer = world.withdraw(1, in_part(u32::MAX, header(0)), &mismatch());
     assert!(matches!(answer, Error::Protocol { .. }), "{answer}");
-    assert!(world.aggregator.parts.is_empty());
+    assert!(world.node.dense_sum.parts.is_empty());
     // Worker 0 may still want the sum in whose slot the round belongs.
     world.everybody(header(0));
     world.push(1, header(1));
     world.commands();
-    let answer = world.give_up(1, header(2), &mismatch());
+    let answer = world.withdraw(1, header(2), &mismatch());
     assert!(answer.retryable(), "{answer}");
 }
 
@@ -148,22 +148,24 @@ fn whoever_gives_up_a_later_round_contributes_to_none_before() {
     let mut world = World::of(2);
     world.push(0, header(0));
     world.commands();
-    world.give_up(1, header(1), &mismatch());
+    world.withdraw(1, header(1), &mismatch());
     assert_eq!(rejected(&world.commands()), [Code::DeadlineExceeded]);
 }
 
 impl World {
-    /// A worker gives a round up; what it is answered.
-    fn give_up(&mut self, rank: u32, push: Contribute, error: &Error) -> Error {
-        let header = Withdraw { target: push.target, dtype: push.dtype, op: push.op, error_bytes: 99 };
+    /// A worker withdraws from a round; what it is answered.
+    pub(super) fn withdraw(&mut self, rank: u32, push: Contribute, error: &Error) -> Error {
+        let body = reject::to_body(error);
+        let header = Withdraw { target: push.target, dtype: push.dtype, op: push.op, error_bytes: body.len() as u64 };
         let before = self.commands();
         let exchange = ExchangeId(u64::MAX);
-        self.aggregator.handle_given_up(self.now, node(rank), exchange, &header, error);
+        self.request(rank, exchange, Request::Withdraw(header));
+        self.node.handle_body(self.now, exchange, &[Bytes::from(body)]);
         let (answers, others): (Vec<Command>, Vec<Command>) = self
             .commands()
             .into_iter()
             .partition(|command| matches!(command, Command::Reject { exchange: to, .. } if *to == exchange));
-        self.aggregator.commands.extend(before.into_iter().chain(others));
+        self.node.dense_sum.commands.extend(before.into_iter().chain(others));
         match answers.as_slice() {
             [Command::Reject { error, .. }] => error.clone(),
             other => panic!("{other:?}"),

@@ -1,0 +1,354 @@
+//! The state of the dense sum and its inputs; the sibling files hold what an input leads to.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use gradlane_core::error::Error;
+use gradlane_core::types::{DType, Defect, ExchangeId, PartId, Round, TensorKey, Time, WorkerId, WorkerSet, planted};
+use gradlane_core::wire::frame::{Progress, Stall};
+use gradlane_core::wire::{Contribute, Withdraw};
+
+use super::refusals::lost;
+use super::round::{Open, RoundState, Slot};
+use crate::node::budget::Budget;
+use crate::node::command::{Command, Receipt, SlotId};
+use crate::node::config::NodeConfig;
+use crate::node::membership::{Callers, Membership, Succession};
+
+/// Parts that one server may come to know: at 64 KiB, the smallest part of a large tensor, 64 GiB.
+pub(super) const PARTS_SEEN_MAX: usize = 1 << 20;
+/// Stalled rounds that are reported at a time, the oldest first: they explain the younger ones.
+pub(super) const STALLS_PER_REPORT: usize = 4;
+
+/// The machine. The parent module says what it decides.
+#[derive(Debug)]
+pub(in crate::node) struct Aggregator {
+    pub(super) config: NodeConfig,
+    pub(super) membership: Option<Arc<Membership>>,
+    pub(super) parts: BTreeMap<PartId, Part>,
+    pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
+    /// Tensors that failed for good.
+    forgotten: BTreeMap<TensorKey, Error>,
+    /// Open rounds with a contribution, the oldest first.
+    pub(super) waiting: BTreeSet<(Time, SlotId)>,
+    warned: Option<Time>,
+    /// The memory of the whole node.
+    pub(in crate::node) budget: Budget,
+    pub(super) last_counted: Option<(TensorKey, Round)>,
+    /// The error of rounds that nobody had begun, once the server drains.
+    pub(super) draining: Option<Error>,
+    pub(super) commands: VecDeque<Command>,
+}
+
+/// The rounds of a part that are alive, by parity.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) dtype: DType,
+    /// The workers that exchange it in the present view.
+    pub(super) callers: Callers,
+    pub(super) latest: Round,
+    /// Workers that asked for a later round than that: they contribute to none before it any more.
+    pub(super) ahead: BTreeMap<WorkerId, Round>,
+    /// Since when a next round cannot begin, because somebody may want the sum in whose slot it belongs.
+    pub(super) blocked: Option<Time>,
+    pub(super) slots: [Option<Slot>; 2],
+}
+
+/// An exchange that is neither rejected nor known to be answered.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub(super) worker: WorkerId,
+    pub(super) slot: SlotId,
+    pub(super) header: Contribute,
+    pub(super) state: ExchangeState,
+    /// Whether the driver has a route for its body.
+    pub(super) routed: bool,
+}
+
+/// How far an exchange is.
+///
+/// ```text
+///   push with a body ──► Landing ──counted──► Waiting ──the sum flows──► Answering ──answered──► (gone)
+///                           └──── the sum flows before all of the body came ────┘
+///   push without ─────────────────────────────┘ (straight to Answering where the sum flows already)
+///   any ──rejected, torn──► (gone)
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ExchangeState {
+    Landing,
+    Waiting,
+    Answering,
+}
+
+impl Aggregator {
+    /// An aggregator that waits for its first membership.
+    ///
+    /// # Panics
+    /// If `stall_warn` is zero.
+    pub(in crate::node) fn new(config: NodeConfig) -> Self {
+        assert!(!config.stall_warn.is_zero(), "a stall report needs an interval");
+        Self {
+            budget: Budget::new(config.memory_bytes_max, config.step_timeout),
+            config,
+            membership: None,
+            parts: BTreeMap::new(),
+            exchanges: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            warned: None,
+            last_counted: None,
+            draining: None,
+            commands: VecDeque::new(),
+        }
+    }
+
+    /// What is to be done next.
+    pub(in crate::node) fn next_command(&mut self) -> Option<Command> {
+        self.commands.pop_front()
+    }
+
+    /// When [`Self::handle_timeout`] is due.
+    pub(in crate::node) fn poll_timeout(&self) -> Option<Time> {
+        let (since, _) = self.waiting.first()?;
+        Some(self.warning_due(*since).min(*since + self.config.step_timeout))
+    }
+
+    /// An admitted worker opened an exchange to contribute, or to ask for the sum.
+    pub(in crate::node) fn handle_contribute(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        exchange: ExchangeId,
+        header: &Contribute,
+    ) {
+        if let Err(error) =
+            self.check_remembered(header.target.part.key).and_then(|()| self.open(now, worker, exchange, header))
+        {
+            self.say_reject(exchange, &header.target, error);
+        }
+    }
+
+    /// An admitted worker said with `header`, and with `error` behind it, that it will not contribute to a round. It is answered at once
+    /// with the error that the other workers get, or with the reason why this server cannot take the withdrawal.
+    pub(in crate::node) fn handle_withdraw(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        exchange: ExchangeId,
+        header: &Withdraw,
+        error: &Error,
+    ) {
+        let known = self.check_remembered(header.target.part.key);
+        let answer = known.and_then(|()| self.withdraw(now, worker, header, error)).unwrap_or_else(|refusal| refusal);
+        self.say_reject(exchange, &header.target, answer);
+    }
+
+    /// The driver of the sum of `slot` says what became of the contribution of `worker`, whose latest bytes `exchange` brought. A receipt
+    /// that comes too late is ignored.
+    pub(in crate::node) fn handle_receipt(
+        &mut self,
+        now: Time,
+        id: SlotId,
+        worker: WorkerId,
+        exchange: ExchangeId,
+        receipt: Receipt,
+    ) {
+        // The sum needs nothing more of its body.
+        self.unroute(exchange);
+        let Some(Slot { state: RoundState::Open(open), arrived, .. }) = self.slot(id) else { return };
+        let latest = open.uploads.get(&worker).is_some_and(|(latest, _)| *latest == exchange);
+        let listens = open.listeners.get(&worker) == Some(&exchange);
+        if !latest || arrived.contains(worker) {
+            return;
+        }
+        match receipt {
+            Receipt::Whole => {
+                if let Some(Exchange { state: state @ ExchangeState::Landing, .. }) = self.exchanges.get_mut(&exchange)
+                {
+                    *state = ExchangeState::Waiting;
+                }
+                self.count(now, id, worker);
+            }
+            Receipt::Damaged => {
+                let (tensor, round, from) = (id.part.key.to_string(), id.round, worker.to_string());
+                self.fail(id, Error::Checksum { tensor, round, from });
+            }
+            Receipt::Lost if listens => {
+                self.dismiss(id, worker, exchange, lost(worker));
+                self.end_of_upload(id, worker);
+            }
+            Receipt::Lost => {}
+        }
+    }
+
+    /// The exchange broke off. Unknown ones are ignored.
+    pub(in crate::node) fn handle_torn(&mut self, exchange: ExchangeId) {
+        self.unroute(exchange);
+        let Some(Exchange { worker, slot: id, state, .. }) = self.exchanges.remove(&exchange) else { return };
+        let torn_counted = planted(self.config.defect, Defect::TornCounted) && state != ExchangeState::Waiting;
+        let Some(slot) = self.slot_mut(id) else { return };
+        if let RoundState::Open(open) = &mut slot.state
+            && open.listeners.get(&worker) == Some(&exchange)
+        {
+            open.listeners.remove(&worker);
+            if torn_counted {
+                slot.arrived.insert(worker);
+            }
+        }
+        self.end_of_upload(id, worker);
+    }
+
+    /// The answer of the exchange was handed over whole.
+    pub(in crate::node) fn handle_answered(&mut self, exchange: ExchangeId) {
+        self.unroute(exchange);
+        self.exchanges.remove(&exchange);
+    }
+
+    /// The tensor failed for good on every worker. Every exchange of one of its parts, now or later, is rejected with `error`.
+    pub(in crate::node) fn handle_forget(&mut self, key: TensorKey, error: Error) {
+        let of_tensor = PartId { key, index: 0 }..=PartId { key, index: u32::MAX };
+        let parts: Vec<PartId> = self.parts.range(of_tensor).map(|(part, _)| *part).collect();
+        for part in parts {
+            self.forget_part(part, &error);
+        }
+        self.forgotten.insert(key, error);
+    }
+
+    /// The server is about to stop: from now on a round that no worker had begun is refused with `refusal`, the first one given. Rounds
+    /// that were begun take the contributions they wait for, and are answered.
+    pub(in crate::node) fn handle_drain(&mut self, refusal: Error) {
+        self.draining.get_or_insert(refusal);
+    }
+
+    /// A membership that is not older than the present one.
+    pub(in crate::node) fn handle_membership(&mut self, next: Arc<Membership>) {
+        let succession = next.succession(self.membership.as_deref());
+        self.membership = Some(next);
+        match succession {
+            Succession::Same => {}
+            Succession::Fewer => self.go_on_with_survivors(),
+            Succession::End(error) => {
+                while let Some(part) = self.parts.keys().next().copied() {
+                    self.forget_part(part, &error);
+                }
+                self.forgotten.clear();
+            }
+        }
+    }
+
+    /// Time passed.
+    pub(in crate::node) fn handle_timeout(&mut self, now: Time) {
+        while let Some((since, id)) = self.waiting.first().copied()
+            && since + self.config.step_timeout <= now
+        {
+            let stall = self.stall(now, since, id);
+            let slot = self.slot(id).expect("it waits");
+            let (came, due) = (slot.arrived.len(), slot.due.ranks.len());
+            let callers = if due < self.workers().len() { "machines" } else { "workers" };
+            let error = Error::Stalled {
+                tensor: id.part.key.to_string(),
+                round: id.round,
+                missing: stall.missing,
+                waited: stall.waited,
+                detail: format!("{came} of {due} {callers} came for part {}", id.part.index),
+            };
+            self.fail(id, error);
+        }
+        let Some((oldest, _)) = self.waiting.first() else { return };
+        if self.warning_due(*oldest) <= now {
+            self.warned = Some(now);
+            let stalled = |(since, _): &&(Time, SlotId)| *since + self.config.stall_warn <= now;
+            let stalls = self.waiting.iter().take(STALLS_PER_REPORT).take_while(stalled);
+            let reports = stalls.map(|(since, id)| Command::Stalled { stall: self.stall(now, *since, *id) });
+            let reports: Vec<Command> = reports.collect();
+            self.commands.extend(reports);
+        }
+    }
+
+    /// Whether it drains and nothing is open any more: no exchange is under way, and every round has failed or has a sum that all callers
+    /// have asked for.
+    ///
+    /// A broadcast has its sum when its root came; it stays open for the other workers.
+    pub(in crate::node) fn is_drained(&self) -> bool {
+        let settled = |slot: &Slot| match slot.state {
+            RoundState::Open(_) | RoundState::Restarted => false,
+            RoundState::Published(_) => slot.all_came(),
+            RoundState::Failed(_) => true,
+        };
+        let slots = || self.parts.values().flat_map(|part| part.slots.iter().flatten());
+        self.draining.is_some() && self.exchanges.is_empty() && slots().all(settled)
+    }
+
+    /// Its latest work, for the heartbeat.
+    pub(in crate::node) fn progress(&self) -> Progress {
+        let pending = u32::try_from(self.exchanges.len()).unwrap_or(u32::MAX);
+        Progress { last: self.last_counted, pending, bytes_in_flight: self.budget.booked() }
+    }
+
+    fn stall(&self, now: Time, since: Time, id: SlotId) -> Stall {
+        let missing = self.slot(id).map_or_else(Vec::new, |slot| {
+            let partners = |caller: WorkerId| self.partners(slot.spec.dtype, caller);
+            slot.missing().into_iter().flat_map(partners).collect()
+        });
+        Stall { part: id.part, round: id.round, missing, waited: now.since(since) }
+    }
+
+    fn warning_due(&self, oldest: Time) -> Time {
+        self.warned.map_or(oldest, |warned| warned.max(oldest)) + self.config.stall_warn
+    }
+
+    /// Books what a round needs now, which is not more than before.
+    pub(super) fn book(&mut self, id: SlotId) {
+        let Some(bytes) = self.slot(id).map(|slot| slot.needs(&self.config)) else { return };
+        let slot = self.slot_mut(id).expect("was there");
+        let before = std::mem::replace(&mut slot.booked, bytes);
+        self.budget.give_back(before - bytes);
+    }
+
+    fn check_remembered(&self, key: TensorKey) -> Result<(), Error> {
+        self.forgotten.get(&key).map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// The route of an exchange is needed no more.
+    pub(super) fn unroute(&mut self, exchange: ExchangeId) {
+        if let Some(Exchange { routed: routed @ true, .. }) = self.exchanges.get_mut(&exchange) {
+            *routed = false;
+            self.commands.push_back(Command::Unroute { exchange });
+        }
+    }
+
+    pub(super) fn workers(&self) -> Arc<WorkerSet> {
+        self.membership.as_ref().map_or_else(Arc::default, |ours| Arc::clone(&ours.workers))
+    }
+
+    /// The workers whose contributions come with a caller's, itself among them.
+    pub(super) fn partners(&self, dtype: DType, caller: WorkerId) -> Vec<WorkerId> {
+        let machines = self.membership.as_ref().map(|ours| &ours.machines);
+        machines.and_then(|machines| machines.partners(dtype, caller)).map_or_else(|| vec![caller], <[_]>::to_vec)
+    }
+
+    pub(super) fn slot(&self, id: SlotId) -> Option<&Slot> {
+        self.parts.get(&id.part)?.slots[parity(id.round)].as_ref().filter(|slot| slot.id == id)
+    }
+
+    pub(super) fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
+        self.parts.get_mut(&id.part)?.slots[parity(id.round)].as_mut().filter(|slot| slot.id == id)
+    }
+
+    pub(super) fn open_mut(&mut self, id: SlotId) -> &mut Open {
+        match self.slot_mut(id).map(|slot| &mut slot.state) {
+            Some(RoundState::Open(open)) => open,
+            Some(RoundState::Published(_) | RoundState::Failed(_) | RoundState::Restarted) | None => {
+                unreachable!("the caller found it open")
+            }
+        }
+    }
+
+    pub(super) fn exchange_mut(&mut self, exchange: ExchangeId) -> &mut Exchange {
+        self.exchanges.get_mut(&exchange).expect("in the table from its opening to its end")
+    }
+}
+
+pub(super) fn parity(round: Round) -> usize {
+    usize::from(round.0 % 2 == 1)
+}

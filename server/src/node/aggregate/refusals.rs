@@ -1,0 +1,46 @@
+//! Errors with which the aggregator refuses pushes and fails rounds.
+
+use std::time::Duration;
+
+use gradlane_core::error::Error;
+use gradlane_core::types::{Epoch, WorkerId};
+
+use crate::node::command::SlotId;
+
+/// The answer to a round whose sum nobody should want any more.
+pub(super) fn over(id: SlotId) -> Error {
+    Error::FailedPrecondition {
+        what: format!("{} of tensor {} is over and its sum is gone", id.round, id.part.key),
+        hint: "every worker must submit a tensor equally often and in order".to_owned(),
+    }
+}
+
+/// The error of a round that one worker left out, for the workers that wait for it.
+pub(super) fn gave_up(id: SlotId, worker: WorkerId, waited: Duration) -> Error {
+    let detail = format!("{worker} gave this round up and went on to a later one");
+    Error::Stalled { tensor: id.part.key.to_string(), round: id.round, missing: vec![worker], waited, detail }
+}
+
+/// The answer to a repeat whose front is overwritten by a sum that this server knows nothing of.
+pub(super) fn lost(worker: WorkerId) -> Error {
+    Error::FailedPrecondition {
+        what: format!(
+            "the contribution of {worker} is lost: a sum began to land on it, and the server that sent it is gone"
+        ),
+        hint: "restart from a checkpoint; sums that land beside their contribution survive this".to_owned(),
+    }
+}
+
+/// The answer to an exchange of a round that restarts.
+pub(super) fn restarted(epoch: Epoch) -> Error {
+    let cause = format!("workers were lost, and the round restarts in {epoch}");
+    Error::Unavailable { what: "the round".to_owned(), cause }
+}
+
+/// The error of a broadcast from a worker that is not in the view.
+pub(super) fn no_root(id: SlotId, root: WorkerId, workers: usize) -> Error {
+    Error::InvalidArgument {
+        what: format!("a broadcast of tensor {} from {root}, which does not exist", id.part.key),
+        hint: format!("this job has {workers} workers"),
+    }
+}

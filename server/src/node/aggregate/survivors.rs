@@ -1,0 +1,105 @@
+//! Going on after the view lost workers: what restarts, what stays, what fails.
+//!
+//! ```text
+//!   Open, nobody has the whole sum ─────────────────► Restarted: its contributions are void, the survivors send again
+//!   Open, and a survivor will not send again ───────► Failed, with that survivor's reason
+//!   Published, some may have the whole sum ─────────► as it is: the others must get the same bytes
+//!   Failed, some may have heard the error ──────────► as it is
+//! ```
+//!
+//! A contribution of the attempt before cannot get into the next one, because admission refuses exchanges of an older epoch and a restart
+//! ends the open ones.
+
+use std::time::Duration;
+
+use gradlane_core::error::Error;
+use gradlane_core::types::{Epoch, Op, PartId, WorkerId, WorkerSet};
+
+use super::aggregator::Aggregator;
+use super::refusals::{gave_up, no_root, restarted};
+use super::round::{RoundState, Slot, Spec};
+use crate::node::command::SlotId;
+use crate::node::membership::Callers;
+
+impl Aggregator {
+    /// Follows a membership that lacks workers of the one before.
+    pub(super) fn go_on_with_survivors(&mut self) {
+        let parts: Vec<PartId> = self.parts.keys().copied().collect();
+        for part in parts {
+            self.go_on_with(part);
+        }
+    }
+
+    fn go_on_with(&mut self, id: PartId) {
+        let membership = self.membership.clone().expect("it has lost workers");
+        let part = self.parts.get_mut(&id).expect("it is known");
+        part.callers = membership.callers(id, part.dtype);
+        let callers = part.callers.clone();
+        part.ahead.retain(|worker, _| callers.set.contains(*worker));
+        part.blocked = None;
+        // The earlier round first, because the later one tells which survivors went on.
+        let mut rounds = self.alive(id);
+        rounds.sort_unstable();
+        for round in &rounds {
+            let slot = self.slot_mut(*round).expect("it is alive");
+            slot.due = callers.clone();
+            let Spec { said_by, bytes, dtype, op, sender: _ } = slot.spec;
+            slot.spec = Spec::of(said_by, id, bytes, dtype, op, &membership.machines);
+            if let RoundState::Open(_) = slot.state {
+                match self.obstacle(*round, &callers) {
+                    Some(error) => self.fail(*round, error),
+                    None => self.restart(*round, membership.epoch),
+                }
+            }
+        }
+        // Perhaps only the lost workers had not passed the rounds before.
+        for round in rounds {
+            self.free_passed(round);
+        }
+    }
+
+    /// Why an open round cannot restart: a survivor will not send again, or the root of the broadcast is gone.
+    fn obstacle(&self, id: SlotId, callers: &Callers) -> Option<Error> {
+        let slot = self.slot(id)?;
+        let RoundState::Open(open) = &slot.state else { return None };
+        if let Op::Broadcast { root } = slot.spec.op
+            && !self.workers().contains(root)
+        {
+            return Some(no_root(id, root, self.workers().len()));
+        }
+        let is_due = |worker: &WorkerId| callers.set.contains(*worker) && slot.spec.sends_body(*worker);
+        if let Some((_, cause)) = open.withdrawn.iter().find(|(worker, _)| is_due(worker)) {
+            return Some(cause.clone());
+        }
+        let went_on = callers.ranks.iter().copied().filter(is_due).find(|worker| self.went_on(id, *worker));
+        went_on.map(|worker| gave_up(id, worker, Duration::ZERO))
+    }
+
+    /// Whether `worker` has asked for a later round of the part.
+    fn went_on(&self, id: SlotId, worker: WorkerId) -> bool {
+        let Some(part) = self.parts.get(&id.part) else { return false };
+        let takes_part = |slot: &Slot| match &slot.state {
+            RoundState::Open(open) => slot.arrived.contains(worker) || open.begun.contains(worker),
+            RoundState::Published(_) | RoundState::Failed(_) | RoundState::Restarted => slot.arrived.contains(worker),
+        };
+        let later = || part.slots.iter().flatten().filter(|slot| slot.id.round > id.round);
+        part.ahead.contains_key(&worker) || later().any(takes_part)
+    }
+
+    fn restart(&mut self, id: SlotId, epoch: Epoch) {
+        let Some(open) = self.close(id, RoundState::Restarted) else { return };
+        let slot = self.slot_mut(id).expect("closed");
+        slot.arrived = WorkerSet::default();
+        slot.attempt = slot.attempt.saturating_add(1);
+        self.end_open(id, open, &restarted(epoch));
+    }
+
+    /// Nobody will bring a restarted round to its sum. It holds no memory and no exchanges.
+    pub(super) fn fail_restarted(&mut self, id: SlotId, error: Error) {
+        if let Some(slot) = self.slot_mut(id)
+            && let RoundState::Restarted = slot.state
+        {
+            slot.state = RoundState::Failed(error);
+        }
+    }
+}

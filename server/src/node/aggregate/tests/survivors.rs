@@ -1,0 +1,304 @@
+//! Rounds after the view lost workers.
+
+use super::*;
+
+#[test]
+fn an_open_round_restarts_with_the_survivors() {
+    for op in [Op::Sum, Op::Mean] {
+        let mut world = World::of(3);
+        let [first, lost] = [0, 2].map(|rank| world.push(rank, Contribute { op, ..header(0) }));
+        world.commands();
+        world.lose(3, &[2]);
+        let commands = world.commands();
+        assert_eq!(rejects(&commands), [(first, Code::Unavailable, 1), (lost, Code::Unavailable, 1)], "they try again");
+        assert!(commands.contains(&drops(0)), "what was added is void");
+        assert_eq!(world.progress().bytes_in_flight, 0);
+        let again = [0, 1].map(|rank| world.push(rank, next_epoch(Contribute { op, ..header(0) })));
+        let commands = world.commands();
+        assert_eq!((answered(&commands), seals(&commands)), (again.to_vec(), 1));
+        let divisor = if op == Op::Mean { 2.0 } else { 1.0 };
+        for header in answers(&commands) {
+            assert_eq!((header.divisor, &header.contributors), (divisor, &Contributors::Due), "of the new view");
+            assert_eq!((header.target.attempt, header.target.epoch), (1, NEXT_EPOCH));
+        }
+        let begun =
+            steps(&commands).find_map(|step| if let Step::Begin(spec) = step { Some(&spec.senders) } else { None });
+        assert_eq!(begun, Some(&vec![WorkerId(0), WorkerId(1)]));
+    }
+}
+
+#[test]
+fn the_bit_of_a_lost_worker_does_not_stand_for_one_that_is_still_to_come() {
+    let mut world = World::of(3);
+    world.push(2, header(0));
+    world.lose(3, &[2]);
+    world.push(0, next_epoch(header(0)));
+    let commands = world.commands();
+    assert_eq!((answered(&commands), seals(&commands)), (vec![], 0), "worker 1 has not come");
+}
+
+#[test]
+fn a_contribution_that_was_sent_before_the_loss_is_refused() {
+    let mut world = World::of(3);
+    world.lose(3, &[2]);
+    world.commands();
+    for rank in 0..3 {
+        world.open(rank, header(0));
+    }
+    assert_eq!(rejected(&world.commands()), [Code::Fenced; 3]);
+    world.open(2, next_epoch(header(0)));
+    assert_eq!(rejected(&world.commands()), [Code::Unauthenticated]);
+}
+
+#[test]
+fn nothing_that_was_under_way_gets_into_the_next_attempt() {
+    let mut world = World::of(3);
+    let [half, lost] = [0, 2].map(|rank| world.open(rank, header(0)));
+    world.commands();
+    world.lose(3, &[2]);
+    let commands = world.all_commands();
+    for exchange in [half, lost] {
+        assert!(commands.contains(&Command::Unroute { exchange }));
+    }
+    let again = world.open(0, next_epoch(header(0)));
+    world.whole(half);
+    world.push(1, next_epoch(header(0)));
+    assert_eq!(seals(&world.commands()), 0, "the receipt is of the attempt before");
+    world.whole(again);
+    assert_eq!(seals(&world.commands()), 1);
+}
+
+#[test]
+fn a_sum_that_some_may_have_is_the_sum_for_all() {
+    let mut world = World::of(3);
+    let published = world.everybody(Contribute { op: Op::Mean, ..header(0) });
+    world.torn(published[1]);
+    world.commands();
+    world.lose(3, &[2]);
+    assert_eq!(world.commands(), [], "it stays as it is");
+    let late = world.open(1, next_epoch(Contribute { op: Op::Mean, ..header(0) }));
+    let commands = world.commands();
+    assert_eq!((answered(&commands), received(&commands)), (vec![late], vec![]));
+    let [answer] = answers(&commands)[..] else { panic!("{commands:?}") };
+    let all = [0, 1, 2].map(WorkerId).into_iter().collect();
+    assert_eq!((answer.divisor, &answer.contributors), (3.0, &Contributors::Only(all)), "the lost worker is in it");
+    assert_eq!(answer.target.attempt, 0);
+}
+
+#[test]
+fn a_published_sum_is_kept_until_all_survivors_passed_it_and_no_longer() {
+    let mut world = World::of(3);
+    world.everybody(header(0));
+    world.push(2, header(1));
+    world.commands();
+    world.lose(3, &[2]);
+    assert!(!world.commands().contains(&drops(0)));
+    world.push(0, next_epoch(header(1)));
+    assert!(!world.commands().contains(&drops(0)), "worker 1 may still ask");
+    world.push(1, next_epoch(header(1)));
+    assert!(world.commands().contains(&drops(0)));
+}
+
+#[test]
+fn a_sum_that_only_the_lost_worker_had_not_passed_goes_with_it() {
+    let mut world = World::of(3);
+    for (round, receivers) in [(0, [1, 2].as_slice()), (1, &[1])] {
+        world.push(0, broadcast(round));
+        receivers.iter().for_each(|rank| drop(world.open(*rank, receiver(round))));
+    }
+    assert!(!world.commands().contains(&drops(0)), "worker 2 may still ask");
+    world.lose(3, &[2]);
+    assert!(world.commands().contains(&drops(0)));
+}
+
+#[test]
+fn a_round_whose_survivor_has_withdrawn_fails_instead_of_restarting() {
+    for counted in [true, false] {
+        let mut world = World::of(3);
+        world.push(0, header(0));
+        let abandoned = world.open(1, header(0));
+        if counted {
+            world.whole(abandoned);
+        }
+        world.withdraw(1, header(0), &Error::Cancelled);
+        assert_eq!(rejected(&world.commands()), [], "what it has sent decides first");
+        world.lose(3, &[2]);
+        assert_eq!(rejected(&world.commands()), [Code::DeadlineExceeded; 2], "nobody sends again: {counted}");
+        world.open(0, next_epoch(header(0)));
+        assert_eq!(rejected(&world.commands()), [Code::DeadlineExceeded]);
+    }
+}
+
+#[test]
+fn a_round_that_a_survivor_has_left_behind_fails_instead_of_restarting() {
+    for round in [0, 1] {
+        let mut world = World::of(3);
+        let given_up = world.push(0, header(round));
+        world.torn(given_up);
+        let next = world.push(0, header(round + 1));
+        world.commands();
+        world.lose(3, &[2]);
+        assert_eq!(rejects(&world.commands()), [(next, Code::Unavailable, 1)], "only the later one restarts");
+        world.open(1, next_epoch(header(round)));
+        let commands = world.commands();
+        let Some(Error::Stalled { missing, .. }) = errors(&commands).next() else { panic!("{commands:?}") };
+        assert_eq!(missing, &[WorkerId(0)]);
+        let again = [0, 1].map(|rank| world.push(rank, next_epoch(header(round + 1))));
+        assert_eq!(answered(&world.commands()), again);
+    }
+}
+
+#[test]
+fn a_restarted_round_that_a_survivor_skips_or_withdraws_from_fails() {
+    for skips in [true, false] {
+        let mut world = World::of(3);
+        world.push(0, header(0));
+        world.lose(3, &[2]);
+        world.commands();
+        if skips {
+            world.open(1, next_epoch(header(1)));
+        } else {
+            world.withdraw(1, next_epoch(header(0)), &Error::Cancelled);
+        }
+        world.commands();
+        world.open(0, next_epoch(header(0)));
+        assert_eq!(rejected(&world.commands()), [Code::DeadlineExceeded], "{skips}");
+        assert_eq!(world.progress().bytes_in_flight, if skips { 16 } else { 0 });
+    }
+}
+
+#[test]
+fn a_failed_round_stays_failed() {
+    let mut world = World::of(3);
+    world.push(0, header(0));
+    world.open(2, Contribute { dtype: DType::I32, ..header(0) });
+    world.commands();
+    world.lose(3, &[2]);
+    world.open(1, next_epoch(header(0)));
+    assert_eq!(rejected(&world.commands()), [Code::InvalidArgument], "as worker 0 has heard");
+}
+
+#[test]
+fn a_broadcast_whose_root_is_lost_fails_unless_it_was_published() {
+    let from_the_lost = |header: Contribute| Contribute { op: Op::Broadcast { root: WorkerId(2) }, ..header };
+    let mut world = World::of(3);
+    world.open(0, from_the_lost(receiver(0)));
+    world.commands();
+    world.lose(3, &[2]);
+    assert_eq!(rejected(&world.commands()), [Code::InvalidArgument]);
+    world.open(1, next_epoch(from_the_lost(receiver(0))));
+    assert_eq!(rejected(&world.commands()), [Code::InvalidArgument]);
+
+    let mut world = World::of(3);
+    world.push(2, from_the_lost(broadcast(0)));
+    world.commands();
+    world.lose(3, &[2]);
+    let late = [0, 1].map(|rank| world.open(rank, next_epoch(from_the_lost(receiver(0)))));
+    assert_eq!(answered(&world.commands()), late);
+}
+
+#[test]
+fn the_clock_of_a_restarted_round_starts_anew() {
+    let mut world = World::of(3);
+    world.push(0, header(0));
+    world.pass(Duration::from_secs(59));
+    world.lose(3, &[2]);
+    assert_eq!(world.node.poll_timeout(), None);
+    world.push(0, next_epoch(header(0)));
+    world.pass(Duration::from_secs(59));
+    assert_eq!(rejected(&world.commands()), [Code::Unavailable], "the restart, and no stall");
+    world.pass(Duration::from_secs(1));
+    assert_eq!(rejected(&world.commands()), [Code::DeadlineExceeded]);
+}
+
+#[test]
+fn when_the_caller_of_a_machine_is_lost_another_of_its_workers_sends() {
+    let mut world = World::of(0);
+    world.follow(machines(&[7, 7, 7, 8], 1, &[]));
+    let owner = owner(&world);
+    world.push(owner, header(0));
+    world.commands();
+    world.follow(machines(&[7, 7, 7, 8], 2, &[owner]));
+    world.commands();
+    let heir = self::owner(&world);
+    assert_ne!(heir, owner);
+    world.push(3, next_epoch(Contribute { op: Op::Mean, ..header(0) }));
+    world.push(heir, next_epoch(Contribute { op: Op::Mean, ..header(0) }));
+    let commands = world.commands();
+    assert_eq!((answered(&commands).len(), seals(&commands)), (2, 1));
+    assert!(commands.contains(&step(Step::Publish { divisor: 3.0 })), "by the workers that are left");
+}
+
+#[test]
+fn a_draining_server_completes_a_restarted_round() {
+    let mut world = World::of(3);
+    world.push(0, header(0));
+    world.node.handle_drain();
+    world.lose(3, &[2]);
+    world.commands();
+    assert!(!world.node.is_drained());
+    let again = [0, 1].map(|rank| world.push(rank, next_epoch(header(0))));
+    assert_eq!(answered(&world.commands()), again);
+}
+
+#[test]
+fn two_losses_restart_a_round_twice() {
+    let mut world = World::of(3);
+    world.push(0, header(0));
+    world.lose(3, &[2]);
+    world.push(0, next_epoch(header(0)));
+    world.commands();
+    world.follow(without(view(3, 3, Phase::Running), &[1, 2]));
+    world.commands();
+    world.push(0, in_epoch(Epoch { term: 1, number: 3 }, header(0)));
+    let commands = world.commands();
+    let [answer] = answers(&commands)[..] else { panic!("{commands:?}") };
+    assert_eq!((answer.target.attempt, &answer.contributors), (2, &Contributors::Due));
+}
+
+const NEXT_EPOCH: Epoch = Epoch { term: 1, number: 2 };
+
+impl World {
+    /// The next view lacks these of so many workers.
+    fn lose(&mut self, of: u32, lost: &[u32]) {
+        self.follow(without(view(of, NEXT_EPOCH.number, Phase::Running), lost));
+    }
+}
+
+fn without(mut view: View, lost: &[u32]) -> View {
+    view.members.retain(|member| !lost.contains(&member.index));
+    view
+}
+
+fn machines(machines: &[u64], number: u32, lost: &[u32]) -> View {
+    let mut view = view(u32::try_from(machines.len()).unwrap(), number, Phase::Running);
+    for (member, machine) in view.members.iter_mut().zip(machines) {
+        (member.machine, member.door) = (MachineId(*machine), "door".to_owned());
+    }
+    without(view, lost)
+}
+
+/// The worker of the machine of ranks 0 to 2 that exchanges the part for it.
+fn owner(world: &World) -> u32 {
+    let machines = &world.node.dense_sum.membership.as_ref().unwrap().machines;
+    machines.owners(slot(0).part, DType::F32)[0].0
+}
+
+fn next_epoch(header: Contribute) -> Contribute {
+    in_epoch(NEXT_EPOCH, header)
+}
+
+fn answers(commands: &[Command]) -> Vec<&Sum> {
+    steps(commands)
+        .filter_map(|step| if let Step::Answer { header, .. } = step { Some(header) } else { None })
+        .collect()
+}
+
+/// Rejected exchanges, why, and the attempt of which their workers hear.
+fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code, u16)> {
+    let reject = |command: &Command| match command {
+        Command::Reject { exchange, target, error } => Some((*exchange, error.code(), target.attempt)),
+        Command::Sum { .. } | Command::Stalled { .. } | Command::Accept { .. } | Command::Unroute { .. } => None,
+    };
+    commands.iter().filter_map(reject).collect()
+}

@@ -1,0 +1,26 @@
+//! How a node makes sums, and how much time and memory they may take.
+
+use std::time::Duration;
+
+use gradlane_core::types::Defect;
+
+/// Settings of a [`Node`](super::machine::Node).
+#[derive(Clone, PartialEq, Debug)]
+pub struct NodeConfig {
+    /// Add contributions in the order of the ranks, so that every run gives the same bits. Otherwise they are added in the order of
+    /// arrival.
+    pub deterministic: bool,
+    /// A round older than this is reported, again after each further such time. Not zero.
+    pub stall_warn: Duration,
+    /// A round older than this fails.
+    pub step_timeout: Duration,
+    /// Bytes of everything that peers can make grow: all sums, finished or not, and withdrawals that are arriving. It must be larger than
+    /// three times this server's share of the model, because the last sums stay in memory while the next ones are added (half-size floats
+    /// in f32). In rank order it must also be larger than the credit of all workers.
+    pub memory_bytes_max: u64,
+    /// A sum of at most this many bytes has one block. Its answer is not begun before the sum is complete, because that block cannot leave
+    /// earlier.
+    pub block_bytes: u64,
+    /// The mistake to make, for the tests of the simulation.
+    pub defect: Option<Defect>,
+}

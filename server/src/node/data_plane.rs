@@ -1,0 +1,295 @@
+//! Drives a [`Node`] with a listener, lanes, a timer and the membership: events in, commands out. Decides nothing.
+//!
+//! Two locks. The node's lock is taken for every event but the bytes of bodies. The table of routes has a lock of its own, because bytes come
+//! more often than anything else and must not wait for the node.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use gradlane_core::cluster::MemberEvent;
+use gradlane_core::error::Result;
+use gradlane_core::mem::{Copies, Pool};
+use gradlane_core::metrics::ServerMetrics;
+use gradlane_core::reduce::Kernels;
+use gradlane_core::runtime::{Clock, Membership, Timer};
+use gradlane_core::transport::{Incoming, Listener, Outgoing};
+use gradlane_core::types::{ExchangeId, Time, WorkerId};
+use gradlane_core::wire::frame::{Progress, Stall};
+
+use crate::node::accumulator::Workshop;
+use crate::node::command::{Command, SlotId, Step};
+use crate::node::config::NodeConfig;
+use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
+use crate::node::life::ServerState;
+use crate::node::machine::Node;
+
+/// The data side of one server.
+pub(crate) struct DataPlane {
+    clock: Clock,
+    pool: Pool,
+    pub(crate) stats: ServerMetrics,
+    node: Mutex<Node>,
+    /// Where the bytes of each body go. Filled and emptied by the node's commands.
+    routes: Mutex<BTreeMap<ExchangeId, Route>>,
+    /// Notified when the server ends, and while it drains when nothing is open any more.
+    ended: Condvar,
+    lanes: OnceLock<SumLanes>,
+    listener: OnceLock<Listener>,
+    timer: OnceLock<Timer>,
+    /// Where stalls are reported.
+    membership: OnceLock<Weak<Mutex<Membership>>>,
+}
+
+/// Where the bytes of an exchange go.
+#[derive(Clone, Copy)]
+struct Route {
+    slot: SlotId,
+    worker: WorkerId,
+}
+
+impl DataPlane {
+    /// A data plane without a listener: see [`DataPlane::attach`].
+    pub(crate) fn new(config: NodeConfig, sum_threads: NonZeroUsize, pool: Pool, clock: Clock) -> Result<Arc<Self>> {
+        let kernels = Kernels::detect();
+        let stats = ServerMetrics::default();
+        let copies = Copies::counted_in(&stats.copied_bytes);
+        let workshop =
+            Workshop { kernels, pool: pool.clone(), copies, block_bytes: config.block_bytes, defect: config.defect };
+        let plane = Arc::new(Self {
+            clock,
+            pool,
+            stats,
+            node: Mutex::new(Node::new(config)),
+            routes: Mutex::new(BTreeMap::new()),
+            ended: Condvar::new(),
+            lanes: OnceLock::new(),
+            listener: OnceLock::new(),
+            timer: OnceLock::new(),
+            membership: OnceLock::new(),
+        });
+        let (sender, listener) = (Arc::downgrade(&plane), Arc::downgrade(&plane));
+        let outlets = Outlets {
+            send: Box::new(move |outgoing| {
+                if let Some(plane) = sender.upgrade() {
+                    plane.send(outgoing);
+                }
+            }),
+            tell: Box::new(move |told| {
+                if let Some(plane) = listener.upgrade() {
+                    plane.hear(told);
+                }
+            }),
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &workshop, outlets)?;
+        let timed = Arc::downgrade(&plane);
+        let timer = Timer::start("gl-aggregate", clock, move |_| {
+            // The next deadline is armed by `with` itself.
+            if let Some(plane) = timed.upgrade() {
+                plane.with(Node::handle_timeout);
+            }
+            None
+        })?;
+        assert!(plane.lanes.set(lanes).is_ok() && plane.timer.set(timer).is_ok(), "set once, here");
+        Ok(plane)
+    }
+
+    /// The function that a listener calls with what happens.
+    pub(crate) fn inbox(self: &Arc<Self>) -> gradlane_core::transport::Inbox {
+        let plane = Arc::downgrade(self);
+        Box::new(move |incoming| {
+            if let Some(plane) = plane.upgrade() {
+                plane.handle(incoming);
+            }
+        })
+    }
+
+    /// Connects the outgoing side. Nothing was received before: peers learn the address from the view.
+    pub(crate) fn attach(&self, listener: Listener, membership: Weak<Mutex<Membership>>) {
+        let fresh = self.listener.set(listener).is_ok() && self.membership.set(membership).is_ok();
+        assert!(fresh, "attached once");
+    }
+
+    /// Follows the membership.
+    pub(crate) fn handle_member(self: &Arc<Self>, event: MemberEvent) {
+        self.with(|node, _| node.handle_member(event));
+    }
+
+    /// Where the server stands in its life.
+    pub(crate) fn state(&self) -> ServerState {
+        self.node().state().clone()
+    }
+
+    /// What the coordinator is told with each heartbeat.
+    pub(crate) fn progress(&self) -> Progress {
+        self.node().progress()
+    }
+
+    /// Bytes of memory for sums: in use, and taken from the system.
+    pub(crate) fn memory_bytes(&self) -> (u64, u64) {
+        (self.pool.bytes_in_use() as u64, self.pool.bytes_held() as u64)
+    }
+
+    /// Refuses rounds that nobody had begun, and waits for the open ones, at most `patience` or until the server ends. Returns whether
+    /// nothing was left open.
+    pub(crate) fn drain(self: &Arc<Self>, patience: Duration) -> bool {
+        let had_ended = self.with(|node, _| {
+            node.handle_drain();
+            node.state().has_ended()
+        });
+        let waits = |node: &mut Node| !node.state().has_ended() && !node.is_drained();
+        let (node, _) = self.ended.wait_timeout_while(self.node(), patience, waits).expect(LOCK);
+        had_ended || node.is_drained()
+    }
+
+    /// Waits for the end of the server, at most `patience`; `None` if it did not come. No `patience` waits as long as it lasts.
+    pub(crate) fn wait(&self, patience: Option<Duration>) -> Option<Result<()>> {
+        let lives = |node: &mut Node| !node.state().has_ended();
+        let node = match patience {
+            None => self.ended.wait_while(self.node(), lives).expect(LOCK),
+            Some(patience) => self.ended.wait_timeout_while(self.node(), patience, lives).expect(LOCK).0,
+        };
+        node.state().outcome()
+    }
+
+    /// The server ends, if it has not. Its listener still answers.
+    pub(crate) fn end(self: &Arc<Self>) {
+        self.with(|node, _| node.handle_stop());
+    }
+
+    /// Stops listening. The lanes end with the last reference to this plane.
+    pub(crate) fn stop(&self, patience: Duration) {
+        if let Some(listener) = self.listener.get() {
+            (listener.stop)(patience);
+        }
+    }
+
+    fn handle(self: &Arc<Self>, incoming: Incoming) {
+        match incoming {
+            Incoming::LinkUp { link, node: peer, address } => {
+                tracing::debug!(link = link.0, node = %peer, address, "peer connected");
+                self.with(|node, _| node.handle_link_up(link, peer));
+            }
+            Incoming::LinkDown { link, reason } => {
+                tracing::debug!(link = link.0, %reason, "peer gone");
+                self.with(|node, _| node.handle_link_down(link));
+            }
+            Incoming::Opened { link, exchange, header } => {
+                self.with(|node, now| node.handle_opened(now, link, exchange, &header));
+            }
+            Incoming::Body { exchange, chunks } => self.receive(exchange, chunks),
+            Incoming::Torn { exchange, reason } => {
+                tracing::debug!(exchange = exchange.0, %reason, "exchange torn");
+                self.with(|node, _| node.handle_torn(exchange));
+            }
+            Incoming::Answered { exchange } => self.with(|node, _| node.handle_answered(exchange)),
+        }
+    }
+
+    /// Hands the next bytes of a body to the lane of its part.
+    fn receive(self: &Arc<Self>, exchange: ExchangeId, chunks: Vec<Bytes>) {
+        let route = self.routes().get(&exchange).copied();
+        let Some(Route { slot, worker }) = route else {
+            return self.with(|node, now| node.handle_body(now, exchange, &chunks));
+        };
+        ServerMetrics::add(&self.stats.received_bytes, chunks.iter().map(|chunk| chunk.len() as u64).sum());
+        self.lanes().submit(Job::Body { slot, worker, exchange, chunks });
+        self.lanes().run();
+    }
+
+    /// A lane says what became of a contribution.
+    fn hear(self: &Arc<Self>, Told { slot, worker, exchange, receipt }: Told) {
+        self.change(|node, now| node.handle_receipt(now, slot, worker, exchange, receipt));
+    }
+
+    /// Changes the node, and lets the lanes run.
+    fn with<T>(self: &Arc<Self>, change: impl FnOnce(&mut Node, Time) -> T) -> T {
+        let result = self.change(change);
+        self.lanes().run();
+        result
+    }
+
+    /// Runs `change` on the node, then carries out its commands. They stay under the lock: lanes and listener only queue, and the order of
+    /// commands about one slot must reach its lane unchanged.
+    fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut Node, Time) -> T) -> T {
+        let now = self.clock.now();
+        let mut node = self.node();
+        let had_ended = node.state().has_ended();
+        let result = change(&mut node, now);
+        while let Some(command) = node.next_command() {
+            self.carry_out(command);
+        }
+        let due = node.poll_timeout();
+        if node.is_drained() || node.state().has_ended() != had_ended {
+            self.ended.notify_all();
+        }
+        drop(node);
+        self.timer.get().expect("set in new").arm(due);
+        result
+    }
+
+    fn carry_out(&self, command: Command) {
+        match command {
+            Command::Sum { slot, step } => self.carry_out_step(slot, step),
+            Command::Accept { exchange } => self.send(Outgoing::Accept { exchange }),
+            Command::Unroute { exchange } => drop(self.routes().remove(&exchange)),
+            Command::Reject { exchange, target, error } => self.send(Outgoing::Reject { exchange, target, error }),
+            Command::Stalled { stall } => self.report(stall),
+        }
+    }
+
+    fn carry_out_step(&self, slot: SlotId, step: Step) {
+        let accepted = match &step {
+            Step::Receive { worker, exchange, .. } => {
+                self.routes().insert(*exchange, Route { slot, worker: *worker });
+                Some(*exchange)
+            }
+            Step::Answer { header, .. } => {
+                ServerMetrics::add(&self.stats.sent_bytes, header.body.bytes);
+                None
+            }
+            Step::Begin(_) | Step::Publish { .. } | Step::Seal | Step::Drop => None,
+        };
+        self.lanes().submit(Job::Step { slot, step });
+        // After its step, so that no byte comes before it.
+        if let Some(exchange) = accepted {
+            self.send(Outgoing::Accept { exchange });
+        }
+    }
+
+    fn report(&self, stall: Stall) {
+        tracing::warn!(part = %stall.part, round = stall.round.0, missing = ?stall.missing, "round waits");
+        let membership = self.membership.get().and_then(Weak::upgrade);
+        // The lock is not waited for: its holder ends the membership and waits for its thread, which may wait for the node.
+        if let Some(Ok(membership)) = membership.as_ref().map(|membership| membership.try_lock()) {
+            membership.report_stall(stall);
+        }
+    }
+
+    fn routes(&self) -> MutexGuard<'_, BTreeMap<ExchangeId, Route>> {
+        self.routes.lock().expect(LOCK)
+    }
+
+    fn node(&self) -> MutexGuard<'_, Node> {
+        self.node.lock().expect(LOCK)
+    }
+
+    fn lanes(&self) -> &SumLanes {
+        self.lanes.get().expect("set in new")
+    }
+
+    fn send(&self, outgoing: Outgoing) {
+        if let Some(listener) = self.listener.get() {
+            (listener.outbox)(outgoing);
+        }
+    }
+}
+
+const LOCK: &str = "nobody panics while holding it";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,301 @@
+//! The deciding half of a summation server.
+//!
+//! A [`Node`] joins links and identities, admission, the services with their rounds, withdrawals, the budget of memory, draining and the
+//! membership of the job. It owns no bytes of tensors, threads, sockets or clocks. The data plane of a server and the simulation drive the
+//! same struct.
+//!
+//! # Driving it
+//!
+//! 1. Report what happens: [`handle_link_up`](Node::handle_link_up) and [`handle_link_down`](Node::handle_link_down) for connections,
+//!    [`handle_opened`](Node::handle_opened), [`handle_torn`](Node::handle_torn) and [`handle_answered`](Node::handle_answered) for
+//!    exchanges, [`handle_member`](Node::handle_member) for the membership. Time is an argument.
+//! 2. After each input carry out [`next_command`](Node::next_command) until there is none, in that order. Then call
+//!    [`handle_timeout`](Node::handle_timeout) when [`poll_timeout`](Node::poll_timeout) says so.
+//! 3. [`Command::Sum`] is a step for [`Sums`](super::sum::Sums), which the driver may spread over threads. The steps of one slot keep their
+//!    order; steps of different slots may overlap. Report every receipt that comes of them with
+//!    [`handle_receipt`](Node::handle_receipt).
+//! 4. Keep a table of routes. [`Step::Receive`](super::command::Step::Receive) adds one, [`Command::Unroute`] removes it. Bytes of an
+//!    exchange with a route go straight to the sums, so that no chunk of a body passes this machine. Bytes of an exchange without a route go
+//!    to [`handle_body`](Node::handle_body): they are few, because only withdrawals come this way.
+//! 5. After each input look at [`state`](Node::state) and [`is_drained`](Node::is_drained), if somebody waits for them.
+//!
+//! # Admission
+//!
+//! An exchange is admitted by its header alone: the identity that the connection proved, the epoch, and the membership. Nothing is stored or
+//! booked for an exchange that is not admitted, and everything that an admitted one can make grow is booked in one budget first.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use gradlane_core::Error;
+use gradlane_core::cluster::MemberEvent;
+use gradlane_core::error::Result;
+use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, ServerId, Time, View, WorkerId};
+use gradlane_core::wire::frame::Progress;
+use gradlane_core::wire::{Request, Service, Target, Withdraw};
+
+use super::aggregate::Aggregator;
+use super::command::{Command, Receipt, SlotId};
+use super::config::NodeConfig;
+use super::life::{ServerState, Turn};
+use super::membership::{Membership, not_yet};
+use super::withdrawals::Withdrawals;
+
+#[cfg(test)]
+mod tests;
+
+/// Links of one process that count. A worker opens one, and a new one when that broke; links beyond these are the oldest, and are dead.
+const LINKS_PER_NODE_MAX: usize = 8;
+
+/// The machine; the module's documentation says how to drive it.
+#[derive(Debug)]
+pub struct Node {
+    config: NodeConfig,
+    state: ServerState,
+    /// Known once it has joined.
+    index: Option<ServerId>,
+    view: Option<View>,
+    membership: Option<Arc<Membership>>,
+    links: BTreeMap<LinkId, NodeId>,
+    withdrawals: Withdrawals,
+    pub(super) dense_sum: Aggregator,
+    commands: VecDeque<Command>,
+}
+
+impl Node {
+    /// A node that joins its job.
+    ///
+    /// # Panics
+    /// If `stall_warn` is zero.
+    pub fn new(config: NodeConfig) -> Self {
+        Self {
+            dense_sum: Aggregator::new(config.clone()),
+            config,
+            state: ServerState::Joining,
+            index: None,
+            view: None,
+            membership: None,
+            links: BTreeMap::new(),
+            withdrawals: Withdrawals::default(),
+            commands: VecDeque::new(),
+        }
+    }
+
+    /// What the driver must do next.
+    pub fn next_command(&mut self) -> Option<Command> {
+        self.commands.pop_front().or_else(|| self.dense_sum.next_command())
+    }
+
+    /// When [`Self::handle_timeout`] is due.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.dense_sum.poll_timeout()
+    }
+
+    /// Time passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.dense_sum.handle_timeout(now);
+    }
+
+    /// A process connected, and proved that it is `node`.
+    pub fn handle_link_up(&mut self, link: LinkId, node: NodeId) {
+        let of_node = self.links.iter().filter(|(_, of)| **of == node);
+        if of_node.clone().count() >= LINKS_PER_NODE_MAX {
+            let oldest = of_node.map(|(link, _)| *link).next().expect("it has several");
+            self.links.remove(&oldest);
+        }
+        self.links.insert(link, node);
+    }
+
+    /// A connection ended. Its exchanges were reported torn before.
+    pub fn handle_link_down(&mut self, link: LinkId) {
+        self.links.remove(&link);
+    }
+
+    /// A header arrived.
+    pub fn handle_opened(&mut self, now: Time, link: LinkId, exchange: ExchangeId, header: &Request) {
+        let target = header.target();
+        if let Err(error) = self.open(now, link, exchange, header) {
+            self.reject(exchange, &target, error);
+        }
+    }
+
+    /// Bytes arrived of an exchange that has no route.
+    pub fn handle_body(&mut self, now: Time, exchange: ExchangeId, chunks: &[Bytes]) {
+        let whole = self.withdrawals.receive(exchange, chunks, &mut self.dense_sum.budget);
+        let Some(withdrawal) = whole else { return };
+        let header = withdrawal.header;
+        // The membership may have changed since the header came.
+        let admitted = self.admit(withdrawal.node, &header.target);
+        match admitted.and_then(|worker| Ok((worker, withdrawal.error()?))) {
+            Ok((worker, error)) => self.dense_sum.handle_withdraw(now, worker, exchange, &header, &error),
+            Err(refusal) => self.reject(exchange, &header.target, refusal),
+        }
+    }
+
+    /// The sum of `slot` says what became of the contribution of `worker`, whose latest bytes `exchange` brought.
+    pub fn handle_receipt(
+        &mut self,
+        now: Time,
+        slot: SlotId,
+        worker: WorkerId,
+        exchange: ExchangeId,
+        receipt: Receipt,
+    ) {
+        self.dense_sum.handle_receipt(now, slot, worker, exchange, receipt);
+    }
+
+    /// An exchange broke off. Unknown ones are ignored.
+    pub fn handle_torn(&mut self, exchange: ExchangeId) {
+        self.withdrawals.end(exchange, &mut self.dense_sum.budget);
+        self.dense_sum.handle_torn(exchange);
+    }
+
+    /// The answer of an exchange was handed over whole.
+    pub fn handle_answered(&mut self, exchange: ExchangeId) {
+        self.dense_sum.handle_answered(exchange);
+    }
+
+    /// The job's membership says something.
+    pub fn handle_member(&mut self, event: MemberEvent) {
+        match event {
+            MemberEvent::Joined { index, view } => {
+                // A server that lost its connection joins anew, in the same place.
+                self.index.get_or_insert(ServerId(index));
+                self.follow(view);
+                self.turn(Turn::Joined);
+            }
+            MemberEvent::View(view) => self.follow(view),
+            MemberEvent::Forget { key, error } => self.dense_sum.handle_forget(key, error),
+            MemberEvent::Failed(error) => {
+                self.end(Phase::Aborted(for_workers(&error)));
+                self.turn(Turn::Fail(error));
+            }
+            MemberEvent::Left => {
+                self.end(Phase::Ended);
+                self.turn(Turn::End);
+            }
+            MemberEvent::StallNotice { .. } | MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {}
+        }
+    }
+
+    /// The server is about to stop. From now on a round that no worker had begun is refused. Rounds that were begun take the contributions
+    /// they wait for, and are answered.
+    pub fn handle_drain(&mut self) {
+        let name = self.index.map_or_else(|| "the server".to_owned(), |index| index.to_string());
+        self.dense_sum.handle_drain(Error::FailedPrecondition {
+            what: format!("{name} is draining"),
+            hint: "it was asked to stop; start the job again when its servers stay".to_owned(),
+        });
+        self.turn(Turn::Drain);
+    }
+
+    /// The server stops at once.
+    pub fn handle_stop(&mut self) {
+        self.turn(Turn::End);
+    }
+
+    /// Where the server stands in its life.
+    pub fn state(&self) -> &ServerState {
+        &self.state
+    }
+
+    /// Whether it drains and nothing is open any more.
+    pub fn is_drained(&self) -> bool {
+        self.dense_sum.is_drained()
+    }
+
+    /// What the coordinator is told with each heartbeat.
+    pub fn progress(&self) -> Progress {
+        self.dense_sum.progress()
+    }
+
+    /// The membership that it follows, once it has joined.
+    pub fn view(&self) -> Option<&View> {
+        self.view.as_ref()
+    }
+
+    /// Admits an exchange and hands it to its service; an error is for the caller to send.
+    fn open(&mut self, now: Time, link: LinkId, exchange: ExchangeId, header: &Request) -> Result<()> {
+        let superseded = || Error::Unavailable {
+            what: "the connection".to_owned(),
+            cause: "the same process has opened several newer ones".to_owned(),
+        };
+        let node = *self.links.get(&link).ok_or_else(superseded)?;
+        match header.target().service {
+            Service::DenseSum => {}
+            Service::Unknown(code) => return Err(Service::refusal(code, &format!("node {node}"))),
+        }
+        let worker = self.admit(node, &header.target())?;
+        match header {
+            Request::Contribute(header) => self.dense_sum.handle_contribute(now, worker, exchange, header),
+            Request::Withdraw(header) => self.expect_withdrawal(now, node, exchange, *header)?,
+        }
+        Ok(())
+    }
+
+    fn expect_withdrawal(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: Withdraw) -> Result<()> {
+        self.withdrawals.begin(now, node, exchange, header, &mut self.dense_sum.budget)?;
+        self.commands.push_back(Command::Accept { exchange });
+        Ok(())
+    }
+
+    fn admit(&self, node: NodeId, target: &Target) -> Result<WorkerId> {
+        let unknown = || not_yet("it does not know the members of the job yet".to_owned());
+        let membership = self.membership.as_ref().ok_or_else(unknown)?;
+        membership.admit(node, target.epoch, self.config.defect)
+    }
+
+    /// Follows the membership. Views may come twice or late.
+    fn follow(&mut self, view: View) {
+        if self.membership.as_ref().is_some_and(|ours| view.epoch < ours.epoch) {
+            return;
+        }
+        let membership = Arc::new(Membership::of(&view));
+        self.membership = Some(Arc::clone(&membership));
+        self.view = Some(view);
+        self.dense_sum.handle_membership(membership);
+        self.refuse_withdrawals();
+    }
+
+    /// The job is over for this server: every waiter gets the reason.
+    fn end(&mut self, phase: Phase) {
+        if let Some(view) = &self.view {
+            self.follow(View { phase, ..view.clone() });
+        }
+    }
+
+    /// Rejects withdrawals whose senders are admitted no more.
+    fn refuse_withdrawals(&mut self) {
+        for exchange in self.withdrawals.exchanges() {
+            let (node, target) = self.withdrawals.sender(exchange).expect("it is arriving");
+            if let Err(error) = self.admit(node, &target) {
+                self.withdrawals.end(exchange, &mut self.dense_sum.budget);
+                self.reject(exchange, &target, error);
+            }
+        }
+    }
+
+    fn reject(&mut self, exchange: ExchangeId, asked: &Target, error: Error) {
+        let epoch = self.membership.as_ref().map_or(asked.epoch, |ours| ours.epoch);
+        self.commands.push_back(Command::Reject { exchange, target: Target { epoch, ..*asked }, error });
+    }
+
+    fn turn(&mut self, turn: Turn) {
+        if let Some(next) = self.state.after(turn) {
+            self.state = next;
+        }
+    }
+}
+
+/// The form in which workers get the error that ended this server. That the server was shut out is no reason for workers to restart: they
+/// will hear from the coordinator why the job ended.
+fn for_workers(error: &Error) -> Error {
+    match error {
+        Error::Fenced { .. } => {
+            Error::Unavailable { what: "the server".to_owned(), cause: "it was given up for dead".to_owned() }
+        }
+        other => other.clone(),
+    }
+}

@@ -1,0 +1,185 @@
+//! What a node does beside summing: admission, withdrawals in pieces, routes, links, its life.
+
+use std::time::Duration;
+
+use gradlane_core::error::Code;
+use gradlane_core::types::{Epoch, Incarnation};
+use gradlane_core::wire::{Contribute, limits, reject};
+
+use super::*;
+use crate::node::aggregate::tests::{config, header, node, slot, view, withdraw};
+use crate::node::command::Step;
+
+#[test]
+fn a_withdrawal_is_admitted_before_anything_is_stored_of_it() {
+    let long = Withdraw { error_bytes: limits::REJECT_BYTES_MAX, ..withdraw(0) };
+    let stale = Target { epoch: Epoch { term: 0, number: 9 }, ..long.target };
+    for (rank, header, code) in
+        [(5, long, Code::Unauthenticated), (1, Withdraw { target: stale, ..long }, Code::Fenced)]
+    {
+        let mut node = joined(2);
+        open(&mut node, rank, 1, Request::Withdraw(header));
+        assert_eq!(rejected(&mut node), [(1, code)], "and not accepted");
+        assert_eq!(node.progress().bytes_in_flight, 0);
+    }
+    let mut stranger = Node::new(config());
+    open(&mut stranger, 0, 1, Request::Withdraw(long));
+    assert_eq!(rejected(&mut stranger), [(1, Code::Unavailable)], "before the first view");
+}
+
+#[test]
+fn withdrawals_that_arrive_share_the_budget_with_the_sums() {
+    let mut node = with(2, NodeConfig { memory_bytes_max: 120, ..config() });
+    open(&mut node, 1, 1, Request::Withdraw(withdraw(0)));
+    assert_eq!(commands(&mut node), [Command::Accept { exchange: ExchangeId(1) }]);
+    assert_eq!(node.progress().bytes_in_flight, 99);
+    open(&mut node, 1, 2, Request::Withdraw(withdraw(0)));
+    assert_eq!(rejected(&mut node), [(2, Code::ResourceExhausted)]);
+    open(&mut node, 0, 3, contribute(header(0)));
+    assert_eq!((rejected(&mut node), node.progress().bytes_in_flight), (vec![], 99 + 16));
+    node.handle_torn(ExchangeId(1));
+    assert_eq!(node.progress().bytes_in_flight, 16);
+    open(&mut node, 1, 4, Request::Withdraw(withdraw(0)));
+    assert_eq!(commands(&mut node), [Command::Accept { exchange: ExchangeId(4) }]);
+}
+
+#[test]
+fn a_withdrawal_whose_sender_leaves_the_membership_is_refused_and_its_memory_freed() {
+    for (change, code) in [
+        ((|view: &mut View| view.members[1].incarnation = Incarnation(9)) as fn(&mut View), Code::Fenced),
+        (|view: &mut View| view.phase = Phase::Ended, Code::FailedPrecondition),
+        (|view: &mut View| view.members.truncate(1), Code::Fenced),
+    ] {
+        let mut node = joined(2);
+        open(&mut node, 1, 1, Request::Withdraw(withdraw(0)));
+        commands(&mut node);
+        let mut next = view(2, 2, Phase::Running);
+        change(&mut next);
+        node.handle_member(MemberEvent::View(next));
+        assert_eq!((rejected(&mut node), node.progress().bytes_in_flight), (vec![(1, code)], 0));
+        node.handle_body(Time::ZERO, ExchangeId(1), &[Bytes::from_static(&[7; 99])]);
+        assert_eq!(commands(&mut node), [], "what else it brings is ignored");
+    }
+}
+
+#[test]
+fn a_withdrawal_that_is_no_error_is_refused() {
+    let mut node = joined(2);
+    open(&mut node, 1, 1, Request::Withdraw(withdraw(0)));
+    commands(&mut node);
+    node.handle_body(Time::ZERO, ExchangeId(1), &[Bytes::from_static(&[0xff; 99])]);
+    assert_eq!(rejected(&mut node), [(1, Code::Aborted)]);
+}
+
+#[test]
+fn a_route_is_there_from_the_step_that_receives_until_nothing_more_is_needed() {
+    let ended: [(&str, fn(&mut Node)); 4] = [
+        ("whole", |node| node.handle_receipt(Time::ZERO, slot(0), WorkerId(0), ExchangeId(1), Receipt::Whole)),
+        ("torn", |node| node.handle_torn(ExchangeId(1))),
+        ("answered", |node| node.handle_answered(ExchangeId(1))),
+        ("job ended", |node| node.handle_member(MemberEvent::Left)),
+    ];
+    for (name, end) in ended {
+        let mut node = joined(2);
+        open(&mut node, 0, 1, contribute(header(0)));
+        let receives = |command: &Command| matches!(command, Command::Sum { step: Step::Receive { .. }, .. });
+        assert!(commands(&mut node).iter().any(receives));
+        end(&mut node);
+        let unroutes = commands(&mut node).iter().filter(|command| matches!(command, Command::Unroute { .. })).count();
+        assert_eq!(unroutes, 1, "{name}");
+        node.handle_torn(ExchangeId(1));
+        assert!(!commands(&mut node).contains(&Command::Unroute { exchange: ExchangeId(1) }), "once: {name}");
+    }
+}
+
+#[test]
+fn a_service_that_this_version_lacks_is_refused() {
+    let mut node = joined(1);
+    let target = Target { service: Service::Unknown(9), ..header(0).target };
+    open(&mut node, 0, 1, contribute(Contribute { target, ..header(0) }));
+    assert_eq!(rejected(&mut node), [(1, Service::refusal(9, "").code())]);
+}
+
+#[test]
+fn the_links_of_one_process_are_bounded_and_the_newest_count() {
+    let mut this = joined(1);
+    let links = LINKS_PER_NODE_MAX as u64 + 3;
+    (0..links).for_each(|link| this.handle_link_up(LinkId(link), node(0)));
+    assert_eq!(this.links.len(), LINKS_PER_NODE_MAX);
+    this.handle_opened(Time::ZERO, LinkId(0), ExchangeId(1), &contribute(header(0)));
+    assert_eq!(rejected(&mut this), [(1, Code::Unavailable)]);
+    this.handle_opened(Time::ZERO, LinkId(links - 1), ExchangeId(2), &contribute(header(0)));
+    assert_eq!(rejected(&mut this), []);
+}
+
+#[test]
+fn a_server_that_was_shut_out_tells_workers_that_it_is_gone() {
+    let mut node = joined(2);
+    open(&mut node, 0, 1, contribute(header(0)));
+    let fenced = Error::Fenced { current: Epoch { term: 1, number: 7 } };
+    node.handle_member(MemberEvent::Failed(fenced.clone()));
+    assert_eq!(rejected(&mut node), [(1, Code::Unavailable)]);
+    assert_eq!(node.state(), &ServerState::Failed(fenced));
+}
+
+#[test]
+fn its_life_follows_the_membership() {
+    let mut node = Node::new(config());
+    assert_eq!(node.state(), &ServerState::Joining);
+    node.handle_member(MemberEvent::Joined { index: 3, view: view(1, 1, Phase::Running) });
+    assert_eq!(node.state(), &ServerState::Running);
+    node.handle_drain();
+    assert_eq!(node.state(), &ServerState::Draining);
+    open(&mut node, 0, 1, contribute(header(0)));
+    let [Command::Reject { error, .. }] = &commands(&mut node)[..] else { panic!("begun while it drains") };
+    assert!(error.to_string().contains("server 3 is draining"), "{error}");
+    node.handle_member(MemberEvent::View(view(1, 2, Phase::Ended)));
+    assert_eq!(node.state(), &ServerState::Stopped);
+}
+
+#[test]
+fn a_withdrawal_in_pieces_fails_the_round() {
+    let mut node = joined(2);
+    open(&mut node, 0, 1, contribute(header(0)));
+    let body = Bytes::from(reject::to_body(&Error::Internal { what: "a long story".to_owned() }));
+    open(&mut node, 1, 2, Request::Withdraw(Withdraw { error_bytes: body.len() as u64, ..withdraw(0) }));
+    let (first, rest) = (body.slice(..1), body.slice(1..));
+    node.handle_body(Time::ZERO, ExchangeId(2), &[first]);
+    assert_eq!(rejected(&mut node), []);
+    node.handle_body(Time::ZERO + Duration::from_secs(1), ExchangeId(2), &[rest]);
+    let both = [(1, Code::DeadlineExceeded), (2, Code::DeadlineExceeded)];
+    assert_eq!(rejected(&mut node), both, "who waits, and who withdrew");
+}
+
+fn joined(workers: u32) -> Node {
+    with(workers, config())
+}
+
+fn with(workers: u32, config: NodeConfig) -> Node {
+    let mut node = Node::new(config);
+    node.handle_member(MemberEvent::View(view(workers, 1, Phase::Running)));
+    node
+}
+
+fn open(this: &mut Node, rank: u32, exchange: u64, header: Request) {
+    this.handle_link_up(LinkId(rank.into()), node(rank));
+    this.handle_opened(Time::ZERO, LinkId(rank.into()), ExchangeId(exchange), &header);
+}
+
+fn contribute(header: Contribute) -> Request {
+    Request::Contribute(header)
+}
+
+fn commands(node: &mut Node) -> Vec<Command> {
+    std::iter::from_fn(|| node.next_command()).collect()
+}
+
+fn rejected(node: &mut Node) -> Vec<(u64, Code)> {
+    let reject = |command: Command| match command {
+        Command::Reject { exchange, error, .. } => Some((exchange.0, error.code())),
+        Command::Sum { .. } | Command::Stalled { .. } | Command::Accept { .. } | Command::Unroute { .. } => None,
+    };
+    let mut rejected: Vec<(u64, Code)> = commands(node).into_iter().filter_map(reject).collect();
+    rejected.sort_by_key(|(exchange, _)| *exchange);
+    rejected
+}

@@ -1,0 +1,133 @@
+//! Admission: which processes may open exchanges, and which workers exchange a part. Derived from the view alone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{
+    DType, Defect, Epoch, Incarnation, Machines, NodeId, PartId, Phase, View, WorkerId, WorkerSet, planted,
+};
+use gradlane_core::wire::limits;
+
+/// A view's epoch, phase and workers.
+#[derive(Debug)]
+pub(super) struct Membership {
+    pub(super) epoch: Epoch,
+    pub(super) phase: Phase,
+    /// All of them.
+    pub(super) workers: Arc<WorkerSet>,
+    /// Which worker exchanges which part for its machine.
+    pub(super) machines: Machines,
+    /// The callers of all parts, if every worker comes alone.
+    everybody: Callers,
+    lives: BTreeMap<NodeId, (WorkerId, Incarnation)>,
+}
+
+/// The workers that exchange a part: of each machine one, and every worker that comes alone.
+#[derive(Clone, Debug)]
+pub(super) struct Callers {
+    /// By rank.
+    pub(super) ranks: Arc<[WorkerId]>,
+    /// The same workers.
+    pub(super) set: Arc<WorkerSet>,
+}
+
+/// What a new membership means for the rounds that are alive.
+pub(super) enum Succession {
+    /// The same processes work in the same ranks: all rounds go on.
+    Same,
+    /// Workers are missing and nobody is new: rounds go on with the survivors.
+    Fewer,
+    /// All rounds end, and their waiters get this error.
+    End(Error),
+}
+
+impl Membership {
+    pub(super) fn of(view: &View) -> Self {
+        // A rank sizes the ledgers. The coordinator numbers densely, so that a rank beyond the limit is nobody's.
+        let lives: BTreeMap<NodeId, (WorkerId, Incarnation)> = view
+            .workers()
+            .filter(|member| (member.index as usize) < limits::MEMBERS_MAX)
+            .map(|member| (member.node, (WorkerId(member.index), member.process.incarnation)))
+            .collect();
+        let mut workers: Vec<WorkerId> = lives.values().map(|(worker, _)| *worker).collect();
+        workers.sort_unstable();
+        let everybody = Callers::of(workers);
+        let workers = Arc::clone(&everybody.set);
+        Self { epoch: view.epoch, phase: view.phase.clone(), workers, machines: Machines::of(view), everybody, lives }
+    }
+
+    /// The rank of `node`, if this membership lets it open an exchange in `epoch`.
+    ///
+    /// The end of the job is checked first, because its cause says more than "fenced" to a worker that has not heard of the last epoch.
+    pub(super) fn admit(&self, node: NodeId, epoch: Epoch, defect: Option<Defect>) -> Result<WorkerId> {
+        let worker = self.lives.get(&node).map(|(worker, _)| *worker);
+        if let Some(worker) = worker {
+            match &self.phase {
+                Phase::Running => {}
+                Phase::Forming => return Err(not_yet("members of the job are missing".to_owned())),
+                Phase::Ended => return Err(ended()),
+                Phase::Aborted(cause) => return Err(self.told(worker, cause)),
+            }
+        }
+        if epoch < self.epoch && !planted(defect, Defect::StaleEpochAccepted) {
+            return Err(Error::Fenced { current: self.epoch });
+        }
+        if epoch > self.epoch {
+            return Err(not_yet(format!("it has not heard of {epoch} yet")));
+        }
+        worker.ok_or_else(|| Error::Auth {
+            problem: format!("node {node} is no worker of {}", self.epoch),
+            hint: "only members of the job may push; check which join string the process uses".to_owned(),
+        })
+    }
+
+    /// The workers that exchange a part.
+    pub(super) fn callers(&self, part: PartId, dtype: DType) -> Callers {
+        let all_alone = self.machines.len() == self.everybody.ranks.len();
+        if all_alone { self.everybody.clone() } else { Callers::of(self.machines.owners(part, dtype)) }
+    }
+
+    /// The form in which `worker` gets `error`: a worker that was declared dead has not lost a peer, it is fenced.
+    pub(super) fn told(&self, worker: WorkerId, error: &Error) -> Error {
+        match error {
+            Error::PeerLost { member, .. } if *member == worker.to_string() => Error::Fenced { current: self.epoch },
+            other => other.clone(),
+        }
+    }
+
+    /// What this membership means for the rounds that were made under the one `before`.
+    pub(super) fn succession(&self, before: Option<&Self>) -> Succession {
+        match &self.phase {
+            Phase::Aborted(cause) => return Succession::End(cause.clone()),
+            Phase::Ended => return Succession::End(ended()),
+            Phase::Forming | Phase::Running => {}
+        }
+        match before {
+            Some(before) if before.lives == self.lives => Succession::Same,
+            Some(before) if self.lives.iter().all(|(node, life)| before.lives.get(node) == Some(life)) => {
+                Succession::Fewer
+            }
+            Some(_) | None => Succession::End(Error::Unavailable {
+                what: "the round".to_owned(),
+                cause: format!("other workers take part since {}", self.epoch),
+            }),
+        }
+    }
+}
+
+impl Callers {
+    fn of(ranks: Vec<WorkerId>) -> Self {
+        Self { set: Arc::new(ranks.iter().copied().collect()), ranks: ranks.into() }
+    }
+}
+
+/// The answer of a server that cannot take part yet.
+pub(super) fn not_yet(cause: String) -> Error {
+    Error::Unavailable { what: "the server".to_owned(), cause }
+}
+
+pub(super) fn ended() -> Error {
+    let (what, hint) = ("the job has ended".to_owned(), "submit before shutdown".to_owned());
+    Error::FailedPrecondition { what, hint }
+}
