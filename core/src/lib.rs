@@ -11,6 +11,7 @@ pub mod metrics;
 
 // Floor 1: pure machines. No thread, socket, clock or environment; time and randomness are arguments.
 pub mod cluster;
+pub mod codec;
 pub mod mem;
 pub mod pipeline;
 pub mod reduce;

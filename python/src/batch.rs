@@ -27,6 +27,6 @@ impl Batch {
 
 /// Tensors that Python describes as `(name, dtype, shape)`.
 pub(crate) fn specs(tensors: Vec<(String, String, Vec<u64>)>) -> Result<Vec<TensorSpec>> {
-    let spec = |(name, dtype, shape): (String, String, _)| Ok(TensorSpec { name, dtype: dtype.parse()?, shape });
+    let spec = |(name, dtype, shape): (String, String, _)| Ok(TensorSpec::new(name, dtype.parse()?, shape));
     tensors.into_iter().map(spec).collect()
 }

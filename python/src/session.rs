@@ -112,7 +112,7 @@ impl Session {
         release(py, &self.owners);
         let inner = self.hand_in(py, owner, |ended| {
             let op = reduction(op, root)?;
-            let tensor = TensorSpec { name, dtype: dtype.parse()?, shape };
+            let tensor = TensorSpec::new(name, dtype.parse()?, shape);
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = self.inner.lender(device);
             let (from, to) = streams;

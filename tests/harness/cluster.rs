@@ -224,7 +224,7 @@ impl<T: Element> Tensor<T> {
 
     /// A tensor of any shape; nobody checks that it fits the elements.
     pub fn shaped(name: &str, shape: Vec<u64>, data: Vec<T>) -> Self {
-        Self { spec: TensorSpec { name: name.to_owned(), dtype: T::DTYPE, shape }, data }
+        Self { spec: TensorSpec::new(name, T::DTYPE, shape), data }
     }
 
     /// Reduces it in place.

@@ -7,7 +7,7 @@ use gradlane_core::cuda::Mark;
 use gradlane_core::device::{Device, HostDevice, Transfer};
 use gradlane_core::engine::{Memory, Submission};
 use gradlane_core::mem::{Copies, DeviceRegion, Lease, Ordinal};
-use gradlane_core::types::{Done, Op};
+use gradlane_core::types::{DType, Done, Encoding, Op};
 use gradlane_core::{Error, Result};
 
 use crate::cluster::{PATIENCE, Tensor};
@@ -121,10 +121,16 @@ impl Device for TestDevice {
         self.inner.lease(device, bytes, shown)
     }
 
+    fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
+        self.inner.encodes(dtype, encoding)
+    }
+
     fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>) {
         let (direction, at) = match &transfer {
-            Transfer::Out { from: runs, .. } => (Direction::Out, runs[0].address()),
-            Transfer::In { to: runs, .. } => (Direction::In, runs[0].address()),
+            Transfer::Out { from: runs, .. } | Transfer::Encode { from: runs, .. } => {
+                (Direction::Out, runs[0].address())
+            }
+            Transfer::In { to: runs, .. } | Transfer::Decode { to: runs, .. } => (Direction::In, runs[0].address()),
             Transfer::Within { .. } => return self.inner.copy(transfer, after, done),
         };
         let mut state = self.state.lock().expect(LOCK);

@@ -89,7 +89,7 @@ fn floats_of_a_small_range_are_added_on_the_host_and_tensors_of_the_host_know_no
             let seat = &seats[engine.rank().0 as usize];
             let place = seat.place(&vec![ones(1.0); LEN]);
             let mut halves = seat.submission(engine, "halves", Op::Sum, (place, place), Priority(0));
-            halves.tensor = TensorSpec { name: "halves".to_owned(), dtype: DType::F16, shape: vec![2 * LEN as u64] };
+            halves.tensor = TensorSpec::new("halves", DType::F16, vec![2 * LEN as u64]);
             engine.reduce(halves, Some(PATIENCE)).unwrap();
             assert!(seat.values(place).iter().all(|sum| sum.to_bits() == ones(4.0).to_bits()), "{machines:?}");
             let mut tensor = Tensor::new("on the host", vec![engine.rank().0 as f32; LEN]);

@@ -82,7 +82,7 @@ fn a_stranger_with_a_certificate_contributes_to_no_sum() {
     let epoch = Epoch { term: u32::MAX, number: u32::MAX };
     for header in [push(), other(Target { epoch, ..push().target })] {
         let error = rejected(vandal::ask(server, &stranger, Request::Contribute(header).encode().to_vec(), PATIENCE));
-        assert!(matches!(error, Error::Auth { .. } | Error::Fenced { .. }), "{error}");
+        assert!(matches!(error, Error::Auth { .. } | Error::Unavailable { .. }), "{error}");
     }
     let unknown = other(Target { service: Service::Unknown(200), ..push().target });
     let error = rejected(vandal::ask(server, &stranger, Request::Contribute(unknown).encode().to_vec(), PATIENCE));

@@ -55,7 +55,7 @@ impl Seat {
             after: device.mark(self.device, 0).unwrap(),
         };
         Submission {
-            tensor: TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![LEN as u64] },
+            tensor: TensorSpec::new(name, DType::F32, vec![LEN as u64]),
             source: memory(source),
             destination: memory(destination),
             op,

@@ -15,7 +15,7 @@ const CRATES: [&str; 3] = ["plugins/session/src", "python/src", "bench/src"];
 /// The floors of `core`, lowest first.
 const FLOORS: [&[&str]; 4] = [
     &["types", "error", "config", "metrics"],
-    &["wire", "reduce", "mem", "pipeline", "sched", "cluster"],
+    &["wire", "reduce", "codec", "mem", "pipeline", "sched", "cluster", "worker"],
     &["cuda", "local", "collective", "device", "transport"],
     &["runtime", "engine"],
 ];
@@ -40,6 +40,7 @@ const UNSAFE: [&str; 40] = [
     "core/src/cuda/driver.rs",
     "core/src/cuda/event.rs",
     "core/src/cuda/kernels.rs",
+    "core/src/cuda/memory.rs",
     "core/src/cuda/stream.rs",
     "core/src/device/cuda/ground.rs",
     "core/src/device/cuda/lane.rs",

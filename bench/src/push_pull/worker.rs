@@ -175,7 +175,7 @@ fn wait(handles: Vec<Handle>) -> Result<(), String> {
 
 fn specs(case: &Case) -> Vec<TensorSpec> {
     let dtype = case.dtype();
-    let spec = |tensor: &Tensor| TensorSpec { name: tensor.name.clone(), dtype, shape: vec![tensor.elements] };
+    let spec = |tensor: &Tensor| TensorSpec::new(tensor.name.as_str(), dtype, vec![tensor.elements]);
     case.tensors.iter().map(spec).collect()
 }
 

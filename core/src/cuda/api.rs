@@ -69,6 +69,8 @@ calls! {
     host_free = "cuMemFreeHost": fn(*mut c_void);
     host_register = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
     host_unregister = "cuMemHostUnregister": fn(*mut c_void);
+    device_alloc = "cuMemAlloc_v2": fn(*mut CUdeviceptr, usize);
+    device_free = "cuMemFree_v2": fn(CUdeviceptr);
     copy_out = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, CUdeviceptr, usize, CUstream);
     copy_in = "cuMemcpyHtoDAsync_v2": fn(CUdeviceptr, *const c_void, usize, CUstream);
     copy_within = "cuMemcpyDtoDAsync_v2": fn(CUdeviceptr, CUdeviceptr, usize, CUstream);

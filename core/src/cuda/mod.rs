@@ -24,6 +24,8 @@ pub(crate) mod fake;
 mod kernels;
 mod mark;
 #[cfg(feature = "cuda")]
+mod memory;
+#[cfg(feature = "cuda")]
 mod pci;
 #[cfg(feature = "cuda")]
 mod reaper;
@@ -44,6 +46,8 @@ pub use event::Event;
 #[cfg(feature = "cuda")]
 pub(crate) use kernels::Kernels;
 pub use mark::Mark;
+#[cfg(feature = "cuda")]
+pub(crate) use memory::DeviceMemory;
 #[cfg(feature = "cuda")]
 pub(crate) use reaper::Reaper;
 #[cfg(feature = "cuda")]

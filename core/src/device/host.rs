@@ -11,11 +11,13 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::{Device, Transfer};
+use crate::codec;
 use crate::cuda::Mark;
 use crate::error::{Error, Result};
 use crate::local::SharedGround;
 use crate::mem::{Copies, DeviceRegion, Lease, Ordinal, Pool, Region};
-use crate::types::Done;
+use crate::reduce::Kernels;
+use crate::types::{DType, Done, Encoding};
 
 /// Devices of this kind. Dropping it shuts it down.
 pub struct HostDevice {
@@ -81,10 +83,14 @@ impl Device for HostDevice {
         Ok(if shown { &self.shown_pool } else { &self.pool }.lease(bytes))
     }
 
+    fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
+        encoding != Encoding::Plain && encoding.encodes(dtype)
+    }
+
     fn copy(&self, transfer: Transfer, _after: &[Mark], done: Done<()>) {
         let lane = match transfer {
-            Transfer::Out { .. } => 0,
-            Transfer::In { .. } => 1,
+            Transfer::Out { .. } | Transfer::Encode { .. } => 0,
+            Transfer::In { .. } | Transfer::Decode { .. } => 1,
             Transfer::Within { .. } => 2,
         };
         let job = Job { transfer, done };
@@ -146,6 +152,33 @@ fn work(jobs: &Receiver<Job>, copies: &Copies) {
                     rest = later;
                 }
             }
+            Transfer::Encode { from, to, coding } => {
+                let codec = codec::of(coding.encoding, coding.dtype).expect("asked of what this device encodes");
+                let mut rest = to;
+                for run in &from {
+                    let bytes = codec.body_bytes(run.len() as u64 / coding.dtype.bytes()).max();
+                    let (mut to, later) = rest.split_at(usize::try_from(bytes).expect("less than the run"));
+                    // SAFETY: by the contract of `start`, and staging memory belongs to this copy alone.
+                    let (from, to) = unsafe { (region(run), to.as_mut_slice()) };
+                    // SAFETY: a contribution is not written while it is copied.
+                    codec.encode(Kernels::detect(), coding.divisor, unsafe { from.as_slice() }, to);
+                    rest = later;
+                }
+            }
+            Transfer::Decode { from, to, coding } => {
+                let codec = codec::of(coding.encoding, coding.dtype).expect("asked of what this device encodes");
+                let mut rest = from;
+                for run in &to {
+                    let bytes = codec.body_bytes(run.len() as u64 / coding.dtype.bytes()).max();
+                    let (from, later) = rest.split_at(usize::try_from(bytes).expect("less than the run"));
+                    // SAFETY: by the contract of `start`.
+                    let mut to = unsafe { region(run) };
+                    // SAFETY: the sum and its place are nobody else's while it is copied.
+                    let (from, to) = unsafe { (from.as_slice(), to.as_mut_slice()) };
+                    codec.decode(Kernels::detect(), from, to).expect("a cast takes every body");
+                    rest = later;
+                }
+            }
             Transfer::Within { from, to } => {
                 // SAFETY: by the contract of `start`.
                 let (from, mut to) = unsafe { (region(&from), region(&to)) };
@@ -170,6 +203,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::device::Coding;
     use crate::mem::borrow::region_of;
 
     #[test]
@@ -187,6 +221,19 @@ mod tests {
         let (from, to) = (run(&mut there[..2]), run(&mut there[6..]));
         copy(&device, Transfer::Within { from, to });
         assert_eq!((&there, copies.bytes()), (b"aBCdEFaB", 5));
+    }
+
+    #[test]
+    fn elements_are_encoded_on_their_way_out_and_decoded_on_their_way_in() {
+        let (device, _) = start();
+        let coding = Coding { dtype: DType::F32, encoding: Encoding::BF16, divisor: 2.0 };
+        let mut there = [2.0_f32, 512.0 + 1.0, -6.0].map(f32::to_le_bytes).concat();
+        let mut here = [0; 6];
+        let from = vec![run(&mut there[..4]), run(&mut there[4..])];
+        copy(&device, Transfer::Encode { from, to: region_of(&mut here), coding });
+        let to = vec![run(&mut there[..4]), run(&mut there[4..])];
+        copy(&device, Transfer::Decode { from: region_of(&mut here), to, coding });
+        assert_eq!(there, [1.0_f32, 256.0, -3.0].map(f32::to_le_bytes).concat(), "halved, and 256.5 rounded");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::fmt;
 use crate::cuda::Mark;
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Lease, Ordinal, Region};
-use crate::types::Done;
+use crate::types::{DType, Done, Encoding};
 
 #[cfg(feature = "cuda")]
 pub use self::cuda::CudaDevice;
@@ -39,6 +39,9 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// [`Exhausted`](crate::Error::Exhausted) if `bytes` alone are more than may ever be pinned.
     fn lease(&self, device: Ordinal, bytes: usize, shown: bool) -> Result<Lease>;
 
+    /// Whether copies of this kind of device can encode elements of this type and decode them.
+    fn encodes(&self, dtype: DType, encoding: Encoding) -> bool;
+
     /// Copies, once every mark of `after` is reached. `done` hears of the end on a thread of the device, when nothing of the memory is
     /// used any more; a fault of the device is [`Device`](crate::Error::Device).
     fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>);
@@ -47,7 +50,18 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn shutdown(&self);
 }
 
-/// What is copied. Both sides are equally long, and the regions of the device are all of one device.
+/// How elements are encoded on their way, as their [`codec`](crate::codec) does it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Coding {
+    /// The type of the elements on the device.
+    pub dtype: DType,
+    /// What they are on the host.
+    pub encoding: Encoding,
+    /// What they are divided by before they are encoded: a power of two.
+    pub divisor: f64,
+}
+
+/// What is copied. Both sides hold as many elements, and the regions of the device are all of one device.
 #[derive(Debug)]
 pub enum Transfer {
     /// From the device, run after run, to the host.
@@ -63,6 +77,24 @@ pub enum Transfer {
         from: Region,
         /// Where it goes.
         to: Vec<DeviceRegion>,
+    },
+    /// From the device, run after run, to the host, which gets the wire form of the elements.
+    Encode {
+        /// Where the elements lie.
+        from: Vec<DeviceRegion>,
+        /// Where their wire form goes.
+        to: Region,
+        /// Which wire form.
+        coding: Coding,
+    },
+    /// From the host, which has the wire form of elements, to the device, run after run.
+    Decode {
+        /// Where the wire form lies.
+        from: Region,
+        /// Where the elements go.
+        to: Vec<DeviceRegion>,
+        /// Which wire form.
+        coding: Coding,
     },
     /// From the device to itself.
     Within {

@@ -220,7 +220,7 @@ mod tests {
     use crate::types::DType;
 
     fn spec(name: &str) -> TensorSpec {
-        TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![4] }
+        TensorSpec::new(name, DType::F32, vec![4])
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl State {
     /// Records all tasks on `timeline` from now on, or none any more.
     pub(super) fn trace(&mut self, now: Time, timeline: Option<Arc<Timeline>>) {
         self.trace = timeline.map(TaskTrace::new);
-        self.worker.set_tracing(self.trace.is_some());
+        self.worker.set_timeline(self.trace.is_some());
         if let Some(trace) = &mut self.trace {
             for task in self.worker.tasks() {
                 trace.found(now, task, subject(&self.worker, task), || self.worker.names(task));

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::partition::{self, Item, LayoutConfig};
 use super::placement::Placement;
+use crate::codec;
 use crate::error::{Error, Result};
 use crate::types::{PartId, PartLayout, Piece, ServerId, Span, TensorKey, TensorSpec};
 use crate::wire::limits::PARTS_MAX;
@@ -65,7 +66,7 @@ impl Layouter {
         let mut seen = BTreeSet::new();
         let unknown = specs.iter().filter(|spec| !self.tensors.contains_key(&spec.key()) && seen.insert(spec.key()));
         let item = |spec: &'specs TensorSpec| match spec.bytes() {
-            Some(bytes) => Ok((spec, Item { dtype: spec.dtype, bytes })),
+            Some(bytes) => Ok((spec, Item { dtype: spec.dtype, codec: spec.codec, bytes })),
             None => Err(Error::InvalidArgument {
                 what: format!("tensor {} of shape {:?} has 2^64 bytes or more", spec.name, spec.shape),
                 hint: "declare a smaller tensor".to_owned(),
@@ -112,7 +113,7 @@ impl Layouter {
     }
 
     fn place(&mut self, drafts: Vec<PartLayout>) {
-        let sizes: Vec<(PartId, u64)> = drafts.iter().map(|draft| (draft.part, draft.bytes())).collect();
+        let sizes: Vec<(PartId, u64)> = drafts.iter().map(|draft| (draft.part, body_bytes(draft))).collect();
         for (draft, server) in drafts.into_iter().zip(self.placement.place(&sizes)) {
             for piece in &draft.pieces {
                 self.tensors.get_mut(&piece.tensor).expect("inserted before its parts").push(draft.part);
@@ -124,7 +125,13 @@ impl Layouter {
 
 /// A part whose server is not chosen yet.
 fn draft(spec: &TensorSpec, index: u32, pieces: Vec<Piece>) -> PartLayout {
-    PartLayout { part: PartId { key: spec.key(), index }, dtype: spec.dtype, server: ServerId(0), pieces }
+    let part = PartId { key: spec.key(), index };
+    PartLayout { part, dtype: spec.dtype, codec: spec.codec, server: ServerId(0), pieces }
+}
+
+/// What a part costs its server: the bytes of a body.
+fn body_bytes(layout: &PartLayout) -> u64 {
+    codec::body_bytes(layout.codec, layout.dtype, layout.bytes()).max()
 }
 
 #[cfg(test)]
@@ -134,7 +141,7 @@ mod tests {
     use super::*;
     use crate::pipeline::models;
     use crate::pipeline::placement::{HOT_SERVER_IMBALANCE, weights_for};
-    use crate::types::DType;
+    use crate::types::{DType, Encoding};
     use crate::wire::limits::PART_BYTES_MAX;
 
     #[test]
@@ -220,6 +227,16 @@ mod tests {
     }
 
     #[test]
+    fn tensors_of_different_codecs_share_no_part_and_an_encoded_part_loads_its_server_less() {
+        let mut layouter = layouter(1);
+        let specs = [tensor("a", 10), tensor("b", 20).with_codec(Encoding::BF16), tensor("c", 30)];
+        let parts = layouter.declare(&specs, true).unwrap();
+        let shapes: Vec<_> = parts.iter().map(|part| (part.codec, part.elements(), part.bytes())).collect();
+        assert_eq!(shapes, [(Encoding::Plain, 40, 160), (Encoding::BF16, 20, 80)]);
+        assert_eq!(layouter.placement().loads()[0].bytes, 160 + 40);
+    }
+
+    #[test]
     fn tensors_share_parts_only_if_asked() {
         let parts = layouter(2).declare(&[tensor("a", 10), tensor("b", 20)], false).unwrap();
         assert_eq!(parts.iter().map(|part| part.pieces.len()).collect::<Vec<_>>(), [1, 1]);
@@ -255,7 +272,7 @@ mod tests {
             let specs: Vec<TensorSpec> = sizes
                 .iter()
                 .enumerate()
-                .map(|(index, (len, dtype))| TensorSpec { name: format!("t{index}"), dtype: *dtype, shape: vec![*len] })
+                .map(|(index, (len, dtype))| TensorSpec::new(format!("t{index}"), *dtype, vec![*len]))
                 .collect();
             let mut rest = specs.as_slice();
             for split in splits {
@@ -294,6 +311,6 @@ mod tests {
     }
 
     fn tensor(name: &str, len: u64) -> TensorSpec {
-        TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![len] }
+        TensorSpec::new(name, DType::F32, vec![len])
     }
 }

@@ -142,7 +142,7 @@ impl List {
     }
 
     fn tensor(&mut self, name: String, shape: &[u64]) {
-        self.0.push(TensorSpec { name, dtype: DType::F32, shape: shape.to_vec() });
+        self.0.push(TensorSpec::new(name, DType::F32, shape.to_vec()));
     }
 }
 

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
-use crate::types::{DType, Span, span};
+use crate::types::{DType, Encoding, Span, span};
 use crate::wire::limits::PART_BYTES_MAX;
 
 /// Elements to which the edges of parts are aligned, so that up to 64 local ranks own equal shards.
@@ -60,28 +60,31 @@ pub fn cut(bytes: u64, dtype: DType, shares: u64, config: &LayoutConfig) -> impl
 pub struct Item {
     /// Its element type.
     pub dtype: DType,
+    /// Its codec.
+    pub codec: Encoding,
     /// Its length.
     pub bytes: u64,
 }
 
 /// Groups the positions of `items` that share a part, in order of first position; tensors that are cut or large stand alone.
 ///
-/// Small tensors join the open part of their dtype until it is full. A large tensor between two small ones does not part them: in a
+/// Small tensors join the open part of their dtype and codec until it is full. A large tensor between two small ones does not part them: in a
 /// convolutional network that would leave every pair of normalisation parameters alone.
 pub fn fuse(items: &[Item], config: &LayoutConfig) -> Vec<Vec<usize>> {
     let bytes_max = config.partition_bytes.min(PART_BYTES_MAX);
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    let mut open: BTreeMap<DType, (usize, u64)> = BTreeMap::new();
+    let mut open: BTreeMap<(DType, Encoding), (usize, u64)> = BTreeMap::new();
     for (position, item) in items.iter().enumerate() {
         let small = item.bytes > 0 && item.bytes <= config.fuse_bytes.min(bytes_max);
-        match open.get_mut(&item.dtype) {
+        let alike = (item.dtype, item.codec);
+        match open.get_mut(&alike) {
             Some((group, filled)) if small && *filled + item.bytes <= bytes_max => {
                 groups[*group].push(position);
                 *filled += item.bytes;
             }
             Some(_) | None => {
                 if small {
-                    open.insert(item.dtype, (groups.len(), item.bytes));
+                    open.insert(alike, (groups.len(), item.bytes));
                 }
                 groups.push(vec![position]);
             }
@@ -179,6 +182,6 @@ mod tests {
     }
 
     fn item(dtype: DType, bytes: u64) -> Item {
-        Item { dtype, bytes }
+        Item { dtype, codec: Encoding::Plain, bytes }
     }
 }

@@ -11,12 +11,25 @@
 //! | the same with devices | REDUCE, COPYD2H, PUSH, PULL, COPYH2D, BROADCAST |
 //! | the same in several PCIe groups | REDUCE, COPYD2H, PCIE_REDUCE, PUSH, PULL, PCIE_BROADCAST, COPYH2D, BROADCAST |
 //!
-//! A compressor puts COMPRESS before PUSH and DECOMPRESS after PULL. Ranks of one machine without a local collective count as
-//! machines with one rank each.
+//! Ranks of one machine without a local collective count as machines with one rank each.
 //!
-//! A pipeline has what any part of its rank may need; which of it a part passes is its [`Route`]. Tensors in host memory pass no copies,
-//! also where there are devices, and know no PCIe groups. Of the ranks of a machine that reduce among themselves before they push, each
-//! exchanges only the parts that it owns, whole: see [`Duty`].
+//! A pipeline has the stages that any part of its rank may need; the stages that a part passes are its [`Route`]. Tensors in host memory
+//! pass no copies, also where there are devices, and know no PCIe groups. Of the ranks of a machine that reduce among themselves before
+//! they push, each exchanges only the parts that it owns, whole: see [`Duty`].
+//!
+//! # Where a codec works
+//! | part | encoded | decoded |
+//! |---|---|---|
+//! | in host memory | COMPRESS, before PUSH | DECOMPRESS, after PULL |
+//! | on a device that knows the codec | in COPYD2H | in COPYH2D |
+//! | on another device, or in several PCIe groups | COMPRESS, after the host has added the groups | DECOMPRESS |
+//! | where nothing is pushed | nowhere | nowhere |
+//!
+//! A device that has a kernel for a codec applies it in its copies, because then only the wire form crosses the PCIe bus and no processor
+//! touches it: a cast halves both copies. A stage of its own before COPYD2H would keep encoded parts in the memory of the device while
+//! they wait for their copies, which belongs to the training job. PCIe groups copy plain elements, because the host adds what they bring.
+//! The ranks of a machine reduce before the codec works, so that a machine's sum is encoded once. A codec saves bytes between machines;
+//! on one machine it is not applied, and its sums are more exact by its rounding.
 
 use crate::types::DeviceKind;
 use std::fmt;
@@ -45,17 +58,30 @@ pub struct Route {
     pub duty: Duty,
     /// What holds its tensors.
     pub memory: DeviceKind,
+    /// Whether it passes COMPRESS and DECOMPRESS; see [`Pipeline::needs_coding`].
+    pub coded: bool,
 }
 
 impl Route {
+    /// That of a part in this memory, whose body is plain or encoded by a device.
+    pub const fn new(duty: Duty, memory: DeviceKind) -> Self {
+        Self { duty, memory, coded: false }
+    }
+
     /// That of a part in host memory.
     pub const fn host(duty: Duty) -> Self {
-        Self { duty, memory: DeviceKind::Host }
+        Self::new(duty, DeviceKind::Host)
     }
 
     /// That of a part in memory of a device.
     pub const fn device(duty: Duty) -> Self {
-        Self { duty, memory: DeviceKind::Cuda }
+        Self::new(duty, DeviceKind::Cuda)
+    }
+
+    /// The same through COMPRESS and DECOMPRESS.
+    #[must_use]
+    pub const fn coded(self) -> Self {
+        Self { coded: true, ..self }
     }
 }
 
@@ -66,8 +92,8 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// The stages of a rank in `topology`; `compressed` if its contributions are compressed.
-    pub fn for_role(topology: &Topology, compressed: bool) -> Self {
+    /// The stages of a rank in `topology`. With `codecs`, tensors may have codecs.
+    pub fn for_role(topology: &Topology, codecs: bool) -> Self {
         let together = topology.local_collective && topology.local_ranks > 1;
         let pushes = topology.machines > 1 || (topology.local_ranks > 1 && !together);
         let groups = together && topology.pcie_groups > 1 && topology.device == DeviceKind::Cuda;
@@ -78,7 +104,7 @@ impl Pipeline {
             Stage::CopyD2H | Stage::CopyH2D => staged,
             Stage::PcieReduce => groups,
             Stage::PcieBroadcast => groups && pushes,
-            Stage::Compress | Stage::Decompress => compressed && pushes,
+            Stage::Compress | Stage::Decompress => codecs && pushes,
             Stage::Push | Stage::Pull => pushes,
         };
         Self::of(Stage::ALL.into_iter().filter(needed).collect())
@@ -120,7 +146,17 @@ impl Pipeline {
         if self.pushes() { ends_exchange } else { ends_exchange || stage == Stage::PcieReduce }
     }
 
-    fn passed(&self, Route { duty, memory }: Route) -> impl Iterator<Item = Stage> {
+    /// Whether parts in `memory` whose tensors have a codec pass COMPRESS and DECOMPRESS. `device_codes` says whether the device that holds
+    /// a part knows its codec.
+    pub fn needs_coding(&self, memory: DeviceKind, device_codes: bool) -> bool {
+        let in_copies = match memory {
+            DeviceKind::Host => false,
+            DeviceKind::Cuda => device_codes && !self.contains(Stage::PcieReduce),
+        };
+        self.pushes() && !in_copies
+    }
+
+    fn passed(&self, Route { duty, memory, coded }: Route) -> impl Iterator<Item = Stage> {
         let pushes = self.pushes();
         let is_duty = move |stage: &Stage| match (duty, stage) {
             (Duty::Owner, _) => true,
@@ -135,7 +171,7 @@ impl Pipeline {
             DeviceKind::Host if at_once => *stage == Stage::AllReduce,
             DeviceKind::Host => !stage.is_staging(),
         };
-        self.stages.iter().copied().filter(is_duty).filter(is_needed)
+        self.stages.iter().copied().filter(is_duty).filter(is_needed).filter(move |stage| coded || !stage.is_coding())
     }
 
     /// Whether parts pass `stage`.
@@ -159,9 +195,11 @@ impl fmt::Display for Pipeline {
         if self.stages.is_empty() {
             return f.write_str("nothing to reduce");
         }
-        let kinds = [DeviceKind::Cuda, DeviceKind::Host].map(|memory| {
-            let stages = self.passed(Route { duty: Duty::Owner, memory });
-            stages.map(Stage::name).collect::<Vec<_>>().join(" -> ")
+        let kinds = [Route::device(Duty::Owner), Route::host(Duty::Owner)].map(|route| {
+            let stages = self.passed(route.coded());
+            // In brackets what only tensors with a codec pass.
+            let name = |stage: Stage| if stage.is_coding() { format!("[{stage}]") } else { stage.to_string() };
+            stages.map(name).collect::<Vec<_>>().join(" -> ")
         });
         let [on_devices, on_host] = &kinds;
         f.write_str(on_devices)?;
@@ -179,7 +217,7 @@ mod tests {
     #[test]
     fn every_topology_has_its_stages() {
         use DeviceKind::{Cuda, Host};
-        // machines, local ranks, PCIe groups, device, local collective, compressed; then the stages.
+        // machines, local ranks, PCIe groups, device, local collective, codecs; then the stages.
         let table = [
             (1, 1, 1, Host, false, false, "nothing to reduce"),
             (1, 1, 1, Cuda, false, true, "nothing to reduce"),
@@ -196,9 +234,9 @@ mod tests {
             ),
             (1, 8, 2, Host, true, false, "ALL_REDUCE"),
             (4, 1, 1, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
-            (4, 1, 1, Cuda, true, true, "COPYD2H -> COMPRESS -> PUSH -> PULL -> DECOMPRESS -> COPYH2D"),
+            (4, 1, 1, Cuda, true, true, "COPYD2H -> [COMPRESS] -> PUSH -> PULL -> [DECOMPRESS] -> COPYH2D"),
             (4, 1, 1, Host, false, false, "PUSH -> PULL"),
-            (4, 1, 1, Host, false, true, "COMPRESS -> PUSH -> PULL -> DECOMPRESS"),
+            (4, 1, 1, Host, false, true, "[COMPRESS] -> PUSH -> PULL -> [DECOMPRESS]"),
             (4, 8, 1, Cuda, true, false, "REDUCE -> COPYD2H -> PUSH -> PULL -> COPYH2D -> BROADCAST"),
             (
                 4,
@@ -216,7 +254,7 @@ mod tests {
                 Cuda,
                 true,
                 true,
-                "REDUCE -> COPYD2H -> PCIE_REDUCE -> COMPRESS -> PUSH -> PULL -> DECOMPRESS -> PCIE_BROADCAST -> COPYH2D \
+                "REDUCE -> COPYD2H -> PCIE_REDUCE -> [COMPRESS] -> PUSH -> PULL -> [DECOMPRESS] -> PCIE_BROADCAST -> COPYH2D \
                  -> BROADCAST",
             ),
             (4, 8, 1, Host, true, false, "REDUCE -> PUSH -> PULL -> BROADCAST"),
@@ -225,9 +263,9 @@ mod tests {
             (1, 4, 1, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
             (2, 4, 2, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
         ];
-        for (machines, local_ranks, pcie_groups, device, local_collective, compressed, stages) in table {
+        for (machines, local_ranks, pcie_groups, device, local_collective, codecs, stages) in table {
             let topology = Topology { machines, local_ranks, pcie_groups, device, local_collective };
-            assert_eq!(Pipeline::for_role(&topology, compressed).to_string(), stages, "{topology}, {compressed}");
+            assert_eq!(Pipeline::for_role(&topology, codecs).to_string(), stages, "{topology}, {codecs}");
         }
     }
 
@@ -299,6 +337,46 @@ mod tests {
         let meeting = |stage| several.meeting_after(stage, Route::device(Duty::Owner));
         let meetings = [Stage::CopyD2H, Stage::Push, Stage::CopyH2D].map(meeting);
         assert_eq!(meetings, [Stage::PcieReduce, Stage::PcieBroadcast, Stage::Broadcast].map(Some));
+    }
+
+    #[test]
+    fn only_parts_with_a_codec_are_encoded_and_only_by_the_rank_that_exchanges_them() {
+        let topology = Topology {
+            machines: 2,
+            local_ranks: 4,
+            pcie_groups: 2,
+            local_collective: true,
+            ..Topology::single(DeviceKind::Cuda)
+        };
+        let pipeline = Pipeline::for_role(&topology, true);
+        let passed = |route| pipeline.passed(route).map(Stage::name).collect::<Vec<_>>().join(" ");
+        assert_eq!(passed(Route::host(Duty::Owner).coded()), "REDUCE COMPRESS PUSH PULL DECOMPRESS BROADCAST");
+        assert_eq!(passed(Route::host(Duty::Member).coded()), "REDUCE BROADCAST");
+        assert_eq!(passed(Route::host(Duty::Alone).coded()), "COMPRESS PUSH PULL DECOMPRESS");
+        let [to_server, and_back] = ["REDUCE COPYD2H PCIE_REDUCE", "PCIE_BROADCAST COPYH2D BROADCAST"];
+        let coded = format!("{to_server} COMPRESS PUSH PULL DECOMPRESS {and_back}");
+        assert_eq!(passed(Route::device(Duty::Owner).coded()), coded);
+        assert_eq!(passed(Route::device(Duty::Owner)), format!("{to_server} PUSH PULL {and_back}"));
+        assert_eq!(passed(Route::device(Duty::Holder).coded()), passed(Route::device(Duty::Holder)));
+        let meeting = |stage| pipeline.meeting_after(stage, Route::device(Duty::Owner).coded());
+        assert_eq!([Stage::Compress, Stage::Decompress].map(meeting), [Some(Stage::PcieBroadcast); 2]);
+        assert!(pipeline.has_sum_after(Stage::Decompress) && !pipeline.has_sum_after(Stage::Compress));
+    }
+
+    #[test]
+    fn a_device_encodes_in_its_copies_unless_the_host_adds_what_it_copies() {
+        use DeviceKind::{Cuda, Host};
+        let flat = Pipeline::for_role(&Topology::flat(2, Cuda), true);
+        assert!(flat.needs_coding(Host, true), "no device copies it");
+        assert!(!flat.needs_coding(Cuda, true) && flat.needs_coding(Cuda, false));
+        let groups = Topology { local_ranks: 4, pcie_groups: 2, local_collective: true, ..Topology::single(Cuda) };
+        let [one, several] = [1, 2].map(|machines| Pipeline::for_role(&Topology { machines, ..groups }, true));
+        assert!(several.needs_coding(Cuda, true));
+        assert!(
+            [(Host, true), (Cuda, true), (Cuda, false)]
+                .iter()
+                .all(|(memory, codes)| !one.needs_coding(*memory, *codes))
+        );
     }
 
     #[test]

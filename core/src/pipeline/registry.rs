@@ -125,7 +125,7 @@ impl Registry {
     /// What is known of this tensor.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if this worker declared the name with another dtype or shape before, else the tensor's own failure.
+    /// [`Error::Mismatch`] if this worker declared the name with another dtype, shape or codec before, else the tensor's own failure.
     pub fn lookup(&self, spec: &TensorSpec) -> Result<Lookup> {
         self.known(self.tensors.get(&spec.key()), spec)
     }
@@ -274,6 +274,8 @@ impl Registry {
             ("dtype", known.dtype.to_string(), spec.dtype.to_string())
         } else if known.shape != spec.shape {
             ("shape", format!("{:?}", known.shape), format!("{:?}", spec.shape))
+        } else if known.codec != spec.codec {
+            ("codec", known.codec.to_string(), spec.codec.to_string())
         } else {
             return Ok(());
         };
@@ -387,7 +389,11 @@ fn tiling(spec: &TensorSpec, parts: Vec<Arc<PartLayout>>) -> Result<Vec<Share>> 
     let mut end = 0;
     for share in &shares {
         let (part, span) = (&share.part, span(share));
-        if part.dtype != spec.dtype || span.offset != end || span.bytes == 0 || span.bytes % spec.dtype.bytes() != 0 {
+        if (part.dtype, part.codec) != (spec.dtype, spec.codec)
+            || span.offset != end
+            || span.bytes == 0
+            || span.bytes % spec.dtype.bytes() != 0
+        {
             return Err(broken(format!("part {} does not continue tensor {}", part.part, spec.name)));
         }
         end = span.end();

@@ -15,13 +15,13 @@ pub enum Stage {
     CopyD2H,
     /// Sums on the host what the PCIe groups of one machine reduced on their own.
     PcieReduce,
-    /// Makes the contribution smaller.
+    /// Encodes the contribution as its tensor's codec says. Not where the device did so in COPYD2H.
     Compress,
     /// Sends the contribution to its server.
     Push,
     /// Receives the sum.
     Pull,
-    /// Undoes the compression of the sum.
+    /// Decodes the sum. Not where the device does so in COPYH2D.
     Decompress,
     /// Brings the sum on the host to one rank of every PCIe group of the machine.
     PcieBroadcast,
@@ -62,6 +62,11 @@ impl Stage {
     /// Whether it is one of [`Stage::COLLECTIVE`].
     pub fn is_collective(self) -> bool {
         Self::COLLECTIVE.contains(&self)
+    }
+
+    /// Whether it encodes or decodes.
+    pub const fn is_coding(self) -> bool {
+        matches!(self, Self::Compress | Self::Decompress)
     }
 
     /// Whether it is one that only memory of devices needs.

@@ -1,19 +1,23 @@
 //! Values that others keep for a task or a submission, beside the scheduler's own record.
 
+use std::collections::BTreeMap;
+
 use super::arena::Key;
 use super::ids::{GroupId, TaskId};
 
 /// A map from [`TaskId`] or [`GroupId`] to `T`. Every operation takes constant time, and iteration has a fixed order.
 ///
-/// A value belongs to one id. An id whose task is gone finds nothing, also when its slot is used again.
+/// The scheduler may give a slot away again before the commands about its last task are drained. Both tasks then have their values here.
 #[derive(Clone, Debug)]
 pub struct SideTable<K, T> {
     slots: Vec<Option<(K, T)>>,
+    /// Values whose slot was given away again; mostly none.
+    displaced: BTreeMap<K, T>,
     len: usize,
 }
 
 /// An id that the scheduler gave away.
-pub trait Id: Copy + PartialEq {
+pub trait Id: Copy + Ord {
     /// The slot that the id has to itself as long as it is valid.
     fn slot(self) -> usize;
 }
@@ -39,37 +43,48 @@ impl Key {
 impl<K: Id, T> SideTable<K, T> {
     /// An empty table.
     pub const fn new() -> Self {
-        Self { slots: Vec::new(), len: 0 }
+        Self { slots: Vec::new(), displaced: BTreeMap::new(), len: 0 }
     }
 
-    /// Keeps `value` for `id`. A value that was kept for an earlier id of the same slot is dropped.
+    /// Keeps `value` for `id`, which has none yet.
     pub fn insert(&mut self, id: K, value: T) {
         if self.slots.len() <= id.slot() {
             self.slots.resize_with(id.slot() + 1, || None);
         }
-        self.len += usize::from(self.slots[id.slot()].replace((id, value)).is_none());
+        self.displaced.extend(self.slots[id.slot()].replace((id, value)));
+        self.len += 1;
     }
 
     /// The value of `id`.
     pub fn get(&self, id: K) -> Option<&T> {
-        self.slots.get(id.slot())?.as_ref().filter(|(own, _)| *own == id).map(|(_, value)| value)
+        match self.slots.get(id.slot())? {
+            Some((own, value)) if *own == id => Some(value),
+            Some(_) | None => self.displaced.get(&id),
+        }
     }
 
     /// The value of `id`, to be changed.
     pub fn get_mut(&mut self, id: K) -> Option<&mut T> {
-        self.slots.get_mut(id.slot())?.as_mut().filter(|(own, _)| *own == id).map(|(_, value)| value)
+        match self.slots.get_mut(id.slot())? {
+            Some((own, value)) if *own == id => Some(value),
+            Some(_) | None => self.displaced.get_mut(&id),
+        }
     }
 
     /// Takes the value of `id` out.
     pub fn remove(&mut self, id: K) -> Option<T> {
-        let (_, value) = self.slots.get_mut(id.slot())?.take_if(|(own, _)| *own == id)?;
+        let value = match self.slots.get_mut(id.slot())?.take_if(|(own, _)| *own == id) {
+            Some((_, value)) => value,
+            None => self.displaced.remove(&id)?,
+        };
         self.len -= 1;
         Some(value)
     }
 
     /// Every id with its value.
     pub fn iter(&self) -> impl Iterator<Item = (K, &T)> {
-        self.slots.iter().flatten().map(|(id, value)| (*id, value))
+        let displaced = self.displaced.iter().map(|(id, value)| (*id, value));
+        self.slots.iter().flatten().map(|(id, value)| (*id, value)).chain(displaced)
     }
 
     /// How many values there are.
@@ -95,16 +110,18 @@ mod tests {
     use crate::sched::arena::Arena;
 
     #[test]
-    fn an_id_finds_its_own_value_only() {
+    fn ids_of_one_slot_have_a_value_each() {
         let mut arena = Arena::new();
         let first = arena.insert(());
         let mut table = SideTable::new();
         table.insert(TaskId(first), "first");
         arena.remove(first);
         let second = TaskId(arena.insert(()));
-        assert_eq!(table.get(second), None, "though it has the same slot");
+        let first = TaskId(first);
+        assert_eq!((first.slot(), table.get(second)), (second.slot(), None));
         table.insert(second, "second");
-        assert_eq!((table.get(TaskId(first)), table.get(second), table.len()), (None, Some(&"second"), 1));
-        assert_eq!((table.remove(TaskId(first)), table.remove(second), table.len()), (None, Some("second"), 0));
+        assert_eq!((table.get(first), table.get(second), table.len()), (Some(&"first"), Some(&"second"), 2));
+        assert_eq!((table.remove(second), table.get(first)), (Some("second"), Some(&"first")));
+        assert_eq!((table.remove(first), table.remove(first), table.len()), (Some("first"), None, 0));
     }
 }

@@ -2,7 +2,8 @@
 
 use super::{Answer, Pulled, Torn};
 use crate::error::{Error, Result};
-use crate::wire::{Encoding, Reject, Request, Sum, Target, reject};
+use crate::types::Encoding;
+use crate::wire::{Reject, Request, Sum, Target, reject};
 
 /// Reports the end of a pull exactly once: dropped unreported, it reports a failure, so that a forgotten branch is no hang.
 pub(super) struct PullEnd(Option<Pulled>);
@@ -47,7 +48,7 @@ pub(super) fn check_sum(sum: &Sum, push: &Request, landing_bytes: usize, peer: &
         return Err(bad("part or round", format!("is {} instead of {}", name(got), name(due))));
     }
     if sum.body.encoding != Encoding::Plain {
-        return Err(bad("encoding", format!("is {:?} where nobody decodes", sum.body.encoding)));
+        return Err(bad("encoding", format!("is {} where nobody decodes", sum.body.encoding)));
     }
     if sum.body.bytes != landing_bytes as u64 {
         return Err(bad("length", format!("is {} where {landing_bytes} bytes are wanted", sum.body.bytes)));

@@ -3,7 +3,7 @@
 //! [`bytes`] writes and reads them; the module's parent has the picture.
 
 use crate::error::{Error, Result};
-use crate::types::{DType, Epoch, Op, PartId, Round, WorkerSet};
+use crate::types::{DType, Encoding, Epoch, Op, PartId, Round, WorkerSet};
 
 mod bytes;
 
@@ -118,18 +118,6 @@ pub struct Body {
     pub bytes: u64,
     /// What they mean.
     pub encoding: Encoding,
-}
-
-/// How a body encodes the elements of a part. The codes 4 to 255 belong to codecs to come; an unknown code is a typed error.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Encoding {
-    /// The elements themselves, in the part's element type.
-    Plain = 1,
-    /// Elements of f32 or f64, rounded to f16.
-    F16 = 2,
-    /// Elements of f32 or f64, rounded to bf16.
-    Bf16 = 3,
 }
 
 /// A worker will not contribute to a round. An encoded error follows that says why.
@@ -258,6 +246,24 @@ impl Request {
     }
 }
 
+impl Reply {
+    /// Bytes of the sum or of the error. The set of contributors and the checksum of a sum are beside them.
+    pub fn body_bytes(&self) -> u64 {
+        match self {
+            Self::Sum(header) => header.body.bytes,
+            Self::Reject(header) => header.error_bytes,
+        }
+    }
+
+    /// Whether the server still wants the rest of the contribution.
+    pub fn is_early(&self) -> bool {
+        match self {
+            Self::Sum(header) => header.early,
+            Self::Reject(_) => false,
+        }
+    }
+}
+
 impl Contribute {
     /// Bytes that follow the header on the stream.
     pub fn body_bytes(&self) -> u64 {
@@ -304,29 +310,6 @@ impl Service {
             ours: "1 (dense sum)".to_owned(),
             peer: peer.to_owned(),
             theirs: code.to_string(),
-        }
-    }
-}
-
-impl Encoding {
-    /// The encoding with this wire code.
-    pub fn from_code(code: u8) -> Option<Self> {
-        match code {
-            1 => Some(Self::Plain),
-            2 => Some(Self::F16),
-            3 => Some(Self::Bf16),
-            _ => None,
-        }
-    }
-
-    /// Bytes of a body that encodes a part of `part_bytes` bytes of `dtype`; `None` if this encoding is not one of such elements.
-    pub fn body_bytes(self, part_bytes: u64, dtype: DType) -> Option<u64> {
-        match (self, dtype) {
-            (Self::Plain, _) => Some(part_bytes),
-            (Self::F16 | Self::Bf16, DType::F32 | DType::F64) => Some(part_bytes / dtype.bytes() * DType::F16.bytes()),
-            (Self::F16 | Self::Bf16, DType::F16 | DType::BF16 | DType::I32 | DType::I64 | DType::I8 | DType::U8) => {
-                None
-            }
         }
     }
 }

@@ -68,6 +68,12 @@ pub fn check_tensors(tensors: &[TensorSpec]) -> Result<()> {
                 hint: "check its shape".to_owned(),
             });
         }
+        if !spec.codec.encodes(spec.dtype) {
+            return Err(Error::InvalidArgument {
+                what: format!("tensor {}: codec {} of {}", spec.name, spec.codec, spec.dtype),
+                hint: "leave the codec out".to_owned(),
+            });
+        }
         bytes += OVERHEAD_BYTES + spec.name.len() + spec.shape.len() * size_of::<u64>();
     }
     if tensors.len() > TENSORS_MAX || bytes > FRAME_BYTES_MAX {
@@ -82,10 +88,10 @@ pub fn check_tensors(tensors: &[TensorSpec]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::DType;
+    use crate::types::{DType, Encoding};
 
     fn spec(name: &str, shape: &[u64]) -> TensorSpec {
-        TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: shape.to_vec() }
+        TensorSpec::new(name, DType::F32, shape.to_vec())
     }
 
     #[test]
@@ -96,6 +102,10 @@ mod tests {
             (spec(&"n".repeat(NAME_BYTES_MAX + 1), &[1]), "257 bytes"),
             (spec("deep", &[1; DIMENSIONS_MAX + 1]), "65 dimensions"),
             (spec("huge", &[u64::MAX, 2]), "2^64"),
+            (
+                TensorSpec { codec: Encoding::F16, ..TensorSpec::new("narrow", DType::F16, vec![1]) },
+                "codec fp16 of float16",
+            ),
         ] {
             let error = check_tensors(&[spec("a", &[1]), refused]).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

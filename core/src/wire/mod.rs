@@ -54,8 +54,8 @@ mod samples;
 pub use checksum::checksum;
 pub use frame::Frame;
 pub use header::{
-    Body, Contribute, Contribution, Contributors, Encoding, Header, HeaderReader, Reject, Reply, Request, Service, Sum,
-    Target, URGENCY_MAX, Withdraw,
+    Body, Contribute, Contribution, Contributors, Header, HeaderReader, Reject, Reply, Request, Service, Sum, Target,
+    URGENCY_MAX, Withdraw,
 };
 
 use crate::error::{Error, Result};

@@ -3,13 +3,11 @@
 use std::time::Duration;
 
 use super::frame::{Health, Join, MemberStatus, Progress, Stall, Status};
-use super::{
-    Body, Contribute, Contribution, Contributors, Encoding, Frame, Header, Reject, Service, Sum, Target, Withdraw,
-};
+use super::{Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Service, Sum, Target, Withdraw};
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
 use crate::types::{
-    DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Process, Role, Round,
-    ServerId, Span, TensorKey, TensorSpec, Time, View, Wiring, WorkerId,
+    DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Process,
+    Role, Round, ServerId, Span, TensorKey, TensorSpec, Time, View, Wiring, WorkerId,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -30,11 +28,7 @@ pub(super) fn frames() -> Vec<Frame> {
             servers: 1,
         }),
         Frame::Heartbeat { sent: Time(5), progress: progress() },
-        Frame::Declare {
-            request: 9,
-            tensors: vec![TensorSpec { name: "w".to_owned(), dtype: DType::F16, shape: vec![3, 4] }],
-            fuse: true,
-        },
+        Frame::Declare { request: 9, tensors: vec![TensorSpec::new("w", DType::F16, vec![3, 4])], fuse: true },
         Frame::Barrier { request: 10, name: "end".to_owned(), timeout: Duration::from_nanos(6) },
         Frame::Stall(stall()),
         Frame::Leave,
@@ -90,7 +84,7 @@ pub(super) fn headers() -> Vec<Header> {
     vec![
         Header::Contribute(contribute),
         with(Contribution::First { body, checksum: None }),
-        with(Contribution::First { body: Body { bytes: 2048, encoding: Encoding::Bf16 }, checksum: Some(6) }),
+        with(Contribution::First { body: Body { bytes: 2048, encoding: Encoding::BF16 }, checksum: Some(6) }),
         with(Contribution::Resumed { body, landed: 1000 }),
         Header::Contribute(Contribute {
             dtype: reduction.0,
@@ -165,6 +159,7 @@ pub(super) fn part() -> PartLayout {
     PartLayout {
         part: PartId { key: TensorKey(8), index: 1 },
         dtype: DType::F16,
+        codec: Encoding::Plain,
         server: ServerId(2),
         pieces: vec![Piece { tensor: TensorKey(8), span: Span { offset: 8, bytes: 16 } }],
     }

@@ -22,7 +22,7 @@ pub enum Command {
     },
     /// Ask the transport or the collective to end this early. Its end is reported as always.
     Abandon(Held),
-    /// Only while [`set_tracing`](super::Worker::set_tracing) is on: a stage of this task ended.
+    /// Only while a timeline is recorded ([`set_timeline`](super::Worker::set_timeline)): a stage of this task ended.
     Finished {
         /// Which task.
         task: TaskId,

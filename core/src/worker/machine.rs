@@ -77,7 +77,7 @@ pub struct Worker {
     pub(super) tensors_pending: u64,
     /// The highest priority seen: the transport's few classes are spread below it.
     pub(super) most_urgent: Priority,
-    pub(super) tracing: bool,
+    pub(super) timeline: bool,
     /// What goes before the scheduler's own commands.
     pub(super) commands: VecDeque<Command>,
 }
@@ -132,7 +132,7 @@ impl Worker {
             bytes_pending: 0,
             tensors_pending: 0,
             most_urgent: Priority(i32::MIN),
-            tracing: false,
+            timeline: false,
             commands: VecDeque::new(),
         }
     }
@@ -322,8 +322,8 @@ impl Worker {
     }
 
     /// Whether [`Command::Finished`] is wanted.
-    pub fn set_tracing(&mut self, on: bool) {
-        self.tracing = on;
+    pub fn set_timeline(&mut self, on: bool) {
+        self.timeline = on;
     }
 
     /// The formation of a worker that has joined.

@@ -93,7 +93,7 @@ impl Worker {
     }
 
     fn finish(&mut self, now: Time, task: TaskId, outcome: Outcome) {
-        if self.tracing {
+        if self.timeline {
             self.commands.push_back(super::Command::Finished { task, outcome: outcome.clone() });
         }
         self.scheduler.finish(now, task, outcome);

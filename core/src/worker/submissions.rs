@@ -228,7 +228,7 @@ impl Worker {
             bytes: part.layout.bytes(),
             round: part.round,
             priority,
-            route: Route { duty: self.duty(&part), memory },
+            route: Route::new(self.duty(&part), memory),
             groups,
         };
         let task = self.scheduler.submit(now, spec);

@@ -1,1 +1,219 @@
+//! The machine as its driver sees it.
 
+use std::time::Duration;
+
+use super::*;
+use crate::error::{Error, Result};
+use crate::mem::Ordinal;
+use crate::pipeline::{LayoutConfig, Layouter, Stage};
+use crate::sched::{SchedulerConfig, TaskId};
+use crate::types::{DType, DeviceKind, LinkId, Op, Phase, Priority, Role, ServerId, TensorSpec, Time, View, WorkerId};
+use crate::wire::{Contribution, Request};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn a_tensor_is_declared_pushed_pulled_and_resolved() {
+    let mut world = World::joined();
+    let id = world.submit("w");
+    let Some(Command::Declare { request, tensors, fuse: false }) = world.commands().pop() else { panic!("unknown") };
+    assert_eq!(tensors, [spec("w")]);
+    world.declared(request, &tensors);
+    assert_eq!(world.carried.len(), 1);
+    let pieces: Vec<Piece> = world.worker.pieces(world.carried[0]).collect();
+    assert_eq!(pieces, [Piece { submission: id, tensor: 0, span: crate::types::Span { offset: 0, bytes: 16 } }]);
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    let Action::Push { link: LinkId(7), header: Request::Contribute(header), .. } = &step.action else {
+        panic!("{step:?}")
+    };
+    assert!(matches!(header.contribution, Contribution::First { checksum: None, .. }));
+    world.worker.handle_pushed(world.now, step.task.id, Ok(()));
+    assert_eq!(world.commands(), [Command::Wake(Stage::Pull)]);
+    let step = world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.handle_pulled(world.now, step.task.id, Exchanged::Sum);
+    assert_eq!(world.commands(), [Command::Release(step.task.id), resolved(id, Ok(()))]);
+    assert!(world.worker.is_idle());
+}
+
+#[test]
+fn a_parked_submission_that_is_cancelled_keeps_its_round_and_the_server_is_told() {
+    let mut world = World::joined();
+    let first = world.submit("w");
+    let second = world.submit("w");
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.worker.cancel(world.now, first);
+    assert_eq!(world.commands(), [resolved(first, Err(Error::Cancelled))]);
+    world.declared(request, &tensors);
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    assert!(matches!(step.action, Action::Push { header: Request::Withdraw(_), .. }), "{step:?}");
+    assert_eq!(step.task.round.0, 0);
+    assert_eq!(world.worker.take(world.now, Stage::Push), None, "round 1 waits for its turn");
+    world.worker.handle_pushed(world.now, step.task.id, Ok(()));
+    let step = world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.handle_pulled(world.now, step.task.id, Exchanged::Rejected(Error::Cancelled));
+    world.commands();
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    assert_eq!((step.task.round.0, world.worker.part(step.task.id).tickets.as_slice()), (1, [second].as_slice()));
+}
+
+#[test]
+fn a_submission_whose_declaration_is_not_answered_in_time_fails() {
+    let mut world = World::joined();
+    let id = world.submit_with("w", None, Some(SECOND));
+    world.commands();
+    assert_eq!(world.worker.poll_timeout(), Some(world.now + SECOND));
+    world.now = world.now + SECOND;
+    world.worker.handle_timeout(world.now);
+    let what = "tensor w: waiting for its declaration".to_owned();
+    assert_eq!(world.commands(), [resolved(id, Err(Error::Timeout { what, waited: SECOND }))]);
+}
+
+#[test]
+fn tensors_that_share_a_part_must_lie_on_one_device() {
+    let mut world = World::joined();
+    let tensors = ["a", "b"].map(spec);
+    let Ok(Some(request)) = world.worker.declare(tensors.to_vec(), true) else { panic!("unknown") };
+    world.commands();
+    world.declared(request, &tensors);
+    let a = world.submit_with("a", Some(Ordinal(1)), None);
+    let b = world.submit_with("b", None, None);
+    let commands = world.commands();
+    let failed: Vec<u64> = commands.iter().filter_map(failed_with("one lies in memory of device 1")).collect();
+    assert_eq!(failed, [a, b], "{commands:?}");
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    assert!(matches!(step.action, Action::Push { header: Request::Withdraw(_), .. }), "{step:?}");
+}
+
+#[test]
+fn a_batch_that_fills_a_part_is_one_submission() {
+    let mut world = World::joined();
+    let specs = ["a", "b"].map(spec);
+    let Ok(Some(request)) = world.worker.declare(specs.to_vec(), true) else { panic!("unknown") };
+    world.commands();
+    world.declared(request, &specs);
+    let terms = Terms { op: Op::Sum, weight: 1.0, timeout: None };
+    let tensor = |member: usize| tensor(&specs[member], None);
+    let accepted = world.worker.submit_all(world.now, &specs, tensor, terms).unwrap();
+    assert_eq!(accepted.submissions, [Members::Whole(vec![0, 1])]);
+    world.commands();
+    let pieces: Vec<(u64, usize)> =
+        world.worker.pieces(world.carried[0]).map(|piece| (piece.submission, piece.tensor)).collect();
+    assert_eq!(pieces, [(accepted.first, 0), (accepted.first, 1)]);
+}
+
+#[test]
+fn a_worker_that_leaves_withdraws_first_and_waits_for_the_servers_at_most_for_its_patience() {
+    for answered in [true, false] {
+        let mut world = World::joined();
+        let id = world.submit("w");
+        let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+        world.declared(request, &tensors);
+        world.worker.handle_leave(world.now, SECOND);
+        let commands = world.commands();
+        assert!(!commands.contains(&Command::Leave), "{commands:?}");
+        assert_eq!(commands.iter().filter_map(failed_with("shut down")).collect::<Vec<_>>(), [id]);
+        let step = world.worker.take(world.now, Stage::Push).unwrap();
+        world.worker.handle_pushed(world.now, step.task.id, Ok(()));
+        if answered {
+            let step = world.worker.take(world.now, Stage::Pull).unwrap();
+            world.worker.handle_pulled(world.now, step.task.id, Exchanged::Rejected(Error::Cancelled));
+        } else {
+            assert!(!world.commands().contains(&Command::Leave));
+            world.now = world.now + SECOND;
+            world.worker.handle_timeout(world.now);
+        }
+        assert!(world.commands().contains(&Command::Leave), "answered: {answered}");
+    }
+}
+
+#[test]
+fn the_end_of_the_job_fails_what_is_under_way_and_what_comes_later() {
+    let mut world = World::joined();
+    let before = world.submit("w");
+    world.commands();
+    let mut view = view();
+    view.phase = Phase::Aborted(Error::Cancelled);
+    world.worker.handle_view(world.now, view);
+    assert_eq!(world.commands(), [resolved(before, Err(Error::Cancelled)), Command::Abort(Error::Cancelled)]);
+    let after = world.submit("w");
+    assert_eq!(world.commands(), [resolved(after, Err(Error::Cancelled))]);
+}
+
+/// A worker of two, whose server 0 is reached by link 7.
+struct World {
+    worker: Worker,
+    now: Time,
+    /// Tasks in the order in which they came.
+    carried: Vec<TaskId>,
+}
+
+impl World {
+    fn joined() -> Self {
+        let scheduler = SchedulerConfig::default();
+        let settings = WorkerSettings { scheduler, stall_warn: Duration::ZERO, device: DeviceKind::Cuda };
+        let mut world = Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new() };
+        world.worker.handle_joined(world.now, WorkerId(0), view());
+        let Some(Command::Dial(Dial { server, attempt, .. })) = world.commands().pop() else { panic!("a server") };
+        world.worker.handle_dialled(world.now, server, attempt, Ok(LinkId(7)));
+        world.commands();
+        world
+    }
+
+    fn submit(&mut self, name: &str) -> u64 {
+        self.submit_with(name, None, None)
+    }
+
+    fn submit_with(&mut self, name: &str, device: Option<Ordinal>, timeout: Option<Duration>) -> u64 {
+        let spec = spec(name);
+        let terms = Terms { op: Op::Sum, weight: 1.0, timeout };
+        self.worker.submit(self.now, &spec, tensor(&spec, device), terms)
+    }
+
+    /// The coordinator answers a declaration.
+    fn declared(&mut self, request: u64, tensors: &[TensorSpec]) {
+        let config = LayoutConfig { partition_bytes: 1024, fuse_bytes: 64, part_bytes_min: 1024 };
+        let layouts = Layouter::new(config, vec![1.0]).declare(tensors, true).unwrap();
+        self.worker.handle_declared(self.now, request, Ok(layouts));
+        self.commands();
+    }
+
+    fn commands(&mut self) -> Vec<Command> {
+        let commands: Vec<Command> = std::iter::from_fn(|| self.worker.next_command(self.now)).collect();
+        let carried = |command: &Command| match command {
+            Command::Carry { task, .. } => Some(*task),
+            _ => None,
+        };
+        self.carried.extend(commands.iter().filter_map(carried));
+        commands
+    }
+}
+
+/// Two workers on machines of their own, and a server.
+fn view() -> View {
+    let mut view = View::of_workers(&[(1, ""), (2, ""), (3, "")]);
+    let server = view.members.last_mut().unwrap();
+    (server.process.role, server.index, server.process.address) = (Role::Server, ServerId(0).0, "there:1".to_owned());
+    view
+}
+
+fn spec(name: &str) -> TensorSpec {
+    TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![4] }
+}
+
+fn tensor(spec: &TensorSpec, device: Option<Ordinal>) -> Tensor {
+    Tensor { key: spec.key(), bytes: 16, device, priority: Priority(0) }
+}
+
+fn resolved(submission: u64, outcome: Result<()>) -> Command {
+    Command::Resolve { submission, tensors: 1, outcome }
+}
+
+/// The submission that a command fails with an error that says so.
+fn failed_with(text: &str) -> impl Fn(&Command) -> Option<u64> {
+    move |command| match command {
+        Command::Resolve { submission, outcome: Err(error), .. } if error.to_string().contains(text) => {
+            Some(*submission)
+        }
+        _ => None,
+    }
+}

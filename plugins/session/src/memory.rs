@@ -12,7 +12,7 @@ use gradlane_core::{Error, Result};
 /// # Errors
 /// [`Error::InvalidArgument`] if it is larger than the address space.
 pub fn tensor_bytes(tensor: &TensorSpec) -> Result<usize> {
-    let TensorSpec { name, dtype, shape } = tensor;
+    let TensorSpec { name, dtype, shape, .. } = tensor;
     tensor.bytes().and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| Error::InvalidArgument {
         what: format!("tensor {name}: shape {shape:?} of {dtype}"),
         hint: "it is larger than the address space".to_owned(),

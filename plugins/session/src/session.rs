@@ -169,7 +169,7 @@ impl Session {
         }
     }
 
-    /// The metrics of this worker. In a job of one nothing travels, and all counters are 0.
+    /// The metrics of this worker. In a job of one nothing travels, and all of them are 0.
     pub fn metrics(&self) -> Instance {
         match &*self.place {
             Place::Joined(engine) => engine.metrics().instance(engine.rank().0),

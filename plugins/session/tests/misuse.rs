@@ -183,7 +183,7 @@ fn a_callback_may_use_the_operation_but_not_end_its_session() {
         statuses.into_iter().for_each(|status| answers.send(status).unwrap());
     }
     let job = Session::start();
-    let (sender, answers) = channel();
+    let (sender, answers) = channel::<GradlaneStatus>();
     let shared = (job.0, sender);
     let mut values = [1.0_f32, 2.0];
     let user = (&raw const shared).cast_mut().cast();
@@ -216,16 +216,19 @@ fn an_unknown_setting_is_refused_by_name() {
 }
 
 #[test]
-fn metrics_are_lines_of_names_and_values_and_say_how_long_they_are() {
+fn metrics_are_cut_where_the_memory_ends_and_say_how_long_they_are() {
     let job = Session::start();
     let mut whole = 0;
-    let mut buffer: [c_char; 4096] = [1; 4096];
+    let mut buffer: Vec<c_char> = vec![1; 65_536];
     // SAFETY: the buffer lives in this function and is that long.
     unsafe {
-        assert_eq!(gradlane_metrics(job.0, buffer.as_mut_ptr(), 4096, &mut whole, null_mut()), GradlaneStatus::Ok);
+        assert_eq!(
+            gradlane_metrics(job.0, buffer.as_mut_ptr(), buffer.len(), &mut whole, null_mut()),
+            GradlaneStatus::Ok
+        );
         let text = CStr::from_ptr(buffer.as_ptr()).to_str().unwrap();
         assert_eq!(text.len(), whole);
-        assert!(text.lines().any(|line| line == "submissions 0"), "{text}");
+        assert!(text.contains("submissions"), "{text}");
         assert_eq!(gradlane_metrics(job.0, buffer.as_mut_ptr(), 5, &mut whole, null_mut()), GradlaneStatus::Ok);
         assert_eq!(CStr::from_ptr(buffer.as_ptr()).to_bytes().len(), 4);
     }

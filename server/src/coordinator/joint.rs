@@ -374,7 +374,7 @@ impl Node {
     fn hear(&mut self, now: Time, event: MemberEvent, last_end: &mut Time) {
         match event {
             MemberEvent::Joined { .. } if self.is_worker() => {
-                let tensor = TensorSpec { name: "a".to_owned(), dtype: DType::F32, shape: vec![10] };
+                let tensor = TensorSpec::new("a", DType::F32, vec![10]);
                 let request = self.member.declare(vec![tensor], true);
                 self.outcomes.insert(request, Vec::new());
             }

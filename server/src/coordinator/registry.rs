@@ -1,5 +1,5 @@
-//! The tensors of the job: the first declaration of a name fixes dtype, shape and layout; a later one that disagrees fails the tensor for
-//! every worker, for good.
+//! The tensors of the job. The first declaration of a name fixes dtype, shape, codec and layout. A later declaration that disagrees fails
+//! the tensor on every worker, for good.
 //!
 //! A declaration succeeds whole or declares nothing. How tensors are cut and placed is the business of [`Layouter`].
 
@@ -191,6 +191,10 @@ impl Entry {
             let error = mismatch("shape", format!("{:?}", self.spec.shape), format!("{:?}", spec.shape));
             return Err(Refusal::Everybody { key, error });
         }
+        if self.spec.codec != spec.codec {
+            let error = mismatch("codec", self.spec.codec.to_string(), spec.codec.to_string());
+            return Err(Refusal::Everybody { key, error });
+        }
         Ok(())
     }
 }
@@ -199,7 +203,7 @@ impl Entry {
 mod tests {
     use std::collections::BTreeSet;
 
-    use gradlane_core::types::{DType, Epoch, Incarnation, NodeId, Phase, Process, Role, Round};
+    use gradlane_core::types::{DType, Encoding, Epoch, Incarnation, NodeId, Phase, Process, Role, Round};
 
     use super::*;
 
@@ -242,6 +246,21 @@ mod tests {
         let other = TensorSpec { dtype: DType::BF16, ..spec("a", &[10]) };
         let (outcome, _) = registry.declare(Time::ZERO, WorkerId(1), &[other], false);
         assert!(matches!(outcome, Err(Error::Mismatch { field, .. }) if field == "dtype"));
+    }
+
+    #[test]
+    fn a_codec_is_compared_like_a_shape_and_both_are_named() {
+        let mut registry = registry();
+        registry.declare(WorkerId(0), &[spec("a", &[10]).with_codec(Encoding::BF16)], false).0.unwrap();
+        let (outcome, forgotten) = registry.declare(WorkerId(1), &[spec("a", &[10])], false);
+        let error = Error::Mismatch {
+            tensor: "a".to_owned(),
+            field: "codec".to_owned(),
+            first: Claim { worker: WorkerId(0), value: "bf16".to_owned() },
+            second: Claim { worker: WorkerId(1), value: "none".to_owned() },
+        };
+        assert_eq!(outcome, Err(error.clone()));
+        assert_eq!(forgotten, [Forgotten { key: TensorKey::of("a"), error }]);
     }
 
     #[test]
@@ -354,6 +373,6 @@ mod tests {
     }
 
     fn spec(name: &str, shape: &[u64]) -> TensorSpec {
-        TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: shape.to_vec() }
+        TensorSpec::new(name, DType::F32, shape.to_vec())
     }
 }

@@ -161,11 +161,7 @@ impl Transport {
         let Some(flight) = self.flights.get_mut(&exchange) else { return };
         flight.arrived = Some((bytes, ended));
         let answer = context.exchange(exchange).and_then(|entry| entry.answer.as_ref()).expect("it arrived");
-        let early = match reply_of(&answer.header) {
-            Reply::Sum(header) => header.early,
-            Reply::Reject(_) => false,
-        };
-        if !early {
+        if !reply_of(&answer.header).is_early() {
             // Nobody wants the rest of the body.
             flight.returned = true;
             self.pushed(exchange);

@@ -242,7 +242,7 @@ fn tensors(random: &mut Random) -> Vec<Tensor> {
         for index in 0..random.between(1, 4) {
             let elements = random.pick(&[0, 1, 3, 17, 64, 100, 130, 300, 700]);
             let shape = if random.chance(30) { vec![elements, 1] } else { vec![elements] };
-            let spec = TensorSpec { name: format!("list{list}.{index}"), dtype, shape };
+            let spec = TensorSpec::new(format!("list{list}.{index}"), dtype, shape);
             let priority = Priority::of_position(position);
             tensors.push(Tensor { spec, list, priority, in_place: random.chance(60) });
             position += 1;

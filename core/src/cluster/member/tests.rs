@@ -5,7 +5,8 @@ mod views;
 
 use super::*;
 use crate::types::{
-    DType, Epoch, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId, Span, TensorKey, WorkerId,
+    DType, Encoding, Epoch, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId, Span, TensorKey,
+    WorkerId,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -220,7 +221,7 @@ fn view(number: u32) -> View {
 }
 
 fn spec(name: &str) -> TensorSpec {
-    TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![10] }
+    TensorSpec::new(name, DType::F32, vec![10])
 }
 
 fn down() -> Error {

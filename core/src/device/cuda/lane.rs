@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use super::caster::Caster;
 use crate::cuda::{Context, INVALID_VALUE, Mark, Reaper, Stream, name};
 use crate::device::Transfer;
 use crate::error::{Error, Result};
@@ -77,14 +78,18 @@ impl Lane {
 
 fn run(stream: &Stream, reaper: &Reaper, orders: &Receiver<Order>) {
     let bound = stream.context().bind();
+    // Loaded for the first transfer that casts: most jobs have none.
+    let mut caster = None;
     while let Ok(Order::Copy(job)) = orders.recv() {
         let Job { transfer, after, done } = job;
         let what = match &transfer {
             Transfer::Out { .. } => "a copy to the host",
             Transfer::In { .. } => "a copy from the host",
+            Transfer::Encode { .. } => "a cast and a copy to the host",
+            Transfer::Decode { .. } => "a copy from the host and a cast",
             Transfer::Within { .. } => "a copy on the device",
         };
-        let submitted = bound.clone().and_then(|()| submit(stream, &transfer, &after));
+        let submitted = bound.clone().and_then(|()| submit(stream, &mut caster, &transfer, &after));
         match (submitted, stream.record()) {
             (Ok(()), Ok(event)) => reaper.when(event, what, done),
             // What was submitted before the failure still uses the memory: its end is waited for, and then the failure is told.
@@ -100,7 +105,7 @@ fn run(stream: &Stream, reaper: &Reaper, orders: &Receiver<Order>) {
 }
 
 /// Submits the waits and the copies, and waits for none: while the device copies one chunk the next is there already.
-fn submit(stream: &Stream, transfer: &Transfer, after: &[Mark]) -> Result<()> {
+fn submit(stream: &Stream, caster: &mut Option<Caster>, transfer: &Transfer, after: &[Mark]) -> Result<()> {
     after.iter().try_for_each(|mark| stream.wait(mark))?;
     match transfer {
         Transfer::Out { from, to } => {
@@ -119,6 +124,8 @@ fn submit(stream: &Stream, transfer: &Transfer, after: &[Mark]) -> Result<()> {
                 copy_in(stream, &host, &chunk)?;
             }
         }
+        Transfer::Encode { from, to, coding } => loaded(caster, stream)?.encode(stream, from, to, coding)?,
+        Transfer::Decode { from, to, coding } => loaded(caster, stream)?.decode(stream, from, to, coding)?,
         Transfer::Within { from, to } => {
             if from.address() != to.address() {
                 copy_within(stream, from, to)?;
@@ -140,7 +147,14 @@ fn chunks(run: &DeviceRegion) -> impl Iterator<Item = DeviceRegion> {
     })
 }
 
-fn copy_out(stream: &Stream, from: &DeviceRegion, mut to: Region) -> Result<()> {
+fn loaded<'caster>(caster: &'caster mut Option<Caster>, stream: &Stream) -> Result<&'caster Caster> {
+    if caster.is_none() {
+        *caster = Some(Caster::load(stream.context())?);
+    }
+    Ok(caster.as_ref().expect("loaded above"))
+}
+
+pub(super) fn copy_out(stream: &Stream, from: &DeviceRegion, mut to: Region) -> Result<()> {
     // SAFETY: nobody else uses the region until this transfer has ended; only its address is taken from the slice.
     let host = unsafe { to.as_mut_slice() };
     // SAFETY: the host's memory is valid and nobody else's until the transfer has ended, by the contract of `Region::new`; whether the
@@ -151,7 +165,7 @@ fn copy_out(stream: &Stream, from: &DeviceRegion, mut to: Region) -> Result<()> 
     submitted(stream, "a copy to the host", from, code)
 }
 
-fn copy_in(stream: &Stream, from: &Region, to: &DeviceRegion) -> Result<()> {
+pub(super) fn copy_in(stream: &Stream, from: &Region, to: &DeviceRegion) -> Result<()> {
     // SAFETY: nobody writes the region until this transfer has ended; only its address is taken from the slice.
     let host = unsafe { from.as_slice() };
     // SAFETY: as in `copy_out`.

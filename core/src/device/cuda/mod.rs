@@ -10,16 +10,17 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::{Device, Transfer};
+use super::{Coding, Device, Transfer};
 use crate::config::Config;
 use crate::config::units::print_bytes;
 use crate::cuda::{self, Driver, Mark, Reaper};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Lease, Ordinal, Pool};
-use crate::types::Done;
+use crate::types::{DType, Done, Encoding};
 use ground::{Kind, OfKind, PinnedGround};
 use lane::{Direction, Job, Lane, ended};
 
+mod caster;
 mod ground;
 mod lane;
 
@@ -120,6 +121,10 @@ impl Device for CudaDevice {
         Ok(self.pools[&Kind { node, shown }].lease(bytes))
     }
 
+    fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
+        caster::wire(dtype, encoding).is_some()
+    }
+
     fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>) {
         match route(&transfer) {
             Ok(Some((device, direction))) => {
@@ -162,6 +167,8 @@ fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
     let (direction, runs, other): (_, &[DeviceRegion], _) = match transfer {
         Transfer::Out { from, to } => (Direction::Out, from, to.len()),
         Transfer::In { from, to } => (Direction::In, to, from.len()),
+        Transfer::Encode { from, to, coding } => (Direction::Out, from, decoded_bytes(coding, to.len())?),
+        Transfer::Decode { from, to, coding } => (Direction::In, to, decoded_bytes(coding, from.len())?),
         Transfer::Within { from, to } => {
             if from.device() != to.device() {
                 return Err(unequal(format!("from cuda:{} to cuda:{}", from.device(), to.device())));
@@ -178,6 +185,15 @@ fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
         return Err(unequal(format!("of several devices, the first of which is cuda:{device}")));
     }
     Ok(Some((device, direction)))
+}
+
+/// Bytes of the elements whose wire form has `bytes`.
+fn decoded_bytes(coding: &Coding, bytes: usize) -> Result<usize> {
+    let Some(wire) = caster::wire(coding.dtype, coding.encoding) else {
+        return Err(unequal(format!("of {} as {}", coding.dtype, coding.encoding)));
+    };
+    let elements = bytes as u64 / wire.bytes();
+    Ok(usize::try_from(elements * coding.dtype.bytes()).expect("within a part"))
 }
 
 fn unequal(what: String) -> Error {
@@ -200,6 +216,13 @@ mod tests {
         assert!(matches!(out(vec![run(1, 6)]), Err(Error::Internal { .. })));
         assert!(matches!(out(vec![run(1, 6), run(0, 2)]), Err(Error::Internal { .. })));
         assert!(matches!(out(Vec::new()), Err(Error::Internal { .. })));
+        let mut encoded = |bytes, encoding| {
+            let coding = Coding { dtype: DType::F32, encoding, divisor: 1.0 };
+            route(&Transfer::Encode { from: vec![run(1, bytes)], to: region_of(&mut host), coding })
+        };
+        assert_eq!(encoded(16, Encoding::BF16), Ok(Some((Ordinal(1), Direction::Out))));
+        assert!(matches!(encoded(8, Encoding::BF16), Err(Error::Internal { .. })));
+        assert!(matches!(encoded(16, Encoding::Plain), Err(Error::Internal { .. })));
         let within = |to| route(&Transfer::Within { from: run(0, 4), to });
         assert_eq!(within(run(0, 4)), Ok(Some((Ordinal(0), Direction::Within))));
         assert!(matches!(within(run(1, 4)), Err(Error::Internal { .. })));

@@ -23,7 +23,7 @@ fn a_panic_of_the_machine_ends_every_handle_with_a_typed_error() {
 
 /// A submission that waits for its declaration.
 fn submit(shared: &Arc<Shared>, name: &str) -> Handle {
-    let spec = TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![1] };
+    let spec = TensorSpec::new(name, DType::F32, vec![1]);
     let tensor = Tensor { key: spec.key(), bytes: 4, device: None, priority: Priority(0) };
     let terms = Terms { op: Op::Sum, weight: 1.0, timeout: None };
     let submitted = shared.with(|state, now| {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::pipeline::{LayoutConfig, Layouter};
-use crate::types::{DType, Piece, ServerId, Span};
+use crate::types::{DType, Encoding, Piece, ServerId, Span};
 
 #[test]
 fn a_tensor_is_declared_once_and_then_submitted_round_after_round() {
@@ -49,12 +49,14 @@ fn an_empty_tensor_is_ready_with_no_parts() {
 }
 
 #[test]
-fn another_dtype_or_shape_than_before_is_refused_on_this_worker_already() {
+fn another_dtype_shape_or_codec_than_before_is_refused_on_this_worker_already() {
     let registry = ready(&[tensor("w", 100)]);
     let error = registry.lookup(&tensor("w", 101)).unwrap_err();
     assert!(error.to_string().starts_with("tensor w: worker 0 has shape [100], worker 0 has shape [101]"), "{error}");
     let half = TensorSpec { dtype: DType::F16, ..tensor("w", 100) };
     assert!(matches!(registry.lookup(&half), Err(Error::Mismatch { field, .. }) if field == "dtype"));
+    let coded = tensor("w", 100).with_codec(Encoding::F16);
+    assert!(matches!(registry.lookup(&coded), Err(Error::Mismatch { field, .. }) if field == "codec"));
 }
 
 #[test]
@@ -249,7 +251,7 @@ fn layout(specs: &[TensorSpec]) -> Vec<PartLayout> {
 }
 
 fn tensor(name: &str, len: u64) -> TensorSpec {
-    TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![len] }
+    TensorSpec::new(name, DType::F32, vec![len])
 }
 
 fn mismatch() -> Error {

@@ -60,11 +60,7 @@ impl Arriving {
 
     /// Whether the server has said that it needs no more of the contribution.
     pub(super) fn refuses_body(&self) -> bool {
-        match &self.header {
-            Some(Reply::Sum(header)) => !header.early,
-            Some(Reply::Reject(_)) => true,
-            None => false,
-        }
+        self.header.as_ref().is_some_and(|header| !header.is_early())
     }
 
     /// The next bytes.
@@ -86,11 +82,7 @@ impl Arriving {
 
     /// Bytes behind the header.
     fn announced(&self) -> u64 {
-        match &self.header {
-            Some(Reply::Sum(header)) => header.body.bytes,
-            Some(Reply::Reject(header)) => header.error_bytes,
-            None => 0,
-        }
+        self.header.as_ref().map_or(0, Reply::body_bytes)
     }
 
     /// All bytes of the sum came.

@@ -168,9 +168,7 @@ impl Hall {
     fn send(&self, outgoing: Outgoing) {
         match outgoing {
             Outgoing::Accept { exchange } => self.accept(exchange),
-            Outgoing::Answer { exchange, header } => {
-                self.answer(exchange, &Reply::Sum(header));
-            }
+            Outgoing::Answer { exchange, header } => self.answer(exchange, &Reply::Sum(header)),
             Outgoing::Block { exchange, block } => self.block(exchange, block),
             Outgoing::End { exchange, checksum } => {
                 self.end(exchange, |name| Some(Message::End { exchange: name, checksum }));
@@ -216,26 +214,20 @@ impl Hall {
 
     /// Begins an answer. What the message has no room for, a set of contributors, goes ahead of the body.
     fn answer(&self, id: ExchangeId, header: &Reply) {
-        let (early, body_bytes) = match header {
-            Reply::Sum(sum) => (sum.early, sum.body.bytes),
-            Reply::Reject(reject) => (false, reject.error_bytes),
-        };
-        let encoded = header.encode();
-        let (head, set) = encoded.split_first_chunk::<HEADER_BYTES>().expect("a header has so many bytes");
+        let mut set = Bytes::from(header.encode());
+        let head = *set.split_to(HEADER_BYTES).first_chunk().expect("a header has so many bytes");
         let mut state = self.state();
         let Some(exchange) = state.exchanges.get_mut(&id).filter(|exchange| !exchange.answered) else { return };
         exchange.answered = true;
-        exchange.answer_left = body_bytes;
-        let refused = (!early).then(|| std::mem::replace(&mut exchange.intake, Intake::Refuse));
-        let (link, name, accepted) = (Arc::clone(&exchange.link), exchange.name, exchange.accepted);
-        let urgency = exchange.urgency;
+        exchange.answer_left = header.body_bytes();
+        let refused = (!header.is_early()).then(|| std::mem::replace(&mut exchange.intake, Intake::Refuse));
+        let (link, name) = (Arc::clone(&exchange.link), exchange.name);
+        let (urgency, accepted) = (exchange.urgency, exchange.accepted);
         // Under the lock: what the worker says of the exchange meanwhile must find it.
         let mut outbound = link.outbound();
-        let posted = outbound.post(&Message::Answer { exchange: name, header: *head });
+        let posted = outbound.post(&Message::Answer { exchange: name, header: head });
         outbound.begin(name, urgency, accepted);
-        if !set.is_empty() {
-            outbound.extend(name, [(Bytes::copy_from_slice(set), None)]);
-        }
+        outbound.extend(name, (!set.is_empty()).then_some((set, None)));
         drop(outbound);
         drop(state);
         drop(refused);

@@ -3,8 +3,8 @@
 use super::{Health, Join, MemberStatus, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Phase, Piece, Process, Role, Round,
-    ServerId, Span, TensorKey, TensorSpec, View, Wiring, WorkerId,
+    DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Phase, Piece, Process, Role,
+    Round, ServerId, Span, TensorKey, TensorSpec, View, Wiring, WorkerId,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -112,16 +112,15 @@ impl Field for Progress {
 impl Field for TensorSpec {
     fn write(&self, writer: &mut Writer) {
         writer.text(&self.name, usize::MAX);
-        self.dtype.write(writer);
+        write_form(self.dtype, self.codec, writer);
         writer.list(&self.shape, |writer, dimension| writer.u64(*dimension));
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        Ok(Self {
-            name: reader.text(NAME_BYTES_MAX, "tensor name")?,
-            dtype: DType::read(reader)?,
-            shape: reader.list(DIMENSIONS_MAX, "shape", |reader| reader.u64("dimension"))?,
-        })
+        let name = reader.text(NAME_BYTES_MAX, "tensor name")?;
+        let (dtype, codec) = read_form(reader)?;
+        let shape = reader.list(DIMENSIONS_MAX, "shape", |reader| reader.u64("dimension"))?;
+        Ok(Self { name, dtype, shape, codec })
     }
 }
 
@@ -136,10 +135,27 @@ impl Field for DType {
     }
 }
 
+/// Writes an element type and how elements of it travel.
+fn write_form(dtype: DType, codec: Encoding, writer: &mut Writer) {
+    dtype.write(writer);
+    writer.u8(codec as u8);
+}
+
+/// Reads an element type and an encoding of it.
+fn read_form(reader: &mut Reader<'_>) -> Result<(DType, Encoding)> {
+    let dtype = DType::read(reader)?;
+    let code = reader.u8("codec")?;
+    let codec = Encoding::from_code(code).ok_or_else(|| reader.bad("codec", format!("is {code}")))?;
+    if !codec.encodes(dtype) {
+        return Err(reader.bad("codec", format!("is {codec} of {dtype}")));
+    }
+    Ok((dtype, codec))
+}
+
 impl Field for PartLayout {
     fn write(&self, writer: &mut Writer) {
         self.part.write(writer);
-        self.dtype.write(writer);
+        write_form(self.dtype, self.codec, writer);
         writer.u32(self.server.0);
         writer.list(&self.pieces, |writer, piece| {
             writer.u64(piece.tensor.0);
@@ -149,9 +165,12 @@ impl Field for PartLayout {
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let part = PartId::read(reader)?;
+        let (dtype, codec) = read_form(reader)?;
         let layout = Self {
-            part: PartId::read(reader)?,
-            dtype: DType::read(reader)?,
+            part,
+            dtype,
+            codec,
             server: ServerId(reader.u32("server")?),
             pieces: reader.list(TENSORS_MAX, "pieces", |reader| {
                 let tensor = TensorKey(reader.u64("tensor key")?);

@@ -1,11 +1,12 @@
 //! A header's bytes. Every field that a kind of header does not have is zero, and the reader checks that, so that a header has one form.
 
 use super::{
-    Body, Contribute, Contribution, Contributors, Encoding, HEADER_BYTES, Header, Reject, Reply, Request, Service, Sum,
-    Target, URGENCY_MAX, Withdraw,
+    Body, Contribute, Contribution, Contributors, HEADER_BYTES, Header, Reject, Reply, Request, Service, Sum, Target,
+    URGENCY_MAX, Withdraw,
 };
+use crate::codec;
 use crate::error::{Error, Result};
-use crate::types::{DType, Epoch, Op, PartId, Round, TensorKey, WorkerSet};
+use crate::types::{DType, Encoding, Epoch, Op, PartId, Round, TensorKey, WorkerSet};
 use crate::wire::{VERSION, check_version, limits};
 
 const MAGIC: [u8; 4] = *b"GLNE";
@@ -265,12 +266,11 @@ impl Fields<'_> {
         let checksum = u32::from_le_bytes(self.array(at::CHECK));
         let body = || {
             let body = self.body(part_bytes)?;
-            let due = body.encoding.body_bytes(part_bytes, dtype);
-            let due = due.ok_or_else(|| self.bad("encoding", format!("is {:?} of {dtype}", body.encoding)))?;
-            if body.bytes != due {
-                let problem = format!("is {} where {:?} of {part_bytes} bytes has {due}", body.bytes, body.encoding);
-                return Err(self.bad("body length", problem));
+            if !body.encoding.encodes(dtype) {
+                return Err(self.bad("encoding", format!("is {} of {dtype}", body.encoding)));
             }
+            let due = codec::body_bytes(body.encoding, dtype, part_bytes);
+            due.check(body.bytes).map_err(|malformed| self.bad("body length", malformed.to_string()))?;
             Ok(body)
         };
         let contribution = match self.bytes[at::FLAGS] {

@@ -144,7 +144,7 @@ pub(super) unsafe fn tensor(given: &GradlaneTensor) -> Result<TensorSpec> {
     let dtype = dtype(given.dtype).ok_or_else(|| {
         invalid(format!("tensor {name}: dtype {}", given.dtype), "use a value of GradlaneDtype".to_owned())
     })?;
-    Ok(TensorSpec { name, dtype, shape })
+    Ok(TensorSpec::new(name, dtype, shape))
 }
 
 fn dtype(code: u32) -> Option<DType> {

@@ -207,7 +207,7 @@ fn is_barrier_done(frame: &Frame) -> bool {
 }
 
 fn declare(request: u64, shape: &[u64]) -> Frame {
-    let tensor = TensorSpec { name: "a".to_owned(), dtype: DType::F32, shape: shape.to_vec() };
+    let tensor = TensorSpec::new("a", DType::F32, shape.to_vec());
     Frame::Declare { request, tensors: vec![tensor], fuse: false }
 }
 

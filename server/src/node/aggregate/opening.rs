@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{DType, Defect, ExchangeId, Machines, Op, PartId, Round, Time, WorkerId, planted};
-use gradlane_core::wire::{Contribute, Contribution, Encoding, Target, limits};
+use gradlane_core::types::{DType, Defect, Encoding, ExchangeId, Machines, Op, PartId, Round, Time, WorkerId, planted};
+use gradlane_core::wire::{Contribute, Contribution, Target, limits};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, PARTS_SEEN_MAX, Part, parity};
 use super::refusals::{gave_up, lost, no_root, over};

@@ -177,7 +177,8 @@ fn layouts(names: &[String]) -> Vec<PartLayout> {
     let part = |name: &String| {
         let key = TensorKey::of(name);
         let pieces = vec![Piece { tensor: key, span: Span { offset: 0, bytes: 40 } }];
-        PartLayout { part: PartId { key, index: 0 }, dtype: DType::F32, server: ServerId(0), pieces }
+        let part = PartId { key, index: 0 };
+        PartLayout { part, dtype: DType::F32, codec: Encoding::Plain, server: ServerId(0), pieces }
     };
     names.iter().map(part).collect()
 }

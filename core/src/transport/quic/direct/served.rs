@@ -220,7 +220,7 @@ impl Served {
         }
         self.refuse(connection);
         let (header, body) = reject_of(target, error);
-        self.begin(connection, header.encode().to_vec(), precedence);
+        self.begin(connection, Vec::from(header.encode()), precedence);
         self.unsent.push(Bytes::from(body));
         self.answer = Answer::Complete;
         Ok(())

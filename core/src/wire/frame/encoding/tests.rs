@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::error::Error;
-use crate::types::{DType, Piece, Role, Span};
+use crate::types::{DType, Encoding, Piece, Role, Span};
 use crate::wire::limits::PART_BYTES_MAX;
 use crate::wire::samples;
 
@@ -115,6 +115,16 @@ fn a_part_that_cannot_exist_is_refused() {
 }
 
 #[test]
+fn a_codec_that_does_not_encode_its_elements_is_refused() {
+    let of = |codec| PartLayout { codec, ..samples::part() };
+    for codec in [Encoding::F16, Encoding::BF16] {
+        let frame = Frame::Declared { request: 0, outcome: Ok(vec![of(codec)]) };
+        let error = Frame::decode(&frame.encode(), PEER).unwrap_err().to_string();
+        assert!(error.contains(&format!("codec is {codec} of float16")), "{error}");
+    }
+}
+
+#[test]
 fn a_huge_announced_list_fails_at_its_first_missing_item() {
     // Within the limit, so the length is believed; but the memory reserved follows the bytes that are there, which are none.
     let mut writer = Writer::default();
@@ -139,11 +149,14 @@ proptest! {
     fn declarations_round_trip(
         request: u64,
         fuse: bool,
-        specs in proptest::collection::vec(("\\PC{0,20}", 1..=8_u8, proptest::collection::vec(any::<u64>(), 0..5)), 0..20),
+        specs in proptest::collection::vec(("\\PC{0,20}", 1..=8_u8, 1..=3_u8, proptest::collection::vec(any::<u64>(), 0..5)), 0..20),
     ) {
         let tensors = specs
             .into_iter()
-            .map(|(name, code, shape)| TensorSpec { name, dtype: DType::from_code(code).unwrap(), shape })
+            .map(|(name, dtype, codec, shape)| {
+                let codec = Encoding::from_code(codec).unwrap();
+                TensorSpec::new(name, DType::from_code(dtype).unwrap(), shape).with_codec(codec)
+            })
             .collect();
         let frame = Frame::Declare { request, tensors, fuse };
         prop_assert_eq!(Frame::decode(&frame.encode(), PEER), Ok(frame));
@@ -172,7 +185,7 @@ const GOLDEN: [&str; 19] = [
     "05 01 02 07000000000000000000000000000000 02000000 6e31 4d000000 04000000 6e313a39 0600000000000000 02000000 2f73 00000000 01 \
      00 01 03000000 02000000 00000000 01000000",
     "05 02 0500000000000000 01 0800000000000000 0400000000000000 03000000 0010000000000000",
-    "05 03 0900000000000000 01000000 01000000 77 03 02000000 0300000000000000 0400000000000000 01",
+    "05 03 0900000000000000 01000000 01000000 77 03 01 02000000 0300000000000000 0400000000000000 01",
     "05 04 0a00000000000000 03000000 656e64 0600000000000000",
     "05 05 0800000000000000 01000000 0400000000000000 01000000 01000000 0200000000000000",
     "05 06",
@@ -189,7 +202,7 @@ const GOLDEN: [&str; 19] = [
      abababababababababababababababababababababababababababababababab 00000000 0900000000000000",
     "05 82 0a 01000000 02000000",
     "05 83 0500000000000000",
-    "05 84 0900000000000000 00 01000000 0800000000000000 01000000 03 02000000 01000000 0800000000000000 \
+    "05 84 0900000000000000 00 01000000 0800000000000000 01000000 03 01 02000000 01000000 0800000000000000 \
      0800000000000000 1000000000000000",
     "05 84 0900000000000000 01 12",
     "05 85 0800000000000000 12",

@@ -1,0 +1,55 @@
+//! Memory of a device that is the engine's own.
+#![expect(unsafe_code, reason = "functions of the driver are called")]
+
+use std::sync::Arc;
+
+use super::api::Api;
+use super::context::Context;
+use crate::error::Result;
+use crate::mem::DeviceRegion;
+
+/// Memory of one device, freed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory {
+    region: DeviceRegion,
+    context: Arc<Context>,
+}
+
+impl Context {
+    /// Memory of this device. It costs the driver some microseconds up to a millisecond, so that callers keep what they have.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device) if the driver gives none.
+    pub(crate) fn memory(self: &Arc<Self>, bytes: usize) -> Result<DeviceMemory> {
+        self.within(|| {
+            let mut address = 0;
+            // SAFETY: it writes one address, which is freed in `drop`.
+            let code = unsafe { (self.api().device_alloc)(&raw mut address, bytes) };
+            self.checked("taking memory of the device", code)?;
+            let region = DeviceRegion::new(self.device(), address, bytes);
+            Ok(DeviceMemory { region, context: Arc::clone(self) })
+        })
+    }
+}
+
+impl DeviceMemory {
+    /// All of it.
+    pub(crate) const fn region(&self) -> &DeviceRegion {
+        &self.region
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let api = self.context.api();
+        if api.is_ours() {
+            let free = || {
+                // SAFETY: it was allocated in `memory`, once. The driver waits for work that uses it.
+                Api::released("memory of the device", unsafe { (api.device_free)(self.region.address()) });
+                Ok(())
+            };
+            // A device that failed has lost it anyway.
+            let _ = self.context.within(free);
+        }
+    }
+}

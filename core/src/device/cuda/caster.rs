@@ -1,0 +1,187 @@
+//! Casts on the way between a device and the host: a kernel makes the wire form, or elements of it, and a copy engine moves it.
+//!
+//! The wire form lies in a buffer of the device's own between the two. Kernels and copies of one direction are in one stream, so that one
+//! buffer is enough: what comes next into it waits on the device for the last to be out. A kernel of 4 MiB takes about a tenth of its
+//! copy. A kernel that reads and writes memory of the host itself would need no buffer, but it would keep multiprocessors busy for as
+//! long as the bus takes, and it would fail where the memory is not pinned.
+
+use std::sync::Arc;
+
+use super::Coding;
+use super::lane::{copy_in, copy_out};
+use crate::cuda::{Context, DeviceMemory, Kernels, Stream};
+use crate::error::Result;
+use crate::mem::{DeviceRegion, Region};
+use crate::types::{DType, Encoding, Span};
+
+/// The kernels of one direction, and the memory between kernels and copies.
+pub(super) struct Caster {
+    kernels: Kernels,
+    buffer: DeviceMemory,
+}
+
+/// Of the buffer: the wire form of 4 MiB of f32, which a copy moves at the rate of the bus.
+const BUFFER_BYTES: usize = 2 << 20;
+
+/// The type whose elements are an encoding of `dtype`, if a kernel casts to it and back.
+pub(super) fn wire(dtype: DType, encoding: Encoding) -> Option<DType> {
+    let wire = match encoding {
+        Encoding::Plain => return None,
+        Encoding::F16 => DType::F16,
+        Encoding::BF16 => DType::BF16,
+    };
+    // There is no kernel for f64.
+    (dtype == DType::F32).then_some(wire)
+}
+
+impl Caster {
+    /// Loads the kernels and takes the buffer.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) if the driver cannot compile the kernels,
+    /// [`Error::Device`](crate::Error::Device) if the device failed.
+    pub(super) fn load(context: &Arc<Context>) -> Result<Self> {
+        Ok(Self { kernels: Kernels::load(context)?, buffer: context.memory(BUFFER_BYTES)? })
+    }
+
+    /// Submits that the elements of `from` are encoded, one run after the other, and copied to `to`.
+    pub(super) fn encode(&self, stream: &Stream, from: &[DeviceRegion], to: &Region, coding: &Coding) -> Result<()> {
+        let wire = wire_of(coding);
+        let mut at = 0;
+        for batch in batches(from, coding.dtype, wire) {
+            let mut filled = 0;
+            for run in &batch {
+                let bytes = cast_bytes(run, coding.dtype, wire);
+                let place = self.buffer.region().part(Span { offset: filled, bytes });
+                self.kernels.scale(stream, coding.divisor.recip(), (coding.dtype, run), (wire, &place))?;
+                filled += bytes;
+            }
+            let encoded = self.buffer.region().part(Span { offset: 0, bytes: filled });
+            copy_out(stream, &encoded, to.part(Span { offset: at, bytes: filled }))?;
+            at += filled;
+        }
+        Ok(())
+    }
+
+    /// Submits that the wire form in `from` is copied to the device and decoded into `to`, one run after the other.
+    pub(super) fn decode(&self, stream: &Stream, from: &Region, to: &[DeviceRegion], coding: &Coding) -> Result<()> {
+        let wire = wire_of(coding);
+        let mut at = 0;
+        for batch in batches(to, coding.dtype, wire) {
+            let filled = batch.iter().map(|run| cast_bytes(run, coding.dtype, wire)).sum();
+            let encoded = self.buffer.region().part(Span { offset: 0, bytes: filled });
+            copy_in(stream, &from.part(Span { offset: at, bytes: filled }), &encoded)?;
+            at += filled;
+            let mut taken = 0;
+            for run in &batch {
+                let bytes = cast_bytes(run, coding.dtype, wire);
+                let place = self.buffer.region().part(Span { offset: taken, bytes });
+                self.kernels.scale(stream, 1.0, (wire, &place), (coding.dtype, run))?;
+                taken += bytes;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wire_of(coding: &Coding) -> DType {
+    wire(coding.dtype, coding.encoding).expect("what a device does not encode has no lane")
+}
+
+/// Bytes of a run's elements in the wire form.
+fn cast_bytes(run: &DeviceRegion, dtype: DType, wire: DType) -> u64 {
+    run.len() as u64 / dtype.bytes() * wire.bytes()
+}
+
+/// The runs in order, cut and gathered so that the wire form of each batch fits the buffer.
+fn batches(runs: &[DeviceRegion], dtype: DType, wire: DType) -> Vec<Vec<DeviceRegion>> {
+    let bytes_max = BUFFER_BYTES as u64 / wire.bytes() * dtype.bytes();
+    let (mut batches, mut room) = (Vec::new(), 0);
+    for run in runs {
+        let (mut offset, end) = (0, run.len() as u64);
+        while offset < end {
+            if room == 0 {
+                batches.push(Vec::new());
+                room = bytes_max;
+            }
+            let bytes = room.min(end - offset);
+            batches.last_mut().expect("pushed above").push(run.part(Span { offset, bytes }));
+            offset += bytes;
+            room -= bytes;
+        }
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::super::{CudaDevice, Device, Transfer};
+    use super::*;
+    use crate::codec;
+    use crate::config::Config;
+    use crate::cuda::fake;
+    use crate::mem::Ordinal;
+    use crate::mem::borrow::region_of;
+    use crate::reduce;
+    use crate::types::Done;
+
+    #[test]
+    fn a_device_encodes_and_decodes_as_the_host_does() {
+        let (control, _driver) = fake::driver();
+        let config = Config { cuda_lib: Some(fakecuda::library()), ..Config::default() };
+        let cuda = CudaDevice::load(&config).unwrap();
+        let values: Vec<u8> = (0..1000_u32).flat_map(|index| (0.37 * index as f32 - 100.0).to_le_bytes()).collect();
+        let address = control.allocate(0, values.len());
+        let run = |offset: u64, bytes: usize| DeviceRegion::new(Ordinal(0), address + offset, bytes);
+        // Not in the order of their addresses.
+        let runs = || vec![run(400, 3600), run(0, 400)];
+        let given = [&values[400..], &values[..400]].concat();
+        for (encoding, divisor) in [(Encoding::F16, 4.0), (Encoding::BF16, 1.0)] {
+            let kernels = reduce::Kernels::portable();
+            let codec = codec::of(encoding, DType::F32).unwrap();
+            let (mut expected, mut elements) = (vec![0; 2000], vec![0; 4000]);
+            codec.encode(kernels, divisor, &given, &mut expected);
+            codec.decode(kernels, &expected, &mut elements).unwrap();
+
+            let coding = Coding { dtype: DType::F32, encoding, divisor };
+            control.produce(0, 0, address, &values);
+            let mark = cuda.mark(Ordinal(0), 0).unwrap();
+            let mut body = vec![0; 2000];
+            finish(&cuda, Transfer::Encode { from: runs(), to: region_of(&mut body), coding }, &[mark]);
+            assert_eq!(body, expected, "{encoding}");
+            finish(&cuda, Transfer::Decode { from: region_of(&mut body), to: runs(), coding }, &[]);
+            let found = control.consume(0, 0, address, 4000);
+            assert_eq!([&found[400..], &found[..400]].concat(), elements, "{encoding}");
+        }
+    }
+
+    #[test]
+    fn runs_are_cut_and_gathered_to_the_length_of_the_buffer() {
+        let run = |bytes: usize| DeviceRegion::new(Ordinal(0), 0x1000, bytes);
+        let lens = |runs: &[DeviceRegion]| {
+            let batches = batches(runs, DType::F32, DType::BF16);
+            batches.iter().map(|batch| batch.iter().map(DeviceRegion::len).collect::<Vec<_>>()).collect::<Vec<_>>()
+        };
+        let full = 2 * BUFFER_BYTES;
+        assert_eq!(lens(&[]), Vec::<Vec<usize>>::new());
+        assert_eq!(lens(&[run(8), run(0), run(4)]), [vec![8, 4]]);
+        assert_eq!(lens(&[run(8), run(full), run(4)]), [vec![8, full - 8], vec![8, 4]]);
+        assert_eq!(lens(&[run(full), run(full + 4)]), [vec![full], vec![full], vec![4]]);
+    }
+
+    #[test]
+    fn only_what_a_kernel_casts_is_encoded_on_a_device() {
+        assert_eq!(wire(DType::F32, Encoding::F16), Some(DType::F16));
+        assert_eq!(wire(DType::F32, Encoding::BF16), Some(DType::BF16));
+        assert_eq!([wire(DType::F64, Encoding::F16), wire(DType::F32, Encoding::Plain)], [None; 2]);
+    }
+
+    fn finish(cuda: &CudaDevice, transfer: Transfer, after: &[crate::cuda::Mark]) {
+        let (sender, outcome) = mpsc::channel();
+        cuda.copy(transfer, after, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        assert_eq!(outcome.recv_timeout(Duration::from_secs(60)), Ok(Ok(())));
+    }
+}
