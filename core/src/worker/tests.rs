@@ -197,7 +197,7 @@ fn view() -> View {
 }
 
 fn spec(name: &str) -> TensorSpec {
-    TensorSpec { name: name.to_owned(), dtype: DType::F32, shape: vec![4] }
+    TensorSpec::new(name, DType::F32, vec![4])
 }
 
 fn tensor(spec: &TensorSpec, device: Option<Ordinal>) -> Tensor {

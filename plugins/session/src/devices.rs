@@ -9,7 +9,7 @@ use gradlane_core::cuda::Mark;
 use gradlane_core::device::cuda::CudaDevice;
 use gradlane_core::device::{Device, Transfer};
 use gradlane_core::mem::{Lease, Ordinal};
-use gradlane_core::types::Done;
+use gradlane_core::types::{DType, Done, Encoding};
 
 /// The CUDA devices of this process, found as these settings say.
 pub(crate) fn devices(config: &Config) -> Arc<dyn Device> {
@@ -49,6 +49,10 @@ impl<Open: Fn() -> Result<Arc<dyn Device>> + Send + Sync> Device for Late<Open> 
 
     fn lease(&self, device: Ordinal, bytes: usize, shown: bool) -> Result<Lease> {
         self.opened()?.lease(device, bytes, shown)
+    }
+
+    fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
+        self.opened().is_ok_and(|devices| devices.encodes(dtype, encoding))
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>) {
