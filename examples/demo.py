@@ -63,7 +63,7 @@ def run(command: list[str]) -> bool:
     # Both workers are on this machine and would reduce among themselves, or reach the servers through shared memory. What
     # is shown here is the way through servers over a network.
     clean["GRADLANE_LOCAL_REDUCE"] = "off"
-    clean["GRADLANE_ROAD"] = "quic"
+    clean["GRADLANE_TRANSPORT"] = "quic"
     try:
         return subprocess.run(command, env=clean, timeout=LAUNCH_TIMEOUT, check=False).returncode == 0
     except subprocess.TimeoutExpired:

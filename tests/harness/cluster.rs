@@ -12,8 +12,9 @@ use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission};
 use gradlane_core::mem::{Copies, Region};
 use gradlane_core::runtime::process;
 use gradlane_core::transport::Transport;
-use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
-use gradlane_core::transport::roads::Roads;
+use gradlane_core::transport::identity::Credentials;
+use gradlane_core::transport::quic::{QuicTransport, Settings};
+use gradlane_core::transport::router::Router;
 use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec};
 use gradlane_server::{Embedded, EmbeddedOptions};
 
@@ -173,7 +174,7 @@ pub fn worker_with(
 ) -> Result<Engine> {
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
     let copies = Copies::default();
-    let transport = Arc::new(Roads::new(config, &credentials, &copies)?);
+    let transport = Arc::new(Router::new(config, &credentials, &copies)?);
     start(config, join, (rank, workers), credentials, (transport, copies), device)
 }
 

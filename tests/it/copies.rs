@@ -8,7 +8,8 @@ use gradlane_core::device::Device;
 use gradlane_core::engine::{Engine, EngineOptions};
 use gradlane_core::mem::{Copies, Region};
 use gradlane_core::runtime::process;
-use gradlane_core::transport::quic::{Credentials, QuicTransport, Settings};
+use gradlane_core::transport::identity::Credentials;
+use gradlane_core::transport::quic::{QuicTransport, Settings};
 use gradlane_core::transport::{LinkLost, Peer, Pulled, Push, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId, Op, Role};
 use gradlane_server::{Embedded, EmbeddedOptions};
@@ -19,7 +20,7 @@ const LEN: usize = 100_000;
 
 #[test]
 fn a_worker_copies_nothing_over_a_network() {
-    let cluster = Cluster::with(1, 1, &[("road", "quic")]);
+    let cluster = Cluster::with(1, 1, &[("transport", "quic")]);
     let engine = &cluster.workers[0];
     Tensor::new("a", vec![1_f32; LEN]).reduce(engine, Op::Sum).unwrap();
     assert_eq!(engine.metrics().copied_bytes(), 0);
@@ -27,7 +28,7 @@ fn a_worker_copies_nothing_over_a_network() {
 
 #[test]
 fn a_worker_copies_its_contribution_once_into_shared_memory() {
-    let cluster = Cluster::with(1, 1, &[("road", "shm")]);
+    let cluster = Cluster::with(1, 1, &[("transport", "shm")]);
     let engine = &cluster.workers[0];
     Tensor::new("a", vec![1_f32; LEN]).reduce(engine, Op::Sum).unwrap();
     assert_eq!(engine.metrics().copied_bytes(), 4 * LEN as u64);
@@ -36,7 +37,7 @@ fn a_worker_copies_its_contribution_once_into_shared_memory() {
 #[test]
 fn what_is_staged_for_a_device_is_added_where_it_lies_by_a_server_of_the_machine() {
     let devices = |_| Some(TestDevice::start() as Arc<dyn Device>);
-    let cluster = Cluster::with_devices(2, 1, &[("road", "shm")], devices);
+    let cluster = Cluster::with_devices(2, 1, &[("transport", "shm")], devices);
     all(&cluster.workers, |engine| {
         for round in 1..=3_u32 {
             let mut tensor = Tensor::new("a", (0..LEN).map(|at| (at as u32 * round) as f32).collect());

@@ -21,7 +21,7 @@ const LEN: usize = 100_003;
 #[test]
 fn every_reduction_is_bit_by_bit_that_of_host_memory() {
     for road in ["quic", "shm"] {
-        let (cluster, _) = two_with_devices(&[&SMALL_PARTS[..], &[("road", road)]].concat());
+        let (cluster, _) = two_with_devices(&[&SMALL_PARTS[..], &[("transport", road)]].concat());
         as_on_the_host::<f32>(&cluster);
         as_on_the_host::<bf16>(&cluster);
         as_on_the_host::<i32>(&cluster);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gradlane_core::engine::Engine;
 use gradlane_core::runtime::Clock;
-use gradlane_core::transport::quic::Credentials;
+use gradlane_core::transport::identity::Credentials;
 use gradlane_core::types::Role;
 use gradlane_core::{Code, Error};
 use gradlane_server::coordinator::CoordinatorConfig;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, unbounded};
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process, status};
-use gradlane_core::transport::quic::Credentials;
+use gradlane_core::transport::identity::Credentials;
 use gradlane_core::types::{Incarnation, JoinString, Phase, Role};
 use gradlane_core::wire::frame::{Health, Progress};
 use gradlane_core::{Code, Error};

@@ -79,7 +79,8 @@ impl Job {
     fn start(device: impl Fn() -> Option<Arc<TestDevice>> + Sync) -> Self {
         let runtime_dir = tempfile::tempdir().unwrap();
         let runtime = runtime_dir.path().to_str().unwrap();
-        let settings = [("road", "shm"), ("runtime_dir", runtime), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
+        let settings =
+            [("transport", "shm"), ("runtime_dir", runtime), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
         let config = config(&settings);
         let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 2, 1), &config, None).unwrap();
         let victim = server(coordinator.join_string(), 0, &settings);

@@ -53,7 +53,7 @@ fn fusion_and_size_of_parts_give_the_same_sums() {
 #[test]
 fn a_large_tensor_loads_all_servers_alike_and_is_never_copied_over_a_network() {
     const BYTES: u64 = 64 << 20;
-    let cluster = Cluster::with(1, 3, &[("road", "quic")]);
+    let cluster = Cluster::with(1, 3, &[("transport", "quic")]);
     let engine = &cluster.workers[0];
     let mut tensor = Tensor::new("embedding", (0..BYTES / 4).map(|index| index as f32).collect());
     tensor.reduce(engine, Op::Sum).unwrap();

@@ -8,7 +8,8 @@ use gradlane_core::config::Config;
 use gradlane_core::engine::{Engine, EngineOptions};
 use gradlane_core::mem::Copies;
 use gradlane_core::runtime::process;
-use gradlane_core::transport::quic::{Authority, Credentials, QuicTransport, Settings};
+use gradlane_core::transport::identity::{Authority, Credentials};
+use gradlane_core::transport::quic::{QuicTransport, Settings};
 use gradlane_core::types::{JoinString, Op, Role};
 use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
@@ -164,8 +165,12 @@ struct Relayed {
 
 impl Relayed {
     fn start() -> Self {
-        let config =
-            config(&[("road", "quic"), ("advertise", "127.0.0.2"), ("form_timeout", "60s"), ("join_timeout", "60s")]);
+        let config = config(&[
+            ("transport", "quic"),
+            ("advertise", "127.0.0.2"),
+            ("form_timeout", "60s"),
+            ("join_timeout", "60s"),
+        ]);
         let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 2, servers: 1 }).unwrap();
         let relays = [&embedded.join_string().address, embedded.servers()[0].address()].map(|announced| {
             let relay: SocketAddr = announced.parse().unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use gradlane_core::types::Defect;
-use gradlane_tests::sim::{self, Checker, Failure};
+use gradlane_tests::sim::{self, Checker, Failure, Known};
 
 #[test]
 fn a_cluster_keeps_its_promises_whatever_goes_wrong() {
@@ -32,6 +32,22 @@ fn every_planted_defect_is_caught() {
     };
     let missed: Vec<&Defect> = Defect::ALL.iter().filter(|defect| !caught(defect)).collect();
     assert!(missed.is_empty(), "missed: {missed:?}");
+}
+
+/// A finding that is spared must exist: an entry that nothing breaks without is an excuse for something else.
+#[test]
+fn every_known_finding_still_falls_out() {
+    const SEEDS: u64 = 8000;
+    let falls_out = |finding: &Known| {
+        let found = lowest(SEEDS, |seed| sim::run_unspared(seed, *finding));
+        match &found {
+            Some(Failure { seed, violation }) => println!("{finding:?}: seed {seed}, {violation}"),
+            None => println!("{finding:?} does not fall out of {SEEDS} seeds: remove it from the list"),
+        }
+        found.is_some()
+    };
+    let gone: Vec<&Known> = Known::ALL.iter().filter(|finding| !falls_out(finding)).collect();
+    assert!(gone.is_empty(), "no findings any more: {gone:?}");
 }
 
 #[test]
@@ -64,8 +80,13 @@ fn replay() {
     }
 }
 
-/// The lowest of `seeds` seeds that breaks a rule, found on all cores.
+/// The lowest of `seeds` seeds that breaks a rule.
 fn first_failure(seeds: u64, defect: Option<Defect>) -> Option<Failure> {
+    lowest(seeds, |seed| sim::run(seed, defect, false))
+}
+
+/// The lowest of `seeds` seeds that fails, found on all cores.
+fn lowest(seeds: u64, run: impl Fn(u64) -> Result<u64, Failure> + Sync) -> Option<Failure> {
     let (next, worst) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
     let search = || {
         let mut found: Option<Failure> = None;
@@ -74,7 +95,7 @@ fn first_failure(seeds: u64, defect: Option<Defect>) -> Option<Failure> {
             if seed >= seeds.min(worst.load(Ordering::Relaxed)) {
                 return found;
             }
-            if let Err(failure) = sim::run(seed, defect, false) {
+            if let Err(failure) = run(seed) {
                 worst.fetch_min(seed, Ordering::Relaxed);
                 found.get_or_insert(failure);
             }

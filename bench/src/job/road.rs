@@ -23,11 +23,16 @@ pub(crate) struct Road {
 const ROADS: [Road; 5] = [
     Road {
         name: "quic",
-        settings: &[("road", "quic"), ("local_reduce", "off")],
+        settings: &[("transport", "quic"), ("local_reduce", "off")],
         needs: None,
         wire: Some(Wire::Loopback { ends: 1 }),
     },
-    Road { name: "shm", settings: &[("road", "shm"), ("local_reduce", "off")], needs: Some("road"), wire: None },
+    Road {
+        name: "shm",
+        settings: &[("transport", "shm"), ("local_reduce", "off")],
+        needs: Some("transport"),
+        wire: None,
+    },
     Road { name: "local", settings: &[("local_reduce", "auto")], needs: Some("local_reduce"), wire: None },
     Road { name: "mem", settings: &[("local_reduce", "off")], needs: None, wire: None },
     Road { name: "auto", settings: &[], needs: None, wire: Some(Wire::Loopback { ends: 1 }) },

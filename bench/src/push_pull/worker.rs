@@ -10,8 +10,8 @@ use gradlane_core::engine::{Batch, BatchSubmission, Engine, EngineOptions, Handl
 use gradlane_core::mem::{Copies, Region};
 use gradlane_core::runtime::process;
 use gradlane_core::transport::Transport;
-use gradlane_core::transport::quic::Credentials;
-use gradlane_core::transport::roads::Roads;
+use gradlane_core::transport::identity::Credentials;
+use gradlane_core::transport::router::Router;
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
 
 use crate::job::{JOIN, SETTINGS, config};
@@ -70,7 +70,7 @@ impl Exchanger for Worker {
         let join: JoinString = with.get(JOIN).map_or("", String::as_str).parse().map_err(text)?;
         let credentials = Arc::new(Credentials::enroll(&join, Role::Worker, config.join_timeout).map_err(text)?);
         let copies = Copies::default();
-        let transport = Arc::new(Roads::new(&config, &credentials, &copies).map_err(text)?);
+        let transport = Arc::new(Router::new(&config, &credentials, &copies).map_err(text)?);
         Self::start(rank, ranks, config, Means { coordinator: join.address, credentials, transport, copies })
     }
 

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use gradlane_core::config::RoadChoice;
+use gradlane_core::config::TransportChoice;
 use gradlane_core::local::SharedGround;
 use gradlane_core::mem::{Copies, Ground, Pool};
-use gradlane_core::transport::quic::Credentials;
-use gradlane_core::transport::roads;
+use gradlane_core::transport::identity::Credentials;
+use gradlane_core::transport::router;
 use gradlane_core::types::{DType, JoinString, Role};
 use gradlane_core::wire::limits::PART_BYTES_MAX;
 
@@ -234,13 +234,13 @@ pub(crate) fn serve() -> Result<(), String> {
     let join: JoinString = start.join.unwrap_or_default().parse().map_err(text)?;
     let credentials = Credentials::enroll(&join, Role::Server, config.join_timeout).map_err(text)?;
     let ground = Arc::new(SharedGround::new());
-    let pool = match config.road {
-        RoadChoice::Quic => Pool::new(),
-        RoadChoice::Auto | RoadChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
+    let pool = match config.transport {
+        TransportChoice::Quic => Pool::new(),
+        TransportChoice::Auto | TransportChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
     };
     let mut door = String::new();
     let listener = store::open(start.workers, pool, |inbox| {
-        let (listener, near) = roads::bind(&config, &credentials, &ground, &Copies::default(), inbox)?;
+        let (listener, near) = router::bind(&config, &credentials, &ground, &Copies::default(), inbox)?;
         door = near;
         Ok(listener)
     })?;

@@ -6,9 +6,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use gradlane_core::mem::{Copies, Pool, Region};
+use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::mem::MemNetwork;
-use gradlane_core::transport::quic::Credentials;
-use gradlane_core::transport::roads::Roads;
+use gradlane_core::transport::router::Router;
 use gradlane_core::transport::{Answer, Listener, Peer, Push, Torn, Transport};
 use gradlane_core::types::{DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Role, TensorKey};
 use gradlane_core::wire::{Body, Contribute, Contribution, Request, Service, Target};
@@ -66,7 +66,7 @@ impl Exchanger for RawWorker {
             let config = config(&serde_json::from_str(given(SETTINGS)).map_err(|cause| format!("settings: {cause}"))?)?;
             let join: JoinString = given(JOIN).parse().map_err(text)?;
             let credentials = Credentials::enroll(&join, Role::Worker, config.join_timeout).map_err(text)?;
-            let transport = Roads::new(&config, &credentials, &Copies::default()).map_err(text)?;
+            let transport = Router::new(&config, &credentials, &Copies::default()).map_err(text)?;
             let doors = serde_json::from_str(given(DOORS)).map_err(|cause| format!("doors: {cause}"))?;
             (Arc::new(transport), doors, None)
         } else {
@@ -83,7 +83,7 @@ impl Exchanger for RawWorker {
         let mut links = Vec::new();
         for (index, door) in (0..connections).flat_map(|_: usize| doors.iter().enumerate()) {
             let (node, name) = (NodeId(door.node), format!("store {index}"));
-            let peer = Peer { address: door.address.clone(), door: door.door.clone(), node, name };
+            let peer = Peer { address: door.address.clone(), socket_path: door.door.clone(), node, name };
             let (sender, connected) = channel();
             let done = Done::new(move |outcome| drop(sender.send(outcome)));
             transport.connect(peer, PATIENCE, Box::new(|_, _| {}), done);

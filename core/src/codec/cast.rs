@@ -14,7 +14,7 @@
 
 use std::num::NonZeroU32;
 
-use super::{BodyBytes, Codec, Malformed, Unit};
+use super::interface::{BodyBytes, Codec, Malformed, Unit};
 use crate::reduce::Kernels;
 use crate::types::{DType, Encoding, Op};
 

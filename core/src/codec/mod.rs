@@ -25,15 +25,14 @@
 //! - **A value that it cannot hold.** Casts carry NaN and infinities. A codec that cannot reports it from `encode`, and that body is sent
 //!   plain.
 
+mod interface;
+
 mod cast;
 
-use std::fmt;
-use std::num::NonZeroU32;
-
 pub use cast::Cast;
+pub use interface::{BodyBytes, Codec, Malformed, Unit};
 
-use crate::reduce::Kernels;
-use crate::types::{DType, Encoding, Op};
+use crate::types::{DType, Encoding};
 
 /// The codec that makes `encoding` of elements of type `dtype`; `None` where bodies are plain, and nothing is to be encoded.
 ///
@@ -54,108 +53,6 @@ pub fn of(encoding: Encoding, dtype: DType) -> Option<Box<dyn Codec>> {
 /// If `encoding` does not encode that type.
 pub fn body_bytes(encoding: Encoding, dtype: DType, part_bytes: u64) -> BodyBytes {
     of(encoding, dtype).map_or(BodyBytes::Exact(part_bytes), |codec| codec.body_bytes(part_bytes / dtype.bytes()))
-}
-
-/// How many bytes a body has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum BodyBytes {
-    /// Always so many.
-    Exact(u64),
-    /// So many at most.
-    AtMost(u64),
-}
-
-impl BodyBytes {
-    /// The bytes of a buffer that holds any such body.
-    pub const fn max(self) -> u64 {
-        match self {
-            Self::Exact(bytes) | Self::AtMost(bytes) => bytes,
-        }
-    }
-
-    /// Whether a body can have `bytes` bytes.
-    ///
-    /// # Errors
-    /// [`Malformed`] with both lengths.
-    pub fn check(self, bytes: u64) -> Result<(), Malformed> {
-        let problem = match self {
-            Self::Exact(exact) if bytes != exact => format!("is {bytes} instead of {exact}"),
-            Self::AtMost(most) if bytes > most => format!("is {bytes} where {most} are the most"),
-            Self::Exact(_) | Self::AtMost(_) => return Ok(()),
-        };
-        Err(Malformed { problem })
-    }
-}
-
-/// A run of elements that is encoded on its own.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Unit {
-    /// How many elements.
-    pub len: u64,
-    /// How many bytes of the body at most.
-    pub bytes: u64,
-}
-
-/// A body that no encoder makes. The caller adds its sender.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Malformed {
-    /// What is wrong with it.
-    pub problem: String,
-}
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.problem)
-    }
-}
-
-impl std::error::Error for Malformed {}
-
-/// An encoding of elements of one type.
-///
-/// Elements and bodies are little-endian bytes at any address; the sum is f32. Every call may be cut into runs of whole
-/// [units](Self::unit). The [`Kernels`] are the caller's choice and do not change a bit of the result, except the payload of a NaN.
-///
-/// # Panics
-/// All methods on buffers, if their lengths do not fit each other. A body from a peer passes [`BodyBytes::check`] before.
-pub trait Codec: fmt::Debug + Send + Sync {
-    /// What it makes.
-    fn encoding(&self) -> Encoding;
-
-    /// The bytes of a body of `len` elements.
-    fn body_bytes(&self, len: u64) -> BodyBytes;
-
-    /// The smallest run of a part of `len` elements that is encoded on its own.
-    fn unit(&self, len: u64) -> Unit;
-
-    /// What the sum of `ranks` ranks is divided by before it is encoded, so that it stays in the range of the wire form as long as their
-    /// mean does: a power of two, so that the division loses nothing. The server multiplies by it: the contribution's weight in
-    /// [`start`](Self::start) and [`add`](Self::add).
-    fn divisor(&self, op: Op, ranks: NonZeroU32) -> f64;
-
-    /// Encodes elements divided by `divisor`; how many bytes of `body` it used.
-    fn encode(&self, kernels: Kernels, divisor: f64, elements: &[u8], body: &mut [u8]) -> usize;
-
-    /// Decodes a body, or as many units of one as fill `elements`.
-    ///
-    /// # Errors
-    /// [`Malformed`] where the body has the right length and is wrong all the same.
-    fn decode(&self, kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed>;
-
-    /// Makes the first contribution the sum, whatever the sum held: `weight` times the elements of `body`.
-    ///
-    /// # Errors
-    /// As for [`decode`](Self::decode).
-    fn start(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed>;
-
-    /// Folds a further contribution into the sum, in f32: `weight` times the elements of `body`.
-    ///
-    /// # Errors
-    /// As for [`decode`](Self::decode).
-    fn add(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed>;
-
-    /// Divides the sum as `op` says and encodes it, which rounds it once; how many bytes of `body` it used.
-    fn finish(&self, kernels: Kernels, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> usize;
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ macro_rules! choice {
 
 choice! {
     /// How exchanges reach a server.
-    RoadChoice {
+    TransportChoice {
         /// Through shared memory where the server is on the same machine, over QUIC elsewhere.
         Auto = "auto",
         /// Always over QUIC.

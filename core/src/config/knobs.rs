@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::choices::{Checksum, Congestion, LocalReduce, QuicDriver, RoadChoice};
+use super::choices::{Checksum, Congestion, LocalReduce, QuicDriver, TransportChoice};
 use super::kinds::{
     Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
 };
@@ -16,6 +16,8 @@ pub struct Knob {
     pub topic: &'static str,
     /// Its key in the file and among the arguments, and the name of its field.
     pub name: &'static str,
+    /// The name that it had in the version before, which still works; empty if it had the same.
+    pub former: &'static str,
     /// Environment variables of BytePS, ps-lite and others that mean the same; read after ours, in this order.
     pub aliases: &'static [&'static str],
     /// How its value is written.
@@ -31,20 +33,31 @@ pub struct Knob {
 }
 
 impl Knob {
-    /// The row of the knob called `name`.
+    /// The row of the knob called `name`, now or in the version before.
     pub fn find(name: &str) -> Option<&'static Self> {
-        KNOBS.iter().find(|knob| knob.name == name)
+        KNOBS.iter().find(|knob| knob.name == name || !knob.former.is_empty() && knob.former == name)
     }
 
     /// Its environment variable, such as `GRADLANE_PARTITION_BYTES`.
     pub fn env(&self) -> String {
-        format!("{PREFIX}{}", self.name.to_ascii_uppercase())
+        variable(self.name)
+    }
+
+    /// Every environment variable that sets it, in the order in which they are read.
+    pub fn variables(&self) -> impl Iterator<Item = String> {
+        let former = Some(self.former).filter(|name| !name.is_empty()).map(variable);
+        let aliases = self.aliases.iter().map(|alias| (*alias).to_owned());
+        std::iter::once(self.env()).chain(former).chain(aliases)
     }
 
     /// Its value in `config`, as text; masked if secret, empty if absent.
     pub fn value(&self, config: &Config) -> String {
         (self.print)(config)
     }
+}
+
+fn variable(name: &str) -> String {
+    format!("{PREFIX}{}", name.to_ascii_uppercase())
 }
 
 /// Parses and checks a value against its limits.
@@ -63,7 +76,7 @@ fn parse<K: Kind>(text: &str, range: Option<(&str, &str)>) -> Result<K::Value, S
 macro_rules! knobs {
     ($($topic:literal { $(
         $(#[doc = $doc:literal])+
-        $name:ident: $kind:ty = $default:literal $(in $low:literal to $high:literal)? $(, alias $alias:literal)*;
+        $name:ident: $kind:ty = $default:literal $(in $low:literal to $high:literal)? $(, formerly $former:literal)? $(, alias $alias:literal)*;
     )+ })+) => {
         /// The settings of one process. The fields are the knobs of [`KNOBS`], under the same names and in the same order.
         ///
@@ -83,6 +96,7 @@ macro_rules! knobs {
             Knob {
                 topic: $topic,
                 name: stringify!($name),
+                former: concat!("" $(, $former)?),
                 aliases: &[$($alias),*],
                 unit: <$kind as Kind>::UNIT,
                 default: $default,
@@ -154,7 +168,7 @@ knobs! {
         /// Host that a server or coordinator announces to the others; found out if absent.
         advertise: Optional<Text> = "", alias "DMLC_NODE_HOST";
         /// How exchanges reach servers: over QUIC, through shared memory (shm), or auto for shared memory on the same machine.
-        road: RoadChoice = "auto";
+        transport: TransportChoice = "auto", formerly "road";
         /// Where processes of one machine find each other's sockets; /tmp if absent or not there.
         runtime_dir: Optional<Path> = "", alias "XDG_RUNTIME_DIR";
         /// Send and receive buffer of a socket; the system may give less.
@@ -278,12 +292,7 @@ mod tests {
     fn names_are_unique_and_documented() {
         let mut names = BTreeSet::new();
         for knob in KNOBS {
-            assert!(names.insert(knob.env()), "{} twice", knob.name);
-            assert!(
-                knob.aliases.iter().all(|alias| names.insert((*alias).to_owned())),
-                "an alias of {} twice",
-                knob.name
-            );
+            assert!(knob.variables().all(|name| names.insert(name)), "a variable of {} twice", knob.name);
             assert!(knob.doc.ends_with('.'), "{}: {}", knob.name, knob.doc);
         }
     }

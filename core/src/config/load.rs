@@ -85,12 +85,13 @@ impl Config {
 
         let mut config = Self::default();
         for knob in KNOBS {
-            let argument = arguments.get(knob.name).map(|text| (text, Origin::Argument));
-            let variable = [knob.env()]
-                .into_iter()
-                .chain(knob.aliases.iter().map(|alias| (*alias).to_owned()))
-                .find_map(|name| environment.get(&name).map(|text| (text, Origin::Environment(name))));
-            let key = file.and_then(|file| Some((keys.get(knob.name)?, Origin::File(file.path.clone()))));
+            let named = |source: &BTreeMap<String, String>| {
+                [knob.name, knob.former].into_iter().find(|name| source.contains_key(*name))
+            };
+            let argument = named(arguments).map(|name| (&arguments[name], Origin::Argument));
+            let variable =
+                knob.variables().find_map(|name| environment.get(&name).map(|text| (text, Origin::Environment(name))));
+            let key = file.and_then(|file| Some((&keys[named(&keys)?], Origin::File(file.path.clone()))));
             if let Some((text, origin)) = argument.or(variable).or(key) {
                 config.set(knob, text, origin)?;
             }
@@ -326,7 +327,7 @@ fn unknown(name: &str, problem: &str) -> Error {
 }
 
 fn warnings(environment: &BTreeMap<String, String>) -> Vec<Warning> {
-    let known: Vec<String> = KNOBS.iter().map(Knob::env).chain([FILE_VARIABLE.to_owned()]).collect();
+    let known: Vec<String> = KNOBS.iter().flat_map(Knob::variables).chain([FILE_VARIABLE.to_owned()]).collect();
     // The prefix is left out of the comparison: a long common beginning would make everything look alike.
     let rest = |name: &str| name.strip_prefix(PREFIX).map(str::to_owned);
     let unknown = environment.keys().filter(|name| !known.contains(name)).filter_map(|name| {

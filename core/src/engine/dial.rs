@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::metrics::Metrics;
 use super::shared::Shared;
 use crate::error::Error;
-use crate::transport::{Peer, Road};
+use crate::transport::Peer;
 use crate::types::{Done, LinkId};
 use crate::worker::{Destination, Dial};
 
@@ -13,7 +13,7 @@ use crate::worker::{Destination, Dial};
 pub(super) fn dial(shared: &Arc<Shared>, dial: Dial) {
     let Dial { server, attempt, to: Destination { address, socket_path, node, name }, timeout } = dial;
     let (on_done, on_loss) = (Arc::clone(shared), Arc::downgrade(shared));
-    let peer = Peer { address, door: socket_path, node, name };
+    let peer = Peer { address, socket_path, node, name };
     let lost = Box::new(move |_link: LinkId, error: Error| {
         if let Some(shared) = on_loss.upgrade() {
             tracing::warn!(server = server.0, %error, "connection lost");
@@ -23,10 +23,10 @@ pub(super) fn dial(shared: &Arc<Shared>, dial: Dial) {
     let done = Done::new(move |outcome| {
         match &outcome {
             Ok(link) => {
-                let road = on_done.transport.road(*link);
-                tracing::debug!(server = server.0, ?road, "connected");
+                let zero_copy = on_done.transport.capabilities(*link).zero_copy;
+                tracing::debug!(server = server.0, zero_copy, "connected");
                 Metrics::add(&on_done.metrics.connections, 1);
-                Metrics::add(&on_done.metrics.shm_connections, u64::from(road == Road::SharedMemory));
+                Metrics::add(&on_done.metrics.shm_connections, u64::from(zero_copy));
             }
             Err(error) => tracing::debug!(server = server.0, %error, "not reachable"),
         }

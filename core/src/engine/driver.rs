@@ -25,7 +25,7 @@ use crate::pipeline::Stage;
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer, status};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
-use crate::transport::quic::Credentials;
+use crate::transport::identity::Credentials;
 use crate::types::{DeviceKind, Op, Priority, Role, TensorSpec, Time, WorkerId};
 use crate::wire::frame::Health;
 use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};

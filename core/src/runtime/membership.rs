@@ -10,7 +10,7 @@ use crossbeam_channel::{Sender, unbounded};
 use super::{Clock, Heard, Inputs};
 use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use crate::error::{Error, Result};
-use crate::transport::quic::Credentials;
+use crate::transport::identity::Credentials;
 use crate::transport::quic::control::{ControlEvent, ControlLink};
 use crate::types::{Done, PartLayout, TensorSpec};
 use crate::wire::frame::{Frame, Progress, Stall, Status};

@@ -24,7 +24,7 @@ pub(super) trait World {
     fn listen(&self, inbox: Inbox) -> (Listener, NodeId);
 
     /// Where processes of the machine reach the last listener, if they do.
-    fn door(&self, _listener: &Listener) -> String {
+    fn socket_path(&self, _listener: &Listener) -> String {
         String::new()
     }
 
@@ -436,8 +436,12 @@ impl Server {
     pub(super) fn new(world: &dyn World) -> Self {
         let (sender, events) = channel();
         let (listener, node) = world.listen(Box::new(move |event| drop(sender.send(event))));
-        let peer =
-            Peer { address: listener.address.clone(), door: world.door(&listener), node, name: "server 0".to_owned() };
+        let peer = Peer {
+            address: listener.address.clone(),
+            socket_path: world.socket_path(&listener),
+            node,
+            name: "server 0".to_owned(),
+        };
         Self { listener, peer, events, pool: Pool::new() }
     }
 
@@ -494,7 +498,7 @@ impl Server {
     /// From now on answers each exchange with its own body, until the listener is dropped.
     pub(super) fn echo(self) -> Arc<Listener> {
         let listener = Arc::new(self.listener);
-        let door = Arc::downgrade(&listener);
+        let weak = Arc::downgrade(&listener);
         std::thread::spawn(move || {
             let mut bodies = BTreeMap::new();
             for event in self.events {
@@ -521,7 +525,7 @@ impl Server {
                     | Incoming::Torn { .. }
                     | Incoming::Answered { .. } => continue,
                 };
-                let Some(listener) = door.upgrade() else { return };
+                let Some(listener) = weak.upgrade() else { return };
                 outgoing.into_iter().for_each(&listener.outbox);
             }
         });

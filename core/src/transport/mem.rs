@@ -244,11 +244,11 @@ impl Switch {
     }
 
     fn connect(&mut self, transport: u64, node: NodeId, peer: Peer, lost: LinkLost) -> Result<LinkId> {
-        let Some(door) = self.listeners.get(&peer.address) else {
+        let Some(listener) = self.listeners.get(&peer.address) else {
             return Err(Error::Unavailable { what: peer.name, cause: format!("nobody listens at {}", peer.address) });
         };
-        if door.node != peer.node {
-            let problem = format!("{} at {} is {} instead of {}", peer.name, peer.address, door.node, peer.node);
+        if listener.node != peer.node {
+            let problem = format!("{} at {} is {} instead of {}", peer.name, peer.address, listener.node, peer.node);
             return Err(Error::Auth { problem, hint: "another process took its address".to_owned() });
         }
         self.names_given += 1;
@@ -408,8 +408,8 @@ impl Switch {
     }
 
     fn tell(&self, address: &str, event: Incoming) {
-        if let Some(door) = self.listeners.get(address) {
-            (door.inbox)(event);
+        if let Some(listener) = self.listeners.get(address) {
+            (listener.inbox)(event);
         }
     }
 }
@@ -477,7 +477,7 @@ mod tests {
         let _server = here.listen("a", NodeId([7; 32]), Box::new(|_| ())).unwrap();
         let peer = Peer {
             address: "mem://a".to_owned(),
-            door: String::new(),
+            socket_path: String::new(),
             node: NodeId([7; 32]),
             name: "server 0".to_owned(),
         };

@@ -13,12 +13,16 @@ use crate::mem::{Frozen, Region};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{Request, Sum, Target};
 
-mod eagerness;
+mod capabilities;
 mod exchange;
+pub mod identity;
 pub mod mem;
 pub mod quic;
-pub mod roads;
+pub mod router;
 pub mod shm;
+mod spin_policy;
+
+pub use capabilities::Capabilities;
 
 #[cfg(test)]
 mod contract;
@@ -28,8 +32,8 @@ mod contract;
 pub struct Peer {
     /// `host:port`.
     pub address: String,
-    /// Path of the socket at which processes of its machine reach it; empty if this process is not on it.
-    pub door: String,
+    /// Path of the socket for processes of its machine; empty if this process is on another one.
+    pub socket_path: String,
     /// The identity that its certificate must prove.
     pub node: NodeId,
     /// For messages, such as `server 1`.
@@ -87,9 +91,9 @@ pub trait Transport: Send + Sync {
     /// Closes a link; its exchanges fail.
     fn disconnect(&self, link: LinkId);
 
-    /// The road that a link takes, for logs and counters.
-    fn road(&self, _link: LinkId) -> Road {
-        Road::Network
+    /// What `link` can do and what it needs. A caller asks this and not which transport carries the link.
+    fn capabilities(&self, _link: LinkId) -> Capabilities {
+        Capabilities::NETWORK
     }
 
     /// Lets the calling thread do the transport's work until `enough` says so, at most for `patience`, as far as that saves changes of
@@ -101,15 +105,6 @@ pub trait Transport: Send + Sync {
 
     /// Closes everything and waits, at most `patience`, until all memory is free and all threads ended.
     fn shutdown(&self, patience: Duration);
-}
-
-/// How bytes get to the other side of a link.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Road {
-    /// Over a network, or what stands for one in a test.
-    Network,
-    /// Through memory that both processes map.
-    SharedMemory,
 }
 
 /// Reports the end of a pull.
@@ -223,7 +218,7 @@ pub enum Outgoing {
 /// Receives a listener's events.
 pub type Inbox = Box<dyn Fn(Incoming) + Send + Sync>;
 
-/// A server's open door.
+/// A server's side of a transport, while it listens.
 pub struct Listener {
     /// Where it listens, `host:port`, the port resolved.
     pub address: String,

@@ -11,8 +11,8 @@ use gradlane_core::engine::{self, BatchSubmission, Engine, EngineOptions, Handle
 use gradlane_core::mem::Copies;
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::process;
-use gradlane_core::transport::quic::Credentials;
-use gradlane_core::transport::roads::Roads;
+use gradlane_core::transport::identity::Credentials;
+use gradlane_core::transport::router::Router;
 use gradlane_core::types::{JoinString, Role, TensorSpec, WorkerId};
 
 use crate::alone::Alone;
@@ -54,7 +54,7 @@ impl Session {
         let credentials = Arc::new(Credentials::enroll(join, Role::Worker, patience)?);
         let copies = Copies::default();
         let devices = devices(&config);
-        let transport = Roads::new(&config, &credentials, &copies)?;
+        let transport = Router::new(&config, &credentials, &copies)?;
         let member = gradlane_core::cluster::MemberConfig {
             requested: rank,
             workers,

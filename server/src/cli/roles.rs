@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded, select, unbounded};
 use gradlane_core::config::{Config, Origin, ProcessRole};
-use gradlane_core::transport::quic::identity::Credentials;
+use gradlane_core::transport::identity::Credentials;
 use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};

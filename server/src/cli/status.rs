@@ -7,7 +7,7 @@ use std::time::Duration;
 use gradlane_core::Result;
 use gradlane_core::config::Config;
 use gradlane_core::runtime;
-use gradlane_core::transport::quic::identity::Credentials;
+use gradlane_core::transport::identity::Credentials;
 use gradlane_core::types::{MachineId, Phase, Role};
 use gradlane_core::wire::frame::{Health, Status};
 

@@ -251,8 +251,8 @@ mod tests {
     #[test]
     fn a_codec_is_compared_like_a_shape_and_both_are_named() {
         let mut registry = registry();
-        registry.declare(WorkerId(0), &[spec("a", &[10]).with_codec(Encoding::BF16)], false).0.unwrap();
-        let (outcome, forgotten) = registry.declare(WorkerId(1), &[spec("a", &[10])], false);
+        registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[10]).with_codec(Encoding::BF16)], false).0.unwrap();
+        let (outcome, forgotten) = registry.declare(Time::ZERO, WorkerId(1), &[spec("a", &[10])], false);
         let error = Error::Mismatch {
             tensor: "a".to_owned(),
             field: "codec".to_owned(),

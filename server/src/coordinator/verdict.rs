@@ -94,7 +94,8 @@ mod tests {
     fn every_loss_has_its_verdict_under_every_policy() {
         let abort = "the policy of this job is to abort";
         // What was lost of workers 0 to 2 and a server, the workers that had left before, and what follows by `Abort` and `Continue`.
-        let cases: [(&str, &[u8], &[u8], &str, &str); 9] = [
+        type Case = (&'static str, &'static [u8], &'static [u8], &'static str, &'static str);
+        let cases: [Case; 9] = [
             ("a worker", &[1], &[], abort, "other workers are left"),
             ("several workers", &[0, 2], &[], abort, "other workers are left"),
             ("a worker beside one that left", &[1], &[0], abort, "other workers are left"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    DType, Defect, Epoch, Incarnation, Machines, NodeId, PartId, Phase, View, WorkerId, WorkerSet, planted,
+    DType, Defect, Epoch, Incarnation, Machines, NodeId, PartId, Phase, Round, View, WorkerId, WorkerSet, planted,
 };
 use gradlane_core::wire::limits;
 
@@ -18,6 +18,8 @@ pub(super) struct Membership {
     pub(super) workers: Arc<WorkerSet>,
     /// Which worker exchanges which part for its machine.
     pub(super) machines: Machines,
+    /// The workers that do not contribute from the first round on, and the round in which each begins.
+    joiners: BTreeMap<WorkerId, Round>,
     /// The callers of all parts, if every worker comes alone.
     everybody: Callers,
     lives: BTreeMap<NodeId, (WorkerId, Incarnation)>,
@@ -53,8 +55,18 @@ impl Membership {
         let mut workers: Vec<WorkerId> = lives.values().map(|(worker, _)| *worker).collect();
         workers.sort_unstable();
         let everybody = Callers::of(workers);
+        let joiners = view.workers().filter(|member| member.first_round > Round(0));
+        let joiners = joiners.map(|member| (WorkerId(member.index), member.first_round)).collect();
         let workers = Arc::clone(&everybody.set);
-        Self { epoch: view.epoch, phase: view.phase.clone(), workers, machines: Machines::of(view), everybody, lives }
+        Self {
+            epoch: view.epoch,
+            phase: view.phase.clone(),
+            workers,
+            machines: Machines::of(view),
+            joiners,
+            everybody,
+            lives,
+        }
     }
 
     /// The rank of `node`, if this membership lets it open an exchange in `epoch`.
@@ -86,6 +98,30 @@ impl Membership {
     pub(super) fn callers(&self, part: PartId, dtype: DType) -> Callers {
         let all_alone = self.machines.len() == self.everybody.ranks.len();
         if all_alone { self.everybody.clone() } else { Callers::of(self.machines.owners(part, dtype)) }
+    }
+
+    /// Those of `callers` from which `round` is due: at least one worker that contributes with them has begun by then.
+    pub(super) fn due_callers(&self, callers: &Callers, dtype: DType, round: Round) -> Callers {
+        if self.joiners.values().all(|first| *first <= round) {
+            return callers.clone();
+        }
+        let is_due = |caller: &WorkerId| {
+            let partners = self.machines.partners(dtype, *caller);
+            partners.unwrap_or(std::slice::from_ref(caller)).iter().any(|worker| self.is_due(*worker, round))
+        };
+        Callers::of(callers.ranks.iter().copied().filter(is_due).collect())
+    }
+
+    /// The workers that contribute to `round`, by themselves or with their machine.
+    pub(super) fn due_workers(&self, round: Round) -> Arc<WorkerSet> {
+        if self.joiners.values().all(|first| *first <= round) {
+            return Arc::clone(&self.workers);
+        }
+        Arc::new(self.workers.iter().filter(|worker| self.is_due(*worker, round)).collect())
+    }
+
+    fn is_due(&self, worker: WorkerId, round: Round) -> bool {
+        self.joiners.get(&worker).is_none_or(|first| *first <= round)
     }
 
     /// The form in which `worker` gets `error`: a worker that was declared dead has not lost a peer, it is fenced.

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
-use gradlane_core::config::{Config, RoadChoice};
+use gradlane_core::config::{Config, TransportChoice};
 use gradlane_core::local::SharedGround;
 use gradlane_core::mem::{Copies, Ground, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
+use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::mem::MemNetwork;
-use gradlane_core::transport::quic::Credentials;
-use gradlane_core::transport::{Listener, roads};
+use gradlane_core::transport::{Listener, router};
 use gradlane_core::types::Role;
 use gradlane_core::{Error, Result};
 
@@ -55,12 +55,12 @@ impl Server {
     pub fn start(options: ServerOptions) -> Result<Self> {
         // Sums lie where workers of this machine can read them, if they come that way.
         let ground = Arc::new(SharedGround::new());
-        let pool = match options.config.road {
-            RoadChoice::Quic => Pool::new(),
-            RoadChoice::Auto | RoadChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
+        let pool = match options.config.transport {
+            TransportChoice::Quic => Pool::new(),
+            TransportChoice::Auto | TransportChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
         };
         Self::start_at(options, pool, |ServerOptions { config, coordinator, credentials, .. }, plane| {
-            let (listener, socket_path) = roads::bind(
+            let (listener, socket_path) = router::bind(
                 config,
                 credentials,
                 &ground,

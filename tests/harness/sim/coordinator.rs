@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gradlane_core::error::{Error, Result};
+use gradlane_core::error::Result;
 use gradlane_core::types::{LinkId, Time};
 use gradlane_core::wire::Frame;
 use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event, Policy};
@@ -21,7 +21,7 @@ pub(super) struct CoordinatorProcess {
     outcome: Option<Result<()>>,
 }
 
-/// Of the only coordinator that the job has; not the first, so that there are earlier memberships.
+/// Of the first coordinator that the job has. Not the first term, so that there are earlier memberships.
 pub(super) const TERM: u32 = 2;
 
 impl CoordinatorProcess {
@@ -42,7 +42,7 @@ impl CoordinatorProcess {
         };
         Self {
             me,
-            machine: Coordinator::new(config, TERM, context.now),
+            machine: Coordinator::new(config, TERM + me.life, context.now),
             controls: BTreeSet::new(),
             lost: BTreeSet::new(),
             outcome: None,
@@ -109,7 +109,7 @@ impl Process for CoordinatorProcess {
             Input::ControlDialled { control, from } => {
                 self.controls.insert(control);
                 context.witness.connected(control, from);
-                self.machine.handle_connected(LinkId(control), from.who.node());
+                self.machine.handle_connected(LinkId(control), context.node_of(from));
                 context.send_control(self.me, control, Input::ControlUp { control });
             }
             Input::Frame { control, bytes } if self.controls.contains(&control) => {
@@ -141,14 +141,5 @@ impl Process for CoordinatorProcess {
 
     fn describe(&self) -> String {
         format!("the job is {:?}", self.machine.view().phase)
-    }
-}
-
-/// Whether `error` may stand for the loss of the coordinator itself.
-pub(super) fn is_coordinator_lost(error: &Error) -> bool {
-    match error {
-        Error::PeerLost { member, .. } => member == "coordinator",
-        Error::Timeout { what, .. } => what.starts_with("joining the job"),
-        _ => false,
     }
 }

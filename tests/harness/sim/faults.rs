@@ -40,6 +40,22 @@ pub(super) struct FaultClasses {
     pub(super) kills: bool,
     /// Processes that died are started again.
     pub(super) restarts: bool,
+    /// A process that is started again has another key, as on a machine that was set up anew.
+    pub(super) new_keys: bool,
+    /// A worker's way to a server, or the way back, ends for good while both still reach the coordinator.
+    pub(super) dead_paths: bool,
+    /// Exchanges arrive twice.
+    pub(super) duplicates: bool,
+    /// Clocks have different origins and speeds.
+    pub(super) drift: bool,
+    /// A member sends frames and headers that are well formed and wrong in its state.
+    pub(super) intruders: bool,
+    /// Servers have too little memory for the job.
+    pub(super) refusals: bool,
+    /// Names are used once.
+    pub(super) one_shot_names: bool,
+    /// Some tensors are left out of some steps.
+    pub(super) subsets: bool,
 }
 
 impl FaultClasses {
@@ -59,6 +75,12 @@ impl FaultClasses {
             cancels: on(15),
             deadlines: on(15),
             mismatch: on(8),
+            duplicates: on(20),
+            drift: on(50),
+            intruders: on(15),
+            refusals: on(3),
+            one_shot_names: on(20),
+            subsets: on(20),
             ..Self::default()
         };
         Self {
@@ -66,6 +88,8 @@ impl FaultClasses {
             long_partitions: fatal && on(40),
             kills: fatal && on(60),
             restarts: fatal && on(50),
+            new_keys: fatal && on(50),
+            dead_paths: fatal && on(25),
             ..classes
         }
     }
@@ -88,6 +112,14 @@ impl fmt::Display for FaultClasses {
             (self.long_partitions, "long-partitions"),
             (self.kills, "kills"),
             (self.restarts, "restarts"),
+            (self.new_keys, "new-keys"),
+            (self.dead_paths, "dead-paths"),
+            (self.duplicates, "duplicates"),
+            (self.drift, "drift"),
+            (self.intruders, "intruders"),
+            (self.refusals, "refusals"),
+            (self.one_shot_names, "one-shot-names"),
+            (self.subsets, "subsets"),
         ];
         let on: Vec<&str> = named.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
         f.write_str(if on.is_empty() { "none".to_owned() } else { on.join(" ") }.as_str())
@@ -105,6 +137,10 @@ pub(super) enum Fault {
     Pause { who: Who, length: Duration },
     /// A process ends. A launcher may see it.
     Kill { who: Who, seen: bool, restart_after: Option<Duration> },
+    /// Nothing passes from one process to the other any more.
+    Cut { from: Who, to: Who },
+    /// A member sends something that is well formed and wrong in its state.
+    Intrude { who: Who },
 }
 
 /// When the faults are over.
@@ -166,8 +202,28 @@ pub(super) fn schedule(classes: FaultClasses, workers: u32, servers: u32, random
         faults.push((when(random), Fault::Pause { who: anybody(random), length }));
     }
     if classes.kills {
-        let restart_after = classes.restarts.then(|| random.millis(10, 3000));
-        faults.push((when(random), Fault::Kill { who: anybody(random), seen: random.chance(30), restart_after }));
+        let first = when(random);
+        let mut kill = |random: &mut Random, at: Time| {
+            let restart_after = classes.restarts.then(|| random.millis(10, 3000));
+            faults.push((at, Fault::Kill { who: anybody(random), seen: random.chance(30), restart_after }));
+        };
+        kill(random, first);
+        // The second death may come while the first is being noticed, told or mended.
+        if random.chance(35) {
+            let second = first + random.millis(0, 8000);
+            kill(random, second);
+        }
+    }
+    if classes.dead_paths {
+        let worker = Who::Worker(random.below(u64::from(workers)) as u32);
+        let server = Who::Server(random.below(u64::from(servers)) as u32);
+        let (from, to) = if random.chance(50) { (worker, server) } else { (server, worker) };
+        faults.push((when(random), Fault::Cut { from, to }));
+    }
+    if classes.intruders {
+        for _ in 0..random.between(3, 20) {
+            faults.push((when(random), Fault::Intrude { who: random.pick(&members) }));
+        }
     }
     faults
 }

@@ -12,6 +12,7 @@ use crate::random::mix;
 pub(super) struct Log {
     hash: u64,
     verbose: bool,
+    world: Time,
 }
 
 impl Log {
@@ -20,8 +21,13 @@ impl Log {
         Self { verbose, ..Self::default() }
     }
 
+    /// Lets the world reach a time.
+    pub(super) fn turn_to(&mut self, world: Time) {
+        self.world = world;
+    }
+
     /// Notes that `what` happened to `who`. `about` are the numbers that tell it from similar events; `text` is made only if somebody
-    /// reads it.
+    /// reads it. `now` is the time by the clock of that process.
     pub(super) fn note<T: Display>(
         &mut self,
         now: Time,
@@ -36,7 +42,7 @@ impl Log {
         hash = what.bytes().fold(hash, |hash, byte| hash.rotate_left(5) ^ u64::from(byte));
         self.hash = about.iter().fold(hash, |hash, value| fold(hash, *value));
         if self.verbose {
-            let seconds = now.0 as f64 / 1e9;
+            let seconds = self.world.0 as f64 / 1e9;
             println!("{seconds:10.6} {who:<12} {what:<12} {about:?} {}", text());
         }
     }

@@ -6,6 +6,7 @@ use gradlane_core::types::{Incarnation, Process, Role, Time};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Progress;
 
+use super::intruder;
 use super::workload::timing;
 use super::world::{Address, Context, Input, Who};
 
@@ -81,6 +82,11 @@ impl MemberDriver {
             Input::Frame { control, bytes } if self.control == Some(control) => {
                 let frame =
                     Frame::decode(&bytes, "the coordinator").expect("the coordinator sends what a member reads");
+                if let Frame::Declared { request: intruder::REQUEST, .. }
+                | Frame::BarrierDone { request: intruder::REQUEST, .. } = frame
+                {
+                    return;
+                }
                 context.witness.heard(context.now, self.me, &frame);
                 self.member.handle_frame(now, frame);
             }

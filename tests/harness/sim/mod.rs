@@ -5,12 +5,16 @@
 //! |---|---|
 //! | `workload` | seed → size of the job, settings, what every worker does |
 //! | `faults` | seed → what goes wrong and when |
-//! | `world` | time, processes, who gets which event |
+//! | `world` | time, and which process gets which event |
+//! | `process` | where a process runs, sleeps or ran |
+//! | `clock` | what each process takes for the time |
+//! | `intruder` | what a hostile member sends |
 //! | `network` | what becomes of bytes on their way |
 //! | `transport`, `worker` | a worker: exchanges, memory, training loop |
 //! | `member`, `server`, `coordinator` | the other drivers |
 //! | `oracle` | what contributions are and results must be |
 //! | `checkers` | what must hold |
+//! | `known` | which findings are not mended, and how they are spared |
 //! | `log` | what happened, as a hash |
 //!
 //! A run has two phases. In the first faults happen; in the second nothing goes wrong any more and everything must end, well unless
@@ -24,12 +28,16 @@ use self::workload::Plan;
 use self::world::World;
 
 mod checkers;
+mod clock;
 mod coordinator;
 mod faults;
+mod intruder;
+mod known;
 mod log;
 mod member;
 mod network;
 mod oracle;
+mod process;
 mod server;
 mod transport;
 mod worker;
@@ -37,6 +45,7 @@ mod workload;
 mod world;
 
 pub use self::checkers::{Checker, Violation};
+pub use self::known::Known;
 
 /// A seed that broke a rule.
 #[derive(Clone, Debug)]
@@ -52,8 +61,20 @@ pub struct Failure {
 /// # Errors
 /// The first rule that was broken.
 pub fn run(seed: u64, defect: Option<Defect>, verbose: bool) -> Result<u64, Failure> {
+    run_plan(seed, || Plan::new(seed, defect, None), verbose)
+}
+
+/// As [`run`], with nothing left out that makes a known finding happen.
+///
+/// # Errors
+/// The first rule that was broken.
+pub fn run_unspared(seed: u64, finding: Known) -> Result<u64, Failure> {
+    run_plan(seed, || Plan::new(seed, None, Some(finding)), false)
+}
+
+fn run_plan(seed: u64, plan: impl FnOnce() -> Plan, verbose: bool) -> Result<u64, Failure> {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let plan = Plan::new(seed, defect);
+        let plan = plan();
         if verbose {
             println!("{}", describe(&plan));
         }
@@ -94,7 +115,7 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { seed, violation } = self;
         let replay = "cargo test -p gradlane-tests --test it sim::replay -- --nocapture";
-        let options = describe(&Plan::new(*seed, None));
+        let options = describe(&Plan::new(*seed, None, None));
         write!(f, "{violation}\n  {options}\n  replay: SEED={seed} {replay}")
     }
 }

@@ -4,13 +4,14 @@
 //! before may arrive meanwhile, or never. Bodies and answers come in pieces. An exchange may break off before its header, within its body,
 //! after its body, or within its answer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gradlane_core::Error;
-use gradlane_core::types::{ExchangeId, LinkId, PartId, Round, Span, Time};
+use gradlane_core::types::{ExchangeId, LinkId, Span, Time};
 use gradlane_core::wire::Request;
 
+use super::checkers::Concern;
 use super::workload::{Plan, timing};
 use super::world::{Address, Context, Input, Who};
 
@@ -20,8 +21,6 @@ pub(super) struct Network {
     controls: BTreeMap<u64, Control>,
     links: BTreeMap<LinkId, Link>,
     exchanges: BTreeMap<ExchangeId, Exchange>,
-    /// Rounds of parts of which a contribution was changed on its way.
-    damaged: BTreeSet<(PartId, Round)>,
     /// Until when nothing passes from one process to another.
     blocked: BTreeMap<(Who, Who), Time>,
     numbers: u64,
@@ -61,6 +60,8 @@ pub(super) struct Exchange {
     pub(super) answer: Option<Answer>,
     /// Where it will break off, if it will.
     pub(super) doom: Option<Doom>,
+    /// Whether it is nobody's: a replay, a duplicate, or an intruder's.
+    ghost: bool,
 }
 
 /// What a server sends back.
@@ -92,11 +93,6 @@ pub(super) enum Doom {
 }
 
 impl Network {
-    /// Whether the network changed a contribution to this round.
-    pub(super) fn damaged(&self, part: PartId, round: Round) -> bool {
-        self.damaged.contains(&(part, round))
-    }
-
     /// Where an exchange will break off, for the log.
     pub(super) fn doom(&self, exchange: ExchangeId) -> Option<Doom> {
         self.exchanges.get(&exchange)?.doom
@@ -106,10 +102,10 @@ impl Network {
 impl Context {
     /// Lets nothing pass from one process to another until then. Connections that cannot survive that die.
     pub(super) fn block(&mut self, from: Who, to: Who, length: Duration) {
-        let until = self.now + length;
+        let until = self.world + length;
         self.network.blocked.insert((from, to), until);
         let idle = self.plan.settings.idle_timeout;
-        self.witness.disturbed(self.now, until.max(self.now + idle) + timing::DIAL, &[from, to]);
+        self.witness.disturbed(Concern::Path(from, to), self.world, until.max(self.world + idle) + timing::DIAL);
         if length > idle {
             self.lose(from, to, true);
         }
@@ -118,7 +114,7 @@ impl Context {
     /// Loses the connections between two processes; `silent` if each side learns of it by the other's silence only.
     pub(super) fn lose(&mut self, one: Who, other: Who, silent: bool) {
         let idle = self.plan.settings.idle_timeout;
-        self.witness.disturbed(self.now, self.now + idle, &[one, other]);
+        self.witness.disturbed(Concern::Path(one, other), self.world, self.world + idle + timing::DIAL);
         let joins = |a: Address, b: Address| (a.who, b.who) == (one, other) || (b.who, a.who) == (one, other);
         let controls: Vec<u64> =
             self.network.controls.iter().filter(|(_, c)| joins(c.ends[0], c.ends[1])).map(|(id, _)| *id).collect();
@@ -180,12 +176,26 @@ impl Context {
     /// A member dials the coordinator.
     pub(super) fn dial_control(&mut self, member: Address) -> u64 {
         let control = self.number();
-        let coordinator = self.coordinator;
+        let coordinator = self.address(Who::Coordinator);
         let ends = [member, coordinator];
         self.network.controls.insert(control, Control { ends, arrivals: [Time::ZERO; 2], severed: false });
         self.post(member, timing::DIAL, Input::ControlFailed { control });
         self.send_control(member, control, Input::ControlDialled { control, from: member });
         control
+    }
+
+    /// The youngest control connection of a member that can still carry something.
+    pub(super) fn control_of(&self, member: Address) -> Option<u64> {
+        let mut controls = self.network.controls.iter().rev();
+        controls.find(|(_, control)| control.ends[0] == member && !control.severed).map(|(number, _)| *number)
+    }
+
+    /// The youngest exchange that a worker opened, and its link, if that can still carry something.
+    pub(super) fn some_exchange(&self, worker: Who) -> Option<(ExchangeId, LinkId)> {
+        let mut exchanges = self.network.exchanges.iter().rev();
+        let (id, exchange) =
+            exchanges.find(|(_, exchange)| exchange.worker == self.address(worker) && !exchange.ghost)?;
+        (!self.network.links[&exchange.link].severed).then_some((*id, exchange.link))
     }
 
     /// Sends on a control connection, in order.
@@ -237,10 +247,10 @@ impl Context {
         let contributes = matches!(sent, Request::Contribute(_));
         if contributes && !healthy && classes.corruption && self.plan.settings.checksum && self.random.chance(1) {
             self.flip(&mut body);
-            self.network.damaged.insert((sent.target().part, sent.target().round));
+            self.witness.damaged(sent.target().part.key, sent.target().round.0);
         }
         let header = sent.encode().to_vec();
-        let exchange = Exchange { link, worker, server, header, body, answer: None, doom };
+        let exchange = Exchange { link, worker, server, header, body, answer: None, doom, ghost: replay };
         self.network.exchanges.insert(id, exchange);
         // Handed over at once, or only when the server takes the body in.
         if !replay && self.random.chance(50) {
@@ -253,7 +263,30 @@ impl Context {
         } else {
             self.carry(link, worker, server, Input::Opened { exchange: id });
         }
+        if !healthy && classes.duplicates && self.random.chance(5) {
+            self.duplicate(id);
+        }
         id
+    }
+
+    /// What opened an exchange arrives once more, as a straggler of a lost connection does.
+    fn duplicate(&mut self, of: ExchangeId) {
+        let Exchange { link, worker, header, body, .. } = &self.network.exchanges[&of];
+        let (link, worker, header, body) = (*link, *worker, header.clone(), body.clone());
+        let late = self.random.millis(0, 3000);
+        self.open_ghost(worker, link, header, body, late);
+    }
+
+    /// Opens an exchange that is nobody's, with these bytes as its header.
+    pub(super) fn open_ghost(&mut self, worker: Address, link: LinkId, header: Vec<u8>, body: Vec<u8>, late: Duration) {
+        let id = ExchangeId(self.number());
+        let Link { server, severed, .. } = self.network.links[&link];
+        let exchange = Exchange { link, worker, server, header, body, answer: None, doom: None, ghost: true };
+        self.network.exchanges.insert(id, exchange);
+        if !severed {
+            let arrival = self.arrival(worker.who, server.who) + late;
+            self.post_at(server, arrival, Input::Opened { exchange: id });
+        }
     }
 
     /// The server accepts the body: it comes in pieces. What was acknowledged may lie unread for a while.
@@ -262,7 +295,7 @@ impl Context {
         let (link, worker, server) = (exchange.link, exchange.worker, exchange.server);
         let (bytes, doom) = (exchange.body.len() as u64, exchange.doom);
         let until = if doom == Some(Doom::WithinBody) { self.random.below(bytes) } else { bytes };
-        let (mut offset, mut arrival, mut read) = (0, self.now, self.now);
+        let (mut offset, mut arrival, mut read) = (0, self.world, self.world);
         while offset < until && !self.network.links[&link].severed {
             let length = (1 + self.random.below(bytes)).min(until - offset);
             arrival = arrival.max(self.arrival(worker.who, server.who));
@@ -272,7 +305,7 @@ impl Context {
             offset += length;
         }
         if offset == bytes {
-            let latency = self.arrival(server.who, worker.who).since(self.now);
+            let latency = self.arrival(server.who, worker.who).since(self.world);
             self.post_at(worker, arrival + latency, Input::Pushed { exchange: id });
             self.post_at(worker, arrival + latency, Input::Returned { exchange: id });
         }
@@ -288,7 +321,7 @@ impl Context {
 
     /// The server begins its answer.
     pub(super) fn answer(&mut self, id: ExchangeId, header: Vec<u8>) {
-        let arrival = self.now;
+        let arrival = self.world;
         if let Some(exchange) = self.network.exchanges.get_mut(&id) {
             exchange.answer = Some(Answer { header, body: Vec::new(), end: None, arrival });
             self.carry_answer(id);
@@ -324,7 +357,7 @@ impl Context {
         if exchange.answer.is_some() {
             return self.tear_both(id);
         }
-        let (server, arrival) = (exchange.server, self.now);
+        let (server, arrival) = (exchange.server, self.world);
         let answer = Answer { header, body: body.to_vec(), end: Some(0), arrival };
         self.network.exchanges.get_mut(&id).expect("found above").answer = Some(answer);
         self.carry_answer(id);
@@ -408,7 +441,7 @@ impl Context {
             self.random.millis(least, most)
         };
         let opened = self.network.blocked.get(&(from, to)).copied().unwrap_or_default();
-        self.now.max(opened) + latency
+        self.world.max(opened) + latency
     }
 
     fn number(&mut self) -> u64 {

@@ -3,6 +3,9 @@
 //! Rank r contributes `4^r * v(round, tensor, element)` with v in {1, 2, 4}. Every sum is exact in any order, and the base-4 digits of
 //! `sum / v` say how often each rank was counted: 0 lost, 1 right, 2 or 3 counted twice or thrice. v tells one round and one tensor from
 //! another. Where a type has too few bits for all ranks, other ranks carry digits in each element and the rest contribute 0.
+//!
+//! Rough tensors are the other mode: ranks contribute numbers of very different size, so that a sum in another order has other bits. What
+//! is expected there is the sum in the order of the ranks, in the type in which the server adds, rounded once.
 
 use gradlane_core::types::{DType, Op};
 use half::{bf16, f16};
@@ -21,6 +24,9 @@ pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) ->
     if matches!(op, Op::Broadcast { root } if root.0 != rank) {
         return vec![JUNK; plan.tensors[tensor].spec.bytes().expect("small") as usize];
     }
+    if plan.tensors[tensor].rough {
+        return elements(plan, tensor, |element| rough(plan, tensor, round, rank, element));
+    }
     elements(plan, tensor, |element| match op {
         Op::Sum | Op::Mean | Op::WeightedMean => {
             factor * digit(plan, tensor, round, rank, element) * value(plan, tensor, round, element)
@@ -35,6 +41,9 @@ pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) ->
 
 /// The result of a round of a tensor.
 pub(super) fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
+    if plan.tensors[tensor].rough {
+        return elements(plan, tensor, |element| rough_sum(plan, tensor, round, element));
+    }
     let value = |element| value(plan, tensor, round, element);
     elements(plan, tensor, |element| match plan.op(tensor, round) {
         Op::Sum | Op::Mean | Op::WeightedMean => {
@@ -67,7 +76,8 @@ pub(super) fn explain(plan: &Plan, tensor: usize, round: u64, got: &[u8]) -> Str
     let (due, got) = (decode(dtype, &due[at * size..][..size]), decode(dtype, &got[at * size..][..size]));
     let element = at as u64;
     let mut text = format!("element {at} is {got} instead of {due}");
-    if matches!(plan.op(tensor, round), Op::Sum | Op::Mean | Op::WeightedMean) && got >= 0.0 {
+    let counts = matches!(plan.op(tensor, round), Op::Sum | Op::Mean | Op::WeightedMean) && !plan.tensors[tensor].rough;
+    if counts && got >= 0.0 {
         let counts = (got / value(plan, tensor, round, element)) as u64;
         let of = |rank: u32| match digit(plan, tensor, round, rank, element) as u64 {
             0 => "-".to_owned(),
@@ -77,6 +87,27 @@ pub(super) fn explain(plan: &Plan, tensor: usize, round: u64, got: &[u8]) -> Str
         text += &format!("; counted per rank: {}", counts.join(" "));
     }
     text
+}
+
+/// What `rank` contributes to an element of a rough tensor: any mantissa, either sign, a size from 2^-6 to 2^6.
+fn rough(plan: &Plan, tensor: usize, round: u64, rank: u32, element: u64) -> f64 {
+    let draw = mix(plan.seed ^ ((tensor as u64) << 48) ^ (round << 32) ^ (u64::from(rank) << 24) ^ element);
+    let mantissa = 1.0 + (draw >> 12) as f64 / (1u64 << 52) as f64;
+    let size = (draw % 13) as i32 - 6;
+    let sign = if draw & (1 << 8) == 0 { 1.0 } else { -1.0 };
+    let dtype = plan.tensors[tensor].spec.dtype;
+    let mut encoded = Vec::new();
+    encode(dtype, sign * mantissa * 2f64.powi(size), &mut encoded);
+    decode(dtype, &encoded)
+}
+
+/// The sum of an element of a rough tensor, rank by rank.
+fn rough_sum(plan: &Plan, tensor: usize, round: u64, element: u64) -> f64 {
+    let contributions = (0..plan.workers).map(|rank| rough(plan, tensor, round, rank, element));
+    match plan.tensors[tensor].spec.dtype.accumulator() {
+        DType::F64 => contributions.reduce(|sum, next| sum + next).unwrap_or_default(),
+        _ => f64::from(contributions.map(|value| value as f32).reduce(|sum, next| sum + next).unwrap_or_default()),
+    }
 }
 
 /// `4^d`, where d is the digit that `rank` has in this element; 0 if it has none.
@@ -121,8 +152,9 @@ fn encode(dtype: DType, value: f64, to: &mut Vec<u8>) {
     match dtype {
         DType::F32 => to.extend((value as f32).to_le_bytes()),
         DType::F64 => to.extend(value.to_le_bytes()),
-        DType::F16 => to.extend(f16::from_f64(value).to_le_bytes()),
-        DType::BF16 => to.extend(bf16::from_f64(value).to_le_bytes()),
+        // From f32, because `half` drops the low bits of an f64 before it rounds. All values here are exact in f32.
+        DType::F16 => to.extend(f16::from_f32(value as f32).to_le_bytes()),
+        DType::BF16 => to.extend(bf16::from_f32(value as f32).to_le_bytes()),
         DType::I32 => to.extend((value as i32).to_le_bytes()),
         DType::I64 => to.extend((value as i64).to_le_bytes()),
         DType::I8 => to.extend((value as i8).to_le_bytes()),

@@ -10,7 +10,7 @@ use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, LinkId, PartId, Time, WorkerId};
 use gradlane_core::wire::{Header, Reject, Request, Target, reject};
 use gradlane_server::node::accumulator::Workshop;
-use gradlane_server::node::command::{Command, Receipt, SlotId, Step};
+use gradlane_server::node::command::{Command, SlotId, Step};
 use gradlane_server::node::sum::{Event, Sums};
 use gradlane_server::node::{Node, NodeConfig};
 
@@ -130,10 +130,6 @@ impl ServerProcess {
         for event in events {
             match event {
                 Event::Receipt { slot, worker, exchange, receipt } => {
-                    if receipt == Receipt::Damaged && context.network.damaged(slot.part, slot.round) {
-                        // One for all: nobody has a sum of this round.
-                        context.spoil(slot.part.key);
-                    }
                     let after = context.random.millis(0, 2);
                     context.post(self.me, after, Input::Receipt { slot, worker, exchange, receipt });
                 }
@@ -174,7 +170,8 @@ impl ServerProcess {
                     return;
                 }
                 let header = Header::decode(&bytes, "a worker").and_then(|header| header.into_request("a worker"));
-                let header = header.expect("a worker sends what a server reads");
+                // What no worker sends comes from an intruder.
+                let Ok(header) = header else { return context.reset_exchange(self.me, exchange) };
                 self.headers.insert(exchange, (link, header));
                 self.node.handle_opened(now, link, exchange, &header);
             }
@@ -212,6 +209,7 @@ impl ServerProcess {
     fn check_bounds(&self, context: &mut Context) {
         let mut rounds: BTreeMap<PartId, usize> = BTreeMap::new();
         for slot in self.sums.slots() {
+            context.witness.holds(&context.plan, self.me.who, slot.part.key);
             *rounds.entry(slot.part).or_default() += 1;
         }
         if let Some((part, alive)) = rounds.into_iter().find(|(_, alive)| *alive > 2) {
@@ -240,7 +238,7 @@ impl Process for ServerProcess {
             Input::LinkDialled { link, .. } if self.lost.contains(&link) => {}
             Input::LinkDialled { link, from } => {
                 self.links.insert(link);
-                self.node.handle_link_up(link, from.who.node());
+                self.node.handle_link_up(link, context.node_of(from));
                 context.send_link(self.me, link, Input::LinkReady { link });
             }
             Input::LinkLost { link, .. } => {

@@ -104,15 +104,14 @@ impl WorkerProcess {
     pub(super) fn inspect(&self, context: &mut Context, cause: Option<&Result<()>>) {
         let now = context.now;
         context.witness.process_ended(now, self.me, self.ended.as_ref(), cause);
-        let Some(ended) = &self.ended else { return };
+        if self.ended.is_none() {
+            return;
+        }
         for operation in self.script.operations.values() {
             let Operation { tensor, round, outcome } = operation;
             let what = format!("{}: tensor {tensor}, round {round}", self.me.who);
             match outcome {
-                Some(Ok(())) => {}
-                Some(Err(error)) => {
-                    context.witness.submission_failed(now, self.me, *tensor, &what, error, [Some(ended), cause]);
-                }
+                Some(_) => {}
                 None => context.witness.fail(now, Checker::Handle, format!("{what} never resolved")),
             }
         }
@@ -272,12 +271,7 @@ impl WorkerProcess {
         {
             context.witness.fail(now, Checker::Contribution, format!("{what}: the contribution was overwritten"));
         }
-        if let Err(error) = &outcome {
-            context.witness.hears_why(now, rank, tensor, round, error);
-        }
-        if let Err(Error::Timeout { .. } | Error::Cancelled) = outcome {
-            context.witness.excuse(context.plan.companions(tensor));
-        }
+        context.witness.resolves(self.me, tensor, round, &outcome);
         let operation = self.script.operations.get_mut(&submission).expect("read above");
         if operation.outcome.replace(outcome).is_some() {
             context.witness.fail(now, Checker::Handle, format!("{what} resolves again"));

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::pipeline::LayoutConfig;
-use gradlane_core::types::{DType, Defect, Op, Priority, TensorSpec, WorkerId};
+use gradlane_core::types::{DType, Defect, Op, Priority, TensorSpec, Time, WorkerId};
 
-use super::faults::FaultClasses;
+use super::faults::{self, Fault, FaultClasses};
+use super::known::Known;
+use super::world::Who;
 use crate::random::{Random, mix};
 
 /// Everything that a seed decides before the first event.
@@ -16,6 +18,8 @@ pub(super) struct Plan {
     pub(super) seed: u64,
     /// The mistake that the machines make.
     pub(super) defect: Option<Defect>,
+    /// The known finding that is not spared.
+    unspared: Option<Known>,
     /// How many workers.
     pub(super) workers: u32,
     /// How many servers.
@@ -30,6 +34,8 @@ pub(super) struct Plan {
     pub(super) steps: u64,
     /// How many steps a worker may be ahead of its unresolved ones.
     pub(super) depth: u64,
+    /// What goes wrong, by time.
+    pub(super) faults: Vec<(Time, Fault)>,
     /// What each worker process does, by process number.
     pub(super) scripts: Vec<Vec<Action>>,
     /// Who declares a tensor differently, if anybody does: worker process and tensor.
@@ -85,6 +91,9 @@ pub(super) mod timing {
     pub(in crate::sim) const DIAL: Duration = Duration::from_secs(3);
 }
 
+/// Numbers of the lists of names that are used once.
+const ONE_SHOT_LISTS: u32 = 1000;
+
 /// One tensor of the job.
 #[derive(Clone, Debug)]
 pub(super) struct Tensor {
@@ -96,6 +105,10 @@ pub(super) struct Tensor {
     pub(super) priority: Priority,
     /// Whether the sum lands on the contribution.
     pub(super) in_place: bool,
+    /// The only step in which it is reduced, if it is a name that is used once.
+    pub(super) only_step: Option<u64>,
+    /// Whether its sums depend on the order of the ranks.
+    pub(super) rough: bool,
 }
 
 /// One thing that a worker does.
@@ -116,21 +129,26 @@ pub(super) enum Action {
 }
 
 impl Plan {
-    /// The plan of `seed`.
-    pub(super) fn new(seed: u64, defect: Option<Defect>) -> Self {
+    /// The plan of `seed`, in which `unspared` may happen.
+    pub(super) fn new(seed: u64, defect: Option<Defect>, unspared: Option<Known>) -> Self {
         let mut random = Random::new(seed);
         let workers = random.pick(&[1, 2, 2, 2, 3, 3, 3, 4, 5, 8]);
         let servers = random.pick(&[1, 1, 2, 2, 3]);
         let classes = FaultClasses::draw(&mut random);
-        let tensors = tensors(&mut random);
         let steps = random.between(2, 7);
         let depth = random.between(1, 3);
-        let settings = settings(&mut random, &tensors, workers);
+        let deterministic = random.chance(30);
+        let mut tensors = tensors(&mut random, workers, deterministic);
+        if classes.one_shot_names {
+            add_one_shot_names(&mut tensors, steps, random.between(1, 6));
+        }
+        let settings = settings(&mut random, &tensors, workers, deterministic, classes);
         let mismatch = (classes.mismatch && workers > 1)
             .then(|| (random.below(u64::from(workers)) as u32, random.below(tensors.len() as u64) as usize));
         let mut plan = Self {
             seed,
             defect,
+            unspared,
             workers,
             servers,
             classes,
@@ -138,17 +156,21 @@ impl Plan {
             tensors,
             steps,
             depth,
+            faults: faults::schedule(classes, workers, servers, &mut random),
             scripts: Vec::new(),
             mismatch,
         };
         let barriers: BTreeSet<u64> = (0..steps).filter(|_| random.chance(25)).collect();
-        plan.scripts = (0..workers).map(|_| plan.script(&mut random, &barriers)).collect();
+        plan.scripts = (0..workers).map(|worker| plan.script(&mut random, worker, &barriers)).collect();
         plan
     }
 
     /// How a round of a tensor is reduced: alike for all tensors of a list, so that they may share parts.
     pub(super) fn op(&self, tensor: usize, round: u64) -> Op {
-        let Tensor { spec, list, .. } = &self.tensors[tensor];
+        let Tensor { spec, list, rough, .. } = &self.tensors[tensor];
+        if *rough {
+            return Op::Sum;
+        }
         let draw = mix(self.seed ^ (u64::from(*list) << 32) ^ round);
         let narrow = matches!(spec.dtype, DType::I8 | DType::U8);
         match draw % 8 {
@@ -163,6 +185,13 @@ impl Plan {
         }
     }
 
+    /// The rounds of tensors that are broadcasts.
+    pub(super) fn broadcasts(&self) -> BTreeSet<(usize, u64)> {
+        let rounds =
+            (0..self.tensors.len()).flat_map(|tensor| (0..self.rounds(tensor)).map(move |round| (tensor, round)));
+        rounds.filter(|(tensor, round)| matches!(self.op(*tensor, *round), Op::Broadcast { .. })).collect()
+    }
+
     /// The weight of a rank in a round of a tensor: 1 unless the reduction asks for weights; never 0 for all ranks.
     pub(super) fn weight(&self, tensor: usize, round: u64, rank: u32) -> u64 {
         if self.op(tensor, round) != Op::WeightedMean {
@@ -173,35 +202,62 @@ impl Plan {
         if rank == 0 { weight.max(1) } else { weight }
     }
 
-    /// The tensors whose fate `tensor` may share, because some worker may declare them together.
-    pub(super) fn companions(&self, tensor: usize) -> BTreeSet<usize> {
-        let list = self.tensors[tensor].list;
-        (0..self.tensors.len()).filter(|other| self.tensors[*other].list == list).collect()
+    /// Whether what makes a known finding happen is left out.
+    pub(super) fn spares(&self, finding: Known) -> bool {
+        self.unspared != Some(finding)
     }
 
-    fn script(&self, random: &mut Random, barriers: &BTreeSet<u64>) -> Vec<Action> {
+    /// Whether a worker cannot reach some server any more at some time, or that server it.
+    fn is_cut_off(&self, worker: u32) -> bool {
+        let worker = Who::Worker(worker);
+        self.faults.iter().any(|(_, fault)| matches!(fault, Fault::Cut { from, to } if [*from, *to].contains(&worker)))
+    }
+
+    /// Whether all workers reduce a tensor in a step.
+    fn is_due(&self, tensor: usize, step: u64) -> bool {
+        if let Some(only) = self.tensors[tensor].only_step {
+            return only == step;
+        }
+        let left_out = self.classes.subsets && mix(self.seed ^ (tensor as u64) << 8 ^ step).is_multiple_of(4);
+        !left_out || self.spares(Known::SharedPartIncomplete)
+    }
+
+    /// How often all workers reduce a tensor.
+    pub(super) fn rounds(&self, tensor: usize) -> u64 {
+        (0..self.steps).filter(|step| self.is_due(tensor, *step)).count() as u64
+    }
+
+    fn script(&self, random: &mut Random, worker: u32, barriers: &BTreeSet<u64>) -> Vec<Action> {
         let mut script = Vec::new();
         let mut lists: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (index, tensor) in self.tensors.iter().enumerate() {
+        let lasting = self.tensors.iter().enumerate().filter(|(_, tensor)| tensor.only_step.is_none());
+        for (index, tensor) in lasting {
             lists.entry(tensor.list).or_default().push(index);
         }
         let mut lists: Vec<Vec<usize>> = lists.into_values().collect();
         random.shuffle(&mut lists);
         for mut tensors in lists {
             // Who does not declare lets the first submission do so.
-            if random.chance(70) {
+            let disputed = self.mismatch.filter(|_| self.spares(Known::RefusedWithoutWithdrawal));
+            tensors.retain(|tensor| disputed.is_none_or(|(_, disputed)| disputed != *tensor));
+            if random.chance(70) && !tensors.is_empty() {
                 random.shuffle(&mut tensors);
                 script.push(Action::Declare { tensors, fuse: random.chance(75) });
             }
         }
-        for round in 0..self.steps {
-            if let Some(before) = round.checked_sub(self.depth) {
+        let mut rounds = vec![0; self.tensors.len()];
+        for step in 0..self.steps {
+            if let Some(before) = step.checked_sub(self.depth) {
                 script.push(Action::Await { round: before });
             }
-            let mut order: Vec<usize> = (0..self.tensors.len()).collect();
+            let mut order: Vec<usize> = (0..self.tensors.len()).filter(|tensor| self.is_due(*tensor, step)).collect();
             random.shuffle(&mut order);
             for tensor in order {
+                let round = rounds[tensor];
+                rounds[tensor] += 1;
                 let timeout = (self.classes.deadlines && random.chance(10)).then(|| random.millis(20, 4000));
+                let cut_off = self.is_cut_off(worker) && self.spares(Known::NoDeadlineWithoutServer);
+                let timeout = timeout.or(cut_off.then_some(timing::STEP));
                 script.push(Action::Submit { tensor, round, timeout });
                 if self.classes.cancels && random.chance(6) {
                     if random.chance(70) {
@@ -213,10 +269,10 @@ impl Plan {
             if random.chance(40) {
                 script.push(Action::Think(random.millis(0, 700)));
             }
-            if barriers.contains(&round) {
+            if barriers.contains(&step) {
                 let impatient = self.classes.deadlines && random.chance(20);
                 let timeout = if impatient { random.millis(100, 3000) } else { timing::BARRIER };
-                script.push(Action::Barrier { name: format!("after {round}"), timeout });
+                script.push(Action::Barrier { name: format!("after {step}"), timeout });
             }
         }
         script.push(Action::Await { round: self.steps });
@@ -224,7 +280,7 @@ impl Plan {
     }
 }
 
-fn tensors(random: &mut Random) -> Vec<Tensor> {
+fn tensors(random: &mut Random, workers: u32, deterministic: bool) -> Vec<Tensor> {
     let mut tensors = Vec::new();
     let mut position = 0;
     for list in 0..random.between(1, 3) as u32 {
@@ -239,19 +295,37 @@ fn tensors(random: &mut Random) -> Vec<Tensor> {
             DType::I8,
             DType::U8,
         ]);
+        let rough = deterministic && dtype.is_float() && random.chance(50);
         for index in 0..random.between(1, 4) {
-            let elements = random.pick(&[0, 1, 3, 17, 64, 100, 130, 300, 700]);
+            // Of at least so many that every rank shows in the result, unless there is none.
+            let elements: u64 = random.pick(&[0, 1, 3, 17, 64, 100, 130, 300, 700]);
+            let elements = if elements == 0 { 0 } else { elements.max(u64::from(workers)) };
             let shape = if random.chance(30) { vec![elements, 1] } else { vec![elements] };
             let spec = TensorSpec::new(format!("list{list}.{index}"), dtype, shape);
             let priority = Priority::of_position(position);
-            tensors.push(Tensor { spec, list, priority, in_place: random.chance(60) });
+            tensors.push(Tensor { spec, list, priority, in_place: random.chance(60), only_step: None, rough });
             position += 1;
         }
     }
     tensors
 }
 
-fn settings(random: &mut Random, tensors: &[Tensor], workers: u32) -> Settings {
+/// Adds names that are used in one step only, as the broadcast of an optimizer's state uses them.
+fn add_one_shot_names(tensors: &mut Vec<Tensor>, steps: u64, per_step: u64) {
+    for (step, index) in (0..steps).flat_map(|step| (0..per_step).map(move |index| (step, index))) {
+        let spec = TensorSpec::new(format!("once{step}.{index}"), DType::F32, vec![64]);
+        let (list, priority) = (ONE_SHOT_LISTS + tensors.len() as u32, Priority::of_position(tensors.len()));
+        tensors.push(Tensor { spec, list, priority, in_place: true, only_step: Some(step), rough: false });
+    }
+}
+
+fn settings(
+    random: &mut Random,
+    tensors: &[Tensor],
+    workers: u32,
+    deterministic: bool,
+    classes: FaultClasses,
+) -> Settings {
     let partition_bytes = random.pick(&[512, 1024, 4096]);
     let credit_bytes = random.pick(&[300, 1000, 4000, 1 << 20]);
     let model: u64 = tensors.iter().map(|tensor| tensor.spec.bytes().expect("small")).sum();
@@ -265,9 +339,15 @@ fn settings(random: &mut Random, tensors: &[Tensor], workers: u32) -> Settings {
             part_bytes_min: random.pick(&[128, 512]),
         },
         credit_bytes,
-        memory_bytes_max: if random.chance(30) { tight } else { roomy },
+        memory_bytes_max: if classes.refusals {
+            model / 2
+        } else if random.chance(30) {
+            tight
+        } else {
+            roomy
+        },
         checksum: random.chance(80),
-        deterministic: random.chance(30),
+        deterministic,
         fixed_ranks: random.chance(50),
         idle_timeout: random.millis(1000, 10_000),
         latency_ms: random.pick(&[(0, 2), (0, 20), (1, 100), (5, 400)]),

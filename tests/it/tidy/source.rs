@@ -71,7 +71,9 @@ impl Source {
         let mut found = Vec::new();
         for (at, _) in self.code.match_indices(&format!("{prefix}::")) {
             let part_of_a_word = self.code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_');
-            if !part_of_a_word {
+            // A visibility says who may name an item; it names nothing itself.
+            let visibility = self.code[..at].ends_with("pub(in ");
+            if !part_of_a_word && !visibility {
                 let paths = paths(&self.code[at + prefix.len() + 2..]);
                 found.extend(paths.into_iter().map(|path| Reference { line: self.line(at), path }));
             }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::config::{Launcher, ProcessRole};
+use crate::config::{Launcher, ProcessRole, TransportChoice};
 
 #[test]
 fn arguments_win_over_the_environment_over_its_aliases_over_the_file_over_the_default() {
@@ -25,6 +25,19 @@ fn arguments_win_over_the_environment_over_its_aliases_over_the_file_over_the_de
         assert_eq!(config.partition_bytes, bytes);
         assert_eq!(config.origin("partition_bytes").to_string(), origin);
     }
+}
+
+#[test]
+fn a_knob_is_found_by_its_former_name_unless_its_name_is_given_too() {
+    let quic = |loaded: Result<(Config, Vec<Warning>)>| {
+        let (config, warnings) = loaded.unwrap();
+        config.transport == TransportChoice::Quic && warnings.is_empty()
+    };
+    let former = [("GRADLANE_ROAD".to_owned(), "quic".to_owned())];
+    assert!(quic(Config::load(&pairs("road=quic"), [], None)));
+    assert!(quic(Config::load(&pairs(""), former.clone(), None)));
+    assert!(quic(Config::load(&pairs(""), [], Some(&file("road = \"quic\"")))));
+    assert!(!quic(Config::load(&pairs("road=quic transport=shm"), former, None)));
 }
 
 #[test]

@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use super::Coding;
-use super::lane::{copy_in, copy_out};
+use super::copies::{copy_in, copy_out};
 use crate::cuda::{Context, DeviceMemory, Kernels, Stream};
+use crate::device::Coding;
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Region};
 use crate::types::{DType, Encoding, Span};
@@ -118,11 +118,11 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    use super::super::{CudaDevice, Device, Transfer};
     use super::*;
     use crate::codec;
     use crate::config::Config;
     use crate::cuda::fake;
+    use crate::device::{CudaDevice, Device, Transfer};
     use crate::mem::Ordinal;
     use crate::mem::borrow::region_of;
     use crate::reduce;

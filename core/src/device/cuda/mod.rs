@@ -21,6 +21,7 @@ use ground::{Kind, OfKind, PinnedGround};
 use lane::{Direction, Job, Lane, ended};
 
 mod caster;
+mod copies;
 mod ground;
 mod lane;
 

@@ -11,7 +11,6 @@ use crate::error::Result;
 use crate::mem::Ordinal;
 use crate::mem::borrow::Staging;
 use crate::sched::Task;
-use crate::transport::Road;
 use crate::types::{Done, LinkId};
 
 /// Stages a contribution, in memory that it has until its sum is back on the device.
@@ -19,7 +18,7 @@ pub(super) fn to_host(shared: &Arc<Shared>, task: Task, from: Ordinal, link: Opt
     let device = device(shared);
     let bytes = usize::try_from(task.bytes).expect("at most PART_BYTES_MAX");
     // A server of this machine reads it where it lies. Should another transport be taken in the end, this is memory as any.
-    let shown = link.is_some_and(|link| shared.transport.road(link) == Road::SharedMemory);
+    let shown = link.is_some_and(|link| shared.transport.capabilities(link).zero_copy);
     let staging = match device.lease(from, bytes, shown) {
         Ok(lease) => Staging::new(lease),
         Err(error) => return shared.report(|state, now| state.worker.handle_copied(now, task.id, Err(error))),

@@ -7,14 +7,14 @@ use super::super::shared::Shared;
 use crate::config::Checksum;
 use crate::mem::borrow;
 use crate::sched::{Attempt, Task};
-use crate::transport::{Push, Road};
+use crate::transport::Push;
 use crate::types::{Done, ExchangeId, LinkId};
 use crate::wire::header::HEADER_BYTES;
 use crate::wire::{Contribution, Request};
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: ExchangeId, mut push: Push) {
     let checked = match shared.checksum {
-        Checksum::Auto => shared.transport.road(link) == Road::Network,
+        Checksum::Auto => shared.transport.capabilities(link).needs_checksum,
         Checksum::Always => true,
         Checksum::Never => false,
     };

@@ -12,29 +12,29 @@ use tokio::select;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
+use super::calls::{Call, DriverHandle, Pull};
 use super::closing::{CLOSE_ORDERLY, connection_error};
 use super::dial::{Dialed, Dialer};
 use super::endpoint;
 use super::exchange::{self, Wire};
-use super::identity::Credentials;
 use super::settings::Settings;
 use super::socket;
 use super::tls::{self, check_server};
-use super::transport::{Call, Pull, QuicTransport};
 use crate::error::{Error, Result};
 use crate::transport::exchange::{link_gone, unknown_exchange};
+use crate::transport::identity::Credentials;
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
-/// A transport that connects as `credentials` say, from any free port, in tasks of a runtime.
-pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<QuicTransport> {
+/// Starts a driver that connects from any free port with `credentials`, in tasks of a runtime.
+pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<DriverHandle> {
     let socket = socket::bind_any(settings.socket_buffer_bytes)?;
     let tls = tls::client(credentials)?;
     let (messages, inbox) = mpsc::unbounded_channel();
     let (own_messages, of_dialer) = (messages.downgrade(), settings.clone());
     let serve = move |endpoint: Endpoint| {
         let dialer = Dialer { endpoint, tls, settings: of_dialer };
-        run(Hub::new(dialer, own_messages), inbox)
+        run(ClientState::new(dialer, own_messages), inbox)
     };
     let thread = endpoint::start("gradlane-quic", socket, settings, None, serve)?;
     let calls = move |call| {
@@ -42,7 +42,7 @@ pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<
             refused.0.refuse();
         }
     };
-    Ok(QuicTransport::driven(calls, thread))
+    Ok(DriverHandle { calls: Box::new(calls), thread })
 }
 
 enum Message {
@@ -65,7 +65,7 @@ impl Message {
 }
 
 /// All links and exchanges; owned by the transport's thread.
-struct Hub {
+struct ClientState {
     dialer: Dialer,
     messages: mpsc::WeakUnboundedSender<Message>,
     links: BTreeMap<LinkId, Link>,
@@ -90,24 +90,24 @@ struct Exchange {
     cancel: Arc<Notify>,
 }
 
-async fn run(mut hub: Hub, mut inbox: mpsc::UnboundedReceiver<Message>) {
+async fn run(mut state: ClientState, mut inbox: mpsc::UnboundedReceiver<Message>) {
     while let Some(message) = inbox.recv().await {
         match message {
             Message::Call(Call::Shutdown { patience }) => {
                 // What is sent from now on is refused by the channel, and what is in it below.
                 inbox.close();
-                return hub.shutdown(&mut inbox, patience).await;
+                return state.shutdown(&mut inbox, patience).await;
             }
-            Message::Call(call) => hub.call(call),
-            Message::Connected { peer, dialed, lost, done } => hub.connected(peer, dialed, lost, done),
-            Message::LinkEnded { link, reason } => hub.link_ended(link, reason),
-            Message::ExchangeEnded { exchange } => drop(hub.exchanges.remove(&exchange)),
+            Message::Call(call) => state.call(call),
+            Message::Connected { peer, dialed, lost, done } => state.connected(peer, dialed, lost, done),
+            Message::LinkEnded { link, reason } => state.link_ended(link, reason),
+            Message::ExchangeEnded { exchange } => drop(state.exchanges.remove(&exchange)),
         }
-        while hub.tasks.try_join_next().is_some() {}
+        while state.tasks.try_join_next().is_some() {}
     }
 }
 
-impl Hub {
+impl ClientState {
     fn new(dialer: Dialer, messages: mpsc::WeakUnboundedSender<Message>) -> Self {
         let (links, exchanges, tasks) = (BTreeMap::new(), BTreeMap::new(), JoinSet::new());
         Self { dialer, messages, links, exchanges, tasks, stopping: watch::Sender::new(false), links_made: 0 }
@@ -234,7 +234,7 @@ fn send(messages: &mpsc::WeakUnboundedSender<Message>, message: Message) {
     }
 }
 
-/// Tells the hub, when it is dropped, that an exchange's task is over.
+/// Tells the transport's thread, when it is dropped, that an exchange's task is over.
 struct Ended {
     exchange: ExchangeId,
     messages: mpsc::WeakUnboundedSender<Message>,

@@ -9,10 +9,10 @@ use quinn::{Connection, RecvStream, SendStream};
 use tokio::select;
 use tokio::sync::{Notify, oneshot};
 
+use super::calls::Pull;
 use super::closing::{
     STREAM_GIVEN_UP, close_for_fault, connection_error, early_end, read_error, read_exact_error, written,
 };
-use super::transport::Pull;
 use crate::error::{Error, Result};
 use crate::mem::{Landing, Loan, Region, Returned};
 use crate::transport::exchange::{check_crc, check_sum};

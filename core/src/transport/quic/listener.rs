@@ -9,7 +9,6 @@
 //! The task of a link ends after those of its exchanges, so that every [`Incoming::Torn`] comes before [`Incoming::LinkDown`].
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,18 +19,18 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::admission::{AdmissionControl, Arrival};
 use super::closing::{
     CLOSE_ORDERLY, STREAM_ANSWERED, STREAM_GIVEN_UP, close_for_fault, close_with, connection_error, early_end, gave_up,
     read_error,
 };
-use super::door::{Arrival, Door};
 use super::endpoint;
-use super::identity::{Credentials, PeerIdentity};
 use super::settings::{Driver, Settings};
 use super::socket;
 use super::tls::Admission;
 use crate::error::{Error, Result};
 use crate::transport::exchange::{broken_off, reject_of};
+use crate::transport::identity::{Credentials, PeerIdentity};
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
 use crate::types::{ExchangeId, LinkId};
 use crate::wire::{HeaderReader, Request};
@@ -45,14 +44,15 @@ pub fn bind(address: &str, credentials: &Credentials, settings: &Settings, inbox
     if settings.driver == Driver::Direct {
         return super::direct::bind(address, credentials, settings, inbox);
     }
-    let socket = socket::bind(parse(address)?, settings.socket_buffer_bytes)?;
+    let socket = socket::bind(socket::parse(address)?, settings.socket_buffer_bytes)?;
     let bound =
         socket.local_addr().map_err(|error| Error::Io { what: address.to_owned(), cause: error.to_string() })?;
-    let (door, server) = Door::new(credentials, settings, Admission::Members)?;
+    let (admission_control, config) = AdmissionControl::new(credentials, settings, Admission::Members)?;
     let (commands, outbox) = mpsc::unbounded_channel();
-    let hall = Hall { inbox: inbox.into(), commands: commands.downgrade(), streams: settings.exchanges_in_flight_max };
-    let serve = move |endpoint| run(endpoint, door, hall, outbox);
-    let thread = endpoint::start("gradlane-listen", socket, settings, Some(server), serve)?;
+    let server =
+        ServerState { inbox: inbox.into(), commands: commands.downgrade(), streams: settings.exchanges_in_flight_max };
+    let serve = move |endpoint| run(endpoint, admission_control, server, outbox);
+    let thread = endpoint::start("gradlane-listen", socket, settings, Some(config), serve)?;
     // Dropping the listener drops its outbox, and with the last sender the thread ends.
     let stop = commands.clone();
     Ok(Listener {
@@ -67,14 +67,6 @@ pub fn bind(address: &str, credentials: &Credentials, settings: &Settings, inbox
     })
 }
 
-/// An address to listen at.
-pub(super) fn parse(address: &str) -> Result<SocketAddr> {
-    address.parse().map_err(|_| Error::InvalidArgument {
-        what: format!("{address:?} is no address to listen at"),
-        hint: "give an IP address and a port, such as 0.0.0.0:0".to_owned(),
-    })
-}
-
 enum Command {
     Outgoing(Outgoing),
     Stop(Duration),
@@ -86,14 +78,14 @@ enum Command {
 }
 
 /// What all links share.
-struct Hall {
+struct ServerState {
     inbox: Arc<dyn Fn(Incoming) + Send + Sync>,
     commands: mpsc::WeakUnboundedSender<Command>,
     /// How many exchanges a peer may have open.
     streams: u32,
 }
 
-impl Hall {
+impl ServerState {
     fn tell(&self, event: Incoming) {
         (self.inbox)(event);
     }
@@ -105,10 +97,15 @@ impl Hall {
     }
 }
 
-async fn run(endpoint: Endpoint, door: Door, hall: Hall, mut commands: UnboundedReceiver<Command>) {
-    let hall = Arc::new(hall);
+async fn run(
+    endpoint: Endpoint,
+    admission_control: AdmissionControl,
+    server: ServerState,
+    mut commands: UnboundedReceiver<Command>,
+) {
+    let server = Arc::new(server);
     let (arriving, mut arrivals) = mpsc::unbounded_channel();
-    tokio::spawn(door.watch(endpoint.clone(), arriving));
+    tokio::spawn(admission_control.watch(endpoint.clone(), arriving));
     let (mut links, mut exchanges) = (BTreeMap::new(), BTreeMap::new());
     let mut tasks = JoinSet::new();
     let names = Names::default();
@@ -144,7 +141,7 @@ async fn run(endpoint: Endpoint, door: Door, hall: Hall, mut commands: Unbounded
             Some(arrival) = arrivals.recv() => match arrival {
                 Arrival::Member(connection, identity) => {
                     let link = LinkId(names.next());
-                    tasks.spawn(serve_link(Arc::clone(&hall), names.clone(), link, connection, identity));
+                    tasks.spawn(serve_link(Arc::clone(&server), names.clone(), link, connection, identity));
                 }
                 Arrival::Newcomer(connection) => connection.close(CLOSE_ORDERLY, b""),
             },
@@ -172,19 +169,25 @@ impl Names {
     }
 }
 
-async fn serve_link(hall: Arc<Hall>, names: Names, link: LinkId, connection: Connection, identity: PeerIdentity) {
+async fn serve_link(
+    server: Arc<ServerState>,
+    names: Names,
+    link: LinkId,
+    connection: Connection,
+    identity: PeerIdentity,
+) {
     let address = connection.remote_address().to_string();
     let peer: Arc<str> = format!("{} {} at {address}", identity.role, identity.node).into();
-    hall.command(Command::LinkUp { link, connection: connection.clone() });
-    hall.tell(Incoming::LinkUp { link, node: identity.node, address });
-    connection.set_max_concurrent_bi_streams(VarInt::from_u32(hall.streams));
+    server.command(Command::LinkUp { link, connection: connection.clone() });
+    server.tell(Incoming::LinkUp { link, node: identity.node, address });
+    connection.set_max_concurrent_bi_streams(VarInt::from_u32(server.streams));
     let mut exchanges = JoinSet::new();
     let lost = loop {
         select! {
             stream = connection.accept_bi() => match stream {
                 Ok((sender, receiver)) => {
                     let wire = Wire {
-                        hall: Arc::clone(&hall),
+                        server: Arc::clone(&server),
                         connection: connection.clone(),
                         peer: Arc::clone(&peer),
                         sender,
@@ -199,13 +202,13 @@ async fn serve_link(hall: Arc<Hall>, names: Names, link: LinkId, connection: Con
     };
     while exchanges.join_next().await.is_some() {}
     let reason = connection_error(&lost, &peer);
-    hall.command(Command::LinkDown { link });
-    hall.tell(Incoming::LinkDown { link, reason });
+    server.command(Command::LinkDown { link });
+    server.tell(Incoming::LinkDown { link, reason });
 }
 
 /// One exchange's half of the world.
 struct Wire {
-    hall: Arc<Hall>,
+    server: Arc<ServerState>,
     connection: Connection,
     peer: Arc<str>,
     sender: SendStream,
@@ -214,17 +217,17 @@ struct Wire {
 
 async fn serve_exchange(mut wire: Wire, link: LinkId, exchange: ExchangeId) {
     let Some(header) = wire.header().await else { return };
-    let hall = Arc::clone(&wire.hall);
+    let server = Arc::clone(&wire.server);
     let (sender, mut commands) = mpsc::unbounded_channel();
     // First that it can be answered, then that it is there: the answer to an event never misses its exchange.
-    hall.command(Command::Opened { exchange, commands: sender });
-    hall.tell(Incoming::Opened { link, exchange, header });
+    server.command(Command::Opened { exchange, commands: sender });
+    server.tell(Incoming::Opened { link, exchange, header });
     let event = match wire.serve(exchange, &header, &mut commands).await {
         Ok(()) => Incoming::Answered { exchange },
         Err(reason) => Incoming::Torn { exchange, reason },
     };
-    hall.command(Command::Ended { exchange });
-    hall.tell(event);
+    server.command(Command::Ended { exchange });
+    server.tell(event);
 }
 
 impl Wire {
@@ -246,11 +249,11 @@ impl Wire {
         header: &Request,
         commands: &mut UnboundedReceiver<Outgoing>,
     ) -> Result<()> {
-        let Self { hall, connection, peer, mut sender, mut receiver } = self;
+        let Self { server, connection, peer, mut sender, mut receiver } = self;
         let given_up = sender.stopped();
         let (intake, wishes) = watch::channel(Intake::Hold);
         let receiving = async {
-            let outcome = receive(&hall, exchange, header, &mut receiver, wishes, &peer).await;
+            let outcome = receive(&server, exchange, header, &mut receiver, wishes, &peer).await;
             if let Err(error @ Error::Protocol { .. }) = &outcome {
                 broken(&connection, &peer, error);
             }
@@ -305,7 +308,7 @@ enum Intake {
 
 /// Passes the body on when it is accepted, and sees its end; stops it once it is refused.
 async fn receive(
-    hall: &Hall,
+    server: &ServerState,
     exchange: ExchangeId,
     header: &Request,
     receiver: &mut RecvStream,
@@ -321,7 +324,7 @@ async fn receive(
         };
         select! {
             biased;
-            outcome = receive_all(hall, exchange, header, receiver, peer) => return outcome,
+            outcome = receive_all(server, exchange, header, receiver, peer) => return outcome,
             () = refused => {}
         }
     }
@@ -330,7 +333,7 @@ async fn receive(
 }
 
 async fn receive_all(
-    hall: &Hall,
+    server: &ServerState,
     exchange: ExchangeId,
     header: &Request,
     receiver: &mut RecvStream,
@@ -345,7 +348,7 @@ async fn receive_all(
         let bytes: u64 = chunks.iter().map(|chunk| chunk.len() as u64).sum();
         left = left.checked_sub(bytes).ok_or_else(|| early_end("body", "is longer than announced", peer))?;
         if bytes > 0 {
-            hall.tell(Incoming::Body { exchange, chunks });
+            server.tell(Incoming::Body { exchange, chunks });
         }
     }
     if left > 0 {

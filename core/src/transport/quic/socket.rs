@@ -14,6 +14,14 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::settings::DATAGRAM_BYTES_MAX;
 use crate::error::{Error, Result};
 
+/// Reads an address to listen at.
+pub(super) fn parse(address: &str) -> Result<SocketAddr> {
+    address.parse().map_err(|_| Error::InvalidArgument {
+        what: format!("{address:?} is no address to listen at"),
+        hint: "give an IP address and a port, such as 0.0.0.0:0".to_owned(),
+    })
+}
+
 /// A socket bound to `address`, with buffers of `buffer_bytes` as far as the system grants them.
 pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> Result<std::net::UdpSocket> {
     open(address, buffer_bytes)

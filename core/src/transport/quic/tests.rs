@@ -9,10 +9,10 @@ use quinn::crypto::rustls::QuicClientConfig;
 
 use super::dial::{Dialed, Dialer};
 use super::endpoint;
-use super::identity::wall_clock;
 use super::*;
 use crate::error::{Error, Result};
 use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected};
+use crate::transport::identity::{Authority, Credentials, wall_clock};
 use crate::transport::{Inbox, Incoming, Listener, Peer, Transport};
 use crate::types::{ExchangeId, LinkId, NodeId, Role, Time};
 use crate::wire::Frame;
@@ -173,7 +173,7 @@ fn a_server_that_falls_silent_tears_what_is_under_way() {
         Arc::new(QuicTransport::new(&world.credentials(Role::Worker), &settings).unwrap());
     let peer = Peer {
         address: listener.address.clone(),
-        door: String::new(),
+        socket_path: String::new(),
         node: credentials.node(),
         name: "server 0".to_owned(),
     };

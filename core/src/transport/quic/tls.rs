@@ -13,9 +13,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, Serve
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{CertificateError, CipherSuite, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
-use super::identity::{Credentials, PeerIdentity, public_key_hash};
 use crate::error::{Error, Result};
 use crate::transport::Peer;
+use crate::transport::identity::{Credentials, PeerIdentity, public_key_hash};
 
 /// The protocol of members: exchanges and control.
 pub(super) const ALPN: &[u8] = b"gradlane/1";

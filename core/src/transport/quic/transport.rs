@@ -1,51 +1,21 @@
-//! A worker's transport, whoever drives it: what callers ask is handed to the driver's thread.
+//! A worker's QUIC transport. It starts the driver that the settings name, and hands every call to the driver's thread.
 
 use std::fmt;
 use std::time::Duration;
 
+use super::calls::{Call, DriverHandle, Pull};
 use super::client;
-use super::identity::Credentials;
 use super::settings::{Driver, Settings};
-use crate::error::{Error, Result};
-use crate::local::OwnThread;
+use crate::error::Result;
 use crate::mem::Region;
-use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
+use crate::transport::exchange::PullEnd;
+use crate::transport::identity::Credentials;
 use crate::transport::{LinkLost, Peer, Pulled, Push, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// Carries exchanges over QUIC. Dropping it closes it.
 pub struct QuicTransport {
-    /// Hands a call to the thread, or refuses it if that has ended.
-    calls: Box<dyn Fn(Call) + Send + Sync>,
-    thread: OwnThread,
-}
-
-/// What callers ask of the driver.
-pub(super) enum Call {
-    Connect { peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId> },
-    Push { link: LinkId, exchange: ExchangeId, push: Push, done: Done<()> },
-    Pull { exchange: ExchangeId, pull: Pull },
-    Abandon { exchange: ExchangeId },
-    Disconnect { link: LinkId },
-    Shutdown { patience: Duration },
-}
-
-/// Where a sum is wanted, and who waits for it.
-pub(super) struct Pull {
-    pub(super) into: Vec<Region>,
-    pub(super) end: PullEnd,
-}
-
-impl Call {
-    /// Answers for a transport that has been shut down.
-    pub(super) fn refuse(self) {
-        match self {
-            Self::Connect { done, .. } => done.err(Error::Cancelled),
-            Self::Push { done, .. } => done.err(link_gone()),
-            Self::Pull { pull, .. } => pull.end.torn(unknown_exchange()),
-            Self::Abandon { .. } | Self::Disconnect { .. } | Self::Shutdown { .. } => {}
-        }
-    }
+    driver: DriverHandle,
 }
 
 impl QuicTransport {
@@ -56,18 +26,17 @@ impl QuicTransport {
     pub fn new(credentials: &Credentials, settings: &Settings) -> Result<Self> {
         #[cfg(target_os = "linux")]
         if settings.driver == Driver::Direct {
-            return super::direct::connect(credentials, settings);
+            return super::direct::connect(credentials, settings).map(Self::driven);
         }
-        client::connect(credentials, settings)
+        client::connect(credentials, settings).map(Self::driven)
     }
 
-    /// A transport driven by `thread`, which ends after [`Call::Shutdown`].
-    pub(super) fn driven(calls: impl Fn(Call) + Send + Sync + 'static, thread: OwnThread) -> Self {
-        Self { calls: Box::new(calls), thread }
+    pub(super) fn driven(driver: DriverHandle) -> Self {
+        Self { driver }
     }
 
     fn call(&self, call: Call) {
-        if self.thread.is_ours() { (self.calls)(call) } else { call.refuse() }
+        if self.driver.thread.is_ours() { (self.driver.calls)(call) } else { call.refuse() }
     }
 }
 
@@ -96,7 +65,7 @@ impl Transport for QuicTransport {
 
     fn shutdown(&self, patience: Duration) {
         self.call(Call::Shutdown { patience });
-        self.thread.join(patience);
+        self.driver.thread.join(patience);
     }
 }
 
@@ -108,7 +77,7 @@ impl Drop for QuicTransport {
 
 impl fmt::Debug for QuicTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QuicTransport").field("thread", &self.thread).finish_non_exhaustive()
+        f.debug_struct("QuicTransport").field("thread", &self.driver.thread).finish_non_exhaustive()
     }
 }
 

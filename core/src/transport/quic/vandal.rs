@@ -9,10 +9,10 @@ use tokio::time::timeout;
 use super::closing::{CLOSE_ORDERLY, connection_error, read_error};
 use super::dial::Dialer;
 use super::endpoint;
-use super::identity::Credentials;
 use super::settings::Settings;
 use super::{socket, tls};
 use crate::error::{Error, Result};
+use crate::transport::identity::Credentials;
 
 /// Writes `bytes` on a stream to `address` and ends it; says why the other side closed the connection. Blocks at most `patience`.
 pub fn write(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: Duration) -> Error {

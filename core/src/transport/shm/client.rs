@@ -1,22 +1,22 @@
-//! A worker's side, as its engine sees it: see [`hub`](super::hub) for what happens inside.
+//! A worker's transport over shared memory. [`client_state`](super::client_state) says how it works inside.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::books::{End, State};
-use super::hub::Hub;
+use super::client_state::ClientState;
+use super::client_tables::{ClientTables, End};
 use super::poller::{help, run};
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
 use crate::mem::{Copies, Region};
 use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
-use crate::transport::quic::Credentials;
-use crate::transport::{LinkLost, Peer, Pulled, Push, Road, Transport};
+use crate::transport::identity::Credentials;
+use crate::transport::{Capabilities, LinkLost, Peer, Pulled, Push, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// Carries exchanges through memory that worker and server share. Dropping it closes it.
 pub struct ShmTransport {
-    hub: Arc<Hub>,
+    state: Arc<ClientState>,
     thread: OwnThread,
 }
 
@@ -26,36 +26,36 @@ impl ShmTransport {
     /// # Errors
     /// [`Error::Io`] if the system gives no thread or no event queue.
     pub fn new(credentials: &Credentials, copies: &Copies) -> Result<Self> {
-        let hub = Arc::new(Hub::new(credentials, copies)?);
+        let state = Arc::new(ClientState::new(credentials, copies)?);
         let thread = {
-            let hub = Arc::clone(&hub);
-            OwnThread::start("gradlane-shm", move || run(&*hub))?
+            let state = Arc::clone(&state);
+            OwnThread::start("gradlane-shm", move || run(&*state))?
         };
-        Ok(Self { hub, thread })
+        Ok(Self { state, thread })
     }
 
     /// Whether this transport has the exchange: it was pushed here and has not ended.
     pub fn has(&self, exchange: ExchangeId) -> bool {
-        self.thread.is_ours() && self.hub.state().exchanges.contains_key(&exchange)
+        self.thread.is_ours() && self.state.tables().exchanges.contains_key(&exchange)
     }
 }
 
 impl Transport for ShmTransport {
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
-        if !self.thread.is_ours() || self.hub.state().closing {
+        if !self.thread.is_ours() || self.state.tables().closing {
             return done.err(Error::Cancelled);
         }
-        self.hub.state().dialling += 1;
-        let hub = Arc::clone(&self.hub);
+        self.state.tables().dialling += 1;
+        let state = Arc::clone(&self.state);
         let dial = move || {
-            let outcome = hub.dial(&peer, patience, lost);
+            let outcome = state.dial(&peer, patience, lost);
             done.report(outcome);
-            hub.state().dialling -= 1;
-            hub.dialled.notify_all();
+            state.tables().dialling -= 1;
+            state.dialled.notify_all();
         };
         if std::thread::Builder::new().name("gradlane-dial".to_owned()).spawn(dial).is_err() {
             // What it held was dropped, which reported.
-            self.hub.state().dialling -= 1;
+            self.state.tables().dialling -= 1;
         }
     }
 
@@ -65,7 +65,7 @@ impl Transport for ShmTransport {
         if !self.thread.is_ours() {
             return done.err(link_gone());
         }
-        self.hub.push(link, exchange, push, done);
+        self.state.push(link, exchange, push, done);
     }
 
     fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
@@ -73,37 +73,37 @@ impl Transport for ShmTransport {
         if !self.thread.is_ours() {
             return pull.torn(unknown_exchange());
         }
-        self.hub.pull(exchange, into, pull);
+        self.state.pull(exchange, into, pull);
     }
 
     fn abandon(&self, exchange: ExchangeId) {
         if self.thread.is_ours() {
-            self.hub.end(exchange, End::Abandoned);
+            self.state.end(exchange, End::Abandoned);
         }
     }
 
     fn disconnect(&self, link: LinkId) {
         if self.thread.is_ours()
-            && let Some(entry) = self.hub.state().links.get(&link)
+            && let Some(entry) = self.state.tables().links.get(&link)
         {
             entry.link.fail(Error::Cancelled);
-            self.hub.poller.wake();
+            self.state.poller.wake();
         }
     }
 
-    fn road(&self, _link: LinkId) -> Road {
-        Road::SharedMemory
+    fn capabilities(&self, _link: LinkId) -> Capabilities {
+        Capabilities::SHARED_MEMORY
     }
 
     fn help(&self, enough: &dyn Fn() -> bool, patience: Duration) {
-        if self.thread.is_ours() && !self.hub.state().links.is_empty() {
-            help(&*self.hub, enough, patience);
+        if self.thread.is_ours() && !self.state.tables().links.is_empty() {
+            help(&*self.state, enough, patience);
         }
     }
 
     fn nudge(&self) {
         if self.thread.is_ours() {
-            self.hub.poller.nudge();
+            self.state.poller.nudge();
         }
     }
 
@@ -111,16 +111,16 @@ impl Transport for ShmTransport {
         if !self.thread.is_ours() {
             return;
         }
-        let mut state = self.hub.state();
-        state.closing = true;
-        let exchanges: Vec<ExchangeId> = state.exchanges.keys().copied().collect();
-        drop(state);
-        self.hub.dialled.notify_all();
-        exchanges.into_iter().for_each(|exchange| self.hub.end(exchange, End::Abandoned));
-        self.hub.poller.wake();
+        let mut tables = self.state.tables();
+        tables.closing = true;
+        let exchanges: Vec<ExchangeId> = tables.exchanges.keys().copied().collect();
+        drop(tables);
+        self.state.dialled.notify_all();
+        exchanges.into_iter().for_each(|exchange| self.state.end(exchange, End::Abandoned));
+        self.state.poller.wake();
         self.thread.join(patience);
-        let waiting = |state: &mut State| state.dialling > 0;
-        let waited = self.hub.dialled.wait_timeout_while(self.hub.state(), patience, waiting);
+        let waiting = |tables: &mut ClientTables| tables.dialling > 0;
+        let waited = self.state.dialled.wait_timeout_while(self.state.tables(), patience, waiting);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 }

@@ -25,10 +25,10 @@ use super::memory::Memory;
 use crate::error::{Error, Result};
 use crate::local::{Connection, Received, Segment, Shown};
 use crate::mem::Copies;
+use crate::transport::identity::SERVER_NAME;
+use crate::transport::identity::{Credentials, PeerIdentity};
 use crate::transport::quic::closing::auth_error;
-use crate::transport::quic::identity::SERVER_NAME;
 use crate::transport::quic::tls::{Admission, client_config, server_config};
-use crate::transport::quic::{Credentials, PeerIdentity};
 use crate::wire::reject;
 
 /// The protocol of links in shared memory.
@@ -38,18 +38,18 @@ const STEP: Duration = Duration::from_secs(3);
 const MESSAGES_MAX: usize = 8;
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Connects to the server whose socket is at `door`, called `name` in messages; who it is, the caller judges by `judge`.
+/// Connects to the server whose socket is at `socket_path`, called `name` in messages; who it is, the caller judges by `judge`.
 ///
 /// # Errors
 /// [`Error::Unavailable`] if nobody listens there or the server ends, [`Error::Auth`] if one side does not accept the other.
 pub(super) fn connect(
-    door: &Path,
+    socket_path: &Path,
     name: &str,
     credentials: &Credentials,
     copies: &Copies,
     judge: impl FnOnce(&PeerIdentity) -> Result<()>,
 ) -> Result<Parts> {
-    let connection = Connection::connect(door, STEP)?;
+    let connection = Connection::connect(socket_path, STEP)?;
     let server = SERVER_NAME.try_into().expect("a name");
     let tls = rustls::ClientConnection::new(Arc::new(client_config(credentials, ALPN)?), server).map_err(failed)?;
     let mut talk = Talk { connection, tls: tls.into(), peer: name.to_owned() };

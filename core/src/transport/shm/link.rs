@@ -226,9 +226,9 @@ impl Link {
     }
 
     /// Where the peer finds a block, if it can be shown to it.
-    pub(super) fn show(&self, ground: &SharedGround, block: &Frozen) -> Option<Place> {
+    pub(super) fn show(&self, shared_memory: &SharedGround, block: &Frozen) -> Option<Place> {
         let place = block.place().filter(|_| block.len() > SMALL_BYTES)?;
-        let segment = ground.segment(place.segment)?;
+        let segment = shared_memory.segment(place.segment)?;
         self.tell(place.segment, segment.fd(), segment.bytes())?;
         Some(place)
     }

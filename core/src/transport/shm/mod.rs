@@ -16,10 +16,10 @@
 pub mod client;
 pub mod listener;
 
-mod books;
 mod cells;
+mod client_state;
+mod client_tables;
 mod greeting;
-mod hub;
 mod inbound;
 mod landing;
 mod layout;
@@ -28,6 +28,8 @@ mod memory;
 mod outbound;
 mod poller;
 mod seats;
+mod server_state;
+mod server_tables;
 
 pub use client::ShmTransport;
 

@@ -1,4 +1,4 @@
-//! What one side waits for, bells, connections, the door, and calls of its own process; and how whoever does its work waits.
+//! How a side waits: for bells, connections, its socket, and calls of its own process.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use rustix::event::{EventfdFlags, Timespec};
 use super::link::Link;
 use super::seats::Seats;
 use crate::error::{Error, Result};
-use crate::transport::eagerness::{CROWDED, Eagerness};
+use crate::transport::spin_policy::{CROWDED, SpinPolicy};
 use crate::types::LinkId;
 
 /// Waits for many things at once, without polling.
 pub(super) struct Poller {
     pub(super) seats: Seats,
-    eagerness: Eagerness,
+    spin_policy: SpinPolicy,
     epoll: OwnedFd,
     /// Rung by other threads of this process.
     wake: OwnedFd,
@@ -29,8 +29,8 @@ pub(super) struct Poller {
 /// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Happening {
-    /// Somebody is at the door.
-    Door,
+    /// A process wants to connect.
+    Socket,
     /// The peer of a link is gone, or says why it goes.
     End(LinkId),
 }
@@ -43,14 +43,14 @@ impl Poller {
             // Edges are enough: whoever rings wants a look, and nobody needs to read how often it was.
             epoll::add(&epoll, &wake, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
             let (asleep, deep) = (AtomicBool::new(false), AtomicBool::new(false));
-            Ok(Self { seats: Seats::default(), eagerness: Eagerness::default(), epoll, wake, asleep, deep })
+            Ok(Self { seats: Seats::default(), spin_policy: SpinPolicy::default(), epoll, wake, asleep, deep })
         };
         made().map_err(|error| io("making an event queue", error))
     }
 
-    /// Also waits for the connections at a door.
-    pub(super) fn watch_door(&self, door: BorrowedFd<'_>) -> Result<()> {
-        let added = epoll::add(&self.epoll, door, EventData::new_u64(DOOR), EventFlags::IN);
+    /// Also waits for connections at the socket of a listener.
+    pub(super) fn watch_socket(&self, socket: BorrowedFd<'_>) -> Result<()> {
+        let added = epoll::add(&self.epoll, socket, EventData::new_u64(SOCKET), EventFlags::IN);
         added.map_err(|error| io("watching a socket", error))
     }
 
@@ -121,7 +121,7 @@ impl Poller {
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
         let happening = |event: &Event| match event.data.u64() {
             BELL => None,
-            DOOR => Some(Happening::Door),
+            SOCKET => Some(Happening::Socket),
             link => Some(Happening::End(LinkId(link))),
         };
         events.iter().filter_map(happening).collect()
@@ -129,7 +129,7 @@ impl Poller {
 }
 
 const BELL: u64 = u64::MAX;
-const DOOR: u64 = u64::MAX - 1;
+const SOCKET: u64 = u64::MAX - 1;
 
 fn io(what: &str, error: rustix::io::Errno) -> Error {
     Error::Io { what: what.to_owned(), cause: error.to_string() }
@@ -246,15 +246,14 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
 
 /// Looks for a moment whether something comes, as most answers are there sooner than a thread wakes; whether something did.
 ///
-/// The core is offered to others meanwhile, among whom may be the peer. If it is taken for a whole time slice, strangers want it, who give it
-/// back later than the system gives it to a thread that wakes: then nobody spins for a while.
+/// The core is yielded to other threads meanwhile; see the [spin policy](crate::transport::spin_policy).
 fn spin(side: &impl Side, links: &[Arc<Link>], enough: &dyn Fn() -> bool) -> bool {
     // Room for what waits to be sent is announced by the bell alone.
     if links.iter().any(|link| link.outbound().has_work()) {
         return false;
     }
-    let eagerness = &side.poller().eagerness;
-    if eagerness.pauses() {
+    let spin_policy = &side.poller().spin_policy;
+    if spin_policy.pauses() {
         return false;
     }
     let news = || links.iter().any(|link| link.has_news()) || side.has_work() || enough();
@@ -262,7 +261,7 @@ fn spin(side: &impl Side, links: &[Arc<Link>], enough: &dyn Fn() -> bool) -> boo
     loop {
         for _ in 0..LOOKS_A_YIELD {
             if news() {
-                eagerness.succeeded();
+                spin_policy.succeeded();
                 return true;
             }
             std::hint::spin_loop();
@@ -273,7 +272,7 @@ fn spin(side: &impl Side, links: &[Arc<Link>], enough: &dyn Fn() -> bool) -> boo
         }
         std::thread::yield_now();
         if now() - yields > CROWDED {
-            eagerness.failed();
+            spin_policy.failed();
             return news();
         }
     }

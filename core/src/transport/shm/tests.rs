@@ -15,7 +15,7 @@ use crate::local::{Connection, PrivateSocket, SharedGround};
 use crate::mem::borrow::Staging;
 use crate::mem::{Copies, Ground, Pool};
 use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
-use crate::transport::quic::{Authority, Credentials};
+use crate::transport::identity::{Authority, Credentials};
 use crate::transport::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId, NodeId, Role};
 use crate::wire::reject;
@@ -337,12 +337,12 @@ fn a_worker_is_known_by_the_identity_of_its_certificate() {
 }
 
 #[test]
-fn who_says_nothing_at_the_door_disturbs_nobody() {
+fn a_silent_process_at_the_socket_delays_no_one() {
     let world = Machine::new();
     let (server, worker) = connected(&world);
     let silent: Vec<Connection> =
-        (0..8).map(|_| Connection::connect(Path::new(&server.peer.door), SOON).unwrap()).collect();
-    let rude = Connection::connect(Path::new(&server.peer.door), SOON).unwrap();
+        (0..8).map(|_| Connection::connect(Path::new(&server.peer.socket_path), SOON).unwrap()).collect();
+    let rude = Connection::connect(Path::new(&server.peer.socket_path), SOON).unwrap();
     rude.send(b"GET / HTTP/1.1", &[], SOON).unwrap();
     server.still_serves(&worker);
     drop(silent);
@@ -495,16 +495,16 @@ fn a_server_that_breaks_the_protocol_is_left_with_a_typed_error() {
     ];
     for (what, messages) in cases {
         let credentials = world.credentials(Role::Server);
-        let door = PrivateSocket::listen(world.directory.path()).unwrap();
+        let socket = PrivateSocket::listen(world.directory.path()).unwrap();
         let peer = Peer {
             address: String::new(),
-            door: door.path().display().to_string(),
+            socket_path: socket.path().display().to_string(),
             node: credentials.node(),
             name: "server 0".to_owned(),
         };
         let transport = world.transport();
         let (linked, lost) = connect(&*transport, peer);
-        let (parts, _) = welcome(&door, &credentials).unwrap();
+        let (parts, _) = welcome(&socket, &credentials).unwrap();
         let worker = Worker { transport, link: linked.soon().unwrap(), lost };
         let mut memory = pattern(100, 1);
         let sent = worker.push(ExchangeId(1), &mut memory);
@@ -517,13 +517,16 @@ fn a_server_that_breaks_the_protocol_is_left_with_a_typed_error() {
         let (_, reason) = worker.lost.soon();
         assert!(matches!(reason, Error::Protocol { .. }), "{what}: {reason}");
         assert!(sum.soon().is_err(), "{what}");
-        assert_eq!(worker.transport.road(LinkId(1)), crate::transport::Road::SharedMemory);
+        assert!(worker.transport.capabilities(LinkId(1)).zero_copy);
     }
 }
 
-fn welcome(door: &PrivateSocket, credentials: &Credentials) -> Result<(Parts, crate::transport::quic::PeerIdentity)> {
+fn welcome(
+    socket: &PrivateSocket,
+    credentials: &Credentials,
+) -> Result<(Parts, crate::transport::identity::PeerIdentity)> {
     loop {
-        if let Some(connection) = door.accept(SOON)? {
+        if let Some(connection) = socket.accept(SOON)? {
             return greeting::welcome(connection, credentials, &Copies::default(), |_| "worker".to_owned());
         }
     }
@@ -632,9 +635,9 @@ impl Machine {
     }
 
     fn vandal(&self, server: &Server) -> Vandal {
-        let door = Path::new(&server.peer.door);
+        let path = Path::new(&server.peer.socket_path);
         let credentials = self.credentials(Role::Worker);
-        let parts = greeting::connect(door, "the victim", &credentials, &Copies::default(), |_| Ok(())).unwrap();
+        let parts = greeting::connect(path, "the victim", &credentials, &Copies::default(), |_| Ok(())).unwrap();
         let link = loop {
             match server.next() {
                 Incoming::LinkUp { link, .. } => break link,
@@ -654,7 +657,7 @@ impl World for Machine {
         (listener, credentials.node())
     }
 
-    fn door(&self, listener: &Listener) -> String {
+    fn socket_path(&self, listener: &Listener) -> String {
         listener.address.clone()
     }
 

@@ -287,8 +287,10 @@ impl Aggregator {
 
     fn stall(&self, now: Time, since: Time, id: SlotId) -> Stall {
         let missing = self.slot(id).map_or_else(Vec::new, |slot| {
+            let due = self.membership.as_ref().map_or_else(Arc::default, |ours| ours.due_workers(id.round));
             let partners = |caller: WorkerId| self.partners(slot.spec.dtype, caller);
-            slot.missing().into_iter().flat_map(partners).collect()
+            let missing = slot.missing().into_iter().flat_map(partners);
+            missing.filter(|worker| due.contains(*worker)).collect()
         });
         Stall { part: id.part, round: id.round, missing, waited: now.since(since) }
     }

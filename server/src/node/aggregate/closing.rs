@@ -34,7 +34,7 @@ impl Aggregator {
         if open.flowing.is_some() || !may_flow {
             return;
         }
-        let contributors = self.due_workers(slot.spec.op);
+        let contributors = self.due_workers(slot.spec.op, id.round);
         let divisor = match slot.divisor(open, contributors.len(), &self.config) {
             Ok(divisor) => divisor,
             Err(error) => return self.fail(id, error),
@@ -49,10 +49,12 @@ impl Aggregator {
     }
 
     /// The workers that the present view makes contribute to a round.
-    fn due_workers(&self, op: Op) -> Arc<WorkerSet> {
+    fn due_workers(&self, op: Op, round: Round) -> Arc<WorkerSet> {
         match op {
             Op::Broadcast { root } => Arc::new([root].into_iter().collect()),
-            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => self.workers(),
+            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => {
+                self.membership.as_ref().map_or_else(Arc::default, |ours| ours.due_workers(round))
+            }
         }
     }
 
@@ -144,7 +146,7 @@ impl Aggregator {
         let epoch = self.membership.as_ref().map_or(Epoch::default(), |ours| ours.epoch);
         let slot = self.slot(id).expect("it has a sum");
         // A sum that was published before workers were lost is not the one that the view of `epoch` asks for.
-        let as_due = published.contributors == self.due_workers(slot.spec.op);
+        let as_due = published.contributors == self.due_workers(slot.spec.op, id.round);
         let contributors =
             if as_due { Contributors::Due } else { Contributors::Only((*published.contributors).clone()) };
         let attempt = slot.attempt;

@@ -30,8 +30,8 @@ impl Aggregator {
         let claim = Spec::of(worker, target.part, *part_bytes, *dtype, *op, &membership.machines);
         check_part(worker, target)?;
         check_body(worker, header, claim.sends_body(worker))?;
-        let callers = self.callers(target.part, *dtype);
-        check_caller(worker, target.part, *dtype, &callers, &membership.machines)?;
+        let callers = self.due_callers(target.part, *dtype, target.round);
+        check_caller(worker, target, *dtype, &callers, &membership.machines)?;
         let opener = match header.contribution {
             Contribution::Resumed { .. } => Opener::Repeat,
             Contribution::Nothing | Contribution::First { .. } => Opener::Contribution,
@@ -48,11 +48,12 @@ impl Aggregator {
         outcome
     }
 
-    /// The workers that exchange a part, which may be new.
-    pub(super) fn callers(&self, part: PartId, dtype: DType) -> Callers {
+    /// The callers from which a round is due, of a part that may be new.
+    pub(super) fn due_callers(&self, part: PartId, dtype: DType, round: Round) -> Callers {
+        let membership = self.membership.as_ref().expect("known before anybody is admitted");
         match self.parts.get(&part) {
-            Some(known) => known.callers.clone(),
-            None => self.membership.as_ref().expect("known before anybody is admitted").callers(part, dtype),
+            Some(known) => membership.due_callers(&known.callers, dtype, round),
+            None => membership.due_callers(&membership.callers(part, dtype), dtype, round),
         }
     }
 
@@ -191,9 +192,10 @@ impl Aggregator {
         if let RoundState::Open(_) = slot.state {
             self.step(id, Step::Begin(slot.spec.sum(&slot.due.ranks, &self.config)));
         }
+        let (membership, dtype) = (self.membership.as_ref().expect("it admitted the worker"), slot.spec.dtype);
         let part = self.parts.entry(id.part).or_insert_with(|| Part {
-            dtype: slot.spec.dtype,
-            callers: slot.due.clone(),
+            dtype,
+            callers: membership.callers(id.part, dtype),
             latest: id.round,
             ahead: BTreeMap::new(),
             blocked: None,
@@ -360,10 +362,10 @@ pub(super) fn check_part(worker: WorkerId, target: &Target) -> Result<()> {
     Err(Error::Protocol { peer: worker.to_string(), field: "part".to_owned(), problem })
 }
 
-/// Refuses a push of a worker whose contribution comes with another's.
+/// Refuses a push of a worker whose contribution comes with another's, or that has not begun by this round.
 pub(super) fn check_caller(
     worker: WorkerId,
-    part: PartId,
+    target: &Target,
     dtype: DType,
     callers: &Callers,
     machines: &Machines,
@@ -371,10 +373,12 @@ pub(super) fn check_caller(
     if callers.set.contains(worker) {
         return Ok(());
     }
-    let owner = machines.owner(part, dtype, worker);
-    Err(Error::Protocol {
-        peer: worker.to_string(),
-        field: "part".to_owned(),
-        problem: format!("is {part}, which {owner} exchanges for the workers of its machine"),
-    })
+    let Target { part, round, .. } = target;
+    let owner = machines.owner(*part, dtype, worker);
+    let (field, problem) = if owner == worker {
+        ("round", format!("is {}, before the first one that this worker contributes to", round.0))
+    } else {
+        ("part", format!("is {part}, which {owner} exchanges for the workers of its machine"))
+    };
+    Err(Error::Protocol { peer: worker.to_string(), field: field.to_owned(), problem })
 }

@@ -19,7 +19,6 @@ use super::aggregator::Aggregator;
 use super::refusals::{gave_up, no_root, restarted};
 use super::round::{RoundState, Slot, Spec};
 use crate::node::command::SlotId;
-use crate::node::membership::Callers;
 
 impl Aggregator {
     /// Follows a membership that lacks workers of the one before.
@@ -42,11 +41,11 @@ impl Aggregator {
         rounds.sort_unstable();
         for round in &rounds {
             let slot = self.slot_mut(*round).expect("it is alive");
-            slot.due = callers.clone();
+            slot.due = membership.due_callers(&callers, slot.spec.dtype, round.round);
             let Spec { said_by, bytes, dtype, op, sender: _ } = slot.spec;
             slot.spec = Spec::of(said_by, id, bytes, dtype, op, &membership.machines);
             if let RoundState::Open(_) = slot.state {
-                match self.obstacle(*round, &callers) {
+                match self.obstacle(*round) {
                     Some(error) => self.fail(*round, error),
                     None => self.restart(*round, membership.epoch),
                 }
@@ -59,7 +58,7 @@ impl Aggregator {
     }
 
     /// Why an open round cannot restart: a survivor will not send again, or the root of the broadcast is gone.
-    fn obstacle(&self, id: SlotId, callers: &Callers) -> Option<Error> {
+    fn obstacle(&self, id: SlotId) -> Option<Error> {
         let slot = self.slot(id)?;
         let RoundState::Open(open) = &slot.state else { return None };
         if let Op::Broadcast { root } = slot.spec.op
@@ -67,11 +66,11 @@ impl Aggregator {
         {
             return Some(no_root(id, root, self.workers().len()));
         }
-        let is_due = |worker: &WorkerId| callers.set.contains(*worker) && slot.spec.sends_body(*worker);
+        let is_due = |worker: &WorkerId| slot.due.set.contains(*worker) && slot.spec.sends_body(*worker);
         if let Some((_, cause)) = open.withdrawn.iter().find(|(worker, _)| is_due(worker)) {
             return Some(cause.clone());
         }
-        let went_on = callers.ranks.iter().copied().filter(is_due).find(|worker| self.went_on(id, *worker));
+        let went_on = slot.due.ranks.iter().copied().filter(is_due).find(|worker| self.went_on(id, *worker));
         went_on.map(|worker| gave_up(id, worker, Duration::ZERO))
     }
 

@@ -17,9 +17,9 @@ impl Aggregator {
     pub(super) fn withdraw(&mut self, now: Time, worker: WorkerId, header: &Withdraw, error: &Error) -> Result<Error> {
         let Withdraw { target, dtype, op, error_bytes: _ } = header;
         check_part(worker, target)?;
-        let callers = self.callers(target.part, *dtype);
+        let callers = self.due_callers(target.part, *dtype, target.round);
         let membership = self.membership.as_ref().expect("it admitted the worker");
-        check_caller(worker, target.part, *dtype, &callers, &membership.machines)?;
+        check_caller(worker, target, *dtype, &callers, &membership.machines)?;
         let cause = error.of_one_who_gave_up(worker, target.part.key.to_string(), target.round);
         // A withdrawal does not say how long the part is.
         let claim = Spec::of(worker, target.part, 0, *dtype, *op, &membership.machines);

@@ -46,7 +46,7 @@ fn withdrawals_that_arrive_share_the_budget_with_the_sums() {
 #[test]
 fn a_withdrawal_whose_sender_leaves_the_membership_is_refused_and_its_memory_freed() {
     for (change, code) in [
-        ((|view: &mut View| view.members[1].incarnation = Incarnation(9)) as fn(&mut View), Code::Fenced),
+        ((|view: &mut View| view.members[1].process.incarnation = Incarnation(9)) as fn(&mut View), Code::Fenced),
         (|view: &mut View| view.phase = Phase::Ended, Code::FailedPrecondition),
         (|view: &mut View| view.members.truncate(1), Code::Fenced),
     ] {
@@ -73,7 +73,8 @@ fn a_withdrawal_that_is_no_error_is_refused() {
 
 #[test]
 fn a_route_is_there_from_the_step_that_receives_until_nothing_more_is_needed() {
-    let ended: [(&str, fn(&mut Node)); 4] = [
+    type End = (&'static str, fn(&mut Node));
+    let ended: [End; 4] = [
         ("whole", |node| node.handle_receipt(Time::ZERO, slot(0), WorkerId(0), ExchangeId(1), Receipt::Whole)),
         ("torn", |node| node.handle_torn(ExchangeId(1))),
         ("answered", |node| node.handle_answered(ExchangeId(1))),

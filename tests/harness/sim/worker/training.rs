@@ -83,16 +83,18 @@ impl WorkerProcess {
                     }
                 }
                 Action::Submit { tensor, round, timeout } => {
+                    context.witness.submits(self.me.who, tensor, round, timeout);
                     self.submit(context, tensor, round, timeout);
                 }
                 Action::Cancel { tensor, round } => {
+                    context.witness.cancels(self.me.who, tensor, round);
                     let of =
                         |(_, operation): &(&u64, &Operation)| operation.tensor == tensor && operation.round == round;
                     let ticket = self.script.operations.iter().find(of).map(|(ticket, _)| *ticket);
                     self.worker.cancel(context.now, ticket.expect("submitted before"));
                 }
                 Action::Barrier { name, timeout } => {
-                    context.witness.arrives(self.me.who, &name, timeout == timing::BARRIER);
+                    context.witness.arrives(self.me.who, &name, timeout);
                     let request = self.member.member.barrier(context.now, name.clone(), timeout);
                     self.barriers.insert(request, name);
                     self.script.waits_for = Some(Awaited::Barrier(request));

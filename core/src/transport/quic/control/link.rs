@@ -12,7 +12,6 @@ use tokio::time::timeout;
 use super::super::closing::{CLOSE_ORDERLY, close_with, written};
 use super::super::dial::Dialer;
 use super::super::endpoint;
-use super::super::identity::Credentials;
 use super::super::settings::Settings;
 use super::super::tls::PeerOf;
 use super::super::{socket, tls};
@@ -20,6 +19,7 @@ use super::ControlEvent;
 use super::frames::{Outbox, Posted, converse, outbox};
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
+use crate::transport::identity::Credentials;
 use crate::types::Role;
 use crate::wire::{Frame, VERSION, limits};
 

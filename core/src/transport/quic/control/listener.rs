@@ -11,12 +11,10 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::super::admission::{AdmissionControl, Arrival};
 use super::super::closing::{CLOSE_ORDERLY, close_for_fault, close_with, connection_error, read_exact_error};
-use super::super::door::{Arrival, Door};
 use super::super::endpoint;
 use super::super::enroll::{self, Registrar};
-use super::super::identity::{Authority, PeerIdentity};
-use super::super::listener::parse;
 use super::super::settings::Settings;
 use super::super::socket;
 use super::super::tls::Admission;
@@ -25,10 +23,11 @@ use super::frames::{Outbox, converse, outbox};
 use super::link::BUFFER_BYTES;
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
+use crate::transport::identity::{Authority, PeerIdentity};
 use crate::types::{LinkId, Role};
 use crate::wire::{Frame, check_version};
 
-/// The coordinator's open door, on a thread of its own. Dropping it closes all links.
+/// The coordinator's listener for control streams, on a thread of its own. Dropping it closes all links.
 pub struct ControlListener {
     address: String,
     commands: UnboundedSender<Command>,
@@ -48,16 +47,22 @@ impl ControlListener {
     ) -> Result<Self> {
         let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..settings.clone() };
         let credentials = authority.credentials(Role::Coordinator)?;
-        let socket = socket::bind(parse(address)?, settings.socket_buffer_bytes)?;
+        let socket = socket::bind(socket::parse(address)?, settings.socket_buffer_bytes)?;
         let io = |error: std::io::Error| Error::Io { what: address.to_owned(), cause: error.to_string() };
         let address = socket.local_addr().map_err(io)?.to_string();
-        let (door, server) = Door::new(&credentials, &settings, Admission::MembersAndNewcomers)?;
+        let (admission_control, server) =
+            AdmissionControl::new(&credentials, &settings, Admission::MembersAndNewcomers)?;
         let (commands, inbox) = mpsc::unbounded_channel();
         let registrar = Arc::new(Mutex::new(Registrar::new(authority)));
-        let hall =
-            Hall { events: events.into(), registrar, outboxes: BTreeMap::new(), tasks: JoinSet::new(), links: 0 };
+        let state = ServerState {
+            events: events.into(),
+            registrar,
+            outboxes: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            links: 0,
+        };
         let weak = commands.downgrade();
-        let serve = move |endpoint| run(endpoint, door, hall, weak, inbox);
+        let serve = move |endpoint| run(endpoint, admission_control, state, weak, inbox);
         let thread = endpoint::start("gradlane-coord", socket, &settings, Some(server), serve)?;
         Ok(Self { address, commands, thread })
     }
@@ -107,7 +112,7 @@ enum Command {
 }
 
 /// All links; owned by the listener's thread.
-struct Hall {
+struct ServerState {
     events: Arc<dyn Fn(ControlIncoming) + Send + Sync>,
     /// Locked for a look-up at a time, never while anything is called or awaited.
     registrar: Arc<Mutex<Registrar>>,
@@ -118,40 +123,40 @@ struct Hall {
 
 async fn run(
     endpoint: Endpoint,
-    door: Door,
-    mut hall: Hall,
+    admission_control: AdmissionControl,
+    mut state: ServerState,
     own_commands: mpsc::WeakUnboundedSender<Command>,
     mut commands: UnboundedReceiver<Command>,
 ) {
     let (arriving, mut arrivals) = mpsc::unbounded_channel();
-    tokio::spawn(door.watch(endpoint.clone(), arriving));
+    tokio::spawn(admission_control.watch(endpoint.clone(), arriving));
     let patience = loop {
         select! {
             command = commands.recv() => match command {
                 Some(Command::Send { link, frame }) => {
-                    if let Some(outbox) = hall.outboxes.get(&link) {
+                    if let Some(outbox) = state.outboxes.get(&link) {
                         outbox.send(&frame);
                     }
                 }
                 Some(Command::Close { link, reason }) => {
-                    if let Some(outbox) = hall.outboxes.get(&link) {
+                    if let Some(outbox) = state.outboxes.get(&link) {
                         outbox.close(Some(reason));
                     }
                 }
-                Some(Command::Down { link }) => drop(hall.outboxes.remove(&link)),
+                Some(Command::Down { link }) => drop(state.outboxes.remove(&link)),
                 Some(Command::Stop(patience)) => break patience,
                 None => break GOODBYE,
             },
             Some(arrival) = arrivals.recv() => match arrival {
-                Arrival::Member(connection, identity) => hall.member(connection, identity, own_commands.clone()),
-                Arrival::Newcomer(connection) => hall.newcomer(connection),
+                Arrival::Member(connection, identity) => state.member(connection, identity, own_commands.clone()),
+                Arrival::Newcomer(connection) => state.newcomer(connection),
             },
         }
-        while hall.tasks.try_join_next().is_some() {}
+        while state.tasks.try_join_next().is_some() {}
     };
     let closing = async {
-        hall.outboxes.values().for_each(|outbox| outbox.close(None));
-        while hall.tasks.join_next().await.is_some() {}
+        state.outboxes.values().for_each(|outbox| outbox.close(None));
+        while state.tasks.join_next().await.is_some() {}
         endpoint.close(CLOSE_ORDERLY, b"");
         endpoint.wait_idle().await;
     };
@@ -160,7 +165,7 @@ async fn run(
     }
 }
 
-impl Hall {
+impl ServerState {
     fn member(&mut self, connection: Connection, identity: PeerIdentity, commands: mpsc::WeakUnboundedSender<Command>) {
         self.links += 1;
         let link = LinkId(self.links);

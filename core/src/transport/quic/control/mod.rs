@@ -26,7 +26,7 @@ pub enum ControlEvent {
     Closed(Error),
 }
 
-/// What happens at the coordinator's door. Delivered on the listener's thread, so the receiver must not block.
+/// What happens at the coordinator's listener. Delivered on the listener's thread, so the receiver must not block.
 #[derive(Debug)]
 pub enum ControlIncoming {
     /// A node connected.

@@ -6,13 +6,13 @@
 //!      └── Pausing ◄──┘         no patience left, or trying again cannot mend it: the error
 //! ```
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use quinn_proto::ConnectionHandle;
 
 use super::super::dial::{PAUSE_MAX, PAUSE_MIN, random_fraction, silent};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::transport::{LinkLost, Peer};
 use crate::types::{Done, LinkId};
 
@@ -106,6 +106,16 @@ impl Dial {
     }
 }
 
+/// The addresses of `host:port`.
+pub(super) fn resolve(address: &str, what: &str) -> Result<Vec<SocketAddr>> {
+    let unavailable = |cause: String| Error::Unavailable { what: format!("{what} at {address}"), cause };
+    let found: Vec<SocketAddr> = address.to_socket_addrs().map_err(|error| unavailable(error.to_string()))?.collect();
+    if found.is_empty() {
+        return Err(unavailable("its name has no address".to_owned()));
+    }
+    Ok(found)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Receiver, channel};
@@ -155,8 +165,12 @@ mod tests {
 
     fn dial(patience: Duration) -> (Dial, Receiver<crate::error::Result<LinkId>>, Instant) {
         let (sender, report) = channel();
-        let peer =
-            Peer { address: "a:1".to_owned(), door: String::new(), node: NodeId([0; 32]), name: "server 0".to_owned() };
+        let peer = Peer {
+            address: "a:1".to_owned(),
+            socket_path: String::new(),
+            node: NodeId([0; 32]),
+            name: "server 0".to_owned(),
+        };
         let done = Done::new(move |outcome| drop(sender.send(outcome)));
         #[expect(clippy::disallowed_methods, reason = "any instant will do; there is no other way to make one")]
         let now = Instant::now();

@@ -36,7 +36,7 @@ pub(super) trait Role {
     fn refuse(&mut self, command: Self::Command);
 
     /// A peer wants to connect.
-    fn knock(&mut self, net: &mut Net, incoming: Incoming);
+    fn new_connection(&mut self, net: &mut Net, incoming: Incoming);
 
     /// Something happened on a connection.
     fn event(&mut self, net: &mut Net, connection: ConnectionHandle, event: Event);
@@ -278,7 +278,7 @@ impl Net {
                             stir(&mut self.stirred, line, handle);
                         }
                     }
-                    Some(DatagramEvent::NewConnection(incoming)) => role.knock(self, incoming),
+                    Some(DatagramEvent::NewConnection(incoming)) => role.new_connection(self, incoming),
                     Some(DatagramEvent::Response(transmit)) => self.wire.respond(&transmit, &self.buffer),
                     None => {}
                 }

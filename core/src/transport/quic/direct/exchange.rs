@@ -9,8 +9,8 @@
 use bytes::Bytes;
 use quinn_proto::{Chunks, Connection, ReadError, StreamId, WriteError};
 
+use super::super::calls::Pull;
 use super::super::closing::{STREAM_GIVEN_UP, early_end, gave_up};
-use super::super::transport::Pull;
 use crate::error::{Error, Result};
 use crate::mem::{Landing, Region, Returned};
 use crate::transport::exchange::{check_crc, check_sum};

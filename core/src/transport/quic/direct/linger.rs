@@ -11,17 +11,17 @@
 
 use std::time::{Duration, Instant};
 
-use crate::transport::eagerness::{CROWDED, Eagerness};
+use crate::transport::spin_policy::{CROWDED, SpinPolicy};
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Linger {
-    mood: Mood,
-    eagerness: Eagerness,
+    phase: Phase,
+    spin_policy: SpinPolicy,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Mood {
+enum Phase {
     Worked,
     Looking(Instant),
     Resting,
@@ -29,34 +29,34 @@ enum Mood {
 
 impl Linger {
     pub(super) fn new() -> Self {
-        Self { mood: Mood::Resting, eagerness: Eagerness::default() }
+        Self { phase: Phase::Resting, spin_policy: SpinPolicy::default() }
     }
 
     /// There was something to do.
     pub(super) fn worked(&mut self) {
-        if let Mood::Looking(_) = self.mood {
-            self.eagerness.succeeded();
+        if let Phase::Looking(_) = self.phase {
+            self.spin_policy.succeeded();
         }
-        self.mood = Mood::Worked;
+        self.phase = Phase::Worked;
     }
 
     /// There was nothing to do. Whether to offer the core and look once more; else it is time to sleep.
     pub(super) fn goes_on(&mut self, now: Instant) -> bool {
-        self.mood = match self.mood {
-            Mood::Worked if self.eagerness.pauses() => Mood::Resting,
-            Mood::Worked => Mood::Looking(now),
-            Mood::Looking(since) if now.saturating_duration_since(since) > LINGER => Mood::Resting,
-            Mood::Looking(since) => Mood::Looking(since),
-            Mood::Resting => Mood::Resting,
+        self.phase = match self.phase {
+            Phase::Worked if self.spin_policy.pauses() => Phase::Resting,
+            Phase::Worked => Phase::Looking(now),
+            Phase::Looking(since) if now.saturating_duration_since(since) > LINGER => Phase::Resting,
+            Phase::Looking(since) => Phase::Looking(since),
+            Phase::Resting => Phase::Resting,
         };
-        matches!(self.mood, Mood::Looking(_))
+        matches!(self.phase, Phase::Looking(_))
     }
 
     /// The core was offered, and came back after so long.
     pub(super) fn offered(&mut self, away: Duration) {
         if away > CROWDED {
-            self.eagerness.failed();
-            self.mood = Mood::Resting;
+            self.spin_policy.failed();
+            self.phase = Phase::Resting;
         }
     }
 }

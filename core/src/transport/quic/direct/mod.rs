@@ -5,7 +5,7 @@
 //! channel or a wake-up between them.
 //!
 //! [`driver`] is the loop, with the socket ([`wire`]), its memory ([`arena`]), the queue of commands ([`commands`]), when it sleeps ([`linger`])
-//! and whose turn it is to send ([`turns`]) below it. What happens on connections it tells a role: the [`worker`]'s with its [`exchange`]s, or the [`server`]'s with those
+//! and whose turn it is to send ([`turns`]) below it. What happens on connections it tells a role: the [`worker`]'s with its [`link`]s and [`exchange`]s, or the [`server`]'s with those
 //! it has [`served`].
 //!
 //! **Which goes first.** Every stream has a rank of its own: first by the urgency of its exchange, then by age. So what is urgent overtakes
@@ -14,14 +14,14 @@
 //! ([`Settings`]), and the rest waits here, in the same order. What is more urgent than that window's worth is given at once beside it, and as
 //! long as it has not left, its connection goes before the others ([`urgency`]).
 
-use super::door::Door;
-use super::identity::Credentials;
+use super::admission::AdmissionControl;
+use super::calls::DriverHandle;
 use super::settings::Settings;
+use super::socket;
 use super::tls::{self, Admission};
-use super::transport::QuicTransport;
-use super::{listener, socket};
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
+use crate::transport::identity::Credentials;
 use crate::transport::{Inbox, Listener};
 use driver::Net;
 use server::{Command, Server};
@@ -34,6 +34,7 @@ mod dialing;
 mod driver;
 mod exchange;
 mod linger;
+mod link;
 mod served;
 mod server;
 mod turns;
@@ -44,12 +45,12 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-/// A transport that connects as `credentials` say, from any free port.
-pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<QuicTransport> {
+/// Starts a driver that connects from any free port with `credentials`.
+pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<DriverHandle> {
     connect_on(open(socket::bind_any(settings.socket_buffer_bytes)?)?, credentials, settings)
 }
 
-fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<QuicTransport> {
+fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<DriverHandle> {
     let tls = tls::client(credentials)?;
     let (messages, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), None);
@@ -60,21 +61,21 @@ fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Res
             refused.refuse();
         }
     };
-    Ok(QuicTransport::driven(calls, thread))
+    Ok(DriverHandle { calls: Box::new(calls), thread })
 }
 
-/// Listens at `address`; see [`listener::bind`].
+/// Listens at `address`; see [`listener::bind`](super::listener::bind).
 pub(super) fn bind(address: &str, credentials: &Credentials, settings: &Settings, inbox: Inbox) -> Result<Listener> {
-    let wire = open(socket::bind(listener::parse(address)?, settings.socket_buffer_bytes)?)?;
+    let wire = open(socket::bind(socket::parse(address)?, settings.socket_buffer_bytes)?)?;
     listen_on(wire, credentials, settings, inbox)
 }
 
 fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: Inbox) -> Result<Listener> {
     let address = wire.local_addr().map_err(|error| no_socket(&error))?.to_string();
-    let (door, config) = Door::new(credentials, settings, Admission::Members)?;
+    let (admission_control, config) = AdmissionControl::new(credentials, settings, Admission::Members)?;
     let (commands, orders) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), Some(config));
-    let server = Server::new(door, settings.exchanges_in_flight_max, inbox);
+    let server = Server::new(admission_control, settings.exchanges_in_flight_max, inbox);
     let thread = OwnThread::start("gradlane-listen", move || driver::run(net, server, orders))?;
     // Dropping the listener drops its outbox, and with the last sender the thread ends.
     let stop = commands.clone();

@@ -4,10 +4,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use quinn_proto::{ConnectionError, ConnectionHandle, Dir, Event, Incoming as Knock, StreamEvent, StreamId, VarInt};
+use quinn_proto::{
+    ConnectionError, ConnectionHandle, Dir, Event, Incoming as NewConnection, StreamEvent, StreamId, VarInt,
+};
 
+use super::super::admission::{AdmissionControl, Verdict};
 use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode_reason, gave_up};
-use super::super::door::{Door, Verdict};
 use super::super::tls::{PeerOf, peer_of};
 use super::driver::{Net, Role, keep_ahead, let_ahead};
 use super::served::{Found, Served};
@@ -26,7 +28,7 @@ pub(super) enum Command {
 /// All links and exchanges of a server.
 pub(super) struct Server {
     inbox: Inbox,
-    door: Door,
+    admission_control: AdmissionControl,
     is_closed: bool,
     /// How many exchanges a peer may have open.
     streams: u32,
@@ -72,22 +74,22 @@ impl Role for Server {
         drop(command);
     }
 
-    fn knock(&mut self, net: &mut Net, incoming: Knock) {
+    fn new_connection(&mut self, net: &mut Net, incoming: NewConnection) {
         if self.is_closed {
             return net.refuse(incoming);
         }
         let remote = incoming.remote_address();
         let may_retry = !incoming.remote_address_validated() && incoming.may_retry();
-        match self.door.verdict(self.arriving.len(), may_retry) {
+        match self.admission_control.verdict(self.arriving.len(), may_retry) {
             Verdict::Prove => net.retry(incoming),
             Verdict::TurnAway => {
                 tracing::debug!(%remote, "turned away: too many handshakes at once");
                 net.refuse(incoming);
             }
             Verdict::Try => {
-                let config = self.door.config_for(remote.ip());
+                let config = self.admission_control.config_for(remote.ip());
                 if let Some(handle) = net.accept(incoming, config) {
-                    self.arriving.insert(handle, net.now() + self.door.handshake_timeout());
+                    self.arriving.insert(handle, net.now() + self.admission_control.handshake_timeout());
                 }
             }
         }
@@ -191,10 +193,10 @@ impl Role for Server {
 }
 
 impl Server {
-    pub(super) fn new(door: Door, streams: u32, inbox: Inbox) -> Self {
+    pub(super) fn new(admission_control: AdmissionControl, streams: u32, inbox: Inbox) -> Self {
         Self {
             inbox,
-            door,
+            admission_control,
             is_closed: false,
             streams,
             arriving: BTreeMap::new(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::transport::contract::{self, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
+use crate::transport::quic::QuicTransport;
 use crate::transport::quic::tests::Loopback;
 use crate::transport::{Incoming, Peer, Transport};
 use crate::types::{Done, ExchangeId, NodeId, Role};
@@ -168,6 +169,6 @@ impl World for Trying {
 
     fn transport(&self) -> Arc<dyn Transport> {
         let credentials = self.world.credentials(Role::Worker);
-        Arc::new(connect_on(self.wire("0.0.0.0:0"), &credentials, &self.world.settings).unwrap())
+        Arc::new(QuicTransport::driven(connect_on(self.wire("0.0.0.0:0"), &credentials, &self.world.settings).unwrap()))
     }
 }

@@ -1,8 +1,7 @@
 //! A worker's side: links to servers, and the exchanges under way on them.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,20 +9,20 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn_proto::{ClientConfig, ConnectionHandle, Dir, Event, Incoming, StreamEvent, StreamId};
 
+use super::super::calls::{Call, Pull};
 use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode_reason};
-use super::super::identity::SERVER_NAME;
 use super::super::settings::Settings;
 use super::super::tls::{check_server, peer_of};
-use super::super::transport::{Call, Pull};
 use super::commands::WeakCommands;
-use super::dialing::{Dial, Phase, Then};
-use super::driver::{Net, Role, keep_ahead, let_ahead};
+use super::dialing::{Dial, Phase, Then, resolve};
+use super::driver::{Net, Role};
 use super::exchange::{Exchange, Step};
+use super::link::Link;
 use super::turns::Share;
-use super::urgency::{Classes, Handed, precedence};
 use crate::error::{Error, Result};
 use crate::mem::{Loan, Returned};
 use crate::transport::exchange::{link_gone, unknown_exchange};
+use crate::transport::identity::SERVER_NAME;
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
@@ -73,24 +72,6 @@ enum Owner {
     Link(LinkId),
 }
 
-struct Link {
-    handle: ConnectionHandle,
-    peer: Peer,
-    /// The stream that proved that the server let this worker in; the first exchange takes it.
-    first_stream: Option<StreamId>,
-    lost: LinkLost,
-    pushes: u32,
-    streams: BTreeMap<StreamId, ExchangeId>,
-    /// Exchanges with something to write, the most urgent first.
-    writers: BTreeSet<(Reverse<i32>, ExchangeId)>,
-    /// Bytes of all its exchanges.
-    bytes_open: u64,
-    /// Exchanges whose contribution the server has not acknowledged.
-    pushing: Classes,
-    /// What of them quinn-proto has got and not sent.
-    handed: Handed,
-}
-
 impl Role for Worker {
     type Command = Message;
     /// Who drops a transport waits for its thread, see `DROP_PATIENCE`.
@@ -120,8 +101,8 @@ impl Role for Worker {
         message.refuse();
     }
 
-    /// Nobody knocks: the endpoint has no configuration for it.
-    fn knock(&mut self, net: &mut Net, incoming: Incoming) {
+    /// No peer connects, because the endpoint has no configuration for it.
+    fn new_connection(&mut self, net: &mut Net, incoming: Incoming) {
         net.refuse(incoming);
     }
 
@@ -237,14 +218,6 @@ impl Role for Worker {
     }
 }
 
-impl Link {
-    /// Its urgency is that of what it sends next, whatever else the peer has not acknowledged.
-    fn share(&self) -> Share {
-        let next = self.writers.first().map(|(Reverse(precedence), _)| *precedence);
-        Share { urgency: self.handed.most_urgent(next, &self.pushing), bytes: self.bytes_open }
-    }
-}
-
 impl Worker {
     pub(super) fn new(tls: Arc<QuicClientConfig>, settings: Settings, messages: WeakCommands<Message>) -> Self {
         let (returning, returned) = unbounded();
@@ -343,13 +316,7 @@ impl Worker {
         self.links_made += 1;
         let link = LinkId(self.links_made);
         self.owners.insert(handle, Owner::Link(link));
-        let (streams, writers) = (BTreeMap::new(), BTreeSet::new());
-        let (peer, lost, first_stream) = (dial.peer, dial.lost, Some(stream));
-        let (pushes, bytes_open, pushing, handed) = (0, 0, Classes::default(), Handed::default());
-        self.links.insert(
-            link,
-            Link { handle, peer, first_stream, lost, pushes, streams, writers, bytes_open, pushing, handed },
-        );
+        self.links.insert(link, Link::new(handle, dial.peer, stream, dial.lost));
         dial.done.ok(link);
     }
 
@@ -381,44 +348,16 @@ impl Worker {
         }
         let returning = self.returning.clone();
         let loan = Loan::new(push.body, move |proof| drop(returning.send((id, proof))));
-        known.pushes = known.pushes.wrapping_add(1);
-        let precedence = precedence(push.header.urgency(), known.pushes);
-        known.writers.insert((Reverse(precedence), id));
-        known.pushing.enter(precedence);
-        known.bytes_open += push.header.part_bytes();
+        let precedence = known.enter(id, &push.header);
         self.exchanges.insert(id, Exchange::new(link, precedence, push.header, loan.into_pieces(), done));
         self.ready.insert(link);
     }
 
-    /// Opens streams and writes, the most urgent first.
     fn write(&mut self, net: &mut Net, link: LinkId) {
         let Some(link) = self.links.get_mut(&link) else { return };
-        let Some(connection) = net.connection(link.handle) else { return };
-        let writers = std::mem::take(&mut link.writers);
-        let mut may_open = true;
-        let_ahead(connection);
-        let mut is_ahead = true;
-        for (precedence, id) in writers {
-            if is_ahead && !link.pushing.is_ahead(precedence.0) {
-                keep_ahead(connection);
-                is_ahead = false;
-            }
-            let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
-            if exchange.stream.is_none() && exchange.is_writing() && may_open {
-                exchange.stream = link.first_stream.take().or_else(|| connection.streams().open(Dir::Bi));
-                may_open = exchange.stream.is_some();
-                if let Some(stream) = exchange.stream {
-                    let _ = connection.send_stream(stream).set_priority(precedence.0);
-                    link.streams.insert(stream, id);
-                }
-            }
-            let written = exchange.write(connection);
-            link.handed.took(precedence.0, written as u64);
-            if exchange.is_writing() {
-                link.writers.insert((precedence, id));
-            }
+        if let Some(connection) = net.connection(link.handle) {
+            link.write(connection, &mut self.exchanges);
         }
-        keep_ahead(connection);
     }
 
     fn pull(&mut self, net: &mut Net, id: ExchangeId, pull: Pull) {
@@ -487,11 +426,7 @@ impl Worker {
             return;
         }
         if let Some(link) = self.links.get_mut(&link) {
-            link.writers.remove(&(Reverse(precedence), id));
-            link.bytes_open -= bytes;
-            if let Some(stream) = stream {
-                link.streams.remove(&stream);
-            }
+            link.leave(id, precedence, stream, bytes);
         }
     }
 
@@ -505,14 +440,4 @@ impl Worker {
             (link.lost)(id, reason.clone());
         }
     }
-}
-
-/// The addresses of `host:port`.
-fn resolve(address: &str, what: &str) -> Result<Vec<SocketAddr>> {
-    let unavailable = |cause: String| Error::Unavailable { what: format!("{what} at {address}"), cause };
-    let found: Vec<SocketAddr> = address.to_socket_addrs().map_err(|error| unavailable(error.to_string()))?.collect();
-    if found.is_empty() {
-        return Err(unavailable("its name has no address".to_owned()));
-    }
-    Ok(found)
 }

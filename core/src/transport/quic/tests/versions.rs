@@ -3,7 +3,7 @@
 
 use quinn::Endpoint;
 
-use super::super::door::Door;
+use super::super::admission::AdmissionControl;
 use super::super::tls::Admission;
 use super::*;
 use crate::wire::VERSION;
@@ -58,7 +58,7 @@ fn a_worker_and_a_server_of_another_version_part_at_once() {
         let world = Loopback { settings: Settings { driver, ..Settings::default() }, ..Loopback::new() };
         let credentials = world.credentials(Role::Server);
         let (address, told) = answering(&credentials, header_of(version, length));
-        let peer = Peer { address, door: String::new(), node: credentials.node(), name: "server 0".to_owned() };
+        let peer = Peer { address, socket_path: String::new(), node: credentials.node(), name: "server 0".to_owned() };
         let transport = world.transport();
         let (connected, lost) = connect(&*transport, peer);
         let worker = Worker { link: connected.soon().unwrap(), transport, lost };
@@ -110,7 +110,7 @@ fn tell(address: &str, authority: &Authority, bytes: Vec<u8>) -> Due<Result<Erro
 fn answering(credentials: &Credentials, bytes: Vec<u8>) -> (String, Due<Error>) {
     let (sender, told) = channel();
     let settings = Settings::default();
-    let (_, config) = Door::new(credentials, &settings, Admission::Members).unwrap();
+    let (_, config) = AdmissionControl::new(credentials, &settings, Admission::Members).unwrap();
     let socket = socket::bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap();
     let address = socket.local_addr().unwrap().to_string();
     let serve = move |endpoint: Endpoint| async move {

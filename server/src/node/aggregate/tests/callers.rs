@@ -110,6 +110,38 @@ fn floats_of_a_small_range_come_from_every_worker() {
     assert_eq!((answered(&commands), rejected(&commands)), (pushed, vec![]));
 }
 
+#[test]
+fn a_worker_that_joins_later_is_not_due_before_its_first_round() {
+    let mut world = World::of(0);
+    let mut joined = view(3, 1, Phase::Running);
+    joined.members[2].first_round = Round(1);
+    world.follow(joined);
+    let mean = |round| Contribute { op: Op::Mean, ..header(round) };
+    let pushed = [0, 1].map(|rank| world.push(rank, mean(0)));
+    let commands = world.commands();
+    assert_eq!((answered(&commands), seals(&commands)), (pushed.to_vec(), 1));
+    assert!(commands.contains(&step(Step::Publish { divisor: 2.0 })));
+    world.open(2, mean(0));
+    let text = errors(&world.commands()).next().unwrap().to_string();
+    assert!(text.contains("round is 0, before the first one"), "{text}");
+    [0, 1].into_iter().for_each(|rank| drop(world.push(rank, mean(1))));
+    assert_eq!(seals(&world.commands()), 0, "round 1 is due from all three");
+    world.push(2, mean(1));
+    assert_eq!(seals(&world.commands()), 1);
+}
+
+#[test]
+fn a_machine_is_due_as_soon_as_one_of_its_workers_is() {
+    let mut world = World::of(0);
+    let mut joined = view_of(&[7, 7, 8]);
+    joined.members[0].first_round = Round(5);
+    world.follow(joined);
+    world.push(2, Contribute { op: Op::Mean, ..header(0) });
+    assert_eq!(seals(&world.commands()), 0);
+    world.push(owner(&world, 0), Contribute { op: Op::Mean, ..header(0) });
+    assert!(world.commands().contains(&step(Step::Publish { divisor: 2.0 })), "by the workers that have begun");
+}
+
 /// A worker on each of these machines.
 fn on_machines(machines: &[u64], change: impl FnOnce(&mut NodeConfig)) -> World {
     let mut world = World::with(0, change);

@@ -104,7 +104,7 @@ fn other_workers_begin_all_rounds_anew() {
     world.push(0, header(5));
     world.commands();
     let mut next = view(2, 2, Phase::Running);
-    next.members[1].incarnation = Incarnation(2);
+    next.members[1].process.incarnation = Incarnation(2);
     world.follow(next);
     assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
     let epoch = Epoch { term: 1, number: 2 };

@@ -1,5 +1,7 @@
 //! Rounds after the view lost workers.
 
+use gradlane_core::types::MachineId;
+
 use super::*;
 
 #[test]
@@ -104,7 +106,9 @@ fn a_sum_that_only_the_lost_worker_had_not_passed_goes_with_it() {
     let mut world = World::of(3);
     for (round, receivers) in [(0, [1, 2].as_slice()), (1, &[1])] {
         world.push(0, broadcast(round));
-        receivers.iter().for_each(|rank| drop(world.open(*rank, receiver(round))));
+        receivers.iter().for_each(|rank| {
+            world.open(*rank, receiver(round));
+        });
     }
     assert!(!world.commands().contains(&drops(0)), "worker 2 may still ask");
     world.lose(3, &[2]);
@@ -273,7 +277,7 @@ fn without(mut view: View, lost: &[u32]) -> View {
 fn machines(machines: &[u64], number: u32, lost: &[u32]) -> View {
     let mut view = view(u32::try_from(machines.len()).unwrap(), number, Phase::Running);
     for (member, machine) in view.members.iter_mut().zip(machines) {
-        (member.machine, member.door) = (MachineId(*machine), "door".to_owned());
+        (member.process.machine, member.process.socket_path) = (MachineId(*machine), "socket".to_owned());
     }
     without(view, lost)
 }

@@ -1,6 +1,7 @@
-//! The books of a worker's side: which exchanges there are, on which links, and what follows when one begins, is through, or ends.
+//! The tables of a worker's links and exchanges, and what follows when an exchange begins, was handed over, or ends.
 //!
-//! Everything here runs under the hub's lock. What must not, such as reports and messages that wake somebody, comes back as [`Effects`].
+//! Everything here runs under the lock of [`ClientState`](super::client_state). Reports, and messages that wake a thread, must not run
+//! under it, so they come back as [`Effects`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, mpsc};
@@ -18,7 +19,7 @@ use crate::wire::Request;
 
 /// All links and exchanges.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct ClientTables {
     pub(super) links: BTreeMap<LinkId, Entry>,
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
     /// Exchanges that the thread has to look at.
@@ -92,7 +93,7 @@ impl Exchange {
     }
 }
 
-impl State {
+impl ClientTables {
     /// Begins what waits for a name, as far as there are any.
     pub(super) fn begin_queued(&mut self, link: LinkId) -> Effects {
         let mut effects = Effects::default();

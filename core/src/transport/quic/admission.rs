@@ -1,4 +1,4 @@
-//! The door of a listening endpoint: whom it lets try, and who got in.
+//! The admission control of a listening endpoint: which peers may try a handshake, and which have succeeded.
 //!
 //! Until a handshake is done a peer costs one of a few places, for a few seconds. When half of them are taken, an address has to prove
 //! first that it is real; when all are, newcomers are turned away. Links that exist do not notice.
@@ -12,12 +12,12 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
 use super::closing::{close_with, connection_error};
-use super::identity::{Credentials, PeerIdentity};
 use super::settings::Settings;
 use super::tls::{self, Admission, PeerOf, peer_of};
 use crate::error::Result;
+use crate::transport::identity::{Credentials, PeerIdentity};
 
-/// Who came through the door.
+/// A peer whose handshake has succeeded.
 pub(super) enum Arrival {
     /// A member; it may not open a stream before it is given some.
     Member(Connection, PeerIdentity),
@@ -25,7 +25,7 @@ pub(super) enum Arrival {
     Newcomer(Connection),
 }
 
-/// What is done with a peer that knocks.
+/// The decision about a peer that wants to connect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     /// Its handshake begins.
@@ -36,16 +36,16 @@ pub(super) enum Verdict {
     TurnAway,
 }
 
-/// A door: its settings for peers of this host and of others, whose datagrams differ in size.
-pub(super) struct Door {
+/// Admits peers. Has a configuration for peers of this host and one for others, because their datagrams differ in size.
+pub(super) struct AdmissionControl {
     near: Arc<ServerConfig>,
     far: Arc<ServerConfig>,
     places: Arc<Semaphore>,
     handshake_timeout: Duration,
 }
 
-impl Door {
-    /// A door that opens to those of `admission`, and what an endpoint needs to have one.
+impl AdmissionControl {
+    /// Admits the peers that `admission` names. Also returns the configuration that the endpoint needs.
     pub(super) fn new(
         credentials: &Credentials,
         settings: &Settings,
@@ -66,16 +66,16 @@ impl Door {
         };
         let near = config(std::net::Ipv4Addr::LOCALHOST.into());
         let far = config(std::net::Ipv4Addr::UNSPECIFIED.into());
-        let door = Self {
+        let control = Self {
             near: Arc::new(near),
             far: Arc::new(far.clone()),
             places: Arc::new(Semaphore::new(HANDSHAKES_MAX)),
             handshake_timeout: settings.handshake_timeout,
         };
-        Ok((door, far))
+        Ok((control, far))
     }
 
-    /// What to do with a peer that knocks while `taken` handshakes are under way.
+    /// What to do with a peer that wants to connect while `taken` handshakes are under way.
     pub(super) fn verdict(&self, taken: usize, may_retry: bool) -> Verdict {
         if taken >= HANDSHAKES_MAX / 2 && may_retry {
             Verdict::Prove
@@ -86,24 +86,24 @@ impl Door {
         }
     }
 
-    /// How a peer at `remote` is let try.
+    /// The configuration for a handshake with a peer at `remote`.
     pub(super) fn config_for(&self, remote: IpAddr) -> Arc<ServerConfig> {
         Arc::clone(if remote.to_canonical().is_loopback() { &self.near } else { &self.far })
     }
 
-    /// How long it may try.
+    /// How long a handshake may take.
     pub(super) fn handshake_timeout(&self) -> Duration {
         self.handshake_timeout
     }
 
-    /// Lets peers in until the endpoint is closed.
+    /// Admits peers until the endpoint is closed.
     pub(super) async fn watch(self, endpoint: Endpoint, arrivals: mpsc::UnboundedSender<Arrival>) {
         while let Some(incoming) = endpoint.accept().await {
-            self.try_in(incoming, &arrivals);
+            self.admit(incoming, &arrivals);
         }
     }
 
-    fn try_in(&self, incoming: Incoming, arrivals: &mpsc::UnboundedSender<Arrival>) {
+    fn admit(&self, incoming: Incoming, arrivals: &mpsc::UnboundedSender<Arrival>) {
         let remote = incoming.remote_address();
         let may_retry = !incoming.remote_address_validated() && incoming.may_retry();
         let verdict = self.verdict(HANDSHAKES_MAX - self.places.available_permits(), may_retry);

@@ -1,5 +1,5 @@
-//! A worker's links and exchanges: one thread for all links, which lands the sums. Contributions are copied into the segment by whoever
-//! pushes them, as far as there is room.
+//! A worker's links and exchanges. One thread serves all links and lands the sums. The thread that pushes a contribution copies it into the
+//! segment, as far as there is room.
 //!
 //! ```text
 //!  exchange   push ──► Queued (too many are open) ──► Open, bytes … ──► all in the ring: push done ──┐
@@ -7,7 +7,8 @@
 //!             pull ──────────────────────────────────────────────────────────────────────────────────┴─► landing … ──► End: pull done
 //!             abandoned, Break, the link is lost: as soon as nothing is being copied, from every state
 //! ```
-//! Whatever ends an exchange marks it; the thread alone reports pulls, so that nobody reports while it writes.
+//! The end of an exchange, for any reason, marks it. Only the transport's thread reports pulls, so that no pull is reported while the thread
+//! writes to its memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use super::books::{Effects, End, Entry, Exchange, State};
+use super::client_tables::{ClientTables, Effects, End, Entry, Exchange};
 use super::greeting;
 use super::inbound::Received;
 use super::landing::{Arriving, Step};
@@ -25,23 +26,23 @@ use super::poller::{Happening, Poller, Side};
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Loan, Region};
 use crate::transport::exchange::{PullEnd, broken_off, link_gone, unknown_exchange};
-use crate::transport::quic::{Credentials, PeerIdentity};
+use crate::transport::identity::{Credentials, PeerIdentity};
 use crate::transport::{Answer, LinkLost, Peer, Push, Torn};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// All links and exchanges.
-pub(super) struct Hub {
+pub(super) struct ClientState {
     pub(super) poller: Poller,
     credentials: Credentials,
     copies: Copies,
     over: AtomicBool,
     ended: Ended,
-    state: Mutex<State>,
-    /// Told when a dial has ended, and when those that wait should.
+    tables: Mutex<ClientTables>,
+    /// Notified when a dial has ended, and when all dials have to end.
     pub(super) dialled: Condvar,
 }
 
-impl Hub {
+impl ClientState {
     pub(super) fn new(credentials: &Credentials, copies: &Copies) -> Result<Self> {
         Ok(Self {
             poller: Poller::new()?,
@@ -49,13 +50,13 @@ impl Hub {
             copies: copies.clone(),
             over: AtomicBool::new(false),
             ended: Ended::default(),
-            state: Mutex::new(State::default()),
+            tables: Mutex::new(ClientTables::default()),
             dialled: Condvar::new(),
         })
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn tables(&self) -> MutexGuard<'_, ClientTables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Connects, trying again until `patience` ends.
@@ -70,9 +71,9 @@ impl Hub {
                 return Err(failure);
             }
             left -= PAUSE;
-            let state = self.state();
-            let waiting = |state: &mut State| !state.closing;
-            let waited = self.dialled.wait_timeout_while(state, PAUSE, waiting);
+            let tables = self.tables();
+            let waiting = |tables: &mut ClientTables| !tables.closing;
+            let waited = self.dialled.wait_timeout_while(tables, PAUSE, waiting);
             if waited.unwrap_or_else(PoisonError::into_inner).0.closing {
                 return Err(Error::Cancelled);
             }
@@ -84,27 +85,27 @@ impl Hub {
             if identity.node == peer.node {
                 return Ok(());
             }
-            let (door, found) = (&peer.door, format!("{} {}", identity.role, identity.node));
+            let (path, found) = (&peer.socket_path, format!("{} {}", identity.role, identity.node));
             Err(Error::Auth {
-                problem: format!("at {door} answers {found} instead of {}, {}", peer.name, peer.node),
+                problem: format!("at {path} answers {found} instead of {}, {}", peer.name, peer.node),
                 hint: "another process took its address, or it was restarted: wait for the next membership".to_owned(),
             })
         };
-        greeting::connect(Path::new(&peer.door), &peer.name, &self.credentials, &self.copies, judge)
+        greeting::connect(Path::new(&peer.socket_path), &peer.name, &self.credentials, &self.copies, judge)
     }
 
     fn connected(&self, peer: &Peer, parts: Parts, lost: LinkLost) -> Result<LinkId> {
-        let mut state = self.state();
-        if state.closing {
+        let mut tables = self.tables();
+        if tables.closing {
             return Err(Error::Cancelled);
         }
-        state.links_made += 1;
-        let id = LinkId(state.links_made);
+        tables.links_made += 1;
+        let id = LinkId(tables.links_made);
         let link = Arc::new(Link::new(id, peer.name.as_str().into(), parts));
         self.poller.watch(&link)?;
         let (exchanges, queued) = (BTreeMap::new(), VecDeque::new());
-        state.links.insert(id, Entry { link, lost, exchanges, last: 0, queued });
-        drop(state);
+        tables.links.insert(id, Entry { link, lost, exchanges, last: 0, queued });
+        drop(tables);
         self.poller.wake();
         Ok(id)
     }
@@ -117,9 +118,9 @@ impl Hub {
             let _ = sender.send(proof);
         });
         let body = lent.unwrap_or_else(|| loan.into_pieces().into_iter().map(|piece| (piece, None)).collect());
-        let mut state = self.state();
-        let Some(entry) = state.links.get_mut(&link).filter(|entry| entry.link.defect().is_none()) else {
-            drop(state);
+        let mut tables = self.tables();
+        let Some(entry) = tables.links.get_mut(&link).filter(|entry| entry.link.defect().is_none()) else {
+            drop(tables);
             drop(body);
             return done.err(link_gone());
         };
@@ -137,10 +138,10 @@ impl Hub {
             arriving: Some(Arriving::default()),
             end: None,
         };
-        state.exchanges.insert(id, exchange);
-        let through = state.begin_queued(link);
-        let name = state.exchanges.get(&id).map_or(0, |exchange| exchange.name);
-        drop(state);
+        tables.exchanges.insert(id, exchange);
+        let through = tables.begin_queued(link);
+        let name = tables.exchanges.get(&id).map_or(0, |exchange| exchange.name);
+        drop(tables);
         self.carry_out(through);
         // Also sends what was queued before, should there be room now.
         self.pump(&shared, Some(name));
@@ -148,9 +149,9 @@ impl Hub {
     }
 
     pub(super) fn pull(&self, id: ExchangeId, into: Vec<Region>, pull: PullEnd) {
-        let mut state = self.state();
-        let Some(exchange) = state.exchanges.get_mut(&id).filter(|exchange| exchange.pull.is_none()) else {
-            drop(state);
+        let mut tables = self.tables();
+        let Some(exchange) = tables.exchanges.get_mut(&id).filter(|exchange| exchange.pull.is_none()) else {
+            drop(tables);
             return pull.torn(unknown_exchange());
         };
         exchange.pull = Some((into, pull));
@@ -158,10 +159,10 @@ impl Hub {
         let accepts = !exchange.sending;
         let (link, name) = (exchange.link, exchange.name);
         if news {
-            state.marked.insert(id);
+            tables.marked.insert(id);
         }
-        let link = state.links.get(&link).map(|entry| Arc::clone(&entry.link));
-        drop(state);
+        let link = tables.links.get(&link).map(|entry| Arc::clone(&entry.link));
+        drop(tables);
         if let Some(link) = link.filter(|_| accepts) {
             link.post_quietly(&Message::Accept { exchange: name });
         }
@@ -170,22 +171,22 @@ impl Hub {
         }
     }
 
-    /// Ends an exchange without an answer, unless it has an end.
+    /// Ends an exchange without an answer, unless it has ended already.
     pub(super) fn end(&self, id: ExchangeId, end: End) {
-        let mut state = self.state();
+        let mut tables = self.tables();
         let abandoned = matches!(end, End::Abandoned);
-        let Some(exchange) = state.exchanges.get_mut(&id) else { return };
+        let Some(exchange) = tables.exchanges.get_mut(&id) else { return };
         if exchange.end.is_some() && !abandoned {
             return;
         }
         exchange.end = Some(end);
         let (name, link, waiting) = (exchange.name, exchange.link, std::mem::take(&mut exchange.body));
-        let link = state.links.get_mut(&link).map(|entry| {
+        let link = tables.links.get_mut(&link).map(|entry| {
             entry.queued.retain(|queued| *queued != id);
             Arc::clone(&entry.link)
         });
-        state.marked.insert(id);
-        drop(state);
+        tables.marked.insert(id);
+        drop(tables);
         let unsent = name == 0;
         drop(waiting);
         let free = match &link {
@@ -202,15 +203,15 @@ impl Hub {
         self.poller.wake();
     }
 
-    /// Sends what there is room for, at least until the exchange with this name is through.
+    /// Sends as much as there is room for, at least until all of the exchange with this name was handed over.
     fn pump(&self, link: &Link, until: Option<u64>) {
         let Pumped { sent, unfinished } = link.pump(until, false);
         for sent in sent {
             let (Sent::Whole(name) | Sent::Dropped(name)) = sent;
-            let mut state = self.state();
-            let id = state.named(link.id, name);
-            let through = id.map(|id| state.through(id)).unwrap_or_default();
-            drop(state);
+            let mut tables = self.tables();
+            let id = tables.named(link.id, name);
+            let through = id.map(|id| tables.through(id)).unwrap_or_default();
+            drop(tables);
             self.carry_out(through);
         }
         if unfinished {
@@ -218,10 +219,10 @@ impl Hub {
         }
     }
 
-    /// The memory of an exchange is not read any more.
+    /// The memory of an exchange is no longer read.
     fn through(&self, id: ExchangeId) {
-        // In two steps: whoever hears of it may call back, which takes the lock again.
-        let effects = self.state().through(id);
+        // In two steps, because a callback may call the transport, which takes the lock again.
+        let effects = self.tables().through(id);
         self.carry_out(effects);
     }
 
@@ -235,19 +236,19 @@ impl Hub {
         }
     }
 
-    /// What the server at the other end of `link` says.
+    /// Handles a message of the server at the other end of `link`.
     fn receive(&self, link: &Link, received: Received) {
         let name = received.exchange();
-        let mut state = self.state();
-        let Some(entry) = state.links.get(&link.id) else { return };
+        let mut tables = self.tables();
+        let Some(entry) = tables.links.get(&link.id) else { return };
         if name == 0 || name > entry.last {
-            drop(state);
+            drop(tables);
             return link.fail(bad(&link.peer, "exchange", format!("is {name}, which was not opened")));
         }
-        // One that is over on this side: the server could not know.
+        // The exchange has ended on this side, and the server did not know yet.
         let id = entry.exchanges.get(&name).copied();
-        let Some((id, exchange)) = id.and_then(|id| Some((id, state.exchanges.get_mut(&id)?))) else {
-            drop(state);
+        let Some((id, exchange)) = id.and_then(|id| Some((id, tables.exchanges.get_mut(&id)?))) else {
+            drop(tables);
             return drop(received);
         };
         let sending = exchange.sending;
@@ -258,7 +259,7 @@ impl Hub {
             Received::Data(_, bytes) => arriving.take(bytes, &link.peer),
             Received::End(_, checksum) => arriving.end(checksum, &link.peer),
             Received::Break(_) => {
-                drop(state);
+                drop(tables);
                 return self.end(id, End::Failed(broken_off()));
             }
             Received::Accept(_) => {
@@ -270,8 +271,8 @@ impl Hub {
             }
         };
         let stop = sending && !refused_before && arriving.refuses_body();
-        state.marked.insert(id);
-        drop(state);
+        tables.marked.insert(id);
+        drop(tables);
         match outcome {
             Ok(()) => {
                 if stop && link.give_up(name) == Some(true) {
@@ -282,23 +283,23 @@ impl Hub {
         }
     }
 
-    /// Lands what came of an exchange, or reports its end.
+    /// Lands the bytes that came for an exchange, or reports its end.
     fn advance(&self, id: ExchangeId) {
         loop {
-            let mut state = self.state();
-            let closing = state.closing;
-            let Some(exchange) = state.exchanges.get_mut(&id) else { return };
+            let mut tables = self.tables();
+            let closing = tables.closing;
+            let Some(exchange) = tables.exchanges.get_mut(&id) else { return };
             if let Some(end) = exchange.end.clone() {
                 if exchange.sending {
                     return;
                 }
-                // One that was pushed and is not pulled yet hears of its end when it is.
+                // An exchange that was pushed and not pulled yet reports its end to the pull.
                 let silent = exchange.done.is_none() && exchange.pull.is_none();
                 if silent && !closing && matches!(end, End::Failed(_)) {
                     return;
                 }
-                let (exchange, through) = state.forget(id);
-                drop(state);
+                let (exchange, through) = tables.forget(id);
+                drop(tables);
                 let landed = exchange.arriving.as_ref().map_or(0, |arriving| arriving.landed);
                 let error = end.error();
                 if let Some(done) = exchange.done {
@@ -319,25 +320,25 @@ impl Hub {
                 let returned = exchange.returned.try_recv().expect("what is sent has returned");
                 arriving.place(std::mem::take(into), returned);
             }
-            let link = state.links.get(&link).map(|entry| Arc::clone(&entry.link));
-            drop(state);
+            let link = tables.links.get(&link).map(|entry| Arc::clone(&entry.link));
+            drop(tables);
             let peer: &str = link.as_ref().map_or("the server", |link| &link.peer);
             let step = arriving.advance(&push, peer);
-            let mut state = self.state();
-            let exchange = state.exchanges.get_mut(&id).expect("only this thread forgets it");
+            let mut tables = self.tables();
+            let exchange = tables.exchanges.get_mut(&id).expect("only this thread forgets it");
             exchange.arriving = Some(arriving);
             match step {
                 Ok(Step::Wait) if exchange.end.is_none() => return,
                 Ok(Step::Wait) => {}
                 Ok(Step::Done(answer)) => {
-                    let (exchange, through) = state.forget(id);
-                    drop(state);
+                    let (exchange, through) = tables.forget(id);
+                    drop(tables);
                     self.report(exchange, answer);
                     return self.carry_out(through);
                 }
                 Err(error) => {
                     exchange.end.get_or_insert(End::Failed(error.clone()));
-                    drop(state);
+                    drop(tables);
                     if let (Error::Protocol { .. }, Some(link)) = (&error, link) {
                         link.fail(error);
                     }
@@ -353,15 +354,15 @@ impl Hub {
 
     /// Ends a link and all its exchanges, except those whose answer is here.
     fn down(&self, id: LinkId, reason: &Error) {
-        let mut state = self.state();
-        let Some(entry) = state.links.remove(&id) else { return };
-        let exchanges: Vec<ExchangeId> = state
+        let mut tables = self.tables();
+        let Some(entry) = tables.links.remove(&id) else { return };
+        let exchanges: Vec<ExchangeId> = tables
             .exchanges
             .iter()
             .filter(|(_, exchange)| exchange.link == id && !exchange.is_answered())
             .map(|(exchange, _)| *exchange)
             .collect();
-        drop(state);
+        drop(tables);
         self.poller.forget(&entry.link);
         let error = match reason {
             Error::Protocol { .. } => Error::Unavailable {
@@ -377,13 +378,13 @@ impl Hub {
         (entry.lost)(id, reason.clone());
     }
 
-    /// Ends an exchange with its link, which the hub no longer has.
+    /// Ends an exchange with its link, which is no longer in the tables.
     fn lose(&self, entry: &Entry, id: ExchangeId, error: Error) {
-        let mut state = self.state();
-        let Some(exchange) = state.exchanges.get_mut(&id) else { return };
+        let mut tables = self.tables();
+        let Some(exchange) = tables.exchanges.get_mut(&id) else { return };
         exchange.end.get_or_insert(End::Failed(error));
         let (name, body) = (exchange.name, std::mem::take(&mut exchange.body));
-        drop(state);
+        drop(tables);
         drop(body);
         let free = name == 0 || entry.link.give_up(name) != Some(false);
         if free {
@@ -400,31 +401,31 @@ impl Hub {
         }
         if any {
             link.received_some();
-            // What the server has added, it has read.
+            // The server has read what it has added.
             link.take_back();
         }
         any
     }
 
     fn link(&self, id: LinkId) -> Option<Arc<Link>> {
-        self.state().links.get(&id).map(|entry| Arc::clone(&entry.link))
+        self.tables().links.get(&id).map(|entry| Arc::clone(&entry.link))
     }
 
     fn advance_marked(&self) -> bool {
-        let marked = std::mem::take(&mut self.state().marked);
+        let marked = std::mem::take(&mut self.tables().marked);
         let any = !marked.is_empty();
         marked.into_iter().for_each(|exchange| self.advance(exchange));
         any
     }
 }
 
-impl Side for Hub {
+impl Side for ClientState {
     fn poller(&self) -> &Poller {
         &self.poller
     }
 
     fn links(&self) -> Vec<Arc<Link>> {
-        self.state().links.values().map(|entry| Arc::clone(&entry.link)).collect()
+        self.tables().links.values().map(|entry| Arc::clone(&entry.link)).collect()
     }
 
     fn turn(&self, links: &[Arc<Link>]) -> bool {
@@ -446,25 +447,25 @@ impl Side for Hub {
         }
         any |= self.advance_marked();
         self.ended.let_go();
-        if self.state().closing {
+        if self.tables().closing {
             for link in self.links() {
                 link.close(None);
                 self.down(link.id, &Error::Cancelled);
             }
-            let mut state = self.state();
-            let State { marked, exchanges, .. } = &mut *state;
+            let mut tables = self.tables();
+            let ClientTables { marked, exchanges, .. } = &mut *tables;
             marked.extend(exchanges.keys());
-            drop(state);
+            drop(tables);
             self.advance_marked();
-            // Somebody may still be copying; whoever is will mark the exchange.
-            self.over.store(self.state().exchanges.is_empty(), Ordering::Release);
+            // Another thread may still copy. It marks the exchange when it is done.
+            self.over.store(self.tables().exchanges.is_empty(), Ordering::Release);
         }
         any
     }
 
     fn has_work(&self) -> bool {
-        let state = self.state();
-        !state.marked.is_empty() || (state.closing && state.exchanges.is_empty())
+        let tables = self.tables();
+        !tables.marked.is_empty() || (tables.closing && tables.exchanges.is_empty())
     }
 
     fn has_leisurely_work(&self) -> bool {
@@ -473,7 +474,7 @@ impl Side for Hub {
 
     fn happened(&self, happening: Happening) {
         let Happening::End(id) = happening else { return };
-        let link = self.state().links.get(&id).map(|entry| Arc::clone(&entry.link));
+        let link = self.tables().links.get(&id).map(|entry| Arc::clone(&entry.link));
         let Some(link) = link else { return };
         self.drain(&link);
         self.advance_marked();
@@ -487,5 +488,5 @@ impl Side for Hub {
     }
 }
 
-/// Between two attempts to connect.
+/// The pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -1,0 +1,17 @@
+//! What a link can do, and what it needs of its users.
+
+/// The capabilities of one link. They do not change while the link is up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capabilities {
+    /// Bytes can be damaged on the way, so a body is sent with a checksum unless the settings say otherwise.
+    pub needs_checksum: bool,
+    /// The peer can read staging memory where it lies, so a body that lies there is not copied.
+    pub zero_copy: bool,
+}
+
+impl Capabilities {
+    /// Of a link over a network, or over a simulated one.
+    pub const NETWORK: Self = Self { needs_checksum: true, zero_copy: false };
+    /// Of a link through memory that both processes map.
+    pub const SHARED_MEMORY: Self = Self { needs_checksum: false, zero_copy: true };
+}

@@ -1,0 +1,104 @@
+//! One link of a worker: its connection, and which of its exchanges writes next.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use quinn_proto::{Connection, ConnectionHandle, Dir, StreamId};
+
+use super::driver::{keep_ahead, let_ahead};
+use super::exchange::Exchange;
+use super::turns::Share;
+use super::urgency::{Classes, Handed, precedence};
+use crate::transport::{LinkLost, Peer};
+use crate::types::ExchangeId;
+use crate::wire::Request;
+
+/// A link that is up.
+pub(super) struct Link {
+    pub(super) handle: ConnectionHandle,
+    pub(super) peer: Peer,
+    /// The stream that proved that the server let this worker in; the first exchange takes it.
+    first_stream: Option<StreamId>,
+    pub(super) lost: LinkLost,
+    pushes: u32,
+    pub(super) streams: BTreeMap<StreamId, ExchangeId>,
+    /// Exchanges with something to write, the most urgent first.
+    writers: BTreeSet<(Reverse<i32>, ExchangeId)>,
+    /// Bytes of all its exchanges.
+    bytes_open: u64,
+    /// Exchanges whose contribution the server has not acknowledged.
+    pub(super) pushing: Classes,
+    /// What of them quinn-proto has got and not sent.
+    pub(super) handed: Handed,
+}
+
+impl Link {
+    pub(super) fn new(handle: ConnectionHandle, peer: Peer, first_stream: StreamId, lost: LinkLost) -> Self {
+        Self {
+            handle,
+            peer,
+            first_stream: Some(first_stream),
+            lost,
+            pushes: 0,
+            streams: BTreeMap::new(),
+            writers: BTreeSet::new(),
+            bytes_open: 0,
+            pushing: Classes::default(),
+            handed: Handed::default(),
+        }
+    }
+
+    /// A new exchange, which has all its contribution to write. Returns its precedence.
+    pub(super) fn enter(&mut self, id: ExchangeId, push: &Request) -> i32 {
+        self.pushes = self.pushes.wrapping_add(1);
+        let precedence = precedence(push.urgency(), self.pushes);
+        self.writers.insert((Reverse(precedence), id));
+        self.pushing.enter(precedence);
+        self.bytes_open += push.part_bytes();
+        precedence
+    }
+
+    /// The exchange has ended. Its part had so many `bytes`.
+    pub(super) fn leave(&mut self, id: ExchangeId, precedence: i32, stream: Option<StreamId>, bytes: u64) {
+        self.writers.remove(&(Reverse(precedence), id));
+        self.bytes_open -= bytes;
+        if let Some(stream) = stream {
+            self.streams.remove(&stream);
+        }
+    }
+
+    /// Opens streams and writes, the most urgent exchange first.
+    pub(super) fn write(&mut self, connection: &mut Connection, exchanges: &mut BTreeMap<ExchangeId, Exchange>) {
+        let writers = std::mem::take(&mut self.writers);
+        let mut may_open = true;
+        let_ahead(connection);
+        let mut is_ahead = true;
+        for (precedence, id) in writers {
+            if is_ahead && !self.pushing.is_ahead(precedence.0) {
+                keep_ahead(connection);
+                is_ahead = false;
+            }
+            let Some(exchange) = exchanges.get_mut(&id) else { continue };
+            if exchange.stream.is_none() && exchange.is_writing() && may_open {
+                exchange.stream = self.first_stream.take().or_else(|| connection.streams().open(Dir::Bi));
+                may_open = exchange.stream.is_some();
+                if let Some(stream) = exchange.stream {
+                    let _ = connection.send_stream(stream).set_priority(precedence.0);
+                    self.streams.insert(stream, id);
+                }
+            }
+            let written = exchange.write(connection);
+            self.handed.took(precedence.0, written as u64);
+            if exchange.is_writing() {
+                self.writers.insert((precedence, id));
+            }
+        }
+        keep_ahead(connection);
+    }
+
+    /// Its urgency is that of what it sends next, whatever else the peer has not acknowledged.
+    pub(super) fn share(&self) -> Share {
+        let next = self.writers.first().map(|(Reverse(precedence), _)| *precedence);
+        Share { urgency: self.handed.most_urgent(next, &self.pushing), bytes: self.bytes_open }
+    }
+}

@@ -1,0 +1,266 @@
+//! The state that a server's links share. Commands change it on any thread, and messages of workers on the listener's thread.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+
+use super::inbound::Received;
+use super::layout::Message;
+use super::link::{Ended, Link, Pumped, Sent};
+use super::outbound::Piece;
+use super::poller::Poller;
+use super::server_tables::{Discarded, Exchange, Intake, ServerTables};
+use crate::error::{Error, Result};
+use crate::local::SharedGround;
+use crate::mem::{Copies, Frozen};
+use crate::transport::exchange::{broken_off, reject_of};
+use crate::transport::identity::Credentials;
+use crate::transport::{Inbox, Incoming, Outgoing};
+use crate::types::{ExchangeId, LinkId};
+use crate::wire::Reply;
+use crate::wire::header::HEADER_BYTES;
+
+/// Shared by the listener's thread, its outbox, and the threads that greet.
+pub(super) struct ServerState {
+    inbox: Inbox,
+    pub(super) poller: Poller,
+    pub(super) credentials: Credentials,
+    /// Sums that lie here are not copied.
+    shared_memory: Arc<SharedGround>,
+    pub(super) copies: Copies,
+    /// How many processes are being greeted.
+    pub(super) greeting: AtomicUsize,
+    pub(super) over: AtomicBool,
+    pub(super) ended: Ended,
+    tables: Mutex<ServerTables>,
+}
+
+impl ServerState {
+    pub(super) fn new(
+        credentials: &Credentials,
+        shared_memory: &Arc<SharedGround>,
+        copies: &Copies,
+        inbox: Inbox,
+    ) -> Result<Self> {
+        Ok(Self {
+            inbox,
+            poller: Poller::new()?,
+            credentials: credentials.clone(),
+            shared_memory: Arc::clone(shared_memory),
+            copies: copies.clone(),
+            greeting: AtomicUsize::new(0),
+            over: AtomicBool::new(false),
+            ended: Ended::default(),
+            tables: Mutex::new(ServerTables::default()),
+        })
+    }
+
+    pub(super) fn tables(&self) -> MutexGuard<'_, ServerTables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries out a command, on any thread.
+    pub(super) fn send(&self, outgoing: Outgoing) {
+        match outgoing {
+            Outgoing::Accept { exchange } => self.accept(exchange),
+            Outgoing::Answer { exchange, header } => self.answer(exchange, &Reply::Sum(header)),
+            Outgoing::Block { exchange, block } => self.block(exchange, block),
+            Outgoing::End { exchange, checksum } => {
+                self.end(exchange, |name| Some(Message::End { exchange: name, checksum }));
+            }
+            Outgoing::Reject { exchange, target, error } => {
+                if self.tables().exchanges.get(&exchange).is_some_and(|exchange| exchange.answered) {
+                    return self.break_off(exchange);
+                }
+                let (header, body) = reject_of(target, &error);
+                self.answer(exchange, &Reply::Reject(header));
+                self.send_bytes(exchange, (Bytes::from(body), None));
+                self.end(exchange, |_| None);
+            }
+            Outgoing::Disconnect { link, reason } => {
+                if let Some(entry) = self.tables().links.get(&link) {
+                    entry.link.fail(reason);
+                }
+                self.poller.wake();
+            }
+        }
+    }
+
+    fn accept(&self, id: ExchangeId) {
+        let mut tables = self.tables();
+        let Some(exchange) = tables.exchanges.get_mut(&id) else { return };
+        let Intake::Hold(held) = &mut exchange.intake else { return };
+        let chunks = std::mem::take(held);
+        exchange.intake = Intake::Accept;
+        let (link, name, left) = (Arc::clone(&exchange.link), exchange.name, exchange.body_left);
+        let told = !chunks.is_empty();
+        if told {
+            tables.events.push_back(Incoming::Body { exchange: id, chunks });
+            tables.urgent = true;
+        }
+        drop(tables);
+        if left > 0 {
+            link.post_quietly(&Message::Accept { exchange: name });
+        }
+        if told {
+            self.poller.wake();
+        }
+    }
+
+    /// Begins an answer. A message has no room for the set of contributors, so the set goes ahead of the body.
+    fn answer(&self, id: ExchangeId, header: &Reply) {
+        let mut set = Bytes::from(header.encode());
+        let head = *set.split_to(HEADER_BYTES).first_chunk().expect("a header has so many bytes");
+        let mut tables = self.tables();
+        let Some(exchange) = tables.exchanges.get_mut(&id).filter(|exchange| !exchange.answered) else { return };
+        exchange.answered = true;
+        exchange.answer_left = header.body_bytes();
+        let refused = (!header.is_early()).then(|| std::mem::replace(&mut exchange.intake, Intake::Refuse));
+        let (link, name) = (Arc::clone(&exchange.link), exchange.name);
+        let (urgency, accepted) = (exchange.urgency, exchange.accepted);
+        // Under the lock, because a message of the worker about this exchange must find its answer begun.
+        let mut outbound = link.outbound();
+        let posted = outbound.post(&Message::Answer { exchange: name, header: head });
+        outbound.begin(name, urgency, accepted);
+        outbound.extend(name, (!set.is_empty()).then_some((set, None)));
+        drop(outbound);
+        drop(tables);
+        drop(refused);
+        // The bytes wake the worker, so this message does not.
+        if let Err(error) = posted {
+            link.fail(error);
+            self.poller.wake();
+        }
+    }
+
+    fn block(&self, id: ExchangeId, block: Frozen) {
+        let Some((link, _)) = self.answering(id) else { return };
+        let place = link.show(&self.shared_memory, &block);
+        self.send_bytes(id, (Bytes::from_owner(block), place));
+    }
+
+    fn send_bytes(&self, id: ExchangeId, piece: Piece) {
+        let mut tables = self.tables();
+        let Some(exchange) = tables.exchanges.get_mut(&id).filter(|exchange| exchange.answered) else { return };
+        exchange.answer_left = exchange.answer_left.saturating_sub(piece.0.len() as u64);
+        // The end follows the last bytes at once, and a worker that wakes twice for a small sum takes twice as long.
+        let (link, name, last) = (Arc::clone(&exchange.link), exchange.name, exchange.answer_left == 0);
+        drop(tables);
+        link.outbound().extend(name, [piece]);
+        self.pump(&link, last);
+    }
+
+    fn end(&self, id: ExchangeId, message: impl FnOnce(u64) -> Option<Message>) {
+        let Some((link, name)) = self.answering(id) else { return };
+        let ended = link.outbound().end(name, message(name));
+        match ended {
+            Ok(true) => self.through(link.id, Sent::Whole(name)),
+            Ok(false) => {}
+            Err(error) => {
+                link.fail(error);
+                self.poller.wake();
+            }
+        }
+        link.nudge();
+    }
+
+    fn answering(&self, id: ExchangeId) -> Option<(Arc<Link>, u64)> {
+        let tables = self.tables();
+        let exchange = tables.exchanges.get(&id).filter(|exchange| exchange.answered)?;
+        Some((Arc::clone(&exchange.link), exchange.name))
+    }
+
+    fn break_off(&self, id: ExchangeId) {
+        let mut tables = self.tables();
+        let Some(exchange) = tables.forget(id) else { return };
+        tables.events.push_back(Incoming::Torn { exchange: id, reason: broken_off() });
+        tables.urgent = true;
+        drop(tables);
+        exchange.link.give_up(exchange.name);
+        exchange.link.post(&Message::Break { exchange: exchange.name });
+        self.poller.wake();
+    }
+
+    /// Sends as much as there is room for.
+    pub(super) fn pump(&self, link: &Link, quietly: bool) {
+        let Pumped { sent, unfinished } = link.pump(None, quietly);
+        sent.into_iter().for_each(|sent| self.through(link.id, sent));
+        if unfinished {
+            self.poller.wake();
+        }
+    }
+
+    fn through(&self, link: LinkId, sent: Sent) {
+        let Sent::Whole(name) = sent else { return };
+        let mut tables = self.tables();
+        let Some(id) = tables.links.get(&link).and_then(|entry| entry.exchanges.get(&name)).copied() else { return };
+        let ended = tables.forget(id);
+        tables.events.push_back(Incoming::Answered { exchange: id });
+        drop(tables);
+        drop(ended);
+        // This event is not urgent: a worker that has its sum soon pushes again, which wakes the thread anyway.
+        self.poller.wake_soon();
+    }
+
+    /// Handles a message of the worker at the other end of `link`.
+    pub(super) fn receive(&self, link: &Link, received: Received) {
+        let outcome = self.tables().receive(link, received);
+        match outcome {
+            Ok(Discarded { exchange: Some(exchange), .. }) => {
+                link.give_up(exchange.name);
+            }
+            Ok(Discarded { exchange: None, .. }) => {}
+            Err(error) => link.fail(error),
+        }
+    }
+
+    /// Ends a link and all its exchanges.
+    pub(super) fn down(&self, link: &Arc<Link>, reason: &Error) {
+        self.poller.forget(link);
+        let mut tables = self.tables();
+        let Some(entry) = tables.links.remove(&link.id) else { return };
+        let ended: Vec<Exchange> = entry
+            .exchanges
+            .values()
+            .filter_map(|id| {
+                let exchange = tables.exchanges.remove(id)?;
+                tables.events.push_back(Incoming::Torn { exchange: *id, reason: reason.clone() });
+                Some(exchange)
+            })
+            .collect();
+        tables.events.push_back(Incoming::LinkDown { link: link.id, reason: reason.clone() });
+        drop(tables);
+        for exchange in ended {
+            link.give_up(exchange.name);
+        }
+        self.ended.keep(link);
+    }
+
+    pub(super) fn deliver(&self) -> bool {
+        let mut any = false;
+        loop {
+            let mut tables = self.tables();
+            let Some(event) = tables.events.pop_front() else {
+                tables.urgent = false;
+                return any;
+            };
+            let wanted = match &event {
+                // Not expected any more if the exchange was answered meanwhile, and not early.
+                Incoming::Body { exchange, .. } => {
+                    tables.exchanges.get(exchange).is_some_and(|exchange| matches!(exchange.intake, Intake::Accept))
+                }
+                Incoming::LinkUp { .. }
+                | Incoming::LinkDown { .. }
+                | Incoming::Opened { .. }
+                | Incoming::Torn { .. }
+                | Incoming::Answered { .. } => true,
+            };
+            drop(tables);
+            any = true;
+            if wanted {
+                (self.inbox)(event);
+            }
+        }
+    }
+}

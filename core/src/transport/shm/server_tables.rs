@@ -1,0 +1,152 @@
+//! The tables of a server's links and exchanges, and what each message of a worker changes in them.
+//!
+//! Everything here runs under the lock of [`ServerState`](super::server_state). Dropping bytes or an exchange calls back, so what is to be
+//! dropped comes back as [`Discarded`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::inbound::Received;
+use super::layout::{EXCHANGES_MAX, bad};
+use super::link::Link;
+use crate::error::{Error, Result};
+use crate::transport::Incoming;
+use crate::types::{ExchangeId, LinkId};
+use crate::wire::Header;
+
+#[derive(Default)]
+pub(super) struct ServerTables {
+    pub(super) links: BTreeMap<LinkId, Entry>,
+    pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
+    pub(super) events: VecDeque<Incoming>,
+    /// Whether another thread added an event that the server must get at once.
+    pub(super) urgent: bool,
+    pub(super) names_given: u64,
+    pub(super) stopping: bool,
+}
+
+pub(super) struct Entry {
+    pub(super) link: Arc<Link>,
+    /// The exchanges by the numbers that the worker gave.
+    pub(super) exchanges: BTreeMap<u64, ExchangeId>,
+    /// The last number that the worker gave.
+    pub(super) last: u64,
+}
+
+pub(super) struct Exchange {
+    pub(super) link: Arc<Link>,
+    /// The worker's number for it.
+    pub(super) name: u64,
+    /// The urgency of the request, which the answer has too.
+    pub(super) urgency: u8,
+    pub(super) body_left: u64,
+    pub(super) intake: Intake,
+    /// Whether the worker said that it takes the whole answer.
+    pub(super) accepted: bool,
+    pub(super) answered: bool,
+    /// Bytes of the answer whose blocks were not given yet.
+    pub(super) answer_left: u64,
+}
+
+/// What is done with the bytes of a body.
+pub(super) enum Intake {
+    /// They wait where they lie.
+    Hold(Vec<Bytes>),
+    Accept,
+    Refuse,
+}
+
+impl ServerTables {
+    pub(super) fn name(&mut self) -> u64 {
+        self.names_given += 1;
+        self.names_given
+    }
+
+    pub(super) fn forget(&mut self, id: ExchangeId) -> Option<Exchange> {
+        let exchange = self.exchanges.remove(&id)?;
+        if let Some(entry) = self.links.get_mut(&exchange.link.id) {
+            entry.exchanges.remove(&exchange.name);
+        }
+        Some(exchange)
+    }
+
+    /// Enters a message. The caller drops what is returned after it gave the lock back.
+    pub(super) fn receive(&mut self, link: &Link, received: Received) -> Result<Discarded> {
+        let (name, peer) = (received.exchange(), &link.peer);
+        let entry = self.links.get_mut(&link.id).expect("a link is up while it receives");
+        if let Received::Open(_, header) = &received {
+            if name != entry.last + 1 {
+                return Err(bad(peer, "exchange", format!("is {name} after {}", entry.last)));
+            }
+            if entry.exchanges.len() >= EXCHANGES_MAX {
+                return Err(bad(peer, "exchange", format!("is one more than the {EXCHANGES_MAX} allowed at once")));
+            }
+            let header = Header::decode(header, peer)?.into_request(peer)?;
+            entry.last = name;
+            let id = ExchangeId(self.name());
+            let entry = self.links.get_mut(&link.id).expect("found above");
+            entry.exchanges.insert(name, id);
+            let exchange = Exchange {
+                link: Arc::clone(&entry.link),
+                name,
+                urgency: header.urgency(),
+                body_left: header.body_bytes(),
+                intake: Intake::Hold(Vec::new()),
+                accepted: false,
+                answered: false,
+                answer_left: 0,
+            };
+            self.exchanges.insert(id, exchange);
+            self.events.push_back(Incoming::Opened { link: link.id, exchange: id, header });
+            return Ok(Discarded::default());
+        }
+        if name == 0 || name > entry.last {
+            return Err(bad(peer, "exchange", format!("is {name}, which was not opened")));
+        }
+        // The exchange has ended on this side, and the worker did not know yet.
+        let Some(id) = entry.exchanges.get(&name).copied() else {
+            let bytes = if let Received::Data(_, bytes) = received { Some(bytes) } else { None };
+            return Ok(Discarded { _bytes: bytes, ..Discarded::default() });
+        };
+        let exchange = self.exchanges.get_mut(&id).expect("a link's exchanges exist");
+        match received {
+            Received::Open(..) => unreachable!("handled above"),
+            Received::Data(_, bytes) => {
+                let left = exchange.body_left.checked_sub(bytes.len() as u64);
+                exchange.body_left = left.ok_or_else(|| bad(peer, "body", "is longer than announced"))?;
+                match &mut exchange.intake {
+                    Intake::Hold(held) => held.push(bytes),
+                    Intake::Accept => match self.events.back_mut() {
+                        Some(Incoming::Body { exchange, chunks }) if *exchange == id => chunks.push(bytes),
+                        _ => self.events.push_back(Incoming::Body { exchange: id, chunks: vec![bytes] }),
+                    },
+                    Intake::Refuse => return Ok(Discarded { _bytes: Some(bytes), ..Discarded::default() }),
+                }
+            }
+            Received::Accept(_) => {
+                exchange.accepted = true;
+                exchange.link.outbound().accept(name);
+            }
+            Received::Abandon(_) => {
+                let reason = Error::Unavailable { what: peer.to_string(), cause: "it gave the exchange up".to_owned() };
+                self.events.push_back(Incoming::Torn { exchange: id, reason });
+                return Ok(Discarded { exchange: self.forget(id), ..Discarded::default() });
+            }
+            Received::Answer(..) | Received::End(..) | Received::Break(_) => {
+                return Err(bad(peer, "kind", "is one that only a server sends"));
+            }
+        }
+        Ok(Discarded::default())
+    }
+}
+
+/// Dropped by the caller after it gave the lock back.
+#[derive(Default)]
+pub(super) struct Discarded {
+    /// An exchange that the worker gave up.
+    pub(super) exchange: Option<Exchange>,
+    /// Bytes of an exchange that has ended or was answered.
+    _bytes: Option<Bytes>,
+}

@@ -1,0 +1,357 @@
+//! Calls: each ends within its bound, and each failure has a cause that concerned that very call.
+//!
+//! | error | what explains it |
+//! |---|---|
+//! | cancelled | this worker's caller gave up a tensor that shares parts with it, in this round |
+//! | timeout | the call's own timeout passed |
+//! | given up before | another call of this worker that shares parts with it failed in this round |
+//! | stalled, told by a withdrawal | the missing rank's own call of this round failed or was given up |
+//! | stalled for a step timeout | each missing rank was held up: see `lateness` |
+//! | over | this worker itself was held up |
+//! | too little memory | the servers of this seed have too little |
+//! | checksum | the network changed a contribution to this round |
+//! | mismatch | the coordinator told it of this tensor |
+//! | the end of the job | the coordinator's cause, or the loss of the coordinator |
+//!
+//! Tensors share the fate of a round only if the coordinator's layout put them, directly or by others, into one part.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{PartLayout, TensorKey, Time, WorkerId};
+
+use super::{Checker, Witness};
+use crate::sim::known::Known;
+use crate::sim::workload::{Plan, timing};
+use crate::sim::world::{Address, Who};
+
+/// Which call: whose, of which tensor and round.
+pub(super) type CallId = (Who, usize, u64);
+
+/// All calls, and what the coordinator said of their tensors.
+#[derive(Debug)]
+pub(super) struct Calls {
+    keys: Vec<TensorKey>,
+    /// Tensors and rounds that are broadcasts, if [`Known::BroadcastLostByListener`] is spared.
+    broadcasts: BTreeSet<(usize, u64)>,
+    /// Whether servers have too little memory.
+    refuses: bool,
+    calls: BTreeMap<CallId, Call>,
+    /// When to look at an open call again.
+    due: BTreeSet<(Time, CallId)>,
+    /// Tensors that share parts, directly or by others.
+    partners: BTreeMap<TensorKey, BTreeSet<TensorKey>>,
+    /// What the coordinator told everybody of a tensor.
+    forgotten: BTreeMap<TensorKey, Error>,
+    /// What it answered one worker that declared the tensor.
+    refused: BTreeMap<(Who, TensorKey), Error>,
+    /// From, until: how long a worker waited for something that failed.
+    held_up: BTreeMap<Who, Vec<(Time, Time)>>,
+}
+
+/// One call.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) submitted: Time,
+    timeout: Option<Duration>,
+    /// When the caller gave it up.
+    cancelled: Option<Time>,
+    /// When it ended, and whether with a result.
+    pub(super) ended: Option<(Time, bool)>,
+}
+
+/// Rounds that a worker queues behind each other, at most.
+const ROUNDS_QUEUED: u64 = 3;
+/// So long a worker tries to tell a server that it gave a round up.
+const TELLING: Duration = Duration::from_secs(60);
+/// Clocks run up to a hundredth fast or slow.
+const DRIFT: f64 = 1.02;
+
+impl Calls {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Self {
+            keys: plan.tensors.iter().map(|tensor| tensor.spec.key()).collect(),
+            broadcasts: if plan.spares(Known::BroadcastLostByListener) { plan.broadcasts() } else { BTreeSet::new() },
+            refuses: plan.classes.refusals,
+            calls: BTreeMap::new(),
+            due: BTreeSet::new(),
+            partners: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            held_up: BTreeMap::new(),
+        }
+    }
+
+    /// The tensors that share the fate of a tensor's rounds, itself among them.
+    pub(super) fn partners_of(&self, tensor: usize) -> BTreeSet<TensorKey> {
+        let key = self.keys[tensor];
+        self.partners.get(&key).cloned().unwrap_or_else(|| BTreeSet::from([key]))
+    }
+
+    /// Whether every worker ended a round of a tensor, or nobody began it.
+    pub(super) fn is_round_over(&self, workers: u32, tensor: usize, round: u64) -> bool {
+        let ended = |who| self.calls.get(&(who, tensor, round)).is_some_and(|call| call.ended.is_some());
+        (0..workers).map(Who::Worker).all(ended)
+    }
+
+    /// The tensor of a key.
+    pub(super) fn tensor_of(&self, key: TensorKey) -> Option<usize> {
+        self.keys.iter().position(|other| *other == key)
+    }
+
+    /// The calls of one worker that share the fate of this round.
+    pub(super) fn of_round(&self, who: Who, tensor: usize, round: u64) -> impl Iterator<Item = &Call> {
+        let partners = self.partners_of(tensor);
+        let shares = move |at: &usize| partners.contains(&self.keys[*at]);
+        (0..self.keys.len()).filter(shares).filter_map(move |at| self.calls.get(&(who, at, round)))
+    }
+
+    /// The open calls of a worker.
+    pub(super) fn open_of(&self, who: Who) -> impl Iterator<Item = (usize, u64)> {
+        let of = self.calls.range((who, 0, 0)..=(who, usize::MAX, u64::MAX));
+        of.filter(|(_, call)| call.ended.is_none()).map(|((_, tensor, round), _)| (*tensor, *round))
+    }
+
+    /// Since when a worker will not contribute to a round any more, if so.
+    pub(super) fn given_up_since(&self, who: Who, tensor: usize, round: u64) -> Option<Time> {
+        self.of_round(who, tensor, round).filter_map(Call::given_up_since).min()
+    }
+
+    /// Whether the coordinator refused a worker one of the tensors that share the fate of this one.
+    pub(super) fn is_refused(&self, who: Who, tensor: usize) -> bool {
+        self.partners_of(tensor).iter().any(|key| self.refused.contains_key(&(who, *key)))
+    }
+
+    /// A worker waited for something that failed, for a reason that was found.
+    pub(super) fn held_up(&mut self, who: Who, from: Time, until: Time) {
+        self.held_up.entry(who).or_default().push((from, until));
+    }
+
+    /// For how much of the time since `from` a worker waited for what failed.
+    pub(super) fn held_up_since(&self, who: Who, from: Time) -> Duration {
+        let waits = self.held_up.get(&who).into_iter().flatten();
+        waits.map(|(start, end)| end.since((*start).max(from))).sum()
+    }
+}
+
+impl Call {
+    fn given_up_since(&self) -> Option<Time> {
+        let failed = self.ended.filter(|(_, well)| !well).map(|(at, _)| at);
+        // It is not given up by its timeout if it ended well before.
+        let late = self.timeout.filter(|_| self.ended.is_none_or(|(_, well)| !well));
+        let late = late.map(|timeout| self.submitted + timeout.mul_f64(2.0 - DRIFT));
+        [self.cancelled, failed, late].into_iter().flatten().min()
+    }
+}
+
+impl Witness {
+    /// A worker submits a round of a tensor.
+    pub(in crate::sim) fn submits(&mut self, who: Who, tensor: usize, round: u64, timeout: Option<Duration>) {
+        let now = self.world;
+        let id = (who, tensor, round);
+        self.calls.calls.insert(id, Call { submitted: now, timeout, cancelled: None, ended: None });
+        self.calls.due.insert((now + timeout.unwrap_or(timing::STEP), id));
+    }
+
+    /// A worker's caller gives a round of a tensor up.
+    pub(in crate::sim) fn cancels(&mut self, who: Who, tensor: usize, round: u64) {
+        let now = self.world;
+        let call = self.calls.calls.get_mut(&(who, tensor, round)).expect("submitted before");
+        call.cancelled.get_or_insert(now);
+    }
+
+    /// A call ended.
+    pub(in crate::sim) fn resolves(&mut self, me: Address, tensor: usize, round: u64, outcome: &Result<()>) {
+        let (id, now) = ((me.who, tensor, round), self.world);
+        if let Err(error) = outcome
+            && !self.is_explained(me, tensor, round, error)
+        {
+            self.report(Checker::Failure, format!("{}: tensor {tensor}, round {round}: {error}", me.who));
+        }
+        let turn = self.turn_of(id).unwrap_or(now);
+        if outcome.is_err() {
+            self.calls.held_up(me.who, turn, now);
+        }
+        self.calls.calls.get_mut(&id).expect("submitted before").ended = Some((now, outcome.is_ok()));
+    }
+
+    /// Finds calls that should have ended.
+    pub(super) fn check_calls_in_time(&mut self) {
+        let now = self.world;
+        while let Some((_, id)) = self.calls.due.first().filter(|(at, _)| *at <= now).copied() {
+            self.calls.due.pop_first();
+            let (who, tensor, round) = id;
+            let open = self.calls.calls.get(&id).is_some_and(|call| call.ended.is_none());
+            if !open || self.is_gone(who) {
+                continue;
+            }
+            let bound = self.turn_of(id).map_or(now + timing::STEP, |turn| self.bound_of(id, turn));
+            if bound > now {
+                self.calls.due.insert((bound, id));
+            } else {
+                let waited = now.since(self.calls.calls[&id].submitted).as_secs_f64();
+                let text = format!("{who}: tensor {tensor}, round {round} did not end within {waited:.1} s");
+                self.report(Checker::Liveness, text);
+            }
+        }
+    }
+
+    /// The coordinator answered a declaration.
+    pub(super) fn declared(&mut self, to: Address, keys: &[TensorKey], outcome: &Result<Vec<PartLayout>>) {
+        match outcome {
+            Ok(layouts) => layouts.iter().for_each(|layout| self.calls.join(layout)),
+            Err(error) => {
+                let refused = keys.iter().map(|key| ((to.who, *key), error.clone()));
+                self.calls.refused.extend(refused);
+            }
+        }
+    }
+
+    /// The coordinator told everybody that a tensor failed for good.
+    pub(super) fn forgotten(&mut self, key: TensorKey, error: &Error) {
+        self.calls.forgotten.insert(key, error.clone());
+    }
+
+    /// Since when nothing of this worker's own stands before a call; `None` while its earlier round is open.
+    fn turn_of(&self, id: CallId) -> Option<Time> {
+        let (who, tensor, round) = id;
+        let submitted = self.calls.calls[&id].submitted;
+        let Some(before) = round.checked_sub(1) else { return Some(submitted) };
+        let before = self.calls.of_round(who, tensor, before);
+        before.map(|call| call.ended.map(|(at, _)| at)).try_fold(submitted, |turn, at| Some(turn.max(at?)))
+    }
+
+    /// When a call must have ended: a step timeout until its round may begin, one until the round fails, and what the loss of a member
+    /// may take to be noticed. A process that stands still is given that time.
+    fn bound_of(&self, id: CallId, turn: Time) -> Time {
+        let (who, tensor, round) = id;
+        let call = &self.calls.calls[&id];
+        // [`Known::NoDeadlineWithoutServer`]: what tells of rounds that this worker gave up may wait for a step timeout each, and a server
+        // without memory refuses as long as other rounds go on.
+        let rounds = round.saturating_sub(ROUNDS_QUEUED)..round;
+        let untold = rounds.filter(|round| self.calls.given_up_since(who, tensor, *round).is_some()).count();
+        let refused = if self.calls.refuses { self.calls.keys.len() } else { 0 };
+        let waits = 2 + (untold + refused) as u32;
+        let promised = (timing::STEP * waits + timing::DEAD * 2).mul_f64(DRIFT);
+        let bound = turn + promised;
+        let bound = call.timeout.map_or(bound, |timeout| bound.min(call.submitted + timeout.mul_f64(DRIFT) + promised));
+        bound + self.evidence.still(who, call.submitted, self.world)
+    }
+
+    /// Whether a process ended, so that nobody waits for its calls.
+    fn is_gone(&self, who: Who) -> bool {
+        self.job.members.values().any(|member| member.who == who && self.evidence.is_killed(*member))
+    }
+
+    fn is_explained(&self, me: Address, tensor: usize, round: u64, error: &Error) -> bool {
+        let now = self.world;
+        let own = || self.calls.given_up_since(me.who, tensor, round).is_some_and(|since| since <= now);
+        if self.is_of_the_end(me.who, error) || self.is_of_the_tensor(me.who, tensor, error) {
+            return true;
+        }
+        match error {
+            Error::Cancelled => self.calls.of_round(me.who, tensor, round).any(|call| call.cancelled.is_some()),
+            Error::Timeout { .. } => {
+                let call = &self.calls.calls[&(me.who, tensor, round)];
+                call.timeout.is_some_and(|timeout| call.submitted + timeout.mul_f64(2.0 - DRIFT) <= now)
+            }
+            Error::FailedPrecondition { what, .. } if what.contains("was given up before") => own(),
+            Error::FailedPrecondition { what, .. } if what.contains("too few for this job") => self.calls.refuses,
+            Error::FailedPrecondition { what, .. } if what.contains("is over") => {
+                own() || self.calls.refuses || self.is_lost_by_listener(tensor, round) || self.why_late(me.who, now).is_some()
+            }
+            Error::Stalled { missing, waited, .. } => {
+                let waited_long = waited.mul_f64(DRIFT) >= timing::STEP;
+                let explained = |rank: &WorkerId| {
+                    let who = self.job.worker_of_rank(rank.0);
+                    who.is_some_and(|who| self.is_missing_explained(who, tensor, round, waited_long))
+                };
+                !missing.is_empty() && missing.iter().all(explained)
+            }
+            Error::Checksum { .. } => self.evidence.is_damaged(&self.calls.partners_of(tensor), round),
+            Error::Fenced { .. } => self.job.shut_out.contains(&me),
+            Error::InvalidArgument { .. }
+            | Error::Config { .. }
+            | Error::Mismatch { .. }
+            | Error::PeerLost { .. }
+            | Error::NotFormed { .. }
+            | Error::DuplicateRank { .. }
+            | Error::Incompatible { .. }
+            | Error::Auth { .. }
+            | Error::Protocol { .. }
+            | Error::Exhausted { .. }
+            | Error::Unavailable { .. }
+            | Error::FailedPrecondition { .. }
+            | Error::Io { .. }
+            | Error::Device { .. }
+            | Error::OtherTerm { .. }
+            | Error::Internal { .. } => false,
+        }
+    }
+
+    /// Whether the coordinator said this of the tensor, or of one that shares parts with it, to everybody or to this worker.
+    fn is_of_the_tensor(&self, who: Who, tensor: usize, error: &Error) -> bool {
+        let told = |key: &TensorKey| {
+            self.calls.forgotten.get(key) == Some(error) || self.calls.refused.get(&(who, *key)) == Some(error)
+        };
+        self.calls.partners_of(tensor).iter().any(told)
+    }
+
+    /// Whether there is a reason why a worker is missing in a round.
+    fn is_missing_explained(&self, who: Who, tensor: usize, round: u64, waited_long: bool) -> bool {
+        let now = self.world;
+        let given_up = self.calls.given_up_since(who, tensor, round).filter(|since| *since <= now);
+        if !waited_long {
+            return given_up.is_some();
+        }
+        // It must have said so, and was heard if it could be.
+        let unheard = given_up.is_some_and(|since| {
+            let left = self.job.left.get(&who).is_some_and(|at| *at <= since + timing::STEP / 2);
+            since + timing::STEP / 2 > now
+                || left
+                || self.is_cut_off(who, since, now)
+                || self.opens_late(tensor, round, since)
+        });
+        unheard || self.calls.refuses || self.calls.is_refused(who, tensor) || self.why_late(who, now).is_some()
+    }
+}
+
+impl Witness {
+    /// A server holds a sum of a tensor. One of a name that is used once must be gone when the job is two steps further.
+    pub(in crate::sim) fn holds(&mut self, plan: &Plan, server: Who, key: TensorKey) {
+        let Some(tensor) = self.calls.tensor_of(key) else { return };
+        let Some(step) = plan.tensors[tensor].only_step else { return };
+        let further = self.calls.is_round_over(plan.workers, 0, step + 2);
+        if further && !plan.spares(Known::OneShotNamesKept) {
+            let text = format!("{server} still holds the sum of tensor {tensor}, which was used once, in step {step}");
+            self.report(Checker::Growth, text);
+        }
+    }
+
+    /// Whether a round is a broadcast that somebody gave up.
+    fn is_lost_by_listener(&self, tensor: usize, round: u64) -> bool {
+        let given_up = |who| self.calls.given_up_since(who, tensor, round).is_some_and(|since| since <= self.world);
+        self.calls.broadcasts.contains(&(tensor, round)) && self.job.workers().any(given_up)
+    }
+
+    /// Whether a server may have refused to hear of this round, because of the round before, until a worker stopped to tell of it.
+    fn opens_late(&self, tensor: usize, round: u64, since: Time) -> bool {
+        let Some(before) = round.checked_sub(1) else { return false };
+        let open = |call: &Call| call.ended.is_none_or(|(at, _)| at + timing::STEP + timing::DEAD >= since + TELLING);
+        self.job.workers().any(|who| self.calls.of_round(who, tensor, before).any(open))
+    }
+}
+
+impl Calls {
+    /// Notes which tensors a part joins.
+    fn join(&mut self, layout: &PartLayout) {
+        let mut joined: BTreeSet<TensorKey> = layout.pieces.iter().map(|piece| piece.tensor).collect();
+        for key in joined.clone() {
+            joined.extend(self.partners.get(&key).into_iter().flatten());
+        }
+        for key in joined.clone() {
+            self.partners.insert(key, joined.clone());
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Which faults concerned whom, and when.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use gradlane_core::types::{TensorKey, Time};
+
+use super::Witness;
+use crate::sim::workload::timing;
+use crate::sim::world::{Address, Who};
+
+/// What a fault concerns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::sim) enum Concern {
+    /// A process, which could not act or be reached.
+    Process(Who),
+    /// The way between two processes, in one direction or both.
+    Path(Who, Who),
+}
+
+/// Everything that went wrong so far.
+#[derive(Debug, Default)]
+pub(super) struct Evidence {
+    /// From, until, what.
+    disturbances: Vec<(Time, Time, Concern)>,
+    /// From, until, who stood still.
+    pauses: Vec<(Time, Time, Who)>,
+    killed: BTreeMap<Address, Time>,
+    /// Contributions that were changed on their way, by tensor and round.
+    damaged: BTreeSet<(TensorKey, u64)>,
+}
+
+impl Witness {
+    /// What this concerns could not act or be heard for a while.
+    pub(in crate::sim) fn disturbed(&mut self, concern: Concern, from: Time, until: Time) {
+        self.evidence.disturbances.push((from, until, concern));
+    }
+
+    /// A process stands still for a while.
+    pub(in crate::sim) fn paused(&mut self, who: Who, from: Time, until: Time) {
+        self.evidence.pauses.push((from, until, who));
+    }
+
+    /// A life of a process ended.
+    pub(in crate::sim) fn killed(&mut self, address: Address) {
+        let now = self.world;
+        self.evidence.killed.insert(address, now);
+        self.disturbed(Concern::Process(address.who), now, Time(u64::MAX));
+    }
+
+    /// A process runs again, and is soon reached.
+    pub(super) fn runs_again(&mut self, who: Who) {
+        let reached = self.world + timing::DEAD;
+        for (_, until, concern) in &mut self.evidence.disturbances {
+            if *concern == Concern::Process(who) {
+                *until = reached.min(*until);
+            }
+        }
+    }
+
+    /// A contribution to a round of a tensor is changed on its way.
+    pub(in crate::sim) fn damaged(&mut self, tensor: TensorKey, round: u64) {
+        self.evidence.damaged.insert((tensor, round));
+    }
+}
+
+impl Evidence {
+    /// For how much of this time the two processes could not reach each other, because of either or of the way between them. Faults
+    /// that overlap count each.
+    pub(super) fn apart(&self, one: Who, other: Who, from: Time, until: Time) -> Duration {
+        let concerns = |concern: Concern| match concern {
+            Concern::Process(who) => who == one || who == other,
+            Concern::Path(a, b) => (a, b) == (one, other) || (b, a) == (one, other),
+        };
+        let of = self.disturbances.iter().filter(|(_, _, concern)| concerns(*concern));
+        of.map(|(start, end, _)| overlap(*start, *end, from, until)).sum()
+    }
+
+    /// For how much of this time a process stood still.
+    pub(super) fn still(&self, who: Who, from: Time, until: Time) -> Duration {
+        let of = self.pauses.iter().filter(|(_, _, paused)| *paused == who);
+        of.map(|(start, end, _)| overlap(*start, *end, from, until)).sum()
+    }
+
+    /// Whether this life was killed.
+    pub(super) fn is_killed(&self, address: Address) -> bool {
+        self.killed.contains_key(&address)
+    }
+
+    /// Whether the coordinator was killed.
+    pub(super) fn coordinator_killed(&self) -> bool {
+        self.killed.keys().any(|address| address.who == Who::Coordinator)
+    }
+
+    /// Whether a contribution to this round of one of these tensors was changed on its way.
+    pub(super) fn is_damaged(&self, tensors: &BTreeSet<TensorKey>, round: u64) -> bool {
+        tensors.iter().any(|tensor| self.damaged.contains(&(*tensor, round)))
+    }
+}
+
+fn overlap(start: Time, end: Time, from: Time, until: Time) -> Duration {
+    end.min(until).since(start.max(from))
+}

@@ -1,0 +1,304 @@
+//! Memberships, deaths, barriers and the end of the job.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{Epoch, NodeId, Phase, TensorKey, Time, View};
+use gradlane_core::wire::Frame;
+
+use super::{Checker, Witness};
+use crate::sim::workload::{Plan, timing};
+use crate::sim::world::{Address, Who};
+
+/// What the witness knows of the job.
+#[derive(Debug)]
+pub(super) struct Job {
+    workers: u32,
+    servers: u32,
+    nodes: BTreeMap<NodeId, Who>,
+    /// By name, such as `worker 1`.
+    pub(super) members: BTreeMap<String, Address>,
+    /// Why the job may end with an error.
+    fatal: Option<String>,
+    /// The cause that members were told.
+    pub(super) cause: Option<Error>,
+    /// When the job formed.
+    formed: Option<Time>,
+    /// Who speaks on a control connection.
+    speakers: BTreeMap<u64, Address>,
+    heard: BTreeMap<Address, Time>,
+    pub(super) shut_out: BTreeSet<Address>,
+    epochs: BTreeMap<Address, Epoch>,
+    /// When each worker said that it leaves.
+    pub(super) left: BTreeMap<Who, Time>,
+    /// Declarations without an answer: which tensors.
+    declaring: BTreeMap<(Address, u64), Vec<TensorKey>>,
+    barriers: BTreeMap<String, Barrier>,
+}
+
+/// Who came to a barrier, and how long it waits.
+#[derive(Debug, Default)]
+struct Barrier {
+    arrived: BTreeMap<Who, (Time, Duration)>,
+    waiting: BTreeSet<Who>,
+    /// Somebody's wait failed, for a reason that was found: who came before is gone, and nobody comes for those who come later.
+    broken: bool,
+}
+
+impl Job {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Self {
+            workers: plan.workers,
+            servers: plan.servers,
+            nodes: BTreeMap::new(),
+            members: BTreeMap::new(),
+            fatal: None,
+            cause: None,
+            formed: None,
+            speakers: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            shut_out: BTreeSet::new(),
+            epochs: BTreeMap::new(),
+            left: BTreeMap::new(),
+            declaring: BTreeMap::new(),
+            barriers: BTreeMap::new(),
+        }
+    }
+
+    /// The workers that have not come to the barrier at which this one waits, if it waits at one.
+    pub(super) fn missing_at_barrier_of(&self, who: Who) -> Vec<Who> {
+        let of = self.barriers.values().find(|barrier| barrier.waiting.contains(&who));
+        of.map_or_else(Vec::new, |barrier| {
+            self.workers().filter(|other| !barrier.arrived.contains_key(other)).collect()
+        })
+    }
+
+    /// Whether a worker waits at a barrier at which the wait of others failed.
+    pub(super) fn waits_in_vain(&self, who: Who) -> bool {
+        self.barriers.values().any(|barrier| barrier.broken && barrier.waiting.contains(&who))
+    }
+
+    /// Every worker process.
+    pub(super) fn workers(&self) -> impl Iterator<Item = Who> + use<> {
+        (0..self.workers).map(Who::Worker)
+    }
+
+    /// Every server process.
+    pub(super) fn servers(&self) -> impl Iterator<Item = Who> + use<> {
+        (0..self.servers).map(Who::Server)
+    }
+
+    /// The process that has a rank.
+    pub(super) fn worker_of_rank(&self, rank: u32) -> Option<Who> {
+        self.members.get(&format!("worker {rank}")).map(|address| address.who)
+    }
+}
+
+impl Witness {
+    /// A life of a process begins, with this identity.
+    pub(in crate::sim) fn started(&mut self, address: Address, node: NodeId) {
+        self.job.nodes.insert(node, address.who);
+        if address.life > 0 {
+            self.runs_again(address.who);
+        }
+    }
+
+    /// A process connected to the coordinator.
+    pub(in crate::sim) fn connected(&mut self, control: u64, from: Address) {
+        self.job.speakers.insert(control, from);
+    }
+
+    /// The coordinator got a frame.
+    pub(in crate::sim) fn told(&mut self, _local: Time, control: u64, frame: &Frame) {
+        let now = self.world;
+        let Some(speaker) = self.job.speakers.get(&control).copied() else { return };
+        self.job.heard.insert(speaker, now);
+        match frame {
+            Frame::Leave => drop(self.job.left.entry(speaker.who).or_insert(now)),
+            Frame::Declare { request, tensors, .. } => {
+                let keys = tensors.iter().map(gradlane_core::types::TensorSpec::key).collect();
+                self.job.declaring.insert((speaker, *request), keys);
+            }
+            _ => {}
+        }
+    }
+
+    /// The coordinator sends a frame.
+    pub(in crate::sim) fn said(&mut self, _local: Time, control: u64, frame: &Frame) {
+        if let Frame::View(View { phase: Phase::Aborted(cause), .. }) = frame {
+            self.job.cause.get_or_insert(cause.clone());
+        }
+        let Some(to) = self.job.speakers.get(&control).copied() else { return };
+        match frame {
+            Frame::Refused(Error::Fenced { .. }) => drop(self.job.shut_out.insert(to)),
+            Frame::Refused(_) | Frame::BarrierDone { outcome: Err(_), .. } => {}
+            _ if self.job.shut_out.contains(&to) => {
+                let text = format!("{} was shut out, and is sent {frame:?}", to.who);
+                self.report(Checker::Fencing, text);
+            }
+            Frame::Declared { request, outcome } => {
+                let keys = self.job.declaring.remove(&(to, *request)).unwrap_or_default();
+                self.declared(to, &keys, outcome);
+            }
+            Frame::Forget { key, error } => self.forgotten(*key, error),
+            _ => {}
+        }
+    }
+
+    /// The job formed.
+    pub(in crate::sim) fn formed(&mut self, view: &View) {
+        self.job.formed.get_or_insert(self.world);
+        for member in &view.members {
+            let who = self.job.nodes[&member.node];
+            let life = (member.process.incarnation.0 & u128::from(u32::MAX)) as u32;
+            self.job.members.insert(member.name(), Address { who, life });
+        }
+    }
+
+    /// The coordinator gave a member up.
+    pub(in crate::sim) fn declared_dead(&mut self, _local: Time, member: &str, place: &str, cause: &str) {
+        let now = self.world;
+        let address = self.job.members[member];
+        let silent = now.since(self.job.heard.get(&address).copied().unwrap_or_default());
+        let since = now - (timing::DEAD + timing::DIAL);
+        let apart = self.evidence.apart(address.who, Who::Coordinator, since, now);
+        let seen = cause.starts_with("killed") && self.evidence.is_killed(address);
+        // A hundredth of the time may be due to the coordinator's clock.
+        if !seen && (apart.is_zero() || silent.mul_f64(1.02) < timing::DEAD) {
+            let text = format!("{member} on {place} was given up ({cause}), heard {:.1} s ago", silent.as_secs_f64());
+            self.report(Checker::Death, text);
+        }
+        self.job.shut_out.insert(address);
+        self.job.fatal.get_or_insert(format!("{member} was lost"));
+    }
+
+    /// The coordinator ended the job.
+    pub(in crate::sim) fn ended(&mut self, _local: Time, outcome: &Result<()>) {
+        let Err(error) = outcome else { return };
+        self.job.cause.get_or_insert(error.clone());
+        if matches!(error, Error::NotFormed { .. }) && self.is_forming_disturbed() {
+            self.job.fatal.get_or_insert("the job did not form".to_owned());
+        }
+        if self.job.fatal.is_none() {
+            self.report(Checker::Failure, format!("the job ended without a reason: {error}"));
+        }
+    }
+
+    /// Whether some member could not reach the coordinator for a while before the job formed.
+    fn is_forming_disturbed(&self) -> bool {
+        let mut members = self.job.workers().chain(self.job.servers());
+        let apart = |who| self.evidence.apart(who, Who::Coordinator, Time::ZERO, self.world);
+        members.any(|who| !apart(who).is_zero())
+    }
+
+    /// A member got a frame.
+    pub(in crate::sim) fn heard(&mut self, _local: Time, me: Address, frame: &Frame) {
+        let Frame::View(view) = frame else { return };
+        let known = self.job.epochs.insert(me, view.epoch).unwrap_or_default();
+        if view.epoch < known {
+            let text = format!("{} went back from {known} to {}", me.who, view.epoch);
+            self.report(Checker::Fencing, text);
+        }
+        if view.phase == Phase::Ended && self.job.cause.is_some() {
+            self.report(Checker::Cause, format!("{} hears of a good end of a failed job", me.who));
+        }
+    }
+
+    /// A worker comes to a barrier and waits there for so long.
+    pub(in crate::sim) fn arrives(&mut self, who: Who, barrier: &str, timeout: Duration) {
+        let barrier = self.job.barriers.entry(barrier.to_owned()).or_default();
+        barrier.arrived.insert(who, (self.world, timeout));
+        barrier.waiting.insert(who);
+    }
+
+    /// A worker's wait at a barrier ended.
+    pub(in crate::sim) fn passes(&mut self, _local: Time, who: Who, name: &str, outcome: &Result<()>) {
+        let workers = self.job.workers as usize;
+        let now = self.world;
+        let missing = self.job.missing_at_barrier_of(who);
+        let barrier = self.job.barriers.get_mut(name).expect("it arrived there");
+        barrier.waiting.remove(&who);
+        let (since, timeout) = barrier.arrived[&who];
+        let (arrived, waited) = (barrier.arrived.len(), now.since(since));
+        let impatient = barrier.arrived.values().any(|(_, timeout)| *timeout < timing::BARRIER);
+        let in_vain = barrier.broken;
+        barrier.broken |= outcome.is_err();
+        let bound = timeout.mul_f64(1.02) + timing::DEAD * 2 + self.evidence.still(who, since, now);
+        if waited > bound {
+            let text = format!("{who} waited {:.1} s at barrier {name:?}", waited.as_secs_f64());
+            self.report(Checker::Liveness, text);
+        }
+        let Err(error) = outcome else {
+            if arrived < workers {
+                let text = format!("{who} passes barrier {name:?} when {arrived} of {workers} came");
+                self.report(Checker::Barrier, text);
+            }
+            return;
+        };
+        self.calls.held_up(who, since, now);
+        // Somebody waits for a short time only, or is late because of a fault.
+        let explained = impatient
+            || in_vain
+            || self.is_of_the_end(who, error)
+            || !missing.is_empty() && missing.iter().all(|other| self.why_late(*other, now).is_some());
+        if !explained {
+            self.report(Checker::Barrier, format!("{who} at barrier {name:?}: {error}"));
+        }
+    }
+
+    /// At the end: how the membership of a process ended, and how the coordinator says that the job did.
+    pub(in crate::sim) fn process_ended(
+        &mut self,
+        _local: Time,
+        me: Address,
+        ended: Option<&Result<()>>,
+        cause: Option<&Result<()>>,
+    ) {
+        let Some(ended) = ended else { return };
+        let fits = match (ended, cause) {
+            (Ok(()), Some(Ok(())) | None) => true,
+            // It left, and saw no more of the job, or was never let in.
+            (Ok(()), Some(Err(_))) => false,
+            (Err(Error::Fenced { .. }), _) => self.job.shut_out.contains(&me),
+            (Err(error), Some(Err(cause))) if error == cause => true,
+            (Err(error), _) => self.is_of_the_end(me.who, error) || self.is_refusal_of(me, error),
+        };
+        if !fits {
+            let text = format!("{} ended with {ended:?}, the job with {cause:?}", me.who);
+            self.report(Checker::Cause, text);
+        }
+    }
+
+    /// Whether `error` is the end of the job, as this process may see it: the cause that the coordinator gave, or the loss of the
+    /// coordinator by a process that could not reach it.
+    pub(super) fn is_of_the_end(&self, who: Who, error: &Error) -> bool {
+        if self.job.cause.as_ref() == Some(error) {
+            return true;
+        }
+        if let Error::Fenced { .. } = error {
+            return self.job.shut_out.iter().any(|address| address.who == who);
+        }
+        let lost = match error {
+            // A coordinator that was started again leads another job.
+            Error::OtherTerm { .. } => return self.evidence.coordinator_killed(),
+            Error::PeerLost { member, .. } => member == "coordinator",
+            Error::Timeout { what, .. } => what.starts_with("joining the job"),
+            _ => false,
+        };
+        let patience = timing::CONTROL_LOST + timing::DEAD * 2;
+        let apart = self.evidence.apart(who, Who::Coordinator, self.world - patience * 3, self.world);
+        lost && (self.evidence.coordinator_killed() || apart >= timing::DEAD)
+    }
+
+    /// Whether `error` may keep a process out that was started again, or came when the job had formed.
+    fn is_refusal_of(&self, me: Address, error: &Error) -> bool {
+        let late = me.life > 0 || !self.job.members.values().any(|member| *member == me);
+        let refusal = match error {
+            Error::DuplicateRank { .. } => true,
+            Error::FailedPrecondition { what, .. } => what.contains("job"),
+            _ => false,
+        };
+        late && refusal
+    }
+}

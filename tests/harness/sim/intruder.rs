@@ -1,0 +1,86 @@
+//! A member that sends what is well formed and wrong in its state: on the connections that its process has, under its own name.
+//!
+//! Everything here must be refused. The member may lose the connection for it; nobody else may notice.
+
+use std::time::Duration;
+
+use gradlane_core::Error;
+use gradlane_core::types::{Epoch, ExchangeId, LinkId, PartId, Phase, Round, Time, View, WorkerId};
+use gradlane_core::wire::frame::{Progress, Stall};
+use gradlane_core::wire::{Contribute, Frame, Header, Reject, Service, Target};
+
+use super::checkers::Concern;
+use super::workload::timing;
+use super::world::{Context, Input, Who};
+
+/// Farther ahead than a worker may be.
+const ROUNDS_AHEAD: u64 = 1 << 17;
+
+/// The number of everything that an intruder asks. What it is answered is for it and not for the member whose connection it uses.
+pub(super) const REQUEST: u64 = u64::MAX;
+
+/// Lets the process `who` send something wrong, where it has a connection to send it on.
+pub(super) fn intrude(context: &mut Context, who: Who) {
+    let exchange = context.some_exchange(who);
+    match exchange {
+        Some((exchange, link)) if context.random.chance(60) => push(context, exchange, link),
+        Some(_) | None => say(context, who),
+    }
+}
+
+/// A frame that this member may not send in this state.
+fn say(context: &mut Context, who: Who) {
+    let me = context.address(who);
+    let Some(control) = context.control_of(me) else { return };
+    let (request, name, timeout) = (REQUEST, "intruder".to_owned(), Duration::from_secs(1));
+    let part = PartId { key: gradlane_core::types::TensorKey(7), index: 0 };
+    let stall = |missing| Stall { part, round: Round(1), missing, waited: timing::STEP };
+    let only_a_coordinator = [
+        Frame::HeartbeatAck { sent: Time(u64::MAX) },
+        Frame::Declared { request, outcome: Ok(Vec::new()) },
+        Frame::Forget { key: part.key, error: Error::Cancelled },
+        Frame::BarrierDone { request, outcome: Ok(()) },
+        Frame::Refused(Error::Cancelled),
+        Frame::StallNotice { tensor: name.clone(), stall: stall(Vec::new()), detail: String::new() },
+        Frame::View(View {
+            job: "sim".to_owned(),
+            epoch: Epoch { term: u32::MAX, number: 1 },
+            phase: Phase::Ended,
+            members: Vec::new(),
+        }),
+    ];
+    let frame = match (context.random.below(4), who) {
+        (0, Who::Worker(_)) => Frame::Stall(stall(vec![WorkerId(0)])),
+        (0, Who::Server(_) | Who::Coordinator) => Frame::Stall(stall(vec![WorkerId(u32::MAX)])),
+        (1, Who::Server(_)) => Frame::Barrier { request, name, timeout },
+        (2, Who::Server(_)) => Frame::Declare { request, tensors: Vec::new(), fuse: true },
+        (3, _) => Frame::Heartbeat { sent: Time::ZERO, progress: Progress::default() },
+        _ => only_a_coordinator[context.random.below(only_a_coordinator.len() as u64) as usize].clone(),
+    };
+    context.log.note(context.now, who, "intrudes", &[control], || format!("{frame:?}"));
+    // It may cost the member its connection.
+    let until = context.world + context.plan.settings.idle_timeout + timing::DIAL;
+    context.witness.disturbed(Concern::Path(who, Who::Coordinator), context.world, until);
+    let bytes = frame.encode();
+    context.send_control(me, control, Input::Frame { control, bytes });
+}
+
+/// A header like one that this worker sent, but for a field, or one that only servers send.
+fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
+    let Some(entry) = context.exchange(like) else { return };
+    let (worker, body, is_answered) = (entry.worker, entry.body.clone(), entry.answer.is_some());
+    let sent = Header::decode(&entry.header, "a worker").expect("a worker sends what a server reads");
+    let Header::Contribute(sent) = sent else { return };
+    let Target { epoch, round, .. } = sent.target;
+    let about = |target| Header::Contribute(Contribute { target, ..sent });
+    let wrong = match context.random.below(6) {
+        0 => Header::Reject(Reject { target: sent.target, error_bytes: body.len() as u64 }),
+        1 => about(Target { service: Service::Unknown(u8::MAX), ..sent.target }),
+        // A server that does not know the part yet has no round to compare with, and takes the word of its member.
+        2 if is_answered => about(Target { round: Round(round.0 + ROUNDS_AHEAD), ..sent.target }),
+        3 => about(Target { epoch: Epoch { number: epoch.number + 1, ..epoch }, ..sent.target }),
+        _ => about(Target { epoch: Epoch { term: epoch.term + 1, ..epoch }, ..sent.target }),
+    };
+    context.log.note(context.now, worker.who, "intrudes", &[like.0], || format!("{wrong:?}"));
+    context.open_ghost(worker, link, wrong.encode(), body, Duration::ZERO);
+}
