@@ -2,7 +2,9 @@
 //!
 //! The modules are declared floor by floor, lowest first; a module uses only floors below its own. `ARCHITECTURE.md` has the map.
 
-// Floor 0: words everybody uses.
+// Floor 0: words that everybody uses.
+pub mod id;
+
 pub mod error;
 pub mod types;
 

@@ -10,11 +10,11 @@ use gradlane_core::config::KNOBS;
 use source::{Source, files, read, root};
 
 /// The crates whose files and folders do not go in circles.
-const CRATES: [&str; 3] = ["plugins/session/src", "python/src", "bench/src"];
+const CRATES: [&str; 5] = ["core/src", "server/src", "plugins/session/src", "python/src", "bench/src"];
 
 /// The floors of `core`, lowest first.
 const FLOORS: [&[&str]; 4] = [
-    &["types", "error", "config", "metrics"],
+    &["id", "types", "error", "config", "metrics"],
     &["wire", "reduce", "codec", "mem", "pipeline", "sched", "cluster", "worker"],
     &["cuda", "local", "collective", "device", "transport"],
     &["runtime", "engine"],
@@ -43,9 +43,9 @@ const UNSAFE: [&str; 41] = [
     "core/src/cuda/memory.rs",
     "core/src/cuda/stream.rs",
     "core/src/device/cuda/copies.rs",
-    "core/src/device/cuda/ground.rs",
+    "core/src/device/cuda/backing.rs",
     "core/src/device/host.rs",
-    "core/src/local/ground.rs",
+    "core/src/local/backing.rs",
     "core/src/local/numa.rs",
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",
@@ -126,7 +126,7 @@ const BESIDE_THE_DATA_PATH: [&str; 7] = [
     "core/src/transport/shm/greeting.rs",
 ];
 
-const LINES_MAX: usize = 600;
+const LINES_MAX: usize = 500;
 /// A specification is a list; it may be longer than what it specifies.
 const TEST_LINES_MAX: usize = 900;
 
@@ -277,6 +277,14 @@ fn files_can_be_read_in_one_sitting() {
     let harness = read("tests").into_iter().chain(read("bench/src")).chain(everything());
     let found = harness.filter(long).map(|source| format!("{}: {} lines", source.path, source.lines));
     report("files that are too long", found.collect());
+}
+
+#[test]
+fn the_architecture_can_be_read_at_once() {
+    let text = text("ARCHITECTURE.md");
+    let wide = (1..).zip(text.lines()).filter(|(_, line)| line.chars().count() > 130);
+    report("lines of ARCHITECTURE.md over 130 characters", wide.map(|(number, _)| number.to_string()).collect());
+    assert!(text.lines().count() <= 200, "ARCHITECTURE.md has {} lines", text.lines().count());
 }
 
 #[test]

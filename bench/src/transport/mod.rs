@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use gradlane_core::config::TransportChoice;
-use gradlane_core::local::SharedGround;
-use gradlane_core::mem::{Copies, Ground, Pool};
+use gradlane_core::local::SharedBacking;
+use gradlane_core::mem::{Backing, Copies, Pool};
 use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::router;
 use gradlane_core::types::{DType, JoinString, Role};
@@ -233,14 +233,14 @@ pub(crate) fn serve() -> Result<(), String> {
     let config = config(&start.settings)?;
     let join: JoinString = start.join.unwrap_or_default().parse().map_err(text)?;
     let credentials = Credentials::enroll(&join, Role::Server, config.join_timeout).map_err(text)?;
-    let ground = Arc::new(SharedGround::new());
+    let backing = Arc::new(SharedBacking::new());
     let pool = match config.transport {
         TransportChoice::Quic => Pool::new(),
-        TransportChoice::Auto | TransportChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
+        TransportChoice::Auto | TransportChoice::Shm => Pool::on(Arc::clone(&backing) as Arc<dyn Backing>),
     };
     let mut door = String::new();
     let listener = store::open(start.workers, pool, |inbox| {
-        let (listener, near) = router::bind(&config, &credentials, &ground, &Copies::default(), inbox)?;
+        let (listener, near) = router::bind(&config, &credentials, &backing, &Copies::default(), inbox)?;
         door = near;
         Ok(listener)
     })?;

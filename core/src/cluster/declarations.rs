@@ -4,7 +4,7 @@
 //! is under way, the others wait for each other and go together with the next: a model costs two or three round trips and not one for each
 //! tensor. Declarations that may share parts ask for that as a whole, and go alone.
 //!
-//! The coordinator takes a frame whole or not at all. So that one tensor it refuses fails nobody else's, a refused frame of several
+//! The coordinator takes a frame whole or not at all. So that one tensor that it refuses fails no other worker's, a refused frame of several
 //! declarations is asked again in halves.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -1,8 +1,8 @@
 //! A node's side of the job's membership.
 //!
 //! [`Member`] speaks the control protocol with the coordinator: it joins, keeps the connection alive, asks for layouts and barriers,
-//! and tells its process when the job is over and why. What a membership *is* stands in [`View`](crate::types::View); who decides it is
-//! the coordinator, in the server crate.
+//! and tells its process when the job is over and why. What a membership *is* stands in [`View`](crate::types::View). The
+//! coordinator, in the server crate, decides it.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ pub enum MemberEvent {
     Joined {
         /// This process's rank or server index.
         index: u32,
-        /// Everybody.
+        /// All members.
         view: View,
     },
     /// The membership changed and the job goes on: this view replaces the one before as a whole. Each view comes once, in the order of

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::walk::Walk;
+use super::dataflow::Dataflow;
 use crate::collective::order::Claim;
 use crate::cuda::Mark;
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ pub struct DeviceMemory {
 #[derive(Debug)]
 pub struct Ordered {
     /// What the ranks of the team do.
-    pub walk: Walk,
+    pub dataflow: Dataflow,
     /// What all ranks claim alike.
     pub claim: Claim,
     /// The weight of each rank of the team.

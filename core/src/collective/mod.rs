@@ -10,20 +10,20 @@ pub mod order;
 
 mod operation;
 
+mod dataflow;
 pub mod device;
 pub mod devices;
 pub mod host;
 #[cfg(feature = "cuda")]
 pub mod nccl;
-mod walk;
 
 use std::time::Duration;
 
+pub use dataflow::Dataflow;
 pub use device::{Bulletin, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team};
 pub use devices::device_road;
 pub use host::{HostCollective, HostOptions, LocalRank};
 pub use operation::{Memory, Operation};
-pub use walk::Walk;
 
 pub use crate::types::Goal;
 

@@ -14,7 +14,7 @@ use super::{Device, Transfer};
 use crate::codec;
 use crate::cuda::Mark;
 use crate::error::{Error, Result};
-use crate::local::SharedGround;
+use crate::local::SharedBacking;
 use crate::mem::{Copies, DeviceRegion, Lease, Ordinal, Pool, Region};
 use crate::reduce::Kernels;
 use crate::types::{DType, Done, Encoding};
@@ -59,7 +59,7 @@ impl HostDevice {
         let ((out, from), (back, to), (within, inside)) =
             (spawn("gl-host-out")?, spawn("gl-host-in")?, spawn("gl-host-within")?);
         let lanes = Lanes { submit: [out, back, within], threads: [from, to, inside] };
-        let shown_pool = Pool::on(Arc::new(SharedGround::new()));
+        let shown_pool = Pool::on(Arc::new(SharedBacking::new()));
         Ok(Self { devices, pool: Pool::new(), shown_pool, lanes: Mutex::new(Some(lanes)) })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::types::{Epoch, Round, WorkerId};
+use crate::id::{Epoch, Round, WorkerId};
 
 /// One worker's side of a disagreement about a tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]

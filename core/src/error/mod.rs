@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::types::{Round, WorkerId};
+use crate::id::{Round, WorkerId};
 
 mod fields;
 mod table;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::fields::{Claim, Field, FieldSource, FieldType};
-use crate::types::{Epoch, Round, WorkerId};
+use crate::id::{Epoch, Round, WorkerId};
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]

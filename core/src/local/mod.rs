@@ -4,15 +4,15 @@
 //! What lies in the memory, who may write it when, and what the messages say is decided by whoever uses it. Nothing here has a name
 //! that outlives the processes, except the directory of a [`PrivateSocket`], which the next one of the same user clears away.
 
+pub mod backing;
 pub mod futex;
-pub mod ground;
 #[cfg(feature = "cuda")]
 pub(crate) mod numa;
 pub mod segment;
 pub mod socket;
 pub(crate) mod thread;
 
-pub use ground::SharedGround;
+pub use backing::SharedBacking;
 pub use segment::{Segment, Shown};
 pub use socket::{Connection, PrivateSocket, Received};
 pub(crate) use thread::OwnThread;

@@ -12,4 +12,4 @@ pub mod pool;
 pub use borrow::{Landing, Loan, Region, Returned};
 pub use copies::Copies;
 pub use device::{DeviceRegion, Ordinal};
-pub use pool::{Frozen, Ground, Lease, Place, Plot, Pool};
+pub use pool::{Allocation, Backing, Frozen, Lease, Place, Pool};

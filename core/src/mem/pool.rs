@@ -17,18 +17,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Pool(Arc<Stock>);
 
 /// Where a pool may take memory from instead of the heap, such as memory that other processes see.
-pub trait Ground: Send + Sync {
+pub trait Backing: Send + Sync {
     /// `bytes` bytes that nobody else has, aligned to a cache line; `None` if there are none left, and the heap serves.
-    fn plot(&self, bytes: usize) -> Option<Box<dyn Plot>>;
+    fn allocation(&self, bytes: usize) -> Option<Box<dyn Allocation>>;
 }
 
-/// Memory of a [`Ground`], until it is dropped.
+/// Memory of a [`Backing`], until it is dropped.
 ///
 /// # Safety
 /// Whoever implements it promises that the bytes from `start`, as many as were asked for, are initialised, stay where they are, and are
 /// reached through this value only.
 #[expect(unsafe_code, reason = "the promise is about raw memory")]
-pub unsafe trait Plot: Send + Sync {
+pub unsafe trait Allocation: Send + Sync {
     /// Where it begins.
     fn start(&self) -> NonNull<u8>;
     /// Where other processes find it, if they do.
@@ -57,8 +57,8 @@ impl Pool {
     }
 
     /// An empty pool that takes its memory from `ground`.
-    pub fn on(ground: Arc<dyn Ground>) -> Self {
-        Self(Arc::new(Stock { ground: Some(ground), shelves: Mutex::default() }))
+    pub fn on(backing: Arc<dyn Backing>) -> Self {
+        Self(Arc::new(Stock { backing: Some(backing), shelves: Mutex::default() }))
     }
 
     /// Memory of `len` bytes, aligned to a cache line. Its contents are arbitrary, though initialised.
@@ -72,8 +72,8 @@ impl Pool {
         });
         let slab = reused.unwrap_or_else(|| {
             self.shelves(|shelves| shelves.bytes_held += class);
-            let plot = self.0.ground.as_ref().and_then(|ground| ground.plot(class));
-            plot.map_or_else(|| Slab::new(class), |plot| Slab::on(plot, class))
+            let allocation = self.0.backing.as_ref().and_then(|backing| backing.allocation(class));
+            allocation.map_or_else(|| Slab::new(class), |allocation| Slab::on(allocation, class))
         });
         Lease { slab: Some(slab), len, pool: self.clone() }
     }
@@ -109,7 +109,7 @@ impl fmt::Debug for Pool {
 
 #[derive(Default)]
 struct Stock {
-    ground: Option<Arc<dyn Ground>>,
+    backing: Option<Arc<dyn Backing>>,
     shelves: Mutex<Shelves>,
 }
 
@@ -137,9 +137,9 @@ impl Lease {
 
     /// Where other processes see it, if they do, and what they map for it.
     pub(super) fn shown(&self) -> Option<(Place, BorrowedFd<'_>, usize)> {
-        let plot = self.slab().plot.as_ref()?;
-        let (fd, bytes) = plot.mapped()?;
-        Some((plot.place()?, fd, bytes))
+        let allocation = self.slab().allocation.as_ref()?;
+        let (fd, bytes) = allocation.mapped()?;
+        Some((allocation.place()?, fd, bytes))
     }
 
     /// Where it begins.
@@ -216,7 +216,7 @@ struct Slab {
     ptr: NonNull<u8>,
     layout: Layout,
     /// Where it comes from; the heap if absent.
-    plot: Option<Box<dyn Plot>>,
+    allocation: Option<Box<dyn Allocation>>,
 }
 
 impl Slab {
@@ -225,16 +225,16 @@ impl Slab {
         // SAFETY: a size class is never zero.
         let ptr = unsafe { alloc_zeroed(layout) };
         let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
-        Self { ptr, layout, plot: None }
+        Self { ptr, layout, allocation: None }
     }
 
-    fn on(plot: Box<dyn Plot>, class: usize) -> Self {
+    fn on(allocation: Box<dyn Allocation>, class: usize) -> Self {
         let layout = Layout::from_size_align(class, ALIGN).expect("a size class is far below isize::MAX");
-        Self { ptr: plot.start(), layout, plot: Some(plot) }
+        Self { ptr: allocation.start(), layout, allocation: Some(allocation) }
     }
 
     fn place(&self) -> Option<Place> {
-        self.plot.as_ref().and_then(|plot| plot.place())
+        self.allocation.as_ref().and_then(|allocation| allocation.place())
     }
 
     fn len(&self) -> usize {
@@ -254,7 +254,7 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        if self.plot.is_none() {
+        if self.allocation.is_none() {
             // SAFETY: allocated in `new` with this layout, freed only here.
             unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
         }

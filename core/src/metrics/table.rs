@@ -171,6 +171,8 @@ metrics! {
         header_bytes: Counter of Bytes;
         /// Contributions sent again after a loss.
         repeats: Counter of Count;
+        /// Rounds that this worker withdrew from, because it was cancelled, failed, or left the job. Counts parts.
+        withdrawals: Counter of Count;
         /// Parts that the workers of one machine reduced among themselves, whether the sums went on to a server or not.
         local_sums: Counter of Count;
         /// Bytes of these parts.

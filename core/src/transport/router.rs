@@ -17,7 +17,7 @@ use super::shm::{self, ShmTransport};
 use super::{Capabilities, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled, Push, Transport};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
-use crate::local::SharedGround;
+use crate::local::SharedBacking;
 use crate::mem::{Copies, Region};
 use crate::types::{Done, ExchangeId, LinkId};
 
@@ -168,7 +168,7 @@ fn late(lost: Arc<Mutex<Option<LinkLost>>>) -> LinkLost {
 pub fn bind(
     config: &Config,
     credentials: &Credentials,
-    shared_memory: &Arc<SharedGround>,
+    shared_memory: &Arc<SharedBacking>,
     copies: &Copies,
     inbox: Inbox,
 ) -> Result<(Listener, String)> {
@@ -212,7 +212,7 @@ fn quic_alone(quic: Listener) -> Listener {
 fn bind_shm(
     config: &Config,
     credentials: &Credentials,
-    shared_memory: &Arc<SharedGround>,
+    shared_memory: &Arc<SharedBacking>,
     copies: &Copies,
     inbox: &Arc<dyn Fn(Incoming) + Send + Sync>,
 ) -> Result<Listener> {

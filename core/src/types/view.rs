@@ -1,41 +1,10 @@
-//! The membership of a job as the coordinator decided it. Everybody holds a copy; only the coordinator makes a new one.
+//! The membership of a job as the coordinator decided it. Every member holds a copy; only the coordinator makes a new one.
 
-use std::fmt;
-
-use super::{Epoch, NodeId, Process, Round, ServerId, WorkerId, WorkerSet};
+use super::{Epoch, NodeId, Process, Role, Round, ServerId, WorkerId, WorkerSet};
 use crate::error::Error;
 
 #[cfg(test)]
 use super::{Incarnation, MachineId};
-
-/// What a process does in a job.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(u8)]
-pub enum Role {
-    /// Contributes gradients and receives sums.
-    Worker = 1,
-    /// Adds.
-    Server = 2,
-    /// Decides membership, declarations and placement (the *scheduler* of ps-lite and BytePS).
-    Coordinator = 3,
-}
-
-impl Role {
-    /// The role with this wire code.
-    pub fn from_code(code: u8) -> Option<Self> {
-        [Self::Worker, Self::Server, Self::Coordinator].into_iter().find(|role| *role as u8 == code)
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Worker => "worker",
-            Self::Server => "server",
-            Self::Coordinator => "coordinator",
-        })
-    }
-}
 
 /// A process with its place in the job.
 #[derive(Clone, PartialEq, Debug)]
@@ -67,11 +36,11 @@ impl Member {
 pub enum Phase {
     /// Members are still missing.
     Forming,
-    /// Everybody is there.
+    /// Every member is there.
     Running,
     /// All workers left in order.
     Ended,
-    /// The job failed; everybody who waits gets this cause.
+    /// The job failed; every call that waits gets this cause.
     Aborted(Error),
 }
 

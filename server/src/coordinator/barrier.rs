@@ -49,7 +49,7 @@ struct Open {
     /// The earliest of its waiters' deadlines.
     until: Time,
     arrived: BTreeMap<WorkerId, u64>,
-    /// How often [`Defect::BarrierCountsRequests`] saw somebody arrive.
+    /// How often [`Defect::BarrierCountsRequests`] saw a worker arrive.
     counted: u32,
 }
 

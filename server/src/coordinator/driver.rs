@@ -148,7 +148,7 @@ impl Drop for CoordinatorNode {
     }
 }
 
-/// An address of nobody (RFC 5737): its route tells which of this host's addresses others see.
+/// An address that belongs to no host (RFC 5737): the route to it tells which of this host's addresses others see.
 const ELSEWHERE: &str = "192.0.2.1:9";
 
 const LOCK: &str = "nobody panics while holding it";
@@ -200,7 +200,7 @@ impl Driver {
         self.listener.stop(Duration::from_millis(500));
     }
 
-    /// The job is over, but whoever asks late still gets its answer, until the owner stops the coordinator.
+    /// The job is over, but a process that asks late still gets its answer, until the owner stops the coordinator.
     fn wait_for_stop(&mut self, mut inputs: Inputs<Input>) {
         while let Heard::Input(input) = inputs.next(None) {
             match input {

@@ -25,7 +25,7 @@ pub(super) struct Registry {
 #[derive(Debug)]
 struct Entry {
     spec: TensorSpec,
-    /// Who declared it first.
+    /// The worker that declared it first.
     by: WorkerId,
     failed: Option<Error>,
 }
@@ -106,7 +106,7 @@ impl Registry {
         self.tensors.get(&key).map_or_else(|| key.to_string(), |entry| entry.spec.name.clone())
     }
 
-    /// The tensors of `specs` that are new, if nobody disagrees.
+    /// The tensors of `specs` that are new, if they agree with the earlier declarations.
     fn check(
         &self,
         worker: WorkerId,

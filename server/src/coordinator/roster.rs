@@ -186,7 +186,7 @@ impl Roster {
     }
 
     /// All members in the order of a view: workers by rank, then servers by index. Before the seal the indices are what they would be
-    /// if nobody else came.
+    /// if no other process came.
     pub(super) fn in_order(&self) -> Vec<(Member, &Seat)> {
         let numbering = if self.sealed { BTreeMap::new() } else { self.numbering() };
         let mut members: Vec<(Member, &Seat)> = self

@@ -38,7 +38,7 @@ impl Stalls {
         Self { interval, told: BTreeMap::new() }
     }
 
-    /// What to tell people of a sum that waits; `None` if enough was told of it, or if it waits for nobody that the job counts on.
+    /// What to tell people of a sum that waits; `None` if enough was told of it, or if every missing worker was lost.
     pub(super) fn notice(
         &mut self,
         now: Time,

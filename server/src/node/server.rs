@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
 use gradlane_core::config::{Config, TransportChoice};
-use gradlane_core::local::SharedGround;
-use gradlane_core::mem::{Copies, Ground, Pool};
+use gradlane_core::local::SharedBacking;
+use gradlane_core::mem::{Backing, Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::transport::identity::Credentials;
@@ -54,16 +54,16 @@ impl Server {
     /// [`Error::Io`] if the address cannot be bound.
     pub fn start(options: ServerOptions) -> Result<Self> {
         // Sums lie where workers of this machine can read them, if they come that way.
-        let ground = Arc::new(SharedGround::new());
+        let backing = Arc::new(SharedBacking::new());
         let pool = match options.config.transport {
             TransportChoice::Quic => Pool::new(),
-            TransportChoice::Auto | TransportChoice::Shm => Pool::on(Arc::clone(&ground) as Arc<dyn Ground>),
+            TransportChoice::Auto | TransportChoice::Shm => Pool::on(Arc::clone(&backing) as Arc<dyn Backing>),
         };
         Self::start_at(options, pool, |ServerOptions { config, coordinator, credentials, .. }, plane| {
             let (listener, socket_path) = router::bind(
                 config,
                 credentials,
-                &ground,
+                &backing,
                 &Copies::counted_in(&plane.stats.copied_bytes),
                 plane.inbox(),
             )?;

@@ -3,27 +3,29 @@
 //! A step never waits. Whoever holds the driver calls [`step`](Driver::step) as long as something moves, and decides how to wait when
 //! nothing does. The thread may change between any two steps, also in the middle of a part.
 
+mod agreeing;
+mod obeying;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::board::{Board, Breakage};
 use super::devices::Devices;
-use super::explain::{broken, explain};
-use super::group;
+use super::explain::broken;
 use super::layout::Word;
 use super::options::LocalRank;
 use super::pending::{Pending, has_memory};
 use super::record::Announcement;
-use super::road::{Part, Running, Scratch};
-use crate::collective::order::{Claim, Decision, Failure, Order, Slot};
+use super::road::{Running, Scratch};
+use crate::collective::order::{Claim, Order, Slot};
+use crate::collective::{Dataflow, Memory, Ordered};
 use crate::collective::{Goal, Operation};
-use crate::collective::{Memory, Ordered, Walk};
 use crate::error::Error;
-use crate::types::{Done, Op, Time, WorkerId};
+use crate::types::{Done, Time, WorkerId};
 
 /// What other threads ask of the driver.
-pub(super) enum Wish {
+pub(super) enum Request {
     Run(Operation, Done<f64>),
     /// It cannot be carried out here, and the others must not wait for it.
     Refuse(Slot, Error, Done<f64>),
@@ -106,22 +108,22 @@ impl Driver {
     }
 
     /// Takes a wish in.
-    pub(super) fn handle(&mut self, now: Time, wish: Wish) {
-        match wish {
-            Wish::Run(operation, done) => self.accept(now, operation, done),
-            Wish::Refuse(slot, error, done) => self.refuse(slot, error, done),
-            Wish::Abandon(slot) => self.abandon(now, slot),
-            Wish::Left(rank) => match &mut self.order {
+    pub(super) fn handle(&mut self, now: Time, request: Request) {
+        match request {
+            Request::Run(operation, done) => self.accept(now, operation, done),
+            Request::Refuse(slot, error, done) => self.refuse(slot, error, done),
+            Request::Abandon(slot) => self.abandon(now, slot),
+            Request::Left(rank) => match &mut self.order {
                 Some(order) => order.handle_left(u32::try_from(rank).expect("at most RANKS_MAX")),
                 None => self.orphaned = true,
             },
-            Wish::Abort(cause) => {
+            Request::Abort(cause) => {
                 let cause = self.closed.get_or_insert(cause).clone();
                 self.aborted = true;
                 self.devices.abort(&cause);
                 self.fail_all(&cause);
             }
-            Wish::Close => {
+            Request::Close => {
                 self.closed = self.closed.take().or_else(|| Some(shut_down()));
                 let unwanted = self.pending.iter().filter(|(_, pending)| pending.done.is_none());
                 for slot in unwanted.map(|(slot, _)| *slot).collect::<Vec<Slot>>() {
@@ -282,9 +284,9 @@ impl Driver {
         } else if self.pending.contains_key(&slot) {
             wrong("is reduced twice".to_owned())
         } else {
-            match self.walk(&operation) {
+            match self.dataflow(&operation) {
                 None => wrong(format!("is not reduced on this machine: {:?}", operation.goal)),
-                Some(walk) if !has_memory(&operation, walk, self.board.me) => {
+                Some(dataflow) if !has_memory(&operation, dataflow, self.board.me) => {
                     wrong("with memory of another length".to_owned())
                 }
                 Some(_) => None,
@@ -305,16 +307,16 @@ impl Driver {
 
     /// What is done for an operation, by the ranks that reach each other's memory of its kind; `None` if it names another rank, or shall come
     /// to all where only some reach each other.
-    fn walk(&self, operation: &Operation) -> Option<Walk> {
+    fn dataflow(&self, operation: &Operation) -> Option<Dataflow> {
         let position = |worker: WorkerId| self.ranks.iter().position(|other| other.rank == worker);
         let Operation { goal, claim, .. } = operation;
         match operation.memory {
-            Memory::Host { .. } => Walk::of(goal, claim.op, self.ranks.len(), position),
+            Memory::Host { .. } => Dataflow::of(goal, claim.op, self.ranks.len(), position),
             Memory::Device(_) => {
                 let team = &self.devices.team;
                 let near = |worker| position(worker).and_then(|rank| team.iter().position(|other| *other == rank));
                 let is_whole = *goal != Goal::AllReduce || team.len() == self.ranks.len();
-                Walk::of(goal, claim.op, team.len(), near).filter(|_| is_whole)
+                Dataflow::of(goal, claim.op, team.len(), near).filter(|_| is_whole)
             }
         }
     }
@@ -350,180 +352,6 @@ impl Driver {
         self.announce(Announcement::Withdrawn(slot));
         // Also if it waits for nothing: the others should hear of it at once.
         self.board.knock(0, true);
-    }
-
-    /// Tells the leader, which may be this rank.
-    fn announce(&mut self, announcement: Announcement) {
-        match &mut self.order {
-            Some(order) => tell(order, 0, announcement),
-            None => {
-                self.unsaid.push_back(announcement);
-                self.say_the_unsaid();
-            }
-        }
-    }
-
-    fn say_the_unsaid(&mut self) -> bool {
-        let mut said = false;
-        while self.unsaid.front().is_some_and(|announcement| self.board.announce(*announcement)) {
-            self.unsaid.pop_front();
-            said = true;
-        }
-        if said {
-            self.board.knock(0, false);
-        }
-        said
-    }
-
-    /// The leader hears what the others are ready for; whether that was something.
-    fn hear(&mut self) -> Result<bool, Breakage> {
-        let Some(order) = &mut self.order else { return Ok(false) };
-        let mut moved = false;
-        let mut complaints = Vec::new();
-        for rank in self.board.others() {
-            let was_full = self.board.is_full(rank);
-            while let Some(announcement) = self.board.hear(rank)? {
-                match announcement {
-                    Announcement::Overdue(slot, waited) => complaints.push((slot, waited)),
-                    other => tell(order, u32::try_from(rank).expect("at most RANKS_MAX"), other),
-                }
-                moved = true;
-            }
-            if was_full {
-                self.board.knock(rank, false);
-            }
-        }
-        // Only now: whoever is complained of may have spoken meanwhile.
-        for (slot, waited) in complaints {
-            order.handle_overdue(slot, waited);
-        }
-        Ok(moved)
-    }
-
-    /// The leader's part: hears what the others are ready for, and orders what comes next once it has nothing to do itself.
-    fn lead(&mut self, now: Time) -> Result<bool, Breakage> {
-        let mut moved = self.hear()?;
-        while self.current.is_none()
-            && self.board.orders() == self.obeyed
-            && self.order.as_ref().is_some_and(|order| self.may_decide(order))
-        {
-            let room = self.board.room();
-            if room == 0 {
-                self.blocked.get_or_insert(now);
-                break;
-            }
-            self.blocked = None;
-            let order = self.order.as_mut().expect("looked at above");
-            self.board.order(&group::next(order, room, &self.devices.room()));
-            self.board.knock_others(true);
-            moved = true;
-        }
-        Ok(moved)
-    }
-
-    /// Whether there is something to decide, and room for what comes of it.
-    fn may_decide(&self, order: &Order) -> bool {
-        order.has_failure() || (order.has_decision() && !self.devices.is_full())
-    }
-
-    /// Acts on what is next: one order, or all of a group.
-    fn obey(&mut self, now: Time) -> Result<bool, Breakage> {
-        let Some(decisions) = self.board.obey(self.obeyed)? else {
-            return Ok(self.orphaned && self.give_up_orphaned(now));
-        };
-        self.obeyed += decisions.len() as u64;
-        for decision in decisions {
-            self.act_on(now, decision)?;
-        }
-        if !self.gathered.is_empty() {
-            self.devices.issue(std::mem::take(&mut self.gathered), &self.board);
-        }
-        Ok(true)
-    }
-
-    fn act_on(&mut self, now: Time, decision: Decision) -> Result<(), Breakage> {
-        match decision {
-            Decision::Fail { slot, failure } => {
-                if let Some(pending) = self.pending.remove(&slot) {
-                    let error = match pending.withdrawn {
-                        true => Error::Cancelled,
-                        false => explain(&self.ranks, slot, failure, now.since(pending.since)),
-                    };
-                    pending.end(error);
-                }
-            }
-            Decision::Run { slot, claim, failed, weights } => {
-                // The leader knows what this rank claimed; anything else would be written into memory of another length.
-                let ours = self.pending.remove(&slot).filter(|pending| pending.operation.claim.agrees_with(&claim));
-                let Some(pending) = ours else { return Err(Breakage::Confused(0)) };
-                match (failed, self.refusal(&pending.operation, &weights)) {
-                    (Some(rank), _) => self.hear_why(now, pending, claim, rank as usize)?,
-                    (None, Some(error)) => pending.end(error),
-                    (None, None) => self.begin(now, pending, claim, weights),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Why an operation that is ordered is not carried out, by any rank.
-    fn refusal(&self, operation: &Operation, weights: &[f64]) -> Option<Error> {
-        let is_whole = matches!(operation.goal, Goal::AllReduce | Goal::Join { taker: None, .. });
-        if !is_whole || operation.claim.op != Op::WeightedMean {
-            return None;
-        }
-        let total = self.walk(operation).map_or(0.0, |walk| walk.weight(weights));
-        (total <= 0.0 || !total.is_finite()).then(|| Error::InvalidArgument {
-            what: format!("the weights of tensor {}, {} add up to {total}", operation.part.key, operation.round),
-            hint: "give at least one worker a weight above zero".to_owned(),
-        })
-    }
-
-    fn begin(&mut self, now: Time, pending: Pending, claim: Claim, weights: Vec<f64>) {
-        let Pending { operation, done, .. } = pending;
-        let walk = self.walk(&operation).expect("looked at when it was accepted");
-        match operation.memory {
-            Memory::Host { source, destination } => {
-                self.start(now, Part { claim, weights, walk, failure: None, source, destination }, done);
-            }
-            Memory::Device(memory) => {
-                self.gathered.push((Ordered { walk, claim, weights, memory }, done));
-            }
-        }
-    }
-
-    /// The rank at position `from` tells the others why there is nothing. That goes the way of the host, whatever the memory is.
-    fn hear_why(&mut self, now: Time, pending: Pending, claim: Claim, from: usize) -> Result<(), Breakage> {
-        let Pending { operation, done, .. } = pending;
-        let failure = operation.failure.filter(|_| from == self.board.me);
-        if (from == self.board.me) != failure.is_some() {
-            return Err(Breakage::Confused(0));
-        }
-        let walk = Walk::Show { from, taker: None };
-        self.start(
-            now,
-            Part { claim, weights: Vec::new(), walk, failure, source: Vec::new(), destination: Vec::new() },
-            done,
-        );
-        Ok(())
-    }
-
-    fn start(&mut self, now: Time, part: Part, done: Option<Done<f64>>) {
-        self.moved = now;
-        let running = Running::new(part, self.chunks, self.board.layout.chunk());
-        self.current = Some((running, done));
-    }
-
-    /// The leader left in order: what it ordered was done, and it will order nothing more.
-    fn give_up_orphaned(&mut self, now: Time) -> bool {
-        let pending = std::mem::take(&mut self.pending);
-        let any = !pending.is_empty();
-        for (slot, pending) in pending {
-            let left = explain(&self.ranks, slot, Failure::Left { missing: 1 }, now.since(pending.since));
-            let error = if pending.withdrawn { Error::Cancelled } else { left };
-            pending.end(error);
-        }
-        any
     }
 
     fn break_down(&mut self, breakage: Breakage) -> bool {
@@ -564,14 +392,6 @@ impl Driver {
             let error = if pending.withdrawn { Error::Cancelled } else { error.clone() };
             pending.end(error);
         }
-    }
-}
-
-fn tell(order: &mut Order, rank: u32, announcement: Announcement) {
-    match announcement {
-        Announcement::Ready(slot, claim) => order.handle_ready(rank, slot, claim),
-        Announcement::Withdrawn(slot) => order.handle_withdrawn(rank, slot),
-        Announcement::Overdue(slot, waited) => order.handle_overdue(slot, waited),
     }
 }
 

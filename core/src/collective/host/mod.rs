@@ -38,7 +38,7 @@ pub use self::options::{HostOptions, LocalRank};
 use self::board::{Board, Presence};
 use self::bulletin::BoardBulletin;
 use self::devices::Devices;
-use self::driver::{Driver, Wish};
+use self::driver::{Driver, Request};
 use self::layout::Word;
 use self::road::Scratch;
 use self::watch::Watch;
@@ -59,9 +59,9 @@ struct Core {
     clock: Arc<dyn Fn() -> Time + Send + Sync>,
     /// Who holds it does the work.
     seat: Mutex<Driver>,
-    wishes: Mutex<VecDeque<Wish>>,
+    requests: Mutex<VecDeque<Request>>,
     /// Whether there are any, to be looked at without the lock.
-    wished: AtomicBool,
+    requested: AtomicBool,
     /// Threads that are about to help.
     attending: AtomicU32,
     /// Until when the rank's own thread sleeps if nobody wakes it.
@@ -125,8 +125,8 @@ impl HostCollective {
             board,
             clock,
             seat: Mutex::new(driver),
-            wishes: Mutex::default(),
-            wished: AtomicBool::new(false),
+            requests: Mutex::default(),
+            requested: AtomicBool::new(false),
             attending: AtomicU32::new(0),
             naps_until: AtomicU64::new(0),
             is_cramped,
@@ -140,7 +140,7 @@ impl HostCollective {
         let threads = vec![
             spawn("gl-collective", move || own.serve())?,
             spawn("gl-neighbours", move || {
-                watcher.watch.run(&watcher.board, |rank| watcher.wish(Wish::Left(rank)));
+                watcher.watch.run(&watcher.board, |rank| watcher.request(Request::Left(rank)));
             })?,
         ];
         Ok(Self { core, threads: Mutex::new(threads) })
@@ -150,15 +150,15 @@ impl HostCollective {
 impl Collective for HostCollective {
     fn run(&self, operation: Operation, done: Done<f64>) {
         // On the caller's thread: the first one may load libraries, and whoever drives has other things to do.
-        let wish = match self.core.devices.check(&operation) {
-            Ok(lane) => Wish::Run(Operation { claim: Claim { lane, ..operation.claim }, ..operation }, done),
-            Err(error) => Wish::Refuse(operation.slot(), error, done),
+        let request = match self.core.devices.check(&operation) {
+            Ok(lane) => Request::Run(Operation { claim: Claim { lane, ..operation.claim }, ..operation }, done),
+            Err(error) => Request::Refuse(operation.slot(), error, done),
         };
-        self.core.wish(wish);
+        self.core.request(request);
     }
 
     fn abandon(&self, slot: Slot) {
-        self.core.wish(Wish::Abandon(slot));
+        self.core.request(Request::Abandon(slot));
     }
 
     fn help(&self, enough: &dyn Fn() -> bool, patience: Duration, attended: bool) {
@@ -183,7 +183,7 @@ impl Collective for HostCollective {
     }
 
     fn abort(&self, cause: Error) {
-        self.core.wish(Wish::Abort(cause));
+        self.core.request(Request::Abort(cause));
     }
 
     fn shutdown(&self) {
@@ -193,7 +193,7 @@ impl Collective for HostCollective {
             return;
         }
         // The rank's own thread ends what can be ended, whoever else may be at it; then the other one says goodbye.
-        core.wish(Wish::Close);
+        core.request(Request::Close);
         core.board.ring(core.board.me, Word::Bell);
         core.board.ring(core.board.me, Word::Idle);
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
@@ -224,9 +224,9 @@ impl Core {
     }
 
     /// Hands a wish to whoever drives; if nobody does, announces it from here, and wakes the rank's own thread only for work.
-    fn wish(&self, wish: Wish) {
-        self.wishes.lock().expect(LOCK).push_back(wish);
-        self.wished.store(true, Ordering::SeqCst);
+    fn request(&self, request: Request) {
+        self.requests.lock().expect(LOCK).push_back(request);
+        self.requested.store(true, Ordering::SeqCst);
         match self.sit_down() {
             // Just what was wished: whoever submits has other things to do.
             Some(mut driver) => {
@@ -250,7 +250,7 @@ impl Core {
 
     /// As [`sit_down`](Self::sit_down); if the seat is taken, whoever has it looks at everything once more after leaving it.
     fn sit_down_or_be_noticed(&self) -> Option<MutexGuard<'_, Driver>> {
-        self.wished.store(true, Ordering::SeqCst);
+        self.requested.store(true, Ordering::SeqCst);
         self.sit_down()
     }
 
@@ -281,7 +281,7 @@ impl Core {
                 // Only now: on a core that both share it runs at once, and would find the seat taken.
                 self.board.ring(self.board.me, Word::Idle);
             }
-            if !self.wished.load(Ordering::SeqCst) {
+            if !self.requested.load(Ordering::SeqCst) {
                 return;
             }
             match self.sit_down() {
@@ -294,13 +294,13 @@ impl Core {
 
     /// Takes in what was wished; whether that was something.
     fn grant(&self, driver: &mut Driver) -> bool {
-        if !self.wished.swap(false, Ordering::SeqCst) {
+        if !self.requested.swap(false, Ordering::SeqCst) {
             return false;
         }
         let now = self.now();
         loop {
-            let Some(wish) = self.wishes.lock().expect(LOCK).pop_front() else { return true };
-            driver.handle(now, wish);
+            let Some(request) = self.requests.lock().expect(LOCK).pop_front() else { return true };
+            driver.handle(now, request);
         }
     }
 

@@ -3,7 +3,7 @@
 use super::devices;
 use super::road::fits;
 use crate::collective::order::Claim;
-use crate::collective::{Memory, Operation, Walk};
+use crate::collective::{Dataflow, Memory, Operation};
 use crate::error::Error;
 use crate::types::{Done, Time};
 
@@ -32,11 +32,11 @@ impl Pending {
 }
 
 /// Whether an operation has the memory that its walk needs of the rank at position `me`.
-pub(super) fn has_memory(operation: &Operation, walk: Walk, me: usize) -> bool {
+pub(super) fn has_memory(operation: &Operation, dataflow: Dataflow, me: usize) -> bool {
     match &operation.memory {
         // It only looks on.
         Memory::Host { source, destination } if source.is_empty() && destination.is_empty() => {
-            operation.claim.bytes == 0 || operation.failure.is_some() || !walk.needs(me)
+            operation.claim.bytes == 0 || operation.failure.is_some() || !dataflow.needs(me)
         }
         memory => lies_in(memory, &operation.claim),
     }

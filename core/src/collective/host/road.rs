@@ -15,7 +15,7 @@
 
 use super::board::Board;
 use super::layout::{DEPTH, Word};
-use crate::collective::Walk;
+use crate::collective::Dataflow;
 use crate::collective::order::Claim;
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
@@ -28,7 +28,7 @@ use crate::wire::reject;
 pub(super) struct Running {
     claim: Claim,
     weights: Vec<f64>,
-    walk: Walk,
+    dataflow: Dataflow,
     memory: Memory,
     /// Why there is nothing to have, if that is known.
     failure: Option<Error>,
@@ -45,7 +45,7 @@ pub(super) struct Running {
 pub(super) struct Part {
     pub(super) claim: Claim,
     pub(super) weights: Vec<f64>,
-    pub(super) walk: Walk,
+    pub(super) dataflow: Dataflow,
     /// What this rank has to tell instead of showing something.
     pub(super) failure: Option<Error>,
     /// As long as the claim says; no runs at all for a rank that does not want the result any more.
@@ -91,25 +91,25 @@ const AHEAD: u64 = 2;
 impl Running {
     /// Begins a part, after `base` chunks of others before it.
     pub(super) fn new(part: Part, base: u64, chunk_bytes: usize) -> Self {
-        let Part { claim, weights, walk, failure, source, destination } = part;
+        let Part { claim, weights, dataflow, failure, source, destination } = part;
         let chunks = claim.bytes.div_ceil(chunk_bytes as u64);
-        let chunks = match (walk, &failure) {
-            (Walk::Reduce { .. }, _) => chunks,
+        let chunks = match (dataflow, &failure) {
+            (Dataflow::Reduce { .. }, _) => chunks,
             // The first one also says whether there is anything.
-            (Walk::Show { .. }, None) => chunks.max(1),
-            (Walk::Show { .. }, Some(_)) => 1,
-            (Walk::Keep { .. } | Walk::Nothing, _) => 0,
+            (Dataflow::Show { .. }, None) => chunks.max(1),
+            (Dataflow::Show { .. }, Some(_)) => 1,
+            (Dataflow::Keep { .. } | Dataflow::Nothing, _) => 0,
         };
         let memory = Memory { source: Runs::new(source), destination: Runs::new(destination) };
-        Self { claim, weights, walk, memory, failure, base, chunks, staged: 0, reduced: 0, taken: 0 }
+        Self { claim, weights, dataflow, memory, failure, base, chunks, staged: 0, reduced: 0, taken: 0 }
     }
 
     /// Does what can be done without waiting; whether that was something.
     pub(super) fn advance(&mut self, board: &Board, scratch: &mut Scratch) -> bool {
-        match self.walk {
-            Walk::Reduce { .. } => self.add_up(board, scratch),
-            Walk::Show { from, .. } => self.pass_on(board, from, scratch),
-            Walk::Keep { .. } | Walk::Nothing => false,
+        match self.dataflow {
+            Dataflow::Reduce { .. } => self.add_up(board, scratch),
+            Dataflow::Show { from, .. } => self.pass_on(board, from, scratch),
+            Dataflow::Keep { .. } | Dataflow::Nothing => false,
         }
     }
 
@@ -160,11 +160,11 @@ impl Running {
         if let Some(error) = self.failure {
             return Err(error);
         }
-        let weight = self.walk.weight(&self.weights);
-        if !self.walk.leads_to(me) || self.memory.is_nowhere() {
+        let weight = self.dataflow.weight(&self.weights);
+        if !self.dataflow.leads_to(me) || self.memory.is_nowhere() {
             return Ok(weight);
         }
-        if let Walk::Keep { .. } = self.walk {
+        if let Dataflow::Keep { .. } = self.dataflow {
             self.memory.keep(0, usize::try_from(self.claim.bytes).expect("it lies in memory"));
         }
         Ok(weight)
@@ -242,23 +242,23 @@ impl Running {
 
     /// Whether `rank` has something of what is added.
     fn contributes(&self, rank: usize) -> bool {
-        matches!(self.walk, Walk::Reduce { of, .. } if of & (1 << rank) != 0)
+        matches!(self.dataflow, Dataflow::Reduce { of, .. } if of & (1 << rank) != 0)
     }
 
     /// Whether the result goes to this rank.
     fn wants_result(&self, board: &Board) -> bool {
-        self.walk.leads_to(board.me) && !self.memory.is_nowhere()
+        self.dataflow.leads_to(board.me) && !self.memory.is_nowhere()
     }
 
     /// How slices are added, and what they are divided by.
     fn reduction(&self) -> (Op, f64) {
-        let Walk::Reduce { taker, .. } = self.walk else { unreachable!("only what is added is reduced") };
+        let Dataflow::Reduce { taker, .. } = self.dataflow else { unreachable!("only what is added is reduced") };
         match (self.claim.op, taker) {
             (Op::Mean, None) => (Op::Mean, f64::from(u32::try_from(self.weights.len()).expect("at most RANKS_MAX"))),
             // Divided once, by whoever knows all workers.
             (Op::Mean, Some(_)) => (Op::Sum, 1.0),
             (Op::WeightedMean, _) => {
-                let total = self.walk.weight(&self.weights);
+                let total = self.dataflow.weight(&self.weights);
                 // Other machines may have what makes it a mean; there, too, what weighs nothing adds nothing.
                 (Op::WeightedMean, if total > 0.0 { total } else { 1.0 })
             }

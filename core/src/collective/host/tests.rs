@@ -431,7 +431,7 @@ impl Machine {
     fn later(&self, by: Duration) {
         for core in self.0.iter().map(|member| &member.0.core) {
             // What was wished before has been taken in when nobody sits there and nothing waits.
-            while !core.wishes.lock().unwrap().is_empty() {
+            while !core.requests.lock().unwrap().is_empty() {
                 std::thread::yield_now();
             }
             loop {

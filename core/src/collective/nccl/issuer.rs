@@ -131,7 +131,7 @@ impl Issuer {
         }
         let (mut steps, mut calls) = (Vec::new(), Vec::new());
         for ordered in group {
-            let step = program::step(ordered.walk, &ordered.claim, self.work.team.me);
+            let step = program::step(ordered.dataflow, &ordered.claim, self.work.team.me);
             steps.push(step);
             calls.extend(self.prepare(lines, step, ordered)?);
         }
@@ -154,7 +154,7 @@ impl Issuer {
 
     /// Puts on the stream what an operation needs before NCCL, or all of it; what is left to call.
     fn prepare(&self, lines: &Lines, step: Step, ordered: Ordered) -> Result<Option<Call>> {
-        let Ordered { walk, claim, weights, memory } = ordered;
+        let Ordered { dataflow, claim, weights, memory } = ordered;
         if step == Step::Nothing {
             return Ok(None);
         }
@@ -167,8 +167,8 @@ impl Issuer {
             }
             return Ok(None);
         }
-        let divisor = program::divisor(walk, &claim, self.work.team.ranks);
-        let memory = match program::share(walk, &claim, &weights, self.work.team.me) {
+        let divisor = program::divisor(dataflow, &claim, self.work.team.ranks);
+        let memory = match program::share(dataflow, &claim, &weights, self.work.team.me) {
             Some(share) => lines.weigh(share, claim.dtype, memory)?,
             None => memory,
         };

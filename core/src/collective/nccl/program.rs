@@ -13,7 +13,7 @@
 //! - Sums of integers wrap, as elsewhere. NCCL rounds a mean of them towards zero; elsewhere it is rounded down. So the sum is divided by
 //!   a kernel of ours, and the mean is that of host memory.
 
-use crate::collective::Walk;
+use crate::collective::Dataflow;
 use crate::collective::order::Claim;
 use crate::types::{DType, Op};
 
@@ -56,19 +56,19 @@ pub(super) enum Reduction {
 
 /// By what the contribution of the rank at position `me` is multiplied before it is reduced; `None` if by nothing. `weights` are those of
 /// all ranks.
-pub(super) fn share(walk: Walk, claim: &Claim, weights: &[f64], me: usize) -> Option<f64> {
+pub(super) fn share(dataflow: Dataflow, claim: &Claim, weights: &[f64], me: usize) -> Option<f64> {
     let total: f64 = weights.iter().sum();
-    match (walk, claim.op) {
+    match (dataflow, claim.op) {
         // Other machines may have what makes it a mean.
-        (Walk::Reduce { .. }, Op::WeightedMean) => Some(if total > 0.0 { weights[me] / total } else { 0.0 }),
+        (Dataflow::Reduce { .. }, Op::WeightedMean) => Some(if total > 0.0 { weights[me] / total } else { 0.0 }),
         _ => None,
     }
 }
 
 /// By what the sum that all ranks get is divided; `None` if by nothing, or if NCCL has done so. `ranks` contributed to it.
-pub(super) fn divisor(walk: Walk, claim: &Claim, ranks: usize) -> Option<u32> {
-    match (walk, claim.op) {
-        (Walk::Reduce { taker: None, .. }, Op::Mean) if !claim.dtype.is_float() => {
+pub(super) fn divisor(dataflow: Dataflow, claim: &Claim, ranks: usize) -> Option<u32> {
+    match (dataflow, claim.op) {
+        (Dataflow::Reduce { taker: None, .. }, Op::Mean) if !claim.dtype.is_float() => {
             Some(u32::try_from(ranks).expect("at most RANKS_MAX"))
         }
         _ => None,
@@ -76,18 +76,18 @@ pub(super) fn divisor(walk: Walk, claim: &Claim, ranks: usize) -> Option<u32> {
 }
 
 /// What the rank at position `me` calls for an operation.
-pub(super) fn step(walk: Walk, claim: &Claim, me: usize) -> Step {
-    match walk {
-        Walk::Reduce { taker: None, .. } if claim.op == Op::Mean && claim.dtype.is_float() => {
+pub(super) fn step(dataflow: Dataflow, claim: &Claim, me: usize) -> Step {
+    match dataflow {
+        Dataflow::Reduce { taker: None, .. } if claim.op == Op::Mean && claim.dtype.is_float() => {
             Step::AllReduce(Reduction::Mean)
         }
-        Walk::Reduce { taker: None, .. } => Step::AllReduce(reduction(claim.op)),
-        Walk::Reduce { taker: Some(root), .. } => Step::Reduce { reduction: reduction(claim.op), root },
-        Walk::Show { from, taker: None } => Step::Broadcast { root: from },
-        Walk::Show { from, taker: Some(to) } if me == from => Step::Send { to },
-        Walk::Show { from, taker: Some(to) } if me == to => Step::Receive { from },
-        Walk::Keep { by } if me == by => Step::Keep,
-        Walk::Show { .. } | Walk::Keep { .. } | Walk::Nothing => Step::Nothing,
+        Dataflow::Reduce { taker: None, .. } => Step::AllReduce(reduction(claim.op)),
+        Dataflow::Reduce { taker: Some(root), .. } => Step::Reduce { reduction: reduction(claim.op), root },
+        Dataflow::Show { from, taker: None } => Step::Broadcast { root: from },
+        Dataflow::Show { from, taker: Some(to) } if me == from => Step::Send { to },
+        Dataflow::Show { from, taker: Some(to) } if me == to => Step::Receive { from },
+        Dataflow::Keep { by } if me == by => Step::Keep,
+        Dataflow::Show { .. } | Dataflow::Keep { .. } | Dataflow::Nothing => Step::Nothing,
     }
 }
 
@@ -146,8 +146,8 @@ mod tests {
             (&back, Op::Sum, [Step::Broadcast { root: 1 }; 3]),
         ];
         for (goal, op, expected) in table {
-            let walk = Walk::of(goal, op, 3, position).unwrap();
-            let steps = [0, 1, 2].map(|me| step(walk, &claim(op, DType::F32), me));
+            let dataflow = Dataflow::of(goal, op, 3, position).unwrap();
+            let steps = [0, 1, 2].map(|me| step(dataflow, &claim(op, DType::F32), me));
             assert_eq!(steps, expected, "{goal:?} of {op}");
         }
     }
@@ -155,19 +155,19 @@ mod tests {
     #[test]
     fn a_contribution_to_a_weighted_mean_is_multiplied_by_its_share_and_no_other_is() {
         let shares =
-            |walk, op, weights: [f64; 3]| [0, 1, 2].map(|me| share(walk, &claim(op, DType::F32), &weights, me));
+            |dataflow, op, weights: [f64; 3]| [0, 1, 2].map(|me| share(dataflow, &claim(op, DType::F32), &weights, me));
         for taker in [None, Some(0)] {
-            let walk = Walk::Reduce { of: 0b111, taker };
-            assert_eq!(shares(walk, Op::WeightedMean, [1.0, 0.0, 3.0]), [Some(0.25), Some(0.0), Some(0.75)]);
+            let dataflow = Dataflow::Reduce { of: 0b111, taker };
+            assert_eq!(shares(dataflow, Op::WeightedMean, [1.0, 0.0, 3.0]), [Some(0.25), Some(0.0), Some(0.75)]);
             assert_eq!(
-                shares(walk, Op::WeightedMean, [0.0; 3]),
+                shares(dataflow, Op::WeightedMean, [0.0; 3]),
                 [Some(0.0); 3],
                 "a machine without weight adds nothing"
             );
-            assert_eq!(shares(walk, Op::Mean, [1.0; 3]), [None; 3]);
+            assert_eq!(shares(dataflow, Op::Mean, [1.0; 3]), [None; 3]);
         }
         assert_eq!(
-            shares(Walk::Show { from: 0, taker: None }, Op::WeightedMean, [1.0; 3]),
+            shares(Dataflow::Show { from: 0, taker: None }, Op::WeightedMean, [1.0; 3]),
             [None; 3],
             "it is the mean"
         );
@@ -175,26 +175,26 @@ mod tests {
 
     #[test]
     fn a_mean_of_integers_is_a_sum_that_is_divided_after_it_and_one_of_floats_is_left_to_nccl() {
-        let walk = Walk::Reduce { of: 0b111, taker: None };
+        let dataflow = Dataflow::Reduce { of: 0b111, taker: None };
         for dtype in DType::ALL {
             let claim = claim(Op::Mean, dtype);
             let (reduction, divisor) = match dtype {
                 DType::F32 | DType::F64 | DType::F16 | DType::BF16 => (Reduction::Mean, None),
                 DType::I32 | DType::I64 | DType::I8 | DType::U8 => (Reduction::Sum, Some(3)),
             };
-            assert_eq!(step(walk, &claim, 0), Step::AllReduce(reduction), "{dtype}");
-            assert_eq!(super::divisor(walk, &claim, 3), divisor, "{dtype}");
+            assert_eq!(step(dataflow, &claim, 0), Step::AllReduce(reduction), "{dtype}");
+            assert_eq!(super::divisor(dataflow, &claim, 3), divisor, "{dtype}");
         }
     }
 
     #[test]
     fn nothing_else_is_divided() {
-        let divided = |walk, op| divisor(walk, &claim(op, DType::I64), 3);
-        assert_eq!(divided(Walk::Reduce { of: 0b111, taker: None }, Op::Sum), None);
-        assert_eq!(divided(Walk::Reduce { of: 0b111, taker: None }, Op::Max), None);
+        let divided = |dataflow, op| divisor(dataflow, &claim(op, DType::I64), 3);
+        assert_eq!(divided(Dataflow::Reduce { of: 0b111, taker: None }, Op::Sum), None);
+        assert_eq!(divided(Dataflow::Reduce { of: 0b111, taker: None }, Op::Max), None);
         // Of several machines, whoever knows all workers divides.
-        assert_eq!(divided(Walk::Reduce { of: 0b111, taker: Some(0) }, Op::Mean), None);
-        assert_eq!(divided(Walk::Show { from: 0, taker: None }, Op::Mean), None, "it is the mean");
+        assert_eq!(divided(Dataflow::Reduce { of: 0b111, taker: Some(0) }, Op::Mean), None);
+        assert_eq!(divided(Dataflow::Show { from: 0, taker: None }, Op::Mean), None, "it is the mean");
     }
 
     #[test]

@@ -158,9 +158,9 @@ fn whatever_the_order_of_arrival_every_part_is_decided_once() {
         let mut left: Vec<Vec<Slot>> = (0..ranks)
             .map(|_| {
                 let mut next = [0; 4];
-                let mut walk: Vec<u64> = (0..12).map(|step| step % 4).collect();
-                random.shuffle(&mut walk);
-                let slots = walk.into_iter().map(|part| {
+                let mut dataflow: Vec<u64> = (0..12).map(|step| step % 4).collect();
+                random.shuffle(&mut dataflow);
+                let slots = dataflow.into_iter().map(|part| {
                     next[part as usize] += 1;
                     slot(part, next[part as usize] - 1)
                 });

@@ -17,12 +17,12 @@ use crate::cuda::{self, Driver, Mark, Reaper};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Lease, Ordinal, Pool};
 use crate::types::{DType, Done, Encoding};
-use ground::{Kind, OfKind, PinnedGround};
+use backing::{Kind, OfKind, PinnedBacking};
 use lane::{Direction, Job, Lane, ended};
 
+mod backing;
 mod caster;
 mod copies;
-mod ground;
 mod lane;
 
 /// All CUDA devices that the process sees. A device is first touched when something is marked or copied there.
@@ -31,7 +31,7 @@ pub struct CudaDevice {
     pools: BTreeMap<Kind, Pool>,
     /// The node of each device.
     nodes: Vec<Option<u32>>,
-    ground: Arc<PinnedGround>,
+    backing: Arc<PinnedBacking>,
     pinned_bytes_max: u64,
     patience: Duration,
     reaper: Arc<Reaper>,
@@ -62,15 +62,15 @@ impl CudaDevice {
             // Whatever it is, whoever uses a device hears of it.
             Err(error) => tracing::warn!(%error, "how the devices are joined is not known"),
         }
-        let ground = Arc::new(PinnedGround::new(Arc::clone(&driver), config.pinned_bytes_max));
+        let backing = Arc::new(PinnedBacking::new(Arc::clone(&driver), config.pinned_bytes_max));
         let nodes: Vec<_> = driver.ordinals().map(|device| cuda::numa_node(&driver, root, device)).collect();
         let kinds = nodes.iter().chain([&None]).flat_map(|node| [false, true].map(|shown| Kind { node: *node, shown }));
-        let pool = |kind| (kind, Pool::on(Arc::new(OfKind { ground: Arc::clone(&ground), kind })));
+        let pool = |kind| (kind, Pool::on(Arc::new(OfKind { backing: Arc::clone(&backing), kind })));
         Ok(Self {
             driver,
             pools: kinds.map(pool).collect(),
             nodes,
-            ground,
+            backing,
             pinned_bytes_max: config.pinned_bytes_max,
             patience: config.shutdown_timeout,
             reaper: Arc::new(Reaper::start()?),
@@ -146,7 +146,7 @@ impl Device for CudaDevice {
         let ends: Vec<_> = open.into_values().map(Lane::close).collect();
         ends.iter().for_each(|thread| thread.join(self.patience));
         if !self.reaper.shutdown(self.patience) {
-            self.ground.keep();
+            self.backing.keep();
         }
     }
 }

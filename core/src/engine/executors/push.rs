@@ -25,7 +25,11 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
     {
         *checksum = Some(borrow::checksum(&push.body));
     }
-    Metrics::add(&shared.metrics.pushes, 1);
+    let sent = match &push.header {
+        Request::Contribute(_) => &shared.metrics.pushes,
+        Request::Withdraw(_) => &shared.metrics.withdrawals,
+    };
+    Metrics::add(sent, 1);
     Metrics::add(&shared.metrics.push_bytes, push.header.body_bytes());
     Metrics::add(&shared.metrics.header_bytes, HEADER_BYTES as u64);
     Metrics::add(&shared.metrics.repeats, u64::from(task.attempt != Attempt::First));

@@ -12,7 +12,7 @@ use super::memory::Memory;
 use super::outbound::{Next, Outbound, Piece, Published};
 use crate::error::{Error, Result};
 use crate::local::socket::wait_any;
-use crate::local::{Connection, Received, SharedGround, Shown};
+use crate::local::{Connection, Received, SharedBacking, Shown};
 use crate::mem::borrow::Showable;
 use crate::mem::{Frozen, Place, Region};
 use crate::types::LinkId;
@@ -226,7 +226,7 @@ impl Link {
     }
 
     /// Where the peer finds a block, if it can be shown to it.
-    pub(super) fn show(&self, shared_memory: &SharedGround, block: &Frozen) -> Option<Place> {
+    pub(super) fn show(&self, shared_memory: &SharedBacking, block: &Frozen) -> Option<Place> {
         let place = block.place().filter(|_| block.len() > SMALL_BYTES)?;
         let segment = shared_memory.segment(place.segment)?;
         self.tell(place.segment, segment.fd(), segment.bytes())?;

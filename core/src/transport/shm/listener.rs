@@ -20,7 +20,7 @@ use super::poller::{Happening, Poller, Side, run};
 use super::server_state::ServerState;
 use super::server_tables::Entry;
 use crate::error::{Error, Result};
-use crate::local::{OwnThread, PrivateSocket, SharedGround};
+use crate::local::{OwnThread, PrivateSocket, SharedBacking};
 use crate::mem::Copies;
 use crate::transport::identity::Credentials;
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
@@ -36,7 +36,7 @@ use crate::types::LinkId;
 pub fn bind(
     parent: &Path,
     credentials: &Credentials,
-    shared_memory: &Arc<SharedGround>,
+    shared_memory: &Arc<SharedBacking>,
     copies: &Copies,
     inbox: Inbox,
 ) -> Result<Listener> {

@@ -12,7 +12,7 @@ use super::outbound::Piece;
 use super::poller::Poller;
 use super::server_tables::{Discarded, Exchange, Intake, ServerTables};
 use crate::error::{Error, Result};
-use crate::local::SharedGround;
+use crate::local::SharedBacking;
 use crate::mem::{Copies, Frozen};
 use crate::transport::exchange::{broken_off, reject_of};
 use crate::transport::identity::Credentials;
@@ -27,7 +27,7 @@ pub(super) struct ServerState {
     pub(super) poller: Poller,
     pub(super) credentials: Credentials,
     /// Sums that lie here are not copied.
-    shared_memory: Arc<SharedGround>,
+    shared_memory: Arc<SharedBacking>,
     pub(super) copies: Copies,
     /// How many processes are being greeted.
     pub(super) greeting: AtomicUsize,
@@ -39,7 +39,7 @@ pub(super) struct ServerState {
 impl ServerState {
     pub(super) fn new(
         credentials: &Credentials,
-        shared_memory: &Arc<SharedGround>,
+        shared_memory: &Arc<SharedBacking>,
         copies: &Copies,
         inbox: Inbox,
     ) -> Result<Self> {

@@ -11,9 +11,9 @@ use super::layout::{LARGE_BYTES, LARGE_CELLS, Message, READ_AT, SENT_AT, message
 use super::link::Parts;
 use super::*;
 use crate::error::{Error, Result};
-use crate::local::{Connection, PrivateSocket, SharedGround};
+use crate::local::{Connection, PrivateSocket, SharedBacking};
 use crate::mem::borrow::Staging;
-use crate::mem::{Copies, Ground, Pool};
+use crate::mem::{Backing, Copies, Pool};
 use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
 use crate::transport::identity::{Authority, Credentials};
 use crate::transport::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Transport};
@@ -173,7 +173,7 @@ fn many_workers_reach_one_server() {
 fn a_sum_in_memory_that_is_shown_is_read_where_it_lies() {
     let world = Machine::new();
     let (server, worker) = connected(&world);
-    let pool = Pool::on(Arc::clone(&world.ground) as Arc<dyn Ground>);
+    let pool = Pool::on(Arc::clone(&world.backing) as Arc<dyn Backing>);
     // More than there are tickets for.
     for round in 0..600u64 {
         let len = if round == 0 { 5 << 20 } else { 20_000 };
@@ -287,7 +287,7 @@ fn a_sum_that_has_arrived_is_what_it_was_though_the_server_closed_the_link() {
     let (connected, lost) = connect(&*transport, server.peer.clone());
     let worker = Worker { link: connected.soon().unwrap(), transport, lost };
     let Incoming::LinkUp { link, .. } = server.next() else { panic!("a link was to come up") };
-    let pool = Pool::on(Arc::clone(&world.ground) as Arc<dyn Ground>);
+    let pool = Pool::on(Arc::clone(&world.backing) as Arc<dyn Backing>);
     let (mut pushed, mut pulled) = (pattern(300_000, 5), vec![0; 300_000]);
     worker.push(ExchangeId(1), &mut pushed);
     let (exchange, body) = server.land();
@@ -573,7 +573,7 @@ impl Random {
 
 /// Memory that can be shown.
 fn staging_pool() -> Pool {
-    Pool::on(Arc::new(SharedGround::new()))
+    Pool::on(Arc::new(SharedBacking::new()))
 }
 
 fn staged(pool: &Pool, data: &[u8]) -> Staging {
@@ -621,13 +621,13 @@ fn hold(server: &Server, len: usize) -> Vec<Bytes> {
 struct Machine {
     authority: Authority,
     directory: tempfile::TempDir,
-    ground: Arc<SharedGround>,
+    backing: Arc<SharedBacking>,
 }
 
 impl Machine {
     fn new() -> Self {
-        let (directory, ground) = (tempfile::tempdir().unwrap(), Arc::default());
-        Self { authority: Authority::create("test").unwrap(), directory, ground }
+        let (directory, backing) = (tempfile::tempdir().unwrap(), Arc::default());
+        Self { authority: Authority::create("test").unwrap(), directory, backing }
     }
 
     fn credentials(&self, role: Role) -> Credentials {
@@ -653,7 +653,7 @@ impl World for Machine {
     fn listen(&self, inbox: Inbox) -> (Listener, NodeId) {
         let credentials = self.credentials(Role::Server);
         let listener =
-            listener::bind(self.directory.path(), &credentials, &self.ground, &Copies::default(), inbox).unwrap();
+            listener::bind(self.directory.path(), &credentials, &self.backing, &Copies::default(), inbox).unwrap();
         (listener, credentials.node())
     }
 

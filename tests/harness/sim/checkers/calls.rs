@@ -259,7 +259,10 @@ impl Witness {
             Error::FailedPrecondition { what, .. } if what.contains("was given up before") => own(),
             Error::FailedPrecondition { what, .. } if what.contains("too few for this job") => self.calls.refuses,
             Error::FailedPrecondition { what, .. } if what.contains("is over") => {
-                own() || self.calls.refuses || self.is_lost_by_listener(tensor, round) || self.why_late(me.who, now).is_some()
+                own()
+                    || self.calls.refuses
+                    || self.is_lost_by_listener(tensor, round)
+                    || self.why_late(me.who, now).is_some()
             }
             Error::Stalled { missing, waited, .. } => {
                 let waited_long = waited.mul_f64(DRIFT) >= timing::STEP;

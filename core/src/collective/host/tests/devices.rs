@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::collective::order::Decision;
-use crate::collective::{Bulletin, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team, Walk};
+use crate::collective::{Bulletin, Dataflow, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team};
 use crate::mem::{DeviceRegion, Ordinal};
 
 #[test]
@@ -646,12 +646,16 @@ impl Roads {
             }
             let met = state.meeting.remove(&next).unwrap();
             let (orders, waiting): (Vec<Ordered>, Vec<Done<()>>) = met.into_values().unzip();
-            let Ordered { walk, claim, .. } = &orders[0];
+            let Ordered { dataflow, claim, .. } = &orders[0];
             for other in &orders {
-                assert_eq!((other.walk, other.claim.bytes, other.claim.op), (*walk, claim.bytes, claim.op), "{next}");
+                assert_eq!(
+                    (other.dataflow, other.claim.bytes, other.claim.op),
+                    (*dataflow, claim.bytes, claim.op),
+                    "{next}"
+                );
             }
             state.carried_out.push(claim.bytes);
-            carry_out(*walk, &orders);
+            carry_out(*dataflow, &orders);
             drop(state);
             for done in waiting {
                 done.ok(());
@@ -660,19 +664,19 @@ impl Roads {
     }
 }
 
-fn carry_out(walk: Walk, orders: &[Ordered]) {
-    if let Walk::Keep { .. } | Walk::Nothing = walk {
+fn carry_out(dataflow: Dataflow, orders: &[Ordered]) {
+    if let Dataflow::Keep { .. } | Dataflow::Nothing = dataflow {
         return;
     }
     let contributions: Vec<Vec<i32>> = orders.iter().map(|order| read(&order.memory.source[0])).collect();
-    let result = match walk {
-        Walk::Reduce { .. } => {
+    let result = match dataflow {
+        Dataflow::Reduce { .. } => {
             (0..contributions[0].len()).map(|index| contributions.iter().map(|data| data[index]).sum()).collect()
         }
-        Walk::Show { from, .. } => contributions[from].clone(),
-        Walk::Keep { .. } | Walk::Nothing => unreachable!("looked at above"),
+        Dataflow::Show { from, .. } => contributions[from].clone(),
+        Dataflow::Keep { .. } | Dataflow::Nothing => unreachable!("looked at above"),
     };
-    for (_, order) in orders.iter().enumerate().filter(|(rank, _)| walk.leads_to(*rank)) {
+    for (_, order) in orders.iter().enumerate().filter(|(rank, _)| dataflow.leads_to(*rank)) {
         write(&order.memory.destination[0], &result);
     }
 }

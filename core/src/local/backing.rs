@@ -9,11 +9,11 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Segment;
-use crate::mem::pool::{ALIGN, Ground, Place, Plot};
+use crate::mem::pool::{ALIGN, Allocation, Backing, Place};
 
 /// Memory that others may be shown.
 #[derive(Debug, Default)]
-pub struct SharedGround(Mutex<Vec<Field>>);
+pub struct SharedBacking(Mutex<Vec<Field>>);
 
 /// A segment and how much of it is taken.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ struct Field {
     taken: usize,
 }
 
-impl SharedGround {
+impl SharedBacking {
     /// No memory yet.
     pub fn new() -> Self {
         Self::default()
@@ -35,8 +35,8 @@ impl SharedGround {
     }
 }
 
-impl Ground for SharedGround {
-    fn plot(&self, bytes: usize) -> Option<Box<dyn Plot>> {
+impl Backing for SharedBacking {
+    fn allocation(&self, bytes: usize) -> Option<Box<dyn Allocation>> {
         let bytes = bytes.next_multiple_of(ALIGN);
         let mut fields = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let open = fields.iter().rposition(|field| field.segment.bytes() - field.taken >= bytes);
@@ -76,7 +76,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 // SAFETY: zeroed by the system, mapped as long as `segment` lives, and never given to anybody else.
-unsafe impl Plot for Shared {
+unsafe impl Allocation for Shared {
     fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -101,8 +101,8 @@ mod tests {
 
     #[test]
     fn what_is_frozen_can_be_read_where_it_lies() {
-        let ground = Arc::new(SharedGround::new());
-        let pool = Pool::on(Arc::clone(&ground) as Arc<dyn Ground>);
+        let backing = Arc::new(SharedBacking::new());
+        let pool = Pool::on(Arc::clone(&backing) as Arc<dyn Backing>);
         let frozen: Vec<_> = (1..=5u8)
             .map(|value| {
                 let mut lease = pool.lease(400_000);
@@ -112,7 +112,7 @@ mod tests {
             .collect();
         for (value, frozen) in (1..=5u8).zip(&frozen) {
             let Place { segment, offset } = frozen.place().unwrap();
-            let segment = ground.segment(segment).unwrap();
+            let segment = backing.segment(segment).unwrap();
             let shown = Shown::map(segment.fd().try_clone_to_owned().unwrap(), segment.bytes() as u64).unwrap();
             // SAFETY: frozen, so nobody writes it.
             let seen = unsafe { shown.slice(usize::try_from(offset).unwrap(), 400_000) };
@@ -122,10 +122,10 @@ mod tests {
 
     #[test]
     fn memory_is_taken_in_few_segments_and_used_again() {
-        let ground = Arc::new(SharedGround::new());
-        let pool = Pool::on(Arc::clone(&ground) as Arc<dyn Ground>);
+        let backing = Arc::new(SharedBacking::new());
+        let pool = Pool::on(Arc::clone(&backing) as Arc<dyn Backing>);
         let leases: Vec<_> = (0..40).map(|_| pool.lease(1 << 20)).collect();
-        assert!(ground.segment(5).is_some() && ground.segment(8).is_none(), "1, 2, 4, 8, 16, 32 MiB");
+        assert!(backing.segment(5).is_some() && backing.segment(8).is_none(), "1, 2, 4, 8, 16, 32 MiB");
         let held = pool.bytes_held();
         drop(leases);
         let _again: Vec<_> = (0..40).map(|_| pool.lease(1 << 20)).collect();
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_plot_outlives_its_ground() {
-        let pool = Pool::on(Arc::new(SharedGround::new()));
+        let pool = Pool::on(Arc::new(SharedBacking::new()));
         let mut lease = pool.lease(100);
         drop(pool);
         lease.fill(7);

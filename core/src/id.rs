@@ -1,4 +1,4 @@
-//! Identities: who takes part, which tensor, which part of it, which round.
+//! Identities of members, tensors, parts and rounds.
 
 use std::fmt;
 
@@ -98,7 +98,7 @@ impl fmt::Display for Epoch {
 pub struct MachineId(pub u64);
 
 impl MachineId {
-    /// A process that could not find out where it runs; it shares memory with nobody.
+    /// A process that could not find out where it runs; it shares memory with no other process.
     pub const UNKNOWN: Self = Self(0);
 
     /// Whether processes of these two can share memory.

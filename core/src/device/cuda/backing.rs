@@ -12,14 +12,14 @@ use crate::cuda::{Context, Driver};
 use crate::error::{Error, Result};
 use crate::local::{Segment, numa};
 use crate::mem::pool::ALIGN;
-use crate::mem::{Ground, Ordinal, Place, Plot};
+use crate::mem::{Allocation, Backing, Ordinal, Place};
 
 /// The ground of pools of pinned memory, one for each kind of it: see [`OfKind`].
 ///
 /// Pinning takes milliseconds and serialises the driver, so that it is done in slabs, from which plots are cut one after the other. Slabs
 /// double: a job of small tensors pins little, and one of large tensors pins seldom. Plots come back only with the whole pool, which
 /// keeps what it has had.
-pub(super) struct PinnedGround {
+pub(super) struct PinnedBacking {
     driver: Arc<Driver>,
     bytes_max: usize,
     stock: Mutex<Stock>,
@@ -51,13 +51,13 @@ pub(super) struct Kind {
 
 /// The part of a ground that is of one kind.
 pub(super) struct OfKind {
-    pub(super) ground: Arc<PinnedGround>,
+    pub(super) backing: Arc<PinnedBacking>,
     pub(super) kind: Kind,
 }
 
-impl Ground for OfKind {
-    fn plot(&self, bytes: usize) -> Option<Box<dyn Plot>> {
-        self.ground.plot(self.kind, bytes)
+impl Backing for OfKind {
+    fn allocation(&self, bytes: usize) -> Option<Box<dyn Allocation>> {
+        self.backing.allocation(self.kind, bytes)
     }
 }
 
@@ -67,7 +67,7 @@ enum Refusal {
     Fault(Error),
 }
 
-impl PinnedGround {
+impl PinnedBacking {
     /// Pins up to `bytes_max` bytes, in the context of the first device that the process uses.
     pub(super) fn new(driver: Arc<Driver>, bytes_max: u64) -> Self {
         let stock = Stock { open: Vec::new(), next_bytes: SLAB_BYTES_MIN, shown: 0, pinned_bytes: 0, warned: false };
@@ -85,14 +85,14 @@ impl PinnedGround {
     }
 
     /// Memory of a slab of `kind`; none if no more can be pinned.
-    fn plot(&self, kind: Kind, bytes: usize) -> Option<Box<dyn Plot>> {
+    fn allocation(&self, kind: Kind, bytes: usize) -> Option<Box<dyn Allocation>> {
         let bytes = bytes.next_multiple_of(ALIGN);
         let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
         let has_room = |slab: &Slab, used| slab.kind == kind && slab.bytes - used >= bytes;
         if let Some((slab, used)) = stock.open.iter_mut().find(|(slab, used)| has_room(slab, *used)) {
-            let plot = PinnedPlot { slab: Arc::clone(slab), at: *used };
+            let allocation = PinnedPlot { slab: Arc::clone(slab), at: *used };
             *used += bytes;
-            return Some(Box::new(plot));
+            return Some(Box::new(allocation));
         }
         match self.pin(&mut stock, kind, bytes) {
             Ok(slab) => {
@@ -249,7 +249,7 @@ struct PinnedPlot {
 
 // SAFETY: the range lies within the slab, where `plot` gives each range away once; the driver hands out pages of the kernel, which are
 // initialised, and they stay where they are until the slab is dropped.
-unsafe impl Plot for PinnedPlot {
+unsafe impl Allocation for PinnedPlot {
     fn start(&self) -> NonNull<u8> {
         // SAFETY: `at` is within the slab.
         unsafe { self.slab.start.add(self.at) }

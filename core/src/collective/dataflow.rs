@@ -5,7 +5,7 @@ use crate::types::{Op, WorkerId};
 
 /// What the ranks of a machine do for an operation. Ranks are positions among them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Walk {
+pub enum Dataflow {
     /// Contributions become one result.
     Reduce {
         /// Of these ranks, a bit each.
@@ -29,7 +29,7 @@ pub enum Walk {
     Nothing,
 }
 
-impl Walk {
+impl Dataflow {
     /// What leads `ranks` ranks to `goal`; `None` if it names a rank that `position` does not know.
     pub fn of(goal: &Goal, op: Op, ranks: usize, position: impl Fn(WorkerId) -> Option<usize>) -> Option<Self> {
         let everybody = u64::MAX >> (u64::BITS as usize - ranks);

@@ -1,0 +1,32 @@
+//! What a process does in a job.
+
+use std::fmt;
+
+/// What a process does in a job.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum Role {
+    /// Contributes gradients and receives sums.
+    Worker = 1,
+    /// Adds.
+    Server = 2,
+    /// Decides membership, declarations and placement (the *scheduler* of ps-lite and BytePS).
+    Coordinator = 3,
+}
+
+impl Role {
+    /// The role with this wire code.
+    pub fn from_code(code: u8) -> Option<Self> {
+        [Self::Worker, Self::Server, Self::Coordinator].into_iter().find(|role| *role as u8 == code)
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Worker => "worker",
+            Self::Server => "server",
+            Self::Coordinator => "coordinator",
+        })
+    }
+}
