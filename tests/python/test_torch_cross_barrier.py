@@ -572,7 +572,7 @@ def test_an_error_that_knows_no_tensor_gets_the_name_of_the_parameter():
     optimizer = crossed(model, sgd(model.parameters()))
     if gl.rank() == 0:  # alone, so nothing can have arrived
         backward(model, next(batches(1)))
-        optimizer._barrier.updates._slots[0].flight.transfer.cancel()
+        optimizer._barrier.updates._window.on_its_way(0).transfer.cancel()
         with pytest.raises(CancelledError, match=r"^gradient of 1\.weight: "):
             optimizer.synchronize()
         optimizer.remove()

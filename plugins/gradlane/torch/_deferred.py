@@ -55,6 +55,7 @@ class _Slot:
     is_announced: bool = True
     """Whether its module was called since the last step, which made sure that it is updated."""
 
+
 class Deferred:
     """The updates of one optimizer. Parameters are referred to by their position in the list."""
 

@@ -13,7 +13,8 @@ from torch import nn
 from gradlane._reduction import Average
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _names, _tensors
-from gradlane.torch._gradients import Gradients, Priority, SparsePolicy, forward_order
+from gradlane._window import forward_order
+from gradlane.torch._gradients import Gradients, Priority, SparsePolicy
 from gradlane.torch.broadcast import broadcast_tensors
 from gradlane.torch.compression import Compression, Compressor
 

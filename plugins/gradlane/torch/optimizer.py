@@ -12,7 +12,8 @@ import torch
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.torch import _names
-from gradlane.torch._gradients import Gradients, forward_order
+from gradlane._window import forward_order
+from gradlane.torch._gradients import Gradients
 from gradlane.torch.compression import Compression, Compressor
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)

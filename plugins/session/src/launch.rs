@@ -156,21 +156,21 @@ mod tests {
         assert_eq!(entrance(&[], 0), Ok(Entrance::Alone));
         assert_eq!(mpi("0", "1"), Entrance::Alone);
         assert_eq!(mpi("1", "2"), find("default"));
-        let plan = |bind: &str, coordinator_only| EmbeddedPlan {
+        let plan = |bind: &str, job: &str, coordinator_only| EmbeddedPlan {
             bind: bind.to_owned(),
             workers: 2,
             servers: 1,
-            job: "default".to_owned(),
+            job: job.to_owned(),
             coordinator_only,
         };
         let local = [("OMPI_COMM_WORLD_LOCAL_RANK", "0"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")];
         let first = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")];
-        assert_eq!(entrance(&[first, local].concat(), 0), Ok(Entrance::Embed(plan("127.0.0.1:0", false))));
+        assert_eq!(entrance(&[first, local].concat(), 0), Ok(Entrance::Embed(plan("127.0.0.1:0", "default", false))));
         assert_eq!(entrance(&[("GRADLANE_RANK", "0"), ("GRADLANE_SIZE", "2")], 0), Ok(find("default")));
         let tensorflow =
             r#"{"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 0}}"#;
         let variables = [("TF_CONFIG", tensorflow)];
-        assert_eq!(entrance(&variables, 0), Ok(Entrance::Embed(plan("0.0.0.0:0", true))));
+        assert_eq!(entrance(&variables, 0), Ok(Entrance::Embed(plan("0.0.0.0:0", "tf_1045e94060d316da", true))));
     }
 
     #[test]

@@ -153,8 +153,8 @@ fn a_structure_of_a_later_version_is_taken_as_long_as_it_says_nothing_new() {
 
 #[test]
 fn tensors_without_elements_are_done_at_once_and_nothing_else_is_asked_of_them() {
-    let job = Session::start();
     let (sender, receiver) = channel();
+    let job = Session::start();
     let mut operation = 0;
     let empty = GradlaneSubmission { source: null_mut(), bytes: 0, ..submission(c"e", &[0, 7], &mut []) };
     // SAFETY: the structure lives in this function; the sender lives until the callback has run.
@@ -182,9 +182,11 @@ fn a_callback_may_use_the_operation_but_not_end_its_session() {
         };
         statuses.into_iter().for_each(|status| answers.send(status).unwrap());
     }
-    let job = Session::start();
     let (sender, answers) = channel::<GradlaneStatus>();
-    let shared = (job.0, sender);
+    // Declared before the session, so that it outlives the thread that runs callbacks.
+    let mut shared = (0, sender);
+    let job = Session::start();
+    shared.0 = job.0;
     let mut values = [1.0_f32, 2.0];
     let user = (&raw const shared).cast_mut().cast();
     job.submit(&GradlaneSubmission { callback: Some(end), user, ..submission(c"w", &[2], &mut values) });
@@ -194,8 +196,8 @@ fn a_callback_may_use_the_operation_but_not_end_its_session() {
 
 #[test]
 fn an_operation_that_was_released_still_tells_its_end_by_the_callback() {
-    let job = Session::start();
     let (sender, receiver) = channel();
+    let job = Session::start();
     let mut values = [1.0_f32, 2.0];
     // SAFETY: the sender lives until the callback has run.
     let operation = job.submit(&unsafe { with_callback(submission(c"w", &[2], &mut values), &sender) });
@@ -236,7 +238,7 @@ fn metrics_are_cut_where_the_memory_ends_and_say_how_long_they_are() {
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A job of one, ended with the test.
+/// A job of one, ended with the test. What its callbacks use is declared before it, because the end of the session ends its callbacks.
 struct Session(GradlaneSession);
 
 impl Session {

@@ -27,6 +27,7 @@ pub(super) const TERM: u32 = 2;
 impl CoordinatorProcess {
     /// A coordinator that waits for its members.
     pub(super) fn new(context: &mut Context, me: Address) -> Self {
+        context.witness.coordinator_starts();
         let config = CoordinatorConfig {
             job: "sim".to_owned(),
             workers: context.plan.workers,

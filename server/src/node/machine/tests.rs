@@ -134,7 +134,7 @@ fn its_life_follows_the_membership() {
     open(&mut node, 0, 1, contribute(header(0)));
     let [Command::Reject { error, .. }] = &commands(&mut node)[..] else { panic!("begun while it drains") };
     assert!(error.to_string().contains("server 3 is draining"), "{error}");
-    node.handle_member(MemberEvent::View(view(1, 2, Phase::Ended)));
+    node.handle_member(MemberEvent::Left);
     assert_eq!(node.state(), &ServerState::Stopped);
 }
 

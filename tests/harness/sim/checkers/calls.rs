@@ -37,6 +37,8 @@ pub(super) struct Calls {
     broadcasts: BTreeSet<(usize, u64)>,
     /// Whether servers have too little memory.
     refuses: bool,
+    /// How many rounds a server without memory may prefer to one that it refuses; 0 if servers have enough.
+    refused_rounds: usize,
     calls: BTreeMap<CallId, Call>,
     /// When to look at an open call again.
     due: BTreeSet<(Time, CallId)>,
@@ -74,6 +76,7 @@ impl Calls {
             keys: plan.tensors.iter().map(|tensor| tensor.spec.key()).collect(),
             broadcasts: if plan.spares(Known::BroadcastLostByListener) { plan.broadcasts() } else { BTreeSet::new() },
             refuses: plan.classes.refusals,
+            refused_rounds: if plan.classes.refusals { plan.tensors.len() * plan.steps as usize } else { 0 },
             calls: BTreeMap::new(),
             due: BTreeSet::new(),
             partners: BTreeMap::new(),
@@ -231,8 +234,7 @@ impl Witness {
         // without memory refuses as long as other rounds go on.
         let rounds = round.saturating_sub(ROUNDS_QUEUED)..round;
         let untold = rounds.filter(|round| self.calls.given_up_since(who, tensor, *round).is_some()).count();
-        let refused = if self.calls.refuses { self.calls.keys.len() } else { 0 };
-        let waits = 2 + (untold + refused) as u32;
+        let waits = 2 + (untold + self.calls.refused_rounds) as u32;
         let promised = (timing::STEP * waits + timing::DEAD * 2).mul_f64(DRIFT);
         let bound = turn + promised;
         let bound = call.timeout.map_or(bound, |timeout| bound.min(call.submitted + timeout.mul_f64(DRIFT) + promised));

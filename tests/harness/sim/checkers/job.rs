@@ -14,6 +14,8 @@ use crate::sim::world::{Address, Who};
 /// What the witness knows of the job.
 #[derive(Debug)]
 pub(super) struct Job {
+    /// Whether a job of some term ended in order.
+    ended_in_order: bool,
     workers: u32,
     servers: u32,
     nodes: BTreeMap<NodeId, Who>,
@@ -29,6 +31,8 @@ pub(super) struct Job {
     speakers: BTreeMap<u64, Address>,
     heard: BTreeMap<Address, Time>,
     pub(super) shut_out: BTreeSet<Address>,
+    /// Those of them that the coordinator which runs now has shut out. One that was started again leads another job.
+    shut_out_now: BTreeSet<Address>,
     epochs: BTreeMap<Address, Epoch>,
     /// When each worker said that it leaves.
     pub(super) left: BTreeMap<Who, Time>,
@@ -47,8 +51,15 @@ struct Barrier {
 }
 
 impl Job {
+    /// The coordinator gave this process up, or told it so.
+    fn shut_out(&mut self, address: Address) {
+        self.shut_out.insert(address);
+        self.shut_out_now.insert(address);
+    }
+
     pub(super) fn new(plan: &Plan) -> Self {
         Self {
+            ended_in_order: false,
             workers: plan.workers,
             servers: plan.servers,
             nodes: BTreeMap::new(),
@@ -59,6 +70,7 @@ impl Job {
             speakers: BTreeMap::new(),
             heard: BTreeMap::new(),
             shut_out: BTreeSet::new(),
+            shut_out_now: BTreeSet::new(),
             epochs: BTreeMap::new(),
             left: BTreeMap::new(),
             declaring: BTreeMap::new(),
@@ -104,6 +116,11 @@ impl Witness {
         }
     }
 
+    /// A coordinator starts, the first one or one after it.
+    pub(in crate::sim) fn coordinator_starts(&mut self) {
+        self.job.shut_out_now.clear();
+    }
+
     /// A process connected to the coordinator.
     pub(in crate::sim) fn connected(&mut self, control: u64, from: Address) {
         self.job.speakers.insert(control, from);
@@ -131,9 +148,9 @@ impl Witness {
         }
         let Some(to) = self.job.speakers.get(&control).copied() else { return };
         match frame {
-            Frame::Refused(Error::Fenced { .. }) => drop(self.job.shut_out.insert(to)),
+            Frame::Refused(Error::Fenced { .. }) => self.job.shut_out(to),
             Frame::Refused(_) | Frame::BarrierDone { outcome: Err(_), .. } => {}
-            _ if self.job.shut_out.contains(&to) => {
+            _ if self.job.shut_out_now.contains(&to) => {
                 let text = format!("{} was shut out, and is sent {frame:?}", to.who);
                 self.report(Checker::Fencing, text);
             }
@@ -169,13 +186,16 @@ impl Witness {
             let text = format!("{member} on {place} was given up ({cause}), heard {:.1} s ago", silent.as_secs_f64());
             self.report(Checker::Death, text);
         }
-        self.job.shut_out.insert(address);
+        self.job.shut_out(address);
         self.job.fatal.get_or_insert(format!("{member} was lost"));
     }
 
     /// The coordinator ended the job.
     pub(in crate::sim) fn ended(&mut self, _local: Time, outcome: &Result<()>) {
-        let Err(error) = outcome else { return };
+        let Err(error) = outcome else {
+            self.job.ended_in_order = true;
+            return;
+        };
         self.job.cause.get_or_insert(error.clone());
         if matches!(error, Error::NotFormed { .. }) && self.is_forming_disturbed() {
             self.job.fatal.get_or_insert("the job did not form".to_owned());
@@ -258,8 +278,8 @@ impl Witness {
         let Some(ended) = ended else { return };
         let fits = match (ended, cause) {
             (Ok(()), Some(Ok(())) | None) => true,
-            // It left, and saw no more of the job, or was never let in.
-            (Ok(()), Some(Err(_))) => false,
+            // A coordinator that was started again after the end of the job leads a job of its own, which nobody joins.
+            (Ok(()), Some(Err(_))) => self.job.ended_in_order,
             (Err(Error::Fenced { .. }), _) => self.job.shut_out.contains(&me),
             (Err(error), Some(Err(cause))) if error == cause => true,
             (Err(error), _) => self.is_of_the_end(me.who, error) || self.is_refusal_of(me, error),
