@@ -86,6 +86,10 @@ fn a_stranger_with_a_certificate_contributes_to_no_sum() {
         // Of an older epoch, of a later one.
         assert!(matches!(error, Error::Fenced { .. } | Error::Unavailable { .. }), "{error}");
     }
+    let current = cluster.embedded.status().unwrap().view.epoch;
+    let now = other(Target { epoch: current, ..push().target });
+    let error = rejected(vandal::ask(server, &stranger, Request::Contribute(now).encode().to_vec(), PATIENCE));
+    assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("is no worker of epoch")), "{error}");
     let unknown = other(Target { service: Service::Unknown(200), ..push().target });
     let error = rejected(vandal::ask(server, &stranger, Request::Contribute(unknown).encode().to_vec(), PATIENCE));
     assert!(matches!(&error, Error::Incompatible { field, .. } if field == "service"), "{error}");
