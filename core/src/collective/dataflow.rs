@@ -82,6 +82,25 @@ impl Dataflow {
         (0..).zip(weights).filter(|(rank, _)| contributes(rank)).map(|(_, weight)| weight).sum()
     }
 
+    /// How contributions are added, and by what their sum is divided. `weights` are those of all ranks.
+    ///
+    /// # Panics
+    /// If nothing is added.
+    pub fn reduction(self, op: Op, weights: &[f64]) -> (Op, f64) {
+        let Self::Reduce { taker, .. } = self else { unreachable!("only what is added is reduced") };
+        match (op, taker) {
+            (Op::Mean, None) => (Op::Mean, f64::from(u32::try_from(weights.len()).expect("at most RANKS_MAX"))),
+            // Divided once, by whoever knows all workers.
+            (Op::Mean, Some(_)) => (Op::Sum, 1.0),
+            (Op::WeightedMean, _) => {
+                let total = self.weight(weights);
+                // Other machines may have what makes it a mean; there, too, what weighs nothing adds nothing.
+                (Op::WeightedMean, if total > 0.0 { total } else { 1.0 })
+            }
+            (op @ (Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. }), _) => (op, 1.0),
+        }
+    }
+
     /// Whether the result goes to `rank`.
     pub fn leads_to(self, rank: usize) -> bool {
         match self {

@@ -6,11 +6,15 @@
 //! There is one order and there are two roads: memory of the host is summed in shared memory ([`host`]), memory of devices by a
 //! [`DeviceRoad`], to which the same order is handed.
 
+pub mod agreement;
+pub mod group;
 pub mod order;
-
-mod operation;
+pub mod ranks;
 
 mod dataflow;
+mod explain;
+mod operation;
+
 pub mod device;
 pub mod devices;
 pub mod host;
@@ -22,8 +26,9 @@ use std::time::Duration;
 pub use dataflow::Dataflow;
 pub use device::{Bulletin, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team};
 pub use devices::device_road;
-pub use host::{HostCollective, HostOptions, LocalRank};
+pub use host::{HostCollective, HostOptions};
 pub use operation::{Memory, Operation};
+pub use ranks::LocalRank;
 
 pub use crate::types::Goal;
 

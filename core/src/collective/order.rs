@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 pub use crate::types::{Claim, Slot};
-use crate::types::{Machines, PartId, Priority, Round};
+use crate::types::{Defect, Machines, PartId, Priority, Round, planted};
 
 /// What all ranks do next.
 #[derive(Clone, PartialEq, Debug)]
@@ -93,6 +93,7 @@ pub struct Order {
     announced: u64,
     /// Decisions since the oldest had its turn.
     decided: u32,
+    defect: Option<Defect>,
 }
 
 #[derive(Debug)]
@@ -130,7 +131,14 @@ impl Order {
             left: 0,
             announced: 0,
             decided: 0,
+            defect: None,
         }
+    }
+
+    /// The same, with a mistake to make, for the simulation.
+    #[must_use]
+    pub fn planting(self, defect: Option<Defect>) -> Self {
+        Self { defect, ..self }
     }
 
     /// `rank` is ready to reduce `slot`. A rank announces the rounds of a part in order.
@@ -206,6 +214,7 @@ impl Order {
         let (slot, oldest_turn) = self.next_ready()?;
         self.decided = if oldest_turn { 0 } else { self.decided.saturating_add(1) };
         let Pending { claim, failed, weights, .. } = self.remove(slot).expect("what is ready is pending");
+        let failed = failed.filter(|_| !planted(self.defect, Defect::FailureNotTold));
         Some(Decision::Run { slot, claim, failed, weights })
     }
 
@@ -275,7 +284,8 @@ impl Order {
     fn complete_or_hopeless(&mut self, slot: Slot) {
         let pending = &self.pending[&slot];
         let missing = self.everybody() & !pending.arrived;
-        if missing == 0 {
+        let is_hasty = planted(self.defect, Defect::OrderedTooEarly) && missing.count_ones() == 1;
+        if missing == 0 || is_hasty {
             self.ready.insert((Reverse(pending.priority), pending.order, slot));
             self.ages.insert((pending.order, slot));
             return;

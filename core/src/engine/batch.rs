@@ -15,7 +15,7 @@ use super::room::Room;
 use super::submit::{HERE_BYTES_MAX, check, check_root};
 use crate::error::{Error, Result};
 use crate::types::{Done, Op, Priority, TensorKey, TensorSpec};
-use crate::worker::{Accepted, Tensor, Terms};
+use crate::worker::{Accepted, Tally, Tensor, Terms};
 
 /// Tensors that are reduced together, round after round. Made once; it belongs to no engine.
 #[derive(Debug)]
@@ -176,21 +176,12 @@ impl Engine {
     }
 }
 
-/// A batch under way.
-pub(super) struct Open(Mutex<Left>);
-
-struct Left {
-    /// Members that have not ended.
-    members: usize,
-    /// Why the first one failed that did.
-    failed: Option<Error>,
-    /// Taken by the last one.
-    done: Option<Done<()>>,
-}
+/// A batch under way: what is left of it, and who hears of its end.
+pub(super) struct Open(Mutex<(Tally, Option<Done<()>>)>);
 
 impl Open {
     pub(super) fn new(members: usize, done: Done<()>) -> Self {
-        Self(Mutex::new(Left { members, failed: None, done: Some(done) }))
+        Self(Mutex::new((Tally::new(members, None), Some(done))))
     }
 
     /// What a member reports to.
@@ -201,15 +192,10 @@ impl Open {
 
     fn ended(&self, outcome: Result<()>) {
         let mut left = self.0.lock().expect("nobody panics while holding it");
-        left.members -= 1;
-        if let Err(error) = outcome {
-            // Those after it often failed by it.
-            left.failed.get_or_insert(error);
-        }
-        if left.members == 0 {
-            let (failed, done) = (left.failed.take(), left.done.take());
+        if let Some(outcome) = left.0.ended(outcome) {
+            let done = left.1.take();
             drop(left);
-            done.expect("one member is the last").report(failed.map_or(Ok(()), Err));
+            done.expect("one member is the last").report(outcome);
         }
     }
 }

@@ -53,8 +53,8 @@ pub(super) fn meet(
     clock: Clock,
     failed: &dyn Fn() -> Option<Error>,
 ) -> Result<Arc<dyn Collective>> {
-    let Formation { rank, view, machines, .. } = formation;
-    let ranks = ranks(formation);
+    let Formation { rank, view, machines, team, .. } = formation;
+    let ranks = LocalRank::of_team(view, team);
     let absent = || Error::Internal { what: format!("{rank} is not among the workers of its machine") };
     let position = |worker: WorkerId| ranks.iter().position(|other| other.rank == worker);
     let me = position(*rank).ok_or_else(absent)?;
@@ -79,21 +79,6 @@ pub(super) fn meet(
     Ok(Arc::new(HostCollective::join(options, failed)?))
 }
 
-/// The workers of this one's team, by rank.
-fn ranks(Formation { view, team, .. }: &Formation) -> Vec<LocalRank> {
-    let members = view.workers().filter(|member| team.contains(&WorkerId(member.index)));
-    let local = members.map(|member| LocalRank {
-        rank: WorkerId(member.index),
-        incarnation: member.process.incarnation,
-        name: member.name(),
-        place: member.place(),
-        door: member.process.socket_path.clone(),
-    });
-    let mut ranks: Vec<LocalRank> = local.collect();
-    ranks.sort_by_key(|local| local.rank);
-    ranks
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,7 +89,8 @@ mod tests {
         let view = View::of_workers(&[(7, "a"), (8, "b"), (7, "c"), (8, ""), (7, "d")]);
         let met = |rank| {
             let formation = Formation::of(WorkerId(rank), view.clone(), DeviceKind::Host);
-            ranks(&formation).into_iter().map(|local| local.rank.0).collect::<Vec<_>>()
+            let team = LocalRank::of_team(&formation.view, &formation.team);
+            team.into_iter().map(|local| local.rank.0).collect::<Vec<_>>()
         };
         assert_eq!([0, 1, 2, 3].map(met), [vec![0, 2, 4], vec![], vec![0, 2, 4], vec![]]);
     }

@@ -50,6 +50,30 @@ pub enum Defect {
     BarrierCountsRequests,
     /// The answer of a barrier is not remembered: a repeat opens the barrier anew. Shows when the answer was lost.
     BarrierAnswerForgotten,
+    /// A rank obeys two orders of its machine in the other order.
+    OrdersSwapped,
+    /// The leader of a machine orders what one rank has not come to.
+    OrderedTooEarly,
+    /// A rank of a machine that has nothing of what the others wait for is taken to have it. Shows when the owner of a part fails.
+    FailureNotTold,
+    /// A rank that gives up what it does with the others of its machine does not say so. Shows when a caller cancels.
+    WithdrawnInSilence,
+    /// What is pending on a machine is not ended when a rank of it is lost.
+    LossKeptPending,
+    /// Another rank than the owner gets the sum of a machine.
+    OwnerMistaken,
+    /// The owner pushes its own contribution instead of the sum of its machine.
+    MachineSumNotTaken,
+    /// A machine's weighted mean counts with the weight of its owner alone.
+    MachineWeightForgotten,
+    /// The last PCIe group of a machine is left out of the machine's sum.
+    GroupLeftOut,
+    /// A holder of a part of its PCIe group does not copy it to the host.
+    HolderStagesNothing,
+    /// The tensors of a batch that share a part use the memory of the first one.
+    BatchMemoryMixed,
+    /// A batch ends with its last member but one.
+    BatchEndsEarly,
 }
 
 impl Defect {
@@ -75,6 +99,18 @@ impl Defect {
         Self::FencedAccepted,
         Self::BarrierCountsRequests,
         Self::BarrierAnswerForgotten,
+        Self::OrdersSwapped,
+        Self::OrderedTooEarly,
+        Self::FailureNotTold,
+        Self::WithdrawnInSilence,
+        Self::LossKeptPending,
+        Self::OwnerMistaken,
+        Self::MachineSumNotTaken,
+        Self::MachineWeightForgotten,
+        Self::GroupLeftOut,
+        Self::HolderStagesNothing,
+        Self::BatchMemoryMixed,
+        Self::BatchEndsEarly,
     ];
 }
 

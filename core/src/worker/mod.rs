@@ -28,4 +28,4 @@ mod tests;
 pub use command::{Action, Command, Destination, Dial, Exchanged, Held, Load, Meeting, Piece, Step, Stuck, Use};
 pub use formation::Formation;
 pub use machine::{Worker, WorkerSettings};
-pub use records::{Accepted, Members, Tensor, Terms};
+pub use records::{Accepted, Members, Tally, Tensor, Terms};

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::command::Held;
+use crate::error::{Error, Result};
 use crate::mem::Ordinal;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::GroupId;
-use crate::types::{DeviceKind, Op, Priority, TensorKey, Time};
+use crate::types::{Defect, DeviceKind, Op, Priority, TensorKey, Time, planted};
 
 /// How the tensors of a submission are reduced.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -57,6 +58,34 @@ impl Members {
             Self::One(member) => std::slice::from_ref(member),
             Self::Whole(members) => members,
         }
+    }
+}
+
+/// What is left of a batch: it ends with its last submission, and with the error of the first that failed.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    /// Submissions that have not ended.
+    open: usize,
+    /// Why the first one failed that did.
+    failed: Option<Error>,
+    defect: Option<Defect>,
+}
+
+impl Tally {
+    /// A batch of so many submissions, at least one. `defect` is a mistake to make, for the simulation.
+    pub const fn new(submissions: usize, defect: Option<Defect>) -> Self {
+        Self { open: submissions, failed: None, defect }
+    }
+
+    /// One of its submissions ended; how the batch did, if that was the last one.
+    pub fn ended(&mut self, outcome: Result<()>) -> Option<Result<()>> {
+        self.open -= 1;
+        if let Err(error) = outcome {
+            // Those after it often failed by it.
+            self.failed.get_or_insert(error);
+        }
+        let last = usize::from(planted(self.defect, Defect::BatchEndsEarly));
+        (self.open == last).then(|| self.failed.take().map_or(Ok(()), Err))
     }
 }
 

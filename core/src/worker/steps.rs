@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::Stage;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::{Attempt, Outcome, Task, TaskId};
-use crate::types::{Claim, DeviceKind, ExchangeId, Goal, Op, PartLayout, Priority, Slot, Time};
+use crate::types::{Claim, Defect, DeviceKind, ExchangeId, Goal, Op, PartLayout, Priority, Slot, Time, planted};
 use crate::wire::{Body, Contribute, Contribution, Request, Service, Target, Withdraw};
 
 impl Worker {
@@ -72,11 +72,13 @@ impl Worker {
 
     /// Takes the end of an operation of this machine's ranks, with what their weights add up to: nothing holds the task's memory.
     pub fn handle_met(&mut self, now: Time, task: TaskId, takes: bool, outcome: Result<f64>) {
+        let defect = self.settings.scheduler.defect;
         let record = self.record_mut(task);
         record.held = None;
         let outcome = match outcome {
             Ok(weight) => {
-                if takes && record.part.op == Op::WeightedMean {
+                let is_forgotten = planted(defect, Defect::MachineWeightForgotten);
+                if takes && record.part.op == Op::WeightedMean && !is_forgotten {
                     // From now on the contribution is that of all ranks that were reduced.
                     record.part.weight = weight;
                 }
@@ -167,7 +169,7 @@ impl Worker {
 
     fn meeting(&mut self, task: &Task, stage: Stage) -> Meeting {
         let (goal, failure) = (self.goal(task.id, stage), self.failure_for_all(task.id));
-        let rank = self.rank();
+        let (rank, defect) = (self.rank(), self.settings.scheduler.defect);
         let record = self.record_mut(task.id);
         let memory = match stage {
             Stage::Broadcast => Use::Received,
@@ -187,7 +189,7 @@ impl Worker {
             weight: record.part.weight,
             priority: record.priority,
         };
-        let takes = goal.taker() == Some(rank);
+        let takes = goal.taker() == Some(rank) && !planted(defect, Defect::MachineSumNotTaken);
         Meeting { goal, claim, failure, memory, takes }
     }
 
@@ -195,7 +197,7 @@ impl Worker {
         let Record { part, memory, .. } = self.record(task);
         let PartLayout { part: id, dtype, .. } = *part.layout;
         let formation = self.here();
-        let (machines, rank) = (&formation.machines, formation.rank);
+        let (machines, rank, defect) = (&formation.machines, formation.rank, self.settings.scheduler.defect);
         let owner = || machines.owner(id, dtype, rank);
         // In memory of devices the ranks of one PCIe group reduce, else all ranks of the machine.
         let holder = || match memory {
@@ -204,9 +206,14 @@ impl Worker {
         };
         match stage {
             Stage::AllReduce => Goal::AllReduce,
+            Stage::Reduce if planted(defect, Defect::OwnerMistaken) => Goal::Reduce { owner: formation.team[0] },
             Stage::Reduce => Goal::Reduce { owner: holder() },
             Stage::PcieReduce => Goal::Join {
-                holders: machines.holders(id, dtype, rank),
+                holders: {
+                    let mut holders = machines.holders(id, dtype, rank);
+                    holders.truncate(holders.len() - usize::from(planted(defect, Defect::GroupLeftOut)));
+                    holders
+                },
                 taker: formation.pipeline.pushes().then(owner),
                 origin: match part.op {
                     Op::Broadcast { root } if formation.team.contains(&root) => Some(machines.holder(id, dtype, root)),
@@ -226,6 +233,7 @@ impl Worker {
         let ReadyPart { layout, op, .. } = self.part(task);
         let formation = self.here();
         match op {
+            _ if planted(self.settings.scheduler.defect, Defect::HolderStagesNothing) => false,
             Op::Broadcast { root } => formation.machines.holder(layout.part, layout.dtype, *root) == formation.rank,
             Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => true,
         }

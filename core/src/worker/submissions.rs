@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::registry::{Lookup, ReadyPart, Submitted, Unit, Whole};
 use crate::pipeline::{Duty, Route};
 use crate::sched::{GroupId, TaskId, TaskSpec};
-use crate::types::{DeviceKind, PartLayout, Priority, TensorKey, TensorSpec, Time};
+use crate::types::{Defect, DeviceKind, PartLayout, Priority, TensorKey, TensorSpec, Time, planted};
 
 impl Worker {
     /// Notes that these tensors are wanted and asks for the layout of those that are not known. The request whose answer tells their
@@ -122,7 +122,9 @@ impl Worker {
         let ReadyPart { layout, tickets, .. } = self.part(task);
         // A submission that brings all pieces has its tensors in their order. Any other has one tensor, and brings one piece.
         let is_whole = tickets.len() == 1;
+        let is_mixed = planted(self.settings.scheduler.defect, Defect::BatchMemoryMixed);
         let of = move |(position, piece): (usize, &crate::types::Piece)| match is_whole {
+            true if is_mixed => Piece { submission: tickets[0], tensor: 0, span: piece.span },
             true => Piece { submission: tickets[0], tensor: position, span: piece.span },
             false => Piece { submission: tickets[position], tensor: 0, span: piece.span },
         };

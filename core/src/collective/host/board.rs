@@ -8,11 +8,13 @@
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
-use super::group;
 use super::layout::{ANNOUNCEMENT_WORDS, ANNOUNCEMENTS, Head, Layout, MAGIC, ORDER_WORDS, ORDERS, Word};
-use super::record::{Announcement, mark_more, order_of, order_words, take_more};
+use super::record::{mark_more, order_of, order_words, take_more};
+use crate::collective::agreement::Announcement;
 use crate::collective::device::NOTICE_BYTES_MAX;
+use crate::collective::group;
 use crate::collective::order::Decision;
+use crate::collective::ranks::Breakage;
 use crate::error::{Error, Result};
 use crate::local::{Segment, futex};
 
@@ -43,19 +45,6 @@ pub(super) enum Presence {
     Idle = 2,
     /// Nobody drives it, and it waits for others or they for it.
     Awaited = 3,
-}
-
-/// Why nothing works any more.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Breakage {
-    /// The process of this rank is gone.
-    Lost(usize),
-    /// This rank stopped in the middle of a sum.
-    Stuck(usize),
-    /// This rank wrote what has no meaning.
-    Confused(usize),
-    /// The devices of this rank failed.
-    Failed(usize),
 }
 
 /// What a board must say to be the one that was expected.

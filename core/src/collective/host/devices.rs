@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::board::{Board, Breakage};
-use super::group::{self, Room};
+use super::board::Board;
+use crate::collective::group::Room;
+use crate::collective::ranks::Breakage;
 use crate::collective::{DeviceMemory, DeviceRoad, Memory, Operation, Ordered};
 use crate::error::{Error, Result};
 use crate::types::Done;
@@ -14,7 +15,7 @@ use crate::types::Done;
 pub(super) struct Devices {
     road: Result<Arc<dyn DeviceRoad>>,
     /// Whose memory it reaches: the ranks of this one's PCIe group, as positions among all of the machine.
-    pub(super) team: Arc<[usize]>,
+    team: Arc<[usize]>,
     flight: Arc<Flight>,
 }
 
@@ -28,12 +29,6 @@ struct Flight {
     /// Whether an error of the road is news.
     over: AtomicBool,
 }
-
-/// So much may be on the road before the leader orders more: a group that is carried out and one behind it, so that the road is not empty
-/// while the next is ordered. It is also what an urgent operation waits for at most, because on the road nothing is overtaken.
-const OPERATIONS_MAX: usize = 2 * group::OPERATIONS_MAX;
-/// The same in bytes. An operation that is longer is alone.
-const BYTES_MAX: u64 = 2 * group::BYTES_MAX;
 
 /// Operations that came to the road together. Room is made for as many at once, so that groups do not crumble.
 struct Landing {
@@ -57,16 +52,15 @@ impl Devices {
         }
     }
 
-    /// Gives the road what is next, all that goes together, with the weights of all ranks of the machine. `done` is absent where nobody
-    /// waits for it.
-    pub(super) fn issue(&self, operations: Vec<(Ordered, Option<Done<f64>>)>, board: &Arc<Board>) {
+    /// Gives the road what is next, all that goes together, with the weights of all ranks of the machine.
+    pub(super) fn issue(&self, operations: Vec<(Ordered, Done<f64>)>, board: &Arc<Board>) {
         let Ok(road) = &self.road else { unreachable!("it was checked before the others heard of it") };
         let bytes = operations.iter().map(|(ordered, _)| ordered.claim.bytes).sum();
         self.flight.operations.fetch_add(operations.len(), Ordering::SeqCst);
         self.flight.bytes.fetch_add(bytes, Ordering::SeqCst);
         let landing = Landing { left: AtomicUsize::new(operations.len()), operations: operations.len(), bytes };
         let landing = Arc::new(landing);
-        let watched = |(ordered, done): (Ordered, Option<Done<f64>>)| {
+        let watched = |(ordered, done): (Ordered, Done<f64>)| {
             let weights: Vec<f64> = self.team.iter().map(|rank| ordered.weights[*rank]).collect();
             let total = weights.iter().sum();
             let ordered = Ordered { weights, ..ordered };
@@ -76,9 +70,7 @@ impl Devices {
                 if let Err(error) = &outcome {
                     landed.fail(error, &board);
                 }
-                if let Some(done) = done {
-                    done.report(outcome.map(|()| total));
-                }
+                done.report(outcome.map(|()| total));
                 // Whoever waited until there is room, or until all is over. Nobody else needs to know.
                 board.knock(board.me, was_full);
             };
@@ -92,19 +84,10 @@ impl Devices {
         self.flight.operations.load(Ordering::SeqCst) > 0
     }
 
-    /// Whether nothing more should be ordered for now.
-    pub(super) fn is_full(&self) -> bool {
-        let Room { operations, bytes } = self.room();
-        operations == 0 || bytes == 0
-    }
-
-    /// What may be ordered now; the last operation may be longer.
+    /// What may be ordered now.
     pub(super) fn room(&self) -> Room {
         let Flight { operations, bytes, .. } = &*self.flight;
-        Room {
-            operations: OPERATIONS_MAX.saturating_sub(operations.load(Ordering::SeqCst)),
-            bytes: BYTES_MAX.saturating_sub(bytes.load(Ordering::SeqCst)),
-        }
+        Room::beside(operations.load(Ordering::SeqCst), bytes.load(Ordering::SeqCst))
     }
 
     /// The error that broke this rank's road.
@@ -132,7 +115,7 @@ impl Devices {
         if left.fetch_sub(1, Ordering::SeqCst) > 1 {
             return false;
         }
-        let was_full = self.is_full();
+        let was_full = self.room().is_none();
         self.flight.operations.fetch_sub(*operations, Ordering::SeqCst);
         self.flight.bytes.fetch_sub(*bytes, Ordering::SeqCst);
         was_full

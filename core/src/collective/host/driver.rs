@@ -1,28 +1,23 @@
 //! What one rank does, step by step: announce, agree on what is next, reduce it, tell who waits.
 //!
-//! A step never waits. Whoever holds the driver calls [`step`](Driver::step) as long as something moves, and decides how to wait when
-//! nothing does. The thread may change between any two steps, also in the middle of a part.
+//! What is decided is decided by the [`Agreement`]; here it meets shared memory and devices. A step never waits. Whoever holds the driver
+//! calls [`step`](Driver::step) as long as something moves, and decides how to wait when nothing does. The thread may change between any
+//! two steps, also in the middle of a part.
 
-mod agreeing;
-mod obeying;
-
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::board::{Board, Breakage};
+use super::board::Board;
 use super::devices::Devices;
-use super::explain::broken;
 use super::layout::Word;
-use super::options::LocalRank;
-use super::pending::{Pending, has_memory};
-use super::record::Announcement;
-use super::road::{Running, Scratch};
-use crate::collective::order::{Claim, Order, Slot};
-use crate::collective::{Dataflow, Memory, Ordered};
-use crate::collective::{Goal, Operation};
+use super::pending::{Load, has_memory};
+use super::road::{Part, Running, Scratch};
+use crate::collective::agreement::{Act, Agreement, Wish};
+use crate::collective::order::{Decision, Slot};
+use crate::collective::ranks::Breakage;
+use crate::collective::{Dataflow, Memory, Operation, Ordered};
 use crate::error::Error;
-use crate::types::{Done, Time, WorkerId};
+use crate::types::{Done, Time};
 
 /// What other threads ask of the driver.
 pub(super) enum Request {
@@ -40,15 +35,8 @@ pub(super) enum Request {
 
 pub(super) struct Driver {
     board: Arc<Board>,
-    ranks: Vec<LocalRank>,
+    agreement: Agreement<Load>,
     step_timeout: Duration,
-    /// The leader's; the others have none.
-    order: Option<Order>,
-    pending: BTreeMap<Slot, Pending>,
-    /// Announcements for which there was no room.
-    unsaid: VecDeque<Announcement>,
-    /// When pending operations are overdue, the first first.
-    due: BTreeSet<(Time, Slot)>,
     current: Option<(Running, Option<Done<f64>>)>,
     /// When something moved in the current part.
     moved: Time,
@@ -58,41 +46,25 @@ pub(super) struct Driver {
     scratch: Scratch,
     devices: Devices,
     /// Operations of the group that is being obeyed.
-    gathered: Vec<(Ordered, Option<Done<f64>>)>,
-    /// Nobody orders any more.
-    orphaned: bool,
+    gathered: Vec<(Ordered, Done<f64>)>,
     /// Since when some rank has no room for another order.
     blocked: Option<Time>,
-    closed: Option<Error>,
     /// Nothing is done any more.
     aborted: bool,
 }
 
-/// How long the leader may take to answer what cannot wait. It needs no processor time but what an answer takes.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-
-/// So many deadlines of operations that are over are not worth a pass over the others.
-const DUE_SLACK: usize = 64;
-
 impl Driver {
     pub(super) fn new(
         board: Arc<Board>,
-        ranks: Vec<LocalRank>,
+        agreement: Agreement<Load>,
         step_timeout: Duration,
-        oldest_every: u32,
         scratch: Scratch,
         devices: Devices,
     ) -> Self {
-        let count = u32::try_from(ranks.len()).expect("at most RANKS_MAX");
-        let order = (board.me == 0).then(|| Order::new(count, oldest_every));
         Self {
             board,
-            ranks,
+            agreement,
             step_timeout,
-            order,
-            pending: BTreeMap::new(),
-            unsaid: VecDeque::new(),
-            due: BTreeSet::new(),
             current: None,
             moved: Time::ZERO,
             chunks: 0,
@@ -100,9 +72,7 @@ impl Driver {
             scratch,
             devices,
             gathered: Vec::new(),
-            orphaned: false,
             blocked: None,
-            closed: None,
             aborted: false,
         }
     }
@@ -110,27 +80,23 @@ impl Driver {
     /// Takes a wish in.
     pub(super) fn handle(&mut self, now: Time, request: Request) {
         match request {
-            Request::Run(operation, done) => self.accept(now, operation, done),
-            Request::Refuse(slot, error, done) => self.refuse(slot, error, done),
-            Request::Abandon(slot) => self.abandon(now, slot),
-            Request::Left(rank) => match &mut self.order {
-                Some(order) => order.handle_left(u32::try_from(rank).expect("at most RANKS_MAX")),
-                None => self.orphaned = true,
-            },
+            Request::Run(Operation { part, round, goal, failure, claim, memory }, done) => {
+                let wish = Wish { part, round, goal, failure, claim };
+                let share = self.agreement.share(&wish);
+                let fits = share.is_none_or(|dataflow| has_memory(&memory, &wish, dataflow, self.board.me));
+                self.agreement.handle_wish(now, wish, Load { memory, done }, fits);
+            }
+            Request::Refuse(slot, error, done) => done.err(self.agreement.handle_refused(slot).unwrap_or(error)),
+            Request::Abandon(slot) => self.agreement.handle_abandoned(now, slot),
+            Request::Left(rank) => self.agreement.handle_left(rank),
             Request::Abort(cause) => {
-                let cause = self.closed.get_or_insert(cause).clone();
                 self.aborted = true;
-                self.devices.abort(&cause);
-                self.fail_all(&cause);
+                self.fail(Some(cause), true);
             }
-            Request::Close => {
-                self.closed = self.closed.take().or_else(|| Some(shut_down()));
-                let unwanted = self.pending.iter().filter(|(_, pending)| pending.done.is_none());
-                for slot in unwanted.map(|(slot, _)| *slot).collect::<Vec<Slot>>() {
-                    self.withdraw(now, slot);
-                }
-            }
+            Request::Close => self.agreement.handle_closed(now),
         }
+        self.tell();
+        self.act(now);
     }
 
     /// Does what can be done without waiting; whether that was something.
@@ -157,12 +123,12 @@ impl Driver {
 
     /// Whether operations are under way that need the driver.
     fn has_operations(&self) -> bool {
-        self.current.is_some() || !self.pending.is_empty() || !self.unsaid.is_empty()
+        self.current.is_some() || self.agreement.is_busy()
     }
 
     /// Whether others may wait for an answer of this rank, or it for them.
     pub(super) fn is_awaited(&self) -> bool {
-        self.has_operations() || self.order.as_ref().is_some_and(Order::owes_answers)
+        self.has_operations() || self.agreement.owes_answers()
     }
 
     /// Whether a part is being reduced.
@@ -177,16 +143,14 @@ impl Driver {
             return false;
         }
         if board.broken().is_some() {
-            return self.closed.is_none();
+            return !self.agreement.is_closed();
         }
         let unheard = |rank| board.count(rank, Word::Announced) != board.count(rank, Word::Heard);
-        let leading = self
-            .order
-            .as_ref()
-            .is_some_and(|order| board.others().any(unheard) || (self.may_decide(order) && self.blocked.is_none()));
-        let orphaned = self.orphaned && !self.pending.is_empty();
-        let sayable = !self.unsaid.is_empty() && board.may_announce();
-        self.current.is_some() || leading || board.orders() != self.obeyed || orphaned || sayable
+        let leading = self.agreement.leads()
+            && (board.others().any(unheard)
+                || (self.agreement.may_lead(self.devices.room()) && self.blocked.is_none()));
+        let sayable = self.agreement.unsaid().is_some() && board.may_announce();
+        self.current.is_some() || leading || board.orders() != self.obeyed || self.agreement.has_orphans() || sayable
     }
 
     /// Hears what the others say, and acts on nothing of it; whether that was something.
@@ -202,30 +166,16 @@ impl Driver {
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub(super) fn poll_timeout(&mut self) -> Option<Time> {
-        while self.due.first().is_some_and(|(_, slot)| !self.pending.contains_key(slot)) {
-            self.due.pop_first();
-        }
         let stuck = self.current.as_ref().map(|_| self.moved).or(self.blocked).map(|since| since + self.step_timeout);
-        self.due.first().map(|(due, _)| *due).into_iter().chain(stuck).min()
+        self.agreement.poll_timeout().into_iter().chain(stuck).min()
     }
 
     /// Complains about what is overdue.
     pub(super) fn handle_timeout(&mut self, now: Time) {
-        while let Some((due, slot)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
-            self.due.remove(&(due, slot));
-            let Some(pending) = self.pending.get_mut(&slot) else { continue };
-            if pending.withdrawn || std::mem::replace(&mut pending.overdue, true) {
-                if self.order.is_none() {
-                    // The leader does not answer, and what it may still order cannot be done without.
-                    self.board.break_down(Breakage::Stuck(0));
-                }
-                continue;
-            }
-            let overdue = Announcement::Overdue(slot, now.since(pending.since));
-            self.due.insert((now + ANSWER_PATIENCE, slot));
-            self.announce(overdue);
-            self.board.knock(0, true);
+        if let Err(breakage) = self.agreement.handle_timeout(now) {
+            self.board.break_down(breakage);
         }
+        self.tell();
         if let Some(since) = self.blocked
             && since + self.step_timeout <= now
         {
@@ -264,140 +214,150 @@ impl Driver {
         Ok(moved | advanced)
     }
 
-    /// Answers what cannot be carried out here, and takes it from the other ranks.
-    fn refuse(&mut self, slot: Slot, error: Error, done: Done<f64>) {
-        if let Some(error) = &self.closed {
-            return done.err(error.clone());
+    /// Tells the leader what was announced, and wakes it if that cannot wait.
+    fn tell(&mut self) {
+        self.say_the_unsaid();
+        if self.agreement.take_urgency() {
+            self.board.knock(0, true);
         }
-        self.announce(Announcement::Withdrawn(slot));
-        self.board.knock(0, true);
-        done.err(error);
     }
 
-    fn accept(&mut self, now: Time, operation: Operation, done: Done<f64>) {
-        let slot = operation.slot();
-        let claim = Claim { failed: operation.failure.is_some(), ..operation.claim };
-        let wrong =
-            |what: String| Some(Error::Internal { what: format!("part {}, {} {what}", slot.0, operation.round) });
-        let refusal = if let Some(error) = &self.closed {
-            Some(error.clone())
-        } else if self.pending.contains_key(&slot) {
-            wrong("is reduced twice".to_owned())
-        } else {
-            match self.dataflow(&operation) {
-                None => wrong(format!("is not reduced on this machine: {:?}", operation.goal)),
-                Some(dataflow) if !has_memory(&operation, dataflow, self.board.me) => {
-                    wrong("with memory of another length".to_owned())
+    fn say_the_unsaid(&mut self) -> bool {
+        let mut said = false;
+        while self.agreement.unsaid().is_some_and(|announcement| self.board.announce(announcement)) {
+            self.agreement.said();
+            said = true;
+        }
+        if said {
+            self.board.knock(0, false);
+        }
+        said
+    }
+
+    /// The leader hears what the others are ready for; whether that was something.
+    fn hear(&mut self) -> Result<bool, Breakage> {
+        if !self.agreement.leads() {
+            return Ok(false);
+        }
+        let mut moved = false;
+        for rank in self.board.others() {
+            let was_full = self.board.is_full(rank);
+            while let Some(announcement) = self.board.hear(rank)? {
+                self.agreement.hear(rank, announcement);
+                moved = true;
+            }
+            if was_full {
+                self.board.knock(rank, false);
+            }
+        }
+        self.agreement.weigh();
+        Ok(moved)
+    }
+
+    /// The leader's part: hears what the others are ready for, and orders what comes next once it has nothing to do itself.
+    fn lead(&mut self, now: Time) -> Result<bool, Breakage> {
+        let mut moved = self.hear()?;
+        while self.current.is_none()
+            && self.board.orders() == self.obeyed
+            && self.agreement.may_lead(self.devices.room())
+        {
+            let room = self.board.room();
+            if room == 0 {
+                self.blocked.get_or_insert(now);
+                break;
+            }
+            self.blocked = None;
+            self.board.order(&self.agreement.lead(room, self.devices.room()));
+            self.board.knock_others(true);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Acts on what is next: one order, or all of a group.
+    fn obey(&mut self, now: Time) -> Result<bool, Breakage> {
+        let decisions: Option<Vec<Decision>> = self.board.obey(self.obeyed)?;
+        let moved = match decisions {
+            Some(decisions) => {
+                self.obeyed += decisions.len() as u64;
+                self.agreement.obey(now, decisions)?;
+                true
+            }
+            None => self.agreement.settle_orphans(now),
+        };
+        self.act(now);
+        Ok(moved)
+    }
+
+    /// Carries out what the ranks agreed on.
+    fn act(&mut self, now: Time) {
+        while let Some(act) = self.agreement.next_act() {
+            match act {
+                Act::End { load, error } => load.end(error),
+                Act::Tell { claim, from, failure, load } => {
+                    let (dataflow, done) = (Dataflow::Show { from, taker: None }, load.map(|load| load.done));
+                    let (weights, source, destination) = (Vec::new(), Vec::new(), Vec::new());
+                    self.start(now, Part { claim, weights, dataflow, failure, source, destination }, done);
                 }
-                Some(_) => None,
-            }
-        };
-        if let Some(error) = refusal {
-            return done.err(error);
-        }
-        if !self.waits_for_owner(&operation) {
-            self.due.insert((now + self.step_timeout, slot));
-        }
-        self.pending.insert(slot, Pending::new(operation, done, now));
-        if self.due.len() > 2 * self.pending.len() + DUE_SLACK {
-            self.due.retain(|(_, slot)| self.pending.contains_key(slot));
-        }
-        self.announce(Announcement::Ready(slot, claim));
-    }
-
-    /// What is done for an operation, by the ranks that reach each other's memory of its kind; `None` if it names another rank, or shall come
-    /// to all where only some reach each other.
-    fn dataflow(&self, operation: &Operation) -> Option<Dataflow> {
-        let position = |worker: WorkerId| self.ranks.iter().position(|other| other.rank == worker);
-        let Operation { goal, claim, .. } = operation;
-        match operation.memory {
-            Memory::Host { .. } => Dataflow::of(goal, claim.op, self.ranks.len(), position),
-            Memory::Device(_) => {
-                let team = &self.devices.team;
-                let near = |worker| position(worker).and_then(|rank| team.iter().position(|other| *other == rank));
-                let is_whole = *goal != Goal::AllReduce || team.len() == self.ranks.len();
-                Dataflow::of(goal, claim.op, team.len(), near).filter(|_| is_whole)
+                Act::Run { claim, weights, dataflow, load } => {
+                    let (source, destination, done) = match load {
+                        Some(Load { memory: Memory::Device(memory), done }) => {
+                            self.gathered.push((Ordered { dataflow, claim, weights, memory }, done));
+                            continue;
+                        }
+                        Some(Load { memory: Memory::Host { source, destination }, done }) => {
+                            (source, destination, Some(done))
+                        }
+                        None => (Vec::new(), Vec::new(), None),
+                    };
+                    self.start(now, Part { claim, weights, dataflow, failure: None, source, destination }, done);
+                }
             }
         }
-    }
-
-    /// Whether another rank has what it is about, and comes when it can.
-    fn waits_for_owner(&self, operation: &Operation) -> bool {
-        operation.goal.bringer().is_some_and(|owner| owner != self.ranks[self.board.me].rank)
-    }
-
-    /// Nobody waits for an operation here any more.
-    fn abandon(&mut self, now: Time, slot: Slot) {
-        let Some(pending) = self.pending.get(&slot) else { return };
-        if !self.waits_for_owner(&pending.operation) {
-            return self.withdraw(now, slot);
-        }
-        // The others need this rank to look on, and nothing of its memory.
-        let pending = self.pending.get_mut(&slot).expect("found above");
-        let Memory::Host { source, destination } = &mut pending.operation.memory else {
-            // Devices have no other memory to look on with: it ends when the owner comes, who has deadlines of its own.
-            return;
-        };
-        (*source, *destination) = (Vec::new(), Vec::new());
-        if let Some(done) = pending.done.take() {
-            done.err(Error::Cancelled);
+        if !self.gathered.is_empty() {
+            self.devices.issue(std::mem::take(&mut self.gathered), &self.board);
         }
     }
 
-    /// Takes an operation from all ranks, if the leader has not decided to run it.
-    fn withdraw(&mut self, now: Time, slot: Slot) {
-        let Some(pending) = self.pending.get_mut(&slot).filter(|pending| !pending.withdrawn) else { return };
-        pending.withdrawn = true;
-        self.due.insert((now + ANSWER_PATIENCE, slot));
-        self.announce(Announcement::Withdrawn(slot));
-        // Also if it waits for nothing: the others should hear of it at once.
-        self.board.knock(0, true);
+    fn start(&mut self, now: Time, part: Part, done: Option<Done<f64>>) {
+        self.moved = now;
+        let running = Running::new(part, self.chunks, self.board.layout.chunk());
+        self.current = Some((running, done));
     }
 
     fn break_down(&mut self, breakage: Breakage) -> bool {
-        let first = self.closed.is_none();
+        let first = !self.agreement.is_closed();
         let fault = match breakage {
             Breakage::Failed(rank) if rank == self.board.me => self.devices.fault(),
             _ => None,
         };
-        let error = self.closed.get_or_insert_with(|| fault.unwrap_or_else(|| broken(&self.ranks, breakage))).clone();
-        self.devices.abort(&error);
-        self.fail_all(&error);
+        let error = fault.unwrap_or_else(|| self.agreement.explain(breakage));
+        self.fail(Some(error), true);
         first
     }
 
-    /// Ends everything, whatever the others do.
+    /// Ends everything, whatever the others do. What is on devices ends in order if nothing of it is under way.
     pub(super) fn end(&mut self) {
-        let error = self.closed.get_or_insert_with(shut_down).clone();
-        // Else it ends in order.
-        if self.devices.is_busy() {
-            self.devices.abort(&error);
-        }
-        self.fail_all(&error);
+        let is_busy = self.devices.is_busy();
+        self.fail(None, is_busy);
     }
 
-    fn fail_all(&mut self, error: &Error) {
-        self.unsaid.clear();
-        self.due.clear();
+    fn fail(&mut self, cause: Option<Error>, aborts_devices: bool) {
+        let error = self.agreement.fail(cause);
+        if aborts_devices {
+            self.devices.abort(&error);
+        }
         if let Some((running, done)) = self.current.take() {
             drop(running);
             if let Some(done) = done {
                 done.err(error.clone());
             }
         }
-        for done in std::mem::take(&mut self.gathered).into_iter().filter_map(|(_, done)| done) {
-            done.err(error.clone());
+        while let Some(act) = self.agreement.next_act() {
+            match act {
+                Act::End { load, error } => load.end(error),
+                Act::Run { load, .. } | Act::Tell { load, .. } => drop(load.map(|load| load.end(error.clone()))),
+            }
         }
-        for pending in std::mem::take(&mut self.pending).into_values() {
-            let error = if pending.withdrawn { Error::Cancelled } else { error.clone() };
-            pending.end(error);
-        }
-    }
-}
-
-fn shut_down() -> Error {
-    Error::FailedPrecondition {
-        what: "the engine was shut down".to_owned(),
-        hint: "submit before shutdown()".to_owned(),
     }
 }

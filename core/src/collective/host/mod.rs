@@ -14,8 +14,6 @@ mod board;
 mod bulletin;
 mod devices;
 mod driver;
-mod explain;
-mod group;
 mod layout;
 mod options;
 mod pending;
@@ -33,7 +31,7 @@ use std::time::Duration;
 
 use rustix::thread::sched_getcpu;
 
-pub use self::options::{HostOptions, LocalRank};
+pub use self::options::HostOptions;
 
 use self::board::{Board, Presence};
 use self::bulletin::BoardBulletin;
@@ -43,6 +41,7 @@ use self::layout::Word;
 use self::road::Scratch;
 use self::watch::Watch;
 use super::{Collective, Operation, Team};
+use crate::collective::agreement::{Agreement, Party};
 use crate::collective::order::{Claim, Order, Slot};
 use crate::error::{Error, Result};
 use crate::types::{Done, Time};
@@ -118,8 +117,9 @@ impl HostCollective {
             Ok(make) => Ok(make(team())?),
             Err(error) => Err(error),
         };
-        let devices = Devices::new(road, group);
-        let driver = Driver::new(Arc::clone(&board), ranks, step_timeout, oldest_every, scratch, devices.clone());
+        let devices = Devices::new(road, group.clone());
+        let agreement = Agreement::new(Party { ranks, me, group, step_timeout, oldest_every, defect: None });
+        let driver = Driver::new(Arc::clone(&board), agreement, step_timeout, scratch, devices.clone());
         board.appear(Presence::Idle);
         let core = Arc::new(Core {
             board,

@@ -3,27 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::collective::MakeRoad;
-
+use crate::collective::{LocalRank, MakeRoad};
 use crate::error::Result;
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
-use crate::types::{Epoch, Incarnation, Time, WorkerId};
-
-/// A rank of the machine, as the view tells it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LocalRank {
-    /// Its rank in the job.
-    pub rank: WorkerId,
-    /// Which life of its process.
-    pub incarnation: Incarnation,
-    /// Its name, such as `worker 2`.
-    pub name: String,
-    /// Host and process, for messages.
-    pub place: String,
-    /// Where it listens for the others.
-    pub door: String,
-}
+use crate::types::{Epoch, Time};
 
 /// How to meet the other ranks of a machine.
 pub struct HostOptions {

@@ -1,44 +1,35 @@
-//! An operation that this rank has come to and that was not ordered yet.
+//! What the driver keeps of an operation that this rank has come to and that was not ordered yet.
 
 use super::devices;
 use super::road::fits;
+use crate::collective::agreement::Wish;
 use crate::collective::order::Claim;
-use crate::collective::{Dataflow, Memory, Operation};
+use crate::collective::{Dataflow, Memory};
 use crate::error::Error;
-use crate::types::{Done, Time};
+use crate::types::Done;
 
-pub(super) struct Pending {
-    pub(super) operation: Operation,
-    /// Absent where nobody waits for it any more: this rank takes part for the others' sake.
-    pub(super) done: Option<Done<f64>>,
-    pub(super) since: Time,
-    pub(super) withdrawn: bool,
-    /// The leader was told that it takes too long.
-    pub(super) overdue: bool,
+pub(super) struct Load {
+    pub(super) memory: Memory,
+    pub(super) done: Done<f64>,
 }
 
-impl Pending {
-    pub(super) fn new(operation: Operation, done: Done<f64>, now: Time) -> Self {
-        Self { operation, done: Some(done), since: now, withdrawn: false, overdue: false }
-    }
-
+impl Load {
     /// It will not be begun; tells whoever waits for it.
     pub(super) fn end(self, error: Error) {
-        drop(self.operation);
-        if let Some(done) = self.done {
-            done.err(error);
-        }
+        let Self { memory, done } = self;
+        drop(memory);
+        done.err(error);
     }
 }
 
-/// Whether an operation has the memory that its walk needs of the rank at position `me`.
-pub(super) fn has_memory(operation: &Operation, dataflow: Dataflow, me: usize) -> bool {
-    match &operation.memory {
+/// Whether memory is what its share of an operation needs of the rank at position `me`.
+pub(super) fn has_memory(memory: &Memory, wish: &Wish, dataflow: Dataflow, me: usize) -> bool {
+    match memory {
         // It only looks on.
         Memory::Host { source, destination } if source.is_empty() && destination.is_empty() => {
-            operation.claim.bytes == 0 || operation.failure.is_some() || !dataflow.needs(me)
+            wish.claim.bytes == 0 || wish.failure.is_some() || !dataflow.needs(me)
         }
-        memory => lies_in(memory, &operation.claim),
+        memory => lies_in(memory, &wish.claim),
     }
 }
 

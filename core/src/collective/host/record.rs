@@ -3,16 +3,9 @@
 use std::time::Duration;
 
 use super::layout::{ANNOUNCEMENT_WORDS, ORDER_WORDS};
+use crate::collective::agreement::Announcement;
 use crate::collective::order::{Claim, Decision, Failure, Slot};
 use crate::types::{DType, DeviceKind, Op, PartId, Priority, Round, TensorKey};
-
-/// What a rank tells the leader.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum Announcement {
-    Ready(Slot, Claim),
-    Withdrawn(Slot),
-    Overdue(Slot, Duration),
-}
 
 impl Announcement {
     pub(super) fn words(self) -> [u64; ANNOUNCEMENT_WORDS] {

@@ -20,7 +20,7 @@ use crate::collective::order::Claim;
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
 use crate::reduce::{Kernels, accumulator_bytes};
-use crate::types::{DType, Op, Span};
+use crate::types::{DType, Span};
 use crate::wire::reject;
 
 /// A part that is being reduced.
@@ -198,7 +198,7 @@ impl Running {
     fn reduce(&mut self, board: &Board, scratch: &mut Scratch) {
         let number = self.base + self.reduced;
         let (offset, len) = self.slice(board, self.reduced, board.me);
-        let (op, divisor) = self.reduction();
+        let (op, divisor) = self.dataflow.reduction(self.claim.op, &self.weights);
         let dtype = self.claim.dtype;
         // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
         let result = unsafe { board.segment.slice_mut(board.layout.result(number, board.me), len) };
@@ -248,22 +248,6 @@ impl Running {
     /// Whether the result goes to this rank.
     fn wants_result(&self, board: &Board) -> bool {
         self.dataflow.leads_to(board.me) && !self.memory.is_nowhere()
-    }
-
-    /// How slices are added, and what they are divided by.
-    fn reduction(&self) -> (Op, f64) {
-        let Dataflow::Reduce { taker, .. } = self.dataflow else { unreachable!("only what is added is reduced") };
-        match (self.claim.op, taker) {
-            (Op::Mean, None) => (Op::Mean, f64::from(u32::try_from(self.weights.len()).expect("at most RANKS_MAX"))),
-            // Divided once, by whoever knows all workers.
-            (Op::Mean, Some(_)) => (Op::Sum, 1.0),
-            (Op::WeightedMean, _) => {
-                let total = self.dataflow.weight(&self.weights);
-                // Other machines may have what makes it a mean; there, too, what weighs nothing adds nothing.
-                (Op::WeightedMean, if total > 0.0 { total } else { 1.0 })
-            }
-            (op @ (Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. }), _) => (op, 1.0),
-        }
     }
 
     fn take(&mut self, board: &Board) {

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use super::*;
 use crate::collective::order::Claim;
-use crate::collective::{Goal, Memory};
+use crate::collective::{Goal, LocalRank, Memory};
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
 use crate::mem::Region;

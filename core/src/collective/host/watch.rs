@@ -6,7 +6,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use super::board::{Board, Breakage};
+use super::board::Board;
+use crate::collective::ranks::Breakage;
 use crate::error::Result;
 use crate::local::{Connection, socket};
 

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::collective::order::Decision;
+use crate::collective::ranks::Breakage;
 use crate::collective::{Bulletin, Dataflow, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team};
 use crate::mem::{DeviceRegion, Ordinal};
 
@@ -423,7 +424,7 @@ fn who_waits_for_a_notice_gives_up_in_time_or_when_told_to() {
     let (machine, roads) = machine(2);
     assert_eq!(roads.bulletin(1).read(Duration::from_millis(1), &|| false), None);
     assert_eq!(roads.bulletin(1).read(PATIENCE, &|| true), None);
-    machine.0[0].0.core.board.break_down(board::Breakage::Lost(0));
+    machine.0[0].0.core.board.break_down(Breakage::Lost(0));
     assert_eq!(roads.bulletin(1).read(PATIENCE, &|| false), None);
 }
 

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use super::board::Breakage;
-use super::options::LocalRank;
-use crate::collective::Goal;
-use crate::collective::order::{Claim, Failure, Slot};
+use super::order::{Claim, Failure, Slot};
+use super::ranks::{Breakage, LocalRank};
 use crate::error::{Claim as Saying, Error};
-use crate::types::{Op, WorkerId};
+use crate::types::{Goal, Op, WorkerId};
 
 /// What whoever submitted an operation is told of its failure.
 pub(super) fn explain(ranks: &[LocalRank], (part, place): Slot, failure: Failure, waited: Duration) -> Error {

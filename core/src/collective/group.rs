@@ -4,23 +4,43 @@
 //! The leader forms a group of what is ready and waits for nothing; it writes all of it before anybody sees it, and every rank checks what
 //! it reads. A group that differs between ranks would hang their library.
 
-use crate::collective::order::{Claim, Decision, Order, Slot};
+use super::order::{Claim, Decision, Order, Slot};
 use crate::types::{DeviceKind, PartId};
 
 /// The most operations of a group: one for each owner on a machine of eight devices, and few enough that what is ready a moment later does
 /// not wait long.
-pub(super) const OPERATIONS_MAX: usize = 8;
+pub const OPERATIONS_MAX: usize = 8;
 /// The most bytes of several operations: as many parts of 4 MiB. All of a group ends together, so that a longer one would keep its first
 /// part from being pushed for longer than the launches cost that it saves.
-pub(super) const BYTES_MAX: u64 = 32 << 20;
+pub const BYTES_MAX: u64 = 32 << 20;
 
 /// What else may come to the road of devices.
-pub(super) struct Room {
-    pub(super) operations: usize,
-    pub(super) bytes: u64,
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    operations: usize,
+    bytes: u64,
 }
 
 impl Room {
+    /// So much may be on the road before the leader orders more: a group that is carried out and one behind it, so that the road is not
+    /// empty while the next is ordered. It is also what an urgent operation waits for at most, because on the road nothing is overtaken.
+    const OPERATIONS_MAX: usize = 2 * OPERATIONS_MAX;
+    /// The same in bytes. An operation that is longer is alone.
+    const BYTES_MAX: u64 = 2 * BYTES_MAX;
+
+    /// What may be ordered beside these operations, which are on the road; the last operation may be longer.
+    pub fn beside(operations: usize, bytes: u64) -> Self {
+        Self {
+            operations: Self::OPERATIONS_MAX.saturating_sub(operations),
+            bytes: Self::BYTES_MAX.saturating_sub(bytes),
+        }
+    }
+
+    /// Whether nothing more should be ordered for now.
+    pub const fn is_none(self) -> bool {
+        self.operations == 0 || self.bytes == 0
+    }
+
     /// Whether another operation may join a group before it is on the road.
     fn is_left_by(&self, group: &Group) -> bool {
         group.parts.len() < self.operations && group.bytes < self.bytes
@@ -58,7 +78,7 @@ impl Group {
 ///
 /// # Panics
 /// If there is nothing to decide.
-pub(super) fn next(order: &mut Order, orders: u64, room: &Room) -> Vec<Decision> {
+pub fn next(order: &mut Order, orders: u64, room: &Room) -> Vec<Decision> {
     let mut decisions = vec![order.next_decision().expect("it was asked whether it has one")];
     let Some(mut group) = Group::of(&decisions[0]) else { return decisions };
     while (decisions.len() as u64) < orders
@@ -72,7 +92,7 @@ pub(super) fn next(order: &mut Order, orders: u64, room: &Room) -> Vec<Decision>
 }
 
 /// Whether these decisions may be carried out together: one may be anything.
-pub(super) fn is_sound(decisions: &[Decision]) -> bool {
+pub fn is_sound(decisions: &[Decision]) -> bool {
     let [first, rest @ ..] = decisions else { return false };
     let mut group = Group::of(first);
     rest.iter().all(|decision| match (decision, &mut group) {

@@ -1,0 +1,363 @@
+//! One rank's side of the agreement among the ranks of a machine: what it is ready for, what all of them do next, and why something is not
+//! done.
+//!
+//! # Driving it
+//! Every rank has one [`Agreement`]; that of the lowest rank, the *leader*, holds the [`Order`].
+//!
+//! 1. Hand in what the rank is ready for ([`handle_wish`](Agreement::handle_wish)), gives up ([`handle_abandoned`](Agreement::handle_abandoned))
+//!    or cannot do ([`handle_refused`](Agreement::handle_refused)).
+//! 2. Bring what is [`unsaid`](Agreement::unsaid) to the leader, in order, and call [`said`](Agreement::said) for each. The leader's
+//!    driver gives it to [`hear`](Agreement::hear), and calls [`weigh`](Agreement::weigh) when there is no more.
+//! 3. The leader's driver asks for decisions ([`lead`](Agreement::lead)) when it has nothing under way in host memory and has obeyed all
+//!    that it ordered. Bring them to every rank, the leader among them, all of one answer at once.
+//! 4. Every rank obeys them in that order ([`obey`](Agreement::obey)), the next ones when it has nothing under way in host memory.
+//! 5. After every call, carry out each [`next_act`](Agreement::next_act), and set a timer to [`poll_timeout`](Agreement::poll_timeout).
+//!
+//! `L` is what the driver keeps with an operation: its memory, and who waits for it.
+
+mod obeying;
+mod words;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+pub use self::words::{Act, Announcement, Party, Wish};
+
+use super::dataflow::Dataflow;
+use super::explain::broken;
+use super::group::{self, Room};
+use super::order::{Claim, Decision, Order, Slot};
+use super::ranks::Breakage;
+use crate::error::Error;
+use crate::types::{Defect, DeviceKind, Goal, Time, WorkerId, planted};
+
+/// The machine; see the module's documentation.
+#[derive(Debug)]
+pub struct Agreement<L> {
+    party: Party,
+    /// The leader's; the others have none.
+    order: Option<Order>,
+    pending: BTreeMap<Slot, Pending<L>>,
+    /// Announcements that the leader was not told yet.
+    unsaid: VecDeque<Announcement>,
+    /// What the leader was told of late ranks, and has not weighed yet.
+    complaints: Vec<(Slot, Duration)>,
+    /// When pending operations are overdue, the first first.
+    due: BTreeSet<(Time, Slot)>,
+    acts: VecDeque<Act<L>>,
+    /// Whether the leader must hear soon of what was announced.
+    urgent: bool,
+    /// Nobody orders any more.
+    orphaned: bool,
+    closed: Option<Error>,
+    /// Decisions that a planted mistake obeys after later ones.
+    held_back: Vec<Decision>,
+}
+
+/// An operation that this rank has come to and that was not ordered yet.
+#[derive(Debug)]
+struct Pending<L> {
+    wish: Wish,
+    /// Absent where nobody waits for it any more: this rank takes part for the others' sake.
+    load: Option<L>,
+    since: Time,
+    withdrawn: bool,
+    /// The leader was told that it takes too long.
+    overdue: bool,
+}
+
+/// How long the leader may take to answer what cannot wait. It needs no processor time but what an answer takes.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// So many deadlines of operations that are over are not worth a pass over the others.
+const DUE_SLACK: usize = 64;
+
+impl<L> Agreement<L> {
+    /// Nothing agreed on yet.
+    ///
+    /// # Panics
+    /// If there are no ranks or more than [`Order::RANKS_MAX`].
+    pub fn new(party: Party) -> Self {
+        let count = u32::try_from(party.ranks.len()).expect("at most RANKS_MAX");
+        Self {
+            order: (party.me == 0).then(|| Order::new(count, party.oldest_every).planting(party.defect)),
+            party,
+            pending: BTreeMap::new(),
+            unsaid: VecDeque::new(),
+            complaints: Vec::new(),
+            due: BTreeSet::new(),
+            acts: VecDeque::new(),
+            urgent: false,
+            orphaned: false,
+            closed: None,
+            held_back: Vec::new(),
+        }
+    }
+
+    /// The rank is ready for an operation. `fits` says whether it has the memory that its [`share`](Self::share) of the work needs.
+    pub fn handle_wish(&mut self, now: Time, wish: Wish, load: L, fits: bool) {
+        let slot = wish.slot();
+        let wrong = |what: String| Some(Error::Internal { what: format!("part {}, {} {what}", slot.0, wish.round) });
+        let refusal = if let Some(error) = &self.closed {
+            Some(error.clone())
+        } else if self.pending.contains_key(&slot) {
+            wrong("is reduced twice".to_owned())
+        } else {
+            match self.share(&wish) {
+                None => wrong(format!("is not reduced on this machine: {:?}", wish.goal)),
+                Some(_) => {
+                    if fits {
+                        None
+                    } else {
+                        wrong("with memory of another length".to_owned())
+                    }
+                }
+            }
+        };
+        if let Some(error) = refusal {
+            return self.acts.push_back(Act::End { load, error });
+        }
+        if !self.waits_for_owner(&wish) {
+            self.due.insert((now + self.party.step_timeout, slot));
+        }
+        let claim = Claim { failed: wish.failure.is_some(), ..wish.claim };
+        let pending = Pending { wish, load: Some(load), since: now, withdrawn: false, overdue: false };
+        self.pending.insert(slot, pending);
+        if self.due.len() > 2 * self.pending.len() + DUE_SLACK {
+            self.due.retain(|(_, slot)| self.pending.contains_key(slot));
+        }
+        self.announce(Announcement::Ready(slot, claim));
+    }
+
+    /// The rank cannot carry out what the others may come to. Why nothing is accepted any more, if so.
+    pub fn handle_refused(&mut self, slot: Slot) -> Option<Error> {
+        if self.closed.is_none() {
+            self.announce(Announcement::Withdrawn(slot));
+        }
+        self.closed.clone()
+    }
+
+    /// Nobody waits for an operation here any more.
+    pub fn handle_abandoned(&mut self, now: Time, slot: Slot) {
+        let Some(pending) = self.pending.get(&slot) else { return };
+        if !self.waits_for_owner(&pending.wish) {
+            return self.withdraw(now, slot);
+        }
+        // The others need this rank to look on, and nothing of its memory. Devices have no other memory to look on with: there it ends when
+        // the owner comes, who has deadlines of its own.
+        let is_host = pending.wish.claim.device == DeviceKind::Host;
+        let pending = self.pending.get_mut(&slot).expect("found above");
+        if let Some(load) = pending.load.take_if(|_| is_host) {
+            self.acts.push_back(Act::End { load, error: Error::Cancelled });
+        }
+    }
+
+    /// The rank at this position left in order.
+    pub fn handle_left(&mut self, rank: usize) {
+        match &mut self.order {
+            Some(order) => order.handle_left(u32::try_from(rank).expect("at most RANKS_MAX")),
+            None => self.orphaned = true,
+        }
+    }
+
+    /// Nothing more will be asked: what is pending may end, and what nobody waits for is given up.
+    pub fn handle_closed(&mut self, now: Time) {
+        self.closed.get_or_insert_with(shut_down);
+        let unwanted = self.pending.iter().filter(|(_, pending)| pending.load.is_none());
+        for slot in unwanted.map(|(slot, _)| *slot).collect::<Vec<Slot>>() {
+            self.withdraw(now, slot);
+        }
+    }
+
+    /// Ends everything, now and later, whatever the others do: with the first such cause, or because the rank was shut down. The cause.
+    pub fn fail(&mut self, cause: Option<Error>) -> Error {
+        let error = self.closed.get_or_insert_with(|| cause.unwrap_or_else(shut_down)).clone();
+        self.unsaid.clear();
+        self.due.clear();
+        if planted(self.party.defect, Defect::LossKeptPending) {
+            return error;
+        }
+        for pending in std::mem::take(&mut self.pending).into_values() {
+            let error = if pending.withdrawn { Error::Cancelled } else { error.clone() };
+            self.end(pending, error);
+        }
+        error
+    }
+
+    /// What everybody is told of a breakage.
+    pub fn explain(&self, breakage: Breakage) -> Error {
+        broken(&self.party.ranks, breakage)
+    }
+
+    /// What is done for an operation, by the ranks that reach each other's memory of its kind; `None` if it names another rank, or shall come
+    /// to all where only some reach each other.
+    pub fn share(&self, wish: &Wish) -> Option<Dataflow> {
+        let Party { ranks, group, .. } = &self.party;
+        let position = |worker: WorkerId| ranks.iter().position(|other| other.rank == worker);
+        let Wish { goal, claim, .. } = wish;
+        match claim.device {
+            DeviceKind::Host => Dataflow::of(goal, claim.op, ranks.len(), position),
+            DeviceKind::Cuda => {
+                let near = |worker| position(worker).and_then(|rank| group.iter().position(|other| *other == rank));
+                let is_whole = *goal != Goal::AllReduce || group.len() == ranks.len();
+                Dataflow::of(goal, claim.op, group.len(), near).filter(|_| is_whole)
+            }
+        }
+    }
+
+    /// What the leader hears next from this rank.
+    pub fn unsaid(&self) -> Option<Announcement> {
+        self.unsaid.front().copied()
+    }
+
+    /// The leader was told, or will be, in order.
+    pub fn said(&mut self) {
+        self.unsaid.pop_front();
+    }
+
+    /// Whether something was announced, since the last question, of which the leader must hear even if it waits for nothing.
+    pub fn take_urgency(&mut self) -> bool {
+        std::mem::take(&mut self.urgent)
+    }
+
+    /// The leader hears what the rank at this position says.
+    pub fn hear(&mut self, rank: usize, announcement: Announcement) {
+        let Some(order) = &mut self.order else { return };
+        match announcement {
+            Announcement::Overdue(slot, waited) => self.complaints.push((slot, waited)),
+            other => tell(order, u32::try_from(rank).expect("at most RANKS_MAX"), other),
+        }
+    }
+
+    /// The leader has heard all that was said. Only now it believes complaints: a rank complained of may have spoken meanwhile.
+    pub fn weigh(&mut self) {
+        let Some(order) = &mut self.order else { return };
+        for (slot, waited) in self.complaints.drain(..) {
+            order.handle_overdue(slot, waited);
+        }
+    }
+
+    /// Whether this rank leads and there is something to decide, with this much room on devices.
+    pub fn may_lead(&self, room: Room) -> bool {
+        self.order.as_ref().is_some_and(|order| order.has_failure() || (order.has_decision() && !room.is_none()))
+    }
+
+    /// What all ranks do next, in at most `orders` orders.
+    ///
+    /// # Panics
+    /// If it may not lead.
+    pub fn lead(&mut self, orders: u64, room: Room) -> Vec<Decision> {
+        group::next(self.order.as_mut().expect("it leads"), orders, &room)
+    }
+
+    /// What to do next; drain it after every input.
+    pub fn next_act(&mut self) -> Option<Act<L>> {
+        self.acts.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    pub fn poll_timeout(&mut self) -> Option<Time> {
+        while self.due.first().is_some_and(|(_, slot)| !self.pending.contains_key(slot)) {
+            self.due.pop_first();
+        }
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// Complains about what is overdue.
+    ///
+    /// # Errors
+    /// If the leader does not answer.
+    pub fn handle_timeout(&mut self, now: Time) -> Result<(), Breakage> {
+        while let Some((due, slot)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
+            self.due.remove(&(due, slot));
+            let Some(pending) = self.pending.get_mut(&slot) else { continue };
+            if pending.withdrawn || std::mem::replace(&mut pending.overdue, true) {
+                if self.order.is_none() {
+                    // The leader does not answer, and what it may still order cannot be done without.
+                    return Err(Breakage::Stuck(0));
+                }
+                continue;
+            }
+            let overdue = Announcement::Overdue(slot, now.since(pending.since));
+            self.due.insert((now + ANSWER_PATIENCE, slot));
+            self.announce(overdue);
+        }
+        Ok(())
+    }
+
+    /// Whether something is pending or unsaid.
+    pub fn is_busy(&self) -> bool {
+        !self.pending.is_empty() || !self.unsaid.is_empty()
+    }
+
+    /// Whether another rank may wait for an answer of this one.
+    pub fn owes_answers(&self) -> bool {
+        self.order.as_ref().is_some_and(Order::owes_answers)
+    }
+
+    /// Whether this rank leads.
+    pub fn leads(&self) -> bool {
+        self.order.is_some()
+    }
+
+    /// Whether [`settle_orphans`](Self::settle_orphans) has something to do.
+    pub fn has_orphans(&self) -> bool {
+        self.orphaned && !self.pending.is_empty()
+    }
+
+    /// Whether nothing is accepted any more.
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_some()
+    }
+
+    /// Tells the leader, which may be this rank.
+    fn announce(&mut self, announcement: Announcement) {
+        match &announcement {
+            Announcement::Ready(..) => {}
+            Announcement::Withdrawn(_) if planted(self.party.defect, Defect::WithdrawnInSilence) => return,
+            // Also if the leader waits for nothing: the others should hear of it at once.
+            Announcement::Withdrawn(_) | Announcement::Overdue(..) => self.urgent = true,
+        }
+        match &mut self.order {
+            Some(order) => tell(order, 0, announcement),
+            None => self.unsaid.push_back(announcement),
+        }
+    }
+
+    /// Takes an operation from all ranks, if the leader has not decided to run it.
+    fn withdraw(&mut self, now: Time, slot: Slot) {
+        let Some(pending) = self.pending.get_mut(&slot).filter(|pending| !pending.withdrawn) else { return };
+        pending.withdrawn = true;
+        self.due.insert((now + ANSWER_PATIENCE, slot));
+        self.announce(Announcement::Withdrawn(slot));
+    }
+
+    fn end(&mut self, pending: Pending<L>, error: Error) {
+        if let Some(load) = pending.load {
+            self.acts.push_back(Act::End { load, error });
+        }
+    }
+
+    /// Whether another rank has what it is about, and comes when it can.
+    fn waits_for_owner(&self, wish: &Wish) -> bool {
+        wish.goal.bringer().is_some_and(|owner| owner != self.party.ranks[self.party.me].rank)
+    }
+}
+
+fn tell(order: &mut Order, rank: u32, announcement: Announcement) {
+    match announcement {
+        Announcement::Ready(slot, claim) => order.handle_ready(rank, slot, claim),
+        Announcement::Withdrawn(slot) => order.handle_withdrawn(rank, slot),
+        Announcement::Overdue(slot, waited) => order.handle_overdue(slot, waited),
+    }
+}
+
+fn shut_down() -> Error {
+    Error::FailedPrecondition {
+        what: "the engine was shut down".to_owned(),
+        hint: "submit before shutdown()".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! What a rank does with an order of the leader: it begins the operation, or ends it with the reason.
+
+use super::words::{Act, Wish};
+use super::{Agreement, Pending};
+use crate::collective::explain::explain;
+use crate::collective::order::{Claim, Decision, Failure};
+use crate::collective::ranks::Breakage;
+use crate::error::Error;
+use crate::types::{Defect, Goal, Op, Time, planted};
+
+impl<L> Agreement<L> {
+    /// Acts on what is next: one order, or all of a group.
+    ///
+    /// # Errors
+    /// If it has no meaning here.
+    pub fn obey(&mut self, now: Time, decisions: Vec<Decision>) -> Result<(), Breakage> {
+        if planted(self.party.defect, Defect::OrdersSwapped) && self.party.me > 0 && self.held_back.is_empty() {
+            self.held_back = decisions;
+            return Ok(());
+        }
+        let held_back = std::mem::take(&mut self.held_back);
+        decisions.into_iter().chain(held_back).try_for_each(|decision| self.act_on(now, decision))
+    }
+
+    /// Nothing is left of what the leader ordered: if it left, what is pending ends. Whether that was something.
+    pub fn settle_orphans(&mut self, now: Time) -> bool {
+        if !self.orphaned || self.pending.is_empty() {
+            return false;
+        }
+        for (slot, pending) in std::mem::take(&mut self.pending) {
+            let left = explain(&self.party.ranks, slot, Failure::Left { missing: 1 }, now.since(pending.since));
+            let error = if pending.withdrawn { Error::Cancelled } else { left };
+            self.end(pending, error);
+        }
+        true
+    }
+
+    fn act_on(&mut self, now: Time, decision: Decision) -> Result<(), Breakage> {
+        match decision {
+            Decision::Fail { slot, failure } => {
+                if let Some(pending) = self.pending.remove(&slot) {
+                    let error = match pending.withdrawn {
+                        true => Error::Cancelled,
+                        false => explain(&self.party.ranks, slot, failure, now.since(pending.since)),
+                    };
+                    self.end(pending, error);
+                }
+            }
+            Decision::Run { slot, claim, failed, weights } => {
+                // The leader knows what this rank claimed; anything else would be written into memory of another length.
+                let ours = self.pending.remove(&slot).filter(|pending| pending.wish.claim.agrees_with(&claim));
+                let Some(pending) = ours else { return Err(Breakage::Confused(0)) };
+                match (failed, self.refusal(&pending.wish, &weights)) {
+                    (Some(rank), _) => self.tell_why(pending, claim, rank as usize)?,
+                    (None, Some(error)) => self.end(pending, error),
+                    (None, None) => {
+                        let dataflow = self.share(&pending.wish).expect("looked at when it was accepted");
+                        self.acts.push_back(Act::Run { claim, weights, dataflow, load: pending.load });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why an operation that is ordered is not carried out, by any rank.
+    fn refusal(&self, wish: &Wish, weights: &[f64]) -> Option<Error> {
+        let is_whole = matches!(wish.goal, Goal::AllReduce | Goal::Join { taker: None, .. });
+        if !is_whole || wish.claim.op != Op::WeightedMean {
+            return None;
+        }
+        let total = self.share(wish).map_or(0.0, |dataflow| dataflow.weight(weights));
+        (total <= 0.0 || !total.is_finite()).then(|| Error::InvalidArgument {
+            what: format!("the weights of tensor {}, {} add up to {total}", wish.part.key, wish.round),
+            hint: "give at least one worker a weight above zero".to_owned(),
+        })
+    }
+
+    /// The rank at position `from` tells the others why there is nothing. That goes the way of the host, whatever the memory is.
+    fn tell_why(&mut self, pending: Pending<L>, claim: Claim, from: usize) -> Result<(), Breakage> {
+        let failure = pending.wish.failure.filter(|_| from == self.party.me);
+        if (from == self.party.me) != failure.is_some() {
+            return Err(Breakage::Confused(0));
+        }
+        self.acts.push_back(Act::Tell { claim, from, failure, load: pending.load });
+        Ok(())
+    }
+}

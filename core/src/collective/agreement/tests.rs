@@ -1,0 +1,170 @@
+use super::*;
+use crate::collective::order::Failure;
+use crate::collective::ranks::LocalRank;
+use crate::types::{DType, Incarnation, Op, PartId, Priority, Round, TensorKey};
+
+const NOW: Time = Time(0);
+
+#[test]
+fn what_all_ranks_are_ready_for_runs_on_all_of_them_in_one_order() {
+    let mut ranks = machine(2);
+    for (rank, part) in [(1, 1), (1, 2), (0, 2), (0, 1)] {
+        ranks[rank].handle_wish(NOW, all_reduce(part), part, true);
+    }
+    settle(&mut ranks);
+    for rank in &mut ranks {
+        let done = acts(rank);
+        assert!(matches!(done[..], [Act::Run { load: Some(1), .. }, Act::Run { load: Some(2), .. }]), "{done:?}");
+    }
+}
+
+#[test]
+fn what_one_rank_gives_up_ends_on_all_and_names_it() {
+    let mut ranks = machine(2);
+    ranks[0].handle_wish(NOW, all_reduce(1), 1, true);
+    ranks[1].handle_wish(NOW, all_reduce(2), 2, true);
+    ranks[1].handle_abandoned(NOW, all_reduce(2).slot());
+    assert!(ranks[1].take_urgency());
+    settle(&mut ranks);
+    ranks[0].handle_wish(NOW, all_reduce(2), 2, true);
+    settle(&mut ranks);
+    assert!(matches!(acts(&mut ranks[1])[..], [Act::End { load: 2, error: Error::Cancelled }]));
+    let [Act::End { load: 2, error: Error::Stalled { missing, .. } }] = &acts(&mut ranks[0])[..] else {
+        panic!("the first part still waits")
+    };
+    assert_eq!(missing, &[WorkerId(1)]);
+}
+
+#[test]
+fn who_does_not_want_a_broadcast_lets_go_of_its_memory_and_looks_on() {
+    let mut ranks = machine(2);
+    let wish = Wish { goal: Goal::Broadcast { owner: WorkerId(0) }, ..all_reduce(1) };
+    ranks[1].handle_wish(NOW, wish.clone(), 1, true);
+    ranks[1].handle_abandoned(NOW, wish.slot());
+    assert!(matches!(acts(&mut ranks[1])[..], [Act::End { load: 1, error: Error::Cancelled }]));
+    assert_eq!(ranks[1].poll_timeout(), None, "it waits as long as the owner lives");
+    ranks[0].handle_wish(NOW, wish, 1, true);
+    settle(&mut ranks);
+    assert!(matches!(acts(&mut ranks[1])[..], [Act::Run { load: None, .. }]));
+}
+
+#[test]
+fn a_rank_that_has_nothing_says_why_and_the_others_hear_it() {
+    let mut ranks = machine(2);
+    let wish = Wish { goal: Goal::Broadcast { owner: WorkerId(1) }, ..all_reduce(1) };
+    ranks[0].handle_wish(NOW, wish.clone(), 1, true);
+    ranks[1].handle_wish(NOW, Wish { failure: Some(Error::Cancelled), ..wish }, 1, true);
+    settle(&mut ranks);
+    assert!(matches!(acts(&mut ranks[0])[..], [Act::Tell { from: 1, failure: None, .. }]));
+    assert!(matches!(acts(&mut ranks[1])[..], [Act::Tell { from: 1, failure: Some(Error::Cancelled), .. }]));
+}
+
+#[test]
+fn what_waits_too_long_is_complained_of_and_then_the_leader_answers_or_is_stuck() {
+    let mut ranks = machine(2);
+    let late = NOW + Duration::from_secs(5);
+    ranks[1].handle_wish(NOW, all_reduce(1), 1, true);
+    assert_eq!(ranks[1].poll_timeout(), Some(late));
+    assert_eq!(ranks[1].handle_timeout(late), Ok(()));
+    assert_eq!(ranks[1].handle_timeout(late + ANSWER_PATIENCE), Err(Breakage::Stuck(0)));
+    settle(&mut ranks);
+    let [Act::End { error: Error::Stalled { missing, waited, .. }, .. }] = &acts(&mut ranks[1])[..] else {
+        panic!("the leader answers")
+    };
+    assert_eq!((missing.as_slice(), *waited), ([WorkerId(0)].as_slice(), Duration::from_secs(5)));
+}
+
+#[test]
+fn a_breakage_ends_everything_now_and_later() {
+    let mut ranks = machine(3);
+    ranks[1].handle_wish(NOW, all_reduce(1), 1, true);
+    let lost = ranks[1].explain(Breakage::Lost(2));
+    assert_eq!(ranks[1].fail(Some(lost.clone())), lost);
+    ranks[1].handle_wish(NOW, all_reduce(2), 2, true);
+    assert_eq!(ranks[1].handle_refused(all_reduce(3).slot()), Some(lost.clone()));
+    let [Act::End { load: 1, error: first }, Act::End { load: 2, error: second }] = &acts(&mut ranks[1])[..] else {
+        panic!("both end")
+    };
+    assert!(matches!(first, Error::PeerLost { member, .. } if member == "worker 2"));
+    assert_eq!((first, second), (&lost, &lost));
+}
+
+#[test]
+fn an_order_that_a_rank_did_not_ask_for_is_what_the_leader_is_blamed_for() {
+    let mut ranks = machine(2);
+    let decision = |bytes| {
+        let claim = Claim { bytes, ..all_reduce(1).claim };
+        vec![Decision::Run { slot: all_reduce(1).slot(), claim, failed: None, weights: vec![1.0; 2] }]
+    };
+    assert_eq!(ranks[1].obey(NOW, decision(8)), Err(Breakage::Confused(0)));
+    ranks[1].handle_wish(NOW, all_reduce(1), 1, true);
+    assert_eq!(ranks[1].obey(NOW, decision(16)), Err(Breakage::Confused(0)), "of another length");
+}
+
+#[test]
+fn when_the_leader_leaves_what_it_did_not_order_ends() {
+    let mut ranks = machine(2);
+    ranks[1].handle_wish(NOW, all_reduce(1), 1, true);
+    ranks[1].handle_left(0);
+    assert!(ranks[1].has_orphans() && ranks[1].settle_orphans(NOW));
+    let left = explain_left();
+    assert!(
+        matches!(&acts(&mut ranks[1])[..], [Act::End { error: Error::Stalled { detail, .. }, .. }] if *detail == left)
+    );
+    assert!(!ranks[1].has_orphans());
+}
+
+fn explain_left() -> String {
+    let ranks = machine::<u64>(2).remove(0).party.ranks;
+    let error =
+        crate::collective::explain::explain(&ranks, all_reduce(1).slot(), Failure::Left { missing: 1 }, Duration::ZERO);
+    let Error::Stalled { detail, .. } = error else { panic!("{error}") };
+    detail
+}
+
+/// Carries every announcement to the leader and every decision to all.
+fn settle(ranks: &mut [Agreement<u64>]) {
+    for rank in 1..ranks.len() {
+        while let Some(announcement) = ranks[rank].unsaid() {
+            ranks[rank].said();
+            ranks[0].hear(rank, announcement);
+        }
+    }
+    ranks[0].weigh();
+    let room = Room::beside(0, 0);
+    while ranks[0].may_lead(room) {
+        let decisions = ranks[0].lead(64, room);
+        ranks.iter_mut().for_each(|rank| assert_eq!(rank.obey(NOW, decisions.clone()), Ok(())));
+    }
+}
+
+fn acts(rank: &mut Agreement<u64>) -> Vec<Act<u64>> {
+    std::iter::from_fn(|| rank.next_act()).collect()
+}
+
+fn machine<L>(ranks: u32) -> Vec<Agreement<L>> {
+    let local = |rank| LocalRank {
+        rank: WorkerId(rank),
+        incarnation: Incarnation(u128::from(rank)),
+        name: format!("worker {rank}"),
+        place: String::new(),
+        door: String::new(),
+    };
+    let party = |me| Party {
+        ranks: (0..ranks).map(local).collect(),
+        me,
+        group: (0..ranks as usize).collect(),
+        step_timeout: Duration::from_secs(5),
+        oldest_every: 0,
+        defect: None,
+    };
+    (0..ranks as usize).map(|me| Agreement::new(party(me))).collect()
+}
+
+fn all_reduce(part: u64) -> Wish {
+    let part = PartId { key: TensorKey(part), index: 0 };
+    let (device, priority) = (DeviceKind::Host, Priority(-(part.key.0 as i32)));
+    let claim =
+        Claim { op: Op::Sum, dtype: DType::F32, bytes: 8, device, lane: 0, failed: false, weight: 1.0, priority };
+    Wish { part, round: Round(0), goal: Goal::AllReduce, failure: None, claim }
+}

@@ -1,0 +1,93 @@
+//! The words between an [`Agreement`](super::Agreement) and its driver.
+
+use std::time::Duration;
+
+use crate::collective::dataflow::Dataflow;
+use crate::collective::order::{Claim, Slot};
+use crate::collective::ranks::LocalRank;
+use crate::error::Error;
+use crate::types::{Defect, Goal, PartId, Round};
+
+/// Who agrees.
+#[derive(Clone, Debug)]
+pub struct Party {
+    /// The ranks of the machine, in ascending order; the first leads.
+    pub ranks: Vec<LocalRank>,
+    /// The position of this rank among them.
+    pub me: usize,
+    /// The positions of those whose devices are of its PCIe group, itself among them, ascending.
+    pub group: Vec<usize>,
+    /// How long an operation may wait for other ranks.
+    pub step_timeout: Duration,
+    /// Every so many decisions the oldest goes first.
+    pub oldest_every: u32,
+    /// A mistake to make, for the simulation.
+    pub defect: Option<Defect>,
+}
+
+/// What a rank wants to do with the others.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Which part.
+    pub part: PartId,
+    /// Which sum of it; each rank comes to the rounds of a part in order.
+    pub round: Round,
+    /// What shall come of it.
+    pub goal: Goal,
+    /// Why this rank has nothing of what the others wait for.
+    pub failure: Option<Error>,
+    /// What this rank thinks it is.
+    pub claim: Claim,
+}
+
+/// What a rank tells the leader.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Announcement {
+    /// It is ready.
+    Ready(Slot, Claim),
+    /// It gives this up.
+    Withdrawn(Slot),
+    /// It has waited so long.
+    Overdue(Slot, Duration),
+}
+
+/// What the driver does.
+#[derive(Debug)]
+pub enum Act<L> {
+    /// All ranks do this now. Begin it after those before it; at once with those of the same answer, which are on devices.
+    Run {
+        /// What all ranks claim alike.
+        claim: Claim,
+        /// The weight of each rank of the machine.
+        weights: Vec<f64>,
+        /// What the ranks do. Those of the PCIe group if it is on devices.
+        dataflow: Dataflow,
+        /// Absent if nobody waits for it here any more: this rank takes part without memory.
+        load: Option<L>,
+    },
+    /// All ranks hear now why there is nothing. It takes a turn as an operation in host memory does, and touches nobody's memory.
+    Tell {
+        /// What all ranks claim alike.
+        claim: Claim,
+        /// The position of the rank that tells.
+        from: usize,
+        /// What it tells, on that rank.
+        failure: Option<Error>,
+        /// Absent if nobody waits for it here any more.
+        load: Option<L>,
+    },
+    /// It is not begun, for this reason.
+    End {
+        /// Whose.
+        load: L,
+        /// Why.
+        error: Error,
+    },
+}
+
+impl Wish {
+    /// Its place among what is done with its part.
+    pub fn slot(&self) -> Slot {
+        self.goal.slot(self.part, self.round)
+    }
+}
