@@ -24,18 +24,12 @@ pub(super) struct MemberDriver {
 impl MemberDriver {
     /// The membership of a process that starts.
     pub(super) fn new(context: &Context, me: Address) -> Self {
-        let (role, number) = match me.who {
-            Who::Worker(number) => (Role::Worker, number),
-            Who::Server(number) => (Role::Server, number),
+        let number = match me.who {
+            Who::Worker(number) | Who::Server(number) => number,
             Who::Coordinator => unreachable!("the coordinator is no member"),
         };
         let config = MemberConfig {
-            process: Process {
-                host: host(me.who),
-                pid: pid(me),
-                address: if role == Role::Server { number.to_string() } else { String::new() },
-                ..Process::new(role, incarnation(me))
-            },
+            process: process(context, me),
             requested: context.plan.settings.fixed_ranks.then_some(number),
             workers: context.plan.workers,
             servers: context.plan.servers,
@@ -130,9 +124,30 @@ impl MemberDriver {
     }
 }
 
+/// What a process says of itself.
+fn process(context: &Context, me: Address) -> Process {
+    let process = |role| Process { host: host(me.who), pid: pid(me), ..Process::new(role, incarnation(me)) };
+    match me.who {
+        Who::Server(number) => Process { address: number.to_string(), ..process(Role::Server) },
+        Who::Worker(number) => {
+            let topology = &context.plan.topology;
+            let machine = topology.machine(number);
+            let socket_path = format!("worker {number}");
+            Process { machine, socket_path, wiring: topology.wiring(number), ..process(Role::Worker) }
+        }
+        Who::Coordinator => unreachable!("the coordinator is no member"),
+    }
+}
+
 /// A number for each life of each process.
 pub(super) fn incarnation(address: Address) -> Incarnation {
     Incarnation(u128::from(address.who.number()) << 32 | u128::from(address.life))
+}
+
+/// The life of a worker that has this number.
+pub(super) fn address_of(incarnation: Incarnation) -> Address {
+    let (number, life) = ((incarnation.0 >> 32) as u64, incarnation.0 as u32);
+    Address { who: Who::of_worker(number), life }
 }
 
 /// Its process id.

@@ -4,6 +4,7 @@
 //! | file | decides |
 //! |---|---|
 //! | `workload` | seed → size of the job, settings, what every worker does |
+//! | `topology` | seed → which machines the workers run on, and what devices those have |
 //! | `faults` | seed → what goes wrong and when |
 //! | `world` | time, and which process gets which event |
 //! | `process` | where a process runs, sleeps or ran |
@@ -39,6 +40,7 @@ mod network;
 mod oracle;
 mod process;
 mod server;
+mod topology;
 mod transport;
 mod worker;
 mod workload;
@@ -98,9 +100,10 @@ fn run_plan(seed: u64, plan: impl FnOnce() -> Plan, verbose: bool) -> Result<u64
 /// The options of a seed, in a line.
 fn describe(plan: &Plan) -> String {
     format!(
-        "seed {}: {} workers, {} servers, {} tensors, {} steps, depth {}; faults: {}; {}; {:?}",
+        "seed {}: {} workers on machines {}, {} servers, {} tensors, {} steps, depth {}; faults: {}; {}; {:?}",
         plan.seed,
         plan.workers,
+        plan.topology,
         plan.servers,
         plan.tensors.len(),
         plan.steps,

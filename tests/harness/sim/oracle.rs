@@ -19,15 +19,20 @@ pub(super) const JUNK: u8 = 0xa5;
 /// The contribution of `rank` to a round of a tensor.
 pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
     let op = plan.op(tensor, round);
-    // A mean is made of contributions that are larger by what it will be divided by, so that it is exact.
-    let factor = divisor(plan, tensor, round);
     if matches!(op, Op::Broadcast { root } if root.0 != rank) {
         return vec![JUNK; plan.tensors[tensor].spec.bytes().expect("small") as usize];
     }
     if plan.tensors[tensor].rough {
         return elements(plan, tensor, |element| rough(plan, tensor, round, rank, element));
     }
-    elements(plan, tensor, |element| match op {
+    // A mean is made of contributions that are larger by what it will be divided by, so that it is exact.
+    let factor = divisor(plan, tensor, round);
+    elements(plan, tensor, |element| share(plan, tensor, round, rank, element, factor))
+}
+
+/// What `rank` contributes to an element; `factor` is what a mean is divided by.
+fn share(plan: &Plan, tensor: usize, round: u64, rank: u32, element: u64, factor: f64) -> f64 {
+    match plan.op(tensor, round) {
         Op::Sum | Op::Mean | Op::WeightedMean => {
             factor * digit(plan, tensor, round, rank, element) * value(plan, tensor, round, element)
         }
@@ -36,6 +41,31 @@ pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) ->
             10.0 + 4.0 * place as f64 + value(plan, tensor, round, element)
         }
         Op::Broadcast { .. } => 8.0 * f64::from(rank) + value(plan, tensor, round, element),
+    }
+}
+
+/// What the ranks of a machine, of which `rank` is one, have to add to a round of a tensor together; `rank` alone where machines do not
+/// add that type.
+pub(super) fn pushed(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
+    let team = plan.topology.team(rank);
+    if team.len() == 1 || plan.tensors[tensor].spec.dtype == DType::F16 {
+        return contribution(plan, tensor, round, rank);
+    }
+    let (op, factor) = (plan.op(tensor, round), divisor(plan, tensor, round));
+    let weights: Vec<f64> = team.iter().map(|rank| plan.weight(tensor, round, *rank) as f64).collect();
+    let total = if op == Op::WeightedMean { weights.iter().sum() } else { 1.0 };
+    elements(plan, tensor, |element| {
+        let contribution = |rank: &u32| share(plan, tensor, round, *rank, element, factor);
+        let contributions = weights.iter().zip(team.iter().map(contribution));
+        match op {
+            Op::Sum | Op::Mean | Op::WeightedMean => {
+                contributions.map(|(weight, value)| weight * value).sum::<f64>() / total
+            }
+            Op::Min => contributions.map(|(_, value)| value).fold(f64::INFINITY, f64::min),
+            Op::Max => contributions.map(|(_, value)| value).fold(f64::NEG_INFINITY, f64::max),
+            // Only the machine of the root sends something.
+            Op::Broadcast { root } => share(plan, tensor, round, root.0, element, factor),
+        }
     })
 }
 
@@ -45,10 +75,11 @@ pub(super) fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
         return elements(plan, tensor, |element| rough_sum(plan, tensor, round, element));
     }
     let value = |element| value(plan, tensor, round, element);
+    let weights: Vec<f64> = (0..plan.workers).map(|rank| plan.weight(tensor, round, rank) as f64).collect();
     elements(plan, tensor, |element| match plan.op(tensor, round) {
         Op::Sum | Op::Mean | Op::WeightedMean => {
-            let counted = |rank| plan.weight(tensor, round, rank) as f64 * digit(plan, tensor, round, rank, element);
-            (0..plan.workers).map(counted).sum::<f64>() * value(element)
+            let counted = |(rank, weight)| weight * digit(plan, tensor, round, rank, element);
+            (0..).zip(&weights).map(counted).sum::<f64>() * value(element)
         }
         Op::Min => 10.0 + value(element),
         Op::Max => 10.0 + 4.0 * f64::from(plan.workers - 1) + value(element),
@@ -113,7 +144,17 @@ fn rough_sum(plan: &Plan, tensor: usize, round: u64, element: u64) -> f64 {
 /// `4^d`, where d is the digit that `rank` has in this element; 0 if it has none.
 fn digit(plan: &Plan, tensor: usize, round: u64, rank: u32, element: u64) -> f64 {
     let place = (u64::from(rank) + element + round) % u64::from(plan.workers);
-    let digits = digits(plan.tensors[tensor].spec.dtype);
+    let digits = match plan.tensors[tensor].spec.dtype {
+        // What a machine makes of its ranks is rounded to the type, which has 8 bits.
+        DType::BF16 if plan.topology.has_teams() => {
+            if plan.op(tensor, round) == Op::WeightedMean {
+                1
+            } else {
+                2
+            }
+        }
+        dtype => digits(dtype),
+    };
     if place < digits { (1u64 << (2 * place)) as f64 } else { 0.0 }
 }
 

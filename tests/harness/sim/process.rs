@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use gradlane_core::Error;
 use gradlane_core::pipeline::Stage;
+use gradlane_core::sched::TaskId;
 use gradlane_core::types::{ExchangeId, LinkId, Span, Time, WorkerId};
 use gradlane_server::node::command::{Receipt, SlotId};
 
+use super::worker::Note;
 use super::world::Context;
 
 /// A process of the world, whichever of its lives. The number of a worker or server is not its rank, which the coordinator gives it.
@@ -72,6 +74,12 @@ pub(super) enum Input {
     ExchangeTorn { exchange: ExchangeId, error: Error },
     /// A stage's bell rang.
     Bell { stage: Stage },
+    /// A device has copied what a task moves.
+    Copied { task: TaskId },
+    /// Another rank of this machine says something.
+    Near { from: Address, note: Note },
+    /// The process of another rank of this machine is gone.
+    NeighbourLost { gone: Address },
     /// The training loop may go on.
     Script,
 }
@@ -174,6 +182,13 @@ impl<P: Process> Slot<P> {
 }
 
 impl Who {
+    /// The worker with this [`number`](Self::number).
+    pub(super) fn of_worker(number: u64) -> Self {
+        let who = Self::Worker((number - Self::Worker(0).number()) as u32);
+        assert_eq!(who.number(), number, "the number of a worker");
+        who
+    }
+
     /// A number that no other process has.
     pub(super) fn number(self) -> u64 {
         match self {

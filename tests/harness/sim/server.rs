@@ -272,6 +272,9 @@ impl Process for ServerProcess {
             | Input::Answer { .. }
             | Input::Returned { .. }
             | Input::Bell { .. }
+            | Input::Copied { .. }
+            | Input::Near { .. }
+            | Input::NeighbourLost { .. }
             | Input::Script => {}
         }
         self.settle(context);

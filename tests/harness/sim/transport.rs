@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use gradlane_core::Error;
 use gradlane_core::sched::TaskId;
-use gradlane_core::types::{ExchangeId, LinkId};
+use gradlane_core::types::{DeviceKind, ExchangeId, LinkId};
 use gradlane_core::wire::{Header, Reply, Request, Sum, reject};
 
 use super::checkers::Checker;
@@ -266,8 +266,8 @@ fn write(context: &mut Context, me: Address, memory: &mut [Buffer], into: &[Regi
         let (begin, end) = (from.clamp(at, at + length), sum.len().clamp(at, at + length));
         let buffer = &mut memory[*buffer];
         if begin < end {
-            if !buffer.lent {
-                let text = format!("{}: a sum lands in memory that was given back", me.who);
+            if !buffer.lent || buffer.place != DeviceKind::Host {
+                let text = format!("{}: a sum lands in memory that was given back, or that is a device's", me.who);
                 context.witness.fail(context.now, Checker::Memory, text);
             }
             buffer.bytes[span.offset as usize..][begin - at..end - at].copy_from_slice(&sum[begin..end]);

@@ -1,28 +1,35 @@
 //! A worker process: the production machine [`Worker`], a training loop as its user, and a transport in one struct. Keeps the memory that
 //! the machine's ids stand for, checks every result, and that memory is touched only while it is lent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Error, Result};
-use gradlane_core::pipeline::Stage;
-use gradlane_core::sched::{Attempt, SchedulerConfig, Task, TaskId};
-use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId, ServerId, Span, Time, WorkerId};
-use gradlane_core::wire::{Contribute, Contribution, Contributors, Request, Sum, Target};
-use gradlane_core::worker::{Action, Command, Dial, Exchanged, Held, Load, Piece, Step, Worker, WorkerSettings};
+use gradlane_core::sched::{SchedulerConfig, TaskId};
+use gradlane_core::types::{ExchangeId, LinkId, Time, WorkerId};
+use gradlane_core::worker::{Command, Dial, Held, Load, Piece, Worker, WorkerSettings};
 
 use super::checkers::Checker;
-use super::coordinator::TERM;
 use super::member::MemberDriver;
-use super::oracle;
-use super::transport::{Ending, Transport};
+use super::transport::Transport;
 use super::workload::Plan;
 use super::world::{Address, Context, Input, Process, Who};
 
+mod links;
+mod memory;
+mod neighbours;
+mod results;
+mod stages;
 mod training;
 
-use training::{Awaited, Operation, Script};
+pub(super) use self::memory::{Buffer, Region};
+pub(super) use self::neighbours::Note;
+
+use self::links::Dialled;
+use self::memory::Payload;
+use self::neighbours::Neighbours;
+use self::training::{Awaited, Script};
 
 /// A running worker.
 pub(super) struct WorkerProcess {
@@ -31,9 +38,17 @@ pub(super) struct WorkerProcess {
     worker: Worker,
     transport: Transport,
     memory: Vec<Buffer>,
-    /// By submission: the buffers of the contribution and of the result, which may be the same.
-    lent: BTreeMap<u64, [usize; 2]>,
+    /// By submission: of each of its tensors the buffers of the contribution and of the result, which may be the same.
+    lent: BTreeMap<u64, Vec<[usize; 2]>>,
     payloads: BTreeMap<TaskId, Payload>,
+    /// Tasks whose sum has come.
+    summed: BTreeSet<TaskId>,
+    /// Tasks that a device copies, and whether to it.
+    copying: BTreeMap<TaskId, bool>,
+    /// The other ranks of this machine, once they have met.
+    neighbours: Option<Neighbours>,
+    /// What they said before.
+    early: Vec<(Address, Note)>,
     /// Links that were dialled and are not gone.
     links: BTreeMap<LinkId, Dialled>,
     /// The streams of the network that carry the machine's exchanges.
@@ -43,39 +58,6 @@ pub(super) struct WorkerProcess {
     declarations: BTreeMap<u64, u64>,
     barriers: BTreeMap<u64, String>,
     ended: Option<Result<()>>,
-}
-
-/// What a task moves.
-#[derive(Debug)]
-enum Payload {
-    Pieces { source: Vec<Region>, destination: Vec<Region> },
-    Message(Vec<u8>),
-}
-
-/// What a link was dialled for.
-#[derive(Clone, Copy, Debug)]
-struct Dialled {
-    server: ServerId,
-    attempt: u64,
-    is_up: bool,
-}
-
-/// A run of bytes of a buffer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Region {
-    /// Which buffer.
-    pub(super) buffer: usize,
-    /// Which of its bytes.
-    pub(super) span: Span,
-}
-
-/// A tensor's memory.
-#[derive(Debug)]
-pub(super) struct Buffer {
-    /// Its content.
-    pub(super) bytes: Vec<u8>,
-    /// Whether the worker may touch it.
-    pub(super) lent: bool,
 }
 
 impl WorkerProcess {
@@ -89,6 +71,10 @@ impl WorkerProcess {
             memory: Vec::new(),
             lent: BTreeMap::new(),
             payloads: BTreeMap::new(),
+            summed: BTreeSet::new(),
+            copying: BTreeMap::new(),
+            neighbours: None,
+            early: Vec::new(),
             links: BTreeMap::new(),
             streams: BTreeMap::new(),
             script: Script::default(),
@@ -107,13 +93,11 @@ impl WorkerProcess {
         if self.ended.is_none() {
             return;
         }
-        for operation in self.script.operations.values() {
-            let Operation { tensor, round, outcome } = operation;
-            let what = format!("{}: tensor {tensor}, round {round}", self.me.who);
-            match outcome {
-                Some(_) => {}
-                None => context.witness.fail(now, Checker::Handle, format!("{what} never resolved")),
-            }
+        if let Some(operation) = self.script.operations.values().find(|operation| operation.outcome.is_none()) {
+            context.witness.fail(now, Checker::Handle, format!("{}: {operation} never resolved", self.me.who));
+        }
+        if !self.script.batches.is_empty() {
+            context.witness.fail(now, Checker::Handle, format!("{}: a batch never ended", self.me.who));
         }
         let (credit, idle) = (self.worker.credit_in_flight(), self.worker.is_idle());
         if credit != 0 {
@@ -132,9 +116,7 @@ impl WorkerProcess {
             let events = self.member.drain(context);
             let commands: Vec<Command> = std::iter::from_fn(|| self.worker.next_command(context.now)).collect();
             let endings = self.transport.endings();
-            if events.is_empty() && commands.is_empty() && endings.is_empty() {
-                return;
-            }
+            let quiet = events.is_empty() && commands.is_empty() && endings.is_empty();
             for command in commands {
                 self.carry_out(context, command);
             }
@@ -145,6 +127,9 @@ impl WorkerProcess {
             for ending in endings {
                 self.finish(context, ending);
                 self.obey(context);
+            }
+            if !self.confer(context) && quiet {
+                return;
             }
         }
     }
@@ -162,6 +147,7 @@ impl WorkerProcess {
         match event {
             MemberEvent::Joined { index, view } => {
                 self.worker.handle_joined(now, WorkerId(index), view);
+                self.meet_neighbours(context);
                 self.script.running = true;
                 self.wake(context);
             }
@@ -184,6 +170,7 @@ impl WorkerProcess {
                 self.script.done = true;
             }
             MemberEvent::Left => {
+                self.leave_neighbours(context, None);
                 self.ended = Some(Ok(()));
                 self.script.done = true;
             }
@@ -203,7 +190,11 @@ impl WorkerProcess {
                 };
                 self.payloads.insert(task, payload);
             }
-            Command::Release(task) => drop(self.payloads.remove(&task)),
+            Command::Release(task) => {
+                self.unstage(task);
+                self.summed.remove(&task);
+                self.payloads.remove(&task);
+            }
             Command::Abandon(Held::Exchange(exchange)) => {
                 if let Some(stream) = self.streams.get(&exchange) {
                     self.transport.abandon(context, *stream);
@@ -226,217 +217,23 @@ impl WorkerProcess {
                 self.declarations.insert(number, request);
             }
             Command::Leave => self.member.member.leave(),
-            Command::Warn(_) | Command::Abort(_) => {}
-            Command::Abandon(Held::Operation(_)) | Command::Finished { .. } => {
-                unreachable!("these workers share no machine, and nothing is traced")
-            }
+            Command::Abandon(Held::Operation(slot)) => self.abandon_meeting(context, slot),
+            Command::Abort(cause) => self.leave_neighbours(context, Some(cause)),
+            Command::Warn(_) => {}
+            Command::Finished { .. } => unreachable!("nothing is traced"),
         }
     }
 
     /// What a new task moves.
     fn pieces(&self, task: TaskId) -> Payload {
         let region = |place: usize| {
-            move |Piece { submission, span, .. }: Piece| Region { buffer: self.lent[&submission][place], span }
+            move |Piece { submission, tensor, span }: Piece| Region {
+                buffer: self.lent[&submission][tensor][place],
+                span,
+            }
         };
         let [source, destination] = [0, 1].map(|place| self.worker.pieces(task).map(region(place)).collect());
-        Payload::Pieces { source, destination }
-    }
-
-    fn resolve(&mut self, context: &mut Context, submission: u64, outcome: Result<()>) {
-        let now = context.now;
-        let rank = self.worker.rank().0;
-        let Some(buffers) = self.lent.remove(&submission) else {
-            let text = format!("{} hears twice of submission {submission}", self.me.who);
-            return context.witness.fail(now, Checker::Handle, text);
-        };
-        let Operation { tensor, round, .. } = self.script.operations[&submission];
-        context.log.note(now, self.me.who, "resolves", &[tensor as u64, round, u64::from(outcome.is_ok())], || {
-            format!("{outcome:?}")
-        });
-        let what = format!("{}: tensor {tensor}, round {round}", self.me.who);
-        if buffers.iter().any(|buffer| self.transport.holds(*buffer)) {
-            context.witness.fail(now, Checker::Memory, format!("{what} resolves while an exchange has its memory"));
-        }
-        buffers.iter().for_each(|buffer| self.memory[*buffer].lent = false);
-        let [source, destination] = buffers;
-        if outcome.is_ok() {
-            let got = &self.memory[destination].bytes;
-            if *got != oracle::result(&context.plan, tensor, round) {
-                let why = oracle::explain(&context.plan, tensor, round, got);
-                context.witness.fail(now, Checker::Sum, format!("{what}, {}: {why}", context.plan.op(tensor, round)));
-            }
-        }
-        if source != destination
-            && self.memory[source].bytes != oracle::contribution(&context.plan, tensor, round, rank)
-        {
-            context.witness.fail(now, Checker::Contribution, format!("{what}: the contribution was overwritten"));
-        }
-        context.witness.resolves(self.me, tensor, round, &outcome);
-        let operation = self.script.operations.get_mut(&submission).expect("read above");
-        if operation.outcome.replace(outcome).is_some() {
-            context.witness.fail(now, Checker::Handle, format!("{what} resolves again"));
-        }
-        self.wake(context);
-    }
-
-    // Stages.
-
-    fn run_stage(&mut self, context: &mut Context, stage: Stage) {
-        while let Some(Step { task, action, .. }) = self.worker.take(context.now, stage) {
-            // As the engine does: what the machine decided by this take is carried out before the step.
-            self.obey(context);
-            match action {
-                Action::Push { link, exchange, header } => self.push(context, task, (link, exchange), header),
-                Action::Pull { exchange } => self.pull(context, task, exchange),
-                Action::CopyToHost { .. } | Action::CopyToDevice | Action::Meet(_) => {
-                    unreachable!("a host's pipeline pushes and pulls")
-                }
-            }
-            self.settle(context);
-        }
-        self.settle(context);
-    }
-
-    fn push(&mut self, context: &mut Context, task: Task, (link, exchange): (LinkId, ExchangeId), mut header: Request) {
-        let mut bytes = Vec::new();
-        let mut regions = Vec::new();
-        match (&self.payloads[&task.id], &mut header) {
-            (Payload::Message(message), Request::Withdraw(_)) => bytes.extend_from_slice(message),
-            (Payload::Pieces { source, destination }, Request::Contribute(header)) => {
-                let sends_body = header.contribution != Contribution::Nothing;
-                self.check_push(context, &task, sends_body, source);
-                for Region { buffer, span } in source.iter().filter(|_| sends_body) {
-                    let run = span.offset as usize..span.end() as usize;
-                    bytes.extend_from_slice(&self.memory[*buffer].bytes[run]);
-                }
-                let is_checked = context.plan.settings.checksum && !bytes.is_empty();
-                if let Contribution::First { checksum, .. } = &mut header.contribution {
-                    *checksum = is_checked.then(|| crc32c::crc32c(&bytes));
-                }
-                regions = source.iter().chain(destination).copied().collect();
-            }
-            (payload, header) => unreachable!("{header:?} of {payload:?}"),
-        }
-        let stream = self.transport.push(context, link, task.id, header, bytes, regions);
-        self.streams.insert(exchange, stream);
-        context.log.note(context.now, self.me.who, "pushes", &[stream.0, task.round.0], || {
-            format!("part {} {:?}, {header:?}, doom {:?}", task.part, task.attempt, context.network.doom(stream))
-        });
-        if let Request::Contribute(header) = header
-            && context.plan.classes.replays
-            && context.random.chance(10)
-        {
-            self.replay(context, link, header);
-        }
-    }
-
-    /// A push of a membership before the present one turns up, as a network or a process that slept for long may hold it back.
-    fn replay(&self, context: &mut Context, link: LinkId, header: Contribute) {
-        let target = Target { epoch: Epoch { term: TERM - 1, number: 1 }, ..header.target };
-        let junk = vec![oracle::JUNK; header.body_bytes() as usize];
-        let contribution = match header.contribution {
-            Contribution::First { body, checksum: Some(_) } => {
-                Contribution::First { body, checksum: Some(crc32c::crc32c(&junk)) }
-            }
-            Contribution::Nothing | Contribution::First { .. } | Contribution::Resumed { .. } => header.contribution,
-        };
-        let header = Request::Contribute(Contribute { target, contribution, ..header });
-        context.open_exchange(self.me, link, &header, junk, true);
-    }
-
-    /// What is sent must be the caller's own contribution, and the sum of the round before must have come.
-    fn check_push(&self, context: &mut Context, task: &Task, sends_body: bool, source: &[Region]) {
-        let now = context.now;
-        let earlier = |other: TaskId| {
-            let part = self.worker.part(other);
-            part.layout.part == task.part && part.round < task.round
-        };
-        if self.worker.tasks().any(earlier) {
-            let text = format!("{} pushes {} of part {} before its turn", self.me.who, task.round, task.part);
-            context.witness.fail(now, Checker::Rounds, text);
-        }
-        if !sends_body {
-            return;
-        }
-        // What the repeat says to be overwritten may be anything; all that follows is the caller's.
-        let mut overwritten = if let Attempt::Resumed { landed } = task.attempt { landed as usize } else { 0 };
-        for (Region { buffer, span }, piece) in source.iter().zip(self.worker.pieces(task.id)) {
-            let Operation { tensor, round, .. } = self.script.operations[&piece.submission];
-            let due = oracle::contribution(&context.plan, tensor, round, self.worker.rank().0);
-            let skipped = overwritten.min(span.bytes as usize);
-            overwritten -= skipped;
-            let run = span.offset as usize + skipped..span.end() as usize;
-            if !self.memory[*buffer].lent || self.memory[*buffer].bytes[run.clone()] != due[run] {
-                let text = format!("{} pushes other bytes than tensor {tensor}, round {round} had", self.me.who);
-                context.witness.fail(now, Checker::Contribution, text);
-            }
-        }
-    }
-
-    fn pull(&mut self, context: &mut Context, task: Task, exchange: ExchangeId) {
-        let into = match &self.payloads[&task.id] {
-            Payload::Pieces { destination, .. } => destination.clone(),
-            Payload::Message(_) => Vec::new(),
-        };
-        self.transport.pull(context, self.streams[&exchange], task.id, into, &mut self.memory);
-    }
-
-    fn finish(&mut self, context: &mut Context, ending: Ending) {
-        let now = context.now;
-        context.log.note(now, self.me.who, "exchange", &[], || format!("{ending:?}"));
-        match ending {
-            Ending::Pushed { task, outcome } => self.worker.handle_pushed(now, task, outcome),
-            Ending::Sum { task, header } => {
-                self.check_header(context, task, &header);
-                self.worker.handle_pulled(now, task, Exchanged::Sum);
-            }
-            Ending::Rejected { task, error } => self.worker.handle_pulled(now, task, Exchanged::Rejected(error)),
-            Ending::Torn { task, error, landed } => {
-                self.worker.handle_pulled(now, task, Exchanged::Torn { error, landed });
-            }
-        }
-    }
-
-    fn check_header(&self, context: &mut Context, task: TaskId, header: &Sum) {
-        let submission = self.worker.part(task).tickets[0];
-        let Operation { tensor, round, .. } = self.script.operations[&submission];
-        // Nobody may leave this job, so every worker due is in every sum.
-        let due = (oracle::divisor(&context.plan, tensor, round), Contributors::Due);
-        let got = (header.divisor, header.contributors.clone());
-        if got != due {
-            let text = format!("tensor {tensor}, round {round}: the sum is of {got:?}, not of {due:?}");
-            context.witness.fail(context.now, Checker::Contributors, text);
-        }
-    }
-
-    fn handle_link(&mut self, context: &mut Context, input: Input) {
-        let now = context.now;
-        match input {
-            Input::LinkReady { link } => match self.links.get_mut(&link) {
-                Some(Dialled { server, attempt, is_up }) => {
-                    *is_up = true;
-                    let (server, attempt) = (*server, *attempt);
-                    self.worker.handle_dialled(now, server, attempt, Ok(link));
-                }
-                // Too late: the attempt has failed.
-                None => context.send_link(self.me, link, Input::LinkLost { link, error: Error::Cancelled }),
-            },
-            Input::LinkFailed { link } => {
-                // The attempt may have succeeded; its own timeout finds nothing to do.
-                if let Some(Dialled { server, attempt, is_up: false }) = self.links.get(&link).copied() {
-                    self.links.remove(&link);
-                    let error = Error::Unavailable { what: server.to_string(), cause: "no answer".to_owned() };
-                    self.worker.handle_dialled(now, server, attempt, Err(error));
-                }
-            }
-            Input::LinkLost { link, error } => {
-                self.transport.lose(link, &error);
-                if let Some(Dialled { server, attempt, .. }) = self.links.remove(&link) {
-                    self.worker.handle_link_lost(now, server, attempt);
-                }
-            }
-            _ => {}
-        }
+        Payload::Pieces { source, destination, staging: None }
     }
 }
 
@@ -444,7 +241,7 @@ impl WorkerProcess {
 fn settings(plan: &Plan) -> WorkerSettings {
     let scheduler =
         SchedulerConfig { credit_bytes: plan.settings.credit_bytes, defect: plan.defect, ..SchedulerConfig::default() };
-    WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), device: DeviceKind::Host }
+    WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), device: plan.topology.device }
 }
 
 impl Process for WorkerProcess {
@@ -452,6 +249,7 @@ impl Process for WorkerProcess {
         match input {
             Input::Timer => {
                 self.worker.handle_timeout(context.now);
+                self.handle_meetings_due(context);
                 let progress = self.worker.progress();
                 self.member.handle(context, Input::Timer, progress);
             }
@@ -473,6 +271,9 @@ impl Process for WorkerProcess {
             }
             Input::ExchangeTorn { exchange, error } => self.transport.torn(exchange, error),
             Input::Bell { stage } => self.run_stage(context, stage),
+            Input::Copied { task } => self.copied(context, task),
+            Input::Near { from, note } => self.hear(context, from, note),
+            Input::NeighbourLost { gone } => self.lose_neighbour(context, gone),
             Input::Script => self.run_script(context),
             Input::LinkDialled { .. }
             | Input::Opened { .. }
@@ -484,7 +285,8 @@ impl Process for WorkerProcess {
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        [self.member.poll_timeout(), self.worker.poll_timeout()].into_iter().flatten().min()
+        let neighbours = self.neighbours.as_ref().and_then(Neighbours::poll_timeout);
+        [self.member.poll_timeout(), self.worker.poll_timeout(), neighbours].into_iter().flatten().min()
     }
 
     fn is_finished(&self) -> bool {
@@ -493,8 +295,8 @@ impl Process for WorkerProcess {
 
     fn describe(&self) -> String {
         let open = self.script.operations.values().filter(|operation| operation.outcome.is_none());
-        let open: Vec<String> = open.map(|Operation { tensor, round, .. }| format!("{tensor}/{round}")).collect();
+        let open: Vec<String> = open.map(ToString::to_string).collect();
         let (action, done) = (self.script.at, self.script.done);
-        format!("rank {:?}, action {action}, done {done}, unresolved {}", self.worker.rank().0, open.join(" "))
+        format!("rank {:?}, action {action}, done {done}, unresolved {}", self.worker.rank().0, open.join("; "))
     }
 }

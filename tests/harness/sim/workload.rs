@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::pipeline::LayoutConfig;
-use gradlane_core::types::{DType, Defect, Op, Priority, TensorSpec, Time, WorkerId};
+use gradlane_core::types::{DType, Defect, DeviceKind, Op, Priority, TensorSpec, Time, WorkerId};
 
 use super::faults::{self, Fault, FaultClasses};
 use super::known::Known;
+use super::topology::Topology;
 use super::world::Who;
 use crate::random::{Random, mix};
 
@@ -22,6 +23,8 @@ pub(super) struct Plan {
     unspared: Option<Known>,
     /// How many workers.
     pub(super) workers: u32,
+    /// Where they run.
+    pub(super) topology: Topology,
     /// How many servers.
     pub(super) servers: u32,
     /// Which faults may happen.
@@ -38,6 +41,8 @@ pub(super) struct Plan {
     pub(super) faults: Vec<(Time, Fault)>,
     /// What each worker process does, by process number.
     pub(super) scripts: Vec<Vec<Action>>,
+    /// Whether workers submit several tensors in one call.
+    batches: bool,
     /// Who declares a tensor differently, if anybody does: worker process and tensor.
     pub(super) mismatch: Option<(u32, usize)>,
 }
@@ -107,6 +112,8 @@ pub(super) struct Tensor {
     pub(super) in_place: bool,
     /// The only step in which it is reduced, if it is a name that is used once.
     pub(super) only_step: Option<u64>,
+    /// Whether it lies in memory of a device.
+    pub(super) on_device: bool,
     /// Whether its sums depend on the order of the ranks.
     pub(super) rough: bool,
 }
@@ -118,6 +125,8 @@ pub(super) enum Action {
     Declare { tensors: Vec<usize>, fuse: bool },
     /// Submits the next round of a tensor.
     Submit { tensor: usize, round: u64, timeout: Option<Duration> },
+    /// Submits the next rounds of several tensors as one batch.
+    SubmitAll { members: Vec<(usize, u64)>, timeout: Option<Duration> },
     /// Gives a submission up.
     Cancel { tensor: usize, round: u64 },
     /// Waits for all submissions up to this round.
@@ -132,17 +141,18 @@ impl Plan {
     /// The plan of `seed`, in which `unspared` may happen.
     pub(super) fn new(seed: u64, defect: Option<Defect>, unspared: Option<Known>) -> Self {
         let mut random = Random::new(seed);
-        let workers = random.pick(&[1, 2, 2, 2, 3, 3, 3, 4, 5, 8]);
+        let topology = Topology::draw(&mut random);
+        let workers = topology.workers();
         let servers = random.pick(&[1, 1, 2, 2, 3]);
         let classes = FaultClasses::draw(&mut random);
         let steps = random.between(2, 7);
         let depth = random.between(1, 3);
         let deterministic = random.chance(30);
-        let mut tensors = tensors(&mut random, workers, deterministic);
+        let mut tensors = tensors(&mut random, &topology, deterministic);
         if classes.one_shot_names {
             add_one_shot_names(&mut tensors, steps, random.between(1, 6));
         }
-        let settings = settings(&mut random, &tensors, workers, deterministic, classes);
+        let settings = settings(&mut random, &tensors, &topology, deterministic, classes);
         let mismatch = (classes.mismatch && workers > 1)
             .then(|| (random.below(u64::from(workers)) as u32, random.below(tensors.len() as u64) as usize));
         let mut plan = Self {
@@ -150,6 +160,7 @@ impl Plan {
             defect,
             unspared,
             workers,
+            topology,
             servers,
             classes,
             settings,
@@ -158,6 +169,7 @@ impl Plan {
             depth,
             faults: faults::schedule(classes, workers, servers, &mut random),
             scripts: Vec::new(),
+            batches: random.chance(40),
             mismatch,
         };
         let barriers: BTreeSet<u64> = (0..steps).filter(|_| random.chance(25)).collect();
@@ -198,8 +210,11 @@ impl Plan {
             return 1;
         }
         let list = u64::from(self.tensors[tensor].list);
-        let weight = mix(self.seed ^ (list << 40) ^ (round << 8) ^ u64::from(rank)) % 4;
-        if rank == 0 { weight.max(1) } else { weight }
+        let draw = |of: u64| mix(self.seed ^ (list << 40) ^ (round << 8) ^ of);
+        let weight = draw(u64::from(rank)) % 4;
+        // Ranks of a machine with several are their process's number.
+        let of_machine = self.topology.weight(rank, draw(0xff));
+        of_machine.unwrap_or(if rank == 0 { weight.max(1) } else { weight })
     }
 
     /// Whether what makes a known finding happen is left out.
@@ -252,18 +267,24 @@ impl Plan {
             }
             let mut order: Vec<usize> = (0..self.tensors.len()).filter(|tensor| self.is_due(*tensor, step)).collect();
             random.shuffle(&mut order);
-            for tensor in order {
-                let round = rounds[tensor];
-                rounds[tensor] += 1;
+            while let Some(first) = order.pop() {
+                let batch = self.batch(random, first, &rounds, &mut order);
                 let timeout = (self.classes.deadlines && random.chance(10)).then(|| random.millis(20, 4000));
                 let cut_off = self.is_cut_off(worker) && self.spares(Known::NoDeadlineWithoutServer);
                 let timeout = timeout.or(cut_off.then_some(timing::STEP));
-                script.push(Action::Submit { tensor, round, timeout });
-                if self.classes.cancels && random.chance(6) {
-                    if random.chance(70) {
-                        script.push(Action::Think(random.millis(0, 300)));
+                let members: Vec<(usize, u64)> = batch.iter().map(|tensor| (*tensor, rounds[*tensor])).collect();
+                batch.iter().for_each(|tensor| rounds[*tensor] += 1);
+                script.push(match members[..] {
+                    [(tensor, round)] => Action::Submit { tensor, round, timeout },
+                    _ => Action::SubmitAll { members: members.clone(), timeout },
+                });
+                for (tensor, round) in members {
+                    if self.classes.cancels && random.chance(6) {
+                        if random.chance(70) {
+                            script.push(Action::Think(random.millis(0, 300)));
+                        }
+                        script.push(Action::Cancel { tensor, round });
                     }
-                    script.push(Action::Cancel { tensor, round });
                 }
             }
             if random.chance(40) {
@@ -278,9 +299,20 @@ impl Plan {
         script.push(Action::Await { round: self.steps });
         script
     }
+
+    /// The tensors that a worker submits with `first` in one call: some of those left in this step that are reduced alike.
+    fn batch(&self, random: &mut Random, first: usize, rounds: &[u64], left: &mut Vec<usize>) -> Vec<usize> {
+        let mut batch = vec![first];
+        if self.batches && random.chance(60) {
+            let kind = |tensor: usize| (self.tensors[tensor].list, rounds[tensor]);
+            batch.extend(left.extract_if(.., |tensor| kind(*tensor) == kind(first)));
+        }
+        batch
+    }
 }
 
-fn tensors(random: &mut Random, workers: u32, deterministic: bool) -> Vec<Tensor> {
+fn tensors(random: &mut Random, topology: &Topology, deterministic: bool) -> Vec<Tensor> {
+    let workers = topology.workers();
     let mut tensors = Vec::new();
     let mut position = 0;
     for list in 0..random.between(1, 3) as u32 {
@@ -295,7 +327,10 @@ fn tensors(random: &mut Random, workers: u32, deterministic: bool) -> Vec<Tensor
             DType::I8,
             DType::U8,
         ]);
-        let rough = deterministic && dtype.is_float() && random.chance(50);
+        let on_device = topology.device == DeviceKind::Cuda && random.chance(70);
+        // Where machines add for themselves, the order in which their sums are added depends on who owns a part.
+        let in_order = !topology.has_teams() || topology.is_one_machine() && !on_device;
+        let rough = deterministic && in_order && dtype.is_float() && random.chance(50);
         for index in 0..random.between(1, 4) {
             // Of at least so many that every rank shows in the result, unless there is none.
             let elements: u64 = random.pick(&[0, 1, 3, 17, 64, 100, 130, 300, 700]);
@@ -303,7 +338,15 @@ fn tensors(random: &mut Random, workers: u32, deterministic: bool) -> Vec<Tensor
             let shape = if random.chance(30) { vec![elements, 1] } else { vec![elements] };
             let spec = TensorSpec::new(format!("list{list}.{index}"), dtype, shape);
             let priority = Priority::of_position(position);
-            tensors.push(Tensor { spec, list, priority, in_place: random.chance(60), only_step: None, rough });
+            tensors.push(Tensor {
+                spec,
+                list,
+                priority,
+                in_place: random.chance(60),
+                only_step: None,
+                on_device,
+                rough,
+            });
             position += 1;
         }
     }
@@ -315,14 +358,22 @@ fn add_one_shot_names(tensors: &mut Vec<Tensor>, steps: u64, per_step: u64) {
     for (step, index) in (0..steps).flat_map(|step| (0..per_step).map(move |index| (step, index))) {
         let spec = TensorSpec::new(format!("once{step}.{index}"), DType::F32, vec![64]);
         let (list, priority) = (ONE_SHOT_LISTS + tensors.len() as u32, Priority::of_position(tensors.len()));
-        tensors.push(Tensor { spec, list, priority, in_place: true, only_step: Some(step), rough: false });
+        tensors.push(Tensor {
+            spec,
+            list,
+            priority,
+            in_place: true,
+            only_step: Some(step),
+            on_device: false,
+            rough: false,
+        });
     }
 }
 
 fn settings(
     random: &mut Random,
     tensors: &[Tensor],
-    workers: u32,
+    topology: &Topology,
     deterministic: bool,
     classes: FaultClasses,
 ) -> Settings {
@@ -331,7 +382,7 @@ fn settings(
     let model: u64 = tensors.iter().map(|tensor| tensor.spec.bytes().expect("small")).sum();
     let roomy = 1 << 30;
     // Sums of the last step or accumulators of this one, which are twice as large for f16, and what the workers may have on its way.
-    let tight = 4 * model + u64::from(workers) * credit_bytes.max(partition_bytes);
+    let tight = 4 * model + u64::from(topology.workers()) * credit_bytes.max(partition_bytes);
     Settings {
         layout: LayoutConfig {
             partition_bytes,
@@ -348,7 +399,8 @@ fn settings(
         },
         checksum: random.chance(80),
         deterministic,
-        fixed_ranks: random.chance(50),
+        // Where it matters who shares a machine, ranks are known beforehand.
+        fixed_ranks: random.chance(50) || topology.has_teams(),
         idle_timeout: random.millis(1000, 10_000),
         latency_ms: random.pick(&[(0, 2), (0, 20), (1, 100), (5, 400)]),
         block_bytes: random.pick(&[64, 256, 1024]),

@@ -1,6 +1,6 @@
 //! Time, the queue of events, and the faults that happen to processes: pauses, deaths and restarts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::types::{NodeId, Time};
@@ -37,6 +37,7 @@ pub(super) struct Context {
     pub(super) network: Network,
     clocks: BTreeMap<Who, Clock>,
     lives: BTreeMap<Who, u32>,
+    gone: BTreeSet<Address>,
     queue: BTreeMap<(Time, u64), Box<Event>>,
     posted: u64,
 }
@@ -85,6 +86,7 @@ impl World {
             network: Network::default(),
             clocks,
             lives: BTreeMap::new(),
+            gone: BTreeSet::new(),
             queue: BTreeMap::new(),
             posted: 0,
         };
@@ -222,6 +224,7 @@ impl World {
         let context = &mut self.context;
         context.witness.killed(address);
         context.lose_all(address);
+        context.lose_neighbours(address);
         if let (true, Some(process)) = (seen, &mut self.coordinator.process) {
             context.enter(Who::Coordinator);
             process.report_death(context, who);
@@ -295,6 +298,21 @@ impl Context {
     /// The current life of a process.
     pub(super) fn address(&self, who: Who) -> Address {
         Address { who, life: self.lives.get(&who).copied().unwrap_or(0) }
+    }
+
+    /// Whether this life of a process is over.
+    pub(super) fn is_gone(&self, address: Address) -> bool {
+        self.gone.contains(&address)
+    }
+
+    /// The other workers on the machine of a process that is gone see it, and so does who starts there later.
+    fn lose_neighbours(&mut self, gone: Address) {
+        self.gone.insert(gone);
+        let Who::Worker(number) = gone.who else { return };
+        for other in self.plan.topology.neighbours(number) {
+            let after = self.random.millis(0, 5);
+            self.post(self.address(Who::Worker(other)), after, Input::NeighbourLost { gone });
+        }
     }
 
     /// Lets `input` reach `to` after a while.

@@ -9,6 +9,8 @@
 //! | stalled for a step timeout | each missing rank was held up: see `lateness` |
 //! | over | this worker itself was held up |
 //! | too little memory | the servers of this seed have too little |
+//! | a rank of a machine was lost | its process ended, or stood still for long |
+//! | stalled because a rank left | it left |
 //! | checksum | the network changed a contribution to this round |
 //! | mismatch | the coordinator told it of this tensor |
 //! | the end of the job | the coordinator's cause, or the loss of the coordinator |
@@ -164,6 +166,13 @@ impl Witness {
         call.cancelled.get_or_insert(now);
     }
 
+    /// A worker refuses a batch at once, because of one of its tensors.
+    pub(in crate::sim) fn refuses(&mut self, who: Who, members: &[(usize, u64)], error: &Error) {
+        if !members.iter().any(|(tensor, _)| self.is_of_the_tensor(who, *tensor, error)) {
+            self.report(Checker::Failure, format!("{who}: a batch of {members:?} is refused: {error}"));
+        }
+    }
+
     /// A call ended.
     pub(in crate::sim) fn resolves(&mut self, me: Address, tensor: usize, round: u64, outcome: &Result<()>) {
         let (id, now) = ((me.who, tensor, round), self.world);
@@ -266,6 +275,13 @@ impl Witness {
                     || self.is_lost_by_listener(tensor, round)
                     || self.why_late(me.who, now).is_some()
             }
+            Error::PeerLost { member, .. } => self.is_neighbour_lost(member),
+            Error::Stalled { missing, detail, .. } if detail == "left the job before" => {
+                let left = |rank: &WorkerId| {
+                    self.job.worker_of_rank(rank.0).is_some_and(|who| self.job.left.contains_key(&who))
+                };
+                !missing.is_empty() && missing.iter().all(left)
+            }
             Error::Stalled { missing, waited, .. } => {
                 let waited_long = waited.mul_f64(DRIFT) >= timing::STEP;
                 let explained = |rank: &WorkerId| {
@@ -279,7 +295,6 @@ impl Witness {
             Error::InvalidArgument { .. }
             | Error::Config { .. }
             | Error::Mismatch { .. }
-            | Error::PeerLost { .. }
             | Error::NotFormed { .. }
             | Error::DuplicateRank { .. }
             | Error::Incompatible { .. }
@@ -301,6 +316,14 @@ impl Witness {
             self.calls.forgotten.get(key) == Some(error) || self.calls.refused.get(&(who, *key)) == Some(error)
         };
         self.calls.partners_of(tensor).iter().any(told)
+    }
+
+    /// Whether the ranks of a machine lost this one of them, which is what they all are told then: its process ended, or stood still for as
+    /// long as they wait for an answer.
+    fn is_neighbour_lost(&self, member: &str) -> bool {
+        let Some(address) = self.job.members.get(member).copied() else { return false };
+        let stood_still = self.evidence.still(address.who, self.world - timing::STEP * 2, self.world);
+        self.job.has_neighbours(address.who) && (self.evidence.is_killed(address) || stood_still >= timing::DEAD * 2)
     }
 
     /// Whether there is a reason why a worker is missing in a round.

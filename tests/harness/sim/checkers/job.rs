@@ -8,6 +8,7 @@ use gradlane_core::types::{Epoch, NodeId, Phase, TensorKey, Time, View};
 use gradlane_core::wire::Frame;
 
 use super::{Checker, Witness};
+use crate::sim::topology::Topology;
 use crate::sim::workload::{Plan, timing};
 use crate::sim::world::{Address, Who};
 
@@ -18,6 +19,7 @@ pub(super) struct Job {
     ended_in_order: bool,
     workers: u32,
     servers: u32,
+    topology: Topology,
     nodes: BTreeMap<NodeId, Who>,
     /// By name, such as `worker 1`.
     pub(super) members: BTreeMap<String, Address>,
@@ -62,6 +64,7 @@ impl Job {
             ended_in_order: false,
             workers: plan.workers,
             servers: plan.servers,
+            topology: plan.topology.clone(),
             nodes: BTreeMap::new(),
             members: BTreeMap::new(),
             fatal: None,
@@ -94,6 +97,11 @@ impl Job {
     /// Every worker process.
     pub(super) fn workers(&self) -> impl Iterator<Item = Who> + use<> {
         (0..self.workers).map(Who::Worker)
+    }
+
+    /// Whether a process shares its machine with other workers.
+    pub(super) fn has_neighbours(&self, who: Who) -> bool {
+        matches!(who, Who::Worker(number) if self.topology.team(number).len() > 1)
     }
 
     /// Every server process.

@@ -1,14 +1,16 @@
 //! The training loop of a worker: declares, submits, waits, gives up, leaves, as its script says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Duration;
 
 use gradlane_core::error::Result;
-use gradlane_core::types::TensorSpec;
-use gradlane_core::worker::{Tensor, Terms};
+use gradlane_core::mem::Ordinal;
+use gradlane_core::types::{DeviceKind, TensorSpec};
+use gradlane_core::worker::{Accepted, Tally, Tensor, Terms};
 
 use super::super::oracle;
-use super::super::workload::{Action, timing};
+use super::super::workload::{self, Action, timing};
 use super::super::world::{Context, Input, Who};
 use super::{Buffer, WorkerProcess};
 
@@ -22,6 +24,8 @@ pub(super) struct Script {
     pub(super) woken: bool,
     pub(super) done: bool,
     pub(super) operations: BTreeMap<u64, Operation>,
+    /// Batches that have not ended, by their first submission.
+    pub(super) batches: BTreeMap<u64, Batch>,
 }
 
 /// An answer of the coordinator.
@@ -36,9 +40,27 @@ pub(super) enum Awaited {
 /// One submission.
 #[derive(Debug)]
 pub(super) struct Operation {
-    pub(super) tensor: usize,
-    pub(super) round: u64,
+    /// Its tensors and their rounds; several where they fill a part between them.
+    pub(super) members: Vec<(usize, u64)>,
+    /// The batch that it is of.
+    pub(super) batch: Option<u64>,
     pub(super) outcome: Option<Result<()>>,
+}
+
+/// Several submissions that the caller waits for as one.
+#[derive(Debug)]
+pub(super) struct Batch {
+    /// Those that have not ended.
+    pub(super) open: BTreeSet<u64>,
+    /// What decides when it ends.
+    pub(super) tally: Tally,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of: Vec<String> = self.members.iter().map(|(tensor, round)| format!("{tensor}/{round}")).collect();
+        write!(f, "tensor/round {}", of.join(" + "))
+    }
 }
 
 impl WorkerProcess {
@@ -63,7 +85,9 @@ impl WorkerProcess {
                 return self.leave(context);
             };
             if let Action::Await { round } = action {
-                let open = |operation: &Operation| operation.outcome.is_none() && operation.round <= round;
+                let open = |operation: &Operation| {
+                    operation.outcome.is_none() && operation.members.iter().any(|(_, of)| *of <= round)
+                };
                 if self.script.operations.values().any(open) {
                     return;
                 }
@@ -86,10 +110,10 @@ impl WorkerProcess {
                     context.witness.submits(self.me.who, tensor, round, timeout);
                     self.submit(context, tensor, round, timeout);
                 }
+                Action::SubmitAll { members, timeout } => self.submit_all(context, members, timeout),
                 Action::Cancel { tensor, round } => {
                     context.witness.cancels(self.me.who, tensor, round);
-                    let of =
-                        |(_, operation): &(&u64, &Operation)| operation.tensor == tensor && operation.round == round;
+                    let of = |(_, operation): &(&u64, &Operation)| operation.members.contains(&(tensor, round));
                     let ticket = self.script.operations.iter().find(of).map(|(ticket, _)| *ticket);
                     self.worker.cancel(context.now, ticket.expect("submitted before"));
                 }
@@ -105,25 +129,66 @@ impl WorkerProcess {
     }
 
     fn submit(&mut self, context: &mut Context, tensor: usize, round: u64, timeout: Option<Duration>) {
-        let rank = self.worker.rank().0;
-        let plan = &context.plan;
-        let (priority, in_place, op) =
-            (plan.tensors[tensor].priority, plan.tensors[tensor].in_place, plan.op(tensor, round));
-        let weight = plan.weight(tensor, round, rank) as f64;
-        let source = self.memory.len();
-        let contribution = oracle::contribution(plan, tensor, round, rank);
-        let junk = vec![oracle::JUNK; contribution.len()];
-        self.memory.push(Buffer { bytes: contribution, lent: true });
-        let destination = if in_place { source } else { source + 1 };
-        if !in_place {
-            self.memory.push(Buffer { bytes: junk, lent: true });
+        let (lent, described) = self.lend(context, tensor, round);
+        let (spec, terms) = (self.spec(context, tensor), self.terms(context, tensor, round, timeout));
+        let id = self.worker.submit(context.now, &spec, described, terms);
+        self.lent.insert(id, vec![lent]);
+        self.script.operations.insert(id, Operation { members: vec![(tensor, round)], batch: None, outcome: None });
+    }
+
+    /// Submits a batch. If it is refused, nothing of it was submitted, and the caller tries its members one by one.
+    fn submit_all(&mut self, context: &mut Context, members: Vec<(usize, u64)>, timeout: Option<Duration>) {
+        for (tensor, round) in &members {
+            context.witness.submits(self.me.who, *tensor, *round, timeout);
         }
-        let spec = self.spec(context, tensor);
-        let bytes = self.memory[source].bytes.len() as u64;
-        let lent = Tensor { key: spec.key(), bytes, device: None, priority };
-        let id = self.worker.submit(context.now, &spec, lent, Terms { op, weight, timeout });
-        self.lent.insert(id, [source, destination]);
-        self.script.operations.insert(id, Operation { tensor, round, outcome: None });
+        let specs: Vec<TensorSpec> = members.iter().map(|(tensor, _)| self.spec(context, *tensor)).collect();
+        let (lent, described): (Vec<[usize; 2]>, Vec<Tensor>) =
+            members.iter().map(|(tensor, round)| self.lend(context, *tensor, *round)).unzip();
+        let (tensor, round) = members[0];
+        let terms = self.terms(context, tensor, round, timeout);
+        let Accepted { first, submissions } =
+            match self.worker.submit_all(context.now, &specs, |member| described[member], terms) {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    context.witness.refuses(self.me.who, &members, &error);
+                    lent.into_iter().flatten().for_each(|buffer| self.give_back(buffer));
+                    for (tensor, round) in members {
+                        self.submit(context, tensor, round, timeout);
+                    }
+                    return;
+                }
+            };
+        let ids = first..first + submissions.len() as u64;
+        for (id, of) in ids.clone().zip(&submissions) {
+            let of = of.as_slice();
+            self.lent.insert(id, of.iter().map(|member| lent[*member]).collect());
+            let members = of.iter().map(|member| members[*member]).collect();
+            self.script.operations.insert(id, Operation { members, batch: Some(first), outcome: None });
+        }
+        let tally = Tally::new(submissions.len(), context.plan.defect);
+        self.script.batches.insert(first, Batch { open: ids.collect(), tally });
+    }
+
+    /// The memory of a round of a tensor, filled with this worker's contribution, and what the machine is told of it.
+    fn lend(&mut self, context: &Context, tensor: usize, round: u64) -> ([usize; 2], Tensor) {
+        let plan = &context.plan;
+        let workload::Tensor { spec, priority, in_place, on_device, .. } = &plan.tensors[tensor];
+        let place = if *on_device { DeviceKind::Cuda } else { DeviceKind::Host };
+        let source = self.memory.len();
+        let contribution = oracle::contribution(plan, tensor, round, self.worker.rank().0);
+        let bytes = contribution.len() as u64;
+        self.memory.push(Buffer { bytes: contribution, lent: true, place });
+        let destination = if *in_place { source } else { source + 1 };
+        if !in_place {
+            self.memory.push(Buffer { bytes: vec![oracle::JUNK; bytes as usize], lent: true, place });
+        }
+        let device = on_device.then_some(Ordinal(0));
+        ([source, destination], Tensor { key: spec.key(), bytes, device, priority: *priority })
+    }
+
+    fn terms(&self, context: &Context, tensor: usize, round: u64, timeout: Option<Duration>) -> Terms {
+        let weight = context.plan.weight(tensor, round, self.worker.rank().0) as f64;
+        Terms { op: context.plan.op(tensor, round), weight, timeout }
     }
 
     /// A tensor as this worker declares it.

@@ -1,0 +1,144 @@
+//! The memory of a worker: of its tensors, on the host and on its device, and what is staged between the two.
+
+use gradlane_core::types::{DeviceKind, Span};
+
+use super::super::checkers::Checker;
+use super::super::world::{Address, Context};
+
+/// A run of bytes of a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::sim) struct Region {
+    /// Which buffer.
+    pub(in crate::sim) buffer: usize,
+    /// Which of its bytes.
+    pub(in crate::sim) span: Span,
+}
+
+/// A tensor's memory, or memory in which a part is staged.
+#[derive(Debug)]
+pub(in crate::sim) struct Buffer {
+    /// Its content.
+    pub(in crate::sim) bytes: Vec<u8>,
+    /// Whether the worker may touch it.
+    pub(in crate::sim) lent: bool,
+    /// Where it lies.
+    pub(in crate::sim) place: DeviceKind,
+}
+
+/// What a task moves.
+#[derive(Debug)]
+pub(super) enum Payload {
+    /// Tensors: where contribution and result lie, and where both are staged, if they are.
+    Pieces { source: Vec<Region>, destination: Vec<Region>, staging: Option<Region> },
+    /// Why this worker withdraws from a round.
+    Message(Vec<u8>),
+}
+
+impl Payload {
+    /// What is pushed.
+    pub(super) fn contribution(&self) -> Vec<Region> {
+        match self {
+            Self::Pieces { staging: Some(staging), .. } => vec![*staging],
+            Self::Pieces { source, staging: None, .. } => source.clone(),
+            Self::Message(_) => Vec::new(),
+        }
+    }
+
+    /// Where the sum lands.
+    pub(super) fn landing(&self) -> Vec<Region> {
+        match self {
+            Self::Pieces { staging: Some(staging), .. } => vec![*staging],
+            Self::Pieces { destination, staging: None, .. } => destination.clone(),
+            Self::Message(_) => Vec::new(),
+        }
+    }
+
+    /// What the ranks of a machine reduce, from where and to where.
+    pub(super) fn tensors(&self) -> (Vec<Region>, Vec<Region>) {
+        match self {
+            Self::Pieces { source, destination, .. } => (source.clone(), destination.clone()),
+            Self::Message(_) => unreachable!("a message meets no other rank"),
+        }
+    }
+
+    /// What the PCIe groups of a machine reduce on its host: nothing where this rank has nothing of it.
+    pub(super) fn staged(&self) -> Vec<Region> {
+        match self {
+            Self::Pieces { staging, .. } => staging.iter().copied().collect(),
+            Self::Message(_) => Vec::new(),
+        }
+    }
+
+    /// Keeps the part in this memory between the device and the network.
+    pub(super) fn stage(&mut self, region: Region) {
+        if let Self::Pieces { staging, .. } = self {
+            *staging = Some(region);
+        }
+    }
+
+    /// What it was staged in, which is not needed any more.
+    pub(super) fn unstage(&mut self) -> Option<Region> {
+        match self {
+            Self::Pieces { staging, .. } => staging.take(),
+            Self::Message(_) => None,
+        }
+    }
+
+    /// From now on the contribution lies where the result goes.
+    pub(super) fn contribute_result(&mut self) {
+        if let Self::Pieces { source, destination, .. } = self {
+            source.clone_from(destination);
+        }
+    }
+}
+
+/// How many bytes lie in these regions.
+pub(super) fn length(regions: &[Region]) -> u64 {
+    regions.iter().map(|region| region.span.bytes).sum()
+}
+
+/// What lies in these regions, which are `place`'s.
+pub(super) fn gather(
+    context: &mut Context,
+    me: Address,
+    memory: &[Buffer],
+    from: &[Region],
+    place: DeviceKind,
+) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for Region { buffer, span } in from {
+        check(context, me, &memory[*buffer], place, "read");
+        bytes.extend_from_slice(&memory[*buffer].bytes[span.offset as usize..span.end() as usize]);
+    }
+    bytes
+}
+
+/// Writes these bytes into regions, which are `place`'s.
+pub(super) fn scatter(
+    context: &mut Context,
+    me: Address,
+    memory: &mut [Buffer],
+    into: &[Region],
+    bytes: &[u8],
+    place: DeviceKind,
+) {
+    let mut rest = bytes;
+    for Region { buffer, span } in into {
+        check(context, me, &memory[*buffer], place, "written");
+        let (run, after) = rest.split_at(span.bytes as usize);
+        memory[*buffer].bytes[span.offset as usize..span.end() as usize].copy_from_slice(run);
+        rest = after;
+    }
+}
+
+/// Memory is touched only while it is lent, that of a device only by the device.
+fn check(context: &mut Context, me: Address, buffer: &Buffer, place: DeviceKind, how: &str) {
+    let text = if !buffer.lent {
+        format!("{}: memory that was given back is {how}", me.who)
+    } else if buffer.place != place {
+        format!("{}: {} memory is {how} as that of {place}", me.who, buffer.place)
+    } else {
+        return;
+    };
+    context.witness.fail(context.now, Checker::Memory, text);
+}

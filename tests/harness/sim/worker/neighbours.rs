@@ -1,0 +1,361 @@
+//! The ranks of a worker's machine: the production [`Agreement`] behind messages that take their time, and sums of what the ranks show each
+//! other. Shared memory and devices are a copy of bytes here; what is done when, by whom and in which order is the product's.
+//!
+//! What was said on a machine is not lost, and comes in the order in which one rank said it. A rank that dies says nothing more; the leader
+//! sees the end of the others, and they see that of the leader.
+
+mod road;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use gradlane_core::collective::LocalRank;
+use gradlane_core::collective::agreement::{Act, Agreement, Announcement, Party, Wish};
+use gradlane_core::collective::group::Room;
+use gradlane_core::collective::order::{Decision, Slot};
+use gradlane_core::collective::ranks::Breakage;
+use gradlane_core::error::{Error, Result};
+use gradlane_core::sched::{SchedulerConfig, Task};
+use gradlane_core::types::{DeviceKind, Incarnation, Time};
+use gradlane_core::worker::{Meeting, Use};
+
+use super::super::member::address_of;
+use super::super::workload::timing;
+use super::super::world::{Address, Context, Input};
+use super::WorkerProcess;
+use super::memory::length;
+use road::{Load, Road};
+
+/// What a rank says to another of its machine.
+#[derive(Clone, Debug)]
+pub(in crate::sim) enum Note {
+    /// To the leader.
+    Said(Announcement),
+    /// By the leader: what all do next.
+    Ordered(Vec<Decision>),
+    /// What a rank has of an operation, or why it has nothing. Operations in host memory count apart from those on devices.
+    Shown { place: DeviceKind, number: u64, what: Result<Vec<u8>> },
+    /// Nothing works any more.
+    Broken(Breakage),
+    /// It leaves in order.
+    Left,
+}
+
+/// This rank's side of its machine.
+pub(super) struct Neighbours {
+    agreement: Agreement<Load>,
+    /// By position.
+    peers: Vec<Address>,
+    me: usize,
+    /// The positions of those whose devices this one reaches.
+    group: Vec<usize>,
+    /// When the latest message arrives, by position.
+    arrivals: Vec<Time>,
+    /// What the leader ordered and this rank has not obeyed.
+    orders: VecDeque<Vec<Decision>>,
+    /// What is agreed on and waits for its turn.
+    acts: VecDeque<Act<Load>>,
+    host: Road,
+    device: Road,
+    /// When the agreement wants to be told the time.
+    due: Option<Time>,
+    /// It leaves the others, at the latest then.
+    leaves: Option<Time>,
+    /// Nothing is done any more.
+    is_over: bool,
+}
+
+/// How many orders of the leader a rank may not have obeyed.
+const ORDERS: u64 = 64;
+/// How long the others may take to hear what a rank that leaves has withdrawn.
+const LEAVING: Duration = Duration::from_secs(1);
+
+impl Neighbours {
+    /// Whether an operation may touch this buffer.
+    pub(super) fn holds(&self, buffer: usize) -> bool {
+        let of = |load: &Load| load.source.iter().chain(&load.destination).any(|region| region.buffer == buffer);
+        let queued = self.acts.iter().filter_map(|act| match act {
+            Act::Run { load, .. } | Act::Tell { load, .. } => load.as_ref(),
+            Act::End { load, .. } => Some(load),
+        });
+        let running = self.host.running.iter().chain(&self.device.running).filter_map(|running| running.load.as_ref());
+        queued.chain(running).any(of)
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        [self.due, self.leaves.filter(|_| !self.is_over)].into_iter().flatten().min()
+    }
+
+    fn is_busy(&self) -> bool {
+        let idle = self.host.running.is_empty() && self.device.running.is_empty() && self.acts.is_empty();
+        !idle || self.agreement.is_busy()
+    }
+
+    /// What may still be ordered for devices.
+    fn room(&self) -> Room {
+        let bytes = self.device.running.iter().map(|running| running.claim.bytes).sum();
+        Room::beside(self.device.running.len(), bytes)
+    }
+
+    /// The positions, among all ranks, of those that reach memory of this kind.
+    fn reached(&self, place: DeviceKind) -> Vec<usize> {
+        match place {
+            DeviceKind::Host => (0..self.peers.len()).collect(),
+            DeviceKind::Cuda => self.group.clone(),
+        }
+    }
+
+    fn road(&mut self, place: DeviceKind) -> &mut Road {
+        match place {
+            DeviceKind::Host => &mut self.host,
+            DeviceKind::Cuda => &mut self.device,
+        }
+    }
+
+    fn send(&mut self, context: &mut Context, to: usize, note: Note) {
+        let slow = if context.random.chance(5) { 50 } else { 1 };
+        let at = (context.world + context.random.millis(0, slow)).max(self.arrivals[to]);
+        self.arrivals[to] = at;
+        context.post_at(self.peers[to], at, Input::Near { from: self.peers[self.me], note });
+    }
+
+    fn send_all(&mut self, context: &mut Context, note: &Note) {
+        let me = self.me;
+        for to in (0..self.peers.len()).filter(|to| *to != me) {
+            self.send(context, to, note.clone());
+        }
+    }
+}
+
+impl WorkerProcess {
+    /// Meets the other ranks of this machine, if there are any to reduce with.
+    pub(super) fn meet_neighbours(&mut self, context: &mut Context) {
+        let formation = self.worker.formation().expect("it has joined");
+        if !formation.pipeline.stages().iter().any(|stage| stage.is_collective()) {
+            return;
+        }
+        let ranks = LocalRank::of_team(&formation.view, &formation.team);
+        let position = |rank| ranks.iter().position(|other| other.rank == rank).expect("it is of the team");
+        let me = position(formation.rank);
+        let group: Vec<usize> =
+            formation.machines.group(formation.rank).unwrap_or_default().iter().map(|rank| position(*rank)).collect();
+        let incarnations: Vec<Incarnation> = ranks.iter().map(|rank| rank.incarnation).collect();
+        let peers: Vec<Address> = incarnations.into_iter().map(address_of).collect();
+        let oldest_every = SchedulerConfig::default().oldest_every;
+        let (step_timeout, defect) = (timing::STEP, context.plan.defect);
+        let agreement = Agreement::new(Party { ranks, me, group: group.clone(), step_timeout, oldest_every, defect });
+        let gone: Vec<Address> = peers.iter().copied().filter(|peer| context.is_gone(*peer)).collect();
+        self.neighbours = Some(Neighbours {
+            agreement,
+            arrivals: vec![Time::ZERO; peers.len()],
+            peers,
+            me,
+            group,
+            orders: VecDeque::new(),
+            acts: VecDeque::new(),
+            host: Road::default(),
+            device: Road::default(),
+            due: None,
+            leaves: None,
+            is_over: false,
+        });
+        for (from, note) in std::mem::take(&mut self.early) {
+            self.hear(context, from, note);
+        }
+        gone.into_iter().for_each(|peer| self.lose_neighbour(context, peer));
+    }
+
+    /// Hands an operation to the collective.
+    pub(super) fn meet(&mut self, context: &mut Context, task: Task, meeting: Meeting) {
+        let Meeting { goal, claim, failure, memory, takes } = meeting;
+        if memory == Use::Received {
+            self.payload(task.id).contribute_result();
+            self.unstage(task.id);
+        }
+        let payload = self.payload(task.id);
+        let (source, destination) = match memory {
+            Use::Tensors | Use::Received => payload.tensors(),
+            Use::Staged => (payload.staged(), payload.staged()),
+        };
+        let wish = Wish { part: task.part, round: task.round, goal, failure, claim };
+        let slot = wish.slot();
+        let near = self.neighbours.as_mut().expect("a pipeline with a collective stage begins with a collective");
+        let place = near.reached(claim.device).iter().position(|rank| *rank == near.me).expect("it reaches itself");
+        let fits =
+            near.agreement.share(&wish).is_none_or(|dataflow| match source.is_empty() && destination.is_empty() {
+                true => claim.bytes == 0 || wish.failure.is_some() || !dataflow.needs(place),
+                false => [&source, &destination].iter().all(|regions| length(regions) == claim.bytes),
+            });
+        context
+            .log
+            .note(context.now, self.me.who, "meets", &[task.round.0], || format!("part {}, {wish:?}", task.part));
+        near.agreement.handle_wish(context.now, wish, Load { task: task.id, takes, source, destination }, fits);
+        // It may have been abandoned before the collective knew of it.
+        if self.worker.is_abandoned(task.id, slot) {
+            self.abandon_meeting(context, slot);
+        }
+    }
+
+    /// Nobody waits for an operation any more.
+    pub(super) fn abandon_meeting(&mut self, context: &Context, slot: Slot) {
+        let near = self.neighbours.as_mut().expect("what is abandoned was handed to the collective");
+        near.agreement.handle_abandoned(context.now, slot);
+    }
+
+    /// Another rank of this machine says something.
+    pub(super) fn hear(&mut self, context: &mut Context, from: Address, note: Note) {
+        let Some(near) = &mut self.neighbours else { return self.early.push((from, note)) };
+        let Some(rank) = near.peers.iter().position(|peer| *peer == from).filter(|_| !near.is_over) else { return };
+        context.log.note(context.now, self.me.who, "hears", &[rank as u64], || match &note {
+            Note::Shown { place, number, what } => {
+                let what = what.as_ref().map(Vec::len);
+                format!("of operation {number} on {place}: {what:?}")
+            }
+            other => format!("{other:?}"),
+        });
+        match note {
+            Note::Said(announcement) => {
+                near.agreement.hear(rank, announcement);
+                near.agreement.weigh();
+            }
+            Note::Ordered(decisions) => near.orders.push_back(decisions),
+            Note::Shown { place, number, what } => drop(near.road(place).shown.insert((number, rank), what)),
+            Note::Broken(breakage) => {
+                let error = near.agreement.explain(breakage);
+                self.end_meetings(context, Some(error));
+            }
+            Note::Left => near.agreement.handle_left(rank),
+        }
+    }
+
+    /// The process of another rank ended. The others hear of it by the leader.
+    pub(super) fn lose_neighbour(&mut self, context: &mut Context, gone: Address) {
+        let Some(near) = &self.neighbours else { return };
+        let rank = near.peers.iter().position(|peer| *peer == gone);
+        if let Some(rank) = rank.filter(|rank| !near.is_over && (near.me == 0 || *rank == 0)) {
+            self.break_down(context, Breakage::Lost(rank));
+        }
+    }
+
+    /// The job is over: nothing is done with the others any more, and they hear so themselves. Or it goes on and this rank leaves.
+    pub(super) fn leave_neighbours(&mut self, context: &mut Context, cause: Option<Error>) {
+        if let Some(cause) = cause {
+            return self.end_meetings(context, Some(cause));
+        }
+        if let Some(near) = self.neighbours.as_mut().filter(|near| near.leaves.is_none()) {
+            near.leaves = Some(context.now + LEAVING);
+            near.agreement.handle_closed(context.now);
+        }
+    }
+
+    /// Does what is due.
+    pub(super) fn handle_meetings_due(&mut self, context: &mut Context) {
+        let now = context.now;
+        let Some(near) = self.neighbours.as_mut().filter(|near| !near.is_over) else { return };
+        if let Err(breakage) = near.agreement.handle_timeout(now) {
+            return self.break_down(context, breakage);
+        }
+        if near.leaves.is_some_and(|leaves| leaves <= now) {
+            // Its connections end without a goodbye.
+            let me = self.me;
+            near.peers.iter().filter(|peer| **peer != me).for_each(|peer| {
+                context.post(*peer, Duration::ZERO, Input::NeighbourLost { gone: me });
+            });
+            self.end_meetings(context, None);
+        }
+    }
+
+    /// Goes on with what the ranks do together, as far as can be; whether that was something.
+    pub(super) fn confer(&mut self, context: &mut Context) -> bool {
+        let mut moved = false;
+        while self.confer_once(context) {
+            moved = true;
+        }
+        if let Some(near) = &mut self.neighbours {
+            near.due = if near.is_over { None } else { near.agreement.poll_timeout() };
+        }
+        moved
+    }
+
+    fn confer_once(&mut self, context: &mut Context) -> bool {
+        let now = context.now;
+        let Some(near) = &mut self.neighbours else { return false };
+        if let Some(act) = near.agreement.next_act() {
+            match act {
+                Act::End { load, error } => self.met(context, load, Err(error)),
+                act => near.acts.push_back(act),
+            }
+            return true;
+        }
+        if near.is_over {
+            return false;
+        }
+        while let Some(announcement) = near.agreement.unsaid() {
+            near.agreement.said();
+            near.send(context, 0, Note::Said(announcement));
+        }
+        if near.host.running.is_empty()
+            && let Some(act) = near.acts.pop_front()
+        {
+            self.begin(context, act);
+            return true;
+        }
+        if [DeviceKind::Host, DeviceKind::Cuda].into_iter().any(|place| self.complete(context, place)) {
+            return true;
+        }
+        let Some(near) = &mut self.neighbours else { return false };
+        if !near.host.running.is_empty() {
+            return false;
+        }
+        if let Some(decisions) = near.orders.pop_front() {
+            if let Err(breakage) = near.agreement.obey(now, decisions) {
+                self.break_down(context, breakage);
+            }
+            return true;
+        }
+        let room = near.room();
+        if near.agreement.may_lead(room) {
+            let decisions = near.agreement.lead(ORDERS, room);
+            near.send_all(context, &Note::Ordered(decisions.clone()));
+            near.orders.push_back(decisions);
+            return true;
+        }
+        if near.agreement.settle_orphans(now) {
+            return true;
+        }
+        if near.leaves.is_some() && !near.is_busy() {
+            if near.me == 0 {
+                near.send_all(context, &Note::Left);
+            } else {
+                near.send(context, 0, Note::Left);
+            }
+            self.end_meetings(context, None);
+            return true;
+        }
+        false
+    }
+
+    /// Nothing works any more, on no rank.
+    fn break_down(&mut self, context: &mut Context, breakage: Breakage) {
+        let near = self.neighbours.as_mut().expect("it broke");
+        near.send_all(context, &Note::Broken(breakage));
+        let error = near.agreement.explain(breakage);
+        self.end_meetings(context, Some(error));
+    }
+
+    fn end_meetings(&mut self, context: &mut Context, cause: Option<Error>) {
+        let Some(near) = &mut self.neighbours else { return };
+        near.is_over = true;
+        let error = near.agreement.fail(cause);
+        let running = [&mut near.host, &mut near.device].into_iter().flat_map(|road| std::mem::take(&mut road.running));
+        let loads: Vec<Load> = running.filter_map(|running| running.load).collect();
+        let acts = std::mem::take(&mut near.acts);
+        let queued = acts.into_iter().filter_map(|act| match act {
+            Act::Run { load, .. } | Act::Tell { load, .. } => load,
+            Act::End { load, .. } => Some(load),
+        });
+        for load in loads.into_iter().chain(queued.collect::<Vec<Load>>()) {
+            self.met(context, load, Err(error.clone()));
+        }
+    }
+}

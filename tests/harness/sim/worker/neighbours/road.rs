@@ -1,0 +1,166 @@
+//! The road of the data: what a rank shows the others of an operation, and what comes of what they show.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use gradlane_core::collective::Dataflow;
+use gradlane_core::collective::agreement::Act;
+use gradlane_core::collective::order::Claim;
+use gradlane_core::error::Result;
+use gradlane_core::reduce::{Kernels, accumulator_bytes};
+use gradlane_core::sched::TaskId;
+use gradlane_core::types::DeviceKind;
+
+use super::super::memory::{Region, gather, scatter};
+use super::{Note, WorkerProcess};
+use crate::sim::world::Context;
+
+/// What a rank brings to an operation.
+#[derive(Debug)]
+pub(super) struct Load {
+    pub(super) task: TaskId,
+    pub(super) takes: bool,
+    pub(super) source: Vec<Region>,
+    pub(super) destination: Vec<Region>,
+}
+
+/// The operations in one kind of memory.
+#[derive(Debug, Default)]
+pub(super) struct Road {
+    /// How many were begun.
+    pub(super) begun: u64,
+    pub(super) running: VecDeque<Running>,
+    /// What others showed, by operation and position among all ranks.
+    pub(super) shown: BTreeMap<(u64, usize), Result<Vec<u8>>>,
+}
+
+/// An operation that all ranks carry out now.
+#[derive(Debug)]
+pub(super) struct Running {
+    number: u64,
+    place: DeviceKind,
+    pub(super) claim: Claim,
+    weights: Vec<f64>,
+    dataflow: Dataflow,
+    /// What this rank shows the others.
+    ours: Result<Vec<u8>>,
+    /// Absent where nobody waits for it.
+    pub(super) load: Option<Load>,
+}
+
+impl WorkerProcess {
+    /// Shows the others what this rank has of an operation.
+    pub(super) fn begin(&mut self, context: &mut Context, act: Act<Load>) {
+        let near = self.neighbours.as_mut().expect("it has agreed on something");
+        let (place, claim, weights, dataflow, failure, load) = match act {
+            Act::Run { claim, weights, dataflow, load } => (claim.device, claim, weights, dataflow, None, load),
+            // The way of the host, whatever the memory is, and without it.
+            Act::Tell { claim, from, failure, load } => {
+                let dataflow = Dataflow::Show { from, taker: None };
+                let load = load.map(|load| Load { source: Vec::new(), destination: Vec::new(), ..load });
+                (DeviceKind::Host, claim, Vec::new(), dataflow, failure, load)
+            }
+            Act::End { .. } => unreachable!("what ends is not begun"),
+        };
+        let reached = near.reached(place);
+        let me = reached.iter().position(|rank| *rank == near.me).expect("it reaches itself");
+        let source = load.as_ref().filter(|_| dataflow.needs(me) && failure.is_none()).map(|load| &load.source);
+        let ours = match (failure, source) {
+            (Some(error), _) => Err(error),
+            (None, Some(source)) => Ok(gather(context, self.me, &self.memory, source, place)),
+            (None, None) => Ok(Vec::new()),
+        };
+        let road = near.road(place);
+        let number = road.begun;
+        road.begun += 1;
+        let shows = match dataflow {
+            Dataflow::Reduce { .. } => true,
+            Dataflow::Show { from, .. } => from == me,
+            Dataflow::Keep { .. } | Dataflow::Nothing => false,
+        };
+        // On devices only the weights of those count that reach each other.
+        let weights = match place {
+            DeviceKind::Host => weights,
+            DeviceKind::Cuda => reached.iter().map(|rank| weights[*rank]).collect(),
+        };
+        let own = near.me;
+        for to in reached.into_iter().filter(|to| shows && *to != own) {
+            near.send(context, to, Note::Shown { place, number, what: ours.clone() });
+        }
+        near.road(place).running.push_back(Running { number, place, claim, weights, dataflow, ours, load });
+    }
+
+    /// Ends the oldest operation in this kind of memory, if all was shown that it needs.
+    pub(super) fn complete(&mut self, context: &mut Context, place: DeviceKind) -> bool {
+        let near = self.neighbours.as_mut().expect("it has begun something");
+        let reached = near.reached(place);
+        let own = near.me;
+        let road = near.road(place);
+        let Some(running) = road.running.front() else { return false };
+        let number = running.number;
+        let needed: Vec<usize> = match running.dataflow {
+            Dataflow::Reduce { .. } => reached.clone(),
+            Dataflow::Show { from, .. } => vec![reached[from]],
+            Dataflow::Keep { .. } | Dataflow::Nothing => Vec::new(),
+        };
+        if needed.iter().any(|rank| *rank != own && !road.shown.contains_key(&(number, *rank))) {
+            return false;
+        }
+        let mut running = road.running.pop_front().expect("looked at above");
+        let mut shown: Vec<Result<Vec<u8>>> = Vec::new();
+        for rank in needed {
+            shown.push(match rank == own {
+                true => std::mem::replace(&mut running.ours, Ok(Vec::new())),
+                false => road.shown.remove(&(number, rank)).expect("looked at above"),
+            });
+        }
+        let me = reached.iter().position(|rank| *rank == own).expect("it reaches itself");
+        let Running { claim, weights, dataflow, load, ours, .. } = running;
+        let Some(load) = load else { return true };
+        let outcome = result_of(&claim, &weights, dataflow, shown, ours).map(|result| {
+            if dataflow.leads_to(me) && !load.destination.is_empty() {
+                scatter(context, self.me, &mut self.memory, &load.destination, &result, place);
+            }
+            dataflow.weight(&weights)
+        });
+        self.met(context, load, outcome);
+        true
+    }
+
+    pub(super) fn met(&mut self, context: &mut Context, load: Load, outcome: Result<f64>) {
+        if outcome.is_ok() && load.takes {
+            self.payload(load.task).contribute_result();
+        }
+        self.worker.handle_met(context.now, load.task, load.takes, outcome);
+    }
+}
+
+/// What comes of what the ranks showed, in their order, with the arithmetic of the product.
+fn result_of(
+    claim: &Claim,
+    weights: &[f64],
+    dataflow: Dataflow,
+    shown: Vec<Result<Vec<u8>>>,
+    ours: Result<Vec<u8>>,
+) -> Result<Vec<u8>> {
+    let Claim { op, dtype, bytes, .. } = *claim;
+    match dataflow {
+        Dataflow::Reduce { of, .. } => {
+            let kernels = Kernels::portable();
+            let (op, divisor) = dataflow.reduction(op, weights);
+            let mut sum = vec![0; accumulator_bytes(dtype, bytes) as usize];
+            let contributions = shown.into_iter().zip(weights).enumerate().filter(|(rank, _)| of & (1 << rank) != 0);
+            for (turn, (_, (contribution, weight))) in contributions.enumerate() {
+                match turn {
+                    0 => kernels.start(op, dtype, *weight, &contribution?, &mut sum),
+                    _ => kernels.add(op, dtype, *weight, &contribution?, &mut sum),
+                }
+            }
+            let mut result = vec![0; bytes as usize];
+            kernels.finish(op, dtype, divisor, &sum, &mut result);
+            Ok(result)
+        }
+        Dataflow::Show { .. } => shown.into_iter().next().expect("one rank shows something"),
+        Dataflow::Keep { .. } => ours,
+        Dataflow::Nothing => Ok(Vec::new()),
+    }
+}

@@ -1,0 +1,114 @@
+//! What is checked of a worker where it is seen: results, contributions, and what a server says of a sum.
+
+use gradlane_core::error::Result;
+use gradlane_core::sched::{Attempt, Task, TaskId};
+use gradlane_core::wire::{Contributors, Sum};
+
+use super::super::checkers::Checker;
+use super::super::oracle;
+use super::super::world::Context;
+use super::WorkerProcess;
+use super::neighbours::Neighbours;
+use super::training::Batch;
+
+impl WorkerProcess {
+    pub(super) fn resolve(&mut self, context: &mut Context, submission: u64, outcome: Result<()>) {
+        let now = context.now;
+        let Some(lent) = self.lent.remove(&submission) else {
+            let text = format!("{} hears twice of submission {submission}", self.me.who);
+            return context.witness.fail(now, Checker::Handle, text);
+        };
+        let rank = self.worker.rank().0;
+        let members = self.script.operations[&submission].members.clone();
+        for ((tensor, round), [source, destination]) in members.into_iter().zip(lent) {
+            context.log.note(now, self.me.who, "resolves", &[tensor as u64, round, u64::from(outcome.is_ok())], || {
+                format!("{outcome:?}")
+            });
+            let what = format!("{}: tensor {tensor}, round {round}", self.me.who);
+            for buffer in [source, destination] {
+                let is_held = self.neighbours.as_ref().is_some_and(|near: &Neighbours| near.holds(buffer));
+                if is_held || self.transport.holds(buffer) {
+                    context.witness.fail(
+                        now,
+                        Checker::Memory,
+                        format!("{what} resolves while something uses its memory"),
+                    );
+                }
+                self.memory[buffer].lent = false;
+            }
+            let got = &self.memory[destination].bytes;
+            if outcome.is_ok() && *got != oracle::result(&context.plan, tensor, round) {
+                let why = oracle::explain(&context.plan, tensor, round, got);
+                context.witness.fail(now, Checker::Sum, format!("{what}, {}: {why}", context.plan.op(tensor, round)));
+            }
+            if source != destination
+                && self.memory[source].bytes != oracle::contribution(&context.plan, tensor, round, rank)
+            {
+                context.witness.fail(now, Checker::Contribution, format!("{what}: the contribution was overwritten"));
+            }
+            context.witness.resolves(self.me, tensor, round, &outcome);
+        }
+        self.end_operation(context, submission, outcome);
+        self.wake(context);
+    }
+
+    /// A submission ended, and perhaps with it the batch that it is of.
+    fn end_operation(&mut self, context: &mut Context, submission: u64, outcome: Result<()>) {
+        let now = context.now;
+        let operation = self.script.operations.get_mut(&submission).expect("it was submitted");
+        if operation.outcome.replace(outcome.clone()).is_some() {
+            context.witness.fail(now, Checker::Handle, format!("{}: {operation} resolves again", self.me.who));
+        }
+        let Some(number) = operation.batch else { return };
+        let Some(Batch { open, tally }) = self.script.batches.get_mut(&number) else { return };
+        open.remove(&submission);
+        if tally.ended(outcome).is_some() {
+            let open = open.len();
+            self.script.batches.remove(&number);
+            if open > 0 {
+                let text = format!("{}: a batch ends while {open} of its submissions have not", self.me.who);
+                context.witness.fail(now, Checker::Handle, text);
+            }
+        }
+    }
+
+    /// What is sent must be the caller's own contribution or what its machine makes of it, and the sum of the round before must have come.
+    pub(super) fn check_push(&self, context: &mut Context, task: &Task, body: Option<&[u8]>) {
+        let now = context.now;
+        let earlier = |other: TaskId| {
+            let part = self.worker.part(other);
+            part.layout.part == task.part && part.round < task.round && !self.summed.contains(&other)
+        };
+        if self.worker.tasks().any(earlier) {
+            let text = format!("{} pushes {} of part {} before its turn", self.me.who, task.round, task.part);
+            context.witness.fail(now, Checker::Rounds, text);
+        }
+        let Some(mut body) = body else { return };
+        // What the repeat says to be overwritten may be anything; all that follows is the caller's.
+        let mut overwritten = if let Attempt::Resumed { landed } = task.attempt { landed as usize } else { 0 };
+        for piece in self.worker.pieces(task.id) {
+            let (tensor, round) = self.script.operations[&piece.submission].members[piece.tensor];
+            let due = oracle::pushed(&context.plan, tensor, round, self.worker.rank().0);
+            let due = &due[piece.span.offset as usize..piece.span.end() as usize];
+            let (sent, rest) = body.split_at(due.len());
+            let skipped = overwritten.min(due.len());
+            if sent[skipped..] != due[skipped..] {
+                let text = format!("{} pushes other bytes than tensor {tensor}, round {round} had", self.me.who);
+                context.witness.fail(now, Checker::Contribution, text);
+            }
+            (body, overwritten) = (rest, overwritten - skipped);
+        }
+    }
+
+    pub(super) fn check_header(&self, context: &mut Context, task: TaskId, header: &Sum) {
+        let submission = self.worker.part(task).tickets[0];
+        let (tensor, round) = self.script.operations[&submission].members[0];
+        // Nobody may leave this job, so every worker due is in every sum.
+        let due = (oracle::divisor(&context.plan, tensor, round), Contributors::Due);
+        let got = (header.divisor, header.contributors.clone());
+        if got != due {
+            let text = format!("tensor {tensor}, round {round}: the sum is of {got:?}, not of {due:?}");
+            context.witness.fail(context.now, Checker::Contributors, text);
+        }
+    }
+}

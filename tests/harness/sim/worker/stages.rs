@@ -1,0 +1,156 @@
+//! What each stage does with a task, and the end of its exchange.
+
+use gradlane_core::pipeline::Stage;
+use gradlane_core::sched::{Task, TaskId};
+use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId, Span};
+use gradlane_core::wire::{Contribute, Contribution, Request, Target};
+use gradlane_core::worker::{Action, Exchanged, Step};
+
+use super::super::coordinator::TERM;
+use super::super::oracle;
+use super::super::transport::Ending;
+use super::super::world::{Context, Input};
+use super::WorkerProcess;
+use super::memory::{Buffer, Payload, Region, gather, scatter};
+
+impl WorkerProcess {
+    pub(super) fn run_stage(&mut self, context: &mut Context, stage: Stage) {
+        while let Some(Step { task, action, .. }) = self.worker.take(context.now, stage) {
+            // As the engine does: what the machine decided by this take is carried out before the step.
+            self.obey(context);
+            match action {
+                Action::Push { link, exchange, header } => self.push(context, task, (link, exchange), header),
+                Action::Pull { exchange } => self.pull(context, task, exchange),
+                Action::CopyToHost { contributes, .. } => self.copy_to_host(context, task, contributes),
+                Action::CopyToDevice => self.copy(context, task.id, true),
+                Action::Meet(meeting) => self.meet(context, task, meeting),
+            }
+            self.settle(context);
+        }
+        self.settle(context);
+    }
+
+    fn push(&mut self, context: &mut Context, task: Task, (link, exchange): (LinkId, ExchangeId), mut header: Request) {
+        let mut bytes = Vec::new();
+        let mut regions = Vec::new();
+        match (&self.payloads[&task.id], &mut header) {
+            (Payload::Message(message), Request::Withdraw(_)) => bytes.extend_from_slice(message),
+            (payload @ Payload::Pieces { .. }, Request::Contribute(header)) => {
+                let contribution = payload.contribution();
+                regions = contribution.iter().copied().chain(payload.landing()).collect();
+                let sends_body = header.contribution != Contribution::Nothing;
+                if sends_body {
+                    bytes = gather(context, self.me, &self.memory, &contribution, DeviceKind::Host);
+                }
+                self.check_push(context, &task, sends_body.then_some(bytes.as_slice()));
+                let is_checked = context.plan.settings.checksum && !bytes.is_empty();
+                if let Contribution::First { checksum, .. } = &mut header.contribution {
+                    *checksum = is_checked.then(|| crc32c::crc32c(&bytes));
+                }
+            }
+            (payload, header) => unreachable!("{header:?} of {payload:?}"),
+        }
+        let stream = self.transport.push(context, link, task.id, header, bytes, regions);
+        self.streams.insert(exchange, stream);
+        context.log.note(context.now, self.me.who, "pushes", &[stream.0, task.round.0], || {
+            format!("part {} {:?}, {header:?}, doom {:?}", task.part, task.attempt, context.network.doom(stream))
+        });
+        if let Request::Contribute(header) = header
+            && context.plan.classes.replays
+            && context.random.chance(10)
+        {
+            self.replay(context, link, header);
+        }
+    }
+
+    /// A push of a membership before the present one turns up, as a network or a process that slept for long may hold it back.
+    fn replay(&self, context: &mut Context, link: LinkId, header: Contribute) {
+        let target = Target { epoch: Epoch { term: TERM - 1, number: 1 }, ..header.target };
+        let junk = vec![oracle::JUNK; header.body_bytes() as usize];
+        let contribution = match header.contribution {
+            Contribution::First { body, checksum: Some(_) } => {
+                Contribution::First { body, checksum: Some(crc32c::crc32c(&junk)) }
+            }
+            Contribution::Nothing | Contribution::First { .. } | Contribution::Resumed { .. } => header.contribution,
+        };
+        let header = Request::Contribute(Contribute { target, contribution, ..header });
+        context.open_exchange(self.me, link, &header, junk, true);
+    }
+
+    fn pull(&mut self, context: &mut Context, task: Task, exchange: ExchangeId) {
+        let into = self.payloads[&task.id].landing();
+        self.transport.pull(context, self.streams[&exchange], task.id, into, &mut self.memory);
+    }
+
+    pub(super) fn finish(&mut self, context: &mut Context, ending: Ending) {
+        let now = context.now;
+        context.log.note(now, self.me.who, "exchange", &[], || format!("{ending:?}"));
+        match ending {
+            Ending::Pushed { task, outcome } => self.worker.handle_pushed(now, task, outcome),
+            Ending::Sum { task, header } => {
+                self.check_header(context, task, &header);
+                self.summed.insert(task);
+                self.worker.handle_pulled(now, task, Exchanged::Sum);
+            }
+            Ending::Rejected { task, error } => self.worker.handle_pulled(now, task, Exchanged::Rejected(error)),
+            Ending::Torn { task, error, landed } => {
+                self.worker.handle_pulled(now, task, Exchanged::Torn { error, landed });
+            }
+        }
+    }
+
+    /// Stages a contribution, in memory that it has until its sum is back on the device.
+    fn copy_to_host(&mut self, context: &mut Context, task: Task, contributes: bool) {
+        let buffer = self.memory.len();
+        let bytes = vec![oracle::JUNK; task.bytes as usize];
+        self.memory.push(Buffer { bytes, lent: true, place: DeviceKind::Host });
+        self.payload(task.id).stage(Region { buffer, span: Span { offset: 0, bytes: task.bytes } });
+        if contributes {
+            return self.copy(context, task.id, false);
+        }
+        // The sum needs its place all the same.
+        self.worker.handle_copied(context.now, task.id, Ok(()));
+    }
+
+    /// Lets the device copy what a task moves, one way or the other, in its own time.
+    fn copy(&mut self, context: &mut Context, task: TaskId, to_device: bool) {
+        self.copying.insert(task, to_device);
+        let after = context.random.millis(0, 4);
+        context.post(self.me, after, Input::Copied { task });
+    }
+
+    /// The device has copied.
+    pub(super) fn copied(&mut self, context: &mut Context, task: TaskId) {
+        let to_device = self.copying.remove(&task).expect("copied once");
+        let Payload::Pieces { source, destination, staging } = &self.payloads[&task] else {
+            unreachable!("only tensors on a device are copied")
+        };
+        let staged = [staging.expect("staged from COPYD2H to COPYH2D")];
+        let (source, destination) = (source.clone(), destination.clone());
+        if to_device {
+            let bytes = gather(context, self.me, &self.memory, &staged, DeviceKind::Host);
+            scatter(context, self.me, &mut self.memory, &destination, &bytes, DeviceKind::Cuda);
+            self.unstage(task);
+        } else {
+            let bytes = gather(context, self.me, &self.memory, &source, DeviceKind::Cuda);
+            scatter(context, self.me, &mut self.memory, &staged, &bytes, DeviceKind::Host);
+        }
+        self.worker.handle_copied(context.now, task, Ok(()));
+    }
+
+    /// Gives back what a task was staged in, if it was.
+    pub(super) fn unstage(&mut self, task: TaskId) {
+        if let Some(Region { buffer, .. }) = self.payload(task).unstage() {
+            self.give_back(buffer);
+        }
+    }
+
+    /// Memory of the worker's own is not used any more.
+    pub(super) fn give_back(&mut self, buffer: usize) {
+        self.memory[buffer] = Buffer { bytes: Vec::new(), lent: false, place: DeviceKind::Host };
+    }
+
+    pub(super) fn payload(&mut self, task: TaskId) -> &mut Payload {
+        self.payloads.get_mut(&task).expect("a task has a payload until it is released")
+    }
+}
