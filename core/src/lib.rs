@@ -22,7 +22,7 @@ pub mod wire;
 
 pub mod worker;
 
-// Floor 2: drivers. `local` and `cuda` are the ground on which the others stand.
+// Floor 2: drivers. `local` and `cuda` stand below the others.
 pub mod cuda;
 pub mod local;
 

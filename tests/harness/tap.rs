@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gradlane_core::Error;
+use gradlane_core::local::Progress;
 use gradlane_core::mem::Region;
 use gradlane_core::transport::{LinkLost, Peer, Pulled, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId};
@@ -36,6 +37,8 @@ impl<T: Transport, F: Fn(u64) -> Fate + Send + Sync> Tap<T, F> {
         Self { inner, pushes: AtomicU64::new(0), before }
     }
 }
+
+impl<T, F> Progress for Tap<T, F> {}
 
 impl<T: Transport, F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<T, F> {
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gradlane_core::device::Device;
 use gradlane_core::engine::{Engine, EngineOptions};
+use gradlane_core::local::Progress;
 use gradlane_core::mem::{Copies, Region};
 use gradlane_core::runtime::process;
 use gradlane_core::transport::identity::Credentials;
@@ -109,6 +110,8 @@ struct Staging {
     /// Bytes of the bodies that it looked at.
     staged: Arc<AtomicU64>,
 }
+
+impl Progress for Staging {}
 
 impl Transport for Staging {
     #[expect(unsafe_code, reason = "reads a contribution before it is lent")]

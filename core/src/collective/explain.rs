@@ -1,4 +1,4 @@
-//! What the failures of an order, and of the other ranks, mean to whoever waits for an operation.
+//! Turns failures of the order, and of other ranks, into the errors that callers get.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::ranks::{Breakage, LocalRank};
 use crate::error::{Claim as Saying, Error};
 use crate::types::{Goal, Op, WorkerId};
 
-/// What whoever submitted an operation is told of its failure.
+/// The error of an operation that failed, for its caller.
 pub(super) fn explain(ranks: &[LocalRank], (part, place): Slot, failure: Failure, waited: Duration) -> Error {
     let round = Goal::round(place);
     let worker = |rank: u32| ranks[rank as usize].rank;

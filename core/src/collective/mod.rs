@@ -1,10 +1,10 @@
 //! Sums among the ranks of one machine, without any server.
 //!
-//! A collective carries out what its ranks are ready for, in one order on all of them. What is reduced when, and who is told of the
-//! outcome, is decided by whoever hands the operations in.
+//! A collective carries out the operations that all its ranks have submitted, in one order on all ranks. The engine decides which
+//! operations to submit and when.
 //!
-//! There is one order and there are two roads: memory of the host is summed in shared memory ([`host`]), memory of devices by a
-//! [`DeviceRoad`], to which the same order is handed.
+//! There is one order for two kinds of memory. Host memory is summed in shared memory ([`host`]); memory of devices by a [`DeviceRoad`],
+//! which gets the same order.
 
 pub mod agreement;
 pub mod group;
@@ -21,8 +21,6 @@ pub mod host;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 
-use std::time::Duration;
-
 pub use dataflow::Dataflow;
 pub use device::{Bulletin, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team};
 pub use devices::device_road;
@@ -33,42 +31,30 @@ pub use ranks::LocalRank;
 pub use crate::types::Goal;
 
 use crate::error::Error;
+use crate::local::Progress;
 use crate::types::{Done, Slot};
 
 /// Reduces among the ranks of one machine.
-pub trait Collective: Send + Sync {
-    /// Carries an operation out, once all ranks have come to it. `done` hears of the end, when nothing of the memory is held any more:
-    /// what the weights of the ranks add up to, [`Mismatch`](crate::Error::Mismatch) naming both sides,
-    /// [`Stalled`](crate::Error::Stalled) naming the ranks that did not come, [`PeerLost`](crate::Error::PeerLost) naming the one that
-    /// died, or what the owner of a broadcast has to tell. A tensor's name is its key.
+pub trait Collective: Progress + Send + Sync {
+    /// Carries an operation out, once all ranks have submitted it. `done` reports its end, when the collective holds none of its memory any
+    /// more: the sum of the ranks' weights, [`Mismatch`](crate::Error::Mismatch) naming both sides,
+    /// [`Stalled`](crate::Error::Stalled) naming the ranks that did not submit it, [`PeerLost`](crate::Error::PeerLost) naming the rank
+    /// that died, or the error of a broadcast's owner. A tensor's name is its key.
     ///
-    /// Who waits for the owner of a broadcast waits as long as the owner lives: what it waits for has deadlines of its own.
+    /// A rank that waits for the owner of a broadcast waits as long as the owner lives, because the owner's own wait has a deadline.
     ///
-    /// Ranks whose memory is of different kinds hear a mismatch of `device`. Memory of devices that cannot be reduced here is refused
-    /// at once, with what to do about it, and the others are told that this rank will not come.
+    /// If the ranks' memory is of different kinds, all get a mismatch of `device`. Memory of devices that cannot be reduced here is refused
+    /// at once with an error that says what to do, and the other ranks are told that this rank will not take part.
     fn run(&self, operation: Operation, done: Done<f64>);
 
-    /// Gives an operation up: it ends as [`Cancelled`](crate::Error::Cancelled), unless all ranks had come to it. The others lose it too,
-    /// but for a broadcast, which only its owner can take from them; in memory of devices it then goes on for this rank as well, because
-    /// the others' library needs its memory.
+    /// Gives an operation up: it ends as [`Cancelled`](crate::Error::Cancelled), unless all ranks had submitted it. It ends for the others
+    /// too. Exception: only the owner of a broadcast can end it for the others. In memory of devices such a broadcast goes on for this rank
+    /// as well, because NCCL on the other ranks needs its memory.
     fn abandon(&self, slot: Slot);
 
-    /// Lets the calling thread do the work until `enough` says so, at most for `patience`. Returns at once if another thread is at it.
-    ///
-    /// Whoever has nothing better to do than to wait for an operation saves it two changes of thread. `attended` if this was announced
-    /// by [`attend`](Self::attend).
-    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration, attended: bool);
-
-    /// Says that the calling thread is about to submit something and then to help, so that nobody is woken for it. Must be followed by
-    /// one [`help`](Self::help) that is `attended`.
-    fn attend(&self);
-
-    /// Lets whoever helps look again whether it had enough.
-    fn nudge(&self);
-
-    /// Ends everything at once with this cause, whatever the other ranks do: the job is over, and they hear so themselves.
+    /// Ends everything at once with this cause, without waiting for other ranks: the job is over, and they learn it themselves.
     fn abort(&self, cause: Error);
 
-    /// Ends what is under way and leaves the other ranks. Idempotent.
+    /// Ends the operations under way and leaves the other ranks. Idempotent.
     fn shutdown(&self);
 }

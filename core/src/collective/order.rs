@@ -7,7 +7,7 @@
 //! ```text
 //!  (unknown) ──first ready──► Pending ──last ready──► Decision::Run
 //!                                │
-//!                                └─ claims differ, a rank gave up or left, nobody came for too long ──► Decision::Fail
+//!                                └─ claims differ, a rank gave up or left, a rank did not come in time ──► Decision::Fail
 //! ```
 //! A rank that comes to a failed round later is told of the failure again. The cost of a decision is logarithmic in what is pending.
 
@@ -46,11 +46,11 @@ pub enum Decision {
 pub enum Failure {
     /// Two ranks claim different things.
     Mismatch {
-        /// Who spoke first.
+        /// The rank that claimed first.
         first: u32,
         /// What it claims.
         ours: Claim,
-        /// Who claims something else.
+        /// The rank whose claim differs.
         second: u32,
         /// What that is.
         theirs: Claim,

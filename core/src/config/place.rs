@@ -13,7 +13,7 @@ use super::origin::{Origin, written};
 use crate::error::Result;
 
 impl Config {
-    /// Fills in what the cluster file knows and nobody said, and translates the index that chose the task in it.
+    /// Fills in what the cluster file knows and the user did not set, and translates the index that chose the task in it.
     ///
     /// # Errors
     /// [`Error::Config`] for a file that cannot be read, is malformed, or does not have this process.
@@ -30,7 +30,7 @@ impl Config {
         Ok(())
     }
 
-    /// Fills in what the launcher knows and nobody said.
+    /// Fills in what the launcher knows and the user did not set.
     ///
     /// # Errors
     /// [`Error::Config`] naming the variable that is missing or malformed.
@@ -44,7 +44,7 @@ impl Config {
         Ok(())
     }
 
-    /// Names of knobs with their values, and who says so.
+    /// Names of knobs with their values and sources.
     fn said_by_launcher(
         &self,
         environment: &BTreeMap<String, String>,
@@ -76,7 +76,7 @@ impl Config {
         Ok(said)
     }
 
-    /// The value of a knob by the name of its environment variable, whatever it came from.
+    /// The value of a knob by the name of its environment variable, from any source.
     fn said_of_place(&self, variable: &str) -> Option<String> {
         let knob = KNOBS.iter().find(|knob| knob.topic == "Place" && knob.env() == variable)?;
         Some(knob.value(self)).filter(|value| !value.is_empty())

@@ -13,17 +13,17 @@ use super::codes::{self, Code, checked, fault, name};
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
 
-/// The primary context of a device. Whatever belongs to the device holds it.
+/// The primary context of a device. Everything that belongs to the device holds it.
 pub(crate) struct Context {
     api: Arc<Api>,
     device: Ordinal,
     raw_device: CUdevice,
     raw: CUcontext,
-    /// Events that nobody uses. There are as many as were ever in use at once.
+    /// Unused events. There are as many as were ever in use at once.
     events: Mutex<Vec<Spare>>,
 }
 
-/// An event that nobody uses.
+/// An unused event.
 struct Spare(CUevent);
 
 // SAFETY: contexts and events of the driver may be used on any thread (CUDA driver API, "Thread safety").
@@ -61,7 +61,7 @@ impl Context {
     /// # Errors
     /// [`Error::Device`] if the driver refuses.
     pub(crate) fn bind(&self) -> Result<()> {
-        // SAFETY: `raw` is retained as long as `self` lives, and every thread that binds it is ended by whoever holds `self`.
+        // SAFETY: `raw` is retained as long as `self` lives, and the holder of `self` ends every thread that binds it.
         self.checked("binding its context", unsafe { (self.api.context_set)(self.raw) })?;
         self.exchange_capture_mode(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as u32).map(drop)
     }
@@ -118,12 +118,12 @@ impl Context {
         Ok(mode)
     }
 
-    /// An event that nobody uses, for a thread that has the context.
+    /// An unused event, for a thread that has the context.
     pub(super) fn take_event(&self) -> Result<CUevent> {
         if let Some(Spare(event)) = self.spare().pop() {
             return Ok(event);
         }
-        // Whoever waits for it does so in the driver or asks now and then; what time it was is of interest to nobody.
+        // Waiters wait in the driver or ask now and then. No waiter needs the time at which it was reached.
         const FLAGS: c_uint =
             CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint | CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
         let mut event = ptr::null_mut();
@@ -147,10 +147,10 @@ impl Drop for Context {
             return;
         }
         for Spare(event) in std::mem::take(&mut *self.spare()) {
-            // SAFETY: nobody uses it, and its context is still retained.
+            // SAFETY: it is unused, and its context is still retained.
             Api::released("an event", unsafe { (self.api.event_destroy)(event) });
         }
-        // SAFETY: retained once, in `retain`; whoever uses the context holds `self`.
+        // SAFETY: retained once, in `retain`; every user of the context holds `self`.
         Api::released("a context", unsafe { (self.api.primary_release)(self.raw_device) });
     }
 }

@@ -1,4 +1,4 @@
-//! The ground of everything that is done with CUDA: the driver, found at run time, and thin owners of what it hands out.
+//! The base of all CUDA code: the driver, found at run time, and thin owners of what it hands out.
 //!
 //! The device that copies and the collective of a machine's devices both stand on it and do not see each other. [`Driver::load`] looks for
 //! the driver, [`Context`] is a device, [`Stream`] and [`Event`] order work on it, [`Kernels`] are work of our own, and the [`Reaper`] tells when work is done; nothing else

@@ -58,7 +58,7 @@ impl Reaper {
     /// work whose end it is, for the error.
     ///
     /// `done` is called on the reaper's thread and must not block. There is no deadline here: a stream that waits for its machine may wait
-    /// long, and whoever submitted it knows how long is too long.
+    /// long, and the submitter knows how long is too long.
     pub(crate) fn when(&self, event: Arc<Event>, what: &'static str, done: Done<()>) {
         if let Err(unsent) = self.inbox.send(Message::Watch(Watched { event, what, done }))
             && let Message::Watch(Watched { done, .. }) = unsent.into_inner()
@@ -71,7 +71,7 @@ impl Reaper {
     /// not, a device may still use the memory. Idempotent.
     pub(crate) fn shutdown(&self, patience: Duration) -> bool {
         let at = now() + patience;
-        // Who hears it first decides; a thread that has ended needs no word.
+        // The first outcome decides. A thread that has ended needs none.
         let _ = self.inbox.send(Message::End { at });
         self.thread.join(patience);
         !self.gave_up.load(Ordering::Acquire)
@@ -204,7 +204,7 @@ fn is_reached(watched: &Watched, bound: &mut Option<Ordinal>) -> Result<bool> {
     watched.event.is_reached(watched.what)
 }
 
-/// `error` as that of `what`: each hears what it waited for itself.
+/// `error` as that of `what`, so that each waiter reads what it waited for.
 fn of_work(error: &Error, what: &str) -> Error {
     match error {
         Error::Device { device, cause, .. } => {
@@ -214,7 +214,7 @@ fn of_work(error: &Error, what: &str) -> Error {
     }
 }
 
-/// How long to sleep when nothing was reached for `quiet`: a hundredth of it, so that nobody waits a hundredth longer than it must, and
+/// How long to sleep when nothing was reached for `quiet`: a hundredth of it, so that no waiter waits more than a hundredth longer than it must, and
 /// little processor time goes into a long wait. The bounds are a few queries, and what a person does not see.
 fn nap(quiet: Duration) -> Duration {
     (quiet / 100).clamp(Duration::from_micros(5), Duration::from_micros(200))

@@ -162,7 +162,7 @@ impl Engine {
         });
         let handle = handle.flatten()?;
         Metrics::add(&self.shared.metrics.submissions, count);
-        Ok(self.helping(handle))
+        Ok(self.polling(handle))
     }
 
     /// Gives up all of these submissions, under one lock.

@@ -1,15 +1,15 @@
 //! The engine of one worker: accepts submissions, resolves handles, starts and ends the threads.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::handle::{Canceller, Handle, Help};
+use super::dispatcher::Dispatcher;
+use super::handle::{Canceller, Handle};
 use super::local_peers;
 use super::memory::Memory;
 use super::metrics::Metrics;
-use super::progress::Progress;
 use super::room::{Entered, Room};
 use super::shared::Shared;
 use super::stage_loop;
@@ -19,7 +19,7 @@ use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::local::PrivateSocket;
+use crate::local::{PrivateSocket, Progress};
 use crate::mem::Copies;
 use crate::pipeline::Stage;
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer, status};
@@ -34,7 +34,7 @@ use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};
 pub struct EngineOptions {
     /// Settings of the whole process.
     pub config: Config,
-    /// Who this process is.
+    /// The identity of this process.
     pub member: MemberConfig,
     /// The coordinator's `host:port`.
     pub coordinator: String,
@@ -70,7 +70,7 @@ pub struct Submission {
 /// A worker's engine. Dropping it shuts it down.
 pub struct Engine {
     pub(super) shared: Arc<Shared>,
-    progress: Arc<Progress>,
+    dispatcher: Arc<Dispatcher>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     config: Config,
     coordinator: String,
@@ -86,7 +86,7 @@ impl Engine {
     /// Joins the job and returns once it runs.
     ///
     /// # Errors
-    /// Why it could not join: [`Error::NotFormed`] names who is missing, [`Error::DuplicateRank`] who has the rank, and so on.
+    /// Why it could not join: [`Error::NotFormed`] names the missing processes, [`Error::DuplicateRank`] the process that has the rank, and so on.
     pub fn start(options: EngineOptions) -> Result<Self> {
         let clock = Clock::start();
         let config = options.config;
@@ -106,7 +106,7 @@ impl Engine {
             stall_warn: config.stall_warn,
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
         };
-        let progress = Arc::new(Progress::default());
+        let dispatcher = Arc::new(Dispatcher::default());
         let shared = Arc::new(Shared::new(
             options.transport,
             options.device,
@@ -114,7 +114,7 @@ impl Engine {
             clock,
             config.checksum,
             Worker::new(clock.now(), settings),
-            Arc::clone(&progress) as _,
+            Arc::clone(&dispatcher) as _,
         ));
         let timed = Arc::downgrade(&shared);
         let timer = Timer::start("gl-timer", clock, move |_| {
@@ -149,7 +149,7 @@ impl Engine {
         let timeline = Timeline::new(clock, config.timeline_bytes_max);
         let engine = Self {
             shared,
-            progress,
+            dispatcher,
             threads: Mutex::default(),
             config,
             coordinator,
@@ -180,7 +180,7 @@ impl Engine {
         }
         // What ranks do together needs no thread here, and PULL takes no longer than to wake one.
         for stage in stages.iter().filter(|stage| !stage.is_collective() && **stage != Stage::Pull) {
-            let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), Arc::clone(&self.progress))?;
+            let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), Arc::clone(&self.dispatcher))?;
             locked(&self.threads).push(thread);
         }
         Ok(())
@@ -201,7 +201,7 @@ impl Engine {
         &self.shared.metrics
     }
 
-    /// What reaches the devices of this process, if it was given any: whoever submits memory of one marks its stream there.
+    /// The devices of this process, if it was given any. A caller that submits memory of a device marks its stream there.
     pub fn device(&self) -> Option<&Arc<dyn Device>> {
         self.shared.device.as_ref()
     }
@@ -285,7 +285,7 @@ impl Engine {
             state.lend(id, vec![(source, destination)], done);
             handle
         })?;
-        Ok(self.helping(handle))
+        Ok(self.polling(handle))
     }
 
     /// Reduces a tensor over all workers and waits for it, at most for `patience`; as [`push_pull`](Self::push_pull) and
@@ -331,21 +331,22 @@ impl Engine {
         submit: impl FnOnce(u64, &dyn Fn()) -> Result<Handle>,
     ) -> Result<Handle> {
         let Some(collective) = self.shared.collective.get() else {
-            // Whoever waits anyway pushes all of it: no other thread has to wake first.
+            // The caller waits anyway, so it pushes all parts itself, and no other thread has to wake first.
             return submit(u64::MAX, &|| {});
         };
         // Not before there is room: what this thread waits for there may need another to work.
-        let handle = submit(HERE_BYTES_MAX, &|| collective.attend())?;
-        collective.help(&|| handle.is_resolved(), patience, true);
+        let handle = submit(HERE_BYTES_MAX, &|| collective.announce())?;
+        collective.poll_announced(&|| handle.is_resolved(), patience);
         Ok(handle)
     }
 
     /// The handle, whose waiters do the work of this engine.
-    pub(super) fn helping(&self, handle: Handle) -> Handle {
-        handle.helping(match self.shared.collective.get() {
-            Some(collective) => Help::Collective(Arc::downgrade(collective)),
-            None => Help::Transport(Arc::downgrade(&self.shared.transport)),
-        })
+    pub(super) fn polling(&self, handle: Handle) -> Handle {
+        let progress: Weak<dyn Progress + Send + Sync> = match self.shared.collective.get() {
+            Some(collective) => Arc::downgrade(collective) as _,
+            None => Arc::downgrade(&self.shared.transport) as _,
+        };
+        handle.polling(progress)
     }
 
     /// Arrives at the barrier `name`; the handle resolves once all workers have, at the latest after `timeout`, or else the job's step
@@ -413,7 +414,7 @@ impl Engine {
         }
         // Not before: a sum that came meanwhile, and is awaited by other ranks, is still brought to its device.
         self.shared.close();
-        self.progress.ring_all();
+        self.dispatcher.ring_all();
         for thread in locked(&self.threads).drain(..) {
             let _ = thread.join();
         }
@@ -427,7 +428,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // No caller is left.
         let _ = self.leave(Duration::ZERO);
     }
 }

@@ -4,10 +4,9 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
-use crate::collective::Collective;
 use crate::error::{Error, Result};
+use crate::local::Progress;
 use crate::runtime::Clock;
-use crate::transport::Transport;
 use crate::types::Done;
 
 /// What [`Handle::wait`] says of an operation that goes on after the wait gave up.
@@ -19,17 +18,8 @@ pub struct Handle {
     id: u64,
     slot: Arc<Slot>,
     cancel: Option<Canceller>,
-    /// What a thread that waits can do meanwhile.
-    help: Option<Help>,
-}
-
-/// Whose work a thread that waits can do.
-#[derive(Clone)]
-pub(super) enum Help {
-    /// That of the ranks of this machine.
-    Collective(Weak<dyn Collective>),
-    /// That of the way to the servers.
-    Transport(Weak<dyn Transport>),
+    /// Whose work a thread that waits can do.
+    progress: Option<Weak<dyn Progress + Send + Sync>>,
 }
 
 /// Gives up the operation with this id. Shared by all handles of an engine.
@@ -64,19 +54,19 @@ impl Handle {
                 there.resolved.notify_all();
             }
         });
-        (Self { id, slot, cancel, help: None }, done)
+        (Self { id, slot, cancel, progress: None }, done)
     }
 
-    /// The same handle, whose waiters do this work unless another thread is at it.
+    /// The same handle, whose waiters poll `progress` unless another thread does.
     #[must_use]
-    pub(super) fn helping(self, help: Help) -> Self {
-        Self { help: Some(help), ..self }
+    pub(super) fn polling(self, progress: Weak<dyn Progress + Send + Sync>) -> Self {
+        Self { progress: Some(progress), ..self }
     }
 
     /// A handle that is resolved already.
     pub fn resolved(id: u64, outcome: Result<()>) -> Self {
         let state = Mutex::new(Resolution { outcome: Some(outcome), waiters: 0 });
-        Self { id, slot: Arc::new(Slot { state, resolved: Condvar::new() }), cancel: None, help: None }
+        Self { id, slot: Arc::new(Slot { state, resolved: Condvar::new() }), cancel: None, progress: None }
     }
 
     /// Unique within its engine.
@@ -95,18 +85,8 @@ impl Handle {
         let clock = Clock::start();
         let waited = || clock.now().since(crate::types::Time::ZERO);
         let (enough, patience) = (|| self.is_resolved(), timeout.unwrap_or(Duration::MAX));
-        match &self.help {
-            Some(Help::Collective(collective)) => {
-                if let Some(collective) = collective.upgrade() {
-                    collective.help(&enough, patience, false);
-                }
-            }
-            Some(Help::Transport(transport)) => {
-                if let Some(transport) = transport.upgrade() {
-                    transport.help(&enough, patience);
-                }
-            }
-            None => {}
+        if let Some(progress) = self.progress.as_ref().and_then(Weak::upgrade) {
+            progress.poll(&enough, patience);
         }
         let mut guard = self.slot.state.lock().expect(LOCK);
         let unresolved = |state: &mut Resolution| state.outcome.is_none();

@@ -30,7 +30,7 @@ mod shared;
 mod dial;
 mod executors;
 
-mod progress;
+mod dispatcher;
 
 mod local_peers;
 mod stage_loop;

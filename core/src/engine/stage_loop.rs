@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::dispatcher::Dispatcher;
 use super::executors::execute;
-use super::progress::Progress;
 use super::shared::Shared;
 use crate::error::{Error, Result};
 use crate::pipeline::stage::Stage;
 
 /// Starts the thread of `stage`. It ends when its bell rings after the engine has closed.
-pub(super) fn spawn(stage: Stage, shared: Arc<Shared>, progress: Arc<Progress>) -> Result<JoinHandle<()>> {
+pub(super) fn spawn(stage: Stage, shared: Arc<Shared>, dispatcher: Arc<Dispatcher>) -> Result<JoinHandle<()>> {
     let run = move || {
         loop {
-            progress.bell(stage).wait();
+            dispatcher.bell(stage).wait();
             while let Ok(Some(job)) = shared.with(|state, now| state.take(now, stage)) {
                 tracing::trace!(%stage, part = %job.task.part, round = job.task.round.0, "task taken");
                 execute(&shared, job);

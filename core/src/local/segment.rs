@@ -2,7 +2,7 @@
 //!
 //! Its length is fixed by seals, so that no peer can shrink it under a reader (which would be SIGBUS), and its pages are reserved when it
 //! is made, so that memory that is not there is an error then and not a signal later. It has no name and goes with its last descriptor
-//! and mapping, whatever kills the processes. The pages are charged to the memory cgroup of whoever makes it, not to `/dev/shm`.
+//! and mapping, whatever kills the processes. The pages are charged to the memory cgroup of the process that makes it, not to `/dev/shm`.
 #![expect(unsafe_code, reason = "memory that other processes write is reached by address")]
 
 use std::ffi::c_void;
@@ -24,7 +24,7 @@ const SEALS_TO_SHOW: SealFlags = SEALS.union(SealFlags::FUTURE_WRITE);
 
 /// A mapping of shared memory.
 ///
-/// Peers are processes of the same user, which keep to the protocol of whoever uses the segment or may be compromised: whatever is
+/// Peers are processes of the same user, which keep to the protocol of the segment's user or may be compromised: whatever is
 /// read here is checked before it is used as an index or a length.
 pub struct Segment {
     start: NonNull<u8>,
@@ -136,7 +136,7 @@ impl Segment {
     /// The `bytes` bytes from `offset`.
     ///
     /// # Safety
-    /// No process and no thread writes them while the slice lives, by the protocol of whoever uses the segment: a sequence number
+    /// No process and no thread writes them while the slice lives, by the protocol of the segment's user: a sequence number
     /// loaded with `Acquire` says that they are complete and stay so.
     ///
     /// # Panics
@@ -149,7 +149,7 @@ impl Segment {
     /// The `bytes` bytes from `offset`, to be written.
     ///
     /// # Safety
-    /// No process and no other thread reads or writes them while the slice lives, by the protocol of whoever uses the segment.
+    /// No process and no other thread reads or writes them while the slice lives, by the protocol of the segment's user.
     ///
     /// # Panics
     /// If they do not lie within the segment.

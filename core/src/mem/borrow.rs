@@ -96,7 +96,7 @@ impl Region {
 
     /// Its bytes for a process that can be shown them; none if they are not staged in such memory.
     ///
-    /// They need no [`Loan`]: who reads them there is not waited for before a sum lands, which it brings about by having read them.
+    /// They need no [`Loan`]: the sum lands only after the peer has read them, so landing need not wait for the reader.
     pub(crate) fn showable(&self) -> Option<Showable<'_>> {
         let lease = self.staged.as_ref()?;
         let (place, fd, bytes) = lease.shown()?;
@@ -173,7 +173,7 @@ impl Staging {
 
 /// The CRC-32C of the bytes of `regions`, one after the other.
 ///
-/// Called by an operation on its own contribution before the contribution is lent, so that nobody writes it meanwhile.
+/// Called by an operation on its own contribution before the contribution is lent, so that no other thread writes it meanwhile.
 pub(crate) fn checksum(regions: &[Region]) -> u32 {
     // SAFETY: the regions are written by a `Landing` only, which this operation makes after its contribution was sent.
     regions.iter().fold(0, |crc, region| wire::checksum(crc, unsafe { region.as_slice() }))
@@ -181,14 +181,14 @@ pub(crate) fn checksum(regions: &[Region]) -> u32 {
 
 /// Regions lent out for reading, as counted pieces.
 ///
-/// A piece can be cloned, split and kept by whoever sends it; the regions come back when the last one is dropped, wherever that is.
+/// The sender may clone, split and keep a piece; the regions come back when the last one is dropped, wherever that is.
 #[derive(Debug)]
 pub struct Loan {
     pieces: Vec<Bytes>,
 }
 
 impl Loan {
-    /// Lends `regions`. `returned` is called once, by whoever drops the last piece; it must not block.
+    /// Lends `regions`. `returned` is called once, by the thread that drops the last piece; it must not block.
     pub fn new(regions: Vec<Region>, returned: impl FnOnce(Returned) + Send + 'static) -> Self {
         let ticket = Arc::new(Ticket(Mutex::new(Some(Box::new(returned)))));
         let pieces = regions

@@ -25,7 +25,7 @@ pub trait Backing: Send + Sync {
 /// Memory of a [`Backing`], until it is dropped.
 ///
 /// # Safety
-/// Whoever implements it promises that the bytes from `start`, as many as were asked for, are initialised, stay where they are, and are
+/// An implementation promises that the bytes from `start`, as many as were asked for, are initialised, stay where they are, and are
 /// reached through this value only.
 #[expect(unsafe_code, reason = "the promise is about raw memory")]
 pub unsafe trait Allocation: Send + Sync {
@@ -44,7 +44,7 @@ pub unsafe trait Allocation: Send + Sync {
 /// Where bytes lie in memory that other processes see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// The piece of memory, by the ground's name for it.
+    /// The piece of memory, by the backing's name for it.
     pub segment: u32,
     /// The first byte.
     pub offset: u64,
@@ -56,7 +56,7 @@ impl Pool {
         Self::default()
     }
 
-    /// An empty pool that takes its memory from `ground`.
+    /// An empty pool that takes its memory from `backing`.
     pub fn on(backing: Arc<dyn Backing>) -> Self {
         Self(Arc::new(Stock { backing: Some(backing), shelves: Mutex::default() }))
     }
@@ -242,7 +242,7 @@ impl Slab {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `ptr` is valid for `len` initialised bytes, by `new` or by the promise of a plot, which live as long as `self` and are written only through `&mut self`.
+        // SAFETY: `ptr` is valid for `len` initialised bytes, by `new` or by the promise of an allocation, which live as long as `self` and are written only through `&mut self`.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len()) }
     }
 

@@ -1,4 +1,4 @@
-//! What the driver of a machine hears next: an input, or that its deadline has come. Decides which of them comes first; leaves to the
+//! What the driver of a machine handles next: an input, or that its deadline has come. Decides which of them comes first; leaves to the
 //! driver what either means.
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -10,17 +10,17 @@ use crate::types::Time;
 ///
 /// A channel hands out what it holds whatever the time is, and where inputs come faster than a busy machine lets their reader run, it
 /// always holds something. Left to the channel, a deadline would then never come. Here it comes after the inputs that were there when it
-/// passed, and before those that came later: a driver that slept hears what it has slept through before it is told the time, so that it
+/// passed, and before those that came later: a driver that slept gets the inputs of that time before it is told the time, so that it
 /// does not take its own sleep for the silence of others.
 #[derive(Debug)]
 pub struct Inputs<T> {
     received: Receiver<T>,
     clock: Clock,
-    /// Inputs that are still heard before the deadline that passed; `None` while none has passed.
+    /// How many inputs still come before the deadline that passed; `None` while none has passed.
     before_due: Option<usize>,
 }
 
-/// What a driver hears.
+/// What a driver handles next.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Heard<T> {
     /// Something came.

@@ -2,8 +2,8 @@
 //!
 //! # Driving it
 //! `open_group` for each submission, then `submit` a task for each part of it that is ready. A loop thread a stage calls
-//! [`take`](Scheduler::take) until it answers `None` and then sleeps until [`Command::Wake`]. Whoever executed a task calls
-//! [`finish`](Scheduler::finish), whatever happened. After *every* call that changes something, drain [`next_command`](Scheduler::next_command)
+//! [`take`](Scheduler::take) until it answers `None` and then sleeps until [`Command::Wake`]. The thread that executed a task always calls
+//! [`finish`](Scheduler::finish). After *every* call that changes something, drain [`next_command`](Scheduler::next_command)
 //! and set a timer to [`poll_timeout`](Scheduler::poll_timeout).
 //!
 //! # The life of a task
@@ -72,7 +72,7 @@ pub struct SchedulerConfig {
     pub retry_max: Duration,
     /// After so long without any credit coming back, what waits for its sum no longer counts.
     pub credit_patience: Duration,
-    /// For so long a server is to be told of a round that was given up. Who waits for it has a timeout of its own.
+    /// How long the worker tries to tell a server of a round that it gave up. The workers that wait for the round have their own timeouts.
     pub withdrawal_patience: Duration,
     /// A mistake to make, for the simulation.
     pub defect: Option<Defect>,
@@ -252,7 +252,7 @@ impl Scheduler {
         self.queues[stage.index()].has_ready() || stage == Stage::Push && self.withdrawals.has_ready()
     }
 
-    /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes, and otherwise nothing: whoever takes it later must ask.
+    /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes, and otherwise nothing. The caller must then wake the stage's thread.
     pub fn take_short(&mut self, stage: Stage, bytes_max: u64) -> Option<Task> {
         if !self.has_room(stage) {
             return None;

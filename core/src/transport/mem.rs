@@ -16,6 +16,7 @@ use crossbeam_channel::{Sender, unbounded};
 use super::exchange::{PullEnd, broken_off, check_crc, check_sum, link_gone, unknown_exchange};
 use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled, Push, Torn, Transport};
 use crate::error::{Error, Result};
+use crate::local::Progress;
 use crate::mem::{Copies, Frozen, Landing, Loan, Region, Returned};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{self, Request, Sum};
@@ -90,6 +91,8 @@ pub struct MemTransport {
     id: u64,
     node: NodeId,
 }
+
+impl Progress for MemTransport {}
 
 impl Transport for MemTransport {
     fn connect(&self, peer: Peer, _patience: Duration, lost: LinkLost, done: Done<LinkId>) {

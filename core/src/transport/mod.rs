@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::error::Error;
+use crate::local::Progress;
 use crate::mem::{Frozen, Region};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{Request, Sum, Target};
@@ -20,7 +21,6 @@ pub mod mem;
 pub mod quic;
 pub mod router;
 pub mod shm;
-mod spin_policy;
 
 pub use capabilities::Capabilities;
 
@@ -74,7 +74,7 @@ pub struct Torn {
 /// `Done` reports, or until `push`'s `Done` reports an error. By then no reference to them remains, not even in a retransmission
 /// buffer. Staging memory of the engine's own is the exception: a peer of the same machine may be let read it where it lies, and it is not
 /// leased again before that peer has ended or reads it no more.
-pub trait Transport: Send + Sync {
+pub trait Transport: Progress + Send + Sync {
     /// Connects to `peer` until `patience` ends. `lost` is called once when an established link ends, whoever ended it.
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>);
 
@@ -95,13 +95,6 @@ pub trait Transport: Send + Sync {
     fn capabilities(&self, _link: LinkId) -> Capabilities {
         Capabilities::NETWORK
     }
-
-    /// Lets the calling thread do the transport's work until `enough` says so, at most for `patience`, as far as that saves changes of
-    /// thread. May return at any time before, and does so at once where there is nothing to gain.
-    fn help(&self, _enough: &dyn Fn() -> bool, _patience: Duration) {}
-
-    /// Lets whoever helps look again whether it had enough.
-    fn nudge(&self) {}
 
     /// Closes everything and waits, at most `patience`, until all memory is free and all threads ended.
     fn shutdown(&self, patience: Duration);

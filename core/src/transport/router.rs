@@ -17,7 +17,7 @@ use super::shm::{self, ShmTransport};
 use super::{Capabilities, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled, Push, Transport};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
-use crate::local::SharedBacking;
+use crate::local::{Progress, SharedBacking};
 use crate::mem::{Copies, Region};
 use crate::types::{Done, ExchangeId, LinkId};
 
@@ -57,6 +57,20 @@ impl Router {
         match (&self.shm, half) {
             (Some(shm), Half::Shm) => (shm, link),
             (None, Half::Shm) | (_, Half::Quic) => (&*self.quic, link),
+        }
+    }
+}
+
+impl Progress for Router {
+    fn poll(&self, enough: &dyn Fn() -> bool, patience: Duration) {
+        if let Some(shm) = &self.shm {
+            shm.poll(enough, patience);
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(shm) = &self.shm {
+            shm.wake();
         }
     }
 }
@@ -117,18 +131,6 @@ impl Transport for Router {
     fn capabilities(&self, link: LinkId) -> Capabilities {
         let (transport, link) = self.at(link);
         transport.capabilities(link)
-    }
-
-    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration) {
-        if let Some(shm) = &self.shm {
-            shm.help(enough, patience);
-        }
-    }
-
-    fn nudge(&self) {
-        if let Some(shm) = &self.shm {
-            shm.nudge();
-        }
     }
 
     fn shutdown(&self, patience: Duration) {

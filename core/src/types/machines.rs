@@ -66,17 +66,17 @@ impl Machines {
         Self { workers, teams, team_of }
     }
 
-    /// The workers that `worker` reduces with, itself among them, by rank; `None` if it reduces with nobody.
+    /// The workers that `worker` reduces with, itself among them, by rank; `None` if it reduces alone.
     pub fn team(&self, worker: WorkerId) -> Option<&[WorkerId]> {
         self.team_with(worker).map(|team| team.ranks.as_slice())
     }
 
-    /// How many PCIe groups the team of `worker` has; 1 where all of a machine reduce at once, and for who reduces with nobody.
+    /// How many PCIe groups the team of `worker` has; 1 where all ranks of a machine reduce at once, and for a worker that reduces alone.
     pub fn groups(&self, worker: WorkerId) -> usize {
         self.team_with(worker).map_or(1, |team| team.groups.len())
     }
 
-    /// The workers of the PCIe group of `worker`, itself among them, by rank; `None` if it reduces with nobody.
+    /// The workers of the PCIe group of `worker`, itself among them, by rank; `None` if it reduces alone.
     pub fn group(&self, worker: WorkerId) -> Option<&[WorkerId]> {
         self.team_with(worker).map(|team| team.group_of(worker).ranks.as_slice())
     }
@@ -100,7 +100,7 @@ impl Machines {
         self.team(worker).filter(|_| dtype != DType::F16)
     }
 
-    /// Who exchanges a part with its server for `worker`, which may be itself.
+    /// The worker that exchanges a part with its server for `worker`; it may be `worker` itself.
     pub fn owner(&self, part: PartId, dtype: DType, worker: WorkerId) -> WorkerId {
         match self.team_with(worker) {
             Some(team) if dtype != DType::F16 => team.owner(part),
@@ -108,7 +108,7 @@ impl Machines {
         }
     }
 
-    /// Who has what the PCIe group of `worker` reduced of a part, which may be itself.
+    /// The worker that has the sum of a part over the PCIe group of `worker`; it may be `worker` itself.
     pub fn holder(&self, part: PartId, dtype: DType, worker: WorkerId) -> WorkerId {
         match self.team_with(worker) {
             Some(team) if dtype != DType::F16 => team.group_of(worker).holder(team.turn(part).1),
@@ -125,7 +125,7 @@ impl Machines {
         }
     }
 
-    /// Who exchanges a part with its server, by rank: of each machine one, and whoever comes alone.
+    /// The workers that exchange a part with its server, by rank: one of each machine, and every worker that reduces alone.
     pub fn owners(&self, part: PartId, dtype: DType) -> Vec<WorkerId> {
         let is_owner = |worker: &WorkerId| self.owner(part, dtype, *worker) == *worker;
         self.workers.iter().copied().filter(is_owner).collect()
@@ -188,7 +188,7 @@ impl Group {
         let ranks: Vec<WorkerId> = members.iter().copied().map(worker).collect();
         let roots: Vec<WorkerId> =
             members.iter().filter(|member| member.process.wiring.holds).map(|member| worker(member)).collect();
-        // Somebody must.
+        // If no process holds the wiring of its group, all of them may.
         Self { roots: if roots.is_empty() { ranks.clone() } else { roots }, ranks }
     }
 

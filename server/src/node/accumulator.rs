@@ -65,7 +65,7 @@ pub struct Accumulator {
     /// CRC-32C of the finished blocks, up to `checked`.
     checksum: u32,
     checked: usize,
-    /// Whether somebody will want to know it.
+    /// Whether it will be asked for.
     checks: bool,
     sealed: bool,
 }
@@ -185,7 +185,7 @@ impl Accumulator {
             self.workshop.copies.copy(rest, &mut copy);
             self.ledger[index].stage(copy);
         }
-        // Whoever comes next in rank order may follow up to where this one has come.
+        // The next contribution in rank order may be added as far as this one was.
         for next in index + 1..self.ledger.len() {
             if self.spec.order == Order::Arrival || !self.catch_up(next) {
                 break;

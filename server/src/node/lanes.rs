@@ -30,19 +30,19 @@ use crate::node::sum::{Event, Sums};
 
 /// Up to so many waiting bytes are worked off by the thread that brought them, on a machine of `cores`.
 ///
-/// In general as many as take as long, at 10 GB/s, as it takes to wake a thread. Two cores or fewer are busy with receiving and with whoever
-/// sends: a lane that is woken takes one of them from these, and fetches the bytes from its cache. There the lanes' threads are left with
-/// what comes while another thread works.
+/// In general as many bytes as are added, at 10 GB/s, in the time that waking a thread takes. On a machine of two cores or fewer, receiving
+/// and the sending peer keep both cores busy: a woken lane would take a core from them and fetch the bytes from the other core's cache.
+/// There the lanes' threads only get what comes while another thread works.
 pub(crate) fn inline_bytes_max(cores: usize) -> usize {
     if cores <= BUSY_CORES { BACKLOG_BYTES_MAX } else { 64 << 10 }
 }
 
 /// What receiving from one sender keeps busy, its own core included where it shares the machine.
 const BUSY_CORES: usize = 2;
-/// With more waiting bytes than this, who brings more works off what is there first.
+/// With more waiting bytes than this, the thread that brings a job works off the queue first.
 const BACKLOG_BYTES_MAX: usize = 8 << 20;
 
-/// After so many jobs the driver hears what came of them.
+/// After so many jobs the driver gets their outcomes.
 const JOBS_AT_ONCE: usize = 8;
 
 /// One piece of work. Those of one part run in the order of their submission.
@@ -109,7 +109,7 @@ struct Queue {
 }
 
 impl SumLanes {
-    /// Starts `threads` lanes. Of each lane who brings something works off as many bytes as [`inline_bytes_max`] says.
+    /// Starts `threads` lanes. The thread that brings a job works off as many bytes of the lane as [`inline_bytes_max`] says.
     ///
     /// # Errors
     /// [`Error::Io`] if the system gives no thread.
@@ -140,7 +140,7 @@ impl SumLanes {
         Ok(this)
     }
 
-    /// Puts a job into the queue of its part's lane; [`SumLanes::run`] sees to it that somebody works.
+    /// Puts a job into the queue of its part's lane; [`SumLanes::run`] makes a thread work on it.
     pub(crate) fn submit(&self, job: Job) {
         self.lanes[lane_of(job.part(), self.lanes.len())].push(job);
     }
@@ -154,7 +154,7 @@ impl SumLanes {
                 match lane.sums.try_lock() {
                     Ok(sums) => lane.work(sums, |bytes| bytes <= self.inline_bytes_max),
                     Err(TryLockError::Poisoned(poisoned)) => lane.work(poisoned.into_inner(), |_| true),
-                    // Whoever holds it may have looked into the queue for the last time already.
+                    // The thread that holds the lane may have looked into the queue for the last time already.
                     Err(TryLockError::WouldBlock) => lane.ring(),
                 }
             } else {
@@ -237,7 +237,7 @@ impl Lane {
                     told.push(Told { slot, worker, exchange, receipt });
                 }
             };
-            // A panic is a defect; it must cost the sums of this lane and not the thread of whoever works here.
+            // A panic is a defect; it must cost the sums of this lane and not the thread that works here.
             let worked = catch_unwind(AssertUnwindSafe(|| self.some_jobs(&mut sums, &mut say)));
             if worked.is_err() {
                 tracing::error!("a sum lane panicked; its sums are lost");

@@ -1,9 +1,10 @@
-//! The words through which the ranks of a machine notice each other: rings of records, counters of chunks, and who must be woken.
+//! The shared words of a machine's ranks: rings of records, counters of chunks, and the presence of each rank, which says whether a
+//! writer must wake it.
 //!
 //! # Sleeping without missing anything
-//! A rank says that it sleeps, looks once more, and sleeps on a word that changes when it is woken. Whoever has written something for
-//! it looks whether it sleeps *after* writing, with a full fence between; so either the sleeper sees what was written, or the writer
-//! sees the sleeper. Who is awake costs a writer one load.
+//! A rank says that it sleeps, looks once more, and then sleeps on a word that changes when it is woken. A writer checks *after* its
+//! write whether the reader sleeps, with a full fence between the two. So either the sleeper sees the write, or the writer sees the
+//! sleeper. A reader that is awake costs the writer one load.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
@@ -26,28 +27,28 @@ pub(super) struct Board {
     pub(super) me: usize,
 }
 
-/// Who looks after a rank.
+/// Which thread drives a rank.
 ///
 /// ```text
 ///  Awake ◄──► Asleep        a thread drives it
 ///    │ leaves       ▲ knock
 ///    ▼              │
-///  Idle, Awaited ───┘       nobody does; its own thread sleeps
+///  Idle, Awaited ───┘       no thread does; its own thread sleeps
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum Presence {
-    /// Somebody drives it and will see what is written, or is about to.
+    /// A thread drives it, or is about to, and will see what is written.
     Awake = 0,
-    /// Whoever drives it sleeps on its bell.
+    /// The thread that drives it sleeps on its bell.
     Asleep = 1,
-    /// Nobody drives it, and it waits for nothing: only what cannot wait may wake it.
+    /// No thread drives it, and it waits for nothing. Only urgent records may wake it.
     Idle = 2,
-    /// Nobody drives it, and it waits for others or they for it.
+    /// No thread drives it. It waits for other ranks, or they wait for it.
     Awaited = 3,
 }
 
-/// What a board must say to be the one that was expected.
+/// What the header of a board must say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Identity {
     pub(super) job: u64,
@@ -103,12 +104,12 @@ impl Board {
         (0..self.layout.ranks).filter(move |rank| *rank != me)
     }
 
-    /// A counter of `rank`; whatever it wrote before it counted is visible.
+    /// A counter of `rank`. All that the rank wrote before it counted is visible.
     pub(super) fn count(&self, rank: usize, word: Word) -> u64 {
         self.segment.u64(self.layout.word(rank, word)).load(Ordering::Acquire)
     }
 
-    /// Sets a counter of this rank, so that whoever sees it sees what was written before.
+    /// Sets a counter of this rank. A rank that sees the value also sees all that was written before.
     pub(super) fn set_count(&self, word: Word, count: u64) {
         self.segment.u64(self.layout.word(self.me, word)).store(count, Ordering::Release);
     }
@@ -131,7 +132,7 @@ impl Board {
 
     /// Whether there is none for one of `rank`.
     pub(super) fn is_full(&self, rank: usize) -> bool {
-        // A leader that claims to have heard what was never said only hurts itself.
+        // A leader that claims to have read more than was written only hurts itself.
         self.count(rank, Word::Announced).wrapping_sub(self.count(rank, Word::Heard)) >= ANNOUNCEMENTS
     }
 
@@ -150,14 +151,14 @@ impl Board {
         known.map(Some).ok_or(Breakage::Confused(rank))
     }
 
-    /// For how many more orders every rank has room.
+    /// How many more orders fit, for the slowest rank.
     pub(super) fn room(&self) -> u64 {
         let orders = self.orders();
         let unread = |rank| orders.wrapping_sub(self.count(rank, Word::Obeyed));
         ORDERS.saturating_sub(self.others().map(unread).max().unwrap_or(0))
     }
 
-    /// Writes what is carried out together, for the leader: all of it is seen at once. There must be room.
+    /// Writes the orders of one group, for the leader. The others see the whole group at once. There must be room.
     pub(super) fn order(&self, decisions: &[Decision]) {
         let mut orders = self.orders();
         for (index, decision) in decisions.iter().enumerate() {
@@ -171,7 +172,7 @@ impl Board {
         self.segment.u64(Head::Orders as usize).store(orders, Ordering::Release);
     }
 
-    /// What is carried out together from the order `number` on, if that was given; an error if it means nothing or is no group.
+    /// The group of orders that begins at `number`, if it was given; an error if it is no valid group.
     pub(super) fn obey(&self, number: u64) -> std::result::Result<Option<Vec<Decision>>, Breakage> {
         let ahead = self.orders().wrapping_sub(number);
         if ahead == 0 {
@@ -184,7 +185,7 @@ impl Board {
             more = take_more(&mut words);
             decisions.push(order_of(&words, self.layout.ranks).ok_or(Breakage::Confused(0))?);
         }
-        // Whoever leads writes a whole group before anybody sees it.
+        // The leader publishes whole groups only.
         if more || !group::is_sound(&decisions) {
             return Err(Breakage::Confused(0));
         }
@@ -192,7 +193,8 @@ impl Board {
         Ok(Some(decisions))
     }
 
-    /// Says that chunk `number`, the first of a broadcast, holds an error of so many bytes, or none. Seen by whoever sees it counted.
+    /// Says that chunk `number`, the first of a broadcast, holds an error of so many bytes, or none. A rank that sees the chunk counted
+    /// also sees this.
     pub(super) fn set_verdict(&self, number: u64, error_bytes: usize) {
         self.segment.u64(self.layout.verdict(number)).store(error_bytes as u64, Ordering::Relaxed);
     }
@@ -203,7 +205,7 @@ impl Board {
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
-    /// Puts this rank's notice about a device up, unless there is one.
+    /// Publishes this rank's notice about a device, unless there is one.
     pub(super) fn post(&self, lane: u8, notice: &[u8]) {
         assert!((1..=NOTICE_BYTES_MAX).contains(&notice.len()), "a notice of {} bytes", notice.len());
         let ready = self.noticed(self.me, lane);
@@ -220,7 +222,7 @@ impl Board {
         futex::wake(ready);
     }
 
-    /// The notice of `rank` about a device, if it was put up.
+    /// The notice of `rank` about a device, if it was published.
     pub(super) fn notice(&self, rank: usize, lane: u8) -> Option<Vec<u8>> {
         let bytes = self.noticed(rank, lane).load(Ordering::Acquire) as usize;
         let mut words = [0; NOTICE_BYTES_MAX / 8];
@@ -261,14 +263,14 @@ impl Board {
         }
     }
 
-    /// Wakes all others, whatever they do.
+    /// Wakes all other ranks, in any presence.
     pub(super) fn knock_others(&self, urgent: bool) {
         for rank in self.others() {
             self.knock(rank, urgent);
         }
     }
 
-    /// Changes a bell and wakes who sleeps on it.
+    /// Changes a bell and wakes the threads that sleep on it.
     pub(super) fn ring(&self, rank: usize, word: Word) {
         let bell = self.segment.u32(self.layout.word(rank, word));
         bell.fetch_add(1, Ordering::AcqRel);
@@ -285,15 +287,15 @@ impl Board {
         futex::wait(self.segment.u32(self.layout.word(self.me, word)), shown, timeout);
     }
 
-    /// Says who looks after this rank. After it, look once more for what was written.
+    /// Sets the presence of this rank. After it, look once more for new records.
     pub(super) fn appear(&self, presence: Presence) {
         self.segment.u32(self.layout.word(self.me, Word::Presence)).store(presence as u32, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Says on which core this rank is looked after; whether another rank was last looked after there too.
+    /// Says on which core this rank is driven; whether another rank was last driven there too.
     pub(super) fn settle_on(&self, core: usize) -> bool {
-        // Only a hint: nothing that it orders.
+        // Only a hint, so no ordering is needed.
         let shown = |rank: usize| self.segment.u64(self.layout.word(rank, Word::Core));
         let core = core as u64 + 1;
         if shown(self.me).load(Ordering::Relaxed) != core {
@@ -302,7 +304,7 @@ impl Board {
         self.others().any(|rank| shown(rank).load(Ordering::Relaxed) == core)
     }
 
-    /// Says that nothing works any more, unless that was said before, and wakes everybody.
+    /// Breaks the board, unless it is broken already, and wakes all ranks.
     pub(super) fn break_down(&self, breakage: Breakage) {
         let (kind, rank) = match breakage {
             Breakage::Lost(rank) => (1, rank),
@@ -318,7 +320,7 @@ impl Board {
         }
     }
 
-    /// Why nothing works any more, if so.
+    /// Why the board is broken, if it is.
     pub(super) fn broken(&self) -> Option<Breakage> {
         let word = self.segment.u64(Head::Broken as usize).load(Ordering::Acquire);
         let rank = (word & 0xffff_ffff) as usize;

@@ -1,7 +1,7 @@
-//! What one rank does, step by step: announce, agree on what is next, reduce it, tell who waits.
+//! The work of one rank, step by step: bring announcements and orders to and from the shared memory, and carry the orders out.
 //!
-//! What is decided is decided by the [`Agreement`]; here it meets shared memory and devices. A step never waits. Whoever holds the driver
-//! calls [`step`](Driver::step) as long as something moves, and decides how to wait when nothing does. The thread may change between any
+//! The [`Agreement`] decides; this driver gives it shared memory and devices. A step never waits. The thread that holds the driver calls
+//! [`step`](Driver::step) as long as a step did something, and decides how to wait when it did nothing. The thread may change between any
 //! two steps, also in the middle of a part.
 
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use crate::types::{Done, Time};
 /// What other threads ask of the driver.
 pub(super) enum Request {
     Run(Operation, Done<f64>),
-    /// It cannot be carried out here, and the others must not wait for it.
+    /// This operation cannot be carried out here, and the other ranks must not wait for it.
     Refuse(Slot, Error, Done<f64>),
     Abandon(Slot),
     /// The rank at this position said goodbye.
     Left(usize),
     /// The job is over.
     Abort(Error),
-    /// Nothing more will be asked.
+    /// No more requests will follow.
     Close,
 }
 
@@ -38,9 +38,9 @@ pub(super) struct Driver {
     agreement: Agreement<Load>,
     step_timeout: Duration,
     current: Option<(Running, Option<Done<f64>>)>,
-    /// When something moved in the current part.
+    /// When the current part last moved.
     moved: Time,
-    /// Chunks walked so far; the same on all ranks between two parts.
+    /// Chunks that were reduced so far; the same on all ranks between two parts.
     chunks: u64,
     obeyed: u64,
     scratch: Scratch,
@@ -49,7 +49,7 @@ pub(super) struct Driver {
     gathered: Vec<(Ordered, Done<f64>)>,
     /// Since when some rank has no room for another order.
     blocked: Option<Time>,
-    /// Nothing is done any more.
+    /// Everything has ended.
     aborted: bool,
 }
 
@@ -77,7 +77,7 @@ impl Driver {
         }
     }
 
-    /// Takes a wish in.
+    /// Takes a request in.
     pub(super) fn handle(&mut self, now: Time, request: Request) {
         match request {
             Request::Run(Operation { part, round, goal, failure, claim, memory }, done) => {
@@ -99,7 +99,7 @@ impl Driver {
         self.act(now);
     }
 
-    /// Does what can be done without waiting; whether that was something.
+    /// Does all that can be done without waiting; whether there was anything to do.
     pub(super) fn step(&mut self, now: Time) -> bool {
         if self.aborted {
             return false;
@@ -136,7 +136,7 @@ impl Driver {
         self.current.is_some()
     }
 
-    /// Whether a step would do something, as far as can be told without taking it.
+    /// Whether a step would probably do something.
     pub(super) fn has_work(&self) -> bool {
         let board = &self.board;
         if self.aborted {
@@ -153,7 +153,7 @@ impl Driver {
         self.current.is_some() || leading || board.orders() != self.obeyed || self.agreement.has_orphans() || sayable
     }
 
-    /// Hears what the others say, and acts on nothing of it; whether that was something.
+    /// Reads the records of the other ranks without acting on them; whether there were any.
     pub(super) fn listen(&mut self) -> bool {
         if self.aborted || self.board.broken().is_some() {
             return false;
@@ -170,7 +170,7 @@ impl Driver {
         self.agreement.poll_timeout().into_iter().chain(stuck).min()
     }
 
-    /// Complains about what is overdue.
+    /// Fails the operations that are overdue.
     pub(super) fn handle_timeout(&mut self, now: Time) {
         if let Err(breakage) = self.agreement.handle_timeout(now) {
             self.board.break_down(breakage);
@@ -186,7 +186,7 @@ impl Driver {
             && self.moved + self.step_timeout <= now
             && let Some(rank) = running.waits_for(&self.board)
         {
-            // Its half of the part will never come, or come when nobody expects it: there is no way back to order.
+            // The rest of the part will never come, or come when no rank expects it. The ranks cannot agree on an order again.
             self.board.break_down(Breakage::Stuck(rank));
         }
     }
@@ -336,7 +336,7 @@ impl Driver {
         first
     }
 
-    /// Ends everything, whatever the others do. What is on devices ends in order if nothing of it is under way.
+    /// Ends everything without waiting for the other ranks. What is on devices ends in order if nothing of it is under way.
     pub(super) fn end(&mut self) {
         let is_busy = self.devices.is_busy();
         self.fail(None, is_busy);

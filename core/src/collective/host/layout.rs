@@ -10,13 +10,13 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::collective::device::NOTICE_BYTES_MAX;
 use crate::collective::order::Claim;
 
-/// What a segment begins with.
+/// The first word of a segment.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal6");
-/// Chunks that may be on their way at once.
+/// How many chunks may be under way at once.
 pub(super) const DEPTH: u64 = 4;
-/// Announcements that the leader may not have read yet, of each rank.
+/// How many announcements of each rank the leader may have left unread.
 pub(super) const ANNOUNCEMENTS: u64 = 1024;
-/// Orders that some rank may not have read yet.
+/// How many orders some rank may have left unread.
 pub(super) const ORDERS: u64 = 64;
 /// Words of an announcement.
 pub(super) const ANNOUNCEMENT_WORDS: usize = 8;
@@ -42,18 +42,18 @@ pub(super) enum Head {
     IncarnationHigh = 32,
     Term = 40,
     Bytes = 48,
-    /// Why nothing works any more; 0 while all is well.
+    /// Why the board is broken; 0 while it is not.
     Broken = LINE as isize,
     /// Orders written.
     Orders = 2 * LINE as isize,
-    /// What the first chunks of broadcasts hold, a word for each that may be on its way.
+    /// What the first chunks of broadcasts hold, a word for each chunk that may be under way.
     Verdicts = 3 * LINE as isize,
 }
 
 /// Words of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Word {
-    /// Changes when whoever drives the rank is woken.
+    /// Changes when the thread that drives the rank is woken.
     Bell = 0,
     /// Changes when the rank's own thread is woken.
     Idle = LINE as isize,
@@ -71,9 +71,9 @@ pub(super) enum Word {
     Heard = 7 * LINE as isize,
     /// Orders that it has read.
     Obeyed = 8 * LINE as isize,
-    /// One more than the number of the core on which it was last looked after.
+    /// One more than the number of the core on which it was last driven.
     Core = 9 * LINE as isize,
-    /// How long its notices are, for each of its devices one; 0 until it is put up.
+    /// The length of its notices, one for each of its devices; 0 until it is published.
     Noticed = 10 * LINE as isize,
     /// The notices.
     Notice = 11 * LINE as isize,

@@ -2,13 +2,13 @@
 //! tensors in host memory are summed without a copy beyond it.
 //!
 //! ```text
-//!  run ─► wishes ─► Driver (one seat) ── announcements ──► leader's Order ── orders ──► every Driver: the same part at a time
+//!  run ─► requests ► Driver (one seat) ── announcements ──► leader's Order ── orders ──► every Driver: the same part at a time
 //!                      ▲        │
-//!  whoever waits, or the rank's own thread     host memory: chunks: stage, reduce, take (road)
+//!  a waiting thread, or the rank's own thread  host memory: chunks: stage, reduce, take (road)
 //!                               └───────────── memory of devices: handed in this order to a DeviceRoad (devices)
 //! ```
-//! Whoever waits for an operation may take the seat and do the work ([`Collective::help`]); else a thread of the rank does, which sleeps
-//! while there is nothing to do. A second thread sleeps on the sockets to the other ranks: their end is the end of the process.
+//! A thread that waits for an operation may take the seat and do the work ([`Progress::poll`]). Otherwise a thread of the rank does it,
+//! which sleeps while there is nothing to do. A second thread sleeps on the sockets to the other ranks: their end is the end of the process.
 
 mod board;
 mod bulletin;
@@ -44,10 +44,12 @@ use super::{Collective, Operation, Team};
 use crate::collective::agreement::{Agreement, Party};
 use crate::collective::order::{Claim, Order, Slot};
 use crate::error::{Error, Result};
+use crate::local::Progress;
+use crate::local::progress::Spin;
 use crate::types::{Done, Time};
 
-/// This process's side of a collective whose ranks meet in host memory; what they reduce lies there, or in memory of devices. Dropping it
-/// leaves the other ranks.
+/// This process's side of a collective. Its ranks agree in host memory; the tensors lie in host memory or in memory of devices. Dropping
+/// it leaves the other ranks.
 pub struct HostCollective {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -56,21 +58,21 @@ pub struct HostCollective {
 struct Core {
     board: Arc<Board>,
     clock: Arc<dyn Fn() -> Time + Send + Sync>,
-    /// Who holds it does the work.
+    /// The thread that holds this lock does the work.
     seat: Mutex<Driver>,
     requests: Mutex<VecDeque<Request>>,
-    /// Whether there are any, to be looked at without the lock.
+    /// Whether `requests` may hold any; read without the lock.
     requested: AtomicBool,
-    /// Threads that are about to help.
-    attending: AtomicU32,
-    /// Until when the rank's own thread sleeps if nobody wakes it.
+    /// Threads that are about to poll.
+    announced: AtomicU32,
+    /// Until when the rank's own thread sleeps unless it is woken.
     naps_until: AtomicU64,
     /// Whether there are more ranks than cores.
     is_cramped: bool,
     step_timeout: Duration,
     devices: Devices,
     watch: Watch,
-    /// When it leaves the others, finished or not; far away until it wants to.
+    /// When this rank leaves the others, finished or not; `u64::MAX` until it is told to shut down.
     leaves: AtomicU64,
 }
 
@@ -80,7 +82,7 @@ const SPIN: Duration = Duration::from_micros(50);
 const SPIN_CRAMPED: Duration = Duration::from_micros(3);
 /// Steps between two looks at the clock.
 const STEPS_PER_LOOK: u32 = 16;
-/// How long the other ranks may take to hear what a rank that leaves has withdrawn.
+/// How long a rank that leaves waits until the others have read its withdrawals.
 const LEAVING: Duration = Duration::from_secs(1);
 
 impl HostCollective {
@@ -96,7 +98,7 @@ impl HostCollective {
     pub fn join(mut options: HostOptions, failed: &dyn Fn() -> Option<Error>) -> Result<Self> {
         assert!((2..=Order::RANKS_MAX as usize).contains(&options.ranks.len()) && options.me < options.ranks.len());
         let meeting = rendezvous::meet(&options, failed)?;
-        // Everybody is here: nobody needs the way in any more, and nothing with a name is left behind.
+        // All ranks are here, so the socket is not needed any more. Dropping it removes its file.
         options.door = None;
         let board = Arc::new(meeting.board);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -127,7 +129,7 @@ impl HostCollective {
             seat: Mutex::new(driver),
             requests: Mutex::default(),
             requested: AtomicBool::new(false),
-            attending: AtomicU32::new(0),
+            announced: AtomicU32::new(0),
             naps_until: AtomicU64::new(0),
             is_cramped,
             step_timeout,
@@ -147,9 +149,36 @@ impl HostCollective {
     }
 }
 
+impl Progress for HostCollective {
+    fn poll(&self, enough: &dyn Fn() -> bool, patience: Duration) {
+        let until = self.core.now() + patience;
+        if let Some(driver) = self.core.sit_down() {
+            self.core.drive(driver, &|_| enough(), Some(until));
+        }
+    }
+
+    fn announce(&self) {
+        self.core.announced.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn poll_announced(&self, enough: &dyn Fn() -> bool, patience: Duration) {
+        let until = self.core.now() + patience;
+        let seat = self.core.sit_down();
+        self.core.announced.fetch_sub(1, Ordering::SeqCst);
+        // The thread that has the seat may be about to leave the work to this thread.
+        if let Some(driver) = seat.or_else(|| self.core.sit_down_or_be_noticed()) {
+            self.core.drive(driver, &|_| enough(), Some(until));
+        }
+    }
+
+    fn wake(&self) {
+        self.core.board.knock(self.core.board.me, false);
+    }
+}
+
 impl Collective for HostCollective {
     fn run(&self, operation: Operation, done: Done<f64>) {
-        // On the caller's thread: the first one may load libraries, and whoever drives has other things to do.
+        // Checked on the caller's thread, because the first check may load libraries, and the driving thread must not wait for that.
         let request = match self.core.devices.check(&operation) {
             Ok(lane) => Request::Run(Operation { claim: Claim { lane, ..operation.claim }, ..operation }, done),
             Err(error) => Request::Refuse(operation.slot(), error, done),
@@ -159,27 +188,6 @@ impl Collective for HostCollective {
 
     fn abandon(&self, slot: Slot) {
         self.core.request(Request::Abandon(slot));
-    }
-
-    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration, attended: bool) {
-        let until = self.core.now() + patience;
-        let mut seat = self.core.sit_down();
-        if attended {
-            self.core.attending.fetch_sub(1, Ordering::SeqCst);
-            // Whoever sits there may be about to leave the work to this thread.
-            seat = seat.or_else(|| self.core.sit_down_or_be_noticed());
-        }
-        if let Some(driver) = seat {
-            self.core.drive(driver, &|_| enough(), Some(until));
-        }
-    }
-
-    fn attend(&self) {
-        self.core.attending.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn nudge(&self) {
-        self.core.board.knock(self.core.board.me, false);
     }
 
     fn abort(&self, cause: Error) {
@@ -192,12 +200,12 @@ impl Collective for HostCollective {
         if core.leaves.compare_exchange(u64::MAX, leaves.0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return;
         }
-        // The rank's own thread ends what can be ended, whoever else may be at it; then the other one says goodbye.
+        // The rank's own thread ends the open operations, even if another thread drives now. Then the watching thread says goodbye.
         core.request(Request::Close);
         core.board.ring(core.board.me, Word::Bell);
         core.board.ring(core.board.me, Word::Idle);
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // Whoever is told of an outcome may drop the engine.
+            // A callback on one of these threads may drop the engine.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -223,14 +231,15 @@ impl Core {
         (self.clock)()
     }
 
-    /// Hands a wish to whoever drives; if nobody does, announces it from here, and wakes the rank's own thread only for work.
+    /// Hands a request to the driving thread. If no thread drives, this one takes the request in, and wakes the rank's own thread only
+    /// if there is work.
     fn request(&self, request: Request) {
         self.requests.lock().expect(LOCK).push_back(request);
         self.requested.store(true, Ordering::SeqCst);
         match self.sit_down() {
-            // Just what was wished: whoever submits has other things to do.
+            // Takes in the requests and does no other work, because the submitting thread must not be held up.
             Some(mut driver) => {
-                self.grant(&mut driver);
+                self.take_requests(&mut driver);
                 self.stand_up(driver);
             }
             None => self.board.knock(self.board.me, false),
@@ -248,28 +257,28 @@ impl Core {
         Some(driver)
     }
 
-    /// As [`sit_down`](Self::sit_down); if the seat is taken, whoever has it looks at everything once more after leaving it.
+    /// As [`sit_down`](Self::sit_down). If another thread has the seat, it looks at everything once more after it has left.
     fn sit_down_or_be_noticed(&self) -> Option<MutexGuard<'_, Driver>> {
         self.requested.store(true, Ordering::SeqCst);
         self.sit_down()
     }
 
-    /// Leaves the seat, so that whoever must drive next knows. The only way to leave it: what came meanwhile found it taken and relies on
-    /// being noticed here.
+    /// Leaves the seat, and wakes a thread if there is work left. The only way to leave it: a request that found the seat taken relies on
+    /// being seen here.
     fn stand_up<'a>(&'a self, mut driver: MutexGuard<'a, Driver>) {
         loop {
             let naps_until = Time(self.naps_until.load(Ordering::SeqCst));
             let wakes_late = driver.poll_timeout().is_some_and(|due| due < naps_until);
-            let attended = self.attending.load(Ordering::SeqCst) > 0;
-            self.board.appear(match (attended, driver.is_awaited()) {
+            let announced = self.announced.load(Ordering::SeqCst) > 0;
+            self.board.appear(match (announced, driver.is_awaited()) {
                 (true, _) => Presence::Awake,
                 (false, true) => Presence::Awaited,
                 (false, false) => Presence::Idle,
             });
-            // Once more: what was written before that was written for whoever sat here.
-            let abandoned = !attended && driver.has_work();
+            // Look once more: until the line above, other ranks believed that this rank was awake and did not ring.
+            let abandoned = !announced && driver.has_work();
             if abandoned && driver.listen() {
-                // That the others are ready is mostly all there was, and no reason to wake a thread. They may say more meanwhile.
+                // Mostly the others only said that they are ready, which is no reason to wake a thread. They may have said more meanwhile.
                 self.board.appear(Presence::Awake);
                 continue;
             }
@@ -278,7 +287,7 @@ impl Core {
             }
             drop(driver);
             if abandoned || wakes_late {
-                // Only now: on a core that both share it runs at once, and would find the seat taken.
+                // After the drop: on a shared core the woken thread runs at once, and would find the seat taken.
                 self.board.ring(self.board.me, Word::Idle);
             }
             if !self.requested.load(Ordering::SeqCst) {
@@ -288,12 +297,12 @@ impl Core {
                 Some(again) => driver = again,
                 None => return,
             }
-            self.grant(&mut driver);
+            self.take_requests(&mut driver);
         }
     }
 
-    /// Takes in what was wished; whether that was something.
-    fn grant(&self, driver: &mut Driver) -> bool {
+    /// Takes in the requests; whether there were any.
+    fn take_requests(&self, driver: &mut Driver) -> bool {
         if !self.requested.swap(false, Ordering::SeqCst) {
             return false;
         }
@@ -307,21 +316,24 @@ impl Core {
     /// Works until `enough`, until `until`, or, without it, until there is nothing to do.
     fn drive<'a>(&'a self, mut driver: MutexGuard<'a, Driver>, enough: &dyn Fn(&Driver) -> bool, until: Option<Time>) {
         let mut now = self.now();
-        let (mut idle_since, mut patience) = (None, Duration::ZERO);
-        let mut steps = 0_u32;
+        let (mut spin, mut budget) = (Spin::new(), Duration::ZERO);
+        let (mut steps, mut is_idle) = (0_u32, false);
+        spin.worked();
         while !enough(&driver) {
-            let moved = self.grant(&mut driver) | driver.step(now);
+            let moved = self.take_requests(&mut driver) | driver.step(now);
             steps = steps.wrapping_add(1);
             if moved {
-                idle_since = None;
+                spin.worked();
+                is_idle = false;
                 continue;
             }
             std::hint::spin_loop();
-            if idle_since.is_none() || steps.is_multiple_of(STEPS_PER_LOOK) {
+            if !is_idle || steps.is_multiple_of(STEPS_PER_LOOK) {
                 now = self.now();
-                patience = self.patience();
+                budget = self.spin_budget();
+                is_idle = true;
             }
-            if now.since(*idle_since.get_or_insert(now)) < patience {
+            if spin.goes_on(now.since(Time::ZERO), budget) && !budget.is_zero() {
                 continue;
             }
             driver.handle_timeout(now);
@@ -331,28 +343,29 @@ impl Core {
             }
             let shown = self.board.bell(Word::Bell);
             self.board.appear(Presence::Asleep);
-            if !(self.grant(&mut driver) | driver.step(now)) && !enough(&driver) {
+            if !(self.take_requests(&mut driver) | driver.step(now)) && !enough(&driver) {
                 let wake = [driver.poll_timeout(), until, Some(leaves)].into_iter().flatten().min();
                 self.board.sleep(Word::Bell, shown, wake.map_or(NAP_MAX, |wake| wake.since(now).min(NAP_MAX)));
             }
             self.board.appear(Presence::Awake);
             now = self.now();
-            idle_since = None;
+            spin.worked();
+            is_idle = false;
         }
         self.stand_up(driver);
     }
 
     /// How long to look for work before sleeping.
-    fn patience(&self) -> Duration {
+    fn spin_budget(&self) -> Duration {
         let is_shared = self.board.settle_on(sched_getcpu());
         match (self.is_cramped, is_shared) {
-            // Whoever is waited for may want this core, and has no other.
+            // The rank that this one waits for may want this core, and has no other.
             (true, _) => {
                 std::thread::yield_now();
                 SPIN_CRAMPED
             }
-            // It has the core to itself until it wakes this rank, which then comes to one that is free. Had both stayed awake, the system
-            // would have left them where they are.
+            // The other rank has the core to itself until it wakes this one, which then runs on a free core. If both stayed awake, the
+            // system would leave them where they are.
             (false, true) => Duration::ZERO,
             (false, false) => SPIN,
         }
@@ -366,8 +379,8 @@ impl Core {
             if let Some(driver) = self.sit_down() {
                 self.drive(driver, &|_| false, None);
             }
-            // From here on whoever stands up with an earlier deadline rings. What is submitted later is never overdue earlier: nobody rings
-            // for that.
+            // From here on a thread that leaves the seat with an earlier deadline rings. A later submission never has an earlier deadline,
+            // so it does not ring.
             let now = self.now();
             let mut nap = self.step_timeout.min(NAP_MAX);
             self.naps_until.store((now + nap).0, Ordering::SeqCst);
@@ -381,7 +394,7 @@ impl Core {
             }
             self.naps_until.store(0, Ordering::SeqCst);
         }
-        // Whoever else drives stops when it is time to leave, so that this lock comes.
+        // Another driving thread stops when it is time to leave, so this lock is free soon.
         let mut driver = self.seat.lock().expect(LOCK);
         self.board.appear(Presence::Awake);
         if driver.is_busy() {
@@ -393,7 +406,7 @@ impl Core {
     }
 }
 
-/// The longest sleep; whoever wakes from it finds nothing to do and sleeps again.
+/// The longest sleep. A thread that wakes from it finds nothing to do and sleeps again.
 const NAP_MAX: Duration = Duration::from_secs(3600);
 
 const LOCK: &str = "nobody panics while driving";

@@ -32,7 +32,7 @@ pub struct HostOptions {
     pub oldest_every: u32,
     /// Counts what is copied into shared memory.
     pub copies: Copies,
-    /// How operations on memory of devices are carried out, or why they cannot be: what whoever submits one is told.
+    /// How operations on memory of devices are carried out, or the error for callers that submit one.
     pub devices: Result<MakeRoad>,
     /// A monotonic clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,

@@ -14,7 +14,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// It will not be begun; tells whoever waits for it.
+    /// Reports to the caller that it will not begin.
     pub(super) fn end(self, error: Error) {
         let Self { memory, done } = self;
         drop(memory);

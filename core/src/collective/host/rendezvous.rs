@@ -1,6 +1,7 @@
 //! How the ranks of a machine find each other: the lowest listens, the others come, and each is given the segment.
 //!
-//! Who comes must run as the same user, which the sockets see to, and must be the life of the rank that the view names.
+//! A process that connects must run as the same user, which the sockets check, and must be the incarnation of the rank that the view
+//! names.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -23,7 +24,7 @@ pub(super) struct Meeting {
 }
 
 const HELLO_BYTES: usize = 56;
-/// How often whoever waits looks whether the job failed meanwhile.
+/// How often a waiting rank asks whether the job failed meanwhile.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Meets the other ranks. `failed` says why the job failed, if it did.
@@ -63,7 +64,7 @@ fn lead(
             waited += LOOK;
             continue;
         };
-        // A stranger, or a process of another job or life, is turned away and disturbs nobody.
+        // A stranger, or a process of another job or incarnation, is turned away without harm to this job.
         let mut hello = [0; HELLO_BYTES];
         let Ok(Some(received)) = peer.recv(&mut hello, LOOK) else { continue };
         let known = |rank: &usize| hello == greeting(identity, options, *rank);

@@ -1,16 +1,16 @@
-//! The road of the data: how the bytes of one part become a sum on all ranks.
+//! How the bytes of one part in host memory become a sum on all ranks.
 //!
-//! A part is walked in chunks, and a chunk is cut into a slice for each rank. For each chunk a rank
-//! 1. *stages*: copies what it has of the others' slices into shared memory,
-//! 2. *reduces* its own slice, in the order of the ranks, into shared memory and to where it goes,
+//! A part is processed in chunks, and a chunk is cut into one slice for each rank. For each chunk a rank
+//! 1. *stages*: copies its contribution to the others' slices into shared memory,
+//! 2. *reduces* its own slice, in the order of the ranks, into shared memory and into its destination,
 //! 3. *takes* the results of the others.
 //!
-//! Several chunks are on their way at once, and nobody waits for more than it needs: each step has a counter that others look at. A
-//! byte of a contribution is read once by its owner's copy and once by the adder, a byte of the result likewise; between two ranks
-//! that is 2 bytes read and 2 written for each byte of the part and rank, of which the shared ones stay in cache.
+//! Several chunks are under way at once. Each step has a counter that the other ranks read, so that a rank waits only for the steps that
+//! it needs. A byte of a contribution is read twice: by the copy of its rank and by the rank that adds. The same holds for a byte of the
+//! result. Between two ranks these are 2 bytes read and 2 written for each byte of the part and rank; the shared ones stay in cache.
 //!
-//! What goes to one rank only is taken by that rank only. A broadcast has one step: one rank shows whole chunks where results lie, and
-//! the others take them. With the first chunk goes a verdict: whether that is the first of what they want, or all there is, an error.
+//! If only one rank wants the result, only that rank takes it. A broadcast has one step: one rank shows whole chunks in the result area,
+//! and the others take them. The first chunk carries a verdict: it is either the beginning of the data or an error, which is all there is.
 #![expect(unsafe_code, reason = "contributions and shared memory are known by address, who may touch them by counters")]
 
 use super::board::Board;
@@ -30,30 +30,30 @@ pub(super) struct Running {
     weights: Vec<f64>,
     dataflow: Dataflow,
     memory: Memory,
-    /// Why there is nothing to have, if that is known.
+    /// Why there is no result, if that is known.
     failure: Option<Error>,
-    /// How many chunks were walked before this part.
+    /// How many chunks were processed before this part.
     base: u64,
     chunks: u64,
-    /// Chunks of this part that this rank has done, by step.
+    /// How many chunks of this part this rank has finished, by step.
     staged: u64,
     reduced: u64,
     taken: u64,
 }
 
-/// A part as one rank sees it, before it is begun.
+/// A part as one rank sees it, before it begins.
 pub(super) struct Part {
     pub(super) claim: Claim,
     pub(super) weights: Vec<f64>,
     pub(super) dataflow: Dataflow,
-    /// What this rank has to tell instead of showing something.
+    /// The error that this rank shows instead of data.
     pub(super) failure: Option<Error>,
-    /// As long as the claim says; no runs at all for a rank that does not want the result any more.
+    /// As long as the claim says. No runs for a rank that does not want the result any more.
     pub(super) source: Vec<Region>,
     pub(super) destination: Vec<Region>,
 }
 
-/// Where contribution and result lie, possibly in the same memory; in no run at all if nothing is contributed and nothing wanted.
+/// Where contribution and result lie, possibly in the same memory. No runs if the rank contributes nothing and wants nothing.
 #[derive(Debug)]
 struct Memory {
     source: Runs,
@@ -68,7 +68,7 @@ struct Runs {
     ends: Vec<usize>,
 }
 
-/// What adding needs and nobody else sees.
+/// Private memory for adding.
 #[derive(Debug)]
 pub(super) struct Scratch {
     kernels: Kernels,
@@ -85,7 +85,7 @@ impl Scratch {
     }
 }
 
-/// Chunks that are staged before the first of them is reduced, so that no rank waits for another that is a little behind.
+/// How many chunks are staged before the first of them is reduced, so that a rank does not wait for one that is a little behind.
 const AHEAD: u64 = 2;
 
 impl Running {
@@ -95,7 +95,7 @@ impl Running {
         let chunks = claim.bytes.div_ceil(chunk_bytes as u64);
         let chunks = match (dataflow, &failure) {
             (Dataflow::Reduce { .. }, _) => chunks,
-            // The first one also says whether there is anything.
+            // The first chunk also says whether there is data.
             (Dataflow::Show { .. }, None) => chunks.max(1),
             (Dataflow::Show { .. }, Some(_)) => 1,
             (Dataflow::Keep { .. } | Dataflow::Nothing, _) => 0,
@@ -104,7 +104,7 @@ impl Running {
         Self { claim, weights, dataflow, memory, failure, base, chunks, staged: 0, reduced: 0, taken: 0 }
     }
 
-    /// Does what can be done without waiting; whether that was something.
+    /// Does all that can be done without waiting; whether there was anything to do.
     pub(super) fn advance(&mut self, board: &Board, scratch: &mut Scratch) -> bool {
         match self.dataflow {
             Dataflow::Reduce { .. } => self.add_up(board, scratch),
@@ -137,12 +137,12 @@ impl Running {
         moved
     }
 
-    /// Whether all of it was done by this rank.
+    /// Whether this rank has finished the part.
     pub(super) fn is_over(&self) -> bool {
         self.taken == self.chunks
     }
 
-    /// How many chunks will have been walked after it.
+    /// How many chunks will have been processed after it.
     pub(super) fn end(&self) -> u64 {
         self.base + self.chunks
     }
@@ -154,7 +154,7 @@ impl Running {
         board.others().min_by_key(|rank| step(*rank))
     }
 
-    /// Hands the result of `me` to where it goes, if it is not there yet, and says what the weights of all ranks add up to, or why there
+    /// Writes the result of `me` into its destination, if it is not there yet. Returns the sum of the weights of all ranks, or why there
     /// is no result.
     pub(super) fn settle(mut self, me: usize) -> Result<f64> {
         if let Some(error) = self.failure {
@@ -170,19 +170,19 @@ impl Running {
         Ok(weight)
     }
 
-    /// Whether `rank` has done the step of chunk `number` of this part.
+    /// Whether `rank` has finished the step of chunk `number` of this part.
     fn done(&self, board: &Board, rank: usize, word: Word, number: u64) -> bool {
         board.count(rank, word) > self.base + number
     }
 
-    /// Whether `rank` has done the step of the chunk that lay where chunk `number` of this part will.
+    /// Whether `rank` has finished the step of the chunk that lay before in the place of chunk `number` of this part.
     fn free(&self, board: &Board, rank: usize, word: Word, number: u64) -> bool {
         board.count(rank, word).saturating_add(DEPTH) > self.base + number
     }
 
     fn stage(&mut self, board: &Board, scratch: &Scratch) {
         let number = self.base + self.staged;
-        // Who contributes nothing still says that it has come so far.
+        // A rank that contributes nothing still says how far it has come.
         for owner in board.others().filter(|_| self.contributes(board.me)) {
             let (offset, len) = self.slice(board, self.staged, owner);
             let staged = board.layout.staged(number, board.me, owner);
@@ -234,13 +234,13 @@ impl Running {
         self.reduced += 1;
         board.set_count(Word::Reduced, number + 1);
         board.knock_others(false);
-        // After the others were told: they wait for it, and nobody waits for this.
+        // After the others were told, because they wait for that and not for this.
         if self.wants_result(board) {
             self.memory.land(offset, result);
         }
     }
 
-    /// Whether `rank` has something of what is added.
+    /// Whether `rank` contributes.
     fn contributes(&self, rank: usize) -> bool {
         matches!(self.dataflow, Dataflow::Reduce { of, .. } if of & (1 << rank) != 0)
     }
@@ -264,7 +264,7 @@ impl Running {
         board.knock_others(false);
     }
 
-    /// One chunk of what `from` shows, if it is there or there is room for it.
+    /// Shows or takes one chunk of what `from` shows, if it is there or there is room for it.
     fn pass_on(&mut self, board: &Board, from: usize, scratch: &Scratch) -> bool {
         if self.is_over() {
             return false;
@@ -289,7 +289,7 @@ impl Running {
         true
     }
 
-    /// Puts a chunk, or what there is to tell instead, where all others have taken what lay there before.
+    /// Shows a chunk, or the error instead of it, in a place from which all others have taken the chunk before.
     fn show(&mut self, board: &Board, number: u64, scratch: &Scratch) {
         let (offset, len) = self.chunk(board, self.taken);
         let told = self.failure.as_ref().map(|error| bounded(error, board.layout.chunk()));
@@ -308,15 +308,15 @@ impl Running {
         }
     }
 
-    /// Takes a chunk that is shown, or learns that there is nothing to have.
+    /// Takes a chunk that is shown, or learns the error.
     fn look(&mut self, board: &Board, number: u64) {
         let told = if self.taken == 0 { board.verdict(number).min(board.layout.chunk()) } else { 0 };
         let (offset, len) = self.chunk(board, self.taken);
         let shown = if told > 0 { told } else { len };
-        // SAFETY: `Reduced` of whoever shows it counts this chunk, and it writes here again only after `Taken` of ours does.
+        // SAFETY: `Reduced` of the rank that shows it counts this chunk, and it writes here again only after `Taken` of ours does.
         let there = unsafe { board.segment.slice(board.layout.result(number, 0), shown) };
         if told > 0 {
-            // A copy, because what others can write must not change between a check and its use.
+            // A copy, because bytes that others can write must not change between a check and their use.
             let body = there.to_vec();
             let error = reject::from_body(&body, "another rank of this machine");
             self.failure = Some(error.unwrap_or_else(|unreadable| unreadable));
@@ -371,7 +371,7 @@ impl Memory {
         gathered
     }
 
-    /// Puts a run of the result where it goes.
+    /// Writes a run of the result into its destination.
     fn land(&mut self, offset: usize, result: &[u8]) {
         for (at, mut run) in self.destination.of(offset, result.len()) {
             let bytes = &result[at..at + run.len()];

@@ -485,7 +485,7 @@ impl Member {
             }
             outcome.borrow().is_some()
         };
-        self.0.help(&enough, PATIENCE, false);
+        self.0.poll(&enough, PATIENCE);
         outcome.take().unwrap_or_else(|| ended.recv_timeout(PATIENCE).unwrap())
     }
 }

@@ -36,7 +36,7 @@ impl Watch {
         Ok(Self { peers: peers.into_iter().map(peer).collect(), stop, stopped })
     }
 
-    /// Watches until [`leave`](Self::leave): who says goodbye is handed to `left`, and the end of anybody else breaks the board.
+    /// Watches until [`leave`](Self::leave). A rank that says goodbye is handed to `left`; the end of any other rank breaks the board.
     pub(super) fn run(&self, board: &Board, left: impl Fn(usize)) {
         const FOREVER: Duration = Duration::from_secs(3600);
         let mut watched: Vec<&Peer> = self.peers.iter().collect();
@@ -59,7 +59,7 @@ impl Watch {
                 if goodbye {
                     left(peer.rank);
                 } else if !has_news(self.stopped.fd()) {
-                    // Not the end that this rank made itself, which it announces here before.
+                    // This rank announces its own end here before it closes the connection, so this is another end.
                     board.break_down(Breakage::Lost(peer.rank));
                 }
                 false
@@ -67,12 +67,12 @@ impl Watch {
         }
     }
 
-    /// Ends [`run`](Self::run) and the connections; with a goodbye if nobody waits for anything of this rank.
+    /// Ends [`run`](Self::run) and the connections, with a goodbye if no rank waits for this one.
     pub(super) fn leave(&self, goodbye: bool) {
         self.stop.close();
         for peer in &self.peers {
             if goodbye {
-                // Whoever is gone needs none.
+                // A rank that is gone needs no goodbye.
                 let _ = peer.connection.send(GOODBYE, &[], Duration::from_secs(1));
             }
             peer.connection.close();

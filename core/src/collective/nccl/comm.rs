@@ -69,7 +69,7 @@ pub(super) fn copy_within(from: &DeviceRegion, to: &DeviceRegion, stream: &Strea
         return Ok(());
     }
     let context = stream.context();
-    // SAFETY: whoever submitted the memory promised that it is valid memory of this device until the operation reports, and the runs are
+    // SAFETY: the submitter of the memory promised that it is valid memory of this device until the operation reports, and the runs are
     // equally long; the stream lives.
     let code = unsafe { (context.api().copy_within)(to.address(), from.address(), from.len(), stream.raw()) };
     context.checked("a copy within the device", code)
@@ -152,7 +152,7 @@ impl Comm {
         match step {
             Step::AllReduce(reduction) => {
                 let op = operator(reduction);
-                // SAFETY: whoever submitted the memory promised that it is valid memory of this device until the operation reports, which it
+                // SAFETY: the submitter of the memory promised that it is valid memory of this device until the operation reports, which it
                 // does once the stream has come so far; the communicator and the stream live.
                 let code = unsafe { (table.all_reduce)(from, to, len, dtype, op, comm, stream) };
                 self.checked("ncclAllReduce", code)
@@ -193,16 +193,16 @@ impl Comm {
 
     /// Frees it, when [`finalize`](Self::finalize) is done.
     pub(super) fn destroy(self) {
-        // SAFETY: the communicator lives, and nobody has it after this.
+        // SAFETY: the communicator lives, and is not used after this.
         let code = unsafe { (self.library.table.destroy)(self.raw) };
         if code != SUCCESS {
             tracing::debug!(code, "NCCL did not end a communicator");
         }
     }
 
-    /// Ends what is under way and frees it, whatever the other ranks do. May take long.
+    /// Ends the operations under way and frees the communicator, without waiting for other ranks. May take long.
     pub(super) fn abort(self) {
-        // SAFETY: the communicator lives, and nobody has it after this. It may be called at any time between two other calls.
+        // SAFETY: the communicator lives, and is not used after this. It may be called at any time between two other calls.
         let code = unsafe { (self.library.table.abort)(self.raw) };
         if code != SUCCESS {
             tracing::debug!(code, "NCCL did not abort a communicator");

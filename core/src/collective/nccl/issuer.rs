@@ -1,4 +1,5 @@
-//! The one thread that speaks to NCCL: it meets the other ranks, issues what is next, and looks for what nobody reports.
+//! The one thread that calls NCCL: it meets the other ranks, issues the next operations, and looks for errors that NCCL does not report
+//! by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +24,11 @@ pub(super) struct Issuer {
     pub(super) context: Arc<Context>,
 }
 
-/// What the device is told and heard by.
+/// The handles by which the device is used.
 struct Lines {
     stream: Stream,
     reaper: Reaper,
-    /// Loaded before the first operation: the driver may let that wait for all that its device does. An error counts for who needs them.
+    /// Loaded before the first operation: the driver may let that wait for all that its device does. An error counts for the operations that need them.
     kernels: Result<Kernels>,
 }
 
@@ -71,7 +72,7 @@ impl Issuer {
         if let Err(error) = self.serve(&lines) {
             self.work.fail(error);
         }
-        // The stream stays until nobody waits for what is on it.
+        // The stream stays until no operation on it is waited for.
         let patience = GRACE + ABORT_PATIENCE + LOOK;
         drop(self.work.bell.wait_timeout_while(self.work.lock(), patience, |state: &mut State| state.is_busy()));
     }
@@ -140,7 +141,7 @@ impl Issuer {
             // Before it has settled, what was called is not on the stream, and an event would come too early.
             self.settle("issuing a collective operation", self.work.team.step_timeout)?;
             // Not before NCCL is done with the calls, because only then its own work is on the stream; and not when all is over and the
-            // communicator gone, because then the memory may be somebody else's.
+            // communicator gone, because then the memory may belong to another tensor.
             let divided = calls.iter().filter_map(|call| Some((call.divisor?, call)));
             for (divisor, Call { dtype, memory, .. }) in divided {
                 self.with_comm(|_| lines.divide(divisor, *dtype, &memory.destination))?;
@@ -253,7 +254,7 @@ impl Issuer {
         }
     }
 
-    /// Looks for what nobody reports.
+    /// Looks for errors that NCCL does not report by itself.
     fn look(&self) -> Result<()> {
         self.with_comm(Comm::state)?;
         let now = self.work.now();
@@ -280,7 +281,7 @@ impl Issuer {
     fn close(&self) {
         let ended =
             self.with_comm(Comm::finalize).and_then(|_| self.settle("ending the communicator", FINALIZE_PATIENCE));
-        // Taken first: whoever only asks for it must not wait for its end.
+        // Taken first, because a thread that only asks for it must not wait for its end.
         let comm = self.work.comm.lock().expect(LOCK).take();
         match (comm, ended) {
             (None, _) => {}

@@ -33,7 +33,7 @@ pub(super) struct Lanes {
 #[derive(Default)]
 struct Open {
     /// From the first operation on.
-    ground: Option<(Arc<Library>, Arc<Driver>)>,
+    opened: Option<(Arc<Library>, Arc<Driver>)>,
     /// As they were first used.
     roads: Vec<(Ordinal, Arc<Road>)>,
     /// Why no more are made.
@@ -65,7 +65,7 @@ impl DeviceRoad for Lanes {
         if lane == Claim::LANES_MAX {
             return Err(too_many(device));
         }
-        let (library, driver) = open.ground(&self.places)?;
+        let (library, driver) = open.opened(&self.places)?;
         let team = Team { bulletin: self.team.bulletin.about(lane), ..self.team.clone() };
         let road = Arc::new(Road::start(team, library, &driver, device)?);
         open.roads.push((device, road));
@@ -90,13 +90,13 @@ impl DeviceRoad for Lanes {
 
 impl Open {
     /// What every road needs.
-    fn ground(&mut self, places: &Places) -> Result<(Arc<Library>, Arc<Driver>)> {
-        if let Some(ground) = &self.ground {
-            return Ok(ground.clone());
+    fn opened(&mut self, places: &Places) -> Result<(Arc<Library>, Arc<Driver>)> {
+        if let Some(opened) = &self.opened {
+            return Ok(opened.clone());
         }
         let library = Library::find(places.nccl.as_deref()).map_err(|absent| absent.error())?;
         let driver = Driver::load(places.cuda.as_deref()).map_err(|absent| absent.error())?;
-        Ok(self.ground.insert((Arc::new(library), driver)).clone())
+        Ok(self.opened.insert((Arc::new(library), driver)).clone())
     }
 }
 

@@ -10,7 +10,7 @@ use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
 use super::table::Table;
 use crate::error::Error;
 
-/// The library, found and bound. It stays mapped for ever: its threads outlive whatever was made of it.
+/// The library, found and bound. It stays mapped for ever: its threads outlive all that was made with it.
 pub(super) struct Library {
     pub(super) table: Table,
     /// What it was found as.
@@ -77,7 +77,7 @@ impl fmt::Display for Absent {
 }
 
 impl Absent {
-    /// What whoever submits memory of devices is told.
+    /// The error for callers that submit memory of devices.
     pub(super) fn error(&self) -> Error {
         let install = match self {
             Self::NoLibrary { .. } => "install it (pip install nvidia-nccl-cu13)",
@@ -94,7 +94,7 @@ impl Absent {
 
 /// The name under which everybody ships it.
 const NAME: &str = "libnccl.so.2";
-/// The name for development, where nobody ships it under the other.
+/// The name that development packages use, for systems without the other name.
 const PLAIN_NAME: &str = "libnccl.so";
 
 impl Library {
@@ -119,7 +119,7 @@ impl Library {
     }
 
     fn of(library: Opened, place: String) -> Result<Self, Absent> {
-        // Kept open for ever, whatever is found in it: its initialisers ran.
+        // Kept open for ever, even if a symbol is missing, because its initialisers ran.
         let library: &'static Opened = Box::leak(Box::new(library));
         let table = Table::bind(library).map_err(|name| Absent::MissingSymbol { library: place.clone(), name })?;
         let version = Version(table.version_code());
@@ -138,7 +138,7 @@ impl fmt::Display for Library {
 
 /// One place where NCCL may be.
 enum Place {
-    /// Mapped by somebody else, under this name.
+    /// Already mapped into this process, under this name.
     Mapped(&'static str),
     /// Where the loader finds it under this name or path.
     Named(PathBuf),
@@ -152,7 +152,7 @@ impl Place {
             Self::Mapped(name) => (OsStr::new(name), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD),
             Self::Named(name) => (name.as_os_str(), RTLD_NOW | RTLD_LOCAL),
         };
-        // SAFETY: NCCL's initialisers may run at any time, and whoever names another library in the settings wants its own to run.
+        // SAFETY: NCCL's initialisers may run at any time, and a user that names another library in the settings wants its initialisers to run.
         let opened = unsafe { Opened::open(Some(name), flags) };
         opened.map_err(|error| match self {
             Self::Mapped(_) => "nobody has".to_owned(),

@@ -4,8 +4,8 @@
 //!   (nothing) ──first operation──► Meeting ──all ranks there──► Issuing ──shutdown, nothing under way──► Ended
 //!                                     └──── abort, error, deadline ────┴──► Ending ──► Ended
 //! ```
-//! While it ends, a thread of its own aborts the communicator, because that may hang when a device does; whoever waits for an operation
-//! hears of the cause then, or after [`ABORT_PATIENCE`].
+//! While it ends, a thread of its own aborts the communicator, because that may hang when a device does; the waiting
+//! operations get the cause then, or after [`ABORT_PATIENCE`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -16,11 +16,11 @@ use crate::collective::{Ordered, Team};
 use crate::error::{Error, Result};
 use crate::types::{Done, Time};
 
-/// How often what is under way is looked after: errors that nobody reports, and deadlines.
+/// How often the operations under way are checked for errors that NCCL does not report by itself, and for deadlines.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// How long an error of NCCL waits for its cause: a rank that dies is noticed by its neighbours at about the same time.
 pub(super) const GRACE: Duration = Duration::from_secs(1);
-/// How long NCCL may take to abort before whoever waits is told nevertheless.
+/// How long NCCL may take to abort before the waiting operations fail all the same.
 pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the other ranks may take to end the communicator in order.
 pub(super) const FINALIZE_PATIENCE: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ impl State {
         !self.queue.is_empty() || !self.flying.is_empty() || !self.issuing.is_empty()
     }
 
-    /// Everybody who waits.
+    /// All operations that wait.
     fn take_all(&mut self) -> Vec<Done<()>> {
         let flying = std::mem::take(&mut self.flying).into_values().flat_map(|flying| flying.waiting);
         let queued = std::mem::take(&mut self.queue).into_iter().flatten().map(|(_, done)| done);
@@ -111,7 +111,7 @@ impl Work {
             work.abort_comm();
             work.report_all(&of_end);
         };
-        // It ends within its patience, and nobody needs to wait for it.
+        // It ends within its patience, so no thread needs to wait for it.
         if std::thread::Builder::new().name("gl-nccl-end".to_owned()).spawn(finish).is_err() {
             self.report_all(&cause);
         }
@@ -124,7 +124,7 @@ impl Work {
         let abort = move || {
             // Dropped when it is done.
             let _aborting = aborting;
-            // Taken first: whoever only asks for it must not wait for the abort.
+            // Taken first, because a thread that only asks for it must not wait for the abort.
             let comm = work.comm.lock().expect(LOCK).take();
             if let Some(comm) = comm {
                 comm.abort();
@@ -177,7 +177,7 @@ impl Work {
             return;
         }
         drop(state);
-        // Its own fault is told at once. Who only hears of one leaves it to whoever has it, or to whoever notices that a rank is lost.
+        // A rank reports its own fault at once. It does not report a fault of another rank: that rank does, or the watch does if it is lost.
         let is_elsewhere = self.comm.lock().expect(LOCK).as_ref().is_some_and(Comm::blames_another);
         if !is_elsewhere {
             return self.end(error);

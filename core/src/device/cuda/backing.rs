@@ -14,10 +14,10 @@ use crate::local::{Segment, numa};
 use crate::mem::pool::ALIGN;
 use crate::mem::{Allocation, Backing, Ordinal, Place};
 
-/// The ground of pools of pinned memory, one for each kind of it: see [`OfKind`].
+/// The backing of pools of pinned memory, one for each kind of it: see [`OfKind`].
 ///
-/// Pinning takes milliseconds and serialises the driver, so that it is done in slabs, from which plots are cut one after the other. Slabs
-/// double: a job of small tensors pins little, and one of large tensors pins seldom. Plots come back only with the whole pool, which
+/// Pinning takes milliseconds and serialises the driver, so that it is done in slabs, from which allocations are cut one after the other. Slabs
+/// double: a job of small tensors pins little, and one of large tensors pins seldom. Allocations come back only with the whole pool, which
 /// keeps what it has had.
 pub(super) struct PinnedBacking {
     driver: Arc<Driver>,
@@ -49,7 +49,7 @@ pub(super) struct Kind {
     pub(super) shown: bool,
 }
 
-/// The part of a ground that is of one kind.
+/// The part of a backing that is of one kind.
 pub(super) struct OfKind {
     pub(super) backing: Arc<PinnedBacking>,
     pub(super) kind: Kind,
@@ -213,7 +213,7 @@ struct Slab {
     kept: Arc<AtomicBool>,
 }
 
-// SAFETY: plain memory that is reached through plots only, each of which has a range of its own.
+// SAFETY: plain memory that is reached through allocations only, each of which has a range of its own.
 unsafe impl Send for Slab {}
 // SAFETY: as above.
 unsafe impl Sync for Slab {}
@@ -229,9 +229,9 @@ impl Drop for Slab {
         }
         let start = self.start.as_ptr().cast();
         let freed = self.context.within(|| match &self.segment {
-            // SAFETY: registered in `registered`, here once, and every plot of it is gone; it is unmapped afterwards.
+            // SAFETY: registered in `registered`, here once, and every allocation of it is gone; it is unmapped afterwards.
             Some(_) => self.context.checked("unregistering memory", unsafe { (api.host_unregister)(start) }),
-            // SAFETY: allocated in `allocated`, freed only here, and every plot of it is gone.
+            // SAFETY: allocated in `allocated`, freed only here, and every allocation of it is gone.
             None => self.context.checked("freeing pinned memory", unsafe { (api.host_free)(start) }),
         });
         if let Err(error) = freed {
@@ -247,7 +247,7 @@ struct PinnedPlot {
     at: usize,
 }
 
-// SAFETY: the range lies within the slab, where `plot` gives each range away once; the driver hands out pages of the kernel, which are
+// SAFETY: the range lies within the slab, where `allocation` gives each range away once; the driver hands out pages of the kernel, which are
 // initialised, and they stay where they are until the slab is dropped.
 unsafe impl Allocation for PinnedPlot {
     fn start(&self) -> NonNull<u8> {

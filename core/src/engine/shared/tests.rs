@@ -1,8 +1,9 @@
 //! A panic under the lock ends every handle.
 
 use super::*;
+use crate::engine::dispatcher::Dispatcher;
 use crate::engine::handle::Handle;
-use crate::engine::progress::Progress;
+use crate::local::Progress;
 use crate::mem::Copies;
 use crate::sched::SchedulerConfig;
 use crate::transport::{LinkLost, Peer, Pulled, Push};
@@ -33,12 +34,14 @@ fn shared() -> Arc<Shared> {
     let (scheduler, stall_warn, device) = (SchedulerConfig::default(), Duration::ZERO, DeviceKind::Host);
     let worker = Worker::new(clock.now(), WorkerSettings { scheduler, stall_warn, device });
     let metrics = Metrics::new(&Copies::default());
-    let progress = Arc::new(Progress::default());
-    Arc::new(Shared::new(Arc::new(Nowhere), None, metrics, clock, Checksum::Never, worker, progress))
+    let dispatcher = Arc::new(Dispatcher::default());
+    Arc::new(Shared::new(Arc::new(Nowhere), None, metrics, clock, Checksum::Never, worker, dispatcher))
 }
 
 /// A transport that reaches nobody.
 struct Nowhere;
+
+impl Progress for Nowhere {}
 
 impl Transport for Nowhere {
     fn connect(&self, _peer: Peer, _timeout: Duration, _lost: LinkLost, _done: Done<LinkId>) {}

@@ -7,6 +7,7 @@ use super::calls::{Call, DriverHandle, Pull};
 use super::client;
 use super::settings::{Driver, Settings};
 use crate::error::Result;
+use crate::local::Progress;
 use crate::mem::Region;
 use crate::transport::exchange::PullEnd;
 use crate::transport::identity::Credentials;
@@ -39,6 +40,8 @@ impl QuicTransport {
         if self.driver.thread.is_ours() { (self.driver.calls)(call) } else { call.refuse() }
     }
 }
+
+impl Progress for QuicTransport {}
 
 impl Transport for QuicTransport {
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {

@@ -7,7 +7,7 @@ use super::client_state::ClientState;
 use super::client_tables::{ClientTables, End};
 use super::poller::{help, run};
 use crate::error::{Error, Result};
-use crate::local::OwnThread;
+use crate::local::{OwnThread, Progress};
 use crate::mem::{Copies, Region};
 use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
 use crate::transport::identity::Credentials;
@@ -37,6 +37,20 @@ impl ShmTransport {
     /// Whether this transport has the exchange: it was pushed here and has not ended.
     pub fn has(&self, exchange: ExchangeId) -> bool {
         self.thread.is_ours() && self.state.tables().exchanges.contains_key(&exchange)
+    }
+}
+
+impl Progress for ShmTransport {
+    fn poll(&self, enough: &dyn Fn() -> bool, patience: Duration) {
+        if self.thread.is_ours() && !self.state.tables().links.is_empty() {
+            help(&*self.state, enough, patience);
+        }
+    }
+
+    fn wake(&self) {
+        if self.thread.is_ours() {
+            self.state.poller.wake_helper();
+        }
     }
 }
 
@@ -93,18 +107,6 @@ impl Transport for ShmTransport {
 
     fn capabilities(&self, _link: LinkId) -> Capabilities {
         Capabilities::SHARED_MEMORY
-    }
-
-    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration) {
-        if self.thread.is_ours() && !self.state.tables().links.is_empty() {
-            help(&*self.state, enough, patience);
-        }
-    }
-
-    fn nudge(&self) {
-        if self.thread.is_ours() {
-            self.state.poller.nudge();
-        }
     }
 
     fn shutdown(&self, patience: Duration) {

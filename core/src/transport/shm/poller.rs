@@ -11,13 +11,13 @@ use rustix::event::{EventfdFlags, Timespec};
 use super::link::Link;
 use super::seats::Seats;
 use crate::error::{Error, Result};
-use crate::transport::spin_policy::{CROWDED, SpinPolicy};
+use crate::local::progress::Spin;
 use crate::types::LinkId;
 
 /// Waits for many things at once, without polling.
 pub(super) struct Poller {
     pub(super) seats: Seats,
-    spin_policy: SpinPolicy,
+    began: Instant,
     epoll: OwnedFd,
     /// Rung by other threads of this process.
     wake: OwnedFd,
@@ -43,7 +43,7 @@ impl Poller {
             // Edges are enough: whoever rings wants a look, and nobody needs to read how often it was.
             epoll::add(&epoll, &wake, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
             let (asleep, deep) = (AtomicBool::new(false), AtomicBool::new(false));
-            Ok(Self { seats: Seats::default(), spin_policy: SpinPolicy::default(), epoll, wake, asleep, deep })
+            Ok(Self { seats: Seats::new(), began: now(), epoll, wake, asleep, deep })
         };
         made().map_err(|error| io("making an event queue", error))
     }
@@ -84,8 +84,8 @@ impl Poller {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Has whoever helps look again whether it had enough.
-    pub(super) fn nudge(&self) {
+    /// Makes a thread that helps ask again whether it has enough.
+    pub(super) fn wake_helper(&self) {
         if self.seats.has_helper() {
             self.wake();
         }
@@ -195,7 +195,10 @@ impl Default for Pace {
 /// Who sleeps does not sit: then another thread may work, and the peers' bell wakes either of them.
 fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Option<Instant>) -> bool {
     let poller = side.poller();
-    let seat = poller.seats.sit_down();
+    let mut seat = poller.seats.sit_down();
+    if pace.light {
+        seat.worked();
+    }
     poller.set_asleep(false);
     poller.set_deep(false);
     let mut links = side.links();
@@ -215,12 +218,13 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
         pace.turns = pace.turns.wrapping_add(1);
         if busy {
             pace.light = true;
+            seat.worked();
             if pace.turns.is_multiple_of(TURNS_A_LOOK) {
                 // Peers that went, and newcomers, while there was always something to do.
                 poller.wait(Some(Duration::ZERO)).into_iter().for_each(|happening| side.happened(happening));
             }
             links = side.links();
-        } else if !(pace.light && spin(side, &links, enough)) {
+        } else if !(pace.light && looks_for_more(side, &mut seat, &links, enough)) {
             break;
         }
     }
@@ -244,38 +248,24 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
     false
 }
 
-/// Looks for a moment whether something comes, as most answers are there sooner than a thread wakes; whether something did.
-///
-/// The core is yielded to other threads meanwhile; see the [spin policy](crate::transport::spin_policy).
-fn spin(side: &impl Side, links: &[Arc<Link>], enough: &dyn Fn() -> bool) -> bool {
-    // Room for what waits to be sent is announced by the bell alone.
+/// Looks for a moment whether work comes; whether it did.
+fn looks_for_more(side: &impl Side, spin: &mut Spin, links: &[Arc<Link>], enough: &dyn Fn() -> bool) -> bool {
+    // The bell alone announces room for what waits to be sent.
     if links.iter().any(|link| link.outbound().has_work()) {
         return false;
     }
-    let spin_policy = &side.poller().spin_policy;
-    if spin_policy.pauses() {
-        return false;
-    }
     let news = || links.iter().any(|link| link.has_news()) || side.has_work() || enough();
-    let began = now();
-    loop {
+    while spin.goes_on(now() - side.poller().began, SPIN) {
         for _ in 0..LOOKS_A_YIELD {
             if news() {
-                spin_policy.succeeded();
+                spin.worked();
                 return true;
             }
             std::hint::spin_loop();
         }
-        let yields = now();
-        if yields - began > SPIN {
-            return false;
-        }
-        std::thread::yield_now();
-        if now() - yields > CROWDED {
-            spin_policy.failed();
-            return news();
-        }
+        spin.yield_core();
     }
+    false
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is a driver, and the engine's clock is on a floor above")]
@@ -289,6 +279,6 @@ const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 const MOMENT: Duration = Duration::from_millis(1);
 /// How many busy turns go by without a look at connections.
 const TURNS_A_LOOK: u32 = 64;
-/// How long a thread that did something looks for more before it sleeps: about as long as it takes to sleep and be woken.
+/// How long a thread that did something looks for more before it sleeps.
 const SPIN: Duration = Duration::from_micros(40);
 const LOOKS_A_YIELD: u32 = 32;

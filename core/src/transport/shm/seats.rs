@@ -6,10 +6,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::local::progress::Spin;
+
 /// One seat, and at most one helper beside the thread.
-#[derive(Default)]
 pub(super) struct Seats {
-    seat: Mutex<()>,
+    seat: Mutex<Spin>,
     helped: AtomicBool,
     /// Whether the thread waits for the helper to leave.
     aside: Mutex<bool>,
@@ -20,8 +21,14 @@ pub(super) struct Seats {
 pub(super) struct Helper<'a>(&'a Seats);
 
 impl Seats {
-    /// Waits until nobody works.
-    pub(super) fn sit_down(&self) -> MutexGuard<'_, ()> {
+    /// An empty seat.
+    pub(super) fn new() -> Self {
+        let (seat, helped, aside) = (Mutex::new(Spin::new()), AtomicBool::new(false), Mutex::new(false));
+        Self { seat, helped, aside, alone: Condvar::new() }
+    }
+
+    /// Waits until no thread works.
+    pub(super) fn sit_down(&self) -> MutexGuard<'_, Spin> {
         self.seat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -65,7 +72,7 @@ mod tests {
 
     #[test]
     fn one_thread_helps_at_a_time() {
-        let seats = Seats::default();
+        let seats = Seats::new();
         let helper = seats.help();
         assert!(helper.is_some() && seats.help().is_none());
         drop(helper);
@@ -74,7 +81,7 @@ mod tests {
 
     #[test]
     fn the_thread_steps_aside_until_the_helper_leaves() {
-        let seats = Seats::default();
+        let seats = Seats::new();
         let (sender, back) = mpsc::channel();
         std::thread::scope(|scope| {
             let helper = seats.help();

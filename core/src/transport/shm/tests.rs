@@ -73,7 +73,7 @@ fn whoever_waits_does_the_work_in_turn_with_the_thread_and_no_wake_up_is_lost() 
         let sum = worker.pull(ExchangeId(round), &mut pulled);
         let there = OnceCell::new();
         let enough = || there.get().is_some() || sum.0.try_recv().is_ok_and(|outcome| there.set(outcome).is_ok());
-        worker.transport.help(&enough, SOON);
+        worker.transport.poll(&enough, SOON);
         sum_of(there.into_inner().expect("in time"));
         assert_eq!(pushed, pulled, "round {round}");
     }
@@ -85,7 +85,7 @@ fn who_helps_leaves_when_its_patience_ends_and_the_thread_goes_on() {
     let (mut pushed, mut pulled) = (pattern(4000, 1), vec![0; 4000]);
     worker.push(ExchangeId(1), &mut pushed);
     let sum = worker.pull(ExchangeId(1), &mut pulled);
-    worker.transport.help(&|| false, Duration::from_millis(1));
+    worker.transport.poll(&|| false, Duration::from_millis(1));
     assert!(sum.0.try_recv().is_err(), "nobody has answered");
     let _echo = server.echo();
     sum_of(sum.soon());

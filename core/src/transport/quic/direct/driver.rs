@@ -1,7 +1,7 @@
 //! The loop of an endpoint: what quinn-proto decides, done with system calls on one thread.
 //!
 //! Each turn: commands, one batch of datagrams, timers, what the connections have to tell, what the role makes of it, and as many
-//! datagrams as may leave. When nothing moved, the thread looks for more for a moment if it has just worked ([`Linger`]), and then sleeps
+//! datagrams as may leave. When nothing moved, the thread looks for more for a moment ([`Spin`]), and then sleeps
 //! in `poll(2)` until the socket, a command or a timer wakes it. There is no lock and no task: connections are fields, and what happens on
 //! them is a call to the [`Role`], a worker's or a server's.
 
@@ -18,10 +18,10 @@ use quinn_proto::{
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::commands::{Inbox, Next};
-use super::linger::Linger;
 use super::turns::{Share, Turns};
 use super::wire::{Batch, Wire};
 use crate::error::Error;
+use crate::local::progress::Spin;
 use crate::transport::quic::settings::SEND_WINDOW_BYTES;
 
 /// What an endpoint is there for.
@@ -68,7 +68,7 @@ pub(super) trait Role {
 
 /// Runs `role` until it is told to stop, or nobody can tell it anything any more.
 pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Command>) {
-    let mut linger = Linger::new();
+    let (mut spin, began) = (Spin::new(), now());
     let (patience, reason) = loop {
         net.now = now();
         let (mut moved, mut last) = (false, None);
@@ -96,12 +96,10 @@ pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Comman
             }
         }
         if moved {
-            linger.worked();
-        } else if role.is_waiting() && !net.wire.is_full() && linger.goes_on(net.now) {
-            // What it takes to look again is the system call that offers the core and the one that receives.
-            let offered = now();
-            std::thread::yield_now();
-            linger.offered(now() - offered);
+            spin.worked();
+        } else if role.is_waiting() && !net.wire.is_full() && spin.goes_on(net.now - began, SPIN) {
+            // A look costs two system calls: the one that yields the core and the one that receives.
+            spin.yield_core();
         } else if inbox.doze() {
             let rung = net.sleep(role.deadline(), &inbox);
             inbox.awake(rung);
@@ -445,5 +443,7 @@ const AHEAD_BYTES: u64 = 256 << 10;
 /// What it has got of the most urgent beside all else, at most: two parts. Not all there is, because all may be on its way at once, and so
 /// in the receiver's socket.
 const URGENT_AHEAD_BYTES: u64 = 8 << 20;
+/// How long a thread that worked looks for more before it sleeps.
+const SPIN: Duration = Duration::from_micros(30);
 /// The longest sleep; nothing depends on it.
 const SLEEP_MAX: Duration = Duration::from_secs(60);

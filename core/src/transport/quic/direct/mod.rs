@@ -4,8 +4,7 @@
 //! into memory of which the chunks of a stream are slices, and handed to quinn-proto, the exchanges and the socket again without a lock, a
 //! channel or a wake-up between them.
 //!
-//! [`driver`] is the loop, with the socket ([`wire`]), its memory ([`arena`]), the queue of commands ([`commands`]), when it sleeps ([`linger`])
-//! and whose turn it is to send ([`turns`]) below it. What happens on connections it tells a role: the [`worker`]'s with its [`link`]s and [`exchange`]s, or the [`server`]'s with those
+//! [`driver`] is the loop, with the socket ([`wire`]), its memory ([`arena`]), the queue of commands ([`commands`]) and whose turn it is to send ([`turns`]) below it. What happens on connections it tells a role: the [`worker`]'s with its [`link`]s and [`exchange`]s, or the [`server`]'s with those
 //! it has [`served`].
 //!
 //! **Which goes first.** Every stream has a rank of its own: first by the urgency of its exchange, then by age. So what is urgent overtakes
@@ -33,7 +32,6 @@ mod commands;
 mod dialing;
 mod driver;
 mod exchange;
-mod linger;
 mod link;
 mod served;
 mod server;

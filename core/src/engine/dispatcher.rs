@@ -20,7 +20,7 @@ use crate::worker::{Held, Stuck};
 
 /// Who executes what.
 #[derive(Default)]
-pub(super) struct Progress {
+pub(super) struct Dispatcher {
     /// One bell a stage.
     bells: [Bell; Stage::COUNT],
     collective: Inline,
@@ -36,7 +36,7 @@ struct Inline {
     waiting: AtomicBool,
 }
 
-impl Progress {
+impl Dispatcher {
     /// What the thread of `stage` sleeps on.
     pub(super) fn bell(&self, stage: Stage) -> &Bell {
         &self.bells[stage.index()]
@@ -84,7 +84,7 @@ impl Progress {
     }
 }
 
-impl Dispatch for Progress {
+impl Dispatch for Dispatcher {
     fn carry_out(&self, shared: &Arc<Shared>, effects: Vec<Effect>, here_bytes_max: u64) {
         let mut effects = effects.into_iter().peekable();
         while let Some(effect) = effects.next() {
@@ -116,17 +116,17 @@ impl Dispatch for Progress {
             }
             // After a thousand small ones it is woken once.
             if resolves && !matches!(effects.peek(), Some(Effect::Resolve(..))) {
-                nudge(shared);
+                wake_poller(shared);
             }
         }
     }
 }
 
-/// Lets a thread that waits for a handle look again.
-fn nudge(shared: &Shared) {
+/// Makes a thread that waits for a handle look at it again.
+fn wake_poller(shared: &Shared) {
     match shared.collective.get() {
-        Some(collective) => collective.nudge(),
-        None => shared.transport.nudge(),
+        Some(collective) => collective.wake(),
+        None => shared.transport.wake(),
     }
 }
 
