@@ -100,7 +100,7 @@ impl Engine {
             scheduler: SchedulerConfig {
                 credit_bytes: config.credit_bytes,
                 oldest_every: config.oldest_every,
-                withdrawal_patience: config.step_timeout,
+                step_timeout: config.step_timeout,
                 ..SchedulerConfig::default()
             },
             stall_warn: config.stall_warn,

@@ -8,12 +8,17 @@
 //! ```
 //! `Failed` is final, except where a declaration failed by a cause that may pass: such a tensor may be declared again.
 //! The deadline of a submission, and what becomes of it, are the scheduler's.
+//!
+//! **Incomplete parts.** A round of a shared part is sent when all its tensors were submitted. If some of them do not come, the round is
+//! given up after a while, with an error that names them. To send only the tensors that came would be kinder, but a worker cannot know
+//! whether the others leave out the same tensors: two workers would send different bytes for one part, or each step would need a question
+//! and an answer more. A tensor that comes after its round was given up fails at once and is counted, because the other workers count it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::{Claim, Error, Result};
-use crate::types::{Op, PartId, PartLayout, Round, TensorKey, TensorSpec, WorkerId};
+use crate::types::{Op, PartId, PartLayout, Round, TensorKey, TensorSpec, Time, WorkerId};
 use crate::wire::limits::PART_BYTES_MAX;
 
 /// The tensors of one worker.
@@ -24,6 +29,8 @@ pub struct Registry {
     parts: BTreeMap<PartId, Arc<PartLayout>>,
     requests: BTreeMap<u64, Vec<TensorKey>>,
     fusing: BTreeMap<(PartId, Round), Assembly>,
+    /// Those of them that were not given up, by the time at which their first tensor came.
+    incomplete: BTreeSet<(Time, PartId, Round)>,
 }
 
 #[derive(Debug)]
@@ -60,6 +67,10 @@ struct Assembly {
     tickets: Vec<Option<u64>>,
     /// How many of them are missing.
     missing: usize,
+    /// When the first tensor came.
+    since: Time,
+    /// Why nothing will come of it any more.
+    given_up: Option<Error>,
 }
 
 /// A tensor that may be submitted next, or has no layout yet.
@@ -119,6 +130,7 @@ impl Registry {
             parts: BTreeMap::new(),
             requests: BTreeMap::new(),
             fusing: BTreeMap::new(),
+            incomplete: BTreeSet::new(),
         }
     }
 
@@ -169,6 +181,14 @@ impl Registry {
             self.tensors.insert(spec.key(), Tensor { spec: spec.clone(), name, state, rounds: 0 });
         }
         self.requests.insert(request, specs.iter().map(TensorSpec::key).collect());
+    }
+
+    /// The tensors that wait for the answer to a request about several tensors; none if it was about one.
+    pub fn list_of(&self, request: u64) -> Vec<TensorSpec> {
+        let list = self.requests.get(&request).filter(|list| list.len() > 1);
+        let tensors = list.into_iter().flatten().filter_map(|key| self.tensors.get(key));
+        let waits = |tensor: &&Tensor| matches!(tensor.state, State::Declaring { request: asked } if asked == request);
+        tensors.filter(waits).map(|tensor| tensor.spec.clone()).collect()
     }
 
     /// Takes the coordinator's answer: the tensors that became ready or failed by it. An answer nobody waits for is ignored.
@@ -226,20 +246,57 @@ impl Registry {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the reduction has no meaning for the dtype or differs from that of the tensors it shares a part
-    /// with; the tensor's own failure; [`Error::FailedPrecondition`] if it is not ready. A refused submission is not counted.
-    pub fn submit(&mut self, key: TensorKey, op: Op, weight: f64, ticket: u64) -> Result<Submitted> {
+    /// with; the tensor's own failure; [`Error::FailedPrecondition`] if it is not ready. A submission that is refused for these is not
+    /// counted. One whose round was given up is refused for the same reason, and counted.
+    pub fn submit(&mut self, now: Time, key: TensorKey, op: Op, weight: f64, ticket: u64) -> Result<Submitted> {
         let (name, parts, round) = self.submittable(key, op)?;
         for share in parts.iter().filter(|share| share.part.pieces.len() > 1) {
             self.agree(&share.part, round, key, op, weight)?;
         }
         let shares = u32::try_from(parts.len()).expect("PARTS_MAX fits");
-        let assemble = |share: Share| match share.part.pieces.as_slice() {
-            [_] => Some(ReadyPart { layout: share.part, round, op, weight, tickets: vec![ticket] }),
-            _ => self.assemble(share, round, op, weight, ticket),
-        };
-        let ready = parts.into_iter().filter_map(assemble).collect();
         self.tensors.get_mut(&key).expect("submittable").rounds += 1;
+        let assemble = |share: Share| match share.part.pieces.as_slice() {
+            [_] => Ok(Some(ReadyPart { layout: share.part, round, op, weight, tickets: vec![ticket] })),
+            _ => self.assemble(now, share, round, op, weight, ticket),
+        };
+        let ready = parts.into_iter().map(assemble).filter_map(Result::transpose).collect::<Result<_>>()?;
         Ok(Submitted { name, round, shares, ready })
+    }
+
+    /// Since when the oldest round of a shared part waits for some of its tensors.
+    pub fn oldest_incomplete(&self) -> Option<Time> {
+        self.incomplete.first().map(|(since, ..)| *since)
+    }
+
+    /// Gives that round up. Returns what came of it, and why it fails: here, and for the tensors that come later.
+    pub fn give_up_oldest(&mut self, now: Time) -> Option<(ReadyPart, Error)> {
+        const NAMES_MAX: usize = 8;
+        let (since, part, round) = self.incomplete.pop_first()?;
+        let (layout, assembly) = (Arc::clone(&self.parts[&part]), &self.fusing[&(part, round)]);
+        let names = |came: bool| {
+            let pieces = layout.pieces.iter().zip(&assembly.tickets).filter(|(_, ticket)| ticket.is_some() == came);
+            let mut names: Vec<String> = pieces.map(|(piece, _)| self.label(piece.tensor)).collect();
+            let more = names.len().saturating_sub(NAMES_MAX);
+            names.truncate(NAMES_MAX);
+            names.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
+        };
+        let error = Error::FailedPrecondition {
+            what: format!(
+                "{round}: {} waited {:.1} s for {} on {}, because they were declared together and share a part",
+                names(true),
+                now.since(since).as_secs_f64(),
+                names(false),
+                self.rank
+            ),
+            hint: "submit all tensors of a declaration in every step, or give those that go alone other names, such as by another \
+                   prefix, so that they are declared apart"
+                .to_owned(),
+        };
+        let Assembly { op, weight, tickets, given_up, .. } =
+            self.fusing.get_mut(&(part, round)).expect("it is incomplete");
+        *given_up = Some(error.clone());
+        let tickets = tickets.iter().copied().flatten().collect();
+        Some((ReadyPart { layout, round, op: *op, weight: *weight, tickets }, error))
     }
 
     /// The tensor's name, if this worker declared it.
@@ -330,7 +387,8 @@ impl Registry {
         let Some(assembly) = self.fusing.get(&(part.part, round)) else {
             return Ok(());
         };
-        if assembly.op == op && assembly.weight.to_bits() == weight.to_bits() {
+        let agrees = assembly.op == op && assembly.weight.to_bits() == weight.to_bits();
+        if agrees || assembly.given_up.is_some() {
             return Ok(());
         }
         let others = part.pieces.iter().zip(&assembly.tickets).filter(|(_, ticket)| ticket.is_some());
@@ -347,28 +405,38 @@ impl Registry {
         })
     }
 
-    fn assemble(&mut self, share: Share, round: Round, op: Op, weight: f64, ticket: u64) -> Option<ReadyPart> {
-        let Share { part, position } = share;
-        let at = (part.part, round);
-        let pieces = part.pieces.len();
-        let empty = || Assembly { op, weight, tickets: vec![None; pieces], missing: pieces };
-        let assembly = self.fusing.entry(at).or_insert_with(empty);
+    /// Adds a tensor to a round of a shared part; the part, if that completes it.
+    fn assemble(
+        &mut self,
+        now: Time,
+        share: Share,
+        round: Round,
+        op: Op,
+        weight: f64,
+        ticket: u64,
+    ) -> Result<Option<ReadyPart>> {
+        let Share { part: layout, position } = share;
+        let (part, pieces) = (layout.part, layout.pieces.len());
+        let assembly = self.fusing.entry((part, round)).or_insert_with(|| {
+            self.incomplete.insert((now, part, round));
+            Assembly { op, weight, tickets: vec![None; pieces], missing: pieces, since: now, given_up: None }
+        });
         let before = assembly.tickets[position].replace(ticket);
         assert!(before.is_none(), "a round of a tensor is submitted once");
         assembly.missing -= 1;
+        let given_up = assembly.given_up.clone();
         if assembly.missing > 0 {
-            return None;
+            return given_up.map_or(Ok(None), Err);
         }
-        let assembly = self.fusing.remove(&at).expect("completed above");
-        Some(ReadyPart { layout: part, round, op, weight, tickets: assembly.tickets.into_iter().flatten().collect() })
+        let Assembly { tickets, since, .. } = self.fusing.remove(&(part, round)).expect("completed above");
+        self.incomplete.remove(&(since, part, round));
+        let tickets = tickets.into_iter().flatten().collect();
+        given_up.map_or(Ok(Some(ReadyPart { layout, round, op, weight, tickets })), Err)
     }
 
     fn drop_assemblies(&mut self, part: PartId) {
-        let rounds: Vec<(PartId, Round)> =
-            self.fusing.range((part, Round(0))..=(part, Round(u64::MAX))).map(|(at, _)| *at).collect();
-        for at in rounds {
-            self.fusing.remove(&at);
-        }
+        self.fusing.retain(|(of, _), _| *of != part);
+        self.incomplete.retain(|(_, of, _)| *of != part);
     }
 
     fn label(&self, key: TensorKey) -> String {

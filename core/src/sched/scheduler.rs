@@ -72,8 +72,9 @@ pub struct SchedulerConfig {
     pub retry_max: Duration,
     /// After so long without any credit coming back, what waits for its sum no longer counts.
     pub credit_patience: Duration,
-    /// How long the worker tries to tell a server of a round that it gave up. The workers that wait for the round have their own timeouts.
-    pub withdrawal_patience: Duration,
+    /// How long a worker waits for a round. After so long it stops trying to tell a server of a withdrawal, and a shared part fails whose
+    /// tensors were not all submitted.
+    pub step_timeout: Duration,
     /// A mistake to make, for the simulation.
     pub defect: Option<Defect>,
 }
@@ -92,7 +93,7 @@ impl Default for SchedulerConfig {
             retry_max: Duration::from_secs(2),
             // Longer than the sum of a part takes on a slow link, shorter than anybody notices.
             credit_patience: Duration::from_millis(100),
-            withdrawal_patience: Duration::from_secs(60),
+            step_timeout: Duration::from_secs(60),
             defect: None,
         }
     }

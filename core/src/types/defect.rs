@@ -74,6 +74,24 @@ pub enum Defect {
     BatchMemoryMixed,
     /// A batch ends with its last member but one.
     BatchEndsEarly,
+    /// A round of a shared part waits for its tensors for ever. Shows when a tensor is left out of a step.
+    IncompleteForEver,
+    /// The tensors of a refused list are not declared again. Shows when workers disagree about one of them.
+    RefusedListDropped,
+    /// A part begins with whatever round its first push names. Shows when a listener gives up the first broadcast.
+    FirstRoundUnchecked,
+    /// The attempt in a request is not compared. Shows when a member sends another one.
+    AttemptIgnored,
+    /// When a round fails, one worker that waits for it is not told.
+    FailureUntold,
+    /// A deterministic sum is added by arrival.
+    AddedByArrival,
+    /// An open round goes on with the contribution of a worker that was lost. Shows when the job goes on without it.
+    RestartSkipped,
+    /// A survivor that has not heard of a loss is fenced instead of asked to come back.
+    SurvivorFenced,
+    /// A coordinator that starts again takes the term of the one before.
+    TermReused,
 }
 
 impl Defect {
@@ -111,6 +129,15 @@ impl Defect {
         Self::HolderStagesNothing,
         Self::BatchMemoryMixed,
         Self::BatchEndsEarly,
+        Self::IncompleteForEver,
+        Self::RefusedListDropped,
+        Self::FirstRoundUnchecked,
+        Self::AttemptIgnored,
+        Self::FailureUntold,
+        Self::AddedByArrival,
+        Self::RestartSkipped,
+        Self::SurvivorFenced,
+        Self::TermReused,
     ];
 }
 

@@ -57,7 +57,8 @@ pub struct Target {
     pub part: PartId,
     /// Which sum of that part.
     pub round: Round,
-    /// How often the round of this part was begun anew because a contributor died. Always 0 while a death ends the job.
+    /// How often the round of this part was begun anew because a contributor died. Always 0 while a death ends the job, and in requests,
+    /// whose epoch tells the attempts apart. A server refuses any other value in a request than 0 and its own.
     pub attempt: u16,
 }
 

@@ -204,6 +204,7 @@ impl Worker {
         }
         self.commands.extend(self.links.due(now).into_iter().map(Command::Dial));
         self.fail_parked(now);
+        self.withdraw_overdue(now);
         if matches!(self.leaving, Leaving::Withdrawing { until } if until <= now) {
             self.leave(now);
         }
@@ -218,7 +219,8 @@ impl Worker {
             Leaving::Withdrawing { until } => Some(until),
             Leaving::Staying | Leaving::Left => None,
         };
-        let due = [self.scheduler.poll_timeout(), self.links.poll_timeout(), parked, stalls, leaving];
+        let due =
+            [self.scheduler.poll_timeout(), self.links.poll_timeout(), parked, stalls, leaving, self.incomplete_due()];
         due.into_iter().flatten().min()
     }
 

@@ -89,7 +89,20 @@ impl Worker {
     }
 
     /// Takes the coordinator's answer to a declaration. An answer that nobody waits for is ignored.
+    ///
+    /// The coordinator refuses a list whole, be it for one tensor. The tensors of a refused list are declared again one by one, because
+    /// the other workers would wait for those that nothing is wrong with.
     pub fn handle_declared(&mut self, now: Time, request: u64, outcome: Result<Vec<PartLayout>>) {
+        if let (Err(_), None) = (&outcome, &self.ended)
+            && let list = self.registry.list_of(request)
+            && !list.is_empty()
+            && !planted(self.settings.scheduler.defect, Defect::RefusedListDropped)
+        {
+            for spec in list {
+                self.ask(vec![spec], false);
+            }
+            return;
+        }
         for key in self.registry.handle_declared(request, outcome) {
             self.unpark(now, key);
         }
@@ -183,7 +196,7 @@ impl Worker {
     /// Hands a submission of a declared tensor to the scheduler.
     fn begin(&mut self, now: Time, id: u64) {
         let Submission { tensors, terms, .. } = &self.submissions[&id];
-        match self.registry.submit(tensors.as_slice()[0].key, terms.op, terms.weight, id) {
+        match self.registry.submit(now, tensors.as_slice()[0].key, terms.op, terms.weight, id) {
             Ok(submitted) => self.open(now, id, submitted),
             Err(error) => self.resolve(id, Err(error)),
         }
@@ -270,7 +283,7 @@ impl Worker {
             }
             if self.submissions.contains_key(&id) {
                 self.begin(now, id);
-            } else if let Ok(ended) = self.registry.submit(key, op, weight, id) {
+            } else if let Ok(ended) = self.registry.submit(now, key, op, weight, id) {
                 for part in ended.ready {
                     self.withdraw_incomplete(now, &part);
                 }

@@ -11,6 +11,7 @@ use crate::types::{DType, DeviceKind, LinkId, Op, Phase, Priority, Role, ServerI
 use crate::wire::{Contribution, Request};
 
 const SECOND: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_tensor_is_declared_pushed_pulled_and_resolved() {
@@ -69,12 +70,44 @@ fn a_submission_whose_declaration_is_not_answered_in_time_fails() {
 }
 
 #[test]
-fn tensors_that_share_a_part_must_lie_on_one_device() {
+fn the_tensors_of_a_refused_list_are_declared_again_one_by_one() {
     let mut world = World::joined();
-    let tensors = ["a", "b"].map(spec);
-    let Ok(Some(request)) = world.worker.declare(tensors.to_vec(), true) else { panic!("unknown") };
+    let specs = ["good", "bad"].map(spec);
+    let Ok(Some(list)) = world.worker.declare(specs.to_vec(), true) else { panic!("unknown") };
+    let [good, bad] = ["good", "bad"].map(|name| world.submit(name));
     world.commands();
-    world.declared(request, &tensors);
+    let refusal = Error::InvalidArgument { what: "bad".to_owned(), hint: String::new() };
+    world.worker.handle_declared(world.now, list, Err(refusal.clone()));
+    let asked: Vec<(u64, String)> = world
+        .commands()
+        .into_iter()
+        .map(|command| match command {
+            Command::Declare { request, mut tensors, fuse: false } => (request, tensors.remove(0).name),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(asked.iter().map(|(_, name)| name).collect::<Vec<_>>(), ["good", "bad"]);
+    world.declared(asked[0].0, &specs[..1]);
+    assert_eq!(world.carried.len(), 1, "submission {good} goes on its way");
+    world.worker.handle_declared(world.now, asked[1].0, Err(refusal.clone()));
+    assert_eq!(world.commands(), [resolved(bad, Err(refusal))]);
+}
+
+#[test]
+fn the_only_tensor_that_is_left_of_a_refused_list_is_declared_again() {
+    let mut world = World::joined();
+    let Ok(Some(list)) = world.worker.declare(["good", "bad"].map(spec).to_vec(), true) else { panic!("unknown") };
+    world.commands();
+    let refusal = Error::InvalidArgument { what: "bad".to_owned(), hint: String::new() };
+    world.worker.handle_forget(world.now, spec("bad").key(), &refusal);
+    world.worker.handle_declared(world.now, list, Err(refusal));
+    let [Command::Declare { tensors, fuse: false, .. }] = &world.commands()[..] else { panic!("one declaration") };
+    assert_eq!(*tensors, [spec("good")]);
+}
+
+#[test]
+fn tensors_that_share_a_part_must_lie_on_one_device() {
+    let mut world = World::sharing(&["a", "b"]);
     let a = world.submit_with("a", Some(Ordinal(1)), None);
     let b = world.submit_with("b", None, None);
     let commands = world.commands();
@@ -85,12 +118,51 @@ fn tensors_that_share_a_part_must_lie_on_one_device() {
 }
 
 #[test]
-fn a_batch_that_fills_a_part_is_one_submission() {
-    let mut world = World::joined();
-    let specs = ["a", "b"].map(spec);
-    let Ok(Some(request)) = world.worker.declare(specs.to_vec(), true) else { panic!("unknown") };
+fn a_tensor_that_waits_in_vain_for_those_it_shares_a_part_with_fails_and_the_server_is_told() {
+    let mut world = World::sharing(&["a", "b"]);
+    let first = world.submit("a");
+    world.now = world.now + SECOND;
+    let second = world.submit("a");
+    let due = Time::ZERO + STEP;
+    assert_eq!(world.worker.poll_timeout(), Some(due));
+    for (id, round, now) in [(first, 0, due), (second, 1, due + SECOND)] {
+        world.commands();
+        world.now = now;
+        world.worker.handle_timeout(now);
+        let failed: Vec<u64> =
+            world.commands().iter().filter_map(failed_with("a waited 60.0 s for b on worker 0")).collect();
+        assert_eq!(failed, [id]);
+        let step = world.worker.take(world.now, Stage::Push).unwrap();
+        assert!(matches!(step.action, Action::Push { header: Request::Withdraw(_), .. }), "{step:?}");
+        assert_eq!(step.task.round.0, round);
+        world.worker.handle_pushed(world.now, step.task.id, Ok(()));
+        let step = world.worker.take(world.now, Stage::Pull).unwrap();
+        world.worker.handle_pulled(world.now, step.task.id, Exchanged::Rejected(Error::Cancelled));
+    }
     world.commands();
-    world.declared(request, &specs);
+    assert!(world.worker.is_idle());
+    let late = world.submit("b");
+    let failed: Vec<u64> = world.commands().iter().filter_map(failed_with("a waited 60.0 s for b")).collect();
+    assert_eq!(failed, [late], "at once");
+}
+
+#[test]
+fn a_round_whose_first_tensor_was_cancelled_is_withdrawn_from_when_the_others_do_not_come() {
+    let mut world = World::sharing(&["a", "b"]);
+    let id = world.submit("a");
+    world.worker.cancel(world.now, id);
+    assert_eq!(world.commands(), [resolved(id, Err(Error::Cancelled))]);
+    world.now = world.now + STEP;
+    world.worker.handle_timeout(world.now);
+    world.commands();
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    assert!(matches!(step.action, Action::Push { header: Request::Withdraw(_), .. }), "{step:?}");
+}
+
+#[test]
+fn a_batch_that_fills_a_part_is_one_submission() {
+    let mut world = World::sharing(&["a", "b"]);
+    let specs = ["a", "b"].map(spec);
     let terms = Terms { op: Op::Sum, weight: 1.0, timeout: None };
     let tensor = |member: usize| tensor(&specs[member], None);
     let accepted = world.worker.submit_all(world.now, &specs, tensor, terms).unwrap();
@@ -149,13 +221,23 @@ struct World {
 
 impl World {
     fn joined() -> Self {
-        let scheduler = SchedulerConfig::default();
+        let scheduler = SchedulerConfig { step_timeout: STEP, ..SchedulerConfig::default() };
         let settings = WorkerSettings { scheduler, stall_warn: Duration::ZERO, device: DeviceKind::Cuda };
         let mut world = Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new() };
         world.worker.handle_joined(world.now, WorkerId(0), view());
         let Some(Command::Dial(Dial { server, attempt, .. })) = world.commands().pop() else { panic!("a server") };
         world.worker.handle_dialled(world.now, server, attempt, Ok(LinkId(7)));
         world.commands();
+        world
+    }
+
+    /// As `joined`, and tensors of these names were declared together.
+    fn sharing(names: &[&str]) -> Self {
+        let mut world = Self::joined();
+        let specs: Vec<TensorSpec> = names.iter().map(|name| spec(name)).collect();
+        let Ok(Some(request)) = world.worker.declare(specs.clone(), true) else { panic!("unknown") };
+        world.commands();
+        world.declared(request, &specs);
         world
     }
 

@@ -6,8 +6,8 @@ use super::records::Record;
 use crate::error::Error;
 use crate::pipeline::Route;
 use crate::pipeline::registry::ReadyPart;
-use crate::sched::{GroupId, TaskId, TaskSpec};
-use crate::types::{DeviceKind, Priority, Time};
+use crate::sched::{GroupId, SchedulerConfig, TaskId, TaskSpec};
+use crate::types::{Defect, DeviceKind, Priority, Time, planted};
 use crate::wire::reject;
 
 impl Worker {
@@ -18,6 +18,21 @@ impl Worker {
             hint: "declare tensors without fusion to give them up one by one".to_owned(),
         };
         self.withdraw(now, part, &error);
+    }
+
+    /// Withdraws from the rounds of shared parts that have waited for some of their tensors for as long as anybody waits for a round.
+    pub(super) fn withdraw_overdue(&mut self, now: Time) {
+        while self.incomplete_due().is_some_and(|due| due <= now) {
+            let (part, error) = self.registry.give_up_oldest(now).expect("it is due");
+            self.withdraw(now, &part, &error);
+        }
+    }
+
+    /// When a round of a shared part is given up because some of its tensors do not come.
+    pub(super) fn incomplete_due(&self) -> Option<Time> {
+        let SchedulerConfig { step_timeout, defect, .. } = self.settings.scheduler;
+        let oldest = self.registry.oldest_incomplete().filter(|_| !planted(defect, Defect::IncompleteForEver));
+        oldest.map(|since| since + step_timeout)
     }
 
     /// A part is one message, so all its pieces must lie in memory of one device or of the host. The piece at `elsewhere` lies in other

@@ -3,9 +3,8 @@
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
 use gradlane_core::types::{Epoch, LinkId, NodeId, PartLayout, Role, TensorSpec, Time, View, WorkerId, WorkerSet};
-use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Health, Join, Stall, Status};
-use gradlane_core::wire::limits;
+use gradlane_core::wire::{Frame, limits};
 
 use super::barrier::{Answer, Arrival, Barriers};
 use super::connections::{Connections, Link};
@@ -55,6 +54,7 @@ impl Coordinator {
     pub fn new(config: CoordinatorConfig, term: u32, now: Time) -> Self {
         let size = Size { workers: config.workers, servers: config.servers };
         let members = u64::from(size.workers) + u64::from(size.servers);
+        let term = if planted(config.defect, Defect::TermReused) { term.min(2) } else { term };
         assert!(size.workers > 0 && size.servers > 0, "a job has workers and servers");
         assert!(members <= limits::MEMBERS_MAX as u64, "a job has at most {} members", limits::MEMBERS_MAX);
         Self {

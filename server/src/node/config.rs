@@ -14,9 +14,9 @@ pub struct NodeConfig {
     pub stall_warn: Duration,
     /// A round older than this fails.
     pub step_timeout: Duration,
-    /// Bytes of everything that peers can make grow: all sums, finished or not, and withdrawals that are arriving. It must be larger than
-    /// three times this server's share of the model, because the last sums stay in memory while the next ones are added (half-size floats
-    /// in f32). In rank order it must also be larger than the credit of all workers.
+    /// Bytes of everything that peers can make grow: all sums, finished or not, and the withdrawals beyond the small reserve that each
+    /// process has for them. It must be larger than three times this server's share of the model, because the last sums stay in memory
+    /// while the next ones are added (half-size floats in f32). In rank order it must also be larger than the credit of all workers.
     pub memory_bytes_max: u64,
     /// A sum of at most this many bytes has one block. Its answer is not begun before the sum is complete, because that block cannot leave
     /// earlier.

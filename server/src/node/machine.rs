@@ -252,7 +252,7 @@ impl Node {
         if self.membership.as_ref().is_some_and(|ours| view.epoch < ours.epoch) {
             return;
         }
-        let membership = Arc::new(Membership::of(&view));
+        let membership = Arc::new(Membership::following(&view, self.membership.as_deref()));
         self.membership = Some(Arc::clone(&membership));
         self.view = Some(view);
         self.dense_sum.handle_membership(membership);

@@ -13,6 +13,8 @@ use gradlane_core::wire::limits;
 #[derive(Debug)]
 pub(super) struct Membership {
     pub(super) epoch: Epoch,
+    /// The first epoch whose rounds go on in this one.
+    rounds_since: Epoch,
     pub(super) phase: Phase,
     /// All of them.
     pub(super) workers: Arc<WorkerSet>,
@@ -60,6 +62,7 @@ impl Membership {
         let workers = Arc::clone(&everybody.set);
         Self {
             epoch: view.epoch,
+            rounds_since: view.epoch,
             phase: view.phase.clone(),
             workers,
             machines: Machines::of(view),
@@ -67,6 +70,15 @@ impl Membership {
             everybody,
             lives,
         }
+    }
+
+    /// As `of`, for a view that follows the one of `before`.
+    pub(super) fn following(view: &View, before: Option<&Self>) -> Self {
+        let mut next = Self::of(view);
+        if let (Some(before), Succession::Same | Succession::Fewer) = (before, next.succession(before)) {
+            next.rounds_since = before.rounds_since;
+        }
+        next
     }
 
     /// The rank of `node`, if this membership lets it open an exchange in `epoch`.
@@ -83,7 +95,10 @@ impl Membership {
             }
         }
         if epoch < self.epoch && !planted(defect, Defect::StaleEpochAccepted) {
-            return Err(Error::Fenced { current: self.epoch });
+            // A worker of this view has not heard yet that others were lost. It sends again when it has.
+            let is_behind = worker.is_some() && epoch >= self.rounds_since && !planted(defect, Defect::SurvivorFenced);
+            let behind = || not_yet(format!("it has gone on to {}", self.epoch));
+            return Err(if is_behind { behind() } else { Error::Fenced { current: self.epoch } });
         }
         if epoch > self.epoch {
             return Err(not_yet(format!("it has not heard of {epoch} yet")));
@@ -118,6 +133,12 @@ impl Membership {
             return Arc::clone(&self.workers);
         }
         Arc::new(self.workers.iter().filter(|worker| self.is_due(*worker, round)).collect())
+    }
+
+    /// The first round that any worker contributes to.
+    pub(super) fn first_round(&self) -> Round {
+        let first = |worker| self.joiners.get(&worker).copied().unwrap_or_default();
+        self.workers.iter().map(first).min().unwrap_or_default()
     }
 
     fn is_due(&self, worker: WorkerId, round: Round) -> bool {

@@ -37,7 +37,7 @@ impl CoordinatorProcess {
             dead_timeout: timing::DEAD,
             leave_grace: timing::DEAD,
             stall_interval: timing::STALL_WARN,
-            policy: Policy::Abort,
+            policy: if context.plan.classes.survivors { Policy::Continue } else { Policy::Abort },
             layout: context.plan.settings.layout,
             defect: context.plan.defect,
         };
@@ -66,7 +66,7 @@ impl CoordinatorProcess {
         while let Some(command) = self.machine.next_command() {
             match command {
                 Command::Send { link, frame } => {
-                    context.witness.said(context.now, link.0, &frame);
+                    context.witness.said(link.0, &frame);
                     if !matches!(frame, Frame::HeartbeatAck { .. }) {
                         context.log.note(context.now, self.me.who, "says", &[link.0], || format!("{frame:?}"));
                     }
@@ -85,9 +85,9 @@ impl CoordinatorProcess {
     fn note(&mut self, context: &mut Context, event: Event) {
         context.log.note(context.now, self.me.who, "event", &[], || format!("{event:?}"));
         match event {
-            Event::Dead { member, place, cause } => context.witness.declared_dead(context.now, &member, &place, &cause),
+            Event::Dead { member, place, cause } => context.witness.declared_dead(&member, &place, &cause),
             Event::Finished(outcome) => {
-                context.witness.ended(context.now, &outcome);
+                context.witness.ended(&outcome);
                 self.outcome = Some(outcome);
             }
             Event::Formed { .. } => context.witness.formed(&self.machine.view()),
@@ -115,7 +115,7 @@ impl Process for CoordinatorProcess {
             }
             Input::Frame { control, bytes } if self.controls.contains(&control) => {
                 let frame = Frame::decode(&bytes, "a member").expect("a member sends what the coordinator reads");
-                context.witness.told(now, control, &frame);
+                context.witness.told(control, &frame);
                 if !matches!(frame, Frame::Heartbeat { .. }) {
                     context.log.note(now, self.me.who, "hears", &[control], || format!("{frame:?}"));
                 }

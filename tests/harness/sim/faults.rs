@@ -56,6 +56,8 @@ pub(super) struct FaultClasses {
     pub(super) one_shot_names: bool,
     /// Some tensors are left out of some steps.
     pub(super) subsets: bool,
+    /// The job goes on without workers that are lost.
+    pub(super) survivors: bool,
 }
 
 impl FaultClasses {
@@ -83,10 +85,12 @@ impl FaultClasses {
             subsets: on(20),
             ..Self::default()
         };
+        let survivors = on(20);
         Self {
+            survivors,
             long_pauses: fatal && on(40),
             long_partitions: fatal && on(40),
-            kills: fatal && on(60),
+            kills: fatal && on(60) || survivors,
             restarts: fatal && on(50),
             new_keys: fatal && on(50),
             dead_paths: fatal && on(25),
@@ -120,6 +124,7 @@ impl fmt::Display for FaultClasses {
             (self.refusals, "refusals"),
             (self.one_shot_names, "one-shot-names"),
             (self.subsets, "subsets"),
+            (self.survivors, "survivors"),
         ];
         let on: Vec<&str> = named.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
         f.write_str(if on.is_empty() { "none".to_owned() } else { on.join(" ") }.as_str())
@@ -205,7 +210,12 @@ pub(super) fn schedule(classes: FaultClasses, workers: u32, servers: u32, random
         let first = when(random);
         let mut kill = |random: &mut Random, at: Time| {
             let restart_after = classes.restarts.then(|| random.millis(10, 3000));
-            faults.push((at, Fault::Kill { who: anybody(random), seen: random.chance(30), restart_after }));
+            // Of a job that goes on, mostly a worker.
+            let who = match classes.survivors && random.chance(85) {
+                true => Who::Worker(random.below(u64::from(workers)) as u32),
+                false => anybody(random),
+            };
+            faults.push((at, Fault::Kill { who, seen: random.chance(30), restart_after }));
         };
         kill(random, first);
         // The second death may come while the first is being noticed, told or mended.

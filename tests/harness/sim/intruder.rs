@@ -68,19 +68,17 @@ fn say(context: &mut Context, who: Who) {
 /// A header like one that this worker sent, but for a field, or one that only servers send.
 fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
     let Some(entry) = context.exchange(like) else { return };
-    let answer = entry.answer.as_ref().map(|answer| Header::decode(&answer.header, "a server"));
-    let is_summed = matches!(answer, Some(Ok(Header::Sum(_))));
     let (worker, body) = (entry.worker, entry.body.clone());
     let sent = Header::decode(&entry.header, "a worker").expect("a worker sends what a server reads");
     let Header::Contribute(sent) = sent else { return };
     let Target { epoch, round, .. } = sent.target;
     let about = |target| Header::Contribute(Contribute { target, ..sent });
-    let wrong = match context.random.below(6) {
+    let wrong = match context.random.below(7) {
         0 => Header::Reject(Reject { target: sent.target, error_bytes: body.len() as u64 }),
         1 => about(Target { service: Service::Unknown(u8::MAX), ..sent.target }),
-        // A server that does not know the part yet has no round to compare with, and takes the word of its member.
-        2 if is_summed => about(Target { round: Round(round.0 + ROUNDS_AHEAD), ..sent.target }),
-        3 => about(Target { epoch: Epoch { number: epoch.number + 1, ..epoch }, ..sent.target }),
+        2 => about(Target { round: Round(round.0 + ROUNDS_AHEAD), ..sent.target }),
+        3 => about(Target { attempt: u16::MAX, ..sent.target }),
+        4 => about(Target { epoch: Epoch { number: epoch.number + 1, ..epoch }, ..sent.target }),
         _ => about(Target { epoch: Epoch { term: epoch.term + 1, ..epoch }, ..sent.target }),
     };
     context.log.note(context.now, worker.who, "intrudes", &[like.0], || format!("{wrong:?}"));

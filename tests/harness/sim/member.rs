@@ -81,7 +81,7 @@ impl MemberDriver {
                 {
                     return;
                 }
-                context.witness.heard(context.now, self.me, &frame);
+                context.witness.heard(self.me, &frame);
                 self.member.handle_frame(now, frame);
             }
             _ => {}

@@ -25,12 +25,11 @@ pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) ->
     if plan.tensors[tensor].rough {
         return elements(plan, tensor, |element| rough(plan, tensor, round, rank, element));
     }
-    // A mean is made of contributions that are larger by what it will be divided by, so that it is exact.
-    let factor = divisor(plan, tensor, round);
+    let factor = factor(plan, tensor, round);
     elements(plan, tensor, |element| share(plan, tensor, round, rank, element, factor))
 }
 
-/// What `rank` contributes to an element; `factor` is what a mean is divided by.
+/// What `rank` contributes to an element; `factor` is that of a mean.
 fn share(plan: &Plan, tensor: usize, round: u64, rank: u32, element: u64, factor: f64) -> f64 {
     match plan.op(tensor, round) {
         Op::Sum | Op::Mean | Op::WeightedMean => {
@@ -51,7 +50,7 @@ pub(super) fn pushed(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u
     if team.len() == 1 || plan.tensors[tensor].spec.dtype == DType::F16 {
         return contribution(plan, tensor, round, rank);
     }
-    let (op, factor) = (plan.op(tensor, round), divisor(plan, tensor, round));
+    let (op, factor) = (plan.op(tensor, round), factor(plan, tensor, round));
     let weights: Vec<f64> = team.iter().map(|rank| plan.weight(tensor, round, *rank) as f64).collect();
     let total = if op == Op::WeightedMean { weights.iter().sum() } else { 1.0 };
     elements(plan, tensor, |element| {
@@ -71,34 +70,55 @@ pub(super) fn pushed(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u
 
 /// The result of a round of a tensor.
 pub(super) fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
+    let everybody: Vec<u32> = (0..plan.workers).collect();
+    result_of(plan, tensor, round, &everybody)
+}
+
+/// The result of a round of a tensor to which only these ranks contributed, in ascending order.
+pub(super) fn result_of(plan: &Plan, tensor: usize, round: u64, ranks: &[u32]) -> Vec<u8> {
     if plan.tensors[tensor].rough {
-        return elements(plan, tensor, |element| rough_sum(plan, tensor, round, element));
+        return elements(plan, tensor, |element| rough_sum(plan, tensor, round, ranks, element));
     }
+    let place = |rank: &u32, element| (u64::from(*rank) + element + round) % u64::from(plan.workers);
+    let (factor, divisor) = (factor(plan, tensor, round), divisor_of(plan, tensor, round, ranks));
     let value = |element| value(plan, tensor, round, element);
     let weights: Vec<f64> = (0..plan.workers).map(|rank| plan.weight(tensor, round, rank) as f64).collect();
     elements(plan, tensor, |element| match plan.op(tensor, round) {
         Op::Sum | Op::Mean | Op::WeightedMean => {
-            let counted = |(rank, weight)| weight * digit(plan, tensor, round, rank, element);
-            (0..).zip(&weights).map(counted).sum::<f64>() * value(element)
+            let counted = |rank: &u32| weights[*rank as usize] * digit(plan, tensor, round, *rank, element);
+            factor * ranks.iter().map(counted).sum::<f64>() * value(element) / divisor
         }
-        Op::Min => 10.0 + value(element),
-        Op::Max => 10.0 + 4.0 * f64::from(plan.workers - 1) + value(element),
+        Op::Min => {
+            10.0 + 4.0 * ranks.iter().map(|rank| place(rank, element)).min().unwrap_or(0) as f64 + value(element)
+        }
+        Op::Max => {
+            10.0 + 4.0 * ranks.iter().map(|rank| place(rank, element)).max().unwrap_or(0) as f64 + value(element)
+        }
         Op::Broadcast { root } => 8.0 * f64::from(root.0) + value(element),
     })
 }
 
-/// What the sum of a round is divided by.
-pub(super) fn divisor(plan: &Plan, tensor: usize, round: u64) -> f64 {
+/// What the sum of these ranks is divided by.
+pub(super) fn divisor_of(plan: &Plan, tensor: usize, round: u64, ranks: &[u32]) -> f64 {
     match plan.op(tensor, round) {
+        Op::Mean => ranks.len() as f64,
+        Op::WeightedMean => ranks.iter().map(|rank| plan.weight(tensor, round, *rank) as f64).sum(),
+        Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. } => 1.0,
+    }
+}
+
+/// A mean is made of contributions that are larger by what it may be divided by, so that it is exact: 12 is divided by up to 4 survivors.
+fn factor(plan: &Plan, tensor: usize, round: u64) -> f64 {
+    match plan.op(tensor, round) {
+        Op::Mean if plan.classes.survivors => 12.0,
         Op::Mean => f64::from(plan.workers),
-        Op::WeightedMean => total_weight(plan, tensor, round),
+        Op::WeightedMean => (0..plan.workers).map(|rank| plan.weight(tensor, round, rank) as f64).sum(),
         Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. } => 1.0,
     }
 }
 
 /// What is wrong with `got`, for people: the first element that differs and, of a sum, how often each rank was counted in it.
-pub(super) fn explain(plan: &Plan, tensor: usize, round: u64, got: &[u8]) -> String {
-    let due = result(plan, tensor, round);
+pub(super) fn explain(plan: &Plan, tensor: usize, round: u64, due: &[u8], got: &[u8]) -> String {
     let dtype = plan.tensors[tensor].spec.dtype;
     let size = dtype.bytes() as usize;
     let Some(at) = (0..due.len() / size).find(|at| due[at * size..][..size] != got[at * size..][..size]) else {
@@ -133,8 +153,8 @@ fn rough(plan: &Plan, tensor: usize, round: u64, rank: u32, element: u64) -> f64
 }
 
 /// The sum of an element of a rough tensor, rank by rank.
-fn rough_sum(plan: &Plan, tensor: usize, round: u64, element: u64) -> f64 {
-    let contributions = (0..plan.workers).map(|rank| rough(plan, tensor, round, rank, element));
+fn rough_sum(plan: &Plan, tensor: usize, round: u64, ranks: &[u32], element: u64) -> f64 {
+    let contributions = ranks.iter().map(|rank| rough(plan, tensor, round, *rank, element));
     match plan.tensors[tensor].spec.dtype.accumulator() {
         DType::F64 => contributions.reduce(|sum, next| sum + next).unwrap_or_default(),
         _ => f64::from(contributions.map(|value| value as f32).reduce(|sum, next| sum + next).unwrap_or_default()),
@@ -168,10 +188,6 @@ fn digits(dtype: DType) -> u64 {
         DType::BF16 => 4,
         DType::I8 | DType::U8 => 3,
     }
-}
-
-fn total_weight(plan: &Plan, tensor: usize, round: u64) -> f64 {
-    (0..plan.workers).map(|rank| plan.weight(tensor, round, rank) as f64).sum()
 }
 
 fn value(plan: &Plan, tensor: usize, round: u64, element: u64) -> f64 {

@@ -68,7 +68,7 @@ impl ServerProcess {
     /// What must hold at the end, when the job ended with `cause` as far as the coordinator lives to know.
     pub(super) fn inspect(&self, context: &mut Context, cause: Option<&Result<()>>) {
         let ended = self.node.state().outcome();
-        context.witness.process_ended(context.now, self.me, ended.as_ref(), cause);
+        context.witness.process_ended(self.me, ended.as_ref(), cause);
         if ended.is_none() || self.node.view().is_none() {
             return;
         }
@@ -120,7 +120,15 @@ impl ServerProcess {
             }
             Command::Accept { exchange } => context.accept(exchange),
             Command::Unroute { exchange } => drop(self.routes.remove(&exchange)),
-            Command::Reject { exchange, target, error } => self.reject(context, exchange, target, &error),
+            Command::Reject { exchange, target, error } => {
+                let is_short = matches!(&error, Error::Exhausted { .. })
+                    || matches!(&error, Error::FailedPrecondition { what, .. } if what.contains("too few for this job"));
+                if let Some(entry) = context.exchange(exchange).filter(|_| is_short) {
+                    let worker = entry.worker.who;
+                    context.witness.refused(worker, target.part.key);
+                }
+                self.reject(context, exchange, target, &error);
+            }
             Command::Stalled { stall } => self.member.member.report_stall(stall),
         }
     }
@@ -200,8 +208,9 @@ impl ServerProcess {
     /// Nothing of an earlier membership may have an effect.
     fn check_epoch(&self, context: &mut Context, exchange: ExchangeId) {
         let (Some((_, header)), Some(view)) = (self.headers.get(&exchange), self.node.view()) else { return };
-        if header.target().epoch != view.epoch {
-            let text = format!("{} let a push of {} in while in {}", self.me.who, header.target().epoch, view.epoch);
+        let Target { epoch, attempt, .. } = header.target();
+        if epoch != view.epoch || attempt != 0 {
+            let text = format!("{} let a push of {epoch}, attempt {attempt} in while in {}", self.me.who, view.epoch);
             context.witness.fail(context.now, Checker::Fencing, text);
         }
     }

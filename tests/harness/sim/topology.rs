@@ -33,13 +33,14 @@ const WEIGHTS: [&[&[u64]]; 3] = [
 ];
 
 impl Topology {
-    /// Draws a topology.
-    pub(super) fn draw(random: &mut Random) -> Self {
-        let sizes: Vec<usize> = match random.below(100) {
+    /// Draws a topology; with `apart`, of so many workers that are alone on their machines.
+    pub(super) fn draw(random: &mut Random, apart: Option<usize>) -> Self {
+        let sizes: Vec<usize> = match (apart, random.below(100)) {
+            (Some(workers), _) => vec![1; workers],
             // Every worker is alone on its machine.
-            0..40 => vec![1; random.pick(&[1, 2, 2, 2, 3, 3, 3, 4, 5, 8])],
-            40..55 => vec![random.pick(&[2, 2, 3, 4])],
-            _ => {
+            (None, 0..40) => vec![1; random.pick(&[1, 2, 2, 2, 3, 3, 3, 4, 5, 8])],
+            (None, 40..55) => vec![random.pick(&[2, 2, 3, 4])],
+            (None, _) => {
                 let mut sizes: Vec<usize> =
                     (0..random.pick(&[2, 2, 2, 3])).map(|_| random.pick(&[1, 2, 2, 3, 4])).collect();
                 sizes[0] = sizes[0].max(2);

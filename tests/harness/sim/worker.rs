@@ -13,7 +13,7 @@ use gradlane_core::worker::{Command, Dial, Held, Load, Piece, Worker, WorkerSett
 use super::checkers::Checker;
 use super::member::MemberDriver;
 use super::transport::Transport;
-use super::workload::Plan;
+use super::workload::{Plan, timing};
 use super::world::{Address, Context, Input, Process, Who};
 
 mod links;
@@ -89,7 +89,7 @@ impl WorkerProcess {
     /// What must hold at the end.
     pub(super) fn inspect(&self, context: &mut Context, cause: Option<&Result<()>>) {
         let now = context.now;
-        context.witness.process_ended(now, self.me, self.ended.as_ref(), cause);
+        context.witness.process_ended(self.me, self.ended.as_ref(), cause);
         if self.ended.is_none() {
             return;
         }
@@ -159,7 +159,7 @@ impl WorkerProcess {
             }
             MemberEvent::BarrierDone { request, outcome } => {
                 let name = self.barriers.remove(&request).expect("asked once");
-                context.witness.passes(now, self.me.who, &name, &outcome);
+                context.witness.passes(self.me.who, &name, &outcome);
                 self.wake_if_waiting(context, Awaited::Barrier(request));
             }
             MemberEvent::Forget { key, error } => self.worker.handle_forget(now, key, &error),
@@ -239,8 +239,8 @@ impl WorkerProcess {
 
 /// The settings of the machine.
 fn settings(plan: &Plan) -> WorkerSettings {
-    let scheduler =
-        SchedulerConfig { credit_bytes: plan.settings.credit_bytes, defect: plan.defect, ..SchedulerConfig::default() };
+    let (credit_bytes, step_timeout) = (plan.settings.credit_bytes, timing::STEP);
+    let scheduler = SchedulerConfig { credit_bytes, step_timeout, defect: plan.defect, ..SchedulerConfig::default() };
     WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), device: plan.topology.device }
 }
 

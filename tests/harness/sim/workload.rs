@@ -45,6 +45,8 @@ pub(super) struct Plan {
     batches: bool,
     /// Who declares a tensor differently, if anybody does: worker process and tensor.
     pub(super) mismatch: Option<(u32, usize)>,
+    /// Who leaves out a tensor in the last step in which all others reduce it, if anybody does: worker process and tensor.
+    pub(super) forgets: Option<(u32, usize)>,
 }
 
 /// Settings of all processes.
@@ -141,10 +143,12 @@ impl Plan {
     /// The plan of `seed`, in which `unspared` may happen.
     pub(super) fn new(seed: u64, defect: Option<Defect>, unspared: Option<Known>) -> Self {
         let mut random = Random::new(seed);
-        let topology = Topology::draw(&mut random);
-        let workers = topology.workers();
         let servers = random.pick(&[1, 1, 2, 2, 3]);
         let classes = FaultClasses::draw(&mut random);
+        // See [`oracle::factor`](super::oracle).
+        let apart = classes.survivors.then(|| random.between(2, 4) as usize);
+        let topology = Topology::draw(&mut random, apart);
+        let workers = topology.workers();
         let steps = random.between(2, 7);
         let depth = random.between(1, 3);
         let deterministic = random.chance(30);
@@ -154,6 +158,8 @@ impl Plan {
         }
         let settings = settings(&mut random, &tensors, &topology, deterministic, classes);
         let mismatch = (classes.mismatch && workers > 1)
+            .then(|| (random.below(u64::from(workers)) as u32, random.below(tensors.len() as u64) as usize));
+        let forgets = (classes.subsets && workers > 1 && !topology.has_teams())
             .then(|| (random.below(u64::from(workers)) as u32, random.below(tensors.len() as u64) as usize));
         let mut plan = Self {
             seed,
@@ -171,6 +177,7 @@ impl Plan {
             scripts: Vec::new(),
             batches: random.chance(40),
             mismatch,
+            forgets,
         };
         let barriers: BTreeSet<u64> = (0..steps).filter(|_| random.chance(25)).collect();
         plan.scripts = (0..workers).map(|worker| plan.script(&mut random, worker, &barriers)).collect();
@@ -190,18 +197,11 @@ impl Plan {
             // A mean of 8-bit integers has no room for the digits of several workers.
             3 | 4 if !narrow => Op::Mean,
             3 | 4 => Op::Sum,
-            5 if spec.dtype.is_float() => Op::WeightedMean,
+            5 if spec.dtype.is_float() && !self.classes.survivors => Op::WeightedMean,
             5 => Op::Max,
             6 => Op::Min,
             _ => Op::Broadcast { root: WorkerId((draw >> 8) as u32 % self.workers) },
         }
-    }
-
-    /// The rounds of tensors that are broadcasts.
-    pub(super) fn broadcasts(&self) -> BTreeSet<(usize, u64)> {
-        let rounds =
-            (0..self.tensors.len()).flat_map(|tensor| (0..self.rounds(tensor)).map(move |round| (tensor, round)));
-        rounds.filter(|(tensor, round)| matches!(self.op(*tensor, *round), Op::Broadcast { .. })).collect()
     }
 
     /// The weight of a rank in a round of a tensor: 1 unless the reduction asks for weights; never 0 for all ranks.
@@ -233,8 +233,8 @@ impl Plan {
         if let Some(only) = self.tensors[tensor].only_step {
             return only == step;
         }
-        let left_out = self.classes.subsets && mix(self.seed ^ (tensor as u64) << 8 ^ step).is_multiple_of(4);
-        !left_out || self.spares(Known::SharedPartIncomplete)
+        // Those that share a part with it then wait in vain.
+        !self.classes.subsets || !mix(self.seed ^ (tensor as u64) << 8 ^ step).is_multiple_of(4)
     }
 
     /// How often all workers reduce a tensor.
@@ -253,9 +253,7 @@ impl Plan {
         random.shuffle(&mut lists);
         for mut tensors in lists {
             // Who does not declare lets the first submission do so.
-            let disputed = self.mismatch.filter(|_| self.spares(Known::RefusedWithoutWithdrawal));
-            tensors.retain(|tensor| disputed.is_none_or(|(_, disputed)| disputed != *tensor));
-            if random.chance(70) && !tensors.is_empty() {
+            if random.chance(70) {
                 random.shuffle(&mut tensors);
                 script.push(Action::Declare { tensors, fuse: random.chance(75) });
             }
@@ -268,6 +266,10 @@ impl Plan {
             let mut order: Vec<usize> = (0..self.tensors.len()).filter(|tensor| self.is_due(*tensor, step)).collect();
             random.shuffle(&mut order);
             while let Some(first) = order.pop() {
+                if self.forgets == Some((worker, first)) && rounds[first] + 1 == self.rounds(first) {
+                    rounds[first] += 1;
+                    continue;
+                }
                 let batch = self.batch(random, first, &rounds, &mut order);
                 let timeout = (self.classes.deadlines && random.chance(10)).then(|| random.millis(20, 4000));
                 let cut_off = self.is_cut_off(worker) && self.spares(Known::NoDeadlineWithoutServer);
@@ -305,7 +307,8 @@ impl Plan {
         let mut batch = vec![first];
         if self.batches && random.chance(60) {
             let kind = |tensor: usize| (self.tensors[tensor].list, rounds[tensor]);
-            batch.extend(left.extract_if(.., |tensor| kind(*tensor) == kind(first)));
+            let forgotten = |tensor: usize| self.forgets.is_some_and(|(_, forgotten)| forgotten == tensor);
+            batch.extend(left.extract_if(.., |tensor| kind(*tensor) == kind(first) && !forgotten(*tensor)));
         }
         batch
     }

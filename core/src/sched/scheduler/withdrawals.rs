@@ -21,7 +21,7 @@ impl Scheduler {
         }
         // It moves no bytes that credit would have to count, and no other rank of this machine waits for it.
         let spec = TaskSpec { bytes: 0, route: Route::host(Duty::Alone), groups: Vec::new(), ..spec };
-        let (part, round, until) = (spec.part, spec.round, now + self.config.withdrawal_patience);
+        let (part, round, until) = (spec.part, spec.round, now + self.config.step_timeout);
         let purpose = Purpose::Withdrawing { until };
         let withdrawal = Work { purpose, holds_round: true, ..Work::new(spec, self.submitted, now) };
         let id = TaskId(self.tasks.insert(withdrawal));

@@ -46,7 +46,8 @@ pub(super) struct Part {
     pub(super) dtype: DType,
     /// The workers that exchange it in the present view.
     pub(super) callers: Callers,
-    pub(super) latest: Round,
+    /// The latest round that began, if one did.
+    pub(super) latest: Option<Round>,
     /// Workers that asked for a later round than that: they contribute to none before it any more.
     pub(super) ahead: BTreeMap<WorkerId, Round>,
     /// Since when a next round cannot begin, because somebody may want the sum in whose slot it belongs.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{Epoch, ExchangeId, Op, PartId, Round, Time, WorkerId, WorkerSet};
+use gradlane_core::types::{Defect, Epoch, ExchangeId, Op, PartId, Round, Time, WorkerId, WorkerSet, planted};
 use gradlane_core::wire::{Body, Contribution, Contributors, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
@@ -83,7 +83,8 @@ impl Aggregator {
 
     /// Ends what an open round held: its listeners get `error`, and its memory is freed.
     pub(super) fn end_open(&mut self, id: SlotId, open: Open, error: &Error) {
-        for exchange in open.listeners.into_values() {
+        let untold = usize::from(planted(self.config.defect, Defect::FailureUntold) && open.listeners.len() > 1);
+        for exchange in open.listeners.into_values().skip(untold) {
             self.reject(exchange, error.clone());
         }
         self.step(id, Step::Drop);

@@ -28,7 +28,7 @@ impl Aggregator {
         let Contribute { target, dtype, op, part_bytes, .. } = header;
         let membership = self.membership.as_ref().expect("it admitted the worker");
         let claim = Spec::of(worker, target.part, *part_bytes, *dtype, *op, &membership.machines);
-        check_part(worker, target)?;
+        self.check_target(worker, target)?;
         check_body(worker, header, claim.sends_body(worker))?;
         let callers = self.due_callers(target.part, *dtype, target.round);
         check_caller(worker, target, *dtype, &callers, &membership.machines)?;
@@ -46,6 +46,21 @@ impl Aggregator {
             self.exchanges.remove(&exchange);
         }
         outcome
+    }
+
+    /// Refuses a part that cannot be, and an attempt that the round is not in. A request may leave the attempt at 0, because its epoch
+    /// tells the attempts of a round apart.
+    pub(super) fn check_target(&self, worker: WorkerId, target: &Target) -> Result<()> {
+        let Target { part, round, attempt, .. } = *target;
+        let own = self.slot(SlotId { part, round }).map_or(0, |slot| slot.attempt);
+        let (field, problem) = if part.index as usize >= limits::PARTS_MAX {
+            ("part", "is beyond the parts a tensor may have".to_owned())
+        } else if attempt != 0 && attempt != own && !planted(self.config.defect, Defect::AttemptIgnored) {
+            ("attempt", format!("is {attempt}, and {round} is in attempt {own}"))
+        } else {
+            return Ok(());
+        };
+        Err(Error::Protocol { peer: worker.to_string(), field: field.to_owned(), problem })
     }
 
     /// The callers from which a round is due, of a part that may be new.
@@ -68,7 +83,7 @@ impl Aggregator {
     ) -> Result<SlotId> {
         let worker = claim.said_by;
         let one_slot = planted(self.config.defect, Defect::OneSlot);
-        let latest = self.parts.get(&target.part).map(|part| part.latest);
+        let latest = self.parts.get(&target.part).and_then(|part| part.latest);
         let round =
             if one_slot { latest.map_or(target.round, |latest| latest.max(target.round)) } else { target.round };
         let id = SlotId { part: target.part, round };
@@ -78,9 +93,11 @@ impl Aggregator {
             None => None,
         };
         if attempt.is_none() {
-            self.check_beginning(now, id, latest, worker)?;
+            self.check_beginning(now, id, latest, &claim)?;
         }
         if let Opener::Repeat = opener {
+            // Of a round that restarts, everybody sends the whole contribution. This worker has it no more.
+            self.fail_restarted(id, lost(worker));
             return Err(lost(worker));
         }
         for passed in self.alive(id.part) {
@@ -97,48 +114,57 @@ impl Aggregator {
         Ok(id)
     }
 
-    /// Whether `worker` may begin a round that this server does not have.
-    fn check_beginning(&mut self, now: Time, id: SlotId, latest: Option<Round>, worker: WorkerId) -> Result<()> {
+    /// Whether the worker of `claim` may begin a round that this server does not have.
+    fn check_beginning(&mut self, now: Time, id: SlotId, latest: Option<Round>, claim: &Spec) -> Result<()> {
         // Checked first, because a worker that should come back later would come back in vain.
         if let Some(refusal) = &self.draining {
             return Err(refusal.clone());
         }
-        match latest {
-            Some(latest) => self.check_window(now, id, latest, worker),
-            None if self.parts.len() < PARTS_SEEN_MAX => Ok(()),
-            None => Err(Error::Exhausted {
+        if !self.parts.contains_key(&id.part) && self.parts.len() >= PARTS_SEEN_MAX {
+            return Err(Error::Exhausted {
                 what: "parts of one server".to_owned(),
                 limit: PARTS_SEEN_MAX.to_string(),
                 hint: "use larger parts or more servers".to_owned(),
-            }),
+            });
+        }
+        match latest {
+            Some(latest) if id.round <= latest => Err(over(id)),
+            None if planted(self.config.defect, Defect::FirstRoundUnchecked) => Ok(()),
+            Some(_) | None => self.check_window(now, id, latest, claim),
         }
     }
 
-    /// Whether `worker` may begin the round `id` of a part that is at `latest`.
-    fn check_window(&mut self, now: Time, id: SlotId, latest: Round, worker: WorkerId) -> Result<()> {
-        if id.round <= latest {
-            return Err(over(id));
-        }
-        let ahead = id.round.0 - latest.0;
-        if ahead > ROUNDS_AHEAD_MAX {
+    /// Whether the worker of `claim` may begin the round `id` of a part that is at `latest`.
+    fn check_window(&mut self, now: Time, id: SlotId, latest: Option<Round>, claim: &Spec) -> Result<()> {
+        let worker = claim.said_by;
+        let membership = self.membership.as_ref().expect("it admitted the worker");
+        // A part of which no round began is at the round before the first that the view makes anybody contribute to.
+        let (first, next) = (membership.first_round(), latest.map(|latest| Round(latest.0 + 1)));
+        let ahead = id.round.0.saturating_sub(next.unwrap_or(first).0);
+        if ahead >= ROUNDS_AHEAD_MAX {
+            let latest = latest.map_or_else(|| format!("the first one, {}", first.0), |latest| latest.0.to_string());
             let problem = format!("is {}, far beyond {latest}", id.round.0);
             return Err(Error::Protocol { peer: worker.to_string(), field: "round".to_owned(), problem });
         }
+        self.know(id.part, claim.dtype);
         self.pass(now, id, worker);
         // The slot still holds the sum of two rounds ago. It is free once all have come to the latest round, or gone beyond it.
         let before_latest = id.round.0.checked_sub(2).map(|round| SlotId { round: Round(round), ..id });
-        // It made room for a later one, for which there was no memory then.
-        let Some(current) = self.slot(SlotId { round: latest, ..id }) else { return Ok(()) };
-        let slowest = current.due.ranks.iter().find(|other| !current.arrived.contains(**other)).copied();
-        let cause = match slowest {
-            None if ahead == 1 => return Ok(()),
-            Some(_) if ahead == 1 && before_latest.is_none_or(|id| self.slot(id).is_none()) => return Ok(()),
-            Some(slowest) => format!("{slowest} is still before {latest}"),
-            None => format!("nobody came to the round after {latest}"),
+        let current = latest.and_then(|latest| self.slot(SlotId { round: latest, ..id }));
+        let slowest = current.and_then(|slot| slot.due.ranks.iter().find(|other| !slot.arrived.contains(**other)));
+        let cause = match (latest, slowest) {
+            (_, None) if ahead == 0 => return Ok(()),
+            // The latest round made room for a later one, for which there was no memory then.
+            (Some(_), None) if current.is_none() => return Ok(()),
+            (_, Some(_)) if ahead == 0 && before_latest.is_none_or(|id| self.slot(id).is_none()) => return Ok(()),
+            (Some(latest), Some(slowest)) => format!("{slowest} is still before {latest}"),
+            (Some(latest), None) => format!("nobody came to the round after {latest}"),
+            // A worker that gave up its wait for a broadcast goes on to the next round, perhaps before the root has come.
+            (None, _) => format!("nobody came to {first}"),
         };
         // Somebody who never comes, because it gave up the tensor or left the job, must not stop the others for ever.
         let patience = self.config.step_timeout;
-        let part = self.parts.get_mut(&id.part).expect("it has a latest round");
+        let part = self.parts.get_mut(&id.part).expect("it is known");
         if *part.blocked.get_or_insert(now) + patience <= now {
             return Ok(());
         }
@@ -148,7 +174,7 @@ impl Aggregator {
     /// `worker` asks for the round `next`, so it is done with all before, whatever became of them: a sum that still needs its
     /// contribution will never be.
     fn pass(&mut self, now: Time, next: SlotId, worker: WorkerId) {
-        let part = self.parts.get_mut(&next.part).expect("it has a latest round");
+        let part = self.parts.get_mut(&next.part).expect("it is known");
         part.ahead.insert(worker, next.round);
         for id in self.alive(next.part) {
             // That all came to one round may end the one before.
@@ -192,21 +218,26 @@ impl Aggregator {
         if let RoundState::Open(_) = slot.state {
             self.step(id, Step::Begin(slot.spec.sum(&slot.due.ranks, &self.config)));
         }
-        let (membership, dtype) = (self.membership.as_ref().expect("it admitted the worker"), slot.spec.dtype);
-        let part = self.parts.entry(id.part).or_insert_with(|| Part {
-            dtype,
-            callers: membership.callers(id.part, dtype),
-            latest: id.round,
-            ahead: BTreeMap::new(),
-            blocked: None,
-            slots: [None, None],
-        });
-        part.latest = part.latest.max(id.round);
+        let part = self.know(id.part, slot.spec.dtype);
+        part.latest = part.latest.max(Some(id.round));
         let latest = part.latest;
-        part.ahead.retain(|_, round| *round > latest);
+        part.ahead.retain(|_, round| Some(*round) > latest);
         part.blocked = None;
         part.slots[parity(id.round)] = Some(slot);
         Ok(())
+    }
+
+    /// A part, which may be new.
+    fn know(&mut self, id: PartId, dtype: DType) -> &mut Part {
+        let membership = self.membership.as_ref().expect("it admitted the worker");
+        self.parts.entry(id).or_insert_with(|| Part {
+            dtype,
+            callers: membership.callers(id, dtype),
+            latest: None,
+            ahead: BTreeMap::new(),
+            blocked: None,
+            slots: [None, None],
+        })
     }
 
     /// Lets an exchange, already in the table, into its round. An error is for the caller to send.
@@ -264,8 +295,7 @@ impl Aggregator {
         exchange: ExchangeId,
         header: &Contribute,
     ) -> Result<()> {
-        let open = self.open_mut(id);
-        let before = open.uploads.get(&worker).map(|(_, upload)| *upload);
+        let before = self.open_mut(id).uploads.get(&worker).map(|(_, upload)| *upload);
         if let Some(before) = before
             && before.weight.to_bits() != header.weight.to_bits()
         {
@@ -274,10 +304,18 @@ impl Aggregator {
         }
         let upload = match header.contribution {
             // What is overwritten has no checksum; what was announced before still holds for all that is taken.
-            Contribution::Resumed { landed, .. } => Upload { landed, ..before.ok_or_else(|| lost(worker))? },
+            Contribution::Resumed { landed, .. } => {
+                let Some(before) = before else {
+                    self.fail(id, lost(worker));
+                    self.reach(id, worker);
+                    return Err(lost(worker));
+                };
+                Upload { landed, ..before }
+            }
             Contribution::First { checksum, .. } => Upload { weight: header.weight, checksum, landed: 0 },
             Contribution::Nothing => Upload { weight: header.weight, checksum: None, landed: 0 },
         };
+        let open = self.open_mut(id);
         open.uploads.insert(worker, (exchange, upload));
         open.begun.insert(worker);
         let entry = self.exchange_mut(exchange);
@@ -351,15 +389,6 @@ fn check_body(worker: WorkerId, header: &Contribute, sends_body: bool) -> Result
         }
         Some(_) | None => Ok(()),
     }
-}
-
-/// Refuses a part that cannot be.
-pub(super) fn check_part(worker: WorkerId, target: &Target) -> Result<()> {
-    if (target.part.index as usize) < limits::PARTS_MAX {
-        return Ok(());
-    }
-    let problem = "is beyond the parts a tensor may have".to_owned();
-    Err(Error::Protocol { peer: worker.to_string(), field: "part".to_owned(), problem })
 }
 
 /// Refuses a push of a worker whose contribution comes with another's, or that has not begun by this round.

@@ -208,5 +208,6 @@ impl Spec {
 }
 
 fn order(config: &NodeConfig) -> Order {
-    if config.deterministic { Order::Rank } else { Order::Arrival }
+    let by_rank = config.deterministic && !planted(config.defect, Defect::AddedByArrival);
+    if by_rank { Order::Rank } else { Order::Arrival }
 }

@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{Epoch, Op, PartId, WorkerId, WorkerSet};
+use gradlane_core::types::{Defect, Epoch, Op, PartId, WorkerId, WorkerSet, planted};
 
 use super::aggregator::Aggregator;
 use super::refusals::{gave_up, no_root, restarted};
@@ -44,7 +44,9 @@ impl Aggregator {
             slot.due = membership.due_callers(&callers, slot.spec.dtype, round.round);
             let Spec { said_by, bytes, dtype, op, sender: _ } = slot.spec;
             slot.spec = Spec::of(said_by, id, bytes, dtype, op, &membership.machines);
-            if let RoundState::Open(_) = slot.state {
+            if let RoundState::Open(_) = slot.state
+                && !planted(self.config.defect, Defect::RestartSkipped)
+            {
                 match self.obstacle(*round) {
                     Some(error) => self.fail(*round, error),
                     None => self.restart(*round, membership.epoch),

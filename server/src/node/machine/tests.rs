@@ -28,19 +28,26 @@ fn a_withdrawal_is_admitted_before_anything_is_stored_of_it() {
 }
 
 #[test]
-fn withdrawals_that_arrive_share_the_budget_with_the_sums() {
+fn withdrawals_beyond_the_reserve_of_their_process_share_the_budget_with_the_sums() {
     let mut node = with(2, NodeConfig { memory_bytes_max: 120, ..config() });
-    open(&mut node, 1, 1, Request::Withdraw(withdraw(0)));
-    assert_eq!(commands(&mut node), [Command::Accept { exchange: ExchangeId(1) }]);
-    assert_eq!(node.progress().bytes_in_flight, 99);
-    open(&mut node, 1, 2, Request::Withdraw(withdraw(0)));
-    assert_eq!(rejected(&mut node), [(2, Code::ResourceExhausted)]);
-    open(&mut node, 0, 3, contribute(header(0)));
+    let accepted = |exchange| [Command::Accept { exchange: ExchangeId(exchange) }];
+    let long = Withdraw { error_bytes: limits::REJECT_BYTES_MAX, ..withdraw(0) };
+    for (exchange, header, booked) in [(1, long, 0), (2, withdraw(0), 99)] {
+        open(&mut node, 1, exchange, Request::Withdraw(header));
+        assert_eq!(commands(&mut node), accepted(exchange));
+        assert_eq!(node.progress().bytes_in_flight, booked);
+    }
+    open(&mut node, 1, 3, Request::Withdraw(withdraw(0)));
+    assert_eq!(rejected(&mut node), [(3, Code::ResourceExhausted)]);
+    open(&mut node, 0, 4, contribute(header(0)));
     assert_eq!((rejected(&mut node), node.progress().bytes_in_flight), (vec![], 99 + 16));
-    node.handle_torn(ExchangeId(1));
+    open(&mut node, 0, 5, Request::Withdraw(long));
+    assert_eq!(commands(&mut node), accepted(5), "the reserve of another process");
+    node.handle_torn(ExchangeId(2));
     assert_eq!(node.progress().bytes_in_flight, 16);
-    open(&mut node, 1, 4, Request::Withdraw(withdraw(0)));
-    assert_eq!(commands(&mut node), [Command::Accept { exchange: ExchangeId(4) }]);
+    node.handle_torn(ExchangeId(1));
+    open(&mut node, 1, 6, Request::Withdraw(withdraw(0)));
+    assert_eq!((commands(&mut node).as_slice(), node.progress().bytes_in_flight), (accepted(6).as_slice(), 16));
 }
 
 #[test]

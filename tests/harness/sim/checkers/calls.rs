@@ -5,10 +5,13 @@
 //! | cancelled | this worker's caller gave up a tensor that shares parts with it, in this round |
 //! | timeout | the call's own timeout passed |
 //! | given up before | another call of this worker that shares parts with it failed in this round |
+//! | share a part | a tensor that the error names was not submitted within a step timeout of one that shares its part |
 //! | stalled, told by a withdrawal | the missing rank's own call of this round failed or was given up |
 //! | stalled for a step timeout | each missing rank was held up: see `lateness` |
+//! | a broadcast from nobody | its root was lost, and the job goes on |
+//! | a lost contribution | a worker was lost when a sum had begun to land on the contribution of another one |
 //! | over | this worker itself was held up |
-//! | too little memory | the servers of this seed have too little |
+//! | too little memory | a server without memory refused this worker the part of the tensor |
 //! | a rank of a machine was lost | its process ended, or stood still for long |
 //! | stalled because a rank left | it left |
 //! | checksum | the network changed a contribution to this round |
@@ -35,10 +38,9 @@ pub(super) type CallId = (Who, usize, u64);
 #[derive(Debug)]
 pub(super) struct Calls {
     keys: Vec<TensorKey>,
-    /// Tensors and rounds that are broadcasts, if [`Known::BroadcastLostByListener`] is spared.
-    broadcasts: BTreeSet<(usize, u64)>,
-    /// Whether servers have too little memory.
-    refuses: bool,
+    names: Vec<String>,
+    /// The call that a worker never makes, though all others do.
+    forgets: Option<(Who, TensorKey, u64)>,
     /// How many rounds a server without memory may prefer to one that it refuses; 0 if servers have enough.
     refused_rounds: usize,
     calls: BTreeMap<CallId, Call>,
@@ -68,7 +70,7 @@ pub(super) struct Call {
 /// Rounds that a worker queues behind each other, at most.
 const ROUNDS_QUEUED: u64 = 3;
 /// So long a worker tries to tell a server that it gave a round up.
-const TELLING: Duration = Duration::from_secs(60);
+const TELLING: Duration = timing::STEP;
 /// Clocks run up to a hundredth fast or slow.
 const DRIFT: f64 = 1.02;
 
@@ -76,8 +78,10 @@ impl Calls {
     pub(super) fn new(plan: &Plan) -> Self {
         Self {
             keys: plan.tensors.iter().map(|tensor| tensor.spec.key()).collect(),
-            broadcasts: if plan.spares(Known::BroadcastLostByListener) { plan.broadcasts() } else { BTreeSet::new() },
-            refuses: plan.classes.refusals,
+            names: plan.tensors.iter().map(|tensor| tensor.spec.name.clone()).collect(),
+            forgets: plan.forgets.map(|(worker, tensor)| {
+                (Who::Worker(worker), plan.tensors[tensor].spec.key(), plan.rounds(tensor).saturating_sub(1))
+            }),
             refused_rounds: if plan.classes.refusals { plan.tensors.len() * plan.steps as usize } else { 0 },
             calls: BTreeMap::new(),
             due: BTreeSet::new(),
@@ -121,11 +125,6 @@ impl Calls {
     /// Since when a worker will not contribute to a round any more, if so.
     pub(super) fn given_up_since(&self, who: Who, tensor: usize, round: u64) -> Option<Time> {
         self.of_round(who, tensor, round).filter_map(Call::given_up_since).min()
-    }
-
-    /// Whether the coordinator refused a worker one of the tensors that share the fate of this one.
-    pub(super) fn is_refused(&self, who: Who, tensor: usize) -> bool {
-        self.partners_of(tensor).iter().any(|key| self.refused.contains_key(&(who, *key)))
     }
 
     /// A worker waited for something that failed, for a reason that was found.
@@ -213,9 +212,11 @@ impl Witness {
     pub(super) fn declared(&mut self, to: Address, keys: &[TensorKey], outcome: &Result<Vec<PartLayout>>) {
         match outcome {
             Ok(layouts) => layouts.iter().for_each(|layout| self.calls.join(layout)),
+            // A list is asked for again, tensor by tensor.
             Err(error) => {
-                let refused = keys.iter().map(|key| ((to.who, *key), error.clone()));
-                self.calls.refused.extend(refused);
+                if let [key] = keys {
+                    self.calls.refused.insert((to.who, *key), error.clone());
+                }
             }
         }
     }
@@ -243,7 +244,9 @@ impl Witness {
         // without memory refuses as long as other rounds go on.
         let rounds = round.saturating_sub(ROUNDS_QUEUED)..round;
         let untold = rounds.filter(|round| self.calls.given_up_since(who, tensor, *round).is_some()).count();
-        let waits = 2 + (untold + self.calls.refused_rounds) as u32;
+        let refused = if self.is_short(None, tensor) { self.calls.refused_rounds } else { 0 };
+        // A round that restarts without a lost worker has its time anew.
+        let waits = 2 + (untold + refused) as u32 + self.job.losses();
         let promised = (timing::STEP * waits + timing::DEAD * 2).mul_f64(DRIFT);
         let bound = turn + promised;
         let bound = call.timeout.map_or(bound, |timeout| bound.min(call.submitted + timeout.mul_f64(DRIFT) + promised));
@@ -268,12 +271,20 @@ impl Witness {
                 call.timeout.is_some_and(|timeout| call.submitted + timeout.mul_f64(2.0 - DRIFT) <= now)
             }
             Error::FailedPrecondition { what, .. } if what.contains("was given up before") => own(),
-            Error::FailedPrecondition { what, .. } if what.contains("too few for this job") => self.calls.refuses,
+            Error::FailedPrecondition { what, .. } if what.contains("share a part") => {
+                self.is_incomplete(me.who, tensor, round, what)
+            }
+            Error::FailedPrecondition { what, .. } if what.contains("a sum began to land on it") => {
+                self.job.losses() > 0
+            }
+            Error::InvalidArgument { what, .. } if what.contains("which does not exist") => (0..)
+                .map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)))
+                .any(|(rank, root)| what.contains(&format!("from {},", WorkerId(rank))) && self.job.is_lost(root)),
+            Error::FailedPrecondition { what, .. } if what.contains("too few for this job") => {
+                self.is_short(Some(me.who), tensor)
+            }
             Error::FailedPrecondition { what, .. } if what.contains("is over") => {
-                own()
-                    || self.calls.refuses
-                    || self.is_lost_by_listener(tensor, round)
-                    || self.why_late(me.who, now).is_some()
+                own() || self.is_short(None, tensor) || self.why_late(me.who, now).is_some()
             }
             Error::PeerLost { member, .. } => self.is_neighbour_lost(member),
             Error::Stalled { missing, detail, .. } if detail == "left the job before" => {
@@ -341,7 +352,13 @@ impl Witness {
                 || self.is_cut_off(who, since, now)
                 || self.opens_late(tensor, round, since)
         });
-        unheard || self.calls.refuses || self.calls.is_refused(who, tensor) || self.why_late(who, now).is_some()
+        let forgotten = |(worker, key, last): (Who, TensorKey, u64)| {
+            (worker, last) == (who, round) && self.calls.partners_of(tensor).contains(&key)
+        };
+        unheard
+            || self.calls.forgets.is_some_and(forgotten)
+            || self.is_short(Some(who), tensor)
+            || self.why_late(who, now).is_some()
     }
 }
 
@@ -357,10 +374,20 @@ impl Witness {
         }
     }
 
-    /// Whether a round is a broadcast that somebody gave up.
-    fn is_lost_by_listener(&self, tensor: usize, round: u64) -> bool {
-        let given_up = |who| self.calls.given_up_since(who, tensor, round).is_some_and(|since| since <= self.world);
-        self.calls.broadcasts.contains(&(tensor, round)) && self.job.workers().any(given_up)
+    /// Whether a server without memory refused this worker, or any, the part that holds a tensor.
+    pub(super) fn is_short(&self, who: Option<Who>, tensor: usize) -> bool {
+        self.evidence.is_refused(who, &self.calls.partners_of(tensor))
+    }
+
+    /// Whether a worker left out a tensor, of which `told` must name one, for a step timeout after the first one that shares its part.
+    fn is_incomplete(&self, who: Who, tensor: usize, round: u64, told: &str) -> bool {
+        let partners = self.calls.partners_of(tensor);
+        let partners = || (0..self.calls.keys.len()).filter(|at| partners.contains(&self.calls.keys[*at]));
+        let call = |at: usize| self.calls.calls.get(&(who, at, round));
+        let Some(first) = partners().filter_map(call).map(|call| call.submitted).min() else { return false };
+        let due = first + timing::STEP.mul_f64(2.0 - DRIFT);
+        let is_missing = |at: &usize| call(*at).is_none_or(|call| call.submitted >= due);
+        due <= self.world && partners().filter(is_missing).any(|at| told.contains(&self.calls.names[at]))
     }
 
     /// Whether a server may have refused to hear of this round, because of the round before, until a worker stopped to tell of it.

@@ -26,6 +26,8 @@ pub(super) struct Evidence {
     /// From, until, who stood still.
     pauses: Vec<(Time, Time, Who)>,
     killed: BTreeMap<Address, Time>,
+    /// Which worker was refused memory for which part, by the part's first tensor.
+    refused: BTreeSet<(Who, TensorKey)>,
     /// Contributions that were changed on their way, by tensor and round.
     damaged: BTreeSet<(TensorKey, u64)>,
 }
@@ -56,6 +58,11 @@ impl Witness {
                 *until = reached.min(*until);
             }
         }
+    }
+
+    /// A server without memory refused a worker a part, whose first tensor this is.
+    pub(in crate::sim) fn refused(&mut self, who: Who, part: TensorKey) {
+        self.evidence.refused.insert((who, part));
     }
 
     /// A contribution to a round of a tensor is changed on its way.
@@ -90,6 +97,11 @@ impl Evidence {
     /// Whether the coordinator was killed.
     pub(super) fn coordinator_killed(&self) -> bool {
         self.killed.keys().any(|address| address.who == Who::Coordinator)
+    }
+
+    /// Whether a server without memory refused this worker, or any, the part of these tensors.
+    pub(super) fn is_refused(&self, who: Option<Who>, tensors: &BTreeSet<TensorKey>) -> bool {
+        self.refused.iter().any(|(of, part)| who.is_none_or(|who| who == *of) && tensors.contains(part))
     }
 
     /// Whether a contribution to this round of one of these tensors was changed on its way.

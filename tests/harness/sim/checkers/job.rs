@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Epoch, NodeId, Phase, TensorKey, Time, View};
-use gradlane_core::wire::Frame;
+use gradlane_core::types::{Epoch, NodeId, PartId, Phase, Round, TensorKey, Time, View};
+use gradlane_core::wire::{Frame, Sum, Target};
 
 use super::{Checker, Witness};
 use crate::sim::topology::Topology;
@@ -41,6 +41,12 @@ pub(super) struct Job {
     /// Declarations without an answer: which tensors.
     declaring: BTreeMap<(Address, u64), Vec<TensorKey>>,
     barriers: BTreeMap<String, Barrier>,
+    /// Whether the job goes on without workers that are lost.
+    survivors: bool,
+    /// The ranks of the workers in each view that the coordinator showed.
+    views: BTreeMap<Epoch, Vec<u32>>,
+    /// The ranks in the sum of each round of a part that some worker has.
+    sums: BTreeMap<(PartId, Round), Vec<u32>>,
 }
 
 /// Who came to a barrier, and how long it waits.
@@ -78,7 +84,20 @@ impl Job {
             left: BTreeMap::new(),
             declaring: BTreeMap::new(),
             barriers: BTreeMap::new(),
+            survivors: plan.classes.survivors,
+            views: BTreeMap::new(),
+            sums: BTreeMap::new(),
         }
+    }
+
+    /// Whether the coordinator gave a worker up while the job ran.
+    pub(super) fn is_lost(&self, who: Who) -> bool {
+        self.members.values().any(|member| member.who == who && self.shut_out.contains(member))
+    }
+
+    /// How many workers the job lost and went on.
+    pub(super) fn losses(&self) -> u32 {
+        if self.survivors { self.workers().filter(|who| self.is_lost(*who)).count() as u32 } else { 0 }
     }
 
     /// The workers that have not come to the barrier at which this one waits, if it waits at one.
@@ -135,7 +154,7 @@ impl Witness {
     }
 
     /// The coordinator got a frame.
-    pub(in crate::sim) fn told(&mut self, _local: Time, control: u64, frame: &Frame) {
+    pub(in crate::sim) fn told(&mut self, control: u64, frame: &Frame) {
         let now = self.world;
         let Some(speaker) = self.job.speakers.get(&control).copied() else { return };
         self.job.heard.insert(speaker, now);
@@ -150,9 +169,12 @@ impl Witness {
     }
 
     /// The coordinator sends a frame.
-    pub(in crate::sim) fn said(&mut self, _local: Time, control: u64, frame: &Frame) {
-        if let Frame::View(View { phase: Phase::Aborted(cause), .. }) = frame {
-            self.job.cause.get_or_insert(cause.clone());
+    pub(in crate::sim) fn said(&mut self, control: u64, frame: &Frame) {
+        if let Frame::View(view) = frame {
+            self.job.views.insert(view.epoch, view.workers().map(|member| member.index).collect());
+            if let Phase::Aborted(cause) = &view.phase {
+                self.job.cause.get_or_insert(cause.clone());
+            }
         }
         let Some(to) = self.job.speakers.get(&control).copied() else { return };
         match frame {
@@ -182,7 +204,7 @@ impl Witness {
     }
 
     /// The coordinator gave a member up.
-    pub(in crate::sim) fn declared_dead(&mut self, _local: Time, member: &str, place: &str, cause: &str) {
+    pub(in crate::sim) fn declared_dead(&mut self, member: &str, place: &str, cause: &str) {
         let now = self.world;
         let address = self.job.members[member];
         let silent = now.since(self.job.heard.get(&address).copied().unwrap_or_default());
@@ -195,11 +217,37 @@ impl Witness {
             self.report(Checker::Death, text);
         }
         self.job.shut_out(address);
-        self.job.fatal.get_or_insert(format!("{member} was lost"));
+        let goes_on = self.job.survivors && matches!(address.who, Who::Worker(_));
+        if !goes_on || self.job.workers().all(|who| self.job.is_lost(who)) {
+            self.job.fatal.get_or_insert(format!("{member} was lost"));
+        }
+    }
+
+    /// The ranks of the workers in a view.
+    pub(in crate::sim) fn workers_in(&self, epoch: Epoch) -> Vec<u32> {
+        self.job.views.get(&epoch).cloned().unwrap_or_default()
+    }
+
+    /// A worker got a sum of these ranks. Each worker gets the same one, and the survivors are in it.
+    pub(in crate::sim) fn summed(&mut self, who: Who, header: &Sum, ranks: &[u32]) {
+        let Target { part, round, epoch, .. } = header.target;
+        let first = self.job.sums.entry((part, round)).or_insert_with(|| ranks.to_vec());
+        if first != ranks {
+            let text = format!("{who}: {round} of part {part} is of ranks {ranks:?}, and another worker has {first:?}");
+            return self.report(Checker::Contributors, text);
+        }
+        let due = self.workers_in(epoch);
+        let all = ranks.len() == self.job.workers as usize;
+        if ranks.len() > 1 && !due.iter().all(|rank| ranks.contains(rank))
+            || !self.job.survivors && ranks.len() > 1 && !all
+        {
+            let text = format!("{who}: {round} of part {part} is of ranks {ranks:?}, and due from {due:?}");
+            self.report(Checker::Contributors, text);
+        }
     }
 
     /// The coordinator ended the job.
-    pub(in crate::sim) fn ended(&mut self, _local: Time, outcome: &Result<()>) {
+    pub(in crate::sim) fn ended(&mut self, outcome: &Result<()>) {
         let Err(error) = outcome else {
             self.job.ended_in_order = true;
             return;
@@ -221,7 +269,7 @@ impl Witness {
     }
 
     /// A member got a frame.
-    pub(in crate::sim) fn heard(&mut self, _local: Time, me: Address, frame: &Frame) {
+    pub(in crate::sim) fn heard(&mut self, me: Address, frame: &Frame) {
         let Frame::View(view) = frame else { return };
         let known = self.job.epochs.insert(me, view.epoch).unwrap_or_default();
         if view.epoch < known {
@@ -241,14 +289,13 @@ impl Witness {
     }
 
     /// A worker's wait at a barrier ended.
-    pub(in crate::sim) fn passes(&mut self, _local: Time, who: Who, name: &str, outcome: &Result<()>) {
-        let workers = self.job.workers as usize;
+    pub(in crate::sim) fn passes(&mut self, who: Who, name: &str, outcome: &Result<()>) {
         let now = self.world;
         let missing = self.job.missing_at_barrier_of(who);
         let barrier = self.job.barriers.get_mut(name).expect("it arrived there");
         barrier.waiting.remove(&who);
         let (since, timeout) = barrier.arrived[&who];
-        let (arrived, waited) = (barrier.arrived.len(), now.since(since));
+        let waited = now.since(since);
         let impatient = barrier.arrived.values().any(|(_, timeout)| *timeout < timing::BARRIER);
         let in_vain = barrier.broken;
         barrier.broken |= outcome.is_err();
@@ -258,9 +305,9 @@ impl Witness {
             self.report(Checker::Liveness, text);
         }
         let Err(error) = outcome else {
-            if arrived < workers {
-                let text = format!("{who} passes barrier {name:?} when {arrived} of {workers} came");
-                self.report(Checker::Barrier, text);
+            let absent: Vec<Who> = missing.into_iter().filter(|other| !self.job.is_lost(*other)).collect();
+            if !absent.is_empty() {
+                self.report(Checker::Barrier, format!("{who} passes barrier {name:?} without {absent:?}"));
             }
             return;
         };
@@ -278,7 +325,6 @@ impl Witness {
     /// At the end: how the membership of a process ended, and how the coordinator says that the job did.
     pub(in crate::sim) fn process_ended(
         &mut self,
-        _local: Time,
         me: Address,
         ended: Option<&Result<()>>,
         cause: Option<&Result<()>>,

@@ -47,6 +47,9 @@ impl Witness {
         if self.job.waits_in_vain(who) {
             return Some(format!("{who} waits at a barrier that the others have left"));
         }
+        if let Some((tensor, _)) = self.calls.open_of(who).find(|(tensor, _)| self.is_short(None, *tensor)) {
+            return Some(format!("{who} waits for tensor {tensor}, for which a server has too little memory"));
+        }
         let at_barrier = self.job.missing_at_barrier_of(who);
         let in_rounds = self.calls.open_of(who).flat_map(|(tensor, round)| self.missing_in(tensor, round));
         let awaited: Vec<Who> = at_barrier.into_iter().chain(in_rounds).collect();

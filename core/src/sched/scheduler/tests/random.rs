@@ -61,7 +61,7 @@ fn run(seed: u64, defect: Option<Defect>) -> Checked {
         retry_min: Duration::from_millis(10),
         retry_max: Duration::from_millis(100),
         credit_patience: Duration::from_millis(50),
-        withdrawal_patience: Duration::from_millis(300),
+        step_timeout: Duration::from_millis(300),
         defect,
     };
     let pipeline = match random.below(6) {

@@ -41,7 +41,7 @@ fn a_round_is_given_up_in_its_turn_only() {
 
 #[test]
 fn a_server_is_told_again_until_it_answers_or_the_time_for_it_has_passed() {
-    let mut world = World::new(SchedulerConfig { withdrawal_patience: SECOND, ..config() }, host());
+    let mut world = World::new(SchedulerConfig { step_timeout: SECOND, ..config() }, host());
     let group = world.open("w", 1);
     let task = world.submit(part(0), 10, 0, &[group]);
     world.scheduler.cancel(world.now, group);

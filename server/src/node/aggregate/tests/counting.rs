@@ -31,7 +31,7 @@ fn a_sum_is_sealed_once_every_worker_was_counted_and_all_are_answered() {
 
 #[test]
 fn the_answer_echoes_the_round_and_says_what_was_summed() {
-    let mut world = World::of(1);
+    let mut world = World::beginning_at(7);
     world.push(0, Contribute { op: Op::Mean, ..header(7) });
     let commands = world.commands();
     let header = steps(&commands).find_map(|step| match step {

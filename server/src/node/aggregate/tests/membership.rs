@@ -11,11 +11,15 @@ fn before_the_first_view_a_worker_is_asked_to_come_back() {
 }
 
 #[test]
-fn a_push_of_an_older_epoch_is_fenced() {
-    let mut world = World::of(1);
-    world.view(1, 2, Phase::Running);
-    world.open(0, header(0));
-    assert_eq!(rejected(&world.commands()), [Code::Fenced]);
+fn a_push_of_an_older_epoch_is_asked_to_come_back_if_its_rounds_go_on_and_else_fenced() {
+    for (life, code) in [(1, Code::Unavailable), (2, Code::Fenced)] {
+        let mut world = World::of(1);
+        let mut next = view(1, 2, Phase::Running);
+        next.members[0].process.incarnation = Incarnation(life);
+        world.follow(next);
+        world.open(0, header(0));
+        assert_eq!(rejected(&world.commands()), [code]);
+    }
 }
 
 #[test]
@@ -101,7 +105,8 @@ fn the_same_workers_go_on_in_a_new_epoch() {
 #[test]
 fn other_workers_begin_all_rounds_anew() {
     let mut world = World::of(2);
-    world.push(0, header(5));
+    world.everybody(header(0));
+    world.push(0, header(1));
     world.commands();
     let mut next = view(2, 2, Phase::Running);
     next.members[1].process.incarnation = Incarnation(2);

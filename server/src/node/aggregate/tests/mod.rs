@@ -53,6 +53,15 @@ impl World {
         world
     }
 
+    /// One worker, which contributes from this round on.
+    fn beginning_at(round: u64) -> Self {
+        let mut world = Self { node: Node::new(config()), now: Time::ZERO, exchanges: BTreeMap::new() };
+        let mut view = view(1, 1, Phase::Running);
+        view.members[0].first_round = Round(round);
+        world.follow(view);
+        world
+    }
+
     fn view(&mut self, workers: u32, number: u32, phase: Phase) {
         self.follow(view(workers, number, phase));
     }

@@ -47,9 +47,50 @@ fn a_contribution_that_was_sent_before_the_loss_is_refused() {
     for rank in 0..3 {
         world.open(rank, header(0));
     }
-    assert_eq!(rejected(&world.commands()), [Code::Fenced; 3]);
+    assert_eq!(
+        rejected(&world.commands()),
+        [Code::Unavailable, Code::Unavailable, Code::Fenced],
+        "survivors try again"
+    );
     world.open(2, next_epoch(header(0)));
     assert_eq!(rejected(&world.commands()), [Code::Unauthenticated]);
+}
+
+#[test]
+fn a_contribution_to_an_attempt_that_the_round_is_not_in_is_refused() {
+    let mut world = World::of(3);
+    let of_attempt = |attempt, header: Contribute| Contribute { target: Target { attempt, ..header.target }, ..header };
+    world.open(0, of_attempt(1, header(0)));
+    assert_eq!(rejected(&world.commands()), [Code::Aborted], "no round was begun anew");
+    world.push(0, header(0));
+    world.lose(3, &[2]);
+    world.commands();
+    world.open(0, of_attempt(2, next_epoch(header(0))));
+    assert_eq!(rejected(&world.commands()), [Code::Aborted]);
+    world.withdraw(0, of_attempt(2, next_epoch(header(0))), &Error::Cancelled);
+    world.push(0, of_attempt(1, next_epoch(header(0))));
+    world.push(1, next_epoch(header(0)));
+    assert_eq!(seals(&world.commands()), 1, "a worker that does not know the attempt says 0");
+}
+
+#[test]
+fn a_restarted_round_fails_if_a_sum_has_landed_on_the_contribution_of_a_survivor() {
+    for resumes_first in [true, false] {
+        let mut world = World::of(3);
+        world.push(0, header(0));
+        world.lose(3, &[2]);
+        world.commands();
+        let mut headers = [(0, next_epoch(resumed(0, 8))), (1, next_epoch(header(0)))];
+        if !resumes_first {
+            headers.reverse();
+        }
+        for (rank, header) in headers {
+            world.open(rank, header);
+        }
+        let texts: Vec<String> = errors(&world.commands()).map(Error::to_string).collect();
+        let is_lost = |text: &String| text.contains("the contribution of worker 0 is lost");
+        assert!(texts.len() == 2 && texts.iter().all(is_lost), "{texts:?}");
+    }
 }
 
 #[test]
@@ -137,6 +178,7 @@ fn a_round_whose_survivor_has_withdrawn_fails_instead_of_restarting() {
 fn a_round_that_a_survivor_has_left_behind_fails_instead_of_restarting() {
     for round in [0, 1] {
         let mut world = World::of(3);
+        (0..round).for_each(|before| drop(world.everybody(header(before))));
         let given_up = world.push(0, header(round));
         world.torn(given_up);
         let next = world.push(0, header(round + 1));

@@ -113,11 +113,51 @@ fn a_worker_that_never_comes_holds_the_others_up_for_one_step_timeout() {
 
 #[test]
 fn the_last_round_of_all_has_no_successor() {
-    let mut world = World::of(1);
+    let mut world = World::beginning_at(u64::MAX);
     let last = world.push(0, header(u64::MAX));
     assert_eq!(answered(&world.commands()), [last]);
     world.open(0, header(0));
-    assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition]);
+    assert_eq!(rejected(&world.commands()), [Code::Aborted], "nobody contributes to it");
+}
+
+#[test]
+fn a_part_begins_with_the_first_round_of_the_view() {
+    for first in [0, 7] {
+        let mut world = World::beginning_at(first);
+        for (round, code) in [(u64::MAX, Code::Aborted), (1_000_000_000, Code::Aborted), (first + 1, Code::Unavailable)]
+        {
+            world.open(0, header(round));
+            assert_eq!(rejected(&world.commands()), [code], "round {round} of a part that begins with {first}");
+        }
+        let mut world = World::beginning_at(first);
+        world.open(0, in_part(1, header(u64::MAX)));
+        world.commands();
+        let exchange = world.push(0, in_part(1, header(first)));
+        assert_eq!(answered(&world.commands()), [exchange], "what was refused left nothing behind");
+    }
+}
+
+#[test]
+fn a_listener_that_goes_on_before_the_first_broadcast_waits_for_it_and_ends_it_for_nobody() {
+    let mut world = World::of(3);
+    world.open(1, header(1));
+    assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
+    let answers = [world.push(0, broadcast(0)), world.open(2, receiver(0))];
+    assert_eq!(answered(&world.commands()), answers);
+    let answers = world.everybody(header(1));
+    assert_eq!(answered(&world.commands()), answers);
+}
+
+#[test]
+fn a_first_round_to_which_nobody_comes_holds_the_next_up_for_one_step_timeout() {
+    let mut world = World::of(2);
+    world.open(1, header(1));
+    world.pass(Duration::from_secs(60));
+    let exchange = world.open(1, header(1));
+    assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
+    let other = world.push(0, header(1));
+    world.whole(exchange);
+    assert_eq!(answered(&world.commands()), [exchange, other]);
 }
 
 #[test]
@@ -136,14 +176,15 @@ fn a_round_that_one_worker_skipped_ends_when_all_went_on() {
 #[test]
 fn parts_are_independent() {
     let mut world = World::of(1);
-    world.push(0, header(0));
-    let exchange = world.push(0, in_part(1, header(9)));
+    world.everybody(header(0));
+    world.everybody(header(1));
+    let exchange = world.push(0, in_part(1, header(0)));
     assert!(answered(&world.commands()).contains(&exchange));
 }
 
 #[test]
 fn the_round_before_the_last_of_all_has_no_successor_two_rounds_on() {
-    let mut world = World::of(1);
+    let mut world = World::beginning_at(u64::MAX - 1);
     world.push(0, header(u64::MAX - 1));
     let last = world.push(0, header(u64::MAX));
     assert!(answered(&world.commands()).contains(&last));
