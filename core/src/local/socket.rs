@@ -1,8 +1,8 @@
 //! Messages and descriptors between processes of one user on one machine.
 //!
-//! A [`PrivateSocket`] listens in a directory that only its user may enter, and both ends make sure that the other runs as the same
-//! user. Messages keep their bounds (`SOCK_SEQPACKET`). The end of a connection is the end of the process that held it: nothing else
-//! says as soon and as surely that a peer is gone.
+//! A [`PrivateSocket`] listens in a directory that only its user may enter. Both ends check that the other one runs as the same user.
+//! Messages keep their bounds (`SOCK_SEQPACKET`). When a process ends, the kernel closes its connections, so the peer learns of the end
+//! at once.
 
 use std::fs;
 use std::io::{IoSlice, IoSliceMut};
@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 pub const FDS_MAX: usize = 8;
 
 const PREFIX: &str = "gradlane-";
-const SOCKET: &str = "door";
+const SOCKET: &str = "socket";
 
 /// A listening socket that only processes of the same user reach. Its directory goes when it is dropped.
 #[derive(Debug)]
@@ -48,8 +48,8 @@ pub struct Received {
 }
 
 impl PrivateSocket {
-    /// Listens in a new directory below `parent`, such as the directory for temporary files. What processes of this user left there
-    /// when they were killed is cleared away.
+    /// Listens in a new directory below `parent`, such as the directory for temporary files. Removes the directories that killed processes
+    /// of this user left there.
     ///
     /// # Errors
     /// [`Error::Io`] if the system refuses, such as for a path of more than 107 bytes.
@@ -61,7 +61,7 @@ impl PrivateSocket {
         let failed = |what: &str, error: &dyn std::fmt::Display| io(&format!("{what} {}", directory.display()), error);
         fs::DirBuilder::new().mode(0o700).create(&directory).map_err(|error| failed("creating", &error))?;
         let listening = || {
-            // Named only once it accepts: whoever finds a name that refuses has found what a killed process left.
+            // The socket gets its name only once it accepts, so that `sweep` may remove every socket that refuses.
             let unfinished = directory.join("unfinished");
             let listener = socket()?;
             rustix::net::bind(&listener, &SocketAddrUnix::new(&unfinished)?)?;
@@ -84,7 +84,7 @@ impl PrivateSocket {
         self.directory.join(SOCKET)
     }
 
-    /// The next connection; `None` if none came for `timeout`. A process of another user is turned away.
+    /// Accepts the next connection; `None` if none came for `timeout`, or if a process of another user came, which is turned away.
     ///
     /// # Errors
     /// [`Error::Io`] if the system refuses.
@@ -195,7 +195,7 @@ impl Connection {
             Err(Errno::CONNRESET) => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        // Taken out in any case: what nobody takes would stay open.
+        // Taken out in any case, because a descriptor that stays in the buffer would stay open.
         let fds: Vec<OwnedFd> = control.drain().flat_map(descriptors).collect();
         if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(Error::Protocol {
@@ -277,7 +277,7 @@ fn descriptors(message: RecvAncillaryMessage<'_>) -> Vec<OwnedFd> {
     }
 }
 
-/// Removes the sockets of this user whose process was killed: they refuse.
+/// Removes the sockets of this user whose process was killed. A connection to such a socket is refused.
 fn sweep(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     let ours = rustix::process::geteuid().as_raw();
@@ -285,12 +285,12 @@ fn sweep(parent: &Path) {
         let named = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
         let directory = entry.path();
         let owned = named && fs::symlink_metadata(&directory).is_ok_and(|meta| meta.is_dir() && meta.uid() == ours);
-        let door = directory.join(SOCKET);
-        let Some(address) = owned.then(|| SocketAddrUnix::new(&door).ok()).flatten() else { continue };
+        let socket_path = directory.join(SOCKET);
+        let Some(address) = owned.then(|| SocketAddrUnix::new(&socket_path).ok()).flatten() else { continue };
         let Ok(probe) = socket() else { return };
         let _ = rustix::io::ioctl_fionbio(&probe, true);
         if rustix::net::connect(&probe, &address) == Err(Errno::CONNREFUSED) {
-            let _ = fs::remove_file(&door);
+            let _ = fs::remove_file(&socket_path);
             let _ = fs::remove_dir(&directory);
         }
     }
@@ -314,9 +314,9 @@ mod tests {
     #[test]
     fn a_segment_crosses_with_a_message() {
         let parent = tempfile::tempdir().unwrap();
-        let door = PrivateSocket::listen(parent.path()).unwrap();
-        let client = Connection::connect(&door.path(), PATIENCE).unwrap();
-        let server = door.accept(PATIENCE).unwrap().unwrap();
+        let listening = PrivateSocket::listen(parent.path()).unwrap();
+        let client = Connection::connect(&listening.path(), PATIENCE).unwrap();
+        let server = listening.accept(PATIENCE).unwrap().unwrap();
         let segment = Segment::create(4096).unwrap();
         server.send(b"4096", &[segment.fd()], PATIENCE).unwrap();
         let mut buffer = [0; 64];
@@ -352,10 +352,10 @@ mod tests {
     #[test]
     fn nobody_else_may_enter_the_directory_and_it_goes_with_the_socket() {
         let parent = tempfile::tempdir().unwrap();
-        let door = PrivateSocket::listen(parent.path()).unwrap();
-        let directory = door.path().parent().unwrap().to_owned();
+        let listening = PrivateSocket::listen(parent.path()).unwrap();
+        let directory = listening.path().parent().unwrap().to_owned();
         assert_eq!(fs::metadata(&directory).unwrap().mode() & 0o777, 0o700);
-        drop(door);
+        drop(listening);
         assert!(!directory.exists());
     }
 

@@ -1,4 +1,7 @@
-//! How a side waits: for bells, connections, its socket, and calls of its own process.
+//! How one side of shared memory waits for work: it spins for a moment, and then sleeps until one of its descriptors is ready.
+//!
+//! The descriptors are the bells of its links, their connections, the listening socket, and an event that other threads of the process
+//! trigger.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,15 +17,15 @@ use crate::error::{Error, Result};
 use crate::local::progress::Spin;
 use crate::types::LinkId;
 
-/// Waits for many things at once, without polling.
+/// The descriptors that a side waits for, in one epoll.
 pub(super) struct Poller {
     pub(super) seats: Seats,
     began: Instant,
     epoll: OwnedFd,
-    /// Rung by other threads of this process.
+    /// Other threads of this process trigger it.
     wake: OwnedFd,
     asleep: AtomicBool,
-    /// Asleep until something happens, not just for a moment.
+    /// The side sleeps without a short timeout, so that even work that may wait has to wake it.
     deep: AtomicBool,
 }
 
@@ -40,7 +43,7 @@ impl Poller {
         let made = || {
             let epoll = epoll::create(CreateFlags::CLOEXEC)?;
             let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            // Edges are enough: whoever rings wants a look, and nobody needs to read how often it was.
+            // Edge-triggered, so that nobody has to read the counters: one wake-up serves any number of rings.
             epoll::add(&epoll, &wake, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
             let (asleep, deep) = (AtomicBool::new(false), AtomicBool::new(false));
             Ok(Self { seats: Seats::new(), began: now(), epoll, wake, asleep, deep })
@@ -64,7 +67,7 @@ impl Poller {
         added.map_err(|error| io("watching a link", error))
     }
 
-    /// No longer waits for a link. It is not enough to close it: a fork's child may keep its descriptors open.
+    /// Stops waiting for a link. Closing the link would not be enough, because a child process may hold its descriptors open.
     pub(super) fn forget(&self, link: &Link) {
         let (bell, ends) = link.fds();
         for fd in ends.into_iter().chain([bell]) {
@@ -72,7 +75,7 @@ impl Poller {
         }
     }
 
-    /// Has the thread look again, if it sleeps.
+    /// Wakes the side if it sleeps.
     pub(super) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
@@ -91,7 +94,7 @@ impl Poller {
         }
     }
 
-    /// Has the thread look again within a moment.
+    /// Wakes the side if it sleeps for long. Otherwise it wakes by itself within [`MOMENT`].
     pub(super) fn wake_soon(&self) {
         fence(Ordering::SeqCst);
         if self.deep.load(Ordering::Relaxed) {
@@ -104,20 +107,20 @@ impl Poller {
         fence(Ordering::SeqCst);
     }
 
-    /// To be called before [`wait`](Self::wait), and before the last look at what there may be to do; afterwards with `false`.
+    /// Call it with `true` before the last check for work that precedes [`wait`](Self::wait), and with `false` after the wait.
     pub(super) fn set_asleep(&self, asleep: bool) {
         self.asleep.store(asleep, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Sleeps until something happens, or for `timeout`.
+    /// Sleeps until a descriptor is ready, at most for `timeout`.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> Vec<Happening> {
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(timeout.subsec_nanos()),
         });
         let mut events = Vec::with_capacity(64);
-        // Fails only by a signal, after which everything is looked at as well.
+        // It fails only because of a signal. Then the caller checks everything as well.
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
         let happening = |event: &Event| match event.data.u64() {
             BELL => None,
@@ -135,30 +138,30 @@ fn io(what: &str, error: rustix::io::Errno) -> Error {
     Error::Io { what: what.to_owned(), cause: error.to_string() }
 }
 
-/// What one thread at a time does and other threads ask for.
+/// A worker's or a server's side of shared memory. One thread at a time does its work: its own thread, or a thread that [helps](help).
 pub(super) trait Side {
     fn poller(&self) -> &Poller;
-    /// The links there are.
+    /// All links.
     fn links(&self) -> Vec<Arc<Link>>;
-    /// Does what there is to do with these links; whether there was anything.
+    /// Does all work that these links have. Returns whether there was any.
     fn turn(&self, links: &[Arc<Link>]) -> bool;
-    /// Whether there is anything to do at once beside what links have to say.
+    /// Whether there is work, beside messages on links, that must not wait.
     fn has_work(&self) -> bool;
-    /// Whether there is anything to do that can wait a moment.
+    /// Whether there is work that may wait for [`MOMENT`].
     fn has_leisurely_work(&self) -> bool;
-    /// Something happened outside of the rings.
+    /// Handles an event of a descriptor that is not a bell.
     fn happened(&self, happening: Happening);
     /// Whether the thread is to end.
     fn is_over(&self) -> bool;
 }
 
-/// Runs a side until it is over, stepping aside for whoever [helps](help).
+/// Runs a side until it is over. Lets a thread that [helps](help) go first.
 pub(super) fn run(side: &impl Side) {
     let poller = side.poller();
     let mut pace = Pace::default();
     while !side.is_over() {
         if poller.seats.has_helper() {
-            // What woke this thread, such as room for what is to be sent, may show nowhere else, and was meant for the helper.
+            // The event that woke this thread, such as room in a segment, may show nowhere else. So it is passed on to the helper.
             poller.ring();
             poller.seats.step_aside();
         }
@@ -166,9 +169,8 @@ pub(super) fn run(side: &impl Side) {
     }
 }
 
-/// Does the work of a side's thread on the calling thread, which waits for something that this work brings about: a sum then arrives
-/// where it is waited for, and no thread has to wake another. Until `enough`, at most until `patience` ends; returns at once if somebody
-/// else helps.
+/// Does the work of a side on the calling thread, until `enough` returns true or `patience` ends. Returns at once if another thread helps
+/// already. A thread that waits for a sum calls this: the sum then arrives on that very thread, and no thread has to wake another.
 pub(super) fn help(side: &impl Side, enough: &dyn Fn() -> bool, patience: Duration) {
     let poller = side.poller();
     let until = Some(now() + patience.min(PATIENCE_MAX));
@@ -177,10 +179,10 @@ pub(super) fn help(side: &impl Side, enough: &dyn Fn() -> bool, patience: Durati
     while !work(side, &mut pace, enough, until) {}
 }
 
-/// How busy it was: what decides how a thread waits.
+/// How busy a thread was, which decides how it waits.
 struct Pace {
     turns: u32,
-    /// Something was done since the last sleep.
+    /// There was work since the last sleep, so the next sleep is a short one.
     light: bool,
 }
 
@@ -190,9 +192,9 @@ impl Default for Pace {
     }
 }
 
-/// Works until there is nothing to do, and then sleeps once. Whether it is over: by `enough`, `until`, or the end of the side.
+/// Works until there is nothing to do, and then sleeps once. Returns true if `enough` is true, `until` has passed, or the side is over.
 ///
-/// Who sleeps does not sit: then another thread may work, and the peers' bell wakes either of them.
+/// A thread gives its seat up before it sleeps, so that another thread may work. A peer's bell wakes all threads that sleep.
 fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Option<Instant>) -> bool {
     let poller = side.poller();
     let mut seat = poller.seats.sit_down();
@@ -209,7 +211,7 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
             links.iter().for_each(|link| link.set_asleep(true));
             poller.set_asleep(true);
             drop(seat);
-            // What came since is for whoever sleeps.
+            // Work that came since the last turn is for the thread that sleeps.
             if side.has_work() || links.iter().any(|link| link.has_news()) {
                 poller.wake();
             }
@@ -220,7 +222,7 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
             pace.light = true;
             seat.worked();
             if pace.turns.is_multiple_of(TURNS_A_LOOK) {
-                // Peers that went, and newcomers, while there was always something to do.
+                // A busy thread never sleeps, so it looks here for peers that are gone and for processes that connect.
                 poller.wait(Some(Duration::ZERO)).into_iter().for_each(|happening| side.happened(happening));
             }
             links = side.links();
@@ -273,11 +275,11 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Longer than anybody waits, and still a time.
+/// Longer than any caller waits, and small enough to be added to a time.
 const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-/// What can wait a moment waits so long at most. Only the first sleep after something was done is so short: nothing polls.
+/// How long work that may wait is left. Only the first sleep after work is so short, so that an idle side does not poll.
 const MOMENT: Duration = Duration::from_millis(1);
-/// How many busy turns go by without a look at connections.
+/// How many busy turns pass between two looks at the connections.
 const TURNS_A_LOOK: u32 = 64;
 /// How long a thread that did something looks for more before it sleeps.
 const SPIN: Duration = Duration::from_micros(40);

@@ -1,8 +1,8 @@
-//! Memory into which the kernel writes what arrived, and of which the chunks of a stream are slices.
+//! Memory for received datagrams. The chunks of a stream are slices of it.
 //!
-//! A slot takes the largest batch that receive offload hands out. What was received is cut off its front, datagram by datagram; when the
-//! last slice is dropped, wherever that is, the slot is whole again and is used once more. A short batch is copied instead: it would
-//! keep a whole slot from being used, and copying it costs less than that.
+//! A slot holds the largest batch that receive offload delivers. Received datagrams are cut off its front one by one. When the last slice is
+//! dropped, on any thread, the slot is used again. A short batch is copied out instead, because a few bytes would occupy a whole slot, and
+//! the copy costs less.
 #![expect(unsafe_code, reason = "a slot that came back is known to be initialised")]
 
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ pub(super) const SLOT_BYTES: usize = 1 << 16;
 pub(super) struct Arena {
     /// Whole slots.
     idle: Vec<BytesMut>,
-    /// The ends of slots whose beginnings are out, oldest first. They keep the memory reclaimable.
+    /// The ends of slots whose beginnings are in use, oldest first. With its end, the memory of a slot can be reclaimed.
     lent: VecDeque<BytesMut>,
     /// Where short batches go.
     short: BytesMut,
@@ -33,8 +33,8 @@ impl Arena {
         if let Some(slot) = self.idle.pop() {
             return slot;
         }
-        // The newest are the most likely to be in a cache, and free where bytes are copied out at once; where they are held for a
-        // while, the oldest are free.
+        // The newest slots are the most likely to be in a cache. They are free where bytes are copied out at once. Where bytes are held
+        // for a while, the oldest slots are free.
         let count = self.lent.len();
         let (newest, oldest) = ((count.saturating_sub(LOOKS)..count).rev(), 0..LOOKS.min(count.saturating_sub(LOOKS)));
         let back = newest.chain(oldest).find(|at| reclaim(&mut self.lent[*at]));
@@ -56,7 +56,7 @@ impl Arena {
         let fresh = self.slot();
         let mut used = std::mem::replace(slot, fresh);
         let received = used.split_to(len);
-        // Beyond these nobody looks for them; their memory is freed with their last slice.
+        // Slots beyond these are not reused. Their memory is freed with their last slice.
         if self.lent.len() >= LENT_MAX {
             self.lent.pop_front();
         }

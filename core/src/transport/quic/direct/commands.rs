@@ -1,7 +1,7 @@
-//! Commands to a loop that sleeps in the kernel: a queue, and a bell that is rung only for a sleeper.
+//! Commands to a loop that sleeps in the kernel: a queue, and a bell that wakes the loop only if it sleeps.
 //!
-//! Who sends looks at one flag after its command is in the queue; the loop raises the flag and looks at the queue once more before it
-//! sleeps. So a busy loop costs its callers no system call, and no command is slept through.
+//! A caller puts its command into the queue and then checks one flag. The loop sets this flag and checks the queue once more before it
+//! sleeps. So a call costs no system call while the loop is busy, and no command is missed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,7 +34,7 @@ impl<T> Commands<T> {
     /// Hands `command` over; never blocks.
     ///
     /// # Errors
-    /// The command itself, if the loop takes none any more.
+    /// The command itself, if the loop has ended.
     pub(super) fn send(&self, command: T) -> Result<(), T> {
         let sender = self.sender.as_ref().expect("taken only by drop");
         sender.send(command).map_err(|refused| refused.0)?;
@@ -44,14 +44,14 @@ impl<T> Commands<T> {
 }
 
 impl<T> Commands<T> {
-    /// A callers' end that does not count as one.
+    /// A callers' end that does not keep the loop running.
     pub(super) fn downgrade(&self) -> WeakCommands<T> {
         let sender = self.sender.as_ref().expect("taken only by drop");
         WeakCommands { sender: sender.downgrade(), bell: Arc::clone(&self.bell) }
     }
 }
 
-/// What a loop keeps for those who work for it: it does not keep the loop running.
+/// A callers' end that the loop itself can give to its helper threads: it does not keep the loop running.
 #[derive(Debug)]
 pub(super) struct WeakCommands<T> {
     sender: WeakUnboundedSender<T>,
@@ -59,7 +59,7 @@ pub(super) struct WeakCommands<T> {
 }
 
 impl<T> WeakCommands<T> {
-    /// A callers' end, while there still is one.
+    /// A callers' end, if there still is one.
     pub(super) fn upgrade(&self) -> Option<Commands<T>> {
         let sender = self.sender.upgrade()?;
         Some(Commands { sender: Some(sender), bell: Arc::clone(&self.bell) })
@@ -74,7 +74,7 @@ impl<T> Clone for Commands<T> {
 
 impl<T> Drop for Commands<T> {
     fn drop(&mut self) {
-        // First the sender, then the bell: who is woken must find the queue closed if this was the last.
+        // The sender is dropped before the bell rings: if it was the last one, the loop that wakes must find the queue closed.
         self.sender.take();
         self.bell.ring();
     }
@@ -87,13 +87,13 @@ pub(super) struct Inbox<T> {
     bell: Arc<Bell>,
 }
 
-/// What the inbox holds for the loop.
+/// The result of looking into the inbox.
 pub(super) enum Next<T> {
     /// A command.
     Command(T),
     /// Nothing now.
     Empty,
-    /// Nothing, and nothing will come: all callers are gone, or the inbox was closed.
+    /// Nothing, and nothing more will come, because all callers are gone or the inbox was closed.
     Closed,
 }
 
@@ -106,7 +106,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// From now on commands are refused; what is in the queue is still handed out.
+    /// From now on commands are refused. Those in the queue are still handed out.
     pub(super) fn close(&mut self) {
         self.receiver.close();
     }
@@ -122,7 +122,7 @@ impl<T> Inbox<T> {
         quiet
     }
 
-    /// The loop is awake again; `rung` if the bell was what woke it.
+    /// The loop is awake again. `rung` says whether the bell woke it.
     pub(super) fn awake(&self, rung: bool) {
         self.bell.sleeping.store(false, Ordering::SeqCst);
         if rung {
@@ -146,7 +146,7 @@ impl Bell {
     fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::SeqCst) && self.sleeping.swap(false, Ordering::SeqCst) {
-            // Fails only when it was rung 2^64 times unheard.
+            // Fails only if the loop did not read the counter for 2^64 rings.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }

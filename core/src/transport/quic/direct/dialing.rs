@@ -1,9 +1,10 @@
-//! Connecting with patience, as a value: addresses tried in turn, pauses between attempts, and when to give up at once.
+//! A connection attempt as a value: it tries the addresses in turn, pauses between attempts, and gives up at a deadline or at an error that
+//! another attempt cannot mend.
 //!
 //! ```text
 //!  Resolving ──► Trying, one address after the other ──let in──► a link
 //!      ▲              │ all failed
-//!      └── Pausing ◄──┘         no patience left, or trying again cannot mend it: the error
+//!      └── Pausing ◄──┘         the deadline has passed, or another attempt is pointless: the error
 //! ```
 
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -16,12 +17,12 @@ use crate::error::{Error, Result};
 use crate::transport::{LinkLost, Peer};
 use crate::types::{Done, LinkId};
 
-/// A link that is wanted.
+/// A link that a worker asked for.
 pub(super) struct Dial {
     pub(super) peer: Peer,
     pub(super) lost: LinkLost,
     pub(super) done: Done<LinkId>,
-    /// When patience ends.
+    /// When it gives up.
     deadline: Instant,
     pub(super) phase: Phase,
     /// Addresses not tried in this attempt, the next one last.
@@ -31,18 +32,18 @@ pub(super) struct Dial {
     pause: Duration,
 }
 
-/// What a dial waits for.
+/// The state of a dial.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// The addresses of a name.
+    /// It waits for the addresses of a name.
     Resolving,
-    /// To be let in, until then.
+    /// It waits, until this time, for the server to let it in.
     Trying(ConnectionHandle, Instant),
-    /// The next attempt, then.
+    /// The next attempt begins at this time.
     Pausing(Instant),
 }
 
-/// What is to be done next.
+/// The next step of a dial, for its driver.
 pub(super) enum Then {
     /// Connect to this address.
     Connect(SocketAddr),
@@ -66,7 +67,7 @@ impl Dial {
         self.next(now)
     }
 
-    /// The address that was tried did not work out, or there is none.
+    /// The last attempt failed, or there is no address.
     pub(super) fn failed(&mut self, failure: Error, now: Instant) -> Then {
         self.failure = failure;
         self.next(now)
@@ -80,14 +81,14 @@ impl Dial {
             return Then::Fail(self.failure.clone());
         }
         tracing::debug!(peer = self.peer.name, address = self.peer.address, error = %self.failure, "connecting again");
-        // Half of it is random, so that the workers of a job do not come back in step.
+        // Half of the pause is random, so that the workers of a job do not try again all at once.
         let pause = self.pause / 2 + (self.pause / 2).mul_f64(random_fraction());
         self.phase = Phase::Pausing(now + pause);
         self.pause = (self.pause * 2).min(PAUSE_MAX);
         Then::Wait
     }
 
-    /// When to look at it again.
+    /// When its state ends by time.
     pub(super) fn due(&self) -> Instant {
         match self.phase {
             Phase::Resolving => self.deadline,
@@ -95,12 +96,12 @@ impl Dial {
         }
     }
 
-    /// What it means that `now` has come, if it is due: whether patience has ended.
+    /// Whether its deadline has passed.
     pub(super) fn is_hopeless(&self, now: Instant) -> bool {
         now >= self.deadline
     }
 
-    /// Nobody answered.
+    /// The error of an attempt that nobody answered.
     pub(super) fn silence(&self) -> Error {
         silent(&self.peer.address, &self.peer.name)
     }

@@ -1,9 +1,9 @@
-//! The loop of an endpoint: what quinn-proto decides, done with system calls on one thread.
+//! The loop of an endpoint. It carries out the decisions of quinn-proto with system calls, on one thread.
 //!
-//! Each turn: commands, one batch of datagrams, timers, what the connections have to tell, what the role makes of it, and as many
-//! datagrams as may leave. When nothing moved, the thread looks for more for a moment ([`Spin`]), and then sleeps
-//! in `poll(2)` until the socket, a command or a timer wakes it. There is no lock and no task: connections are fields, and what happens on
-//! them is a call to the [`Role`], a worker's or a server's.
+//! Each turn handles commands, one batch of datagrams, timers and the events of the connections, in this order. Then it sends as many
+//! datagrams as it may. After a turn without work the thread looks for more for a moment ([`Spin`]), and then sleeps in `poll(2)` until the
+//! socket, a command or a timer wakes it. There is no lock and no task. Connections are fields, and the loop calls the [`Role`], a worker's
+//! or a server's, for each of their events.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -24,12 +24,12 @@ use crate::error::Error;
 use crate::local::progress::Spin;
 use crate::transport::quic::settings::SEND_WINDOW_BYTES;
 
-/// What an endpoint is there for.
+/// The use of an endpoint: a worker or a server.
 pub(super) trait Role {
-    /// What its callers ask of it.
+    /// A call of its user.
     type Command;
 
-    /// Obeys. Returns how long to wait for the goodbye of the peers if that was the last command.
+    /// Carries out a command. If it was the last one, returns how long to wait until the peers confirm the end of their connections.
     fn command(&mut self, net: &mut Net, command: Self::Command) -> Option<Duration>;
 
     /// Answers a command that came after the last one.
@@ -38,35 +38,35 @@ pub(super) trait Role {
     /// A peer wants to connect.
     fn new_connection(&mut self, net: &mut Net, incoming: Incoming);
 
-    /// Something happened on a connection.
+    /// A connection has an event.
     fn event(&mut self, net: &mut Net, connection: ConnectionHandle, event: Event);
 
-    /// Everything that happened was told: time for what is better done once a turn.
+    /// All events of this turn were handled. Does the work that is done once a turn.
     fn settle(&mut self, net: &mut Net);
 
     /// A connection has sent so many bytes.
     fn sent(&mut self, connection: ConnectionHandle, bytes: usize);
 
-    /// What a connection has to send.
+    /// How much a connection has to send, and how urgent it is.
     fn share(&self, connection: ConnectionHandle) -> Share;
 
-    /// Whether something is under way, so that more is likely to come at once.
+    /// Whether an exchange is open, so that more datagrams are likely to come soon.
     fn is_waiting(&self) -> bool;
 
-    /// When it wants to be called though nothing happens.
+    /// When [`expire`](Self::expire) is due, even without an event.
     fn deadline(&self) -> Option<Instant>;
 
-    /// It is past its deadline.
+    /// The deadline has passed.
     fn expire(&mut self, net: &mut Net);
 
-    /// Ends everything: connections are closed, nobody waits. Called once, before the last goodbyes.
+    /// Closes all connections and makes all reports. Called once, before the loop waits for the peers.
     fn end(&mut self, net: &mut Net, reason: &Error);
 
-    /// How long to wait for the peers' goodbye when all callers are gone.
+    /// How long to wait for the peers when all callers are gone.
     const GOODBYE: Duration;
 }
 
-/// Runs `role` until it is told to stop, or nobody can tell it anything any more.
+/// Runs `role` until its last command, or until all callers are gone.
 pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Command>) {
     let (mut spin, began) = (Spin::new(), now());
     let (patience, reason) = loop {
@@ -105,7 +105,7 @@ pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Comman
             inbox.awake(rung);
         }
     };
-    // What comes from now on is refused by the queue, and what is in it below.
+    // From now on the queue refuses commands. Those that are in it are refused below.
     inbox.close();
     role.end(&mut net, &reason);
     while let Next::Command(command) = inbox.next() {
@@ -129,9 +129,9 @@ pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Comman
 pub(super) struct Net {
     wire: Wire,
     endpoint: Endpoint,
-    /// By handle; quinn-proto uses small numbers, and uses them again.
+    /// By handle. quinn-proto gives out small numbers, and reuses them.
     lines: Vec<Option<Line>>,
-    /// Connections to look at in this turn.
+    /// Connections that may have events or something to send in this turn.
     stirred: Vec<ConnectionHandle>,
     turns: Turns,
     /// Their timers.
@@ -146,7 +146,7 @@ struct Line {
     due: Option<Instant>,
     /// It is in `stirred`.
     is_stirred: bool,
-    /// Something was done to it since its events were heard.
+    /// It was changed after its events were polled, so it may have new ones.
     is_touched: bool,
 }
 
@@ -171,7 +171,7 @@ impl Net {
         self.now
     }
 
-    /// The connection, to do something to it; none if it is forgotten already.
+    /// The connection, to change it; none if it was forgotten.
     pub(super) fn connection(&mut self, handle: ConnectionHandle) -> Option<&mut Connection> {
         let line = self.lines.get_mut(handle.0)?.as_mut()?;
         line.is_touched = true;
@@ -194,7 +194,7 @@ impl Net {
         Ok(handle)
     }
 
-    /// Lets a peer try its handshake.
+    /// Begins the handshake of a peer.
     pub(super) fn accept(&mut self, incoming: Incoming, config: Arc<ServerConfig>) -> Option<ConnectionHandle> {
         let remote = incoming.remote_address();
         self.buffer.clear();
@@ -222,14 +222,14 @@ impl Net {
         }
     }
 
-    /// Turns a peer away.
+    /// Refuses a peer.
     pub(super) fn refuse(&mut self, incoming: Incoming) {
         self.buffer.clear();
         let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
         self.wire.respond(&transmit, &self.buffer);
     }
 
-    /// Closes a connection. It is not heard of any more.
+    /// Closes a connection. The role gets no more events of it.
     pub(super) fn close(&mut self, handle: ConnectionHandle, code: VarInt, reason: Vec<u8>) {
         let now = self.now;
         if let Some(connection) = self.connection(handle) {
@@ -237,7 +237,7 @@ impl Net {
         }
     }
 
-    /// Whether all connections are over, their goodbyes included.
+    /// Whether all connections are over, and their peers know it.
     fn is_idle(&self) -> bool {
         self.lines.iter().all(Option::is_none)
     }
@@ -270,7 +270,7 @@ impl Net {
                 let event = self.endpoint.handle(self.now, batch.from, batch.to, batch.ecn, datagram, &mut self.buffer);
                 match event {
                     Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                        // Not by `connection`: what arrived is told in this turn.
+                        // Not by `connection`, because `tell` polls this connection in this turn anyway.
                         if let Some(Some(line)) = self.lines.get_mut(handle.0) {
                             line.connection.handle_event(event);
                             stir(&mut self.stirred, line, handle);
@@ -304,10 +304,10 @@ impl Net {
         expired
     }
 
-    /// Passes on what the connections have to say, to the endpoint and to the role.
+    /// Passes the events of the connections on, to the endpoint and to the role.
     fn tell<R: Role>(&mut self, role: &mut R) {
         let mut at = 0;
-        // The role may stir more of them.
+        // The role may add connections to the list.
         while at < self.stirred.len() {
             let handle = self.stirred[at];
             at += 1;
@@ -341,10 +341,10 @@ impl Net {
         }
     }
 
-    /// Sends what may leave, in small turns. Whoever has more, or found the wire full, stays stirred.
+    /// Sends datagrams, in small turns of the connections. A connection that has more to send stays in `stirred`.
     ///
-    /// Small, because a server sums what has come from every worker: if one of its links were served until it has nothing more to send,
-    /// each worker would serve another one first, and no server would have anything to send back.
+    /// The turns are small because a server sums what came from every worker. If a worker sent everything for one server first, and each
+    /// worker chose another server, no server could send anything back.
     fn transmit<R: Role>(&mut self, role: &mut R) -> bool {
         if self.stirred.is_empty() || !self.wire.flush() {
             return false;
@@ -373,7 +373,7 @@ impl Net {
                 None => {
                     waiting.swap_remove(place);
                     line.is_stirred = false;
-                    // What was done to it after its events were heard may have made new ones.
+                    // A change after its events were polled may have made new ones.
                     if line.is_touched {
                         stir(&mut self.stirred, line, handle);
                     }
@@ -390,7 +390,7 @@ impl Net {
         bytes > 0
     }
 
-    /// Sleeps until something happens or is due, at most until `deadline`. Returns whether the bell rang.
+    /// Sleeps until a datagram, a command or a timer is there, at most until `deadline`. Returns whether a command woke it.
     fn sleep<C>(&self, deadline: Option<Instant>, inbox: &Inbox<C>) -> bool {
         let timers = self.due.first().map(|(due, _)| *due);
         let until = deadline.into_iter().chain(timers).min();
@@ -399,20 +399,20 @@ impl Net {
         let events = if self.wire.is_full() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let bell = inbox.bell();
         let mut sources = [PollFd::new(&self.wire, events), PollFd::new(&bell, PollFlags::IN)];
-        // Interrupted by a signal it only returns early.
+        // It fails only because of a signal. Then the loop takes another turn.
         let _ = rustix::event::poll(&mut sources, Some(&wait));
         sources[1].revents().contains(PollFlags::IN)
     }
 }
 
-/// Lets a connection have what the network may hold, and a little to go on with. What it has got goes out in the order of that moment, and
-/// what waits with its owner in the order of the moment when there is room; and only what waits there tells how much is left.
+/// Sets a connection's send window to its congestion window and a little more. quinn-proto cannot reorder what it was given, except by the
+/// priority of streams. So the rest stays with the role, which chooses what is next only when there is room.
 pub(super) fn keep_ahead(connection: &mut Connection) {
     connection.set_send_window(ahead(connection));
 }
 
-/// Lets a connection have what is more urgent than other bytes beside those, until [`keep_ahead`]: they may fill what it may have until
-/// they are acknowledged, and what it sends first it chooses among what it has got.
+/// Raises the send window by `URGENT_AHEAD_BYTES`, so that urgent streams can be given to quinn-proto while a backlog fills the window.
+/// [`keep_ahead`] restores it.
 pub(super) fn let_ahead(connection: &mut Connection) {
     connection.set_send_window(ahead(connection) + URGENT_AHEAD_BYTES);
 }
@@ -434,14 +434,14 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Commands obeyed before datagrams are looked at again.
+/// Commands that one turn handles at most.
 const COMMANDS_A_TURN: usize = 256;
-/// What may be sent before the receiving has its turn.
+/// Bytes that one turn sends at most, before it receives again.
 const BYTES_A_TURN: usize = 1 << 20;
-/// What a connection has got beyond what the network may hold, at least: more than it sends in a turn.
+/// Bytes that a connection is given beyond its congestion window: more than it sends in a turn.
 const AHEAD_BYTES: u64 = 256 << 10;
-/// What it has got of the most urgent beside all else, at most: two parts. Not all there is, because all may be on its way at once, and so
-/// in the receiver's socket.
+/// Bytes of the most urgent exchanges that a connection is given beside all else: two parts. Not more, because all of it may be sent at
+/// once, and has to fit into the buffer of the receiver's socket.
 const URGENT_AHEAD_BYTES: u64 = 8 << 20;
 /// How long a thread that worked looks for more before it sleeps.
 const SPIN: Duration = Duration::from_micros(30);

@@ -1,4 +1,4 @@
-//! One link of a worker: its connection, and which of its exchanges writes next.
+//! One link of a worker: its connection, and the order in which its exchanges write.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use crate::wire::Request;
 pub(super) struct Link {
     pub(super) handle: ConnectionHandle,
     pub(super) peer: Peer,
-    /// The stream that proved that the server let this worker in; the first exchange takes it.
+    /// The stream whose grant proved that the server accepts this worker. The first exchange uses it.
     first_stream: Option<StreamId>,
     pub(super) lost: LinkLost,
     pushes: u32,
@@ -28,7 +28,7 @@ pub(super) struct Link {
     bytes_open: u64,
     /// Exchanges whose contribution the server has not acknowledged.
     pub(super) pushing: Classes,
-    /// What of them quinn-proto has got and not sent.
+    /// Bytes of these exchanges that quinn-proto was given and has not sent.
     pub(super) handed: Handed,
 }
 
@@ -48,7 +48,7 @@ impl Link {
         }
     }
 
-    /// A new exchange, which has all its contribution to write. Returns its precedence.
+    /// Adds an exchange that has written nothing. Returns its precedence.
     pub(super) fn enter(&mut self, id: ExchangeId, push: &Request) -> i32 {
         self.pushes = self.pushes.wrapping_add(1);
         let precedence = precedence(push.urgency(), self.pushes);
@@ -58,7 +58,7 @@ impl Link {
         precedence
     }
 
-    /// The exchange has ended. Its part had so many `bytes`.
+    /// Removes an exchange that has ended. Its part had so many `bytes`.
     pub(super) fn leave(&mut self, id: ExchangeId, precedence: i32, stream: Option<StreamId>, bytes: u64) {
         self.writers.remove(&(Reverse(precedence), id));
         self.bytes_open -= bytes;
@@ -96,7 +96,7 @@ impl Link {
         keep_ahead(connection);
     }
 
-    /// Its urgency is that of what it sends next, whatever else the peer has not acknowledged.
+    /// How much it has to send. Its urgency is that of the bytes that it sends next, not of those that wait for an acknowledgement.
     pub(super) fn share(&self) -> Share {
         let next = self.writers.first().map(|(Reverse(precedence), _)| *precedence);
         Share { urgency: self.handed.most_urgent(next, &self.pushing), bytes: self.bytes_open }

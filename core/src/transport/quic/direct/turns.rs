@@ -1,26 +1,26 @@
-//! Whose turn it is to send: the connections of an endpoint share its interface in small turns, by what each has to send.
+//! Which connection of an endpoint sends next. A machine without time.
 //!
-//! A machine without time. Each connection has an account that what it sends raises, the less the more it has to send, and the lowest
-//! account is next (start-time fair queueing; Goyal, Vin and Cheng, 1996). So connections come to their ends together, whatever each has
-//! to carry: a server with twice the parts of another gets twice the share. If all got the same, those with little would be done early,
-//! and then their peers' links would idle while the rest goes through the others alone.
+//! Each connection has an account. Sending raises the account, by less if the connection has more to send. The connection with the lowest
+//! account is next (start-time fair queueing; Goyal, Vin and Cheng, 1996). So all connections finish at about the same time: a server with
+//! twice the parts of another one gets twice the share. With equal shares, the links of servers with few parts would be idle at the end,
+//! while all other bytes go over the remaining links.
 //!
-//! Whoever carries the most urgent goes before the others, but not without end: they still get a small share, because acknowledgements
-//! travel with what they send.
+//! The connection with the most urgent bytes goes before the others. The others still get a small share, because acknowledgements travel
+//! with what they send.
 
 use quinn_proto::ConnectionHandle;
 
-/// What a connection has to send, as its owner knows it.
+/// How much a connection has to send.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Share {
-    /// Class of the most urgent.
+    /// The class of its most urgent bytes.
     pub(super) urgency: u8,
-    /// Bytes that quinn-proto has not got yet.
+    /// Bytes that were not given to quinn-proto yet.
     pub(super) bytes: u64,
 }
 
 impl Share {
-    /// How much of the interface it gets, in relation to others, when the most urgent of any is of class `urgency`.
+    /// Its share of the interface relative to others. `urgency` is the class of the most urgent bytes of all connections.
     fn weight(&self, urgency: u8) -> f64 {
         let weight = (self.bytes + BYTES_ON_THE_WAY) as f64;
         if self.urgency < urgency { weight / LESS_URGENT } else { weight }
@@ -36,7 +36,7 @@ fn most_urgent(waiting: &[(ConnectionHandle, Share)]) -> u8 {
 pub(super) struct Turns {
     /// By handle.
     accounts: Vec<f64>,
-    /// The account of whoever was last: who comes back after a pause has saved nothing.
+    /// The account of the connection that was last. No account is below it, so a pause saves nothing up.
     floor: f64,
 }
 
@@ -45,8 +45,8 @@ impl Turns {
     pub(super) fn next(&mut self, waiting: &[(ConnectionHandle, Share)]) -> Option<usize> {
         let urgency = most_urgent(waiting);
         let floor = self.floor;
-        // Nobody owes more than a turn as its turns are now: of what it sent when it had little to send, or nobody else was there, each
-        // byte weighed more.
+        // An account is at most one turn above the floor. A connection that sent when it had little to send, or while no other one was
+        // waiting, would otherwise owe too much, because each of its bytes weighed more then.
         let account = |(handle, share): &(ConnectionHandle, Share)| {
             let account = self.accounts.get(handle.0).copied().unwrap_or(floor);
             account.clamp(floor, floor + TURN_BYTES / share.weight(urgency))
@@ -74,11 +74,11 @@ impl Turns {
     }
 }
 
-/// A connection whose bytes all are with quinn-proto still has some of them to send.
+/// Bytes that quinn-proto was given and may not have sent; counted for each connection.
 const BYTES_ON_THE_WAY: u64 = 256 << 10;
 /// A batch of datagrams.
 const TURN_BYTES: f64 = 65_536.0;
-/// So much less does a connection send whose bytes are less urgent than those of another.
+/// A connection whose bytes are less urgent than those of another one gets this fraction of its share.
 const LESS_URGENT: f64 = 64.0;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! What goes first on a connection: the ranks of its streams, and the class of what it sends next.
+//! The order of the streams of one connection, and the class of the bytes that it sends next. Machines without time.
 //!
-//! Machines without time. Which connection sends next they leave to the [turns](super::turns).
+//! Which connection sends next is decided by [turns](super::turns).
 
 use crate::wire::URGENCY_MAX;
 
-/// The rank of the `nth` stream of a link among the others: the more urgent first, then the older. Ages are compared within 2^24
-/// streams; beyond, an old one would only wait longer.
+/// The rank of the `nth` stream of a link: a more urgent stream goes first, and of two equally urgent ones the older. Ages are compared
+/// within 2^24 streams. A stream that is older than that would only wait longer.
 pub(super) fn precedence(urgency: u8, nth: u32) -> i32 {
     (i32::from(urgency) + 1) * AGES as i32 - (nth % AGES) as i32
 }
@@ -28,7 +28,7 @@ impl Classes {
         self.0[usize::from(urgency_of(precedence))] -= 1;
     }
 
-    /// Whether an exchange of this rank is of the most urgent class under way, and others are of lower ones.
+    /// Whether an exchange of this rank is of the most urgent class under way, and some others are less urgent.
     pub(super) fn is_ahead(&self, precedence: i32) -> bool {
         let (below, above) = self.0.split_at(usize::from(urgency_of(precedence)));
         let is_any = |classes: &[u32]| classes.iter().any(|exchanges| *exchanges > 0);
@@ -36,17 +36,18 @@ impl Classes {
     }
 }
 
-/// How many bytes of each class quinn-proto has got and not sent. It sends the most urgent first, so that what was sent tells what is left.
+/// Bytes of each class that quinn-proto was given and has not sent. quinn-proto sends the most urgent bytes first, so the number of sent
+/// bytes is enough to know what is left.
 #[derive(Default, Debug)]
 pub(super) struct Handed([u64; CLASSES]);
 
 impl Handed {
-    /// It has got `bytes` of an exchange of that rank.
+    /// quinn-proto was given `bytes` of an exchange of that rank.
     pub(super) fn took(&mut self, precedence: i32, bytes: u64) {
         self.0[usize::from(urgency_of(precedence))] += bytes + bytes / OVERHEAD;
     }
 
-    /// It has sent datagrams of so many bytes.
+    /// quinn-proto has sent datagrams of so many bytes.
     pub(super) fn sent(&mut self, mut bytes: u64) {
         for left in self.0.iter_mut().rev() {
             let gone = bytes.min(*left);
@@ -55,8 +56,8 @@ impl Handed {
         }
     }
 
-    /// The most urgent class with something to send, of those that are `under_way`: of exchanges that were given up, nothing is sent any
-    /// more. `next` is the rank of what comes next if there is room. The least if there is nothing.
+    /// The most urgent class that has bytes to send; class 0 if none has. Only classes that are `under_way` count, because nothing is sent
+    /// of exchanges that were given up. `next` is the rank of the exchange that writes next, if there is room.
     pub(super) fn most_urgent(&self, next: Option<i32>, under_way: &Classes) -> u8 {
         let next = next.map(urgency_of);
         let sends = |class: &u8| {
@@ -69,7 +70,7 @@ impl Handed {
 
 const AGES: u32 = 1 << 24;
 const CLASSES: usize = URGENCY_MAX as usize + 1;
-/// One byte in so many is not of a stream: headers, acknowledgements.
+/// One byte in so many belongs to no stream, but to headers and acknowledgements.
 const OVERHEAD: u64 = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The UDP socket of a driver: batches in, batches out, nothing kept but what the kernel would not take.
+//! The UDP socket of a driver. It receives and sends batches of datagrams, and keeps only the batch that the kernel had no room for.
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV6, UdpSocket};
@@ -11,7 +11,7 @@ use quinn_proto::{EcnCodepoint, Transmit};
 use super::arena::{Arena, SLOT_BYTES};
 use crate::transport::quic::settings::DATAGRAM_BYTES_MAX;
 
-/// A socket with offload in both directions, as far as the system has it.
+/// A socket with segmentation offload in both directions, as far as the system has it.
 #[derive(Debug)]
 pub(super) struct Wire {
     socket: UdpSocket,
@@ -19,7 +19,7 @@ pub(super) struct Wire {
     is_v6: bool,
     arena: Arena,
     slots: Vec<BytesMut>,
-    /// What the kernel had no room for. Nothing else is sent before it.
+    /// The batch that the kernel had no room for. It is sent before anything else.
     unsent: Option<(Transmit, Vec<u8>)>,
     #[cfg(test)]
     pub(super) trial: Trial,
@@ -72,10 +72,10 @@ impl Wire {
         }
     }
 
-    /// What has arrived, at most one batch; whether there was anything.
+    /// Receives at most [`RECEIVE_BATCH`] messages. Returns whether there were any.
     ///
     /// # Errors
-    /// If the socket is of no use any more.
+    /// If the socket has failed for good.
     pub(super) fn receive(&mut self, into: &mut Vec<Batch>) -> io::Result<bool> {
         let mut meta = [RecvMeta::default(); RECEIVE_BATCH];
         let received = {
@@ -105,9 +105,9 @@ impl Wire {
         (usize::from(DATAGRAM_BYTES_MAX) / usize::from(bytes).max(1)).clamp(1, self.state.max_gso_segments())
     }
 
-    /// Sends, or keeps what the kernel has no room for. Returns whether the socket takes more.
+    /// Sends a batch, or keeps it if the kernel has no room. Returns whether the socket takes more.
     ///
-    /// Other errors, such as an unreachable network or a datagram too large for the path, are losses like any other.
+    /// Other errors, such as an unreachable network or a datagram too large for the path, are treated as packet loss.
     pub(super) fn send(&mut self, transmit: Transmit, contents: &mut Vec<u8>) -> bool {
         if try_send(&self.state, &self.socket, &transmit, contents) {
             return true;
@@ -116,14 +116,14 @@ impl Wire {
         false
     }
 
-    /// Sends a reply to a stranger, or drops it: who is in earnest asks again.
+    /// Sends a reply to a process that has no connection. If the kernel has no room the reply is dropped, because the process asks again.
     pub(super) fn respond(&self, transmit: &Transmit, contents: &[u8]) {
         if self.unsent.is_none() {
             let _ = try_send(&self.state, &self.socket, transmit, contents);
         }
     }
 
-    /// Sends what was kept. Returns whether the socket takes more.
+    /// Sends the batch that was kept. Returns whether the socket takes more.
     pub(super) fn flush(&mut self) -> bool {
         let Some((transmit, contents)) = &self.unsent else { return true };
         if !try_send(&self.state, &self.socket, transmit, contents) {
@@ -159,8 +159,7 @@ fn try_send(state: &UdpSocketState, socket: &UdpSocket, transmit: &Transmit, con
     }
 }
 
-/// Whether an error of receiving says nothing about the socket: it is empty, or an answer of some network node is reported, which anyone
-/// can forge.
+/// Whether the socket is still good after this error. Either it is empty, or the error reports an ICMP message, which anyone can forge.
 fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(
@@ -179,7 +178,7 @@ fn is_passing(error: &io::Error) -> bool {
 /// Messages received by one system call.
 const RECEIVE_BATCH: usize = 16;
 
-/// What a test does to the datagrams that arrive, and what it learns of them.
+/// How a test damages the stream of datagrams that arrive, and what it measures.
 #[cfg(test)]
 #[derive(Debug, Default)]
 pub(super) struct Trial {
