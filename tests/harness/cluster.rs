@@ -13,12 +13,12 @@ use gradlane_core::mem::{Copies, Region};
 use gradlane_core::runtime::process;
 use gradlane_core::transport::Transport;
 use gradlane_core::transport::identity::Credentials;
-use gradlane_core::transport::quic::{QuicTransport, Settings};
 use gradlane_core::transport::router::Router;
 use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec};
 use gradlane_server::{Embedded, EmbeddedOptions};
 
 use crate::element::Element;
+use crate::over::Over;
 
 /// How long a test waits for what must happen; far above what it takes.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -36,24 +36,26 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts a job with default settings.
-    pub fn start(workers: u32, servers: u32) -> Self {
-        Self::with(workers, servers, &[])
+    pub fn start(over: Over, workers: u32, servers: u32) -> Self {
+        Self::with(over, workers, servers, &[])
     }
 
     /// Starts a job with these settings, by knob name.
     ///
     /// # Panics
     /// If it does not start.
-    pub fn with(workers: u32, servers: u32, settings: &[(&str, &str)]) -> Self {
-        Self::with_devices(workers, servers, settings, |_| None)
+    pub fn with(over: Over, workers: u32, servers: u32, settings: &[(&str, &str)]) -> Self {
+        Self::with_devices(over, workers, servers, settings, |_| None)
     }
 
-    /// Starts a job whose worker of each rank takes itself to be on the machine of this name, and reduces with the others there.
+    /// Starts a job whose worker of each rank takes itself to be on the machine of this name, and reduces with the others there. `over` is
+    /// how the sums of the machines travel. [`Over::Shm`] puts the servers on the first machine, and the other machines reach them over
+    /// QUIC.
     ///
     /// # Panics
     /// If it does not start.
-    pub fn on(machines: &[&str], servers: u32, settings: &[(&str, &str)]) -> Self {
-        Self::on_with_devices(machines, servers, settings, |_| None)
+    pub fn on(over: Over, machines: &[&str], servers: u32, settings: &[(&str, &str)]) -> Self {
+        Self::on_with_devices(over, machines, servers, settings, |_| None)
     }
 
     /// Starts a job whose worker of each rank reaches the device that `device` gives it.
@@ -61,12 +63,13 @@ impl Cluster {
     /// # Panics
     /// If it does not start.
     pub fn with_devices(
+        over: Over,
         workers: u32,
         servers: u32,
         settings: &[(&str, &str)],
         device: impl Fn(u32) -> Option<Arc<dyn Device>> + Sync,
     ) -> Self {
-        Self::joined(workers, servers, &config(settings), |config, join, rank| {
+        Self::joined(workers, servers, &config(over, settings), |config, join, rank| {
             worker_with(config, join, Some(rank), workers, device(rank))
         })
     }
@@ -76,13 +79,16 @@ impl Cluster {
     /// # Panics
     /// If it does not start.
     pub fn on_with_devices(
+        over: Over,
         machines: &[&str],
         servers: u32,
         settings: &[(&str, &str)],
         device: impl Fn(u32) -> Option<Arc<dyn Device>> + Sync,
     ) -> Self {
         let workers = u32::try_from(machines.len()).expect("a few");
-        let config = config(&[&[("local_reduce", "auto")], settings].concat());
+        let beside_servers = [("transport", "auto"), ("machine", machines[0])];
+        let placed = if over == Over::Shm { &beside_servers[..] } else { &[] };
+        let config = config(over, &[&[("local_reduce", "auto")], placed, settings].concat());
         Self::joined(workers, servers, &config, |config, join, rank| {
             let machine = machines[rank as usize];
             let before = machines[..rank as usize].iter().filter(|other| **other == machine).count();
@@ -97,19 +103,21 @@ impl Cluster {
         })
     }
 
-    /// Starts a job over QUIC whose worker of each rank carries its exchanges over what `wrap` makes of its transport.
+    /// Starts a job whose worker of each rank carries its exchanges over what `wrap` makes of its transport.
     ///
     /// # Panics
     /// If it does not start.
-    pub fn over(
+    pub fn tapped(
+        over: Over,
         workers: u32,
         servers: u32,
         settings: &[(&str, &str)],
-        wrap: impl Fn(u32, QuicTransport) -> Arc<dyn Transport> + Sync,
+        wrap: impl Fn(Arc<dyn Transport>) -> Arc<dyn Transport> + Sync,
     ) -> Self {
-        Self::joined(workers, servers, &config(settings), |config, join, rank| {
-            let wrap = |transport| wrap(rank, transport);
-            worker_over(config, join, Some(rank), workers, &Settings::from_config(config), wrap)
+        Self::joined(workers, servers, &config(over, settings), |config, join, rank| {
+            worker_over(config, join, Some(rank), workers, |credentials, copies| {
+                Ok(wrap(Arc::new(Router::new(config, credentials, copies)?)))
+            })
         })
     }
 
@@ -134,26 +142,24 @@ impl Cluster {
     }
 }
 
-/// Settings for a test: loopback, and times short enough to wait for.
-pub fn config(settings: &[(&str, &str)]) -> Config {
+/// Settings for a test: loopback, one transport, and times short enough to wait for.
+pub fn config(over: Over, settings: &[(&str, &str)]) -> Config {
     let mut arguments: BTreeMap<String, String> = [
         ("bind", "127.0.0.1:0"),
         ("form_timeout", "20s"),
         ("join_timeout", "20s"),
         ("step_timeout", "20s"),
         ("stall_warn", "5s"),
-        // All of them are on one machine; what is tested is mostly what servers do.
-        ("local_reduce", "off"),
     ]
     .into_iter()
-    .chain(settings.iter().copied())
+    .chain(over.with(settings))
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .collect();
     arguments.retain(|_, value| !value.is_empty());
     Config::load(&arguments, [], None).expect("valid settings").0
 }
 
-/// Joins a job as a worker, on the roads that the settings allow.
+/// Joins a job as a worker, over the transports that the settings allow.
 ///
 /// # Errors
 /// Why it could not.
@@ -172,13 +178,12 @@ pub fn worker_with(
     workers: u32,
     device: Option<Arc<dyn Device>>,
 ) -> Result<Engine> {
-    let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
-    let copies = Copies::default();
-    let transport = Arc::new(Router::new(config, &credentials, &copies)?);
-    start(config, join, (rank, workers), credentials, (transport, copies), device)
+    let router =
+        |credentials: &Credentials, copies: &Copies| Ok(Arc::new(Router::new(config, credentials, copies)?) as _);
+    enter(config, join, (rank, workers), device, router)
 }
 
-/// Joins a job as a worker whose QUIC transport has these settings and is what `wrap` makes of it.
+/// Joins a job as a worker over the transport that `transport` makes.
 ///
 /// # Errors
 /// Why it could not.
@@ -187,22 +192,21 @@ pub fn worker_over(
     join: &JoinString,
     rank: Option<u32>,
     workers: u32,
-    settings: &Settings,
-    wrap: impl FnOnce(QuicTransport) -> Arc<dyn Transport>,
+    transport: impl FnOnce(&Credentials, &Copies) -> Result<Arc<dyn Transport>>,
 ) -> Result<Engine> {
-    let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
-    let transport = wrap(QuicTransport::new(&credentials, settings)?);
-    start(config, join, (rank, workers), credentials, (transport, Copies::default()), None)
+    enter(config, join, (rank, workers), None, transport)
 }
 
-fn start(
+fn enter(
     config: &Config,
     join: &JoinString,
     (rank, workers): (Option<u32>, u32),
-    credentials: Arc<Credentials>,
-    (transport, copies): (Arc<dyn Transport>, Copies),
     device: Option<Arc<dyn Device>>,
+    transport: impl FnOnce(&Credentials, &Copies) -> Result<Arc<dyn Transport>>,
 ) -> Result<Engine> {
+    let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
+    let copies = Copies::default();
+    let transport = transport(&credentials, &copies)?;
     let member = MemberConfig { requested: rank, workers, ..process::member(Role::Worker, config) };
     let coordinator = join.address.clone();
     Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport, copies, device })

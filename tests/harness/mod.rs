@@ -9,6 +9,7 @@ pub mod element;
 pub mod fakes;
 pub mod gated_device;
 pub mod outage;
+pub mod over;
 pub mod patience;
 pub mod processes;
 pub mod random;

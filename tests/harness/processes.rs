@@ -140,7 +140,12 @@ pub fn lives(pid: u32) -> bool {
 
 /// The environment variables that tell a process of the job these settings.
 pub fn variables(join: &JoinString, settings: &[(&str, &str)]) -> Vec<(String, String)> {
-    let settings = settings.iter().map(|(name, value)| (*name, (*value).to_owned()));
-    let all = std::iter::once(("join", join.to_string())).chain(settings);
-    all.map(|(name, value)| (format!("GRADLANE_{}", name.to_ascii_uppercase()), value)).collect()
+    environment(&[&[("join", &*join.to_string())], settings].concat())
+}
+
+/// The environment variables that mean these settings.
+pub fn environment(settings: &[(&str, &str)]) -> Vec<(String, String)> {
+    let variable =
+        |(name, value): &(&str, &str)| (format!("GRADLANE_{}", name.to_ascii_uppercase()), (*value).to_owned());
+    settings.iter().map(variable).collect()
 }

@@ -1,12 +1,13 @@
 //! A transport with somebody at the tap: what is pushed can be held up, damaged or made to fail, by its number.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gradlane_core::Error;
 use gradlane_core::local::Progress;
 use gradlane_core::mem::Region;
-use gradlane_core::transport::{LinkLost, Peer, Pulled, Push, Torn, Transport};
+use gradlane_core::transport::{Capabilities, LinkLost, Peer, Pulled, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId};
 use gradlane_core::wire::{Contribution, Request};
 
@@ -25,22 +26,22 @@ pub enum Fate {
 ///
 /// Links are cut by closing them here. Exchanges then end as cancelled, which means the caller's own wish; it is translated to a loss,
 /// so that a test that cuts links must not cancel anything itself.
-pub struct Tap<T, F> {
-    inner: T,
+pub struct Tap<F> {
+    inner: Arc<dyn Transport>,
     pushes: AtomicU64,
     before: F,
 }
 
-impl<T: Transport, F: Fn(u64) -> Fate + Send + Sync> Tap<T, F> {
+impl<F: Fn(u64) -> Fate + Send + Sync> Tap<F> {
     /// Over `inner`.
-    pub fn new(inner: T, before: F) -> Self {
+    pub fn new(inner: Arc<dyn Transport>, before: F) -> Self {
         Self { inner, pushes: AtomicU64::new(0), before }
     }
 }
 
-impl<T, F> Progress for Tap<T, F> {}
+impl<F> Progress for Tap<F> {}
 
-impl<T: Transport, F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<T, F> {
+impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
         self.inner.connect(peer, patience, lost, done);
     }
@@ -75,6 +76,18 @@ impl<T: Transport, F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<T, F> {
 
     fn disconnect(&self, link: LinkId) {
         self.inner.disconnect(link);
+    }
+
+    fn capabilities(&self, link: LinkId) -> Capabilities {
+        self.inner.capabilities(link)
+    }
+
+    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration) {
+        self.inner.help(enough, patience);
+    }
+
+    fn nudge(&self) {
+        self.inner.nudge();
     }
 
     fn shutdown(&self, patience: Duration) {

@@ -6,6 +6,7 @@ use gradlane_core::types::JoinString;
 use gradlane_core::wire::frame::{Health, Status};
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::config;
+use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
 use gradlane_tests::processes::{Process, variables};
 
@@ -21,12 +22,12 @@ pub(crate) struct Job {
 
 impl Job {
     /// Starts a job that has formed.
-    pub(crate) fn start(workers: u32, servers: u32, settings: &[(&str, &str)]) -> Self {
-        let options = EmbeddedOptions { config: config(settings), workers, servers };
+    pub(crate) fn start(over: Over, workers: u32, servers: u32, settings: &[(&str, &str)]) -> Self {
+        let options = EmbeddedOptions { config: config(over, settings), workers, servers };
         let embedded = Embedded::start(options).expect("starts");
         let join = embedded.join_string();
         let mut puppets: Vec<_> =
-            (0..workers).map(|rank| worker(&["puppet"], join, Some(rank), workers, settings)).collect();
+            (0..workers).map(|rank| worker(over, &["puppet"], join, Some(rank), workers, settings)).collect();
         for (rank, puppet) in puppets.iter_mut().enumerate() {
             assert_eq!(puppet.line(), format!("joined {rank}"));
         }
@@ -52,6 +53,7 @@ impl Job {
 
 /// Starts an actor as a worker of the job.
 pub(crate) fn worker(
+    over: Over,
     part: &[&str],
     join: &JoinString,
     rank: Option<u32>,
@@ -61,15 +63,14 @@ pub(crate) fn worker(
     let place = rank.map(|rank| [rank, workers].map(|number| number.to_string()));
     // One that is to be given a rank does not know how many there are.
     let place = place.iter().flat_map(|[rank, size]| [("rank", &**rank), ("size", &**size)]);
-    // All of them are on one machine; what is tested is mostly what servers do.
-    let settings: Vec<_> = [("local_reduce", "off")].into_iter().chain(settings.iter().copied()).chain(place).collect();
+    let settings: Vec<_> = over.with(settings).into_iter().chain(place).collect();
     // It has no file to keep, so any directory is a home.
     Process::start(Path::new(ACTOR), part, Path::new("/tmp"), &variables(join, &settings))
 }
 
 /// Starts a summation server of the job.
-pub(crate) fn server(join: &JoinString, index: u32, settings: &[(&str, &str)]) -> Process {
+pub(crate) fn server(over: Over, join: &JoinString, index: u32, settings: &[(&str, &str)]) -> Process {
     let index = index.to_string();
-    let settings = [settings, &[("server_index", &index), ("bind", "127.0.0.1:0")]].concat();
+    let settings = over.with(&[settings, &[("server_index", &index), ("bind", "127.0.0.1:0")]].concat());
     Process::start(Path::new(ACTOR), &["server"], Path::new("/tmp"), &variables(join, &settings))
 }

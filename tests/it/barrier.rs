@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use gradlane_core::Error;
 use gradlane_tests::cluster::{Cluster, PATIENCE};
+use gradlane_tests::over::Over;
 
 use crate::actors::Job;
 
 #[test]
 fn a_barrier_waits_for_the_last() {
-    let cluster = Cluster::start(3, 1);
+    let cluster = Cluster::start(Over::Quic, 3, 1);
     for _ in 0..2 {
         let early: Vec<_> = [0, 2].map(|rank| cluster.workers[rank].arrive("epoch", None)).into();
         // A round trip of the same worker's later than its arrival: the coordinator has seen it.
@@ -24,7 +25,7 @@ fn a_barrier_waits_for_the_last() {
 
 #[test]
 fn a_barrier_that_is_given_up_names_who_did_not_come_to_all_who_did() {
-    let cluster = Cluster::start(3, 1);
+    let cluster = Cluster::start(Over::Quic, 3, 1);
     let patient = cluster.workers[0].arrive("epoch", Some(PATIENCE));
     let hasty = cluster.workers[2].arrive("epoch", Some(Duration::from_millis(300)));
     for handle in [patient, hasty] {
@@ -38,7 +39,7 @@ fn a_barrier_that_is_given_up_names_who_did_not_come_to_all_who_did() {
 
 #[test]
 fn a_worker_at_another_barrier_is_found() {
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(Over::Quic, 2, 1);
     let _elsewhere = cluster.workers[1].arrive("evaluation", Some(PATIENCE));
     let error = cluster.workers[0].arrive("epoch", Some(Duration::from_secs(1))).wait(Some(PATIENCE)).unwrap_err();
     assert!(error.to_string().contains("evaluation"), "{error}");
@@ -46,7 +47,7 @@ fn a_worker_at_another_barrier_is_found() {
 
 #[test]
 fn a_barrier_without_a_name_or_arrived_at_twice_is_refused() {
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(Over::Quic, 2, 1);
     let nameless = cluster.workers[0].arrive("", None).wait(Some(PATIENCE));
     assert!(matches!(nameless, Err(Error::InvalidArgument { .. })), "{nameless:?}");
     let first = cluster.workers[0].arrive("epoch", None);
@@ -58,7 +59,7 @@ fn a_barrier_without_a_name_or_arrived_at_twice_is_refused() {
 
 #[test]
 fn a_barrier_fails_when_somebody_leaves() {
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(Over::Quic, 2, 1);
     let waiting = cluster.workers[0].arrive("epoch", None);
     let leaving = cluster.workers[1].shutdown(Duration::from_millis(10));
     assert!(matches!(&leaving, Err(Error::Timeout { what, .. }) if what.contains("worker 0")), "{leaving:?}");
@@ -68,7 +69,7 @@ fn a_barrier_fails_when_somebody_leaves() {
 
 #[test]
 fn a_barrier_fails_with_the_cause_when_somebody_dies() {
-    let mut job = Job::start(3, 1, &[("dead_timeout", "1h")]);
+    let mut job = Job::start(Over::Quic, 3, 1, &[("dead_timeout", "1h")]);
     for rank in [0, 1] {
         job.puppets[rank].order("barrier epoch 60000");
     }

@@ -8,12 +8,24 @@ use gradlane_core::engine::{Batch, BatchSubmission, Engine, Handle, Member};
 use gradlane_core::types::{Op, Priority, WorkerId};
 use gradlane_core::{Error, Result};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 use gradlane_tests::random::Random;
 
-#[test]
-fn a_thousand_small_tensors_that_nobody_declared_travel_in_few_messages() {
+matrix! {
+    [over_shm, over_quic]:
+        a_thousand_small_tensors_that_nobody_declared_travel_in_few_messages,
+        batches_of_any_sizes_have_the_right_sums_whatever_order_and_company_others_choose,
+        a_batch_that_is_cancelled_ends_those_of_the_others_and_no_other_round;
+    [locally, over_shm, over_quic]:
+        workers_whose_batches_disagree_all_learn_about_which_tensor,
+        a_batch_resolves_once_and_only_when_its_last_tensor_has,
+        a_batch_that_is_cancelled_or_late_gives_all_its_memory_back;
+}
+
+fn a_thousand_small_tensors_that_nobody_declared_travel_in_few_messages(over: Over) {
     const LEN: usize = 1024;
-    let cluster = Cluster::start(2, 3);
+    let cluster = Cluster::start(over, 2, 3);
     let sums = all(&cluster.workers, |engine| {
         let rank = engine.rank().0 as f32;
         let mut tensors: Vec<Tensor> =
@@ -32,13 +44,12 @@ fn a_thousand_small_tensors_that_nobody_declared_travel_in_few_messages() {
     }
 }
 
-#[test]
-fn batches_of_any_sizes_have_the_right_sums_whatever_order_and_company_others_choose() {
+fn batches_of_any_sizes_have_the_right_sums_whatever_order_and_company_others_choose(over: Over) {
     const ROUNDS: u64 = 4;
     for (seed, machines) in [(1, None), (2, None), (3, Some(["a", "a", "a"])), (4, Some(["a", "a", "b"]))] {
         let cluster = match machines {
-            None => Cluster::with(3, 2, &SMALL_PARTS),
-            Some(machines) => Cluster::on(&machines, 2, &SMALL_PARTS),
+            None => Cluster::with(over, 3, 2, &SMALL_PARTS),
+            Some(machines) => Cluster::on(over, &machines, 2, &SMALL_PARTS),
         };
         let lengths = lengths(&mut Random::new(seed));
         let outcomes = all(&cluster.workers, |engine| {
@@ -81,7 +92,7 @@ fn batches_of_any_sizes_have_the_right_sums_whatever_order_and_company_others_ch
 
 #[test]
 fn a_batch_with_a_bad_member_is_refused_by_its_name_and_nothing_is_submitted() {
-    let cluster = Cluster::start(1, 1);
+    let cluster = Cluster::start(Over::Quic, 1, 1);
     let engine = &cluster.workers[0];
     Tensor::new("known", vec![1_f32; 8]).reduce(engine, Op::Sum).unwrap();
     let before = engine.metrics().submissions.load(Relaxed);
@@ -105,9 +116,8 @@ fn a_batch_with_a_bad_member_is_refused_by_its_name_and_nothing_is_submitted() {
     good().reduce(engine, Op::Sum).unwrap();
 }
 
-#[test]
-fn workers_whose_batches_disagree_all_learn_about_which_tensor() {
-    let cluster = Cluster::with(2, 1, &[("step_timeout", "5s")]);
+fn workers_whose_batches_disagree_all_learn_about_which_tensor(over: Over) {
+    let cluster = Cluster::with(over, 2, 1, &[("step_timeout", "5s")]);
     let errors = all(&cluster.workers, |engine| {
         let len = 10 + engine.rank().0 as usize;
         let mut tensors = vec![Tensor::new("a", vec![1_f32; 8]), Tensor::new("b", vec![1_f32; len])];
@@ -120,11 +130,10 @@ fn workers_whose_batches_disagree_all_learn_about_which_tensor() {
     assert_eq!(after, vec![Ok(()); 2]);
 }
 
-#[test]
-fn a_batch_resolves_once_and_only_when_its_last_tensor_has() {
+fn a_batch_resolves_once_and_only_when_its_last_tensor_has(over: Over) {
     // More than what shares a part with others: the other worker submits each alone.
     const LEN: usize = 100_000;
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(over, 2, 1);
     let [ours, theirs] = &cluster.workers[..] else { panic!("two workers") };
     let mut tensors: Vec<Tensor> = (0..3).map(|index| Tensor::new(&format!("t{index}"), vec![1_f32; LEN])).collect();
     let (told, tidings) = mpsc::channel();
@@ -147,9 +156,8 @@ fn a_batch_resolves_once_and_only_when_its_last_tensor_has() {
     assert!(tensors.iter().flat_map(|tensor| &tensor.data).all(|sum| *sum == 3.0));
 }
 
-#[test]
-fn a_batch_that_is_cancelled_or_late_gives_all_its_memory_back() {
-    let cluster = Cluster::start(2, 1);
+fn a_batch_that_is_cancelled_or_late_gives_all_its_memory_back(over: Over) {
+    let cluster = Cluster::start(over, 2, 1);
     let engine = &cluster.workers[0];
     let mut tensors: Vec<Tensor> =
         (0..20).map(|index| Tensor::new(&format!("t{index}"), vec![1_f32; 10_000])).collect();
@@ -166,10 +174,9 @@ fn a_batch_that_is_cancelled_or_late_gives_all_its_memory_back() {
     assert_eq!(engine.metrics().submissions.load(Relaxed), engine.metrics().resolved.load(Relaxed));
 }
 
-#[test]
-fn a_batch_that_is_cancelled_ends_those_of_the_others_and_no_other_round() {
+fn a_batch_that_is_cancelled_ends_those_of_the_others_and_no_other_round(over: Over) {
     // Nothing else would end the wait within the hour.
-    let cluster = Cluster::with(2, 1, &[("step_timeout", "1 h")]);
+    let cluster = Cluster::with(over, 2, 1, &[("step_timeout", "1 h")]);
     let [ours, theirs] = &cluster.workers[..] else { panic!("two workers") };
     let make = || (0..20).map(|index| Tensor::new(&format!("t{index}"), vec![1_f32; 10])).collect::<Vec<_>>();
     let begin = |engine: &Engine, tensors: &mut [Tensor]| submit(engine, tensors, Op::Sum).unwrap();
@@ -198,7 +205,7 @@ fn a_batch_that_is_cancelled_ends_those_of_the_others_and_no_other_round() {
 
 #[test]
 fn what_an_ended_job_is_given_in_one_call_fails_by_its_handle() {
-    let cluster = Cluster::start(1, 1);
+    let cluster = Cluster::start(Over::Quic, 1, 1);
     cluster.workers[0].shutdown(PATIENCE).unwrap();
     let mut tensors = [Tensor::new("a", vec![1_f32; 10]), Tensor::new("b", vec![1_f32; 10])];
     let error = submit(&cluster.workers[0], &mut tensors, Op::Sum).unwrap().wait(Some(PATIENCE)).unwrap_err();

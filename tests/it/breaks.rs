@@ -7,21 +7,30 @@ use std::time::Duration;
 use gradlane_core::Error;
 use gradlane_core::config::Config;
 use gradlane_core::engine::{Engine, Handle};
-use gradlane_core::transport::quic::Settings;
+use gradlane_core::transport::quic::{QuicTransport, Settings};
 use gradlane_core::types::{Op, Role, WorkerId};
 use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all, config, worker, worker_over};
 use gradlane_tests::digits;
+use gradlane_tests::matrix;
 use gradlane_tests::outage::Outage;
+use gradlane_tests::over::Over;
 use gradlane_tests::tap::{Fate, Tap};
 
 use crate::actors::worker as worker_process;
 
-#[test]
-fn a_worker_that_does_not_come_is_named_to_those_who_wait() {
-    let cluster = Cluster::with(3, 1, &[("step_timeout", "2 s"), ("stall_warn", "200 ms")]);
+matrix! {
+    [over_shm, over_quic]:
+        a_worker_that_does_not_come_is_named_to_those_who_wait,
+        a_root_that_sends_nothing_is_named_to_those_who_wait,
+        a_root_that_dies_is_named_to_those_who_wait_for_its_broadcast,
+        sums_stay_exact_when_links_are_cut_again_and_again;
+}
+
+fn a_worker_that_does_not_come_is_named_to_those_who_wait(over: Over) {
+    let cluster = Cluster::with(over, 3, 1, &[("step_timeout", "2 s"), ("stall_warn", "200 ms")]);
     let errors = all(&cluster.workers[..2], |engine| Tensor::new("lonely", vec![1_f32; 10]).reduce(engine, Op::Sum));
     for error in errors {
         let Err(Error::Stalled { tensor, missing, .. }) = &error else { panic!("{error:?}") };
@@ -31,22 +40,20 @@ fn a_worker_that_does_not_come_is_named_to_those_who_wait() {
     assert_eq!(next, vec![Ok(()); 3], "the job goes on");
 }
 
-#[test]
-fn a_root_that_sends_nothing_is_named_to_those_who_wait() {
-    let cluster = Cluster::with(2, 1, &[("step_timeout", "1 s"), ("stall_warn", "200 ms")]);
+fn a_root_that_sends_nothing_is_named_to_those_who_wait(over: Over) {
+    let cluster = Cluster::with(over, 2, 1, &[("step_timeout", "1 s"), ("stall_warn", "200 ms")]);
     let op = Op::Broadcast { root: WorkerId(1) };
     let error = Tensor::new("weights", vec![1_f32; 10]).reduce(&cluster.workers[0], op).unwrap_err();
     let Error::Stalled { missing, .. } = &error else { panic!("{error}") };
     assert_eq!(missing, &[WorkerId(1)]);
 }
 
-#[test]
-fn a_root_that_dies_is_named_to_those_who_wait_for_its_broadcast() {
+fn a_root_that_dies_is_named_to_those_who_wait_for_its_broadcast(over: Over) {
     // So patient that it is the death that is heard of, and not that nothing came.
-    let config = config(&[]);
+    let config = config(over, &[]);
     let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 3, servers: 1 }).unwrap();
     let join = embedded.join_string();
-    let mut root = worker_process(&["puppet"], join, Some(0), 3, &[]);
+    let mut root = worker_process(over, &["puppet"], join, Some(0), 3, &[]);
     let others: Vec<Engine> = std::thread::scope(|scope| {
         let joining = [1, 2].map(|rank| {
             let config = &config;
@@ -68,10 +75,9 @@ fn a_root_that_dies_is_named_to_those_who_wait_for_its_broadcast() {
     }
 }
 
-#[test]
-fn sums_stay_exact_when_links_are_cut_again_and_again() {
+fn sums_stay_exact_when_links_are_cut_again_and_again(over: Over) {
     let cut = |push| if push % 23 == 0 { Fate::Cut } else { Fate::Stay };
-    let cluster = Cluster::over(3, 2, &SMALL_PARTS, |_, transport| Arc::new(Tap::new(transport, cut)));
+    let cluster = Cluster::tapped(over, 3, 2, &SMALL_PARTS, |transport| Arc::new(Tap::new(transport, cut)));
     let wrong = all(&cluster.workers, |engine| rounds(engine, 3, 12));
     assert_eq!(wrong, vec![Ok(()); 3]);
     for engine in &cluster.workers {
@@ -81,7 +87,7 @@ fn sums_stay_exact_when_links_are_cut_again_and_again() {
 
 #[test]
 fn sums_stay_exact_when_the_network_goes_silent_for_a_while() {
-    let config = config(&SMALL_PARTS);
+    let config = config(Over::Quic, &SMALL_PARTS);
     let machine = CoordinatorConfig::from_config(&config, 2, 1);
     let coordinator = CoordinatorNode::start(machine, &config, None).unwrap();
     let join = coordinator.join_string();
@@ -101,7 +107,7 @@ fn sums_stay_exact_when_the_network_goes_silent_for_a_while() {
         ..Settings::from_config(&config)
     };
     let start = |rank| {
-        worker_over(&config, join, Some(rank), 2, &settings, |transport| {
+        worker_over(&config, join, Some(rank), 2, |credentials, _| {
             let relay = relay.clone();
             let silence = move |push| {
                 if push == 40 {
@@ -109,7 +115,7 @@ fn sums_stay_exact_when_the_network_goes_silent_for_a_while() {
                 }
                 Fate::Stay
             };
-            Arc::new(Tap::new(transport, silence))
+            Ok(Arc::new(Tap::new(Arc::new(QuicTransport::new(credentials, &settings)?), silence)))
         })
         .unwrap()
     };

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gradlane_tests::processes::Process;
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
+use gradlane_tests::processes::{Process, environment};
 
 use crate::actors::ACTOR;
 
@@ -19,27 +21,32 @@ fn the_header_is_what_the_sources_say() {
     assert!(read(&header) == read(FRESH), "plugins/session/include/gradlane.h is not up to date: cp {FRESH} {header}");
 }
 
-#[test]
-fn a_program_in_c_sums_under_the_launcher() {
+matrix! {
+    [locally, over_shm, over_quic]:
+        a_program_in_c_sums_under_the_launcher;
+    [over_shm, over_quic]:
+        rank_0_of_a_program_in_c_embeds_the_server_where_the_launcher_brings_none;
+}
+
+fn a_program_in_c_sums_under_the_launcher(over: Over) {
     let folder = tempfile::tempdir().expect("a folder");
     let program = build(folder.path());
     let line = ["run", "-n", "2", "-s", "1", "--", program.to_str().expect("text")];
-    let ended = Process::start(Path::new(ACTOR), &line, folder.path(), &off()).end();
+    let ended = Process::start(Path::new(ACTOR), &line, folder.path(), &environment(&over.settings())).end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let mut lines = ended.output;
     lines.sort_unstable();
     assert_eq!(lines, ["rank 0 of 2: all sums are exact", "rank 1 of 2: all sums are exact"], "{}", ended.complaints);
 }
 
-#[test]
-fn rank_0_of_a_program_in_c_embeds_the_server_where_the_launcher_brings_none() {
+fn rank_0_of_a_program_in_c_embeds_the_server_where_the_launcher_brings_none(over: Over) {
     let folder = tempfile::tempdir().expect("a folder");
     let program = build(folder.path());
     let rank = |rank: u32| {
         let variables = ["RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE"].into_iter().zip([rank, rank, 2, 2]);
         let variables = variables.map(|(name, value)| (format!("OMPI_COMM_WORLD_{name}"), value.to_string()));
         let state = ("GRADLANE_STATE_DIR".to_owned(), folder.path().join("state").display().to_string());
-        let variables: Vec<_> = variables.chain([state]).chain(off()).collect();
+        let variables: Vec<_> = variables.chain([state]).chain(environment(&over.settings())).collect();
         Process::start(&program, &[], folder.path(), &variables)
     };
     let processes = [rank(1), rank(0)];
@@ -58,11 +65,6 @@ fn a_program_in_c_is_told_why_it_cannot_join() {
     let ended = Process::start(&program, &[], folder.path(), &variables).end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.complaints.starts_with("init: status 2: setting GRADLANE_JOIN: "), "{}", ended.complaints);
-}
-
-/// Has both ranks sum by the server, although they are on one machine.
-fn off() -> Vec<(String, String)> {
-    vec![("GRADLANE_LOCAL_REDUCE".to_owned(), "off".to_owned())]
 }
 
 /// The example, built into `folder`. Warnings are errors.

@@ -16,12 +16,20 @@ use gradlane_core::types::{Done, ExchangeId, LinkId, Op, Role};
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config};
 use gradlane_tests::gated_device::TestDevice;
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
+
+matrix! {
+    [over_shm, over_quic]:
+        a_server_adds_bodies_where_they_were_received_and_keeps_two_rounds_of_sums,
+        in_rank_order_a_server_copies_what_comes_before_its_turn_and_no_more;
+}
 
 const LEN: usize = 100_000;
 
 #[test]
 fn a_worker_copies_nothing_over_a_network() {
-    let cluster = Cluster::with(1, 1, &[("transport", "quic")]);
+    let cluster = Cluster::start(Over::Quic, 1, 1);
     let engine = &cluster.workers[0];
     Tensor::new("a", vec![1_f32; LEN]).reduce(engine, Op::Sum).unwrap();
     assert_eq!(engine.metrics().copied_bytes(), 0);
@@ -29,7 +37,7 @@ fn a_worker_copies_nothing_over_a_network() {
 
 #[test]
 fn a_worker_copies_its_contribution_once_into_shared_memory() {
-    let cluster = Cluster::with(1, 1, &[("transport", "shm")]);
+    let cluster = Cluster::start(Over::Shm, 1, 1);
     let engine = &cluster.workers[0];
     Tensor::new("a", vec![1_f32; LEN]).reduce(engine, Op::Sum).unwrap();
     assert_eq!(engine.metrics().copied_bytes(), 4 * LEN as u64);
@@ -38,7 +46,7 @@ fn a_worker_copies_its_contribution_once_into_shared_memory() {
 #[test]
 fn what_is_staged_for_a_device_is_added_where_it_lies_by_a_server_of_the_machine() {
     let devices = |_| Some(TestDevice::start() as Arc<dyn Device>);
-    let cluster = Cluster::with_devices(2, 1, &[("transport", "shm")], devices);
+    let cluster = Cluster::with_devices(Over::Shm, 2, 1, &[], devices);
     all(&cluster.workers, |engine| {
         for round in 1..=3_u32 {
             let mut tensor = Tensor::new("a", (0..LEN).map(|at| (at as u32 * round) as f32).collect());
@@ -49,10 +57,9 @@ fn what_is_staged_for_a_device_is_added_where_it_lies_by_a_server_of_the_machine
     });
 }
 
-#[test]
-fn a_server_adds_bodies_where_they_were_received_and_keeps_two_rounds_of_sums() {
+fn a_server_adds_bodies_where_they_were_received_and_keeps_two_rounds_of_sums(over: Over) {
     const BYTES: usize = 16 << 20;
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(over, 2, 1);
     for _ in 0..4 {
         all(&cluster.workers, |engine| Tensor::new("a", vec![1_f32; BYTES / 4]).reduce(engine, Op::Mean).unwrap());
     }
@@ -62,9 +69,8 @@ fn a_server_adds_bodies_where_they_were_received_and_keeps_two_rounds_of_sums() 
     assert!(held <= 2 * BYTES as u64, "{held} bytes for two rounds of {BYTES}");
 }
 
-#[test]
-fn in_rank_order_a_server_copies_what_comes_before_its_turn_and_no_more() {
-    let cluster = Cluster::with(2, 1, &[("deterministic", "true")]);
+fn in_rank_order_a_server_copies_what_comes_before_its_turn_and_no_more(over: Over) {
+    let cluster = Cluster::with(over, 2, 1, &[("deterministic", "true")]);
     let sums = all(&cluster.workers, |engine| {
         let mut tensor = Tensor::new("a", vec![1_f32; LEN]);
         tensor.reduce(engine, Op::Sum).unwrap();
@@ -77,7 +83,7 @@ fn in_rank_order_a_server_copies_what_comes_before_its_turn_and_no_more() {
 
 #[test]
 fn a_body_that_is_staged_shows_in_the_metrics() {
-    let config = config(&[]);
+    let config = config(Over::Quic, &[]);
     let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 1, servers: 1 }).unwrap();
     let join = embedded.join_string();
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, PATIENCE).unwrap());

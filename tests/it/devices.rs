@@ -11,21 +11,34 @@ use gradlane_core::types::{Op, Priority, TensorSpec, WorkerId};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all};
 use gradlane_tests::element::Element;
 use gradlane_tests::gated_device::{Direction, TestDevice};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 use gradlane_tests::random::Random;
 use half::bf16;
+
+matrix! {
+    [over_shm, over_quic]:
+        every_reduction_is_bit_by_bit_that_of_host_memory,
+        small_tensors_of_a_device_share_parts,
+        one_worker_may_have_a_device_and_the_other_none,
+        tensors_that_share_a_part_and_lie_apart_are_named_to_all_workers,
+        what_is_given_up_while_it_is_copied_ends_when_the_copy_has_ended_and_the_others_hear_of_it,
+        a_sum_that_nobody_wants_any_more_is_not_seen_to_the_end_before_its_copy,
+        a_device_that_fails_fails_the_handle_and_who_waits_for_the_contribution_hears_of_it,
+        a_model_may_be_larger_than_the_credit,
+        the_most_urgent_is_copied_next,
+        an_engine_ends_with_copies_under_way;
+}
 
 const OPS: [Op; 6] = [Op::Sum, Op::Mean, Op::Min, Op::Max, Op::WeightedMean, Op::Broadcast { root: WorkerId(1) }];
 /// Many parts, the last one shorter.
 const LEN: usize = 100_003;
 
-#[test]
-fn every_reduction_is_bit_by_bit_that_of_host_memory() {
-    for road in ["quic", "shm"] {
-        let (cluster, _) = two_with_devices(&[&SMALL_PARTS[..], &[("transport", road)]].concat());
-        as_on_the_host::<f32>(&cluster);
-        as_on_the_host::<bf16>(&cluster);
-        as_on_the_host::<i32>(&cluster);
-    }
+fn every_reduction_is_bit_by_bit_that_of_host_memory(over: Over) {
+    let (cluster, _) = two_with_devices(over, &SMALL_PARTS);
+    as_on_the_host::<f32>(&cluster);
+    as_on_the_host::<bf16>(&cluster);
+    as_on_the_host::<i32>(&cluster);
 }
 
 fn as_on_the_host<T: Element>(cluster: &Cluster) {
@@ -58,9 +71,8 @@ fn as_on_the_host<T: Element>(cluster: &Cluster) {
     }
 }
 
-#[test]
-fn small_tensors_of_a_device_share_parts() {
-    let (cluster, devices) = two_with_devices(&[]);
+fn small_tensors_of_a_device_share_parts(over: Over) {
+    let (cluster, devices) = two_with_devices(over, &[]);
     all(&cluster.workers, |engine| {
         let mut tensors: Vec<Tensor> =
             (0..50).map(|index| Tensor::new(&format!("small {index}"), vec![index as f32; 1 + index])).collect();
@@ -77,10 +89,9 @@ fn small_tensors_of_a_device_share_parts() {
     assert!(devices[0].asked(Direction::Out, 2).len() < 2 * 50, "a copy for each tensor");
 }
 
-#[test]
-fn one_worker_may_have_a_device_and_the_other_none() {
+fn one_worker_may_have_a_device_and_the_other_none(over: Over) {
     let device = TestDevice::start();
-    let cluster = Cluster::with_devices(2, 2, &SMALL_PARTS, |rank| (rank == 1).then(|| Arc::clone(&device) as _));
+    let cluster = Cluster::with_devices(over, 2, 2, &SMALL_PARTS, |rank| (rank == 1).then(|| Arc::clone(&device) as _));
     all(&cluster.workers, |engine| {
         let mut tensor = Tensor::new("w", vec![1_f32; LEN]);
         let on_device = engine.rank() == WorkerId(1);
@@ -94,7 +105,7 @@ fn one_worker_may_have_a_device_and_the_other_none() {
 #[test]
 fn memory_that_cannot_be_reached_is_refused_at_once() {
     let device = TestDevice::start();
-    let cluster = Cluster::with_devices(2, 1, &[], |rank| (rank == 1).then(|| Arc::clone(&device) as _));
+    let cluster = Cluster::with_devices(Over::Quic, 2, 1, &[], |rank| (rank == 1).then(|| Arc::clone(&device) as _));
     let refused = |engine: &Engine, submission| match engine.push_pull(submission, |_| {}).unwrap_err() {
         Error::InvalidArgument { what, .. } => what,
         other => panic!("{other}"),
@@ -109,9 +120,8 @@ fn memory_that_cannot_be_reached_is_refused_at_once() {
     assert_eq!(apart(other.submission(Op::Sum).destination), "tensor w: from memory of host:0 to memory of the host");
 }
 
-#[test]
-fn tensors_that_share_a_part_and_lie_apart_are_named_to_all_workers() {
-    let (cluster, _) = two_with_devices(&[("step_timeout", "1 h")]);
+fn tensors_that_share_a_part_and_lie_apart_are_named_to_all_workers(over: Over) {
+    let (cluster, _) = two_with_devices(over, &[("step_timeout", "1 h")]);
     let outcomes = all(&cluster.workers, |engine| {
         let mut tensors = ["left", "right"].map(|name| Tensor::new(name, vec![1_f32; 4]));
         let batch = Batch::new(tensors.iter().map(|tensor| tensor.spec.clone()).collect()).unwrap();
@@ -132,9 +142,8 @@ fn tensors_that_share_a_part_and_lie_apart_are_named_to_all_workers() {
     sum_of_one(&cluster, "after");
 }
 
-#[test]
-fn what_is_given_up_while_it_is_copied_ends_when_the_copy_has_ended_and_the_others_hear_of_it() {
-    let (cluster, devices) = two_with_devices(&[("step_timeout", "1 h")]);
+fn what_is_given_up_while_it_is_copied_ends_when_the_copy_has_ended_and_the_others_hear_of_it(over: Over) {
+    let (cluster, devices) = two_with_devices(over, &[("step_timeout", "1 h")]);
     let [giver, other] = &cluster.workers[..] else { panic!("two workers") };
     for (timeout, expected) in [(None, "cancelled by the caller"), (Some(Duration::from_millis(10)), "not done after")]
     {
@@ -158,9 +167,8 @@ fn what_is_given_up_while_it_is_copied_ends_when_the_copy_has_ended_and_the_othe
     }
 }
 
-#[test]
-fn a_sum_that_nobody_wants_any_more_is_not_seen_to_the_end_before_its_copy() {
-    let (cluster, devices) = two_with_devices(&[]);
+fn a_sum_that_nobody_wants_any_more_is_not_seen_to_the_end_before_its_copy(over: Over) {
+    let (cluster, devices) = two_with_devices(over, &[]);
     let [giver, other] = &cluster.workers[..] else { panic!("two workers") };
     let (mut ours, mut theirs) = (Tensor::new("w", vec![1_f32; 100]), Tensor::new("w", vec![1_f32; 100]));
     devices[0].close(Direction::In);
@@ -175,9 +183,8 @@ fn a_sum_that_nobody_wants_any_more_is_not_seen_to_the_end_before_its_copy() {
     sum_of_one(&cluster, "after");
 }
 
-#[test]
-fn a_device_that_fails_fails_the_handle_and_who_waits_for_the_contribution_hears_of_it() {
-    let (cluster, devices) = two_with_devices(&[("step_timeout", "1 h")]);
+fn a_device_that_fails_fails_the_handle_and_who_waits_for_the_contribution_hears_of_it(over: Over) {
+    let (cluster, devices) = two_with_devices(over, &[("step_timeout", "1 h")]);
     let [faulty, other] = &cluster.workers[..] else { panic!("two workers") };
     for direction in [Direction::Out, Direction::In] {
         let (mut ours, mut theirs) = (Tensor::new("w", vec![1_f32; 100]), Tensor::new("w", vec![1_f32; 100]));
@@ -198,9 +205,8 @@ fn a_device_that_fails_fails_the_handle_and_who_waits_for_the_contribution_hears
     }
 }
 
-#[test]
-fn a_model_may_be_larger_than_the_credit() {
-    let (cluster, _) = two_with_devices(&[("credit_bytes", "128 KiB"), SMALL_PARTS[0]]);
+fn a_model_may_be_larger_than_the_credit(over: Over) {
+    let (cluster, _) = two_with_devices(over, &[("credit_bytes", "128 KiB"), SMALL_PARTS[0]]);
     all(&cluster.workers, |engine| {
         let mut tensors: Vec<Tensor> = (0..8).map(|index| Tensor::new(&format!("{index}"), vec![1_f32; LEN])).collect();
         // In different orders, and some of them in host memory.
@@ -221,9 +227,8 @@ fn a_model_may_be_larger_than_the_credit() {
     });
 }
 
-#[test]
-fn the_most_urgent_is_copied_next() {
-    let (cluster, devices) = two_with_devices(&SMALL_PARTS);
+fn the_most_urgent_is_copied_next(over: Over) {
+    let (cluster, devices) = two_with_devices(over, &SMALL_PARTS);
     let specs = [("backlog", LEN), ("urgent", 16_384)].map(|(name, len)| Tensor::new(name, vec![1_f32; len]).spec);
     all(&cluster.workers, |engine| engine.declare(specs.to_vec(), false, Some(PATIENCE)).unwrap());
     // A sum of each server has come, so that nothing waits for a connection.
@@ -254,10 +259,9 @@ fn the_most_urgent_is_copied_next() {
     });
 }
 
-#[test]
-fn an_engine_ends_with_copies_under_way() {
+fn an_engine_ends_with_copies_under_way(over: Over) {
     for direction in [Direction::Out, Direction::In] {
-        let (cluster, devices) = two_with_devices(&SMALL_PARTS);
+        let (cluster, devices) = two_with_devices(over, &SMALL_PARTS);
         let [leaver, other] = &cluster.workers[..] else { panic!("two workers") };
         let (mut ours, mut theirs) = (Tensor::new("w", vec![1_f32; LEN]), Tensor::new("w", vec![1_f32; LEN]));
         devices[0].close(direction);
@@ -275,7 +279,7 @@ fn an_engine_ends_with_copies_under_way() {
 fn the_workers_of_a_machine_hear_what_to_do_where_nothing_reduces_memory_of_devices_among_them() {
     let devices = [TestDevice::start(), TestDevice::start()];
     let device = |rank: u32| Some(Arc::clone(&devices[rank as usize]) as Arc<dyn Device>);
-    let cluster = Cluster::on_with_devices(&["a", "a"], 1, &[("nccl_lib", "/nowhere/libnccl.so")], device);
+    let cluster = Cluster::on_with_devices(Over::Quic, &["a", "a"], 1, &[("nccl_lib", "/nowhere/libnccl.so")], device);
     let errors = all(&cluster.workers, |engine| {
         let mut tensor = Tensor::new("w", vec![1_f32; 100]);
         engine.reduce(tensor.on_device(Op::Sum), Some(PATIENCE)).unwrap_err()
@@ -292,10 +296,10 @@ fn the_workers_of_a_machine_hear_what_to_do_where_nothing_reduces_memory_of_devi
 }
 
 /// Two workers with a device each, two servers.
-fn two_with_devices(settings: &[(&str, &str)]) -> (Cluster, [Arc<TestDevice>; 2]) {
+fn two_with_devices(over: Over, settings: &[(&str, &str)]) -> (Cluster, [Arc<TestDevice>; 2]) {
     let devices = [TestDevice::start(), TestDevice::start()];
     let device = |rank: u32| Some(Arc::clone(&devices[rank as usize]) as Arc<dyn Device>);
-    (Cluster::with_devices(2, 2, settings, device), devices)
+    (Cluster::with_devices(over, 2, 2, settings, device), devices)
 }
 
 fn push_pull_all(engine: &Engine, batch: &Batch, submissions: impl Iterator<Item = Submission>) -> Handle {

@@ -6,8 +6,15 @@ use std::sync::Barrier;
 use gradlane_core::Error;
 use gradlane_core::types::{DType, Op, Priority, TensorSpec, WorkerId};
 use gradlane_tests::cluster::{PATIENCE, SMALL_PARTS, Tensor, all};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 
 use crate::seats::{LEN, start, total};
+
+matrix! {
+    [over_shm, over_quic]:
+        every_group_stages_once_and_a_machine_pushes_once;
+}
 
 /// Machines, and how many devices a switch has.
 const SHAPES: [(&[&str], &str); 6] = [
@@ -23,7 +30,7 @@ const SHAPES: [(&[&str], &str); 6] = [
 fn groups_of_any_number_and_size_add_up_exactly() {
     for (machines, size) in SHAPES {
         let settings = [&SMALL_PARTS[..], &[("pcie_switch_size", size)]].concat();
-        let (cluster, seats) = start(machines, &settings);
+        let (cluster, seats) = start(Over::Quic, machines, &settings);
         let count = machines.len();
         let last = WorkerId(u32::try_from(count - 1).unwrap());
         for op in [
@@ -65,9 +72,8 @@ fn groups_of_any_number_and_size_add_up_exactly() {
     }
 }
 
-#[test]
-fn every_group_stages_once_and_a_machine_pushes_once() {
-    let (cluster, seats) = start(&["a", "a", "a", "a", "b"], &[("pcie_switch_size", "2")]);
+fn every_group_stages_once_and_a_machine_pushes_once(over: Over) {
+    let (cluster, seats) = start(over, &["a", "a", "a", "a", "b"], &[("pcie_switch_size", "2")]);
     all(&cluster.workers, |engine| {
         let seat = &seats[engine.rank().0 as usize];
         let place = seat.place(&vec![1.0; LEN]);
@@ -84,7 +90,7 @@ fn floats_of_a_small_range_are_added_on_the_host_and_tensors_of_the_host_know_no
     // Two halves of 1.0 in each float of 32 bits.
     let ones = |count: f32| f32::from_bits(u32::from(half::f16::from_f32(count).to_bits()) * 0x1_0001);
     for machines in [&["a", "a", "a", "a"][..], &["a", "a", "a", "b"]] {
-        let (cluster, seats) = start(machines, &[("pcie_switch_size", "2")]);
+        let (cluster, seats) = start(Over::Quic, machines, &[("pcie_switch_size", "2")]);
         all(&cluster.workers, |engine| {
             let seat = &seats[engine.rank().0 as usize];
             let place = seat.place(&vec![ones(1.0); LEN]);
@@ -102,7 +108,7 @@ fn floats_of_a_small_range_are_added_on_the_host_and_tensors_of_the_host_know_no
 #[test]
 fn workers_of_different_groups_that_disagree_both_learn_it_and_the_next_round_is_whole() {
     for machines in [&["a", "a", "a", "a"][..], &["a", "a", "a", "a", "b"]] {
-        let (cluster, seats) = start(machines, &[("pcie_switch_size", "2"), ("step_timeout", "1 h")]);
+        let (cluster, seats) = start(Over::Quic, machines, &[("pcie_switch_size", "2"), ("step_timeout", "1 h")]);
         let errors = all(&cluster.workers[..4], |engine| {
             let seat = &seats[engine.rank().0 as usize];
             let place = seat.place(&vec![1.0; LEN]);
@@ -124,8 +130,11 @@ fn workers_of_different_groups_that_disagree_both_learn_it_and_the_next_round_is
 
 #[test]
 fn a_worker_of_another_group_that_does_not_come_is_named() {
-    let (cluster, seats) =
-        start(&["a", "a", "a", "a"], &[("pcie_switch_size", "2"), ("stall_warn", "500 ms"), ("step_timeout", "1 s")]);
+    let (cluster, seats) = start(
+        Over::Quic,
+        &["a", "a", "a", "a"],
+        &[("pcie_switch_size", "2"), ("stall_warn", "500 ms"), ("step_timeout", "1 s")],
+    );
     let errors = all(&cluster.workers[..3], |engine| {
         let seat = &seats[engine.rank().0 as usize];
         let place = seat.place(&vec![1.0; LEN]);
@@ -141,7 +150,7 @@ fn whoever_cancels_gets_its_memory_back_and_no_sum_is_wrong() {
     // Which of the workers cancels: of each part one of them exchanges it, another holds it, and two do neither.
     for canceller in 0..4 {
         let settings = [&SMALL_PARTS[..], &[("pcie_switch_size", "2"), ("stall_warn", "1 s"), ("step_timeout", "5 s")]];
-        let (cluster, seats) = start(&["a", "a", "a", "a", "b"], &settings.concat());
+        let (cluster, seats) = start(Over::Quic, &["a", "a", "a", "a", "b"], &settings.concat());
         let (submitted, over) = (Barrier::new(5), Barrier::new(5));
         all(&cluster.workers, |engine| {
             let (rank, seat) = (engine.rank().0, &seats[engine.rank().0 as usize]);

@@ -4,13 +4,19 @@
 use gradlane_core::Error;
 use gradlane_core::types::{Op, Priority, WorkerId};
 use gradlane_tests::cluster::{PATIENCE, SMALL_PARTS, Tensor, all};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 
 use crate::seats::{LEN, start, total};
 
-#[test]
-fn a_sum_of_devices_is_exchanged_once_a_machine_and_is_exact_on_all_of_them() {
+matrix! {
+    [over_shm, over_quic]:
+        a_sum_of_devices_is_exchanged_once_a_machine_and_is_exact_on_all_of_them;
+}
+
+fn a_sum_of_devices_is_exchanged_once_a_machine_and_is_exact_on_all_of_them(over: Over) {
     for machines in [&["a", "a"][..], &["a", "a", "b"], &["a", "a", "b", "b"]] {
-        let (cluster, seats) = start(machines, &SMALL_PARTS);
+        let (cluster, seats) = start(over, machines, &SMALL_PARTS);
         let count = machines.len();
         let root = WorkerId(u32::try_from(count - 1).unwrap());
         for op in [Op::Sum, Op::Mean, Op::Max, Op::Broadcast { root }] {
@@ -54,7 +60,7 @@ fn a_sum_of_devices_is_exchanged_once_a_machine_and_is_exact_on_all_of_them() {
 #[test]
 fn ranks_of_a_machine_whose_tensors_lie_in_different_kinds_of_memory_all_learn_both() {
     for machines in [&["a", "a"][..], &["a", "a", "b"]] {
-        let (cluster, seats) = start(machines, &[("step_timeout", "1 h")]);
+        let (cluster, seats) = start(Over::Quic, machines, &[("step_timeout", "1 h")]);
         let errors = all(&cluster.workers, |engine| {
             let seat = &seats[engine.rank().0 as usize];
             let mut tensor = Tensor::new("w", vec![1_f32; LEN]);

@@ -15,11 +15,20 @@ use gradlane_core::types::{Done, JoinString, Op, Role, WorkerId};
 use gradlane_core::{Code, Error, Result};
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, config, worker};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
 use gradlane_tests::rounds;
 use gradlane_tests::tap::{Fate, Tap};
 
 use crate::actors::Job;
+
+matrix! {
+    [over_shm, over_quic]:
+        a_sum_that_somebody_withholds_fails_in_time_and_names_who;
+    [locally, over_shm, over_quic]:
+        a_caller_can_give_up_and_is_told_so;
+}
 
 #[test]
 fn every_class_of_failure_can_happen_and_says_whether_to_try_again() {
@@ -42,17 +51,15 @@ fn every_class_of_failure_can_happen_and_says_whether_to_try_again() {
     }
 }
 
-#[test]
-fn a_sum_that_somebody_withholds_fails_in_time_and_names_who() {
-    let cluster = Cluster::with(2, 1, &[("step_timeout", "1s"), ("stall_warn", "200ms")]);
+fn a_sum_that_somebody_withholds_fails_in_time_and_names_who(over: Over) {
+    let cluster = Cluster::with(over, 2, 1, &[("step_timeout", "1s"), ("stall_warn", "200ms")]);
     let stalled = rounds::begin(&cluster.workers[0], "a", 0, 1000).and_then(rounds::Reduction::check);
     let Err(error @ Error::Stalled { missing, .. }) = &stalled else { panic!("{stalled:?}") };
     assert_eq!((missing.as_slice(), error.code()), (&[WorkerId(1)][..], Code::DeadlineExceeded));
 }
 
-#[test]
-fn a_caller_can_give_up_and_is_told_so() {
-    let cluster = Cluster::start(2, 1);
+fn a_caller_can_give_up_and_is_told_so(over: Over) {
+    let cluster = Cluster::start(over, 2, 1);
     let mut tensor = Tensor::new("a", vec![1.0; 1000]);
     let handle = tensor.push_pull(&cluster.workers[0], Op::Sum).unwrap();
     let impatient = handle.wait(Some(Duration::from_millis(10)));
@@ -63,7 +70,7 @@ fn a_caller_can_give_up_and_is_told_so() {
 
 #[test]
 fn after_the_shutdown_nothing_is_accepted() {
-    let cluster = Cluster::start(1, 1);
+    let cluster = Cluster::start(Over::Quic, 1, 1);
     cluster.workers[0].shutdown(PATIENCE).unwrap();
     let late = rounds::begin(&cluster.workers[0], "a", 0, 10).and_then(rounds::Reduction::check);
     assert_eq!(late.map_err(|error| error.code()), Err(Code::FailedPrecondition));
@@ -75,38 +82,38 @@ fn after_the_shutdown_nothing_is_accepted() {
 fn provoke(code: Code) -> Error {
     match code {
         Code::InvalidArgument => {
-            let cluster = Cluster::start(1, 1);
+            let cluster = Cluster::start(Over::Quic, 1, 1);
             let op = Op::Broadcast { root: WorkerId(7) };
             Tensor::new("a", vec![1.0; 10]).reduce(&cluster.workers[0], op).expect_err("nobody has this rank")
         }
         Code::AlreadyExists => {
-            let cluster = Cluster::start(2, 1);
-            let second = worker(&config(&[]), cluster.embedded.join_string(), Some(1), 2);
+            let cluster = Cluster::start(Over::Quic, 2, 1);
+            let second = worker(&config(Over::Quic, &[]), cluster.embedded.join_string(), Some(1), 2);
             second.err().expect("the rank is taken")
         }
         Code::FailedPrecondition => {
-            let cluster = Cluster::start(1, 1);
+            let cluster = Cluster::start(Over::Quic, 1, 1);
             cluster.workers[0].shutdown(PATIENCE).unwrap();
             reduce(&cluster.workers[0]).expect_err("it has left")
         }
         Code::Aborted => {
-            let job = Job::start(1, 1, &[]);
+            let job = Job::start(Over::Quic, 1, 1, &[]);
             job.embedded.coordinator().report_death(job.puppets[0].pid(), "it was killed".to_owned());
             job.embedded.coordinator().wait(Some(PATIENCE)).expect_err("the job lost a worker")
         }
         Code::DeadlineExceeded => {
-            let cluster = Cluster::start(1, 1);
+            let cluster = Cluster::start(Over::Quic, 1, 1);
             cluster.embedded.servers()[0].join(Some(Duration::ZERO)).expect_err("the job runs")
         }
         Code::Unavailable => {
             let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
-            let config = config(&[("bind", &taken.local_addr().unwrap().to_string())]);
+            let config = config(Over::Quic, &[("bind", &taken.local_addr().unwrap().to_string())]);
             let second = Embedded::start(EmbeddedOptions { config, workers: 1, servers: 1 });
             second.err().expect("the port is taken")
         }
         Code::ResourceExhausted => exceed_the_submission_limit(),
         Code::Cancelled => {
-            let cluster = Cluster::start(2, 1);
+            let cluster = Cluster::start(Over::Quic, 2, 1);
             let mut tensor = Tensor::new("a", vec![1.0; 10]);
             let handle = tensor.push_pull(&cluster.workers[0], Op::Sum).unwrap();
             handle.cancel();
@@ -114,7 +121,7 @@ fn provoke(code: Code) -> Error {
         }
         Code::Fenced => replace_a_process(),
         Code::Unauthenticated => {
-            let cluster = Cluster::start(1, 1);
+            let cluster = Cluster::start(Over::Quic, 1, 1);
             let mut join = cluster.embedded.join_string().clone();
             join.secret[0] ^= 1;
             Credentials::enroll(&join, Role::Worker, PATIENCE).expect_err("it does not know the secret")
@@ -130,7 +137,7 @@ fn provoke(code: Code) -> Error {
 
 /// More than may wait, while another worker withholds its part.
 fn exceed_the_submission_limit() -> Error {
-    let cluster = Cluster::with(2, 1, &[("submit_bytes_max", "1 MiB"), ("credit_bytes", "1 MiB")]);
+    let cluster = Cluster::with(Over::Quic, 2, 1, &[("submit_bytes_max", "1 MiB"), ("credit_bytes", "1 MiB")]);
     let [mut first, mut second] = ["a", "b"].map(|name| Tensor::new(name, vec![1_f32; 200_000]));
     let handle = first.push_pull(&cluster.workers[0], Op::Sum).unwrap();
     let submission = Submission { timeout: Some(Duration::from_millis(10)), ..second.submission(Op::Sum) };
@@ -142,7 +149,8 @@ fn exceed_the_submission_limit() -> Error {
 
 /// The same process joins a second time; the first life is told.
 fn replace_a_process() -> Error {
-    let embedded = Embedded::start(EmbeddedOptions { config: config(&[]), workers: 2, servers: 1 }).unwrap();
+    let embedded =
+        Embedded::start(EmbeddedOptions { config: config(Over::Quic, &[]), workers: 2, servers: 1 }).unwrap();
     let join = embedded.join_string();
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, PATIENCE).unwrap());
     let seated = || embedded.status().unwrap().view.workers().next().map(|member| member.process.incarnation);
@@ -151,14 +159,14 @@ fn replace_a_process() -> Error {
         eventually("the first life has a seat", seated);
         let second = scope.spawn(|| live(join, &credentials));
         let fenced = first.join().unwrap().err().expect("it was replaced");
-        let _other = worker(&config(&[]), join, Some(1), 2).expect("there is a second seat");
+        let _other = worker(&config(Over::Quic, &[]), join, Some(1), 2).expect("there is a second seat");
         second.join().unwrap().expect("it took the first one's place");
         fenced
     })
 }
 
 fn live(join: &JoinString, credentials: &Arc<Credentials>) -> Result<Engine> {
-    let config = config(&[]);
+    let config = config(Over::Quic, &[]);
     let transport = Arc::new(QuicTransport::new(credentials, &Settings::from_config(&config))?);
     let member = process::member(Role::Worker, &config);
     let (coordinator, credentials) = (join.address.clone(), Arc::clone(credentials));
@@ -169,7 +177,7 @@ fn live(join: &JoinString, credentials: &Arc<Credentials>) -> Result<Engine> {
 /// The sum cannot be had any more, because a body is added as it arrives.
 fn damage_a_body() -> Error {
     let damage = |push| if push == 1 { Fate::Damage } else { Fate::Stay };
-    let cluster = Cluster::over(1, 1, &[], |_, transport| Arc::new(Tap::new(transport, damage)));
+    let cluster = Cluster::tapped(Over::Quic, 1, 1, &[], |transport| Arc::new(Tap::new(transport, damage)));
     reduce(&cluster.workers[0]).expect_err("the server noticed")
 }
 

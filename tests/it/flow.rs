@@ -9,12 +9,25 @@ use gradlane_core::types::{Op, Priority};
 use gradlane_core::wire::frame::Health;
 use gradlane_core::{Code, Error};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 use gradlane_tests::tap::{Fate, Tap};
+
+matrix! {
+    [over_shm, over_quic]:
+        an_urgent_tensor_overtakes_a_large_one,
+        a_server_short_of_memory_makes_workers_wait_and_nothing_else,
+        everybody_is_heard_of_while_the_links_are_full;
+    [locally, over_shm, over_quic]:
+        a_producer_that_runs_ahead_is_held_back,
+        a_tensor_larger_than_every_limit_still_passes,
+        workers_that_submit_in_different_orders_do_not_wait_for_each_other,
+        many_small_tensors_in_opposite_orders_do_not_wait_for_each_other;
+}
 
 const MIB: usize = 1 << 20;
 
-#[test]
-fn an_urgent_tensor_overtakes_a_large_one() {
+fn an_urgent_tensor_overtakes_a_large_one(over: Over) {
     const BULK: usize = 64 * MIB;
     // Too long to be pushed by the thread that submits it, which has to open the gate.
     const URGENT: usize = MIB / 8;
@@ -29,7 +42,7 @@ fn an_urgent_tensor_overtakes_a_large_one() {
         Fate::Stay
     };
     let Cluster { mut workers, embedded: _embedded } =
-        Cluster::over(1, 1, &settings, |_, transport| Arc::new(Tap::new(transport, hold.clone())));
+        Cluster::tapped(over, 1, 1, &settings, |transport| Arc::new(Tap::new(transport, hold.clone())));
     let engine = Arc::new(workers.remove(0));
     let mut bulk = Tensor::new("bulk", vec![1_f32; BULK / 4]);
     let mut urgent = Tensor::new("urgent", vec![1_f32; URGENT / 4]);
@@ -48,9 +61,8 @@ fn an_urgent_tensor_overtakes_a_large_one() {
     assert_eq!(slow.wait(Some(PATIENCE)), Ok(()), "and the large one still ends");
 }
 
-#[test]
-fn a_producer_that_runs_ahead_is_held_back() {
-    let cluster = Cluster::with(2, 1, &[("submit_bytes_max", "1 MiB"), ("credit_bytes", "1 MiB")]);
+fn a_producer_that_runs_ahead_is_held_back(over: Over) {
+    let cluster = Cluster::with(over, 2, 1, &[("submit_bytes_max", "1 MiB"), ("credit_bytes", "1 MiB")]);
     let [ours, theirs] = &cluster.workers[..] else { panic!("two workers") };
     let mut first = Tensor::new("first", vec![1_f32; MIB / 4]);
     let mut second = Tensor::new("second", vec![1_f32; 10]);
@@ -70,9 +82,8 @@ fn a_producer_that_runs_ahead_is_held_back() {
     assert_eq!(full.wait(Some(PATIENCE)), Ok(()));
 }
 
-#[test]
-fn a_tensor_larger_than_every_limit_still_passes() {
-    let cluster = Cluster::with(2, 1, &[("submit_bytes_max", "1 MiB"), ("credit_bytes", "1")]);
+fn a_tensor_larger_than_every_limit_still_passes(over: Over) {
+    let cluster = Cluster::with(over, 2, 1, &[("submit_bytes_max", "1 MiB"), ("credit_bytes", "1")]);
     let sums = all(&cluster.workers, |engine| {
         let mut tensor = Tensor::new("a", vec![1_f32; 2 * MIB]);
         tensor.reduce(engine, Op::Sum).unwrap();
@@ -81,10 +92,9 @@ fn a_tensor_larger_than_every_limit_still_passes() {
     assert!(sums.iter().flatten().all(|sum| *sum == 2.0));
 }
 
-#[test]
-fn workers_that_submit_in_different_orders_do_not_wait_for_each_other() {
+fn workers_that_submit_in_different_orders_do_not_wait_for_each_other(over: Over) {
     let settings = [("partition_bytes", "1 MiB"), ("fuse_bytes", "0"), ("credit_bytes", "1 MiB")];
-    let cluster = Cluster::with(2, 1, &settings);
+    let cluster = Cluster::with(over, 2, 1, &settings);
     all(&cluster.workers, |engine| {
         let mut tensors = ["a", "b"].map(|name| Tensor::new(name, vec![1_f32; MIB]));
         if engine.rank().0 == 1 {
@@ -96,12 +106,11 @@ fn workers_that_submit_in_different_orders_do_not_wait_for_each_other() {
     });
 }
 
-#[test]
-fn many_small_tensors_in_opposite_orders_do_not_wait_for_each_other() {
+fn many_small_tensors_in_opposite_orders_do_not_wait_for_each_other(over: Over) {
     // So many more than may be in flight at once on a worker that without lending, each would hold all it may with what the other
     // holds back.
     const TENSORS: usize = 2200;
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(over, 2, 1);
     all(&cluster.workers, |engine| {
         let mut tensors: Vec<Tensor> =
             (0..TENSORS).map(|index| Tensor::new(&format!("t{index}"), vec![1_f32; 100])).collect();
@@ -117,11 +126,10 @@ fn many_small_tensors_in_opposite_orders_do_not_wait_for_each_other() {
     });
 }
 
-#[test]
-fn a_server_short_of_memory_makes_workers_wait_and_nothing_else() {
+fn a_server_short_of_memory_makes_workers_wait_and_nothing_else(over: Over) {
     // The sums of 16 parts and, for each that is under way, two bodies.
     let settings = [("server_bytes_max", "20 MiB"), ("partition_bytes", "1 MiB"), ("fuse_bytes", "0")];
-    let cluster = Cluster::with(2, 1, &settings);
+    let cluster = Cluster::with(over, 2, 1, &settings);
     let sums = all(&cluster.workers, |engine| {
         let mut tensor = Tensor::new("a", vec![1_f32; 4 * MIB]);
         tensor.reduce(engine, Op::Sum).unwrap();
@@ -130,9 +138,8 @@ fn a_server_short_of_memory_makes_workers_wait_and_nothing_else() {
     assert!(sums.iter().flatten().all(|sum| *sum == 2.0));
 }
 
-#[test]
-fn everybody_is_heard_of_while_the_links_are_full() {
-    let cluster = Cluster::with(2, 2, &[("heartbeat_interval", "50 ms")]);
+fn everybody_is_heard_of_while_the_links_are_full(over: Over) {
+    let cluster = Cluster::with(over, 2, 2, &[("heartbeat_interval", "50 ms")]);
     let (sender, done) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -8,13 +8,28 @@ use gradlane_core::engine::{Engine, Submission};
 use gradlane_core::types::{Op, Priority};
 use gradlane_core::{Code, Error};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 use gradlane_tests::random::Random;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-#[test]
-fn a_handle_is_unresolved_until_the_last_worker_came() {
-    let cluster = Cluster::start(2, 1);
+matrix! {
+    [locally, over_shm, over_quic]:
+        a_handle_is_unresolved_until_the_last_worker_came,
+        a_deadline_gives_the_memory_back,
+        after_shutdown_nothing_is_accepted_and_nothing_hangs,
+        tensors_of_any_size_in_any_order_have_the_right_sums;
+    [over_shm, over_quic]:
+        whoever_waits_for_many_is_told_of_each_once,
+        a_cancelled_tensor_belongs_to_its_caller_again,
+        whoever_waits_for_what_a_caller_gives_up_hears_it_at_once,
+        a_worker_that_leaves_says_first_what_it_will_not_contribute,
+        a_tensor_that_will_never_share_its_part_is_missed_by_nobody;
+}
+
+fn a_handle_is_unresolved_until_the_last_worker_came(over: Over) {
+    let cluster = Cluster::start(over, 2, 1);
     let mut tensors = [Tensor::new("a", vec![1_f32; 1000]), Tensor::new("a", vec![2_f32; 1000])];
     let (first, second) = tensors.split_at_mut(1);
     let handle = first[0].push_pull(&cluster.workers[0], Op::Sum).unwrap();
@@ -28,9 +43,8 @@ fn a_handle_is_unresolved_until_the_last_worker_came() {
     assert!(tensors.iter().flat_map(|tensor| &tensor.data).all(|sum| *sum == 3.0));
 }
 
-#[test]
-fn whoever_waits_for_many_is_told_of_each_once() {
-    let cluster = Cluster::start(1, 1);
+fn whoever_waits_for_many_is_told_of_each_once(over: Over) {
+    let cluster = Cluster::start(over, 1, 1);
     let mut tensors: Vec<Tensor> = (0..20).map(|index| Tensor::new(&format!("t{index}"), vec![1.0; 10])).collect();
     let (told, tidings) = mpsc::channel();
     let submit = |tensor: &mut Tensor| {
@@ -46,10 +60,9 @@ fn whoever_waits_for_many_is_told_of_each_once() {
     assert!(tidings.try_recv().is_err());
 }
 
-#[test]
-fn a_cancelled_tensor_belongs_to_its_caller_again() {
+fn a_cancelled_tensor_belongs_to_its_caller_again(over: Over) {
     const LEN: usize = 500_000;
-    let cluster = Cluster::with(2, 1, &[("step_timeout", "1 h")]);
+    let cluster = Cluster::with(over, 2, 1, &[("step_timeout", "1 h")]);
     let [ours, theirs] = &cluster.workers[..] else { panic!("two workers") };
     let mut tensor = Tensor::new("a", vec![1_f32; LEN]);
     let handle = tensor.push_pull(ours, Op::Sum).unwrap();
@@ -67,10 +80,9 @@ fn a_cancelled_tensor_belongs_to_its_caller_again() {
     assert!(tensor.data.iter().all(|value| *value == -1.0), "written after it was given back");
 }
 
-#[test]
-fn whoever_waits_for_what_a_caller_gives_up_hears_it_at_once() {
+fn whoever_waits_for_what_a_caller_gives_up_hears_it_at_once(over: Over) {
     // Nothing else would end the wait within the hour.
-    let cluster = Cluster::with(3, 2, &[("step_timeout", "1 h"), SMALL_PARTS[0]]);
+    let cluster = Cluster::with(over, 3, 2, &[("step_timeout", "1 h"), SMALL_PARTS[0]]);
     let [giver, before, after] = &cluster.workers[..] else { panic!("three workers") };
     let hears = |outcome: Result<(), Error>| match outcome.unwrap_err() {
         Error::Stalled { tensor, missing, detail, .. } => {
@@ -101,9 +113,8 @@ fn whoever_waits_for_what_a_caller_gives_up_hears_it_at_once() {
     sum_of_one(&cluster.workers, "b");
 }
 
-#[test]
-fn a_worker_that_leaves_says_first_what_it_will_not_contribute() {
-    let cluster = Cluster::with(2, 1, &[("step_timeout", "1 h")]);
+fn a_worker_that_leaves_says_first_what_it_will_not_contribute(over: Over) {
+    let cluster = Cluster::with(over, 2, 1, &[("step_timeout", "1 h")]);
     let [leaver, other] = &cluster.workers[..] else { panic!("two workers") };
     sum_of_one(&cluster.workers, "a");
     let mut tensors: Vec<Tensor> = (0..4).map(|_| Tensor::new("a", vec![1_f32; 100])).collect();
@@ -125,9 +136,8 @@ fn a_worker_that_leaves_says_first_what_it_will_not_contribute() {
     });
 }
 
-#[test]
-fn a_tensor_that_will_never_share_its_part_is_missed_by_nobody() {
-    let cluster = Cluster::with(2, 1, &[("step_timeout", "1 h")]);
+fn a_tensor_that_will_never_share_its_part_is_missed_by_nobody(over: Over) {
+    let cluster = Cluster::with(over, 2, 1, &[("step_timeout", "1 h")]);
     let [giver, other] = &cluster.workers[..] else { panic!("two workers") };
     all(&cluster.workers, |engine| {
         let specs = ["a", "b"].map(|name| Tensor::new(name, vec![1_f32; 10]).spec).to_vec();
@@ -145,9 +155,8 @@ fn a_tensor_that_will_never_share_its_part_is_missed_by_nobody() {
     }
 }
 
-#[test]
-fn a_deadline_gives_the_memory_back() {
-    let cluster = Cluster::start(2, 1);
+fn a_deadline_gives_the_memory_back(over: Over) {
+    let cluster = Cluster::start(over, 2, 1);
     let mut tensor = Tensor::new("a", vec![1_f32; 1000]);
     let timeout = Some(Duration::from_millis(50));
     let error = reduce(&cluster.workers[0], Submission { timeout, ..tensor.submission(Op::Sum) }).unwrap_err();
@@ -157,9 +166,8 @@ fn a_deadline_gives_the_memory_back() {
     assert!(tensor.data.iter().all(|value| *value == 7.0));
 }
 
-#[test]
-fn after_shutdown_nothing_is_accepted_and_nothing_hangs() {
-    let cluster = Cluster::start(2, 1);
+fn after_shutdown_nothing_is_accepted_and_nothing_hangs(over: Over) {
+    let cluster = Cluster::start(over, 2, 1);
     let mut pending = Tensor::new("a", vec![1_f32; 1000]);
     let handle = pending.push_pull(&cluster.workers[0], Op::Sum).unwrap();
     let _ = cluster.workers[0].shutdown(Duration::ZERO);
@@ -168,9 +176,8 @@ fn after_shutdown_nothing_is_accepted_and_nothing_hangs() {
     assert!(matches!(late, Error::FailedPrecondition { .. }), "{late}");
 }
 
-#[test]
-fn tensors_of_any_size_in_any_order_have_the_right_sums() {
-    let cluster = Cluster::with(3, 2, &SMALL_PARTS);
+fn tensors_of_any_size_in_any_order_have_the_right_sums(over: Over) {
+    let cluster = Cluster::with(over, 3, 2, &SMALL_PARTS);
     let lengths = prop_oneof![Just(0_usize), 1..100_usize, 1000..40_000_usize];
     let ops = prop_oneof![Just(Op::Sum), Just(Op::Min), Just(Op::Max), Just(Op::Mean)];
     let jobs = prop::collection::vec((lengths, ops, -3..3_i32), 1..12);

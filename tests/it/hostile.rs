@@ -1,27 +1,44 @@
-//! Bad input costs its sender, with an error that names it, and disturbs nobody else.
+//! Bad input costs its sender, with an error that names it, and disturbs nobody else: the victims' sums travel over the transport that is
+//! attacked. Here are QUIC and the control stream; [`shm`] attacks shared memory.
 
+mod shm;
+
+use std::cell::Cell;
 use std::net::UdpSocket;
 use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use gradlane_core::Error;
+use gradlane_core::engine::Memory;
+use gradlane_core::mem::Copies;
 use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::quic::{ControlEvent, ControlLink, vandal};
-use gradlane_core::types::{DType, Incarnation, Op, PartId, Process, Round, TensorKey, Time, WorkerId};
-use gradlane_core::types::{Epoch, Phase, Role, View};
+use gradlane_core::transport::router::Router;
+use gradlane_core::transport::{Answer, Peer, Push, Transport};
+use gradlane_core::types::{
+    DType, Done, Epoch, ExchangeId, Incarnation, LinkId, Member, Op, PartId, Phase, Process, Role, Round, TensorKey,
+    Time, View, WorkerId,
+};
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_core::wire::{
-    Body, Contribute, Contribution, Contributors, Frame, Header, Reply, Request, Service, Sum, Target, VERSION, reject,
+    Body, Contribute, Contribution, Contributors, Frame, Request, Service, Sum, Target, VERSION,
 };
 use gradlane_server::{Embedded, EmbeddedOptions};
-use gradlane_tests::cluster::{Cluster, PATIENCE, all, config};
+use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 use gradlane_tests::rounds;
+
+matrix! {
+    [over_shm, over_quic]:
+        a_stranger_with_a_certificate_contributes_to_no_sum;
+}
 
 #[test]
 fn a_port_that_is_taken_is_named() {
     let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let options = EmbeddedOptions { config: config(&[("bind", &address)]), workers: 1, servers: 1 };
+    let options = EmbeddedOptions { config: config(Over::Quic, &[("bind", &address)]), workers: 1, servers: 1 };
     let error = Embedded::start(options).err().expect("refused");
     assert!(matches!(&error, Error::Io { what, .. } if what.contains(&address)), "{error}");
     assert!(error.to_string().contains("in use"), "{error}");
@@ -29,7 +46,7 @@ fn a_port_that_is_taken_is_named() {
 
 #[test]
 fn garbage_on_the_ports_of_coordinator_and_servers_disturbs_no_sum() {
-    let cluster = Cluster::start(2, 2);
+    let cluster = Cluster::start(Over::Quic, 2, 2);
     let ports: Vec<String> = std::iter::once(cluster.embedded.join_string().address.clone())
         .chain(cluster.embedded.servers().iter().map(|server| server.address().to_owned()))
         .collect();
@@ -52,8 +69,8 @@ fn garbage_on_the_ports_of_coordinator_and_servers_disturbs_no_sum() {
 
 #[test]
 fn garbage_on_a_members_stream_to_a_server_ends_its_link_and_nothing_else() {
-    let cluster = Cluster::start(2, 1);
-    let member = Credentials::enroll(cluster.embedded.join_string(), Role::Worker, PATIENCE).unwrap();
+    let cluster = Cluster::start(Over::Quic, 2, 1);
+    let member = enrolled(&cluster);
     let server = cluster.embedded.servers()[0].address();
     let mut newer = Request::Contribute(push()).encode();
     newer[4] = VERSION + 1;
@@ -72,26 +89,23 @@ fn garbage_on_a_members_stream_to_a_server_ends_its_link_and_nothing_else() {
     });
 }
 
-#[test]
-fn a_stranger_with_a_certificate_contributes_to_no_sum() {
-    let cluster = Cluster::start(2, 1);
-    // Enrolled, but not in the view: it holds the join string and no rank.
-    let stranger = Credentials::enroll(cluster.embedded.join_string(), Role::Worker, PATIENCE).unwrap();
-    let server = cluster.embedded.servers()[0].address();
+fn a_stranger_with_a_certificate_contributes_to_no_sum(over: Over) {
+    let cluster = Cluster::start(over, 2, 1);
+    let stranger = Stranger::connect(over, &cluster);
     let received = cluster.embedded.servers()[0].stats().received_bytes();
     let other = |target| Contribute { target, ..push() };
     let epoch = Epoch { term: u32::MAX, number: u32::MAX };
     for header in [push(), other(Target { epoch, ..push().target })] {
-        let error = rejected(vandal::ask(server, &stranger, Request::Contribute(header).encode().to_vec(), PATIENCE));
+        let error = stranger.is_refused(header);
         // Of an older epoch, of a later one.
         assert!(matches!(error, Error::Fenced { .. } | Error::Unavailable { .. }), "{error}");
     }
     let current = cluster.embedded.status().unwrap().view.epoch;
     let now = other(Target { epoch: current, ..push().target });
-    let error = rejected(vandal::ask(server, &stranger, Request::Contribute(now).encode().to_vec(), PATIENCE));
+    let error = stranger.is_refused(now);
     assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("is no worker of epoch")), "{error}");
     let unknown = other(Target { service: Service::Unknown(200), ..push().target });
-    let error = rejected(vandal::ask(server, &stranger, Request::Contribute(unknown).encode().to_vec(), PATIENCE));
+    let error = stranger.is_refused(unknown);
     assert!(matches!(&error, Error::Incompatible { field, .. } if field == "service"), "{error}");
     assert_eq!(cluster.embedded.servers()[0].stats().received_bytes(), received);
     beside(&cluster, || {});
@@ -99,9 +113,9 @@ fn a_stranger_with_a_certificate_contributes_to_no_sum() {
 
 #[test]
 fn garbage_on_a_members_control_stream_ends_its_link_and_nothing_else() {
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(Over::Quic, 2, 1);
     let join = cluster.embedded.join_string();
-    let member = Credentials::enroll(join, Role::Worker, PATIENCE).unwrap();
+    let member = enrolled(&cluster);
     beside(&cluster, || {
         for (bytes, names) in [
             (vec![VERSION + 1], "version"),
@@ -118,9 +132,9 @@ fn garbage_on_a_members_control_stream_ends_its_link_and_nothing_else() {
 
 #[test]
 fn frames_that_nobody_may_send_end_their_link_and_nothing_else() {
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(Over::Quic, 2, 1);
     let join = cluster.embedded.join_string();
-    let member = Credentials::enroll(join, Role::Worker, PATIENCE).unwrap();
+    let member = enrolled(&cluster);
     let claim = Join {
         process: Process::new(Role::Coordinator, Incarnation(1)),
         requested: None,
@@ -187,14 +201,55 @@ fn beside(cluster: &Cluster, harm: impl FnOnce() + Send) {
     });
 }
 
-/// The error with which a server answered.
-fn rejected(answer: gradlane_core::Result<Vec<u8>>) -> Error {
-    let answer = answer.expect("an answer");
-    let (header, body) = answer.split_at(64);
-    match Header::decode(header, "server 0").and_then(|header| header.into_reply("server 0")) {
-        Ok(Reply::Reject(_)) => reject::from_body(body, "server 0").expect("an error"),
-        other => panic!("{other:?}"),
+/// A process that is enrolled and not in the view: it holds the join string and no rank.
+struct Stranger {
+    transport: Router,
+    link: LinkId,
+    asked: Cell<u64>,
+}
+
+impl Stranger {
+    /// Connects to the server of the job.
+    fn connect(over: Over, cluster: &Cluster) -> Self {
+        let Member { process, node, .. } = server(cluster);
+        let credentials = enrolled(cluster);
+        let transport = Router::new(&config(over, &[]), &credentials, &Copies::default()).unwrap();
+        let name = "server 0".to_owned();
+        let peer = Peer { address: process.address, socket_path: process.socket_path, node, name };
+        let (sender, linked) = unbounded();
+        let tell = Done::new(move |outcome| drop(sender.send(outcome)));
+        transport.connect(peer, PATIENCE, Box::new(|_, _| ()), tell);
+        let link = linked.recv_timeout(PATIENCE).unwrap().unwrap();
+        Self { transport, link, asked: Cell::new(0) }
     }
+
+    /// What the server answers to this contribution.
+    fn is_refused(&self, header: Contribute) -> Error {
+        let exchange = ExchangeId(self.asked.replace(self.asked.get() + 1));
+        let mut tensor = Tensor::new("a", vec![1_f32]);
+        let mut region = || match tensor.submission(Op::Sum).source {
+            Memory::Host(region) => vec![region],
+            Memory::Device { .. } => unreachable!("a vector lies in host memory"),
+        };
+        let push = Push { header: Request::Contribute(header), body: region() };
+        self.transport.push(self.link, exchange, push, Done::new(drop));
+        let (sender, answered) = unbounded();
+        self.transport.pull(exchange, region(), Box::new(move |outcome| drop(sender.send(outcome))));
+        match answered.recv_timeout(PATIENCE).unwrap() {
+            Ok(Answer::Reject(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// The credentials of a process that holds the join string.
+fn enrolled(cluster: &Cluster) -> Credentials {
+    Credentials::enroll(cluster.embedded.join_string(), Role::Worker, PATIENCE).unwrap()
+}
+
+/// The server of the job, as its members know it.
+fn server(cluster: &Cluster) -> Member {
+    cluster.embedded.status().unwrap().view.servers().next().unwrap().clone()
 }
 
 fn push() -> Contribute {

@@ -32,3 +32,4 @@ mod skips;
 mod tidy;
 mod tiers;
 mod together;
+mod transports;

@@ -15,17 +15,28 @@ use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{PATIENCE, config, worker as join_as};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 use gradlane_tests::patience::{elapsed, eventually};
 use gradlane_tests::processes::Process;
 
 use crate::actors::{ACTOR, Job, server, worker};
+
+matrix! {
+    [over_shm, over_quic]:
+        everybody_hears_the_original_cause_when_a_worker_is_killed_in_a_round,
+        everybody_hears_at_once_of_a_death_that_somebody_saw,
+        everybody_hears_of_a_server_that_is_killed_and_the_other_servers_end,
+        a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_lost,
+        who_comes_back_from_the_dead_changes_no_sum;
+}
 
 #[test]
 fn who_never_comes_is_named_to_everybody_who_did() {
     let settings = [("form_timeout", "2s")];
     let embedded = embed(3, &settings);
     let join = embedded.join_string();
-    let mut workers = [0, 1].map(|rank| worker(&["train", "1"], join, Some(rank), 3, &settings));
+    let mut workers = [0, 1].map(|rank| worker(Over::Quic, &["train", "1"], join, Some(rank), 3, &settings));
     for worker in &mut workers {
         let ended = worker.end();
         assert_eq!(ended.code, Some(1), "{ended:?}");
@@ -39,15 +50,15 @@ fn who_never_comes_is_named_to_everybody_who_did() {
 fn a_rank_is_given_once_and_who_wants_it_too_hears_who_has_it() {
     let embedded = embed(2, &[]);
     let join = embedded.join_string();
-    let mut first = worker(&["puppet"], join, Some(0), 2, &[]);
+    let mut first = worker(Over::Quic, &["puppet"], join, Some(0), 2, &[]);
     let seated = || embedded.status().unwrap().view.workers().next().cloned();
     assert_eq!(eventually("it has a seat", seated).process.pid, first.pid());
-    let Err(Error::DuplicateRank { member, holder }) = join_as(&config(&[]), join, Some(0), 2) else {
+    let Err(Error::DuplicateRank { member, holder }) = join_as(&config(Over::Quic, &[]), join, Some(0), 2) else {
         panic!("a rank was given twice")
     };
     assert_eq!(member, "worker 0");
     assert!(holder.ends_with(&format!("(pid {})", first.pid())), "{holder}");
-    let _other = join_as(&config(&[]), join, Some(1), 2).expect("rank 1 is free");
+    let _other = join_as(&config(Over::Quic, &[]), join, Some(1), 2).expect("rank 1 is free");
     assert_eq!(first.line(), "joined 0", "who held the rank was not disturbed");
 }
 
@@ -56,7 +67,7 @@ fn ranks_that_nobody_asks_for_are_given_without_gaps() {
     let settings = [];
     let embedded = embed(3, &settings);
     let join = embedded.join_string();
-    let mut workers = [None, Some(1), None].map(|rank| worker(&["puppet"], join, rank, 3, &settings));
+    let mut workers = [None, Some(1), None].map(|rank| worker(Over::Quic, &["puppet"], join, rank, 3, &settings));
     let mut told = workers.each_mut().map(|worker| worker.line());
     assert_eq!(told[1], "joined 1");
     told.sort();
@@ -67,9 +78,9 @@ fn ranks_that_nobody_asks_for_are_given_without_gaps() {
 fn a_rank_outside_of_the_job_and_a_job_of_another_size_are_refused() {
     let embedded = embed(2, &[]);
     let join = embedded.join_string();
-    let beyond = join_as(&config(&[]), join, Some(2), 2).err();
+    let beyond = join_as(&config(Over::Quic, &[]), join, Some(2), 2).err();
     assert!(matches!(&beyond, Some(Error::InvalidArgument { what, .. }) if what.contains("worker 2")), "{beyond:?}");
-    let other = join_as(&config(&[]), join, Some(0), 3).err();
+    let other = join_as(&config(Over::Quic, &[]), join, Some(0), 3).err();
     assert!(
         matches!(&other, Some(Error::Incompatible { ours, theirs, .. }) if (&**ours, &**theirs) == ("3", "2")),
         "{other:?}"
@@ -78,7 +89,7 @@ fn a_rank_outside_of_the_job_and_a_job_of_another_size_are_refused() {
 
 #[test]
 fn a_process_that_reconnects_keeps_its_rank_and_a_stranger_gets_none() {
-    let config = config(&[]);
+    let config = config(Over::Quic, &[]);
     let embedded = embed(2, &[]);
     let join = embedded.join_string();
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, PATIENCE).unwrap());
@@ -89,7 +100,7 @@ fn a_process_that_reconnects_keeps_its_rank_and_a_stranger_gets_none() {
         other => panic!("{other:?}"),
     };
     let (mut first, _, events) = life();
-    let mut other = worker(&["puppet"], join, Some(0), 2, &[]);
+    let mut other = worker(Over::Quic, &["puppet"], join, Some(0), 2, &[]);
     assert_eq!(joined(events.recv_timeout(PATIENCE).unwrap()), 1);
     assert_eq!(other.line(), "joined 0");
 
@@ -103,7 +114,7 @@ fn a_process_that_reconnects_keeps_its_rank_and_a_stranger_gets_none() {
 #[test]
 fn a_silent_worker_is_suspect_and_one_that_speaks_again_in_time_is_not_lost() {
     let settings = [("heartbeat_interval", "50ms"), ("suspect_timeout", "1s"), ("dead_timeout", "60s")];
-    let mut job = Job::start(2, 1, &settings);
+    let mut job = Job::start(Over::Quic, 2, 1, &settings);
     job.all_do("sum weight 0");
     job.puppets[1].signal("STOP");
     let status = job.once(1, Health::Suspect);
@@ -118,7 +129,7 @@ fn a_silent_worker_is_suspect_and_one_that_speaks_again_in_time_is_not_lost() {
 
 #[test]
 fn a_worker_that_stays_silent_is_lost_and_the_status_says_who_and_where() {
-    let mut job = Job::start(2, 1, SWIFT);
+    let mut job = Job::start(Over::Quic, 2, 1, SWIFT);
     job.puppets[0].order("sum weight 0");
     let pid = job.puppets[1].pid();
     let clock = Clock::start();
@@ -138,7 +149,7 @@ fn a_worker_that_stays_silent_is_lost_and_the_status_says_who_and_where() {
 
 #[test]
 fn the_status_matches_the_truth_before_and_after_a_kill() {
-    let mut job = Job::start(3, 2, SWIFT);
+    let mut job = Job::start(Over::Quic, 3, 2, SWIFT);
     let join = job.embedded.join_string().clone();
     // Somebody who is no member may look.
     let visitor = Credentials::enroll(&join, Role::Worker, PATIENCE).unwrap();
@@ -163,18 +174,17 @@ fn the_status_matches_the_truth_before_and_after_a_kill() {
     job.puppets.truncate(2);
 }
 
-#[test]
-fn everybody_hears_the_original_cause_when_a_worker_is_killed_in_a_round() {
+fn everybody_hears_the_original_cause_when_a_worker_is_killed_in_a_round(over: Over) {
     // What takes long is the silence, and jobs can be silent beside each other.
     std::thread::scope(|scope| {
         for _ in 0..JOBS_AT_ONCE {
-            scope.spawn(|| (0..repetitions().div_ceil(JOBS_AT_ONCE)).for_each(|_| kill_one_of_three()));
+            scope.spawn(|| (0..repetitions().div_ceil(JOBS_AT_ONCE)).for_each(|_| kill_one_of_three(over)));
         }
     });
 }
 
-fn kill_one_of_three() {
-    let mut job = Job::start(3, 2, SWIFT);
+fn kill_one_of_three(over: Over) {
+    let mut job = Job::start(over, 3, 2, SWIFT);
     job.all_do("sum weight 0");
     for rank in [0, 1] {
         job.puppets[rank].order("sum weight 1");
@@ -195,10 +205,9 @@ fn kill_one_of_three() {
     assert!(job.puppets[0].line().starts_with("failed Aborted lost worker 2 on "));
 }
 
-#[test]
-fn everybody_hears_at_once_of_a_death_that_somebody_saw() {
+fn everybody_hears_at_once_of_a_death_that_somebody_saw(over: Over) {
     // So patient that silence cannot be what is heard of.
-    let mut job = Job::start(3, 1, &[("dead_timeout", "1h")]);
+    let mut job = Job::start(over, 3, 1, &[("dead_timeout", "1h")]);
     for rank in [0, 1] {
         job.puppets[rank].order("sum weight 0");
     }
@@ -214,14 +223,13 @@ fn everybody_hears_at_once_of_a_death_that_somebody_saw() {
     report("a death that was reported was heard of", elapsed(clock));
 }
 
-#[test]
-fn everybody_hears_of_a_server_that_is_killed_and_the_other_servers_end() {
-    let config = config(SWIFT);
+fn everybody_hears_of_a_server_that_is_killed_and_the_other_servers_end(over: Over) {
+    let config = config(over, SWIFT);
     let machine = CoordinatorConfig::from_config(&config, 2, 2);
     let coordinator = CoordinatorNode::start(machine, &config, None).unwrap();
     let join = coordinator.join_string();
-    let mut servers = [0, 1].map(|index| server(join, index, SWIFT));
-    let mut workers = [0, 1].map(|rank| worker(&["puppet"], join, Some(rank), 2, SWIFT));
+    let mut servers = [0, 1].map(|index| server(over, join, index, SWIFT));
+    let mut workers = [0, 1].map(|rank| worker(over, &["puppet"], join, Some(rank), 2, SWIFT));
     for (rank, worker) in workers.iter_mut().enumerate() {
         assert_eq!(worker.line(), format!("joined {rank}"));
         // More tensors than one server has.
@@ -243,16 +251,15 @@ fn everybody_hears_of_a_server_that_is_killed_and_the_other_servers_end() {
     assert!(ended.complaints.contains(&lost), "{ended:?}");
 }
 
-#[test]
-fn a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_lost() {
+fn a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_lost(over: Over) {
     let home = tempfile::tempdir().unwrap();
     let settings = &[("control_lost_timeout", "4s")];
     let line = ["coordinator", "-n", "2", "-s", "1", "--bind", "127.0.0.1:0"];
     let mut coordinator = Process::start(Path::new(ACTOR), &line, home.path(), &[]);
     let join =
         coordinator.line().strip_prefix("GRADLANE_JOIN=").expect("its first word").parse::<JoinString>().unwrap();
-    let mut server = server(&join, 0, settings);
-    let mut workers = [0, 1].map(|rank| worker(&["puppet"], &join, Some(rank), 2, settings));
+    let mut server = server(over, &join, 0, settings);
+    let mut workers = [0, 1].map(|rank| worker(over, &["puppet"], &join, Some(rank), 2, settings));
     for (rank, worker) in workers.iter_mut().enumerate() {
         assert_eq!(worker.line(), format!("joined {rank}"));
     }
@@ -282,8 +289,8 @@ fn the_members_of_a_job_whose_coordinator_was_started_again_end_at_once_and_the_
         (coordinator, join)
     };
     let members = |join: &JoinString| {
-        let server = server(join, 0, settings);
-        let mut workers = [0, 1].map(|rank| worker(&["puppet"], join, Some(rank), 2, settings));
+        let server = server(Over::Quic, join, 0, settings);
+        let mut workers = [0, 1].map(|rank| worker(Over::Quic, &["puppet"], join, Some(rank), 2, settings));
         for (rank, worker) in workers.iter_mut().enumerate() {
             assert_eq!(worker.line(), format!("joined {rank}"));
         }
@@ -313,9 +320,8 @@ fn the_members_of_a_job_whose_coordinator_was_started_again_end_at_once_and_the_
     assert_eq!(workers.each_mut().map(Process::line), ["ok", "ok"]);
 }
 
-#[test]
-fn who_comes_back_from_the_dead_changes_no_sum() {
-    let mut job = Job::start(2, 1, SWIFT);
+fn who_comes_back_from_the_dead_changes_no_sum(over: Over) {
+    let mut job = Job::start(over, 2, 1, SWIFT);
     job.all_do("sum weight 0");
     let both = job.embedded.servers()[0].stats().received_bytes();
     job.puppets[0].order("sum weight 1");
@@ -342,7 +348,7 @@ fn who_comes_back_from_the_dead_changes_no_sum() {
 
 #[test]
 fn a_life_that_was_replaced_is_fenced() {
-    let config = config(&[]);
+    let config = config(Over::Quic, &[]);
     let embedded = embed(2, &[]);
     let join = embedded.join_string();
     let credentials = Arc::new(Credentials::enroll(join, Role::Worker, PATIENCE).unwrap());
@@ -375,7 +381,7 @@ fn live(
 }
 
 fn embed(workers: u32, settings: &[(&str, &str)]) -> Embedded {
-    Embedded::start(EmbeddedOptions { config: config(settings), workers, servers: 1 }).expect("starts")
+    Embedded::start(EmbeddedOptions { config: config(Over::Quic, settings), workers, servers: 1 }).expect("starts")
 }
 
 /// How often a worker is killed: a few times, or as `GRADLANE_TEST_REPETITIONS` says.

@@ -4,10 +4,18 @@ use gradlane_core::Error;
 use gradlane_core::engine::Submission;
 use gradlane_core::types::{Op, WorkerId};
 use gradlane_tests::cluster::{Cluster, Tensor, all};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
+
+matrix! {
+    [locally, over_shm, over_quic]:
+        workers_that_want_different_reductions_all_learn_both,
+        a_disagreement_about_one_tensor_leaves_the_others_alone;
+}
 
 #[test]
 fn workers_that_declare_different_shapes_all_learn_both() {
-    let cluster = Cluster::start(3, 1);
+    let cluster = Cluster::start(Over::Quic, 3, 1);
     let errors = all(&cluster.workers, |engine| {
         let len = if engine.rank().0 == 1 { 11 } else { 10 };
         Tensor::new("fc.weight", vec![1_f32; len]).reduce(engine, Op::Sum).unwrap_err()
@@ -24,7 +32,7 @@ fn workers_that_declare_different_shapes_all_learn_both() {
 
 #[test]
 fn workers_that_declare_different_dtypes_all_learn_both() {
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(Over::Quic, 2, 1);
     let errors = all(&cluster.workers, |engine| match engine.rank() {
         WorkerId(0) => Tensor::new("a", vec![1_f32; 8]).reduce(engine, Op::Sum).unwrap_err(),
         WorkerId(_) => Tensor::new("a", vec![1_i32; 8]).reduce(engine, Op::Sum).unwrap_err(),
@@ -35,9 +43,8 @@ fn workers_that_declare_different_dtypes_all_learn_both() {
     }
 }
 
-#[test]
-fn workers_that_want_different_reductions_all_learn_both() {
-    let cluster = Cluster::start(2, 1);
+fn workers_that_want_different_reductions_all_learn_both(over: Over) {
+    let cluster = Cluster::start(over, 2, 1);
     let errors = all(&cluster.workers, |engine| {
         let op = if engine.rank().0 == 0 { Op::Sum } else { Op::Max };
         Tensor::new("a", vec![1_f32; 8]).reduce(engine, op).unwrap_err()
@@ -49,9 +56,8 @@ fn workers_that_want_different_reductions_all_learn_both() {
     }
 }
 
-#[test]
-fn a_disagreement_about_one_tensor_leaves_the_others_alone() {
-    let cluster = Cluster::start(2, 2);
+fn a_disagreement_about_one_tensor_leaves_the_others_alone(over: Over) {
+    let cluster = Cluster::start(over, 2, 2);
     let sums = all(&cluster.workers, |engine| {
         let len = 10 + engine.rank().0 as usize;
         let (mut bad, mut good) = (Tensor::new("bad", vec![1_f32; len]), Tensor::new("good", vec![1_f32; 1000]));
@@ -67,7 +73,7 @@ fn a_disagreement_about_one_tensor_leaves_the_others_alone() {
 
 #[test]
 fn a_worker_that_contradicts_itself_is_refused_at_its_call() {
-    let cluster = Cluster::start(1, 1);
+    let cluster = Cluster::start(Over::Quic, 1, 1);
     let engine = &cluster.workers[0];
     Tensor::new("a", vec![1_f32; 8]).reduce(engine, Op::Sum).unwrap();
     let error = Tensor::new("a", vec![1_f32; 9]).reduce(engine, Op::Sum).unwrap_err();
@@ -76,7 +82,7 @@ fn a_worker_that_contradicts_itself_is_refused_at_its_call() {
 
 #[test]
 fn calls_without_meaning_are_refused_at_once() {
-    let cluster = Cluster::start(1, 1);
+    let cluster = Cluster::start(Over::Quic, 1, 1);
     let engine = &cluster.workers[0];
     let refused = |submission: Submission, what: &str| {
         let error = engine.push_pull(submission, |_| {}).unwrap_err();

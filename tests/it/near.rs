@@ -1,4 +1,4 @@
-//! Servers and workers of one machine, as processes: what is left of those that are killed.
+//! Servers and workers of one machine, as processes: what those that are killed leave behind.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,16 +11,23 @@ use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_tests::cluster::{PATIENCE, Tensor, all, config, worker_with};
 use gradlane_tests::gated_device::TestDevice;
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
 use gradlane_tests::processes::Process;
 use tempfile::TempDir;
 
 use crate::actors::server;
 
+matrix! {
+    [over_shm, over_quic]:
+        a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_cleared_away;
+}
+
 #[test]
 fn a_server_that_is_killed_while_it_reads_what_is_staged_is_lost_to_its_workers() {
     let Job { workers, mut victim, coordinator: _coordinator, runtime_dir: _runtime_dir } =
-        Job::start(|| Some(TestDevice::start()));
+        Job::start(Over::Shm, || Some(TestDevice::start()));
     let warm = all(&workers, |engine| {
         let mut tensor = Tensor::new("warm", vec![1_f32; 100_000]);
         engine.reduce(tensor.on_device(Op::Sum), Some(PATIENCE)).map(|()| tensor.data)
@@ -40,12 +47,12 @@ fn a_server_that_is_killed_while_it_reads_what_is_staged_is_lost_to_its_workers(
     assert_eq!(tensor.data, vec![1_f32; 4 << 20], "no sum, and no other bytes either");
 }
 
-#[test]
-fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_cleared_away() {
-    let Job { workers, mut victim, coordinator: _coordinator, runtime_dir } = Job::start(|| None);
+fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_cleared_away(over: Over) {
+    let Job { workers, mut victim, coordinator: _coordinator, runtime_dir } = Job::start(over, || None);
     let warm = all(&workers, |engine| Tensor::new("warm", vec![1_f32; 1000]).reduce(engine, Op::Sum));
     assert_eq!(warm, vec![Ok(()); 2]);
-    assert_eq!(doors(runtime_dir.path()), 1);
+    let has_door = usize::from(over == Over::Shm);
+    assert_eq!(doors(runtime_dir.path()), has_door);
 
     let mut tensors: Vec<Tensor> = (0..2).map(|_| Tensor::new("large", vec![1_f32; 16 << 20])).collect();
     let handles: Vec<_> =
@@ -58,32 +65,31 @@ fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_c
     }
     drop(workers);
 
-    assert_eq!(doors(runtime_dir.path()), 1, "what SIGKILL leaves: a name, and no memory");
+    assert_eq!(doors(runtime_dir.path()), has_door, "what SIGKILL leaves: a name, and no memory");
     let next = PrivateSocket::listen(runtime_dir.path()).unwrap();
     assert_eq!(doors(runtime_dir.path()), 1, "cleared away by the next one");
     drop(next);
     assert_eq!(doors(runtime_dir.path()), 0);
 }
 
-/// Two workers of this process, and a server of another that they reach by shared memory.
+/// Two workers of this process, and a server of another.
 struct Job {
     workers: Vec<Engine>,
     victim: Process,
     coordinator: CoordinatorNode,
-    /// Where the server has its door.
+    /// Where the server has its door, if it has one.
     runtime_dir: TempDir,
 }
 
 impl Job {
     /// Starts it; each worker gets a device of its own.
-    fn start(device: impl Fn() -> Option<Arc<TestDevice>> + Sync) -> Self {
+    fn start(over: Over, device: impl Fn() -> Option<Arc<TestDevice>> + Sync) -> Self {
         let runtime_dir = tempfile::tempdir().unwrap();
         let runtime = runtime_dir.path().to_str().unwrap();
-        let settings =
-            [("transport", "shm"), ("runtime_dir", runtime), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
-        let config = config(&settings);
+        let settings = [("runtime_dir", runtime), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
+        let config = config(over, &settings);
         let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 2, 1), &config, None).unwrap();
-        let victim = server(coordinator.join_string(), 0, &settings);
+        let victim = server(over, coordinator.join_string(), 0, &settings);
         let join = |rank| {
             let device = device().map(|device| device as Arc<dyn Device>);
             worker_with(&config, coordinator.join_string(), Some(rank), 2, device).unwrap()

@@ -1,21 +1,32 @@
 //! What each reduction computes, in every element type, against an oracle in f64.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use gradlane_core::types::{Op, Priority, WorkerId};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all};
 use gradlane_tests::element::Element;
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 use gradlane_tests::random::Random;
 use half::{bf16, f16};
+
+matrix! {
+    [locally, over_shm, over_quic]:
+        every_reduction_of_floats_is_as_exact_as_its_type_allows,
+        integers_wrap_and_their_mean_rounds_down,
+        half_size_floats_are_added_in_full_size,
+        what_is_no_number_passes_through,
+        a_broadcast_gives_everybody_the_bits_of_its_root,
+        a_weighted_mean_without_any_weight_fails_on_all,
+        deterministic_sums_have_the_same_bits_in_every_run;
+}
 
 /// Samples that the workers of the weighted mean have seen.
 const WEIGHTS: [f64; 3] = [3.0, 0.0, 5.0];
 
-#[test]
-fn every_reduction_of_floats_is_as_exact_as_its_type_allows() {
+fn every_reduction_of_floats_is_as_exact_as_its_type_allows(over: Over) {
     // Where machines reduce first, what they send is rounded too.
-    for (cluster, extra_roundings) in roads(3, 2, &SMALL_PARTS).zip([0.0, 0.0, 1.0]) {
+    for (cluster, extra_roundings) in jobs(over, 3, 2, &SMALL_PARTS).into_iter().zip([0.0, 1.0]) {
         floats::<f32>(&cluster, extra_roundings);
         floats::<f64>(&cluster, extra_roundings);
         floats::<f16>(&cluster, extra_roundings);
@@ -23,9 +34,8 @@ fn every_reduction_of_floats_is_as_exact_as_its_type_allows() {
     }
 }
 
-#[test]
-fn integers_wrap_and_their_mean_rounds_down() {
-    for cluster in roads(3, 1, &[]) {
+fn integers_wrap_and_their_mean_rounds_down(over: Over) {
+    for cluster in jobs(over, 3, 1, &[]) {
         let reduced = |op, values: [i32; 3]| reduce_each(&cluster, op, values.map(|value| vec![value]))[0];
         assert_eq!(reduced(Op::Sum, [i32::MAX, 1, 1]), i32::MIN + 1);
         assert_eq!(reduced(Op::Mean, [-7, 2, 4]), -1);
@@ -37,9 +47,8 @@ fn integers_wrap_and_their_mean_rounds_down() {
     }
 }
 
-#[test]
-fn half_size_floats_are_added_in_full_size() {
-    for cluster in roads(3, 1, &[]) {
+fn half_size_floats_are_added_in_full_size(over: Over) {
+    for cluster in jobs(over, 3, 1, &[]) {
         // In f16, 2048 + 1 is 2048 again; added in f32 and rounded once, the two ones count.
         let of = |values: [f64; 3]| values.map(|value| vec![f16::from_f64(value)]);
         assert_eq!(reduce_each(&cluster, Op::Sum, of([2048.0, 1.0, 1.0])), [f16::from_f64(2050.0)]);
@@ -48,9 +57,8 @@ fn half_size_floats_are_added_in_full_size() {
     }
 }
 
-#[test]
-fn what_is_no_number_passes_through() {
-    for cluster in roads(2, 1, &[]) {
+fn what_is_no_number_passes_through(over: Over) {
+    for cluster in jobs(over, 2, 1, &[]) {
         let values = [vec![f32::NAN, f32::INFINITY, f32::INFINITY, 1.0], vec![1.0, 1.0, f32::NEG_INFINITY, 1.0]];
         let sums = reduce_each(&cluster, Op::Sum, values.clone());
         assert!(sums[0].is_nan() && sums[1] == f32::INFINITY && sums[2].is_nan() && sums[3] == 2.0, "{sums:?}");
@@ -60,9 +68,8 @@ fn what_is_no_number_passes_through() {
     }
 }
 
-#[test]
-fn a_broadcast_gives_everybody_the_bits_of_its_root() {
-    for cluster in roads(3, 2, &SMALL_PARTS) {
+fn a_broadcast_gives_everybody_the_bits_of_its_root(over: Over) {
+    for cluster in jobs(over, 3, 2, &SMALL_PARTS) {
         let payload = f32::from_bits(0x7FC0_1234);
         let bits = all(&cluster.workers, |engine| {
             let mut tensor = Tensor::new("weights", vec![engine.rank().0 as f32; 50_000]);
@@ -77,9 +84,8 @@ fn a_broadcast_gives_everybody_the_bits_of_its_root() {
     }
 }
 
-#[test]
-fn a_weighted_mean_without_any_weight_fails_on_all() {
-    for cluster in roads(2, 1, &[]) {
+fn a_weighted_mean_without_any_weight_fails_on_all(over: Over) {
+    for cluster in jobs(over, 2, 1, &[]) {
         let errors = all(&cluster.workers, |engine| {
             let mut tensor = Tensor::new("a", vec![1_f32; 4]);
             tensor.submit(engine, Op::WeightedMean, 0.0, Priority::default()).unwrap().wait(Some(PATIENCE)).unwrap_err()
@@ -88,12 +94,12 @@ fn a_weighted_mean_without_any_weight_fails_on_all() {
     }
 }
 
-#[test]
-fn deterministic_sums_have_the_same_bits_in_every_run() {
+fn deterministic_sums_have_the_same_bits_in_every_run(over: Over) {
     let values: Vec<Vec<f32>> = (0..3).map(|rank| random(rank, 40_000)).collect();
     let mut runs = Vec::new();
     let settings = [&SMALL_PARTS[..], &[("deterministic", "true"), ("sum_threads", "4")]].concat();
-    for (run, cluster) in roads(3, 2, &settings).flat_map(|cluster| (0..10).zip(std::iter::repeat(Arc::new(cluster)))) {
+    let clusters = jobs(over, 3, 2, &settings);
+    for (run, cluster) in clusters.iter().flat_map(|cluster| (0..10).map(move |run| (run, cluster))) {
         // Another order of arrival each time: whoever is late waits for the others to have submitted.
         runs.push(all(&cluster.workers, |engine| {
             let rank = engine.rank().0;
@@ -115,15 +121,15 @@ fn deterministic_sums_have_the_same_bits_in_every_run() {
     assert!(runs[0][0].iter().enumerate().all(|(index, bits)| *bits == in_order(index)), "added by rank");
 }
 
-/// The same job on all roads: through servers, among the workers of one machine, and, where there are several workers besides the last,
-/// among these and then through servers.
-fn roads<'a>(workers: u32, servers: u32, settings: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = Cluster> + 'a {
-    let with = move |road| Cluster::with(workers, servers, &[settings, &[("local_reduce", road)]].concat());
-    let on = move |workers: u32| {
+/// A job whose workers all exchange for themselves. Where there is something to exchange, and there are several workers besides the last,
+/// also one whose other workers are on one machine, and reduce among themselves first.
+fn jobs(over: Over, workers: u32, servers: u32, settings: &[(&str, &str)]) -> Vec<Cluster> {
+    let mut jobs = vec![Cluster::with(over, workers, servers, settings)];
+    if over != Over::Local && workers > 2 {
         let machines: Vec<&str> = (1..=workers).map(|nth| if nth < workers { "a" } else { "b" }).collect();
-        Cluster::on(&machines, servers, settings)
-    };
-    ["off", "auto"].into_iter().map(with).chain((workers > 2).then_some(workers).into_iter().map(on))
+        jobs.push(Cluster::on(over, &machines, servers, settings));
+    }
+    jobs
 }
 
 /// Reduces random tensors of several lengths by every operation and compares.

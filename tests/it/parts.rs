@@ -8,12 +8,21 @@ use gradlane_core::pipeline::models;
 use gradlane_core::types::{Op, TensorSpec};
 use gradlane_core::wire::header::HEADER_BYTES;
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 
-#[test]
-fn a_thousand_small_tensors_travel_in_few_messages() {
+matrix! {
+    [over_shm, over_quic]:
+        a_thousand_small_tensors_travel_in_few_messages,
+        a_round_costs_two_headers_a_part_and_names_nothing;
+    [locally, over_shm, over_quic]:
+        fusion_and_size_of_parts_give_the_same_sums;
+}
+
+fn a_thousand_small_tensors_travel_in_few_messages(over: Over) {
     const TENSORS: u64 = 1000;
     const LEN: usize = 1024;
-    let cluster = Cluster::start(2, 3);
+    let cluster = Cluster::start(over, 2, 3);
     for round in 0..2 {
         let sums = all(&cluster.workers, |engine| {
             let rank = engine.rank().0 as f32;
@@ -32,11 +41,10 @@ fn a_thousand_small_tensors_travel_in_few_messages() {
     }
 }
 
-#[test]
-fn fusion_and_size_of_parts_give_the_same_sums() {
+fn fusion_and_size_of_parts_give_the_same_sums(over: Over) {
     let lengths = [10_usize, 3000, 5000, 40_000, 7, 16_384];
     let sums = [("64 KiB", "0"), ("64 KiB", "32 KiB"), ("4 MiB", "256 KiB")].map(|(partition, fuse)| {
-        let cluster = Cluster::with(2, 2, &[("partition_bytes", partition), ("fuse_bytes", fuse)]);
+        let cluster = Cluster::with(over, 2, 2, &[("partition_bytes", partition), ("fuse_bytes", fuse)]);
         let sums = all(&cluster.workers, |engine| {
             let of = |index: usize, len: usize| (0..len).map(|i| ((i + index) % 97) as f32 * 0.1).collect();
             let tensor = |(index, len)| Tensor::new(&format!("t{index}"), of(index, len));
@@ -53,7 +61,7 @@ fn fusion_and_size_of_parts_give_the_same_sums() {
 #[test]
 fn a_large_tensor_loads_all_servers_alike_and_is_never_copied_over_a_network() {
     const BYTES: u64 = 64 << 20;
-    let cluster = Cluster::with(1, 3, &[("transport", "quic")]);
+    let cluster = Cluster::start(Over::Quic, 1, 3);
     let engine = &cluster.workers[0];
     let mut tensor = Tensor::new("embedding", (0..BYTES / 4).map(|index| index as f32).collect());
     tensor.reduce(engine, Op::Sum).unwrap();
@@ -70,9 +78,8 @@ fn a_large_tensor_loads_all_servers_alike_and_is_never_copied_over_a_network() {
     assert_eq!(metrics.repeats.load(Relaxed), 0);
 }
 
-#[test]
-fn a_round_costs_two_headers_a_part_and_names_nothing() {
-    let cluster = Cluster::start(1, 1);
+fn a_round_costs_two_headers_a_part_and_names_nothing(over: Over) {
+    let cluster = Cluster::start(over, 1, 1);
     let engine = &cluster.workers[0];
     let mut tensor = Tensor::new(&"a long name ".repeat(20), vec![1_f32; 100]);
     for round in 1..=3 {
@@ -83,7 +90,7 @@ fn a_round_costs_two_headers_a_part_and_names_nothing() {
 
 #[test]
 fn the_bytes_of_a_real_model_arrive_evenly() {
-    let cluster = Cluster::start(1, 3);
+    let cluster = Cluster::start(Over::Quic, 1, 3);
     let engine = &cluster.workers[0];
     let specs = models::resnet50();
     let bytes: u64 = specs.iter().map(|spec| spec.bytes().unwrap()).sum();
@@ -103,7 +110,7 @@ fn the_bytes_of_a_real_model_arrive_evenly() {
 #[test]
 fn every_worker_sees_one_even_layout_of_large_models() {
     for (model, specs) in [("vgg16", models::vgg16()), ("bert-large", models::bert_large())] {
-        let cluster = Cluster::start(2, 3);
+        let cluster = Cluster::start(Over::Quic, 2, 3);
         let layouts = all(&cluster.workers, |engine| {
             engine.declare(specs.clone(), true, Some(PATIENCE)).unwrap();
             engine.layout()

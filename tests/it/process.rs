@@ -4,15 +4,23 @@ use std::path::Path;
 use std::time::Duration;
 
 use gradlane_core::runtime::{Clock, process};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 use gradlane_tests::patience::{elapsed, eventually};
-use gradlane_tests::processes::{Process, lives, signal};
+use gradlane_tests::processes::{Process, environment, lives, signal};
 
 use crate::actors::{ACTOR, Job};
 
-#[test]
-fn a_job_in_which_all_is_well_ends_with_zero() {
+matrix! {
+    [locally, over_shm, over_quic]:
+        a_job_in_which_all_is_well_ends_with_zero;
+    [over_shm, over_quic]:
+        a_worker_that_is_killed_ends_the_job_for_all_with_its_name;
+}
+
+fn a_job_in_which_all_is_well_ends_with_zero(over: Over) {
     for servers in ["0", "2"] {
-        let mut launcher = launch(&["-n", "3", "-s", servers], &["train", "5"]);
+        let mut launcher = launch(over, &["-n", "3", "-s", servers], &["train", "5"]);
         let ended = launcher.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert_eq!(ended.output.len(), 3, "{ended:?}");
@@ -22,7 +30,7 @@ fn a_job_in_which_all_is_well_ends_with_zero() {
 
 #[test]
 fn the_launcher_ends_with_the_code_of_the_first_failure_and_tells_the_others_of_it() {
-    let mut launcher = launch(&["-n", "3", "-s", "1"], &["train", "0", "1", "42"]);
+    let mut launcher = launch(Over::Quic, &["-n", "3", "-s", "1"], &["train", "0", "1", "42"]);
     let workers = joined(&mut launcher, 3);
     let ended = launcher.end();
     assert_eq!(ended.code, Some(42), "{ended:?}");
@@ -32,9 +40,8 @@ fn the_launcher_ends_with_the_code_of_the_first_failure_and_tells_the_others_of_
     assert_gone(&workers);
 }
 
-#[test]
-fn a_worker_that_is_killed_ends_the_job_for_all_with_its_name() {
-    let mut launcher = launch(&["-n", "3", "-s", "1"], &["train", "0"]);
+fn a_worker_that_is_killed_ends_the_job_for_all_with_its_name(over: Over) {
+    let mut launcher = launch(over, &["-n", "3", "-s", "1"], &["train", "0"]);
     let workers = joined(&mut launcher, 3);
     let clock = Clock::start();
     signal(workers[2], "KILL");
@@ -51,7 +58,7 @@ fn a_worker_that_is_killed_ends_the_job_for_all_with_its_name() {
 #[test]
 fn a_signal_to_the_launcher_ends_everything_in_the_middle_of_the_work() {
     for (name, number) in [("INT", 2), ("TERM", 15)] {
-        let mut launcher = launch(&["-n", "4", "-s", "2"], &["train", "0"]);
+        let mut launcher = launch(Over::Quic, &["-n", "4", "-s", "2"], &["train", "0"]);
         let workers = joined(&mut launcher, 4);
         let clock = Clock::start();
         launcher.signal(name);
@@ -66,7 +73,7 @@ fn a_signal_to_the_launcher_ends_everything_in_the_middle_of_the_work() {
 
 #[test]
 fn a_launcher_that_is_killed_takes_its_job_along() {
-    let mut launcher = launch(&["-n", "2", "-s", "1"], &["train", "0"]);
+    let mut launcher = launch(Over::Quic, &["-n", "2", "-s", "1"], &["train", "0"]);
     let workers = joined(&mut launcher, 2);
     launcher.signal("KILL");
     launcher.end();
@@ -75,7 +82,7 @@ fn a_launcher_that_is_killed_takes_its_job_along() {
 
 #[test]
 fn a_worker_that_does_not_leave_is_named_in_the_others_end() {
-    let mut job = Job::start(3, 1, &[]);
+    let mut job = Job::start(Over::Quic, 3, 1, &[]);
     for rank in [0, 1] {
         job.puppets[rank].order("shutdown 1000");
     }
@@ -92,7 +99,7 @@ fn a_worker_that_does_not_leave_is_named_in_the_others_end() {
 
 #[test]
 fn a_worker_that_hangs_at_the_end_does_not_outlive_the_others() {
-    let mut launcher = launch(&["-n", "3", "-s", "1", "--grace", "0"], &["train", "1", "2", "stuck"]);
+    let mut launcher = launch(Over::Quic, &["-n", "3", "-s", "1", "--grace", "0"], &["train", "1", "2", "stuck"]);
     let workers = joined(&mut launcher, 3);
     let ended = launcher.end();
     assert_eq!(ended.code, Some(1), "the code of those who gave up waiting: {ended:?}");
@@ -101,9 +108,9 @@ fn a_worker_that_hangs_at_the_end_does_not_outlive_the_others() {
     assert_gone(&workers);
 }
 
-fn launch(arguments: &[&str], worker: &[&str]) -> Process {
+fn launch(over: Over, arguments: &[&str], worker: &[&str]) -> Process {
     let line = [&["run"], arguments, &["--", ACTOR], worker].concat();
-    Process::start(Path::new(ACTOR), &line, Path::new("/tmp"), &[])
+    Process::start(Path::new(ACTOR), &line, Path::new("/tmp"), &environment(&over.settings()))
 }
 
 /// The process ids of the workers by rank, once all have joined.

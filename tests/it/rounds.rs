@@ -4,12 +4,19 @@ use gradlane_core::engine::{Engine, Handle};
 use gradlane_core::types::Op;
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all};
 use gradlane_tests::digits;
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 
-#[test]
-fn a_worker_that_runs_ahead_gets_the_sum_of_each_round() {
+matrix! {
+    [locally, over_shm, over_quic]:
+        a_worker_that_runs_ahead_gets_the_sum_of_each_round,
+        fifty_rounds_of_several_tensors_count_every_worker_once;
+}
+
+fn a_worker_that_runs_ahead_gets_the_sum_of_each_round(over: Over) {
     const ROUNDS: u64 = 8;
     const LEN: usize = 50_000;
-    let cluster = Cluster::with(2, 1, &SMALL_PARTS);
+    let cluster = Cluster::with(over, 2, 1, &SMALL_PARTS);
     let submit_all = |engine: &Engine| {
         let tensor = |round| Tensor::new("a", digits::contribution(engine.rank().0, "a", round, LEN));
         let mut tensors: Vec<Tensor> = (0..ROUNDS).map(tensor).collect();
@@ -28,11 +35,10 @@ fn a_worker_that_runs_ahead_gets_the_sum_of_each_round() {
     }
 }
 
-#[test]
-fn fifty_rounds_of_several_tensors_count_every_worker_once() {
+fn fifty_rounds_of_several_tensors_count_every_worker_once(over: Over) {
     const TENSORS: [(&str, usize); 5] =
         [("conv1", 9_408), ("bn1", 64), ("fc", 70_000), ("bias", 1), ("embedding", 40_001)];
-    let cluster = Cluster::with(3, 2, &SMALL_PARTS);
+    let cluster = Cluster::with(over, 3, 2, &SMALL_PARTS);
     let wrong = all(&cluster.workers, |engine| -> Result<(), String> {
         for round in 0..50 {
             let of =

@@ -10,6 +10,7 @@ use gradlane_core::mem::{DeviceRegion, Ordinal};
 use gradlane_core::types::{DType, Op, Priority, TensorSpec};
 use gradlane_tests::cluster::{Cluster, config};
 use gradlane_tests::fakes;
+use gradlane_tests::over::Over;
 
 /// Elements of a tensor: more than a part, and no round number.
 pub(crate) const LEN: usize = 100_003;
@@ -67,7 +68,7 @@ impl Seat {
 }
 
 /// Workers on the machines of these names, with a device each, and a server.
-pub(crate) fn start(machines: &[&str], settings: &[(&str, &str)]) -> (Cluster, Vec<Seat>) {
+pub(crate) fn start(over: Over, machines: &[&str], settings: &[(&str, &str)]) -> (Cluster, Vec<Seat>) {
     let seat = |_: &&str| {
         let (control, ordinal) = fakes::device();
         Seat { control, device: Ordinal(ordinal) }
@@ -75,9 +76,9 @@ pub(crate) fn start(machines: &[&str], settings: &[(&str, &str)]) -> (Cluster, V
     let seats: Vec<Seat> = machines.iter().map(seat).collect();
     let [cuda, nccl] = [fakes::fakecuda(), fakes::fakenccl()].map(|path| path.to_str().unwrap().to_owned());
     let settings = [&[("cuda_lib", cuda.as_str()), ("nccl_lib", nccl.as_str())], settings].concat();
-    let config: Config = config(&settings);
+    let config: Config = config(over, &settings);
     let device = |_| Some(Arc::new(CudaDevice::load(&config).unwrap()) as Arc<dyn Device>);
-    (Cluster::on_with_devices(machines, 1, &settings, device), seats)
+    (Cluster::on_with_devices(over, machines, 1, &settings, device), seats)
 }
 
 /// What a counter has come to, over all workers.

@@ -15,15 +15,18 @@ use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config, worker};
+use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
 use gradlane_tests::relay::Relay;
 use gradlane_tests::rounds;
 
 #[test]
 fn a_join_string_that_is_wrong_in_any_part_is_refused() {
-    let cluster = Cluster::start(1, 1);
+    let cluster = Cluster::start(Over::Quic, 1, 1);
     let good = cluster.embedded.join_string();
-    let refused = |join: &JoinString| worker(&config(&[("join_timeout", "1s")]), join, None, 1).err().expect("refused");
+    let refused = |join: &JoinString| {
+        worker(&config(Over::Quic, &[("join_timeout", "1s")]), join, None, 1).err().expect("refused")
+    };
 
     let mut secret = good.clone();
     secret.secret[0] ^= 1;
@@ -59,7 +62,7 @@ fn a_join_string_that_is_wrong_in_any_part_is_refused() {
 
 #[test]
 fn a_member_of_another_job_is_refused_by_coordinator_and_servers() {
-    let (here, there) = (Cluster::start(1, 1), Cluster::start(1, 1));
+    let (here, there) = (Cluster::start(Over::Quic, 1, 1), Cluster::start(Over::Quic, 1, 1));
     let stranger = Arc::new(Credentials::enroll(there.embedded.join_string(), Role::Worker, PATIENCE).unwrap());
     let error = join(&here.embedded.join_string().address, &stranger).err().expect("refused");
     assert!(matches!(&error, Error::Auth { hint, .. } if hint.contains("another job")), "{error}");
@@ -69,7 +72,7 @@ fn a_member_of_another_job_is_refused_by_coordinator_and_servers() {
 fn an_expired_certificate_is_refused_with_both_times() {
     let home = tempfile::tempdir().unwrap();
     let directory = home.path().join("job");
-    let config = config(&[]);
+    let config = config(Over::Quic, &[]);
     let machine = CoordinatorConfig::from_config(&config, 1, 1);
     let authority = Authority::open(&directory, &machine.job).unwrap().with_lifetime(std::time::Duration::ZERO);
     let coordinator = CoordinatorNode::start(machine, &config, Some(&directory)).unwrap();
@@ -165,12 +168,8 @@ struct Relayed {
 
 impl Relayed {
     fn start() -> Self {
-        let config = config(&[
-            ("transport", "quic"),
-            ("advertise", "127.0.0.2"),
-            ("form_timeout", "60s"),
-            ("join_timeout", "60s"),
-        ]);
+        let settings = [("advertise", "127.0.0.2"), ("form_timeout", "60s"), ("join_timeout", "60s")];
+        let config = config(Over::Quic, &settings);
         let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 2, servers: 1 }).unwrap();
         let relays = [&embedded.join_string().address, embedded.servers()[0].address()].map(|announced| {
             let relay: SocketAddr = announced.parse().unwrap();
@@ -181,7 +180,7 @@ impl Relayed {
 }
 
 fn join(coordinator: &str, credentials: &Arc<Credentials>) -> gradlane_core::Result<Engine> {
-    let config = config(&[("join_timeout", "1s")]);
+    let config = config(Over::Quic, &[("join_timeout", "1s")]);
     let transport = QuicTransport::new(credentials, &Settings::default())?;
     Engine::start(EngineOptions {
         member: process::member(Role::Worker, &config),

@@ -10,18 +10,28 @@ use gradlane_core::types::{Op, Priority, WorkerId};
 use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all, config};
+use gradlane_tests::matrix;
+use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
 use gradlane_tests::processes::Process;
 
 use crate::actors;
 
+matrix! {
+    [over_shm, over_quic]:
+        the_network_carries_each_byte_once_a_machine_and_sums_are_exact,
+        every_reduction_means_what_it_says,
+        what_the_workers_of_one_machine_disagree_about_is_heard_by_all_at_once,
+        an_owner_that_gives_up_is_named_at_once_to_those_who_wait_for_it,
+        a_worker_that_leaves_is_named_to_those_who_go_on;
+}
+
 /// Two machines with two workers each; one with three and one with one; two with two whose ranks are mixed.
 const SHAPES: [[&str; 4]; 3] = [["a", "a", "b", "b"], ["a", "a", "a", "b"], ["a", "b", "b", "a"]];
 
-#[test]
-fn the_network_carries_each_byte_once_a_machine_and_sums_are_exact() {
+fn the_network_carries_each_byte_once_a_machine_and_sums_are_exact(over: Over) {
     for machines in SHAPES {
-        let cluster = Cluster::on(&machines, 2, &SMALL_PARTS);
+        let cluster = Cluster::on(over, &machines, 2, &SMALL_PARTS);
         let lengths = [1_000_000, 5, 0, 70_001];
         let carried = all(&cluster.workers, |engine| {
             for (index, len) in lengths.into_iter().enumerate() {
@@ -50,15 +60,14 @@ fn the_network_carries_each_byte_once_a_machine_and_sums_are_exact() {
     }
 }
 
-#[test]
-fn every_reduction_means_what_it_says() {
+fn every_reduction_means_what_it_says(over: Over) {
     let values = [8.0_f32, -16.0, 24.0, 40.0];
     let weights = [1.0, 0.0, 3.0, 4.0];
     let mut table =
         vec![(Op::Sum, 56.0), (Op::Mean, 14.0), (Op::Min, -16.0), (Op::Max, 40.0), (Op::WeightedMean, 30.0)];
     table.extend((0..4).map(|root| (Op::Broadcast { root: WorkerId(root) }, values[root as usize])));
     for machines in SHAPES {
-        let cluster = Cluster::on(&machines, 2, &SMALL_PARTS);
+        let cluster = Cluster::on(over, &machines, 2, &SMALL_PARTS);
         for (op, expected) in &table {
             let results = all(&cluster.workers, |engine| {
                 let rank = engine.rank().0 as usize;
@@ -73,7 +82,7 @@ fn every_reduction_means_what_it_says() {
 
 #[test]
 fn a_machine_without_any_weight_adds_nothing_and_a_job_without_any_fails_on_all() {
-    let cluster = Cluster::on(&SHAPES[0], 1, &[]);
+    let cluster = Cluster::on(Over::Quic, &SHAPES[0], 1, &[]);
     let reduce = |name: &str, weights: [f64; 4]| {
         all(&cluster.workers, |engine| {
             let rank = engine.rank().0 as usize;
@@ -90,7 +99,7 @@ fn a_machine_without_any_weight_adds_nothing_and_a_job_without_any_fails_on_all(
 
 #[test]
 fn tensors_that_share_parts_in_any_order_and_results_that_go_elsewhere_are_right() {
-    let cluster = Cluster::on(&SHAPES[1], 2, &[]);
+    let cluster = Cluster::on(Over::Quic, &SHAPES[1], 2, &[]);
     all(&cluster.workers, |engine| {
         let own = engine.rank().0 as f32;
         let mut tensors: Vec<(Tensor, Tensor)> = (1..200)
@@ -120,7 +129,7 @@ fn tensors_that_share_parts_in_any_order_and_results_that_go_elsewhere_are_right
 
 #[test]
 fn unwilling_workers_push_for_themselves_whatever_other_machines_do() {
-    let cluster = Cluster::on(&SHAPES[0], 1, &[("local_reduce", "off")]);
+    let cluster = Cluster::on(Over::Quic, &SHAPES[0], 1, &[("local_reduce", "off")]);
     all(&cluster.workers, |engine| {
         let mut tensor = Tensor::new("a", vec![1_f32; 1000]);
         tensor.reduce(engine, Op::Sum).unwrap();
@@ -133,7 +142,7 @@ fn unwilling_workers_push_for_themselves_whatever_other_machines_do() {
 
 #[test]
 fn machines_that_want_different_reductions_all_learn_both() {
-    let cluster = Cluster::on(&SHAPES[0], 2, &[SMALL_PARTS[0]]);
+    let cluster = Cluster::on(Over::Quic, &SHAPES[0], 2, &[SMALL_PARTS[0]]);
     // Of one part, and of many: what one part fails of, all do.
     for len in [8, 1_000_000] {
         let name = format!("weight {len}");
@@ -150,10 +159,9 @@ fn machines_that_want_different_reductions_all_learn_both() {
     works(&cluster.workers);
 }
 
-#[test]
-fn what_the_workers_of_one_machine_disagree_about_is_heard_by_all_at_once() {
+fn what_the_workers_of_one_machine_disagree_about_is_heard_by_all_at_once(over: Over) {
     // Nothing but the disagreement itself ends the wait: this step takes an hour at most.
-    let cluster = Cluster::on(&SHAPES[0], 2, &[("step_timeout", "1 h"), SMALL_PARTS[0]]);
+    let cluster = Cluster::on(over, &SHAPES[0], 2, &[("step_timeout", "1 h"), SMALL_PARTS[0]]);
     for (name, len) in [("bias", 8), ("weight", 300_000)] {
         let errors = all(&cluster.workers, |engine| {
             let op = if engine.rank().0 == 1 { Op::Max } else { Op::Sum };
@@ -174,7 +182,7 @@ fn what_the_workers_of_one_machine_disagree_about_is_heard_by_all_at_once() {
 
 #[test]
 fn a_worker_that_does_not_come_is_named_to_those_who_wait() {
-    let cluster = Cluster::on(&SHAPES[0], 1, &[("step_timeout", "500 ms"), ("stall_warn", "100 ms")]);
+    let cluster = Cluster::on(Over::Quic, &SHAPES[0], 1, &[("step_timeout", "500 ms"), ("stall_warn", "100 ms")]);
     let errors = all(&cluster.workers, |engine| {
         (engine.rank().0 != 3).then(|| Tensor::new("a", vec![1_f32; 8]).reduce(engine, Op::Sum).unwrap_err())
     });
@@ -188,7 +196,7 @@ fn a_worker_that_does_not_come_is_named_to_those_who_wait() {
 
 #[test]
 fn whoever_gives_up_what_another_brings_disturbs_nobody() {
-    let cluster = Cluster::on(&SHAPES[0], 1, &[]);
+    let cluster = Cluster::on(Over::Quic, &SHAPES[0], 1, &[]);
     let (_, member) = roles(&cluster.workers);
     let mut tensors: Vec<Tensor> = (0..4).map(|_| Tensor::new("a", vec![1_f32; 1000])).collect();
     let begun: Vec<_> = (0..2).map(|rank| tensors[rank].push_pull(&cluster.workers[rank], Op::Sum).unwrap()).collect();
@@ -207,9 +215,8 @@ fn whoever_gives_up_what_another_brings_disturbs_nobody() {
     works(&cluster.workers);
 }
 
-#[test]
-fn an_owner_that_gives_up_is_named_at_once_to_those_who_wait_for_it() {
-    let cluster = Cluster::on(&SHAPES[0], 1, &[("step_timeout", "1 h")]);
+fn an_owner_that_gives_up_is_named_at_once_to_those_who_wait_for_it(over: Over) {
+    let cluster = Cluster::on(over, &SHAPES[0], 1, &[("step_timeout", "1 h")]);
     let (owner, member) = roles(&cluster.workers);
     let mut tensors: Vec<Tensor> = (0..2).map(|_| Tensor::new("a", vec![1_f32; 1000])).collect();
     let handles: Vec<_> =
@@ -229,9 +236,8 @@ fn an_owner_that_gives_up_is_named_at_once_to_those_who_wait_for_it() {
     works(&cluster.workers);
 }
 
-#[test]
-fn a_worker_that_leaves_is_named_to_those_who_go_on() {
-    let cluster = Cluster::on(&SHAPES[0], 1, &[("step_timeout", "2 s"), ("stall_warn", "1 s")]);
+fn a_worker_that_leaves_is_named_to_those_who_go_on(over: Over) {
+    let cluster = Cluster::on(over, &SHAPES[0], 1, &[("step_timeout", "2 s"), ("stall_warn", "1 s")]);
     all(&cluster.workers, |engine| {
         let mut tensor = Tensor::new("a", vec![1_f32; 100_000]);
         tensor.reduce(engine, Op::Sum).unwrap();
@@ -248,12 +254,19 @@ fn a_worker_that_leaves_is_named_to_those_who_go_on() {
 fn a_worker_or_a_server_that_is_killed_is_lost_to_all() {
     for lost in ["worker 0", "server 0"] {
         let settings = [("local_reduce", "auto"), ("suspect_timeout", "1s"), ("dead_timeout", "3s")];
-        let config = config(&settings);
+        let config = config(Over::Quic, &settings);
         let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 4, 1), &config, None).unwrap();
         let join = coordinator.join_string();
-        let server = actors::server(join, 0, &settings);
+        let server = actors::server(Over::Quic, join, 0, &settings);
         let start = |(rank, machine)| {
-            actors::worker(&["puppet"], join, Some(rank), 4, &[&settings[..], &[("machine", machine)]].concat())
+            actors::worker(
+                Over::Quic,
+                &["puppet"],
+                join,
+                Some(rank),
+                4,
+                &[&settings[..], &[("machine", machine)]].concat(),
+            )
         };
         let mut puppets: Vec<Process> = (0..).zip(SHAPES[0]).map(start).collect();
         for (rank, puppet) in puppets.iter_mut().enumerate() {

@@ -9,16 +9,15 @@ use gradlane_core::engine::{Engine, Submission};
 use gradlane_core::types::{Op, Priority, WorkerId};
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all, config, worker};
+use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
 use gradlane_tests::processes::Process;
 
 use crate::actors::Job;
 
-const TOGETHER: (&str, &str) = ("local_reduce", "auto");
-
 #[test]
 fn nothing_is_sent_to_a_server() {
-    let cluster = Cluster::with(3, 1, &[TOGETHER, SMALL_PARTS[0], SMALL_PARTS[1]]);
+    let cluster = Cluster::with(Over::Local, 3, 1, &SMALL_PARTS);
     all(&cluster.workers, |engine| {
         for (round, len) in [1_000_000, 5, 0, 70_001].into_iter().enumerate() {
             let mut tensor = Tensor::new(&format!("t{round}"), vec![1_i32 << (2 * engine.rank().0); len]);
@@ -35,8 +34,7 @@ fn nothing_is_sent_to_a_server() {
 
 #[test]
 fn one_unwilling_worker_is_enough_for_all_of_its_machine_to_push() {
-    let unwilling = ("local_reduce", "off");
-    let settings = |rank| if rank == 1 { config(&[TOGETHER, unwilling]) } else { config(&[TOGETHER]) };
+    let settings = |rank| config(if rank == 1 { Over::Quic } else { Over::Local }, &[]);
     let embedded = Embedded::start(EmbeddedOptions { config: settings(0), workers: 3, servers: 1 }).unwrap();
     let workers = start(&embedded, 3, settings);
     all(&workers, |engine| {
@@ -49,7 +47,7 @@ fn one_unwilling_worker_is_enough_for_all_of_its_machine_to_push() {
 
 #[test]
 fn tensors_that_share_parts_and_tensors_in_any_order_have_the_right_sums() {
-    let cluster = Cluster::with(2, 1, &[TOGETHER]);
+    let cluster = Cluster::start(Over::Local, 2, 1);
     all(&cluster.workers, |engine| {
         let mut tensors: Vec<Tensor> =
             (1..200).map(|len| Tensor::new(&format!("t{len}"), vec![len as f32; len])).collect();
@@ -74,7 +72,7 @@ fn tensors_that_share_parts_and_tensors_in_any_order_have_the_right_sums() {
 
 #[test]
 fn whoever_waits_for_room_does_not_keep_others_from_working() {
-    let cluster = Cluster::with(2, 1, &[TOGETHER, ("submit_bytes_max", "1 MiB"), ("credit_bytes", "1 MiB")]);
+    let cluster = Cluster::with(Over::Local, 2, 1, &[("submit_bytes_max", "1 MiB"), ("credit_bytes", "1 MiB")]);
     all(&cluster.workers, |engine| {
         let mut bulk: Vec<Tensor> = (0..4).map(|n| Tensor::new(&format!("bulk {n}"), vec![1_f32; 1 << 16])).collect();
         let mut last = Tensor::new("last", vec![1_f32; 1 << 16]);
@@ -91,7 +89,7 @@ fn whoever_waits_for_room_does_not_keep_others_from_working() {
 
 #[test]
 fn a_result_may_go_elsewhere() {
-    let cluster = Cluster::with(2, 1, &[TOGETHER]);
+    let cluster = Cluster::start(Over::Local, 2, 1);
     all(&cluster.workers, |engine| {
         let mut ours = Tensor::new("a", vec![engine.rank().0 as f32 + 1.0; 100_000]);
         let mut sum = Tensor::new("a", vec![0_f32; 100_000]);
@@ -104,7 +102,7 @@ fn a_result_may_go_elsewhere() {
 
 #[test]
 fn workers_that_want_different_reductions_all_learn_both_and_by_name() {
-    let cluster = Cluster::with(3, 1, &[TOGETHER]);
+    let cluster = Cluster::start(Over::Local, 3, 1);
     let errors = all(&cluster.workers, |engine| {
         let op = if engine.rank().0 == 2 { Op::Max } else { Op::Sum };
         Tensor::new("fc.weight", vec![1_f32; 8]).reduce(engine, op).unwrap_err()
@@ -118,7 +116,7 @@ fn workers_that_want_different_reductions_all_learn_both_and_by_name() {
 
 #[test]
 fn a_worker_that_does_not_come_is_named_to_those_who_wait() {
-    let cluster = Cluster::with(3, 1, &[TOGETHER, ("step_timeout", "300 ms"), ("stall_warn", "100 ms")]);
+    let cluster = Cluster::with(Over::Local, 3, 1, &[("step_timeout", "300 ms"), ("stall_warn", "100 ms")]);
     let errors = all(&cluster.workers, |engine| {
         (engine.rank().0 != 0).then(|| Tensor::new("a", vec![1_f32; 8]).reduce(engine, Op::Sum).unwrap_err())
     });
@@ -132,7 +130,7 @@ fn a_worker_that_does_not_come_is_named_to_those_who_wait() {
 #[test]
 fn a_deadline_and_a_cancellation_give_the_memory_back() {
     // Twice somebody waits for so long.
-    let cluster = Cluster::with(2, 1, &[TOGETHER, ("step_timeout", "2s"), ("stall_warn", "1s")]);
+    let cluster = Cluster::with(Over::Local, 2, 1, &[("step_timeout", "2s"), ("stall_warn", "1s")]);
     let [ours, theirs] = &cluster.workers[..] else { panic!("two workers") };
     let mut tensor = Tensor::new("a", vec![1_f32; 1000]);
     let handle = tensor.push_pull(ours, Op::Sum).unwrap();
@@ -161,7 +159,7 @@ fn a_deadline_and_a_cancellation_give_the_memory_back() {
 fn a_worker_that_is_killed_in_the_middle_is_lost_to_all_at_once_and_leaves_nothing() {
     // So patient that silence cannot be what is heard of.
     for lost in [0, 2] {
-        let mut job = Job::start(3, 1, &[TOGETHER, ("dead_timeout", "1h")]);
+        let mut job = Job::start(Over::Local, 3, 1, &[("dead_timeout", "1h")]);
         job.all_do("sum weight 0");
         let pids: Vec<u32> = job.puppets.iter().map(Process::pid).collect();
         assert!(pids.iter().all(|pid| maps_a_segment(*pid)), "they share memory");
@@ -187,7 +185,7 @@ fn a_worker_that_is_killed_in_the_middle_is_lost_to_all_at_once_and_leaves_nothi
 
 #[test]
 fn a_worker_that_leaves_first_is_named_to_those_who_go_on() {
-    let cluster = Cluster::with(2, 1, &[TOGETHER]);
+    let cluster = Cluster::start(Over::Local, 2, 1);
     all(&cluster.workers, |engine| {
         let mut tensor = Tensor::new("a", vec![1_f32; 100_000]);
         tensor.reduce(engine, Op::Sum).unwrap();

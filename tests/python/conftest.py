@@ -7,6 +7,10 @@ an own one, for tests that break their job.
 
 A test marked `workers(2, 4)` runs with 2 and with 4. `servers=`, `settings=` (knobs by name) and `env=` shape the job. With
 `machines="aabb"`, which has a letter a rank, the workers take themselves to be on two machines.
+
+Each of these tests names its transports, `over("local", "shm", "quic")`, and runs once over each of them (`TRANSPORTS`
+in `processes.py` has them all). A mark of a test counts instead of the mark of its module. The name of the transport is
+the parameter `transport`, which any other test or fixture may also ask for.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import run_all
+from processes import over, run_all
 
 RESULTS = "WORKER_TEST_RESULTS"
 """In a worker: the folder for its results. Not named GRADLANE_*, where unknown names are warned of."""
@@ -45,7 +49,20 @@ class Shape:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "workers(n, ..., servers, settings, env, machines, alone): runs on n real workers")
+    config.addinivalue_line("markers", "over(transport, ...): runs once over each of these transports")
     config.stash[outcomes_key] = {}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test once over each transport that it names. A default could hide what a test is about."""
+    names = metafunc.fixturenames
+    if "transport" in names or metafunc.definition.get_closest_marker("workers"):
+        named = metafunc.definition.get_closest_marker("over")
+        if named is None:
+            raise pytest.UsageError(f"{metafunc.definition.nodeid} names no transport: mark it over(...)")
+        if "transport" not in names:
+            names.append("transport")
+        metafunc.parametrize("transport", named.args, scope="module")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -158,7 +175,12 @@ def shapes(item: pytest.Item) -> list[Shape]:
         return []
     wanted = marker.kwargs
     settings = {"step_timeout": "20s"} | wanted.get("settings", {})
-    env = {f"GRADLANE_{name.upper()}": value for name, value in settings.items()} | wanted.get("env", {})
+    transport = item.callspec.params["transport"]
+    env = over(transport)
+    if "machines" in wanted and transport == "shm":
+        # The servers are on the first machine; the other machines reach them over QUIC.
+        env |= {"GRADLANE_TRANSPORT": "auto", "GRADLANE_MACHINE": wanted["machines"][0]}
+    env |= {f"GRADLANE_{name.upper()}": value for name, value in settings.items()} | wanted.get("env", {})
     if "machines" in wanted:
         env[MACHINES] = wanted["machines"]
     alone = item.nodeid if wanted.get("alone") else None

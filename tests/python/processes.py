@@ -18,6 +18,18 @@ from pathlib import Path
 LAUNCH_VARIABLES = ("GRADLANE_", "DMLC_", "BYTEPS_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "MASTER_")
 LAUNCH_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TF_CONFIG")
 
+TRANSPORTS = {
+    "default": {},  # transport = auto
+    "local": {"transport": "quic", "local_reduce": "auto"},
+    "shm": {"transport": "shm", "local_reduce": "off"},
+    "quic": {"transport": "quic", "local_reduce": "off"},
+}
+"""By the name of a transport, the settings under which gradients cannot travel in another way.
+
+`local`: the workers of one machine reduce among themselves, and no server takes part. `default`: what there is without
+these settings, for tests that are about that; only `local_reduce` is off.
+"""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -114,6 +126,11 @@ class Running:
             self.output += line
             self._lines.put(line.rstrip("\n"))
         self._lines.put(None)
+
+
+def over(transport: str) -> dict[str, str]:
+    """The environment variables that make a process use the transport of this name."""
+    return {f"GRADLANE_{name.upper()}": value for name, value in TRANSPORTS[transport].items()}
 
 
 def clean_environment() -> dict[str, str]:

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from fakecuda import LAG_SECONDS, LIBRARY, Array, Tensor, call, counter, user_stream
 
-pytestmark = pytest.mark.workers(2, settings={"cuda_lib": LIBRARY}, env={"FAKECUDA_DEVICES": "2"})
+pytestmark = [
+    pytest.mark.workers(2, settings={"cuda_lib": LIBRARY}, env={"FAKECUDA_DEVICES": "2"}),
+    pytest.mark.over("shm", "quic"),
+]
 two_servers = pytest.mark.workers(2, servers=2, settings={"cuda_lib": LIBRARY, "partition_bytes": "64KiB"})
 
 COUNT = 40_000

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 from fakecuda import LAG_SECONDS, LIBRARY, NCCL_LIBRARY, Array, user_stream
 
-SETTINGS = {"cuda_lib": LIBRARY, "nccl_lib": NCCL_LIBRARY, "local_reduce": "auto"}
-pytestmark = pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "2"})
+SETTINGS = {"cuda_lib": LIBRARY, "nccl_lib": NCCL_LIBRARY}
+pytestmark = [
+    pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "2"}),
+    pytest.mark.over("local"),
+]
 
 SWITCHES = SETTINGS | {"pcie_switch_size": "2", "reduce_roots": "0,2,3"}
 """Four workers behind two switches; of the first two only one may hold what they reduce."""
@@ -73,7 +76,10 @@ def test_devices_behind_two_switches_are_added_on_the_host(op):
     assert after["pushes"] == before["pushes"]
 
 
-@pytest.mark.workers(4, settings=SWITCHES, env={"FAKECUDA_DEVICES": "4"}, machines="aabb")
+@pytest.mark.over("shm", "quic")
+@pytest.mark.workers(
+    4, settings=SWITCHES | {"local_reduce": "auto"}, env={"FAKECUDA_DEVICES": "4"}, machines="aabb"
+)
 def test_every_machine_of_several_exchanges_what_it_reduced():
     array = mine(np.float32)
     gradlane.push_pull(array, "machines", op=gradlane.Sum)

@@ -4,9 +4,12 @@ import gradlane
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.over("local", "shm", "quic")
+
 GROUP = 200
 
 
+@pytest.mark.over("shm", "quic")
 @pytest.mark.workers(2)
 def test_a_thousand_small_buffers_travel_in_few_messages():
     buffers = [np.full(1024, i + gradlane.rank(), np.float32) for i in range(1000)]
@@ -96,6 +99,7 @@ def test_a_worker_that_contradicts_itself_is_refused_before_anything_is_sent():
     assert (fresh == 2).all()
 
 
+@pytest.mark.over("shm", "quic")
 @pytest.mark.workers(2, alone=True, settings={"step_timeout": "3s"})
 def test_a_worker_that_leaves_one_out_is_named_with_the_tensor():
     buffers = [np.ones(100_000, np.float32) for _ in range(3)]

@@ -6,7 +6,9 @@ import sys
 import time
 
 import pytest
-from processes import Running, children, lives
+from processes import Running, children, lives, over
+
+pytestmark = pytest.mark.over("quic")
 
 DEAD_TIMEOUT = 2.0
 SLACK = 2.0
@@ -42,15 +44,16 @@ except gradlane.Error as error:
 
 
 @pytest.fixture
-def job():
+def job(transport):
     """A launched job of three workers and two servers in the middle of its work, and the workers' processes by rank."""
     run = ["run", "-n", "3", "-s", "2", "--grace", str(GRACE), "--"]
     command = [sys.executable, "-m", "gradlane", *run, sys.executable, "-c", ENDLESS_WORK]
-    with Running(command, env=SETTINGS) as launcher:
+    with Running(command, env=SETTINGS | over(transport)) as launcher:
         at_work = dict(launcher.line("at work: ").split()[2:] for _ in range(3))
         yield launcher, [int(at_work[str(rank)]) for rank in range(3)]
 
 
+@pytest.mark.over("shm", "quic")
 def test_a_server_that_is_killed_is_named_to_every_worker(job):
     launcher, workers = job
     everyone = children(launcher.pid)
@@ -64,6 +67,7 @@ def test_a_server_that_is_killed_is_named_to_every_worker(job):
     assert not any(map(lives, everyone))
 
 
+@pytest.mark.over("shm", "quic")
 def test_a_worker_that_is_killed_is_named_to_the_others(job):
     launcher, workers = job
     everyone = children(launcher.pid)

@@ -7,7 +7,7 @@ import gradlane
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.workers(2, servers=2)
+pytestmark = [pytest.mark.workers(2, servers=2), pytest.mark.over("local", "shm", "quic")]
 
 
 def test_the_average_is_the_default():
@@ -171,6 +171,7 @@ def test_a_wait_that_times_out_leaves_the_operation_running():
         gradlane.push_pull(np.ones(1), "late", op=gradlane.Sum)
 
 
+@pytest.mark.over("default")
 def test_host_memory_is_copied_once_into_what_a_server_of_this_machine_reads():
     before = gradlane.metrics()
     values = np.ones(250_000, np.float32)
@@ -180,6 +181,27 @@ def test_host_memory_is_copied_once_into_what_a_server_of_this_machine_reads():
     assert after["pull_bytes"] - before["pull_bytes"] == values.nbytes
     assert after["copied_bytes"] - before["copied_bytes"] == values.nbytes
     assert after["shm_connections"] == after["connections"]
+
+
+@pytest.mark.over("quic")
+def test_host_memory_is_not_copied_on_its_way_over_a_network():
+    before = gradlane.metrics()
+    values = np.ones(250_000, np.float32)
+    gradlane.push_pull(values, "in place")
+    after = gradlane.metrics()
+    assert after["push_bytes"] - before["push_bytes"] == values.nbytes
+    assert after["copied_bytes"] == before["copied_bytes"]
+    assert after["shm_connections"] == 0 < after["connections"]
+
+
+@pytest.mark.over("local")
+def test_nothing_goes_to_a_server_where_workers_reduce_among_themselves():
+    before = gradlane.metrics()
+    values = np.ones(250_000, np.float32)
+    gradlane.push_pull(values, "in place")
+    after = gradlane.metrics()
+    assert after["local_bytes"] - before["local_bytes"] == values.nbytes
+    assert after["push_bytes"] == after["connections"] == 0
 
 
 def test_no_operation_is_left_over():

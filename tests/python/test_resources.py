@@ -9,13 +9,16 @@ from pathlib import Path
 import gradlane
 import numpy as np
 import pytest
-from processes import run_all, run_python
+from processes import over, run_all, run_python
+
+pytestmark = pytest.mark.over("quic")
 
 WARM_UP_STEPS, STEPS, TENSORS = 50, 250, 8
 RSS_GROWTH_BYTES_MAX = 4 << 20
 """2 KiB an operation: what the allocator may keep for itself. A forgotten tensor or handle would be far more."""
 
 
+@pytest.mark.over("local", "shm", "quic")
 @pytest.mark.workers(2)
 def test_two_thousand_sums_leave_nothing_behind():
     tensors = [np.ones(256 << index, np.float32) for index in range(TENSORS)]
@@ -44,7 +47,7 @@ def test_jobs_that_come_and_go_leave_no_files_and_no_threads():
 
 
 @pytest.mark.parametrize("waiting", ["nobody", "the main thread's handle", "a thread"])
-def test_an_interpreter_that_ends_with_operations_in_flight_does_not_hang(waiting):
+def test_an_interpreter_that_ends_with_operations_in_flight_does_not_hang(waiting, transport):
     script = f"""
 import threading, gradlane
 gradlane.init()
@@ -57,7 +60,7 @@ print("at the end")
 """
     command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", sys.executable, "-c", script]
     started = time.monotonic()
-    [ended] = run_all([(command, {})], timeout=30.0)
+    [ended] = run_all([(command, over(transport))], timeout=30.0)
     assert ended.code == 0 and ended.output.count("at the end") == 2, ended.output
     assert time.monotonic() - started < 15.0
 

@@ -6,7 +6,10 @@ import pytest
 
 SETTINGS = {"local_reduce": "auto", "step_timeout": "1h", "partition_bytes": "64 KiB", "fuse_bytes": "16 KiB"}
 
-pytestmark = pytest.mark.workers(4, servers=2, machines="aabb", settings=SETTINGS)
+pytestmark = [
+    pytest.mark.workers(4, servers=2, machines="aabb", settings=SETTINGS),
+    pytest.mark.over("shm", "quic"),
+]
 
 
 def test_every_worker_is_counted_once_in_every_element_of_every_round():

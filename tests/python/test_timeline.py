@@ -11,10 +11,13 @@ from gradlane import timeline
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from processes import run_python
 
+pytestmark = pytest.mark.over("quic")
+
 MANY = 5
 STAGES = ["QUEUE", "PUSH", "QUEUE", "PULL"]
 
 
+@pytest.mark.over("shm", "quic")
 @pytest.mark.workers(2)
 def test_every_part_of_every_tensor_leaves_its_stages(tmp_path):
     gradlane.push_pull(np.ones(10, np.float32), "before")

@@ -7,7 +7,7 @@ import gradlane
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.workers(2, 3, settings={"local_reduce": "auto"})
+pytestmark = [pytest.mark.workers(2, 3), pytest.mark.over("local")]
 
 
 def test_nothing_goes_to_a_server():

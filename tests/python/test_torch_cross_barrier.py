@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from torch.optim.lr_scheduler import OneCycleLR, StepLR  # noqa: E402
 from training import assert_equal_everywhere, batches, cnn, made, mine, mlp, sgd  # noqa: E402
 
-pytestmark = pytest.mark.workers(2)
+pytestmark = [pytest.mark.workers(2), pytest.mark.over("quic")]
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
@@ -72,6 +72,7 @@ def usual(model, optimizer, steps=5):
         optimizer.step()
 
 
+@pytest.mark.over("shm", "quic")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("model", [mlp, cnn], ids=["mlp", "cnn"])
 def test_the_bits_are_those_of_a_plain_run(model, optimizer):

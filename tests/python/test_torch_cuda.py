@@ -26,7 +26,10 @@ from training import (  # noqa: E402
     trained_alone,
 )
 
-pytestmark = pytest.mark.workers(2, settings={"cuda_lib": LIBRARY}, env={"FAKECUDA_DEVICES": "2"})
+pytestmark = [
+    pytest.mark.workers(2, settings={"cuda_lib": LIBRARY}, env={"FAKECUDA_DEVICES": "2"}),
+    pytest.mark.over("shm"),
+]
 
 STEPS = 6
 
@@ -53,6 +56,7 @@ def copied():
     return lambda: [after - was for after, was in zip(total(), before, strict=True)]
 
 
+@pytest.mark.over("shm", "quic")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64], ids=str)
 def test_every_form_reduces_where_the_tensor_lies(dtype, cuda, copied):
     def tensor():
@@ -102,6 +106,7 @@ def test_a_group_may_lie_on_two_devices_and_on_the_cpu(cuda, copied):
     assert copied() == [800, 800, 800, 800]
 
 
+@pytest.mark.over("shm", "quic")
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
 @pytest.mark.parametrize("way_in", [by_wrapper, by_optimizer, by_cross_barrier])
 def test_training_equals_that_of_a_single_process(way_in, optimizer, cuda, copied, request):

@@ -23,6 +23,8 @@ from training import (  # noqa: E402
     trained_alone,
 )
 
+pytestmark = pytest.mark.over("quic")
+
 STEPS = 8
 
 
@@ -37,12 +39,24 @@ def by_comm_hook(model, optimizer):
 @pytest.mark.parametrize("model", [mlp, cnn])
 @pytest.mark.parametrize("way_in", [by_wrapper, by_optimizer, by_comm_hook])
 def test_training_equals_that_of_a_single_process(way_in, model, optimizer, request):
+    check_parity(way_in, model, optimizer, request.node.name)
+
+
+@pytest.mark.over("local", "shm")
+@pytest.mark.workers(2, servers=2)
+@pytest.mark.parametrize("way_in", [by_wrapper, by_optimizer, by_comm_hook])
+def test_training_on_one_machine_equals_that_of_a_single_process(way_in, request):
+    check_parity(way_in, cnn, adamw, request.node.name)
+
+
+def check_parity(way_in, model, optimizer, name):
+    """Trains on all workers, and compares with what a single process makes of the same batches."""
     local = made(model, seed=7 + gl.rank())  # different on purpose: rank 0 is broadcast
     trained, stepping = way_in(local, optimizer)
     losses = [step(trained, stepping, mine(batch)) for batch in batches(STEPS)]
     reference, _ = trained_alone(model, optimizer, STEPS)
     assert_close(local, reference)
-    assert_equal_everywhere(local, request.node.name)
+    assert_equal_everywhere(local, name)
     assert sum(losses[-2:]) < sum(losses[:2])
 
 

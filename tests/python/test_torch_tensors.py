@@ -10,7 +10,7 @@ import gradlane.torch as gl  # noqa: E402
 from torch import nn  # noqa: E402
 from training import adamw, assert_close, assert_equal_everywhere, batches, made, mine, mlp, step  # noqa: E402
 
-pytestmark = pytest.mark.workers(2)
+pytestmark = [pytest.mark.workers(2), pytest.mark.over("local", "shm", "quic")]
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]
 

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use quinn::{Connection, RecvStream};
 use tokio::time::timeout;
 
-use super::closing::{CLOSE_ORDERLY, connection_error, read_error};
+use super::closing::{CLOSE_ORDERLY, connection_error};
 use super::dial::Dialer;
 use super::endpoint;
 use super::settings::Settings;
@@ -16,30 +15,10 @@ use crate::transport::identity::Credentials;
 
 /// Writes `bytes` on a stream to `address` and ends it; says why the other side closed the connection. Blocks at most `patience`.
 pub fn write(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: Duration) -> Error {
-    let closed = async |connection: Connection, _answer| Err(connection_error(&connection.closed().await, VICTIM));
-    converse::<()>(address, credentials, bytes, patience, closed).expect_err("it waits for the end")
+    converse(address, credentials, bytes, patience).unwrap_or_else(|error| error)
 }
 
-/// Writes `bytes` on a stream to `address` and ends it; returns what comes back on the stream. Blocks at most `patience`.
-///
-/// # Errors
-/// Why nothing came back.
-pub fn ask(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: Duration) -> Result<Vec<u8>> {
-    converse(address, credentials, bytes, patience, async |_connection, mut answer: RecvStream| {
-        answer.read_to_end(ANSWER_BYTES_MAX).await.map_err(|error| match error {
-            quinn::ReadToEndError::TooLong => Error::Internal { what: "a long answer".to_owned() },
-            quinn::ReadToEndError::Read(error) => read_error(error, VICTIM),
-        })
-    })
-}
-
-fn converse<T: Send + 'static>(
-    address: &str,
-    credentials: &Credentials,
-    bytes: Vec<u8>,
-    patience: Duration,
-    hear: impl AsyncFnOnce(Connection, RecvStream) -> Result<T> + Send + 'static,
-) -> Result<T> {
+fn converse(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: Duration) -> Result<Error> {
     let settings = Settings::default();
     let tls = tls::client(credentials)?;
     let (sender, outcome) = bounded(1);
@@ -48,11 +27,11 @@ fn converse<T: Send + 'static>(
         let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: of_dialer };
         let told = timeout(patience, async {
             let dialed = dialer.dial(&address, VICTIM, patience).await?;
-            let (mut stream, answer) = dialed.stream;
+            let (mut stream, _answer) = dialed.stream;
             // The other side may close before all is written; why, is heard below.
             let _ = stream.write_all(&bytes).await;
             let _ = stream.finish();
-            hear(dialed.connection, answer).await
+            Ok(connection_error(&dialed.connection.closed().await, VICTIM))
         });
         let timed_out = |_| Err(Error::Timeout { what: format!("harming {address}"), waited: patience });
         let _ = sender.send(told.await.unwrap_or_else(timed_out));
@@ -66,4 +45,3 @@ fn converse<T: Send + 'static>(
 }
 
 const VICTIM: &str = "the victim";
-const ANSWER_BYTES_MAX: usize = 1 << 20;

@@ -394,17 +394,7 @@ impl ClientState {
     }
 
     fn drain(&self, link: &Link) -> bool {
-        let mut any = false;
-        while let Some(received) = link.receive() {
-            any = true;
-            self.receive(link, received);
-        }
-        if any {
-            link.received_some();
-            // The server has read what it has added.
-            link.take_back();
-        }
-        any
+        link.drain(|received| self.receive(link, received))
     }
 
     fn link(&self, id: LinkId) -> Option<Arc<Link>> {
@@ -478,7 +468,8 @@ impl Side for ClientState {
         let Some(link) = link else { return };
         self.drain(&link);
         self.advance_marked();
-        let Some(reason) = link.defect().or_else(|| link.farewell()) else { return };
+        // The next turn ends a link with a defect, and tells the peer of it.
+        let Some(reason) = link.farewell().filter(|_| link.defect().is_none()) else { return };
         link.close(None);
         self.down(id, &reason);
     }

@@ -49,16 +49,12 @@ pub(super) fn connect(
     copies: &Copies,
     judge: impl FnOnce(&PeerIdentity) -> Result<()>,
 ) -> Result<Parts> {
-    let connection = Connection::connect(socket_path, STEP)?;
-    let server = SERVER_NAME.try_into().expect("a name");
-    let tls = rustls::ClientConnection::new(Arc::new(client_config(credentials, ALPN)?), server).map_err(failed)?;
-    let mut talk = Talk { connection, tls: tls.into(), peer: name.to_owned() };
-    let identity = talk.shake_hands()?;
+    let (mut talk, identity) = Talk::with_server(socket_path, name, credentials)?;
     judge(&identity)?;
     let ours = Ours::new()?;
     talk.present(&ours)?;
     let theirs = talk.receive()?;
-    talk.link(ours, theirs, copies)
+    Ok(talk.link(ours, theirs, copies))
 }
 
 /// Greets a process that came to the socket. Once it has told who it is, `name` names it for messages.
@@ -85,7 +81,23 @@ pub(super) fn welcome(
         }
     };
     talk.present(&ours)?;
-    Ok((talk.link(ours, theirs, copies)?, identity))
+    Ok((talk.link(ours, theirs, copies), identity))
+}
+
+/// Says `text` and shows `fds` where a greeting is due, as a broken process might.
+///
+/// # Errors
+/// Why the server refused.
+#[cfg(any(test, feature = "testing"))]
+pub(super) fn misbehave(
+    socket_path: &Path,
+    credentials: &Credentials,
+    text: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<()> {
+    let (mut talk, _) = Talk::with_server(socket_path, "the victim", credentials)?;
+    talk.say(text, fds)?;
+    talk.receive().map(drop)
 }
 
 /// What this side brings.
@@ -117,6 +129,15 @@ struct Talk {
 }
 
 impl Talk {
+    fn with_server(socket_path: &Path, name: &str, credentials: &Credentials) -> Result<(Self, PeerIdentity)> {
+        let connection = Connection::connect(socket_path, STEP)?;
+        let server = SERVER_NAME.try_into().expect("a name");
+        let tls = rustls::ClientConnection::new(Arc::new(client_config(credentials, ALPN)?), server).map_err(failed)?;
+        let mut talk = Self { connection, tls: tls.into(), peer: name.to_owned() };
+        let identity = talk.shake_hands()?;
+        Ok((talk, identity))
+    }
+
     fn shake_hands(&mut self) -> Result<PeerIdentity> {
         for _ in 0..MESSAGES_MAX {
             self.flush(&[])?;
@@ -204,18 +225,18 @@ impl Talk {
         let (Some(bell), Some(segment), None) = (fds.pop(), fds.pop(), fds.pop()) else {
             return Err(bad(&self.peer, "greeting", "comes without its two descriptors"));
         };
-        Ok(Theirs { segment: Shown::map(segment, SEGMENT_BYTES as u64)?, bell })
-    }
-
-    fn link(self, ours: Ours, theirs: Theirs, copies: &Copies) -> Result<Parts> {
-        let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&theirs.bell));
-        // Ringing writes to it, which must neither wait nor change anything.
+        let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&bell));
+        // Ringing writes to it, which must change nothing.
         if std::fs::read_link(name).is_ok_and(|target| target != Path::new("anon_inode:[eventfd]")) {
             return Err(bad(&self.peer, "bell", "is none"));
         }
+        Ok(Theirs { segment: Shown::map(segment, SEGMENT_BYTES as u64)?, bell })
+    }
+
+    fn link(self, ours: Ours, theirs: Theirs, copies: &Copies) -> Parts {
         let life = self.connection.peer_process();
         let memory = Memory::new(ours.segment, theirs.segment, theirs.bell, copies.clone());
-        Ok(Parts { connection: self.connection, bell: ours.bell, life, memory })
+        Parts { connection: self.connection, bell: ours.bell, life, memory }
     }
 
     fn gone(&self, error: Error) -> Error {
@@ -229,7 +250,7 @@ impl Talk {
     }
 }
 
-const PRESENT: u8 = 1;
+pub(super) const PRESENT: u8 = 1;
 const REFUSE: u8 = 2;
 
 fn tls_error(error: &rustls::Error, peer: &str) -> Error {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::inbound::{self, Inbound};
-use super::layout::{Message, SMALL_BYTES, bad};
+use super::layout::{Message, RING_MESSAGES, SMALL_BYTES, bad};
 use super::memory::Memory;
 use super::outbound::{Next, Outbound, Piece, Published};
 use crate::error::{Error, Result};
@@ -113,8 +113,22 @@ impl Link {
         self.memory.nudge();
     }
 
+    /// Hands on what the peer has said; whether that was anything.
+    ///
+    /// A ring's worth of messages at most: a peer that never stops talking must not keep the thread from the other links.
+    pub(super) fn drain(&self, receive: impl Fn(inbound::Received)) -> bool {
+        let ring = usize::try_from(RING_MESSAGES).expect("a small number");
+        let any = std::iter::from_fn(|| self.receive()).take(ring).map(receive).count() > 0;
+        if any {
+            self.memory.relieve();
+            // A peer that speaks again has read what was lent to it before.
+            self.take_back();
+        }
+        any
+    }
+
     /// The peer's next message. A defect of the peer is noted and ends the link.
-    pub(super) fn receive(&self) -> Option<inbound::Received> {
+    fn receive(&self) -> Option<inbound::Received> {
         if self.defect().is_some() {
             return None;
         }
@@ -127,11 +141,6 @@ impl Link {
                 None
             }
         }
-    }
-
-    /// To be called when messages were received.
-    pub(super) fn received_some(&self) {
-        self.memory.relieve();
     }
 
     /// Sends what there is room for, until the exchange `until` is through or, without one, all. With `quietly` the peer is not woken,
@@ -178,7 +187,7 @@ impl Link {
     }
 
     /// Frees what was lent and is no longer read.
-    pub(super) fn take_back(&self) {
+    fn take_back(&self) {
         let returned = self.outbound().returned();
         drop(returned);
     }
@@ -272,12 +281,10 @@ impl Link {
         self.life.as_ref().is_some_and(|life| wait_any(&[life.as_fd()], Duration::ZERO) == Ok(vec![true]))
     }
 
-    /// Hears what the peer says by the socket; why it ended the link, if it did.
+    /// Hears what the peer says by the socket; why it ended the link, if it did. A defect of the peer is noted.
     pub(super) fn farewell(&self) -> Option<Error> {
-        let mut inbound = self.inbound();
-        if let Err(error) = self.listen(&mut inbound) {
-            return Some(error);
-        }
+        let heard = self.listen(&mut self.inbound());
+        self.note(heard);
         let heard = self.end.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // Where its process has ended, a descriptor of it may live on in a child.
         heard.or_else(|| self.peer_has_ended().then(|| self.unavailable("its process has ended")))
@@ -299,6 +306,7 @@ impl Link {
                 },
                 Ok(None) => self.unavailable("it closed the connection"),
                 Err(Error::Timeout { .. }) => return Ok(()),
+                Err(error @ Error::Protocol { .. }) => return Err(error),
                 Err(error) => self.unavailable(&error.to_string()),
             };
             self.end.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(end);
@@ -352,5 +360,5 @@ impl Ended {
 const LENT_BYTES: usize = 256 << 10;
 
 /// Messages by the socket: why the link ends, and another segment with its number and length.
-const REASON: u8 = 1;
+pub(super) const REASON: u8 = 1;
 const SHOWN: u8 = 2;

@@ -141,17 +141,7 @@ impl Serving {
     }
 
     fn drain(&self, link: &Link) -> bool {
-        let mut any = false;
-        while let Some(received) = link.receive() {
-            any = true;
-            self.state.receive(link, received);
-        }
-        if any {
-            link.received_some();
-            // A worker that pushes again has read the sums of before.
-            link.take_back();
-        }
-        any
+        link.drain(|received| self.state.receive(link, received))
     }
 }
 
@@ -209,7 +199,8 @@ impl Side for Serving {
                     return;
                 };
                 self.drain(&link);
-                let Some(reason) = link.defect().or_else(|| link.farewell()) else { return };
+                // The next turn ends a link with a defect, and tells the peer of it.
+                let Some(reason) = link.farewell().filter(|_| link.defect().is_none()) else { return };
                 link.close(None);
                 self.state.down(&link, &reason);
             }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use bytes::Bytes;
+use rustix::fs::OFlags;
 
 use super::layout::{
     ASLEEP_AT, CELLS, MESSAGE_WORDS, READ_AT, RELEASED_AT, RING_MESSAGES, SENT_AT, SLOTS, STARVED_AT, Words, bad,
@@ -164,14 +165,18 @@ impl Memory {
     }
 
     /// Writes any word of the own segment, as a broken process might.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn scribble(&self, offset: usize, value: u64) {
         self.own.u64(offset).store(value, Ordering::SeqCst);
     }
 
     fn ring(&self) {
-        // Fails when the counter is full, which rings as well.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        // Both processes can change what the bell does when its counter is full. One that would block is not rung, because this thread
+        // serves other links too.
+        if rustix::fs::fcntl_getfl(&self.bell).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+            // Fails when the counter is full, which rings as well.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
     }
 
     fn release(&self, slot: usize) {

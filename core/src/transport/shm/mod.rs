@@ -30,6 +30,8 @@ mod poller;
 mod seats;
 mod server_state;
 mod server_tables;
+#[cfg(any(test, feature = "testing"))]
+pub mod vandal;
 
 pub use client::ShmTransport;
 
