@@ -124,7 +124,7 @@ impl Load {
             oldest_every: Config::default().oldest_every,
             ..SchedulerConfig::default()
         };
-        let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false);
+        let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Host));
         assert_eq!(pipeline.stages(), [Stage::Push, Stage::Pull], "a task moves twice");
         Self {
             scheduler: Scheduler::new(config, pipeline),

@@ -87,8 +87,14 @@ class Session:
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
-    def declare(self, tensors: list[tuple[str, str, tuple[int, ...]]], fuse: bool, timeout: float | None) -> None:
-        """Fixes dtype and shape of names ahead of their first use; with `fuse`, small ones may share a part."""
+    def declare(
+        self,
+        tensors: list[tuple[str, str, tuple[int, ...]]],
+        fuse: bool,
+        timeout: float | None,
+        codec: str = "none",
+    ) -> None:
+        """Fixes dtype, shape and codec of names ahead of their first use; with `fuse`, small ones may share a part."""
     def submit(
         self,
         name: str,
@@ -105,6 +111,7 @@ class Session:
         waits: bool = False,
         device: int | None = None,
         streams: tuple[int | None, int | None] = ...,
+        codec: str = "none",
     ) -> Handle:
         """Starts a reduction from the memory at `source` into that at `destination`; the two may be equal.
 
@@ -112,6 +119,7 @@ class Session:
         does a part of the work, for a moment at most. The memory is that of `device`, or the host's. `streams` are
         those whose
         work so far has to be done before the source and the destination are touched, as handles of the device's driver.
+        `codec` is how the tensor travels between machines, if its elements are wider: "none", "fp16" or "bf16".
         """
     def submit_all(
         self,
@@ -155,8 +163,8 @@ class Session:
 class Batch:
     """Tensors that are submitted together, round after round."""
 
-    def __init__(self, tensors: list[tuple[str, str, tuple[int, ...]]]) -> None:
-        """(name, dtype, shape) triples; at least one, and each name once."""
+    def __init__(self, tensors: list[tuple[str, str, tuple[int, ...]]], codec: str = "none") -> None:
+        """(name, dtype, shape) triples; at least one, and each name once. `codec` as for `Session.submit`."""
     def __len__(self) -> int: ...
 
 @final

@@ -131,6 +131,7 @@ def submit_all(
     root: int = 0,
     weight: float = 1.0,
     priority: int = 0,
+    codec: str = "none",
     timeout: float | None = None,
     waits: bool = False,
     devices: Sequence[int | None] = (),
@@ -148,7 +149,7 @@ def submit_all(
             before it is touched, if any; nothing if all are in host memory.
     """
     session = _session.session()
-    batch, kept = _batch(names, dtypes, shapes)
+    batch, kept = _batch(names, dtypes, shapes, codec)
     if batch is None:
         return Handle(None, lambda: result)
 
@@ -175,7 +176,7 @@ def submit_all(
     natives: list[_core.Handle] = []
     try:
         for members in by_device(kept, devices.__getitem__):
-            part, _ = _batch(*(tuple(column[i] for i in members) for column in (names, dtypes, shapes)))
+            part, _ = _batch(*(tuple(column[i] for i in members) for column in (names, dtypes, shapes)), codec)
             assert part is not None, "only what is not empty was kept"
             natives.append(begin(part, members, devices[members[0]], False))
     except BaseException:
@@ -214,9 +215,9 @@ def _numbered(name: str, count: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _batch(
-    names: tuple[str, ...], dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...], dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], codec: str
 ) -> tuple[_core.Batch | None, tuple[int, ...]]:
     """The group as the engine wants it, and which members are not empty: there is nothing to add in others."""
     kept = tuple(i for i, shape in enumerate(shapes) if 0 not in shape)
     listed = [(names[i], dtypes[i], tuple(shapes[i])) for i in kept]
-    return (_core.Batch(listed) if listed else None), kept
+    return (_core.Batch(listed, codec) if listed else None), kept

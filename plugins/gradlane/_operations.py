@@ -154,6 +154,7 @@ def submit(
     root: int = 0,
     weight: float = 1.0,
     priority: int = 0,
+    codec: str = "none",
     timeout: float | None = None,
     waits: bool = False,
 ) -> Handle[T]:
@@ -182,6 +183,7 @@ def submit(
         waits,
         source.device,
         (source.stream, target.stream),
+        codec,
     )
     return Handle(native, lambda: result)
 
@@ -199,12 +201,17 @@ def by_device(members: Iterable[T], device_of: Callable[[T], int | None]) -> lis
 
 
 def declare_places(
-    session: Any, tensors: Iterable[tuple[str, str, tuple[int, ...]]], *, fuse: bool, timeout: float | None
+    session: Any,
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+    *,
+    codec: str = "none",
+    fuse: bool,
+    timeout: float | None,
 ) -> None:
     """Declares (name, dtype, shape) triples; empty tensors have nothing to lay out and are left out."""
     listed = [(check_name(name), dtype, shape) for name, dtype, shape in tensors if 0 not in shape]
     if listed:
-        session.declare(listed, fuse, timeout)
+        session.declare(listed, fuse, timeout, codec)
 
 
 def check_name(name: object) -> str:

@@ -1,7 +1,7 @@
 //! `gradlane._core.Batch`: tensors that are submitted together.
 
 use gradlane_core::Result;
-use gradlane_core::types::TensorSpec;
+use gradlane_core::types::{Encoding, TensorSpec};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -15,8 +15,9 @@ pub(crate) struct Batch {
 #[pymethods]
 impl Batch {
     #[new]
-    fn new(py: Python<'_>, tensors: Vec<(String, String, Vec<u64>)>) -> PyResult<Self> {
-        let inner = specs(tensors).and_then(gradlane_session::Batch::new);
+    #[pyo3(signature = (tensors, codec = "none"))]
+    fn new(py: Python<'_>, tensors: Vec<(String, String, Vec<u64>)>, codec: &str) -> PyResult<Self> {
+        let inner = specs(tensors, codec).and_then(gradlane_session::Batch::new);
         inner.map(|inner| Self { inner }).map_err(|error| errors::raise(py, &error))
     }
 
@@ -25,8 +26,10 @@ impl Batch {
     }
 }
 
-/// Tensors that Python describes as `(name, dtype, shape)`.
-pub(crate) fn specs(tensors: Vec<(String, String, Vec<u64>)>) -> Result<Vec<TensorSpec>> {
-    let spec = |(name, dtype, shape): (String, String, _)| Ok(TensorSpec::new(name, dtype.parse()?, shape));
+/// Tensors that Python describes as `(name, dtype, shape)`, all with this codec where it encodes their elements.
+pub(crate) fn specs(tensors: Vec<(String, String, Vec<u64>)>, codec: &str) -> Result<Vec<TensorSpec>> {
+    let codec: Encoding = codec.parse()?;
+    let spec =
+        |(name, dtype, shape): (String, String, _)| Ok(TensorSpec::new(name, dtype.parse()?, shape).with_codec(codec));
     tensors.into_iter().map(spec).collect()
 }

@@ -73,22 +73,24 @@ impl Session {
     }
 
     /// Declares tensors `(name, dtype, shape)` in one round trip.
+    #[pyo3(signature = (tensors, fuse, timeout, codec = "none"))]
     fn declare(
         &self,
         py: Python<'_>,
         tensors: Vec<(String, String, Vec<u64>)>,
         fuse: bool,
         timeout: Option<f64>,
+        codec: &str,
     ) -> PyResult<()> {
-        let declared =
-            specs(tensors).and_then(|specs| py.detach(|| self.inner.declare(specs, fuse, timeout.map(duration))));
+        let declared = specs(tensors, codec)
+            .and_then(|specs| py.detach(|| self.inner.declare(specs, fuse, timeout.map(duration))));
         declared.map_err(|error| errors::raise(py, &error))
     }
 
     /// Submits a reduction. `source` and `destination` are addresses of as many bytes as the shape says, kept valid by `owner`. With
     /// `waits` the caller is about to wait for it, and does meanwhile what it can do itself. The memory is that of `device`, or the host's;
-    /// `streams` are those whose work so far comes before source and destination are touched.
-    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner, waits = false, device = None, streams = (None, None)))]
+    /// `streams` are those whose work so far comes before source and destination are touched. `codec` is how the tensor travels.
+    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner, waits = false, device = None, streams = (None, None), codec = "none"))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per tensor")]
     #[expect(unsafe_code, reason = "Python gives addresses")]
     fn submit(
@@ -108,11 +110,12 @@ impl Session {
         waits: bool,
         device: Option<u16>,
         streams: (Option<u64>, Option<u64>),
+        codec: &str,
     ) -> PyResult<Handle> {
         release(py, &self.owners);
         let inner = self.hand_in(py, owner, |ended| {
             let op = reduction(op, root)?;
-            let tensor = TensorSpec::new(name, dtype.parse()?, shape);
+            let tensor = TensorSpec::new(name, dtype.parse()?, shape).with_codec(codec.parse()?);
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = self.inner.lender(device);
             let (from, to) = streams;

@@ -39,7 +39,15 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Tap<F> {
     }
 }
 
-impl<F> Progress for Tap<F> {}
+impl<F> Progress for Tap<F> {
+    fn poll(&self, enough: &dyn Fn() -> bool, patience: Duration) {
+        self.inner.poll(enough, patience);
+    }
+
+    fn wake(&self) {
+        self.inner.wake();
+    }
+}
 
 impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
@@ -80,14 +88,6 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
 
     fn capabilities(&self, link: LinkId) -> Capabilities {
         self.inner.capabilities(link)
-    }
-
-    fn help(&self, enough: &dyn Fn() -> bool, patience: Duration) {
-        self.inner.help(enough, patience);
-    }
-
-    fn nudge(&self) {
-        self.inner.nudge();
     }
 
     fn shutdown(&self, patience: Duration) {

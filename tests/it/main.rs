@@ -5,6 +5,7 @@ mod barrier;
 mod batches;
 mod breaks;
 mod c_interface;
+mod codecs;
 mod copies;
 mod devices;
 mod devices_cuda;

@@ -87,13 +87,18 @@ def test_a_tensor_is_read_after_what_the_current_stream_was_still_to_write(cuda)
 
 
 @pytest.mark.parametrize("compression", [gl.Compression.bf16, gl.Compression.fp16])
-def test_what_is_narrowed_is_copied_back_and_its_memory_kept_for_the_stream_that_reads_it(compression, cuda):
+def test_what_is_narrowed_is_so_on_its_way_only_and_lands_where_the_tensor_lies(compression, cuda, copied):
     tensor = bring(torch.full((2, 3), 0.5 + gl.rank()))
     gl.push_pull_(tensor, f"narrow {compression}", compression=compression)
-    assert (tensor == 1.0).all() and cuda.recorded == [(2, 3)]
+    assert (tensor == 1.0).all() and cuda.recorded == []
+    assert copied() == [12, 0, 12, 0]
+
+
+@pytest.mark.parametrize("compression", [gl.Compression.none, gl.Compression.bf16])
+def test_what_is_strided_is_copied_back_and_its_memory_kept_for_the_stream_that_reads_it(compression, cuda):
     strided = bring(torch.arange(6.0).view(2, 3)).t()
-    gl.push_pull_(strided, f"strided {compression}", op=gl.Sum)
-    assert strided.t().tolist() == [[0, 2, 4], [6, 8, 10]] and cuda.recorded == [(2, 3), (3, 2)]
+    gl.push_pull_(strided, f"strided {compression}", op=gl.Sum, compression=compression)
+    assert strided.t().tolist() == [[0, 2, 4], [6, 8, 10]] and cuda.recorded == [(3, 2)]
 
 
 def test_a_group_may_lie_on_two_devices_and_on_the_cpu(cuda, copied):

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 
 use crate::reduce::Kernels;
-use crate::types::{Encoding, Op};
+use crate::types::{DType, Encoding, Op};
 
 /// How many bytes a body has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +44,17 @@ pub struct Unit {
     pub len: u64,
     /// How many bytes of the body at most.
     pub bytes: u64,
+}
+
+/// How the elements of a part are encoded on their way.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Coding {
+    /// The type of the elements.
+    pub dtype: DType,
+    /// What they are on the wire.
+    pub encoding: Encoding,
+    /// What they are divided by before they are encoded: see [`Codec::divisor`].
+    pub divisor: f64,
 }
 
 /// A body that no encoder makes. The caller adds its sender.

@@ -7,32 +7,39 @@
 //! So the wire form is rounded twice, whatever the number of workers: each contribution once, and the sum once. Ranks of one machine reduce
 //! before they encode, so that a machine's contribution is encoded once. Where nothing travels between machines, nothing is encoded.
 //!
-//! A tensor's codec is agreed at its declaration ([`TensorSpec::codec`](crate::types::TensorSpec::codec)). A body says its own encoding in
-//! its header, so that a worker may send one body plain.
+//! A tensor's codec is agreed at its declaration ([`TensorSpec::codec`](crate::types::TensorSpec::codec)).
+//!
+//! # Where it works
+//! A worker's COMPRESS and DECOMPRESS call [`Codec::encode`] and [`Codec::decode`] on whole parts, or a device does as much in its copies
+//! ([`pipeline::plan`](crate::pipeline::plan) says when). The body lies in memory of the engine's own, from which it is pushed and where
+//! the sum lands. Credit, checksums, resumed bodies and the blocks of a server count bytes of the body. Parts are cut by bytes of elements,
+//! because ranks of one machine and copies of devices work on elements; so a part of 4 MiB has a body of 2 MiB, and placement counts it so.
 //!
 //! # How later codecs fit
-//! - **Variable length.** [`Codec::body_bytes`] is exact or a bound. A buffer is as long as the bound, [`Codec::encode`] and
-//!   [`Codec::finish`] say how much of it they used, and the header carries that. A receiver calls [`BodyBytes::check`] with the length
-//!   that the header announces, before it reserves memory or reads a byte.
 //! - **Blocks.** [`Codec::unit`] is the smallest run that is encoded on its own: one element for a cast, a block with its scale for a
-//!   quantiser, the whole part for a sparsifier. A server adds, and sends back, whole units; so sums of casts flow block by block as plain
-//!   ones do.
+//!   quantiser, the whole part for a sparsifier. A server adds, and sends back, whole units; so sums of casts and quantisers flow block by
+//!   block as plain ones do.
+//! - **Variable length.** [`Codec::body_bytes`] is exact or a bound. A receiver calls [`BodyBytes::check`] with the length that a header
+//!   announces, before it reserves memory or reads a byte. COMPRESS and the servers' sums take exact lengths only: the first codec with a
+//!   bound has to bring a length for each contribution there.
 //! - **State.** A codec has none: the methods take `&self`. Error feedback is a buffer of f32 beside the (tensor, part) that is added to
 //!   the elements before `encode`, and becomes their difference from `decode` after it. Both ends need only these two methods for it, so
 //!   that it wraps any codec. Its owner drops it with the name and when the layout or the set of workers changes.
 //! - **Randomness.** A codec that draws random numbers gets its seed, made of part and round, where it is made ([`of`]): equal on all
 //!   workers and in a repeat.
 //! - **A value that it cannot hold.** Casts carry NaN and infinities. A codec that cannot reports it from `encode`, and that body is sent
-//!   plain.
+//!   plain, as its header can say. A server refuses bodies of several encodings in one round, until there is such a codec.
 
 mod interface;
 
 mod cast;
 
 pub use cast::Cast;
-pub use interface::{BodyBytes, Codec, Malformed, Unit};
+pub use interface::{BodyBytes, Codec, Coding, Malformed, Unit};
 
-use crate::types::{DType, Encoding};
+use std::num::NonZeroU32;
+
+use crate::types::{DType, Encoding, Op};
 
 /// The codec that makes `encoding` of elements of type `dtype`; `None` where bodies are plain, and nothing is to be encoded.
 ///
@@ -44,6 +51,22 @@ pub fn of(encoding: Encoding, dtype: DType) -> Option<Box<dyn Codec>> {
         Encoding::Plain => None,
         Encoding::F16 => Some(Box::new(Cast::new(dtype, DType::F16))),
         Encoding::BF16 => Some(Box::new(Cast::new(dtype, DType::BF16))),
+    }
+}
+
+impl Coding {
+    /// How a part is encoded that `ranks` ranks have reduced; `None` where its body is plain.
+    ///
+    /// # Panics
+    /// If `encoding` does not encode that type.
+    pub fn of(encoding: Encoding, dtype: DType, op: Op, ranks: NonZeroU32) -> Option<Self> {
+        let divisor = of(encoding, dtype)?.divisor(op, ranks);
+        Some(Self { dtype, encoding, divisor })
+    }
+
+    /// What encodes and decodes it.
+    pub fn codec(&self) -> Box<dyn Codec> {
+        of(self.encoding, self.dtype).expect("made by `of`, of a part that is not plain")
     }
 }
 

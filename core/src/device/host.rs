@@ -203,7 +203,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::device::Coding;
+    use crate::codec::Coding;
     use crate::mem::borrow::region_of;
 
     #[test]

@@ -8,6 +8,7 @@ pub mod host;
 
 use std::fmt;
 
+use crate::codec::Coding;
 use crate::cuda::Mark;
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Lease, Ordinal, Region};
@@ -48,17 +49,6 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Ends what is under way with an error and the threads with it. Idempotent.
     fn shutdown(&self);
-}
-
-/// How elements are encoded on their way, as their [`codec`](crate::codec) does it.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Coding {
-    /// The type of the elements on the device.
-    pub dtype: DType,
-    /// What they are on the host.
-    pub encoding: Encoding,
-    /// What they are divided by before they are encoded: a power of two.
-    pub divisor: f64,
 }
 
 /// What is copied. Both sides hold as many elements, and the regions of the device are all of one device.

@@ -12,7 +12,7 @@ use super::handle::{Canceller, Handle};
 use super::memory::Memory;
 use super::metrics::Metrics;
 use super::room::Room;
-use super::submit::{HERE_BYTES_MAX, check, check_root};
+use super::submit::{HERE_BYTES_MAX, check, check_root, encodes};
 use crate::error::{Error, Result};
 use crate::types::{Done, Op, Priority, TensorKey, TensorSpec};
 use crate::worker::{Accepted, Tally, Tensor, Terms};
@@ -141,7 +141,8 @@ impl Engine {
             let describe = |index: usize| {
                 let Member { source, priority, .. } = &members[index];
                 let (bytes, device) = (source.len() as u64, source.device());
-                Tensor { key: batch.keys[index], bytes, device, priority: *priority }
+                let device_encodes = encodes(&batch.tensors[index], source, self.device());
+                Tensor { key: batch.keys[index], bytes, device, device_encodes, priority: *priority }
             };
             let Accepted { first, submissions } =
                 state.worker.submit_all(now, &batch.tensors, describe, Terms { op, weight, timeout })?;

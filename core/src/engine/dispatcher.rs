@@ -1,7 +1,8 @@
 //! Carries out what the machine decided, and decides on which thread a step is executed.
 //!
 //! A stage is executed by its own thread, which sleeps on the stage's bell. Where a change of thread would cost more than the step, the
-//! thread that finds the step executes it: PULL and the collective stages always, PUSH of short parts by the thread that submits them.
+//! thread that finds the step executes it: PULL and the collective stages always, COMPRESS and DECOMPRESS of short parts, PUSH of short
+//! parts by the thread that submits them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +13,7 @@ use super::executors::execute;
 use super::metrics::Metrics;
 use super::shared::{Dispatch, Shared};
 use super::state::Effect;
+use super::submit::HERE_BYTES_MAX;
 use crate::error::Result;
 use crate::pipeline::Stage;
 use crate::sched::StallReport;
@@ -56,7 +58,7 @@ impl Dispatcher {
             while inline.waiting.swap(false, Ordering::SeqCst) {
                 for stage in stages {
                     while let Ok(Some(job)) = shared.with(|state, now| state.take(now, *stage)) {
-                        execute(shared, job);
+                        execute(shared, job, 0);
                     }
                 }
             }
@@ -64,13 +66,13 @@ impl Dispatcher {
         }
     }
 
-    /// Pushes what is next as long as it is short, and leaves the rest to the stage's thread.
-    fn push_here(&self, shared: &Arc<Shared>, bytes_max: u64) {
-        while let Ok(Some(job)) = shared.with(|state, now| state.take_short(now, Stage::Push, bytes_max)) {
-            execute(shared, job);
+    /// Executes what is next for `stage` as long as it is short, and leaves the rest to the stage's thread.
+    fn run_here(&self, shared: &Arc<Shared>, stage: Stage, bytes_max: u64) {
+        while let Ok(Some(job)) = shared.with(|state, now| state.take_short(now, stage, bytes_max)) {
+            execute(shared, job, bytes_max);
         }
-        if shared.look(|state| state.worker.has_ready(Stage::Push)) {
-            self.bell(Stage::Push).ring();
+        if shared.look(|state| state.worker.has_ready(stage)) {
+            self.bell(stage).ring();
         }
     }
 
@@ -78,7 +80,8 @@ impl Dispatcher {
         match stage {
             stage if stage.is_collective() => Self::run_inline(shared, &Stage::COLLECTIVE, &self.collective),
             Stage::Pull => Self::run_inline(shared, &[Stage::Pull], &self.pulling),
-            Stage::Push if here_bytes_max > 0 => self.push_here(shared, here_bytes_max),
+            Stage::Push if here_bytes_max > 0 => self.run_here(shared, stage, here_bytes_max),
+            stage if stage.is_coding() => self.run_here(shared, stage, here_bytes_max.max(HERE_BYTES_MAX)),
             stage => self.bell(stage).ring(),
         }
     }

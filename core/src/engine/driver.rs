@@ -13,7 +13,7 @@ use super::metrics::Metrics;
 use super::room::{Entered, Room};
 use super::shared::Shared;
 use super::stage_loop;
-use super::submit::{HERE_BYTES_MAX, check, check_root};
+use super::submit::{HERE_BYTES_MAX, check, check_root, encodes};
 use super::trace::Timeline;
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
@@ -278,7 +278,8 @@ impl Engine {
         entered();
 
         Metrics::add(&self.shared.metrics.submissions, 1);
-        let described = Tensor { key: tensor.key(), bytes, device: source.device(), priority };
+        let (device, device_encodes) = (source.device(), encodes(&tensor, &source, self.device()));
+        let described = Tensor { key: tensor.key(), bytes, device, device_encodes, priority };
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
             let id = state.worker.submit(now, &tensor, described, Terms { op, weight, timeout });
             let (handle, done) = Handle::new(id, Some(Arc::clone(&self.cancel)), leaving(room, then));

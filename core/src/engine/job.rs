@@ -2,6 +2,7 @@
 
 use super::payload::Payload;
 use super::state::State;
+use crate::codec::Coding;
 use crate::collective::Operation;
 use crate::cuda::Mark;
 use crate::device::Transfer;
@@ -31,12 +32,24 @@ pub(super) enum Work {
     },
     CopyToHost {
         from: Ordinal,
+        bytes: u64,
+        coding: Option<Coding>,
         link: Option<LinkId>,
         contributes: bool,
     },
     CopyToDevice {
         transfer: Transfer,
         after: Vec<Mark>,
+    },
+    Encode {
+        from: Vec<Region>,
+        coding: Coding,
+        link: Option<LinkId>,
+    },
+    Decode {
+        from: Region,
+        to: Vec<Region>,
+        coding: Coding,
     },
     Meet {
         operation: Operation,
@@ -69,12 +82,17 @@ impl State {
                 Work::Push { link, exchange, push: Push { header, body } }
             }
             Action::Pull { exchange } => Work::Pull { exchange, into: payload.landing() },
-            Action::CopyToHost { link, contributes } => {
-                Work::CopyToHost { from: payload.on_device().device(), link, contributes }
+            Action::CopyToHost { bytes, coding, link, contributes } => {
+                Work::CopyToHost { from: payload.on_device().device(), bytes, coding, link, contributes }
             }
-            Action::CopyToDevice => {
-                let (transfer, after) = payload.on_device().to_device();
+            Action::CopyToDevice { coding } => {
+                let (transfer, after) = payload.on_device().to_device(coding);
                 Work::CopyToDevice { transfer, after }
+            }
+            Action::Encode { coding, link } => Work::Encode { from: payload.elements(), coding, link },
+            Action::Decode { coding } => {
+                let from = payload.landing().pop().expect("what is decoded lies in one piece");
+                Work::Decode { from, to: payload.result(), coding }
             }
             Action::Meet(Meeting { goal, claim, failure, memory, takes }) => {
                 let memory = meeting_memory(payload, memory);

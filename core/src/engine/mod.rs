@@ -6,8 +6,9 @@
 //!                            PUSH ──► transport.push ──► PULL ──► transport.pull
 //!                                 └───────────── Scheduler::finish ◄───┘ ──► Handle resolves
 //! ```
-//! Tensors in memory of a device are staged before and brought back after, by COPYD2H and COPYH2D, each with a thread of its own.
-//! What takes no longer than to wake a thread is done by whoever finds it: PULL always, PUSH of short parts by the thread that submits.
+//! Tensors in memory of a device are staged before and brought back after, by COPYD2H and COPYH2D, and tensors with a codec are encoded and
+//! decoded by COMPRESS and DECOMPRESS, each with a thread of its own.
+//! What takes no longer than to wake a thread is done by whoever finds it: PULL always, PUSH of short parts by the thread that submits, COMPRESS and DECOMPRESS of short parts.
 //! Whoever waits for a handle does the transport's work, so that a sum lands on the thread that wants it.
 //!
 //! [`Membership`](crate::runtime::Membership) holds the connection to the coordinator, [`Timer`](crate::runtime::Timer) wakes for deadlines; an idle engine runs none of its threads.
@@ -21,6 +22,7 @@ mod payload;
 mod room;
 mod submit;
 mod trace;
+mod wire;
 
 mod state;
 

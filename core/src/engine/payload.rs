@@ -1,14 +1,22 @@
 //! What a task moves: the memory of the part's tensors, or a message.
 
 use super::memory::Memory;
+use crate::codec::Coding;
 use crate::collective;
 use crate::cuda::Mark;
 use crate::device::Transfer;
 use crate::mem::borrow::{Letter, Staging};
 use crate::mem::{DeviceRegion, Ordinal, Region};
 
+/// What a task moves, and the memory of the engine's own that it has on the way.
+pub(super) struct Payload {
+    content: Content,
+    /// The contribution as it travels, and later the sum, between COMPRESS and DECOMPRESS.
+    wire: Option<Staging>,
+}
+
 /// What a task moves, run after run in piece order.
-pub(super) enum Payload {
+enum Content {
     /// Tensors in host memory: sent from where they lie, and the sum lands where it goes.
     Host { source: Vec<Region>, destination: Vec<Region> },
     /// Tensors in memory of one device, staged on their way to the network and back.
@@ -40,15 +48,16 @@ impl Payload {
             unload(from, &mut host.0, &mut runs.0);
             unload(to, &mut host.1, &mut runs.1);
         }
-        match runs.0.regions.is_empty() {
-            true => Self::Host { source: host.0, destination: host.1 },
-            false => Self::Device(OnDevice { source: runs.0, destination: runs.1, staging: None }),
-        }
+        let content = match runs.0.regions.is_empty() {
+            true => Content::Host { source: host.0, destination: host.1 },
+            false => Content::Device(OnDevice { source: runs.0, destination: runs.1, staging: None }),
+        };
+        Self { content, wire: None }
     }
 
     /// These bytes.
     pub(super) fn message(bytes: Vec<u8>) -> Self {
-        Self::Message(Letter::new(bytes))
+        Self { content: Content::Message(Letter::new(bytes)), wire: None }
     }
 
     /// What is pushed.
@@ -56,11 +65,7 @@ impl Payload {
     /// # Panics
     /// If it is a device's and was not staged.
     pub(super) fn contribution(&self) -> Vec<Region> {
-        match self {
-            Self::Host { source, .. } => again(source),
-            Self::Device(there) => vec![there.staged()],
-            Self::Message(letter) => vec![letter.region()],
-        }
+        self.wire.as_ref().map_or_else(|| self.elements(), |wire| vec![wire.region()])
     }
 
     /// Where the sum lands.
@@ -68,58 +73,83 @@ impl Payload {
     /// # Panics
     /// If it is a device's and was not staged.
     pub(super) fn landing(&self) -> Vec<Region> {
-        match self {
-            Self::Host { destination, .. } => again(destination),
-            Self::Device(there) => vec![there.staged()],
-            Self::Message(_) => Vec::new(),
+        self.wire.as_ref().map_or_else(|| self.result(), |wire| vec![wire.region()])
+    }
+
+    /// What COMPRESS encodes.
+    ///
+    /// # Panics
+    /// If it is a device's and was not staged.
+    pub(super) fn elements(&self) -> Vec<Region> {
+        match &self.content {
+            Content::Host { source, .. } => again(source),
+            Content::Device(there) => vec![there.staged()],
+            Content::Message(letter) => vec![letter.region()],
         }
+    }
+
+    /// Where DECOMPRESS puts the sum.
+    ///
+    /// # Panics
+    /// If it is a device's and was not staged.
+    pub(super) fn result(&self) -> Vec<Region> {
+        match &self.content {
+            Content::Host { destination, .. } => again(destination),
+            Content::Device(there) => vec![there.staged()],
+            Content::Message(_) => Vec::new(),
+        }
+    }
+
+    /// From now on `wire` is what is pushed, and where the sum lands; `None` takes that back.
+    pub(super) fn set_wire(&mut self, wire: Option<Staging>) {
+        self.wire = wire;
     }
 
     /// What the ranks of a machine reduce.
     pub(super) fn memory(&self) -> collective::Memory {
-        match self {
-            Self::Host { source, destination } => {
+        match &self.content {
+            Content::Host { source, destination } => {
                 collective::Memory::Host { source: again(source), destination: again(destination) }
             }
-            Self::Device(OnDevice { source, destination, .. }) => {
+            Content::Device(OnDevice { source, destination, .. }) => {
                 let after = source.after.iter().chain(&destination.after).cloned().collect();
                 let (source, destination) = (source.regions_again(), destination.regions_again());
                 collective::Memory::Device(collective::DeviceMemory { source, destination, after })
             }
-            Self::Message(_) => unreachable!("a message meets no other rank"),
+            Content::Message(_) => unreachable!("a message meets no other rank"),
         }
     }
 
     /// What the PCIe groups of a machine reduce on its host: nothing where this rank holds nothing of it.
     pub(super) fn staged_memory(&self) -> collective::Memory {
-        let staged = || match self {
-            Self::Device(OnDevice { staging: Some(staging), .. }) => vec![staging.region()],
-            Self::Device(OnDevice { staging: None, .. }) | Self::Host { .. } | Self::Message(_) => Vec::new(),
+        let staged = || match &self.content {
+            Content::Device(OnDevice { staging: Some(staging), .. }) => vec![staging.region()],
+            Content::Device(OnDevice { staging: None, .. }) | Content::Host { .. } | Content::Message(_) => Vec::new(),
         };
         collective::Memory::Host { source: staged(), destination: staged() }
     }
 
     /// Gives back what it was staged in, if it was.
     pub(super) fn unstage(&mut self) {
-        if let Self::Device(there) = self {
+        if let Content::Device(there) = &mut self.content {
             there.staging = None;
         }
     }
 
     /// From now on the contribution lies where the result goes.
     pub(super) fn contribute_result(&mut self) {
-        match self {
-            Self::Host { source, destination } => *source = again(destination),
-            Self::Device(OnDevice { source, destination, .. }) => *source = destination.again(),
-            Self::Message(_) => {}
+        match &mut self.content {
+            Content::Host { source, destination } => *source = again(destination),
+            Content::Device(OnDevice { source, destination, .. }) => *source = destination.again(),
+            Content::Message(_) => {}
         }
     }
 
     /// That of a task in COPYD2H or COPYH2D.
     pub(super) fn on_device(&mut self) -> &mut OnDevice {
-        match self {
-            Self::Device(there) => there,
-            Self::Host { .. } | Self::Message(_) => unreachable!("only tensors on a device are copied"),
+        match &mut self.content {
+            Content::Device(there) => there,
+            Content::Host { .. } | Content::Message(_) => unreachable!("only tensors on a device are copied"),
         }
     }
 }
@@ -130,21 +160,30 @@ impl OnDevice {
         self.source.regions.first().expect("a part has a piece").device()
     }
 
-    /// Stages the part in `staging`; how the contribution gets there, and what comes before.
-    pub(super) fn stage(&mut self, staging: Staging) -> (Transfer, Vec<Mark>) {
+    /// Stages the part in `staging`, encoded if `coding` says how; how the contribution gets there, and what comes before.
+    pub(super) fn stage(&mut self, staging: Staging, coding: Option<Coding>) -> (Transfer, Vec<Mark>) {
         let to = staging.region();
         self.staging = Some(staging);
         let Runs { regions: from, after } = self.source.again();
-        (Transfer::Out { from, to }, after)
+        let transfer = match coding {
+            Some(coding) => Transfer::Encode { from, to, coding },
+            None => Transfer::Out { from, to },
+        };
+        (transfer, after)
     }
 
-    /// How the staged sum gets to where it goes, and what comes before.
+    /// How the staged sum, encoded if `coding` says how, gets to where it goes, and what comes before.
     ///
     /// # Panics
     /// If nothing is staged.
-    pub(super) fn to_device(&self) -> (Transfer, Vec<Mark>) {
+    pub(super) fn to_device(&self, coding: Option<Coding>) -> (Transfer, Vec<Mark>) {
         let Runs { regions: to, after } = self.destination.again();
-        (Transfer::In { from: self.staged(), to }, after)
+        let from = self.staged();
+        let transfer = match coding {
+            Some(coding) => Transfer::Decode { from, to, coding },
+            None => Transfer::In { from, to },
+        };
+        (transfer, after)
     }
 
     fn staged(&self) -> Region {
@@ -181,6 +220,7 @@ fn again(regions: &[Region]) -> Vec<Region> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mem::Pool;
 
     #[test]
     fn what_a_task_moves_lies_where_its_tensors_lie() {
@@ -188,12 +228,19 @@ mod tests {
             let memory = || Memory::Device { region: DeviceRegion::new(Ordinal(1), address, 8), after: Mark::Reached };
             (memory(), memory())
         };
-        let Payload::Device(on) = Payload::load([there(64), there(256)].into_iter()) else { panic!("on a device") };
+        let mut payload = Payload::load([there(64), there(256)].into_iter());
+        let on = payload.on_device();
         assert_eq!((on.source.regions.len(), on.destination.after.len(), on.device()), (2, 2, Ordinal(1)));
         let mut bytes = [0_u8; 8];
         let here = crate::mem::borrow::region_of(&mut bytes);
         let payload = Payload::load(std::iter::once((here.again().into(), here.again().into())));
-        assert!(matches!(&payload, Payload::Host { .. }));
-        assert_eq!((payload.contribution().len(), payload.landing().len()), (1, 1));
+        let lens = |payload: &Payload| {
+            [payload.elements(), payload.contribution(), payload.landing(), payload.result()]
+                .map(|runs| runs.iter().map(Region::len).collect::<Vec<_>>())
+        };
+        assert_eq!(lens(&payload), [[8]; 4]);
+        let mut payload = payload;
+        payload.set_wire(Some(Staging::new(Pool::new().lease(4))));
+        assert_eq!(lens(&payload), [[8], [4], [4], [8]]);
     }
 }

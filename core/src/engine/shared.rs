@@ -1,12 +1,13 @@
 //! What the engine's threads share: the state under one lock, and everything beside it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use super::metrics::Metrics;
 use super::milestones::Milestones;
 use super::state::{Effect, State};
+use super::wire::Wire;
 use crate::collective::Collective;
 use crate::config::Checksum;
 use crate::device::Device;
@@ -22,6 +23,7 @@ pub(super) struct Shared {
     pub(super) transport: Arc<dyn Transport>,
     pub(super) device: Option<Arc<dyn Device>>,
     pub(super) metrics: Metrics,
+    pub(super) wire: Wire,
     /// Which contributions carry a checksum.
     pub(super) checksum: Checksum,
     pub(super) milestones: Milestones,
@@ -35,6 +37,8 @@ pub(super) struct Shared {
     state: Mutex<State>,
     /// Why the machine cannot be used any more: it panicked.
     broken: OnceLock<Error>,
+    /// Held by whoever reads or writes memory of callers on a thread of the engine's.
+    memory: RwLock<()>,
 }
 
 /// Carries out what the machine decided. It stands above everything that runs a step, so that executors need not know it.
@@ -59,6 +63,7 @@ impl Shared {
             transport,
             device,
             metrics,
+            wire: Wire::new(),
             checksum,
             milestones: Milestones::default(),
             timer: Mutex::new(None),
@@ -67,6 +72,7 @@ impl Shared {
             dispatch,
             state: Mutex::new(State::new(worker)),
             broken: OnceLock::new(),
+            memory: RwLock::new(()),
         }
     }
 
@@ -119,6 +125,12 @@ impl Shared {
         read(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Keeps the memory of the task whose step is executed from being given back. `None` after a panic, when it may be gone already.
+    pub(super) fn use_memory(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let using = self.memory.read().unwrap_or_else(PoisonError::into_inner);
+        self.broken.get().is_none().then_some(using)
+    }
+
     /// Marks the state as closed: the threads of the stages end when they are woken.
     pub(super) fn close(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
@@ -138,6 +150,7 @@ impl Shared {
             if let Some(device) = &shared.device {
                 device.shutdown();
             }
+            drop(shared.memory.write());
             wreck.report(&cause);
             shared.milestones.change(|reached| reached.failed = Some(cause));
         });

@@ -16,7 +16,7 @@ pub(super) fn spawn(stage: Stage, shared: Arc<Shared>, dispatcher: Arc<Dispatche
             dispatcher.bell(stage).wait();
             while let Ok(Some(job)) = shared.with(|state, now| state.take(now, stage)) {
                 tracing::trace!(%stage, part = %job.task.part, round = job.task.round.0, "task taken");
-                execute(&shared, job);
+                execute(&shared, job, 0);
             }
             if shared.look(|state| state.closed) {
                 return;

@@ -58,6 +58,11 @@ pub(super) fn check(
     Ok(())
 }
 
+/// Whether copies of the device in whose memory `source` lies encode and decode a tensor as its codec says.
+pub(super) fn encodes(tensor: &TensorSpec, source: &Memory, device: Option<&Arc<dyn Device>>) -> bool {
+    source.device().is_some() && device.is_some_and(|device| device.encodes(tensor.dtype, tensor.codec))
+}
+
 /// A root must be one of the workers.
 pub(super) fn check_root(op: Op, size: impl FnOnce() -> u32) -> Result<()> {
     let Op::Broadcast { root } = op else { return Ok(()) };

@@ -13,7 +13,11 @@ use crate::mem::pool::{ALIGN, Allocation, Backing, Place};
 
 /// Memory that others may be shown.
 #[derive(Debug, Default)]
-pub struct SharedBacking(Mutex<Vec<Field>>);
+pub struct SharedBacking {
+    /// The number of its first segment.
+    first: u32,
+    fields: Mutex<Vec<Field>>,
+}
 
 /// A segment and how much of it is taken.
 #[derive(Debug)]
@@ -28,17 +32,22 @@ impl SharedBacking {
         Self::default()
     }
 
+    /// No memory yet; the numbers of its segments count from `first`, so that a process can have several of these.
+    pub fn numbered_from(first: u32) -> Self {
+        Self { first, ..Self::default() }
+    }
+
     /// The segment that a [`Place`] names.
     pub fn segment(&self, number: u32) -> Option<Arc<Segment>> {
-        let fields = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        fields.get(usize::try_from(number).ok()?).map(|field| Arc::clone(&field.segment))
+        let fields = self.fields.lock().unwrap_or_else(PoisonError::into_inner);
+        fields.get(usize::try_from(number.checked_sub(self.first)?).ok()?).map(|field| Arc::clone(&field.segment))
     }
 }
 
 impl Backing for SharedBacking {
     fn allocation(&self, bytes: usize) -> Option<Box<dyn Allocation>> {
         let bytes = bytes.next_multiple_of(ALIGN);
-        let mut fields = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fields = self.fields.lock().unwrap_or_else(PoisonError::into_inner);
         let open = fields.iter().rposition(|field| field.segment.bytes() - field.taken >= bytes);
         let number = match open {
             Some(number) => number,
@@ -58,7 +67,8 @@ impl Backing for SharedBacking {
         // SAFETY: what was taken before ends at `offset`, so that nobody else has these bytes, now or later.
         let start = unsafe { segment.slice_mut(offset, bytes) }.as_mut_ptr();
         let start = NonNull::new(start).expect("a slice is somewhere");
-        let place = Place { segment: u32::try_from(number).ok()?, offset: offset as u64 };
+        let segment_number = self.first.checked_add(u32::try_from(number).ok()?)?;
+        let place = Place { segment: segment_number, offset: offset as u64 };
         Some(Box::new(Shared { segment, start, place }))
     }
 }

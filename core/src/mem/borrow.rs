@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
+use super::copies::Copies;
 use super::pool::{Lease, Place};
 use crate::types::Span;
 use crate::wire;
@@ -177,6 +178,46 @@ impl Staging {
 pub(crate) fn checksum(regions: &[Region]) -> u32 {
     // SAFETY: the regions are written by a `Landing` only, which this operation makes after its contribution was sent.
     regions.iter().fold(0, |crc, region| wire::checksum(crc, unsafe { region.as_slice() }))
+}
+
+/// Gives `read` the bytes of `regions` in one piece: where they lie if they are one run, else a copy, which `copies` counts.
+///
+/// Called by the step that an operation is in, with memory of that operation, so that nobody writes it meanwhile.
+pub(crate) fn read<T>(regions: &[Region], copies: &Copies, read: impl FnOnce(&[u8]) -> T) -> T {
+    if let [region] = regions {
+        // SAFETY: an operation is in one step at a time, and this step does not write.
+        return read(unsafe { region.as_slice() });
+    }
+    let mut gathered = vec![0; regions.iter().map(Region::len).sum()];
+    let mut rest = gathered.as_mut_slice();
+    for region in regions {
+        let (place, later) = rest.split_at_mut(region.len());
+        // SAFETY: as above.
+        copies.copy(unsafe { region.as_slice() }, place);
+        rest = later;
+    }
+    read(&gathered)
+}
+
+/// Gives `write` a place for the bytes of `regions` in one piece: themselves if they are one run, else memory from which they are copied
+/// afterwards, which `copies` counts.
+///
+/// Called as [`read`], with memory that the step does not read otherwise.
+pub(crate) fn fill<T>(mut regions: Vec<Region>, copies: &Copies, write: impl FnOnce(&mut [u8]) -> T) -> T {
+    if let [region] = regions.as_mut_slice() {
+        // SAFETY: an operation is in one step at a time, and this step uses these bytes here only.
+        return write(unsafe { region.as_mut_slice() });
+    }
+    let mut scattered = vec![0; regions.iter().map(Region::len).sum()];
+    let written = write(&mut scattered);
+    let mut rest = scattered.as_slice();
+    for region in &mut regions {
+        let (bytes, later) = rest.split_at(region.len());
+        // SAFETY: as above.
+        copies.copy(bytes, unsafe { region.as_mut_slice() });
+        rest = later;
+    }
+    written
 }
 
 /// Regions lent out for reading, as counted pieces.

@@ -14,7 +14,8 @@
 //! Ranks of one machine without a local collective count as machines with one rank each.
 //!
 //! A pipeline has the stages that any part of its rank may need; the stages that a part passes are its [`Route`]. Tensors in host memory
-//! pass no copies, also where there are devices, and know no PCIe groups. Of the ranks of a machine that reduce among themselves before
+//! pass no copies, also where there are devices, and know no PCIe groups. Tensors without a codec pass no COMPRESS and no DECOMPRESS,
+//! which stand in every pipeline that pushes and are left out above. Of the ranks of a machine that reduce among themselves before
 //! they push, each exchanges only the parts that it owns, whole: see [`Duty`].
 //!
 //! # Where a codec works
@@ -92,8 +93,8 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// The stages of a rank in `topology`. With `codecs`, tensors may have codecs.
-    pub fn for_role(topology: &Topology, codecs: bool) -> Self {
+    /// The stages of a rank in `topology`.
+    pub fn for_role(topology: &Topology) -> Self {
         let together = topology.local_collective && topology.local_ranks > 1;
         let pushes = topology.machines > 1 || (topology.local_ranks > 1 && !together);
         let groups = together && topology.pcie_groups > 1 && topology.device == DeviceKind::Cuda;
@@ -104,8 +105,7 @@ impl Pipeline {
             Stage::CopyD2H | Stage::CopyH2D => staged,
             Stage::PcieReduce => groups,
             Stage::PcieBroadcast => groups && pushes,
-            Stage::Compress | Stage::Decompress => codecs && pushes,
-            Stage::Push | Stage::Pull => pushes,
+            Stage::Compress | Stage::Push | Stage::Pull | Stage::Decompress => pushes,
         };
         Self::of(Stage::ALL.into_iter().filter(needed).collect())
     }
@@ -217,61 +217,49 @@ mod tests {
     #[test]
     fn every_topology_has_its_stages() {
         use DeviceKind::{Cuda, Host};
-        // machines, local ranks, PCIe groups, device, local collective, codecs; then the stages.
+        // machines, local ranks, PCIe groups, device, local collective; then the stages.
+        let exchange = "[COMPRESS] -> PUSH -> PULL -> [DECOMPRESS]";
         let table = [
-            (1, 1, 1, Host, false, false, "nothing to reduce"),
-            (1, 1, 1, Cuda, false, true, "nothing to reduce"),
-            (1, 8, 1, Cuda, true, false, "ALL_REDUCE"),
-            (1, 8, 1, Host, true, true, "ALL_REDUCE"),
+            (1, 1, 1, Host, false, "nothing to reduce"),
+            (1, 1, 1, Cuda, false, "nothing to reduce"),
+            (1, 8, 1, Cuda, true, "ALL_REDUCE"),
+            (1, 8, 1, Host, true, "ALL_REDUCE"),
             (
                 1,
                 8,
                 2,
                 Cuda,
                 true,
-                false,
                 "REDUCE -> COPYD2H -> PCIE_REDUCE -> COPYH2D -> BROADCAST; in host memory ALL_REDUCE",
             ),
-            (1, 8, 2, Host, true, false, "ALL_REDUCE"),
-            (4, 1, 1, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
-            (4, 1, 1, Cuda, true, true, "COPYD2H -> [COMPRESS] -> PUSH -> PULL -> [DECOMPRESS] -> COPYH2D"),
-            (4, 1, 1, Host, false, false, "PUSH -> PULL"),
-            (4, 1, 1, Host, false, true, "[COMPRESS] -> PUSH -> PULL -> [DECOMPRESS]"),
-            (4, 8, 1, Cuda, true, false, "REDUCE -> COPYD2H -> PUSH -> PULL -> COPYH2D -> BROADCAST"),
+            (1, 8, 2, Host, true, "ALL_REDUCE"),
+            (4, 1, 1, Cuda, false, "COPYD2H -> exchange -> COPYH2D"),
+            (4, 1, 1, Cuda, true, "COPYD2H -> exchange -> COPYH2D"),
+            (4, 1, 1, Host, false, "exchange"),
+            (4, 8, 1, Cuda, true, "REDUCE -> COPYD2H -> exchange -> COPYH2D -> BROADCAST"),
             (
                 4,
                 8,
                 2,
                 Cuda,
                 true,
-                false,
-                "REDUCE -> COPYD2H -> PCIE_REDUCE -> PUSH -> PULL -> PCIE_BROADCAST -> COPYH2D -> BROADCAST",
+                "REDUCE -> COPYD2H -> PCIE_REDUCE -> exchange -> PCIE_BROADCAST -> COPYH2D -> BROADCAST",
             ),
-            (
-                4,
-                8,
-                4,
-                Cuda,
-                true,
-                true,
-                "REDUCE -> COPYD2H -> PCIE_REDUCE -> [COMPRESS] -> PUSH -> PULL -> [DECOMPRESS] -> PCIE_BROADCAST -> COPYH2D \
-                 -> BROADCAST",
-            ),
-            (4, 8, 1, Host, true, false, "REDUCE -> PUSH -> PULL -> BROADCAST"),
-            (4, 8, 2, Host, true, false, "REDUCE -> PUSH -> PULL -> BROADCAST"),
-            (1, 4, 1, Host, false, false, "PUSH -> PULL"),
-            (1, 4, 1, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
-            (2, 4, 2, Cuda, false, false, "COPYD2H -> PUSH -> PULL -> COPYH2D"),
+            (4, 8, 1, Host, true, "REDUCE -> exchange -> BROADCAST"),
+            (4, 8, 2, Host, true, "REDUCE -> exchange -> BROADCAST"),
+            (1, 4, 1, Host, false, "exchange"),
+            (1, 4, 1, Cuda, false, "COPYD2H -> exchange -> COPYH2D"),
+            (2, 4, 2, Cuda, false, "COPYD2H -> exchange -> COPYH2D"),
         ];
-        for (machines, local_ranks, pcie_groups, device, local_collective, codecs, stages) in table {
+        for (machines, local_ranks, pcie_groups, device, local_collective, stages) in table {
             let topology = Topology { machines, local_ranks, pcie_groups, device, local_collective };
-            assert_eq!(Pipeline::for_role(&topology, codecs).to_string(), stages, "{topology}, {codecs}");
+            assert_eq!(Pipeline::for_role(&topology).to_string(), stages.replace("exchange", exchange), "{topology}");
         }
     }
 
     #[test]
     fn a_part_leaves_after_the_last_stage() {
-        let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false);
+        let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda));
         let route = Route::device(Duty::Owner);
         assert_eq!(pipeline.first(route), Some(Stage::CopyD2H));
         assert_eq!(pipeline.after(Stage::CopyD2H, route), Some(Stage::Push));
@@ -282,7 +270,7 @@ mod tests {
     fn only_memory_of_devices_is_copied_and_only_by_who_exchanges_it() {
         let topology =
             Topology { machines: 2, local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Cuda) };
-        let pipeline = Pipeline::for_role(&topology, false);
+        let pipeline = Pipeline::for_role(&topology);
         let passed = |route| pipeline.passed(route).map(Stage::name).collect::<Vec<_>>().join(" ");
         assert_eq!(passed(Route::device(Duty::Owner)), "REDUCE COPYD2H PUSH PULL COPYH2D BROADCAST");
         assert_eq!(passed(Route::device(Duty::Member)), "REDUCE BROADCAST");
@@ -290,7 +278,7 @@ mod tests {
         assert_eq!(passed(Route::host(Duty::Owner)), "REDUCE PUSH PULL BROADCAST");
         assert_eq!(passed(Route::host(Duty::Member)), "REDUCE BROADCAST");
         assert_eq!(passed(Route::host(Duty::Alone)), "PUSH PULL");
-        let flat = Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false);
+        let flat = Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda));
         assert_eq!(flat.first(Route::host(Duty::Owner)), Some(Stage::Push));
     }
 
@@ -298,7 +286,7 @@ mod tests {
     fn only_the_owner_of_a_part_exchanges_it_and_only_partners_reduce_it() {
         let topology =
             Topology { machines: 2, local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Host) };
-        let pipeline = Pipeline::for_role(&topology, false);
+        let pipeline = Pipeline::for_role(&topology);
         let passed = |duty| pipeline.passed(Route::host(duty)).collect::<Vec<Stage>>();
         assert_eq!(passed(Duty::Owner), [Stage::Reduce, Stage::Push, Stage::Pull, Stage::Broadcast]);
         assert_eq!(passed(Duty::Member), [Stage::Reduce, Stage::Broadcast]);
@@ -309,7 +297,7 @@ mod tests {
         }
         assert_eq!(meeting(Stage::Broadcast, Duty::Owner), None);
         assert_eq!(meeting(Stage::Push, Duty::Alone), None);
-        let flat = Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false);
+        let flat = Pipeline::for_role(&Topology::flat(2, DeviceKind::Host));
         assert_eq!(flat.meeting_after(Stage::Push, Route::host(Duty::Owner)), None);
     }
 
@@ -317,7 +305,7 @@ mod tests {
     fn groups_meet_on_the_host_where_each_has_a_holder() {
         let one =
             Topology { local_ranks: 4, pcie_groups: 2, local_collective: true, ..Topology::single(DeviceKind::Cuda) };
-        let [one, several] = [1, 2].map(|machines| Pipeline::for_role(&Topology { machines, ..one }, false));
+        let [one, several] = [1, 2].map(|machines| Pipeline::for_role(&Topology { machines, ..one }));
         let passed = |pipeline: &Pipeline, route| pipeline.passed(route).map(Stage::name).collect::<Vec<_>>().join(" ");
         let device = |pipeline, duty| passed(pipeline, Route::device(duty));
         assert_eq!(device(&one, Duty::Owner), "REDUCE COPYD2H PCIE_REDUCE COPYH2D BROADCAST");
@@ -348,7 +336,7 @@ mod tests {
             local_collective: true,
             ..Topology::single(DeviceKind::Cuda)
         };
-        let pipeline = Pipeline::for_role(&topology, true);
+        let pipeline = Pipeline::for_role(&topology);
         let passed = |route| pipeline.passed(route).map(Stage::name).collect::<Vec<_>>().join(" ");
         assert_eq!(passed(Route::host(Duty::Owner).coded()), "REDUCE COMPRESS PUSH PULL DECOMPRESS BROADCAST");
         assert_eq!(passed(Route::host(Duty::Member).coded()), "REDUCE BROADCAST");
@@ -366,11 +354,11 @@ mod tests {
     #[test]
     fn a_device_encodes_in_its_copies_unless_the_host_adds_what_it_copies() {
         use DeviceKind::{Cuda, Host};
-        let flat = Pipeline::for_role(&Topology::flat(2, Cuda), true);
+        let flat = Pipeline::for_role(&Topology::flat(2, Cuda));
         assert!(flat.needs_coding(Host, true), "no device copies it");
         assert!(!flat.needs_coding(Cuda, true) && flat.needs_coding(Cuda, false));
         let groups = Topology { local_ranks: 4, pcie_groups: 2, local_collective: true, ..Topology::single(Cuda) };
-        let [one, several] = [1, 2].map(|machines| Pipeline::for_role(&Topology { machines, ..groups }, true));
+        let [one, several] = [1, 2].map(|machines| Pipeline::for_role(&Topology { machines, ..groups }));
         assert!(several.needs_coding(Cuda, true));
         assert!(
             [(Host, true), (Cuda, true), (Cuda, false)]

@@ -27,13 +27,14 @@
 //! rank alone.
 //!
 //! # Rules
-//! - Credit counts bytes and tasks, and what is urgent has its own beside that of the least urgent ([`Credit`]). It is drawn when a task
-//!   in host memory is taken for PUSH, and given back when its PULL ends or either of them fails. A task in memory of a device draws it in
-//!   COPYD2H and holds it, whatever is repeated, until COPYH2D ends: as long as it is staged (`lending`). A sum that does not come may wait
+//! - Credit counts bytes on the wire and tasks, and what is urgent has its own beside that of the least urgent ([`Credit`]). It is drawn
+//!   when a task in host memory is taken for PUSH, and given back when its PULL ends or either of them fails. A task in memory of a device
+//!   draws it in COPYD2H, and one that the host encodes in COMPRESS. It holds it, whatever is repeated, until COPYH2D or DECOMPRESS ends:
+//!   as long as it is staged (`lending`). A sum that does not come may wait
 //!   for another worker, whose credit waits for this one: when no credit came back for `credit_patience` while a task needs some, that of
 //!   the tasks which wait for their sums for so long is lent on. So workers may submit in different orders.
 //! - A task is not pushed before the sum of the round before of the same part arrived: a server keeps two rounds of a part alive.
-//!   Nor does it begin to be reduced among the ranks of a machine, or to be staged, before that.
+//!   Nor does it begin to be reduced among the ranks of a machine, or to be staged or encoded, before that.
 //! - Nothing is pushed to a server that is not connected, nor staged for it. Servers count as connected until
 //!   [`handle_link_down`](Scheduler::handle_link_down).
 //! - A few copies are under way at a time in each direction (`copies_max`): a device makes them in the order in which it was told, so that
@@ -49,7 +50,7 @@ use super::credit::Credit;
 use super::group::Group;
 use super::ids::{GroupId, TaskId};
 use super::queue::{Entry, StageQueue};
-use super::rules::{needs_credit, waits_for_the_round_before};
+use super::rules::{is_staged, needs_credit, waits_for_the_round_before};
 use super::task::{Outcome, Place, Purpose, Task, TaskSpec, Work};
 use crate::error::{Error, Result};
 use crate::pipeline::{Pipeline, Stage};
@@ -138,6 +139,8 @@ pub struct Scheduler {
     credit: Credit,
     /// The tasks that drew credit and did not give it back; each knows its place here.
     holders: Vec<TaskId>,
+    /// Whether there was ever a task that holds credit before it comes to PUSH.
+    has_staged: bool,
     /// When credit is lent on, if a task waits for some.
     credit_due: Option<Time>,
     /// Running tasks, by stage.
@@ -173,6 +176,7 @@ impl Scheduler {
             withdrawals: StageQueue::new(0),
             credit: Credit::new(config.credit_bytes, config.credit_tasks),
             holders: Vec::new(),
+            has_staged: false,
             credit_due: None,
             running: [0; Stage::COUNT],
             tasks: Arena::new(),
@@ -218,6 +222,7 @@ impl Scheduler {
         let stage = self.pipeline.first(spec.route).expect("a pipeline without stages has no tasks");
         let open = |group: &GroupId| self.groups.get(group.0).is_some_and(|group| group.fate.is_none());
         let wanted = spec.groups.iter().all(open);
+        self.has_staged |= is_staged(spec.route);
         let id = TaskId(self.tasks.insert(Work { stage, ..Work::new(spec, self.submitted, now) }));
         self.submitted += 1;
         if !wanted {
@@ -271,7 +276,7 @@ impl Scheduler {
             |entry: &Entry| entry.bytes <= bytes_max && (!draws(entry) || credit.fits(entry.priority, entry.bytes));
         let entry = match self.queues[stage.index()].take(fits) {
             Some(entry) => entry,
-            None if stage == Stage::Push => self.take_funded(bytes_max)?,
+            None if matches!(stage, Stage::Compress | Stage::Push) => self.take_funded(stage, bytes_max)?,
             None => return None,
         };
         if needs_credit(stage) {

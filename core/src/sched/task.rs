@@ -13,7 +13,7 @@ pub struct TaskSpec {
     pub part: PartId,
     /// Who sums it.
     pub server: ServerId,
-    /// Its bytes in flight, for the credit.
+    /// Its bytes in flight, for the credit: those of its body.
     pub bytes: u64,
     /// Which sum of the part; rounds of one part are submitted in order.
     pub round: Round,
@@ -34,7 +34,7 @@ pub struct Task {
     pub part: PartId,
     /// Who sums it.
     pub server: ServerId,
-    /// Its bytes.
+    /// Its bytes in flight, as [`TaskSpec::bytes`].
     pub bytes: u64,
     /// Which sum.
     pub round: Round,

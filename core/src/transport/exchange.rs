@@ -39,16 +39,18 @@ impl Drop for PullEnd {
 pub(super) fn check_sum(sum: &Sum, push: &Request, landing_bytes: usize, peer: &str) -> Result<()> {
     let bad =
         |field: &str, problem: String| Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem };
-    if let Request::Withdraw(_) = push {
+    let Request::Contribute(push) = push else {
         return Err(bad("kind", "is a sum where a withdrawal was to be rejected".to_owned()));
-    }
-    let (got, due) = (sum.target, push.target());
+    };
+    let (got, due) = (sum.target, push.target);
     if (got.part, got.round, got.attempt) != (due.part, due.round, due.attempt) {
         let name = |target: Target| format!("{} {} attempt {}", target.part, target.round, target.attempt);
         return Err(bad("part or round", format!("is {} instead of {}", name(got), name(due))));
     }
-    if sum.body.encoding != Encoding::Plain {
-        return Err(bad("encoding", format!("is {} where nobody decodes", sum.body.encoding)));
+    // A worker takes what it gives; one that gave nothing takes elements.
+    let encoding = push.body().map_or(Encoding::Plain, |body| body.encoding);
+    if sum.body.encoding != encoding {
+        return Err(bad("encoding", format!("is {} instead of {encoding}", sum.body.encoding)));
     }
     if sum.body.bytes != landing_bytes as u64 {
         return Err(bad("length", format!("is {} where {landing_bytes} bytes are wanted", sum.body.bytes)));

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::codec::Coding;
 use crate::error::{Error, Result};
 use crate::pipeline::Stage;
 use crate::sched::{Outcome, StallReport, Task, TaskId};
@@ -156,13 +157,33 @@ pub enum Action {
     },
     /// Stage the contribution in host memory; report by [`handle_copied`](super::Worker::handle_copied).
     CopyToHost {
+        /// The bytes to be staged.
+        bytes: u64,
+        /// How the device encodes what it copies, if it does.
+        coding: Option<Coding>,
         /// The link over which the staged bytes will go, if there is one now.
         link: Option<LinkId>,
         /// Whether there is anything to copy. If not, the sum needs the staging memory all the same.
         contributes: bool,
     },
     /// Copy the staged sum to where the task's result goes; report by [`handle_copied`](super::Worker::handle_copied).
-    CopyToDevice,
+    CopyToDevice {
+        /// How the device decodes what it copies, if it does.
+        coding: Option<Coding>,
+    },
+    /// Encode the contribution into memory from which it is pushed and where its sum lands; report by
+    /// [`handle_coded`](super::Worker::handle_coded).
+    Encode {
+        /// How.
+        coding: Coding,
+        /// The link over which the body will go, if there is one now.
+        link: Option<LinkId>,
+    },
+    /// Decode the sum to where the task's result goes; report by [`handle_coded`](super::Worker::handle_coded).
+    Decode {
+        /// How it is encoded.
+        coding: Coding,
+    },
     /// Do this together with the other ranks of the machine; report by [`handle_met`](super::Worker::handle_met).
     Meet(Meeting),
 }

@@ -27,7 +27,7 @@ impl Formation {
     /// The formation of worker `rank` in `view`; its tensors may lie in memory of a `device`.
     pub fn of(rank: WorkerId, view: View, device: DeviceKind) -> Self {
         let machines = Machines::of(&view);
-        let pipeline = Pipeline::for_role(&topology(&machines, rank, device), false);
+        let pipeline = Pipeline::for_role(&topology(&machines, rank, device));
         let links = if pipeline.pushes() { destinations(rank, &view) } else { BTreeMap::new() };
         let team = machines.team(rank).unwrap_or_default().to_vec();
         Self { rank, view, machines, pipeline, team, links }
@@ -82,9 +82,10 @@ mod tests {
 
     #[test]
     fn every_worker_passes_the_stages_of_its_machine() {
-        let (push, tiers) = ("PUSH -> PULL", "REDUCE -> PUSH -> PULL -> BROADCAST");
-        let (copied, copied_tiers) =
-            ("COPYD2H -> PUSH -> PULL -> COPYH2D", "REDUCE -> COPYD2H -> PUSH -> PULL -> COPYH2D -> BROADCAST");
+        let push = "[COMPRESS] -> PUSH -> PULL -> [DECOMPRESS]";
+        let tiers = &format!("REDUCE -> {push} -> BROADCAST");
+        let copied = &format!("COPYD2H -> {push} -> COPYH2D");
+        let copied_tiers = &format!("REDUCE -> {copied} -> BROADCAST");
         let table: [(&[Place], &[&str]); 4] = [
             (&[(7, "a"), (7, "b")], &["ALL_REDUCE", "ALL_REDUCE"]),
             (&[(7, "a"), (7, "b"), (7, "c"), (8, "d")], &[tiers, tiers, tiers, push]),
@@ -114,9 +115,10 @@ mod tests {
         }
         let formation = |rank| Formation::of(WorkerId(rank), view.clone(), DeviceKind::Cuda);
         let stages = |rank| formation(rank).pipeline.to_string();
-        let grouped = "REDUCE -> COPYD2H -> PCIE_REDUCE -> PUSH -> PULL -> PCIE_BROADCAST -> COPYH2D -> BROADCAST";
-        assert_eq!([0, 1, 2, 3].map(stages), [grouped; 4]);
-        assert_eq!(stages(4), "COPYD2H -> PUSH -> PULL -> COPYH2D");
+        let push = "[COMPRESS] -> PUSH -> PULL -> [DECOMPRESS]";
+        let grouped = format!("REDUCE -> COPYD2H -> PCIE_REDUCE -> {push} -> PCIE_BROADCAST -> COPYH2D -> BROADCAST");
+        assert_eq!([0, 1, 2, 3].map(stages), [(); 4].map(|()| grouped.clone()));
+        assert_eq!(stages(4), format!("COPYD2H -> {push} -> COPYH2D"));
         assert_eq!(formation(0).machines.group(WorkerId(2)), Some([2, 3].map(WorkerId).as_slice()));
         assert_eq!((formation(1).team.len(), formation(4).team.len()), (4, 0));
     }

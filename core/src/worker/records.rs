@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use super::command::Held;
+use crate::codec::{self, Coding};
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::GroupId;
-use crate::types::{Defect, DeviceKind, Op, Priority, TensorKey, Time, planted};
+use crate::types::{Defect, DeviceKind, Encoding, Op, Priority, TensorKey, Time, planted};
+use crate::wire::Body;
 
 /// How the tensors of a submission are reduced.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -29,6 +31,8 @@ pub struct Tensor {
     pub bytes: u64,
     /// The device in whose memory it lies; `None` for host memory.
     pub device: Option<Ordinal>,
+    /// Whether copies of that device encode and decode it as its codec says.
+    pub device_encodes: bool,
     /// How urgent it is.
     pub priority: Priority,
 }
@@ -126,11 +130,22 @@ pub(super) struct Parked {
     pub(super) weight: f64,
 }
 
+/// What a part is on its way to its server and back.
+pub(super) fn body(part: &ReadyPart, coding: Option<Coding>) -> Body {
+    let encoding = coding.map_or(Encoding::Plain, |coding| coding.encoding);
+    let bytes = codec::body_bytes(encoding, part.layout.dtype, part.layout.bytes()).max();
+    Body { bytes, encoding }
+}
+
 /// What the machine keeps of a task.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) part: ReadyPart,
     pub(super) memory: DeviceKind,
+    /// How it is encoded on its way to the server and back; `None` if its body is plain.
+    pub(super) coding: Option<Coding>,
+    /// Whether the device does so in its copies, and not the host.
+    pub(super) coded_by_device: bool,
     pub(super) priority: Priority,
     pub(super) held: Option<Held>,
     /// The stage that it is in shall end early.

@@ -2,13 +2,14 @@
 
 use super::command::{Action, Exchanged, Held, Meeting, Step, Use};
 use super::machine::Worker;
-use super::records::Record;
+use super::records::{Record, body};
+use crate::codec::{Coding, Malformed};
 use crate::error::{Error, Result};
 use crate::pipeline::Stage;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{Claim, Defect, DeviceKind, ExchangeId, Goal, Op, PartLayout, Priority, Slot, Time, planted};
-use crate::wire::{Body, Contribute, Contribution, Request, Service, Target, Withdraw};
+use crate::wire::{Contribute, Contribution, Request, Service, Target, Withdraw};
 
 impl Worker {
     /// The next step of `stage`, which the driver must execute and report; `None` if there is none now.
@@ -70,6 +71,15 @@ impl Worker {
         self.finish(now, task, outcome.map_or_else(Outcome::Failed, |()| Outcome::Done));
     }
 
+    /// Takes the end of COMPRESS or DECOMPRESS: nothing reads or writes the task's memory. A body that cannot be decoded is an error.
+    pub fn handle_coded(&mut self, now: Time, task: TaskId, outcome: std::result::Result<(), Malformed>) {
+        let server = self.part(task).layout.server.to_string();
+        let broken = |malformed: Malformed| {
+            Outcome::Failed(Error::Protocol { peer: server, field: "body".to_owned(), problem: malformed.to_string() })
+        };
+        self.finish(now, task, outcome.map_or_else(broken, |()| Outcome::Done));
+    }
+
     /// Takes the end of an operation of this machine's ranks, with what their weights add up to: nothing holds the task's memory.
     pub fn handle_met(&mut self, now: Time, task: TaskId, takes: bool, outcome: Result<f64>) {
         let defect = self.settings.scheduler.defect;
@@ -114,13 +124,17 @@ impl Worker {
                 Action::Pull { exchange }
             }
             Stage::CopyD2H => {
-                Action::CopyToHost { link: self.links.up(task.server), contributes: self.contributes(task.id) }
+                let (link, contributes) = (self.links.up(task.server), self.contributes(task.id));
+                let (record, coding) = (self.record(task.id), self.device_coding(task.id));
+                let bytes = if coding.is_some() { task.bytes } else { record.part.layout.bytes() };
+                Action::CopyToHost { bytes, coding, link, contributes }
             }
-            Stage::CopyH2D => Action::CopyToDevice,
+            Stage::CopyH2D => Action::CopyToDevice { coding: self.device_coding(task.id) },
+            Stage::Compress => Action::Encode { coding: self.host_coding(task.id), link: self.links.up(task.server) },
+            Stage::Decompress => Action::Decode { coding: self.host_coding(task.id) },
             Stage::AllReduce | Stage::Reduce | Stage::PcieReduce | Stage::PcieBroadcast | Stage::Broadcast => {
                 Action::Meet(self.meeting(&task, stage))
             }
-            Stage::Compress | Stage::Decompress => unreachable!("no formation has a codec"),
         };
         Some(Step { task, stage, action })
     }
@@ -140,22 +154,27 @@ impl Worker {
 
     /// What opens the exchange of a task.
     fn request(&self, task: &Task) -> Request {
-        let Record { part: ReadyPart { layout, op, weight, .. }, priority, message, .. } = self.record(task.id);
+        let Record { part, coding, priority, message, .. } = self.record(task.id);
         let formation = self.here();
-        let (dtype, op, weight) = (layout.dtype, *op, *weight);
+        let (dtype, op) = (part.layout.dtype, part.op);
+        let weight = match (op, coding) {
+            // The server undoes what kept the contribution in the range of its wire form.
+            (Op::Sum | Op::Mean, Some(coding)) => coding.divisor,
+            _ => part.weight,
+        };
         let (service, epoch) = (Service::DenseSum, formation.epoch());
         let target = Target { service, epoch, part: task.part, round: task.round, attempt: 0 };
         if let Some(error_bytes) = *message {
             return Request::Withdraw(Withdraw { target, dtype, op, error_bytes });
         }
         // Also what lies beside the place where the sum lands is sent as if the sum had overwritten it: one rule, and the server has it.
-        let body = Body::plain(task.bytes);
+        let body = body(part, *coding);
         let contribution = match task.attempt {
             _ if !formation.machines.sends_body(op, task.part, dtype, formation.rank) => Contribution::Nothing,
             Attempt::Resumed { landed } => Contribution::Resumed { body, landed },
             Attempt::First | Attempt::Again => Contribution::First { body, checksum: None },
         };
-        let (urgency, part_bytes) = (self.urgency(*priority), task.bytes);
+        let (urgency, part_bytes) = (self.urgency(*priority), part.layout.bytes());
         Request::Contribute(Contribute { target, dtype, op, weight, urgency, part_bytes, contribution })
     }
 
@@ -182,7 +201,7 @@ impl Worker {
         let claim = Claim {
             op: record.part.op,
             dtype: record.part.layout.dtype,
-            bytes: task.bytes,
+            bytes: record.part.layout.bytes(),
             device: if memory == Use::Staged { DeviceKind::Host } else { record.memory },
             lane: 0,
             failed: failure.is_some(),
@@ -237,6 +256,17 @@ impl Worker {
             Op::Broadcast { root } => formation.machines.holder(layout.part, layout.dtype, *root) == formation.rank,
             Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => true,
         }
+    }
+
+    /// How the device encodes a task that it copies, and decodes its sum, if it does.
+    fn device_coding(&self, task: TaskId) -> Option<Coding> {
+        let record = self.record(task);
+        record.coding.filter(|_| record.coded_by_device)
+    }
+
+    /// How the host encodes a task that comes to COMPRESS, and decodes its sum.
+    fn host_coding(&self, task: TaskId) -> Coding {
+        self.record(task).coding.expect("only what is encoded comes to COMPRESS and DECOMPRESS")
     }
 
     /// Why this rank has nothing of a task that the other ranks of its machine wait for, as they are told; `None` if it has.

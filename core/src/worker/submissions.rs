@@ -8,9 +8,13 @@
 //! ```
 //! A parked submission that ends early keeps its place in its tensor's queue, because its round counts: the other workers count it.
 
+use std::num::NonZeroU32;
+
 use super::command::{Command, Load, Piece};
+use super::formation::Formation;
 use super::machine::Worker;
-use super::records::{Accepted, Members, Parked, Record, Submission, Tensor, Tensors, Terms};
+use super::records::{Accepted, Members, Parked, Record, Submission, Tensor, Tensors, Terms, body};
+use crate::codec::Coding;
 use crate::error::{Error, Result};
 use crate::pipeline::registry::{Lookup, ReadyPart, Submitted, Unit, Whole};
 use crate::pipeline::{Duty, Route};
@@ -219,6 +223,7 @@ impl Worker {
         let mut groups = Vec::with_capacity(part.tickets.len());
         let mut priority = Priority(i32::MIN);
         let (mut device, mut position, mut elsewhere) = (None, 0, None);
+        let mut device_encodes = true;
         for id in &part.tickets {
             // A submission stays until its group resolves, and a group resolves only when its shares are done or no task holds its memory.
             let Some(submission) = self.submissions.get(id) else {
@@ -230,6 +235,7 @@ impl Worker {
                 if *device.get_or_insert(tensor.device) != tensor.device {
                     elsewhere.get_or_insert(position);
                 }
+                device_encodes &= tensor.device_encodes;
                 position += 1;
             }
         }
@@ -237,20 +243,33 @@ impl Worker {
             return self.withdraw_scattered(now, &part, elsewhere);
         }
         let memory = device.flatten().map_or(DeviceKind::Host, |_| DeviceKind::Cuda);
+        let coding = self.coding(&part);
+        let coded_by_device = coding.is_some() && !self.here().pipeline.needs_coding(memory, device_encodes);
+        let route = Route { coded: coding.is_some() && !coded_by_device, ..Route::new(self.duty(&part), memory) };
         let spec = TaskSpec {
             part: part.layout.part,
             server: part.layout.server,
-            bytes: part.layout.bytes(),
+            bytes: body(&part, coding).bytes,
             round: part.round,
             priority,
-            route: Route::new(self.duty(&part), memory),
+            route,
             groups,
         };
         let task = self.scheduler.submit(now, spec);
         self.most_urgent = self.most_urgent.max(priority);
-        let record = Record { part, memory, priority, held: None, abandoned: false, message: None };
+        let (held, abandoned, message) = (None, false, None);
+        let record = Record { part, memory, coding, coded_by_device, priority, held, abandoned, message };
         self.tasks.insert(task, record);
         self.commands.push_back(Command::Carry { task, load: Load::Pieces });
+    }
+
+    /// How a part is encoded on its way to its server; `None` if it travels as it is, or not at all.
+    fn coding(&self, part: &ReadyPart) -> Option<Coding> {
+        let Formation { machines, rank, pipeline, .. } = self.here();
+        let (dtype, encoding) = (part.layout.dtype, part.layout.codec.for_op(part.op));
+        let ranks = machines.partners(dtype, *rank).map_or(1, |partners| partners.len());
+        let ranks = u32::try_from(ranks).ok().and_then(NonZeroU32::new).expect("a machine has a few ranks");
+        Coding::of(encoding, dtype, part.op, ranks).filter(|_| pipeline.pushes())
     }
 
     /// What this rank does about a part.

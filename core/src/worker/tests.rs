@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use super::*;
+use crate::codec::{Coding, Malformed};
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
 use crate::pipeline::{LayoutConfig, Layouter, Stage};
 use crate::sched::{SchedulerConfig, TaskId};
-use crate::types::{DType, DeviceKind, LinkId, Op, Phase, Priority, Role, ServerId, TensorSpec, Time, View, WorkerId};
-use crate::wire::{Contribution, Request};
+use crate::types::{
+    DType, DeviceKind, Encoding, LinkId, Op, Phase, Priority, Role, ServerId, TensorSpec, Time, View, WorkerId,
+};
+use crate::wire::{Body, Contribution, Request};
 
 const SECOND: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_secs(60);
@@ -34,6 +37,89 @@ fn a_tensor_is_declared_pushed_pulled_and_resolved() {
     world.worker.handle_pulled(world.now, step.task.id, Exchanged::Sum);
     assert_eq!(world.commands(), [Command::Release(step.task.id), resolved(id, Ok(()))]);
     assert!(world.worker.is_idle());
+}
+
+#[test]
+fn a_tensor_with_a_codec_is_encoded_pushed_in_its_wire_form_and_decoded() {
+    let mut world = World::joined();
+    let spec = spec("w").with_codec(Encoding::F16);
+    let id = world.submit_spec(&spec, tensor(&spec, None));
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.declared(request, &tensors);
+    let step = world.worker.take(world.now, Stage::Compress).unwrap();
+    let coding = Coding { dtype: DType::F32, encoding: Encoding::F16, divisor: 1.0 };
+    assert_eq!(step.action, Action::Encode { coding, link: Some(LinkId(7)) });
+    assert_eq!((step.task.bytes, world.worker.credit_in_flight()), (8, 8), "the credit counts what travels");
+    world.worker.handle_coded(world.now, step.task.id, Ok(()));
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    let Action::Push { header: Request::Contribute(header), .. } = step.action else { panic!("{step:?}") };
+    assert_eq!((header.part_bytes, header.body()), (16, Some(Body { bytes: 8, encoding: Encoding::F16 })));
+    world.worker.handle_pushed(world.now, step.task.id, Ok(()));
+    world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.handle_pulled(world.now, step.task.id, Exchanged::Sum);
+    let decode = world.worker.take(world.now, Stage::Decompress).unwrap();
+    assert_eq!(decode.action, Action::Decode { coding });
+    world.commands();
+    world.worker.handle_coded(world.now, step.task.id, Ok(()));
+    assert_eq!(world.commands(), [Command::Release(step.task.id), resolved(id, Ok(()))]);
+}
+
+#[test]
+fn a_body_that_is_no_wire_form_fails_the_submission_and_names_the_server() {
+    let mut world = World::joined();
+    let spec = spec("w").with_codec(Encoding::BF16);
+    world.submit_spec(&spec, tensor(&spec, None));
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.declared(request, &tensors);
+    let task = world.worker.take(world.now, Stage::Compress).unwrap().task.id;
+    world.worker.handle_coded(world.now, task, Ok(()));
+    world.worker.take(world.now, Stage::Push).unwrap();
+    world.worker.handle_pushed(world.now, task, Ok(()));
+    world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.handle_pulled(world.now, task, Exchanged::Sum);
+    world.worker.take(world.now, Stage::Decompress).unwrap();
+    world.worker.handle_coded(world.now, task, Err(Malformed { problem: "has no scale".to_owned() }));
+    let commands = world.commands();
+    let error = commands.iter().find_map(|command| match command {
+        Command::Resolve { outcome: Err(error), .. } => Some(error.to_string()),
+        _ => None,
+    });
+    let error = error.unwrap();
+    assert!(error.contains("server 0") && error.contains("has no scale"), "{error}");
+}
+
+#[test]
+fn a_device_that_knows_the_codec_encodes_in_its_copies() {
+    let mut world = World::joined();
+    for (name, device_encodes) in [("known", true), ("unknown", false)] {
+        let spec = spec(name).with_codec(Encoding::BF16);
+        world.submit_spec(&spec, Tensor { device_encodes, ..tensor(&spec, Some(Ordinal(1))) });
+        let declares = |command| match command {
+            Command::Declare { request, tensors, .. } => Some((request, tensors)),
+            _ => None,
+        };
+        let (request, tensors) = world.commands().into_iter().find_map(declares).expect("unknown");
+        world.declared(request, &tensors);
+        let step = world.worker.take(world.now, Stage::CopyD2H).unwrap();
+        let Action::CopyToHost { bytes, coding, contributes: true, .. } = step.action else { panic!("{step:?}") };
+        assert_eq!((bytes, coding.is_some()), if device_encodes { (8, true) } else { (16, false) }, "{name}");
+        world.worker.handle_copied(world.now, step.task.id, Ok(()));
+        let next = if device_encodes { Stage::Push } else { Stage::Compress };
+        assert_eq!(world.worker.take(world.now, next).unwrap().task.id, step.task.id);
+    }
+}
+
+#[test]
+fn a_broadcast_travels_as_it_is_whatever_the_codec() {
+    let mut world = World::joined();
+    let spec = spec("w").with_codec(Encoding::F16);
+    let terms = Terms { op: Op::Broadcast { root: WorkerId(0) }, weight: 1.0, timeout: None };
+    world.worker.submit(world.now, &spec, tensor(&spec, None), terms);
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.declared(request, &tensors);
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    let Action::Push { header: Request::Contribute(header), .. } = step.action else { panic!("{step:?}") };
+    assert_eq!(header.body(), Some(Body::plain(16)));
 }
 
 #[test]
@@ -251,6 +337,10 @@ impl World {
         self.worker.submit(self.now, &spec, tensor(&spec, device), terms)
     }
 
+    fn submit_spec(&mut self, spec: &TensorSpec, tensor: Tensor) -> u64 {
+        self.worker.submit(self.now, spec, tensor, Terms { op: Op::Sum, weight: 1.0, timeout: None })
+    }
+
     /// The coordinator answers a declaration.
     fn declared(&mut self, request: u64, tensors: &[TensorSpec]) {
         let config = LayoutConfig { partition_bytes: 1024, fuse_bytes: 64, part_bytes_min: 1024 };
@@ -283,7 +373,7 @@ fn spec(name: &str) -> TensorSpec {
 }
 
 fn tensor(spec: &TensorSpec, device: Option<Ordinal>) -> Tensor {
-    Tensor { key: spec.key(), bytes: 16, device, priority: Priority(0) }
+    Tensor { key: spec.key(), bytes: 16, device, device_encodes: false, priority: Priority(0) }
 }
 
 fn resolved(submission: u64, outcome: Result<()>) -> Command {

@@ -95,7 +95,8 @@ impl Worker {
     fn carry_withdrawal(&mut self, task: TaskId, part: ReadyPart, priority: Priority, error: &Error) {
         let body = reject::to_body(error);
         let (memory, message) = (DeviceKind::Host, Some(body.len() as u64));
-        self.tasks.insert(task, Record { part, memory, priority, held: None, abandoned: false, message });
+        let (coding, coded_by_device, held, abandoned) = (None, false, None, false);
+        self.tasks.insert(task, Record { part, memory, coding, coded_by_device, priority, held, abandoned, message });
         self.withdrawals += 1;
         self.commands.push_back(Command::Carry { task, load: Load::Message(body) });
     }

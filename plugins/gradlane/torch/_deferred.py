@@ -89,7 +89,8 @@ class Deferred:
         self._is_complete = False
         for slot in self._slots:
             _tensors.check_place(slot.parameter)
-        _tensors.declare_tensors(_session.session(), map(self._described, self._slots), fuse=True, timeout=None)
+        named = ((self._window.name(slot.position), slot.parameter) for slot in self._slots)
+        _tensors.declare_tensors(_session.session(), named, codec=compression.codec, fuse=True, timeout=None)
 
     def begin(self) -> None:
         """Notes that a training forward pass is under way."""
@@ -353,8 +354,3 @@ class Deferred:
                         f"a parameter of shape {list(parameter.shape)} was unfrozen after CrossBarrier was made, and "
                         "would not be averaged; remove() it and make it again"
                     )
-
-    def _described(self, slot: _Slot) -> tuple[str, torch.dtype, torch.Tensor]:
-        wire = self._compression.wire_dtype(slot.parameter.dtype)
-        return self._window.name(slot.position), wire, slot.parameter
-

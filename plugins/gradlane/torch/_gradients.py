@@ -68,7 +68,8 @@ class Gradients:
         for parameter in self._parameters:
             _tensors.check_place(parameter)
         dense = (i for i in range(len(parameters)) if i not in self._gathered)
-        _tensors.declare_tensors(_session.session(), map(self._described, dense), fuse=True, timeout=None)
+        named = ((self._window.name(i), self._parameters[i]) for i in dense)
+        _tensors.declare_tensors(_session.session(), named, codec=compression.codec, fuse=True, timeout=None)
 
     def mark_used(self, position: int) -> None:
         """Notes that the parameter has a gradient which is not to be sent yet."""
@@ -145,10 +146,6 @@ class Gradients:
         return reduce_in_place(
             gradient, name, self._op, priority=self._priorities[position], compression=self._compression
         )
-
-    def _described(self, position: int) -> tuple[str, torch.dtype, torch.Tensor]:
-        parameter = self._parameters[position]
-        return self._window.name(position), self._compression.wire_dtype(parameter.dtype), parameter
 
 
 def _as_sparse(gradient: torch.Tensor | None, parameter: torch.nn.Parameter) -> torch.Tensor:

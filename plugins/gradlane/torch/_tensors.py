@@ -81,12 +81,17 @@ def land(reduced: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def declare_tensors(
-    session: _core.Session, named: Iterable[tuple[str, torch.dtype, torch.Tensor]], *, fuse: bool, timeout: float | None
+    session: _core.Session,
+    named: Iterable[tuple[str, torch.Tensor]],
+    *,
+    codec: str = "none",
+    fuse: bool,
+    timeout: float | None,
 ) -> None:
-    """Declares names with element types and the shapes of tensors; those of one device, or of the host, together."""
-    for group in by_device(named, lambda member: device_of(member[2])):
-        places = ((name, dtype_name(dtype), tuple(tensor.shape)) for name, dtype, tensor in group)
-        declare_places(session, places, fuse=fuse, timeout=timeout)
+    """Declares names with the element types and shapes of tensors; those of one device, or of the host, together."""
+    for group in by_device(named, lambda member: device_of(member[1])):
+        places = ((name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in group)
+        declare_places(session, places, codec=codec, fuse=fuse, timeout=timeout)
 
 
 def submit_in_place(
@@ -97,6 +102,7 @@ def submit_in_place(
     root: int = 0,
     weight: float = 1.0,
     priority: int = 0,
+    codec: str = "none",
     timeout: float | None = None,
     waits: bool = False,
 ) -> Handle[torch.Tensor]:
@@ -111,6 +117,7 @@ def submit_in_place(
         root=root,
         weight=weight,
         priority=priority,
+        codec=codec,
         timeout=timeout,
         waits=waits,
     )

@@ -38,7 +38,7 @@ def _begin(
     reduction = resolve(op, average, weight)
     tensors = list(tensors)
     names = names_of(name, len(tensors))
-    wires, backs = _wires(names, tensors, compression)
+    wires, backs = _wires(names, tensors)
     return _submit(
         names,
         wires,
@@ -47,6 +47,7 @@ def _begin(
         result=tensors,
         weight=1.0 if weight is None else weight,
         priority=priority or 0,
+        codec=compression.codec,
         timeout=timeout,
         waits=waits,
     )
@@ -153,7 +154,7 @@ def _places(wires: list[torch.Tensor]) -> tuple[list[int | None], list[int | Non
 
 
 def _wires(
-    names: tuple[str, ...], tensors: list[torch.Tensor], compression: Compressor
+    names: tuple[str, ...], tensors: list[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
     """What is sent for each tensor, itself if possible, and what is copied to which afterwards."""
     strided, kind = torch.strided, torch.Tensor
@@ -161,16 +162,16 @@ def _wires(
     plain = [
         t.is_contiguous() for t in tensors if isinstance(t, kind) and (t.is_cpu or t.is_cuda) and t.layout is strided
     ]
-    if compression.wire is None and len(plain) == len(tensors) and all(plain):
+    if len(plain) == len(tensors) and all(plain):
         return tensors, []
-    wires = [located(name, _wire, tensor, compression) for name, tensor in zip(names, tensors, strict=True)]
+    wires = [located(name, _wire, tensor) for name, tensor in zip(names, tensors, strict=True)]
     pairs = zip(tensors, wires, strict=True)
     return wires, [(tensor.detach(), wire) for tensor, wire in pairs if tensor.data_ptr() != wire.data_ptr()]
 
 
-def _wire(tensor: torch.Tensor, compression: Compressor) -> torch.Tensor:
+def _wire(tensor: torch.Tensor) -> torch.Tensor:
     _tensors.check_place(tensor)
-    return compression.compress(tensor.detach()).contiguous()
+    return tensor.detach().contiguous()
 
 
 def _copies(tensors: Sequence[torch.Tensor], name: str | Sequence[str]) -> list[torch.Tensor]:

@@ -79,7 +79,7 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
         average: BytePS's spelling: True for `Average`, False for `Sum`.
         weight: this worker's weight in a `WeightedAverage`.
         priority: higher goes first; only the order matters.
-        compression: the element type on the wire.
+        compression: the element type on the wire; equal on all workers and fixed with dtype and shape.
         timeout: seconds for the whole operation; None takes the job's step timeout.
         version: accepted for BytePS scripts; the engine counts rounds itself.
     Raises:
@@ -142,8 +142,7 @@ def declare(tensors: str | Mapping[str, torch.Tensor], *, fuse: bool = True, tim
     """Fix dtype and shape of several names ahead of their first use; see `gradlane.declare`."""
     session = _session.session()
     if not isinstance(tensors, str):
-        named = ((name, tensor.dtype, tensor) for name, tensor in tensors.items())
-        _tensors.declare_tensors(session, named, fuse=fuse, timeout=timeout)
+        _tensors.declare_tensors(session, tensors.items(), fuse=fuse, timeout=timeout)
 
 
 def reduce_in_place(
@@ -157,15 +156,21 @@ def reduce_in_place(
     timeout: float | None = None,
     waits: bool = False,
 ) -> Handle[torch.Tensor]:
-    """Starts a reduction whose result replaces `tensor`, from where it lies if it is contiguous and sent as it is.
+    """Starts a reduction whose result replaces `tensor`, from where it lies if it is contiguous.
 
     With `waits` the caller waits for it next.
     """
     _tensors.check_place(tensor)
     plain = tensor.detach()
-    wire = compression.compress(plain).contiguous()
     handle = _tensors.submit_in_place(
-        wire, name, op.native, weight=weight, priority=priority, timeout=timeout, waits=waits
+        plain.contiguous(),
+        name,
+        op.native,
+        weight=weight,
+        priority=priority,
+        codec=compression.codec,
+        timeout=timeout,
+        waits=waits,
     )
 
     def land(reduced: torch.Tensor) -> torch.Tensor:

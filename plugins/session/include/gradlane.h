@@ -169,7 +169,8 @@ typedef struct GradlaneTensor {
     const uint64_t *shape;
     // How many dimensions, at most 64.
     size_t dimensions;
-    // How the tensor travels: NULL or "none" for the bytes as they are. Other codecs are refused by this version.
+    // How the tensor travels between machines: NULL or "none" for the bytes as they are, "fp16" or "bf16" for elements of two bytes, which
+    // are added in float32. Types that are as narrow, integers and broadcasts travel as they are in any case.
     const char *codec;
     // A `GradlaneDtype`.
     uint32_t dtype;
@@ -187,7 +188,8 @@ typedef struct GradlaneSubmission {
     const uint64_t *shape;
     // How many dimensions, at most 64.
     size_t dimensions;
-    // How the tensor travels: NULL or "none" for the bytes as they are. Other codecs are refused by this version.
+    // How the tensor travels between machines: NULL or "none" for the bytes as they are, "fp16" or "bf16" for elements of two bytes, which
+    // are added in float32. Types that are as narrow, integers and broadcasts travel as they are in any case.
     const char *codec;
     // This worker's contribution: contiguous, in C order. Valid and not written by anything else until the operation has ended.
     void *source;

@@ -2,7 +2,8 @@
 //!
 //! An [`Accumulator`] is fed with chunks as they arrive, cut anywhere. It is a list of *blocks*; a block is finished (divided, rounded,
 //! frozen) as soon as every contribution has passed it and the divisor is known, so that the first bytes of a sum can be on their way
-//! back while the last ones are still to come.
+//! back while the last ones are still to come. All positions count bytes of a contribution as it travels, which is how the sum travels too;
+//! [`arithmetic`] knows what these mean.
 //!
 //! **Exactly once.** The ledger keeps for each worker how many bytes of its contribution were *taken*: its prefix. What lies below it is
 //! skipped, whatever an exchange brings there; what lies above is taken in order. So a transfer that breaks off may begin again at its
@@ -15,11 +16,12 @@
 
 use gradlane_core::mem::{Copies, Frozen, Lease, Pool};
 use gradlane_core::reduce::Kernels;
-use gradlane_core::types::{DType, Defect, ExchangeId, Op, WorkerId, planted};
+use gradlane_core::types::{Defect, ExchangeId, WorkerId, planted};
 use gradlane_core::wire::checksum;
 
 use crate::node::command::{Order, Receipt, SumSpec, Upload};
 
+mod arithmetic;
 mod contribution;
 
 #[cfg(test)]
@@ -27,6 +29,7 @@ mod random_tests;
 #[cfg(test)]
 mod tests;
 
+use arithmetic::Arithmetic;
 use contribution::Contribution;
 
 /// Bytes of a contribution that one block holds: small enough to be finished while it is in a core's cache, large enough that its
@@ -42,7 +45,8 @@ pub struct Workshop {
     pub pool: Pool,
     /// How bytes are copied whose turn has not come, which happens in rank order only.
     pub copies: Copies,
-    /// Bytes of a contribution that one block holds; a multiple of eight, so that no element lies in two blocks.
+    /// Bytes of a contribution that one block holds; a multiple of eight, so that no element lies in two blocks. With a codec it is as many
+    /// of them as whole units have.
     pub block_bytes: u64,
     /// The mistake to make, for the tests of the simulation.
     pub defect: Option<Defect>,
@@ -52,6 +56,10 @@ pub struct Workshop {
 #[derive(Debug)]
 pub struct Accumulator {
     workshop: Workshop,
+    arithmetic: Arithmetic,
+    /// Bytes of a contribution.
+    bytes: u64,
+    block_bytes: u64,
     spec: SumSpec,
     /// By rank, as in `spec.senders`.
     ledger: Vec<Contribution>,
@@ -84,9 +92,19 @@ impl Accumulator {
     /// # Panics
     /// If the workshop's blocks would cut elements.
     pub fn new(workshop: Workshop, spec: SumSpec) -> Self {
+        let arithmetic = Arithmetic::of(workshop.kernels, &spec);
+        Self::with(workshop, spec, arithmetic)
+    }
+
+    fn with(workshop: Workshop, spec: SumSpec, arithmetic: Arithmetic) -> Self {
         assert!(workshop.block_bytes > 0 && workshop.block_bytes.is_multiple_of(8), "a block holds whole elements");
-        let blocks = usize::try_from(spec.bytes.div_ceil(workshop.block_bytes)).expect("bounded by PART_BYTES_MAX");
+        let (bytes, unit) = (arithmetic.bytes(), arithmetic.unit_bytes());
+        let block_bytes = (workshop.block_bytes / unit).max(1) * unit;
+        let blocks = usize::try_from(bytes.div_ceil(block_bytes)).expect("bounded by PART_BYTES_MAX");
         Self {
+            arithmetic,
+            bytes,
+            block_bytes,
             ledger: spec.senders.iter().map(|_| Contribution::new()).collect(),
             blocks: std::iter::repeat_with(|| Block::Empty).take(blocks).collect(),
             workshop,
@@ -114,10 +132,10 @@ impl Accumulator {
         self.checks |= upload.checksum.is_some();
         let again =
             planted(defect, Defect::PrefixIgnored) || (planted(defect, Defect::ResumedGarbage) && upload.landed > 0);
-        if again && contribution.receipt(self.spec.bytes).is_none() {
+        if again && contribution.receipt(self.bytes).is_none() {
             contribution.forget();
         }
-        contribution.receipt(self.spec.bytes)
+        contribution.receipt(self.bytes)
     }
 
     /// Takes the next bytes that `exchange` brought of the contribution of `worker`. An exchange that is not the worker's latest brings
@@ -127,13 +145,13 @@ impl Accumulator {
     pub fn receive(&mut self, worker: WorkerId, exchange: ExchangeId, chunks: &[impl AsRef<[u8]>]) -> Option<Receipt> {
         let index = self.spec.sender(worker)?;
         for chunk in chunks {
-            let fresh = self.ledger[index].fresh(exchange, chunk.as_ref(), self.spec.bytes)?;
+            let fresh = self.ledger[index].fresh(exchange, chunk.as_ref(), self.bytes)?;
             if !fresh.is_empty() {
                 self.take(index, fresh);
             }
         }
         self.finish_blocks();
-        self.ledger[index].receipt(self.spec.bytes)
+        self.ledger[index].receipt(self.bytes)
     }
 
     /// Every sender has opened its exchange: what is complete may be finished.
@@ -207,59 +225,60 @@ impl Accumulator {
         moved
     }
 
-    /// Adds bytes that follow on those of a contribution that were added, as far as it has its turn; how many. An element of which a part
-    /// is missing is kept until the rest comes.
+    /// Adds bytes that follow on those of a contribution that were added, as far as it has its turn; how many. A unit of which a part is
+    /// missing is kept until the rest comes.
     fn absorb(&mut self, index: usize, bytes: &[u8]) -> usize {
         let limit = match (self.spec.order, index.checked_sub(1)) {
             (Order::Rank, Some(before)) => self.ledger[before].added(),
-            (Order::Rank, None) | (Order::Arrival, _) => self.spec.bytes,
+            (Order::Rank, None) | (Order::Arrival, _) => self.bytes,
         };
-        let size = usize::try_from(self.spec.dtype.bytes()).expect("at most eight");
-        let room = usize::try_from(limit.saturating_sub(self.ledger[index].added())).expect("within a part");
+        let added = self.ledger[index].added();
+        let room = usize::try_from(limit.saturating_sub(added)).expect("within a part");
         let taken = bytes.len().min(room.saturating_sub(self.ledger[index].carried()));
         let mut bytes = &bytes[..taken];
-        if let Some((element, rest)) = self.ledger[index].carry(bytes, size) {
-            if let Some(element) = element {
-                self.fold(index, &element[..size]);
+        let unit = usize::try_from(self.arithmetic.unit_bytes().min(self.bytes - added)).expect("within a part");
+        if self.ledger[index].carried() > 0 {
+            bytes = self.ledger[index].carry(bytes, unit);
+            if let Some(whole) = self.ledger[index].take_carried(unit) {
+                self.fold(index, &whole);
+                self.ledger[index].reuse(whole);
             }
-            bytes = rest;
         }
-        let (elements, split) = bytes.split_at(bytes.len() - bytes.len() % size);
-        self.fold(index, elements);
+        let is_end = self.ledger[index].added() + bytes.len() as u64 == self.bytes;
+        let split = if is_end { 0 } else { bytes.len() % unit.max(1) };
+        let (units, split) = bytes.split_at(bytes.len() - split);
+        self.fold(index, units);
         self.ledger[index].keep(split);
         taken
     }
 
-    /// Adds whole elements at the place that a contribution has come to.
-    fn fold(&mut self, index: usize, mut elements: &[u8]) {
-        let Self { workshop, spec, ledger, blocks, started, .. } = self;
-        let block_bytes = workshop.block_bytes;
+    /// Adds whole units at the place that a contribution has come to.
+    fn fold(&mut self, index: usize, mut units: &[u8]) {
+        let Self { workshop, arithmetic, ledger, blocks, started, bytes, block_bytes, .. } = self;
         let weight = ledger[index].weight();
-        while !elements.is_empty() {
+        while !units.is_empty() {
             let at = ledger[index].added();
-            let (number, offset) = (at / block_bytes, at % block_bytes);
+            let begin = at / *block_bytes * *block_bytes;
+            let end = (begin + *block_bytes).min(*bytes);
             // What was started is added to, what was not is started.
-            let until = if at < *started { *started } else { spec.bytes };
-            let run = (block_bytes - offset).min(until - at).min(elements.len() as u64);
-            let (now, later) = elements.split_at(usize::try_from(run).expect("within a chunk"));
-            let length = block_bytes.min(spec.bytes - number * block_bytes);
-            let block = &mut blocks[usize::try_from(number).expect("a block of this sum")];
+            let is_started = at < *started;
+            let until = if is_started { end.min(*started) } else { end };
+            let run = (until - at).min(units.len() as u64);
+            let (now, later) = units.split_at(usize::try_from(run).expect("within a chunk"));
+            // Within the block's memory.
+            let grown = |to: u64| {
+                usize::try_from(arithmetic.grown(to) - arithmetic.grown(begin)).expect("within a few times a part")
+            };
+            let block = &mut blocks[usize::try_from(begin / *block_bytes).expect("a block of this sum")];
             if let Block::Empty = block {
-                let bytes = usize::try_from(spec.grown(length)).expect("within twice a part");
-                *block = Block::Growing(workshop.pool.lease(bytes));
+                *block = Block::Growing(workshop.pool.lease(grown(end)));
             }
             if let Block::Growing(memory) = block {
-                let grown = |bytes| usize::try_from(spec.grown(bytes)).expect("within twice a part");
-                let place = &mut memory[grown(offset)..grown(offset + run)];
-                match spec.op {
-                    // As bytes, whatever they are: a number that is read and written need not keep its bits.
-                    Op::Broadcast { .. } => workshop.kernels.start(spec.op, DType::U8, weight, now, place),
-                    Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean if at < *started => {
-                        workshop.kernels.add(spec.op, spec.dtype, weight, now, place);
-                    }
-                    Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => {
-                        workshop.kernels.start(spec.op, spec.dtype, weight, now, place);
-                    }
+                let place = &mut memory[grown(at)..grown(at + run)];
+                let folded =
+                    if is_started { arithmetic.add(weight, now, place) } else { arithmetic.start(weight, now, place) };
+                if folded.is_err() {
+                    ledger[index].spoil();
                 }
             } else {
                 // Only a planted defect comes here: what every prefix has passed is never taken again.
@@ -267,7 +286,7 @@ impl Accumulator {
             }
             ledger[index].advance(run);
             *started = (*started).max(at + run);
-            elements = later;
+            units = later;
         }
     }
 
@@ -275,15 +294,16 @@ impl Accumulator {
     fn finish_blocks(&mut self) {
         let Some(divisor) = self.divisor else { return };
         let passed = self.passed();
-        let block_bytes = self.workshop.block_bytes;
         while let Some(block) = self.blocks.get_mut(self.finished) {
-            let end = ((self.finished as u64 + 1) * block_bytes).min(self.spec.bytes);
+            let begin = self.finished as u64 * self.block_bytes;
+            let end = (begin + self.block_bytes).min(self.bytes);
             let Block::Growing(_) = block else { return };
             if end > passed {
                 return;
             }
             let Block::Growing(memory) = std::mem::replace(block, Block::Empty) else { unreachable!("matched above") };
-            let sum = finish(&self.workshop, &self.spec, divisor, memory);
+            let bytes = usize::try_from(end - begin).expect("within a part");
+            let sum = self.arithmetic.finish(&self.workshop.pool, divisor, memory, bytes);
             *block = Block::Finished(sum.freeze());
             self.finished += 1;
             if self.checks {
@@ -302,20 +322,4 @@ impl Accumulator {
         }
         self.ledger.iter().map(Contribution::added).min().unwrap_or(0)
     }
-}
-
-/// Divides and rounds a block, once; where it lies if it may stay there.
-fn finish(workshop: &Workshop, spec: &SumSpec, divisor: f64, mut memory: Lease) -> Lease {
-    let Workshop { kernels, pool, .. } = workshop;
-    if let Op::Broadcast { .. } = spec.op {
-        return memory;
-    }
-    if spec.dtype.accumulator() == spec.dtype {
-        kernels.finish_in_place(spec.op, spec.dtype, divisor, &mut memory);
-        return memory;
-    }
-    let ratio = spec.dtype.accumulator().bytes() / spec.dtype.bytes();
-    let mut sum = pool.lease(memory.len() / usize::try_from(ratio).expect("two"));
-    kernels.finish(spec.op, spec.dtype, divisor, &memory, &mut sum);
-    sum
 }

@@ -1,7 +1,8 @@
 //! What a node asks of its driver, and what it hears of sums.
 
+use gradlane_core::codec;
 use gradlane_core::error::Error;
-use gradlane_core::types::{DType, ExchangeId, Op, PartId, Round, WorkerId};
+use gradlane_core::types::{DType, Encoding, ExchangeId, Op, PartId, Round, WorkerId};
 use gradlane_core::wire::frame::Stall;
 use gradlane_core::wire::{Sum, Target};
 
@@ -91,10 +92,12 @@ pub enum Step {
 /// What is summed.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SumSpec {
-    /// Bytes of the part.
+    /// Bytes of the part in its own element type.
     pub bytes: u64,
     /// Its element type.
     pub dtype: DType,
+    /// How its bodies encode it, contributions and sum alike.
+    pub encoding: Encoding,
     /// How contributions are combined.
     pub op: Op,
     /// Who contributes, by rank.
@@ -118,20 +121,19 @@ impl SumSpec {
         self.senders.binary_search(&worker).ok()
     }
 
-    /// Bytes in which `bytes` bytes of contributions are added: half-size floats grow to twice their size, but for a broadcast, which is
-    /// kept bit for bit.
-    pub fn grown(&self, bytes: u64) -> u64 {
-        grown(self.op, self.dtype, bytes)
+    /// Bytes of a body.
+    pub fn body_bytes(&self) -> u64 {
+        codec::body_bytes(self.encoding, self.dtype, self.bytes).max()
     }
-}
 
-/// See [`SumSpec::grown`].
-pub(super) fn grown(op: Op, dtype: DType, bytes: u64) -> u64 {
-    match op {
-        Op::Broadcast { .. } => bytes,
-        Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => {
-            bytes / dtype.bytes() * dtype.accumulator().bytes()
-        }
+    /// Bytes in which the part is added: half-size floats and what is encoded grow to f32, but a broadcast is kept bit for bit.
+    pub fn grown_bytes(&self) -> u64 {
+        let accumulator = match (self.op, self.encoding) {
+            (Op::Broadcast { .. }, _) => self.dtype,
+            (_, Encoding::Plain) => self.dtype.accumulator(),
+            (_, _) => DType::F32,
+        };
+        self.bytes / self.dtype.bytes() * accumulator.bytes()
     }
 }
 

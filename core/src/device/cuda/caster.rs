@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use super::copies::{copy_in, copy_out};
+use crate::codec::Coding;
 use crate::cuda::{Context, DeviceMemory, Kernels, Stream};
-use crate::device::Coding;
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Region};
 use crate::types::{DType, Encoding, Span};
@@ -25,13 +25,10 @@ const BUFFER_BYTES: usize = 2 << 20;
 
 /// The type whose elements are an encoding of `dtype`, if a kernel casts to it and back.
 pub(super) fn wire(dtype: DType, encoding: Encoding) -> Option<DType> {
-    let wire = match encoding {
-        Encoding::Plain => return None,
-        Encoding::F16 => DType::F16,
-        Encoding::BF16 => DType::BF16,
-    };
+    const KERNELS: [(Encoding, DType); 2] = [(Encoding::F16, DType::F16), (Encoding::BF16, DType::BF16)];
     // There is no kernel for f64.
-    (dtype == DType::F32).then_some(wire)
+    let cast = KERNELS.into_iter().find(|(made, _)| *made == encoding && dtype == DType::F32);
+    cast.map(|(_, wire)| wire)
 }
 
 impl Caster {

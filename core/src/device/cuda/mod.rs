@@ -10,7 +10,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::{Coding, Device, Transfer};
+use super::{Device, Transfer};
+use crate::codec::Coding;
 use crate::config::Config;
 use crate::config::units::print_bytes;
 use crate::cuda::{self, Driver, Mark, Reaper};

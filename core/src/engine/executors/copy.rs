@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
+use crate::codec::Coding;
 use crate::cuda::Mark;
 use crate::device::{Device, Transfer};
 use crate::error::Result;
@@ -14,18 +15,25 @@ use crate::sched::Task;
 use crate::types::{Done, LinkId};
 
 /// Stages a contribution, in memory that it has until its sum is back on the device.
-pub(super) fn to_host(shared: &Arc<Shared>, task: Task, from: Ordinal, link: Option<LinkId>, contributes: bool) {
+pub(super) fn to_host(
+    shared: &Arc<Shared>,
+    task: Task,
+    from: Ordinal,
+    (bytes, coding): (u64, Option<Coding>),
+    link: Option<LinkId>,
+    contributes: bool,
+) {
     let device = device(shared);
-    let bytes = usize::try_from(task.bytes).expect("at most PART_BYTES_MAX");
+    let len = usize::try_from(bytes).expect("at most PART_BYTES_MAX");
     // A server of this machine reads it where it lies. Should another transport be taken in the end, this is memory as any.
     let shown = link.is_some_and(|link| shared.transport.capabilities(link).zero_copy);
-    let staging = match device.lease(from, bytes, shown) {
+    let staging = match device.lease(from, len, shown) {
         Ok(lease) => Staging::new(lease),
         Err(error) => return shared.report(|state, now| state.worker.handle_copied(now, task.id, Err(error))),
     };
     let transfer = shared.with(|state, now| {
         let payload = state.payloads.get_mut(task.id).expect("a task has a payload until it is released");
-        let transfer = payload.on_device().stage(staging);
+        let transfer = payload.on_device().stage(staging, coding);
         if contributes {
             return Some(transfer);
         }
@@ -37,7 +45,7 @@ pub(super) fn to_host(shared: &Arc<Shared>, task: Task, from: Ordinal, link: Opt
     let reporter = Arc::clone(shared);
     let done = Done::new(move |outcome: Result<()>| {
         if outcome.is_ok() {
-            Metrics::add(&reporter.metrics.d2h_bytes, task.bytes);
+            Metrics::add(&reporter.metrics.d2h_bytes, bytes);
         }
         reporter.report(|state, now| state.worker.handle_copied(now, task.id, outcome));
     });
@@ -47,9 +55,15 @@ pub(super) fn to_host(shared: &Arc<Shared>, task: Task, from: Ordinal, link: Opt
 /// Brings a sum to where it goes.
 pub(super) fn to_device(shared: &Arc<Shared>, task: Task, transfer: Transfer, after: &[Mark]) {
     let reporter = Arc::clone(shared);
+    let bytes = match &transfer {
+        Transfer::In { from, .. } | Transfer::Decode { from, .. } => from.len() as u64,
+        Transfer::Out { .. } | Transfer::Encode { .. } | Transfer::Within { .. } => {
+            unreachable!("COPYH2D copies to a device")
+        }
+    };
     let done = Done::new(move |outcome: Result<()>| {
         if outcome.is_ok() {
-            Metrics::add(&reporter.metrics.h2d_bytes, task.bytes);
+            Metrics::add(&reporter.metrics.h2d_bytes, bytes);
         }
         reporter.report(|state, now| {
             state.payloads.get_mut(task.id).expect("a task has a payload until it is released").unstage();

@@ -1,6 +1,7 @@
 //! What each stage does with a task. An executor decides nothing: it translates a job into one call of a driver, and the driver's report
 //! into one report to the machine.
 
+mod code;
 mod collective;
 mod copy;
 mod pull;
@@ -11,13 +12,18 @@ use std::sync::Arc;
 use super::job::{Job, Work};
 use super::shared::Shared;
 
-/// Executes a job. It leads to exactly one report to the machine.
-pub(super) fn execute(shared: &Arc<Shared>, Job { task, work }: Job) {
+/// Executes a job. It leads to exactly one report to the machine. What becomes ready by encoding and has at most `here_bytes_max` bytes is
+/// pushed by the calling thread too.
+pub(super) fn execute(shared: &Arc<Shared>, Job { task, work }: Job, here_bytes_max: u64) {
     match work {
         Work::Push { link, exchange, push } => push::execute(shared, task, link, exchange, push),
         Work::Pull { exchange, into } => pull::execute(shared, task, exchange, into),
-        Work::CopyToHost { from, link, contributes } => copy::to_host(shared, task, from, link, contributes),
+        Work::CopyToHost { from, bytes, coding, link, contributes } => {
+            copy::to_host(shared, task, from, (bytes, coding), link, contributes);
+        }
         Work::CopyToDevice { transfer, after } => copy::to_device(shared, task, transfer, &after),
+        Work::Encode { from, coding, link } => code::encode(shared, task, &from, coding, link, here_bytes_max),
+        Work::Decode { from, to, coding } => code::decode(shared, task, &from, to, coding),
         Work::Meet { operation, takes } => collective::execute(shared, task, operation, takes),
     }
 }

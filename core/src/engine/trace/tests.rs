@@ -153,7 +153,7 @@ fn record(folder: &Path, script: impl FnOnce(&Arc<Timeline>)) -> PathBuf {
 }
 
 fn scheduler() -> Scheduler {
-    Scheduler::new(SchedulerConfig::default(), Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false))
+    Scheduler::new(SchedulerConfig::default(), Pipeline::for_role(&Topology::flat(2, DeviceKind::Host)))
 }
 
 fn submit(scheduler: &mut Scheduler) -> (TaskId, Subject) {

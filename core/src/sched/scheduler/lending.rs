@@ -1,8 +1,9 @@
 //! Who draws credit, who gives it back, and what becomes of credit that others wait for.
 //!
-//! A task draws where it first holds memory of the engine's or bytes of a link: in COPYD2H if it lies in memory of a device, in PUSH if it
-//! lies on the host. It gives back when it holds neither any more: at the end of COPYH2D or of PULL. So what is staged for the network is
-//! bounded as what is on it, by one number, and a task that is pushed was staged by the credit that it pushes with.
+//! A task draws where it first holds memory of the engine's or bytes of a link: in COPYD2H if it lies in memory of a device, in COMPRESS if
+//! the host encodes it, else in PUSH. It gives back when it holds neither any more: at the end of COPYH2D, of DECOMPRESS or of PULL. So
+//! what is staged for the network is bounded as what is on it, by one number, and a task that is pushed was staged by the credit that it
+//! pushes with.
 
 use std::cmp::Reverse;
 
@@ -25,20 +26,20 @@ impl Scheduler {
         }
     }
 
-    /// Nothing could be taken for PUSH in its turn. What was staged has its credit already, and what goes before it may be waiting for just
-    /// that: the most urgent of those goes. A pass over the holders, of whom there are few, and none of this kind without devices.
-    pub(super) fn take_funded(&mut self, bytes_max: u64) -> Option<Entry> {
-        if !self.pipeline.contains(Stage::CopyD2H) {
+    /// Nothing could be taken for `stage` in its turn. What was staged before it has its credit already, and what goes before it may be
+    /// waiting for just that: the most urgent of those goes. A pass over the holders, of whom there are few.
+    pub(super) fn take_funded(&mut self, stage: Stage, bytes_max: u64) -> Option<Entry> {
+        if !self.has_staged {
             return None;
         }
         let can_go = |work: &&Work| {
             let is_ready = matches!(work.place, Place::Queued(gates) if gates.open());
-            is_ready && work.stage == Stage::Push && work.spec.bytes <= bytes_max
+            is_ready && work.stage == stage && work.spec.bytes <= bytes_max
         };
         let funded = self.holders.iter().filter_map(|id| Some((*id, self.tasks.get(id.0).filter(can_go)?)));
         let (id, work) = funded.min_by_key(|(_, work)| (Reverse(work.spec.priority), work.order))?;
         let entry = work.entry(id);
-        self.queues[Stage::Push.index()].remove(entry);
+        self.queues[stage.index()].remove(entry);
         Some(entry)
     }
 
@@ -100,7 +101,7 @@ impl Scheduler {
     }
 
     fn wake_for_credit(&mut self) {
-        for stage in [Stage::CopyD2H, Stage::Push] {
+        for stage in Stage::ALL.into_iter().filter(|stage| needs_credit(*stage)) {
             self.wake_if_ready(stage);
         }
     }

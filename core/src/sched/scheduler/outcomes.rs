@@ -3,9 +3,9 @@
 use super::Scheduler;
 use crate::pipeline::{Route, Stage};
 use crate::sched::ids::TaskId;
-use crate::sched::rules::ends_credit;
+use crate::sched::rules::{ends_credit, is_staged};
 use crate::sched::task::Outcome;
-use crate::types::{Defect, DeviceKind, Time, planted};
+use crate::types::{Defect, Time, planted};
 
 impl Scheduler {
     /// The stage of a task ended for which a group waits.
@@ -78,7 +78,7 @@ impl Scheduler {
     /// What the end of a stage means for the credit of a task and for the rounds after it.
     fn pass(&mut self, id: TaskId) {
         let (stage, route) = self.whereabouts(id);
-        if stage == ends_credit(route.memory) {
+        if stage == ends_credit(route) {
             self.give_credit_back(id);
         }
         if stage == Stage::Pull && self.pipeline.meeting_after(stage, route).is_none() {
@@ -89,10 +89,10 @@ impl Scheduler {
     /// Gives the credit of a task back that will push again. What is staged stays so, and holds what it drew for that.
     fn give_back_to_repeat(&mut self, id: TaskId) {
         let (_, route) = self.whereabouts(id);
-        match route.memory {
-            DeviceKind::Host if planted(self.config.defect, Defect::CreditLeaked) => drop(self.leave_holders(id)),
-            DeviceKind::Host => self.give_credit_back(id),
-            DeviceKind::Cuda => {}
+        match is_staged(route) {
+            true => {}
+            false if planted(self.config.defect, Defect::CreditLeaked) => drop(self.leave_holders(id)),
+            false => self.give_credit_back(id),
         }
     }
 

@@ -7,6 +7,7 @@ use crate::sched::{StallDetector, StallReport};
 use crate::types::TensorKey;
 use crate::types::{DeviceKind, Priority};
 
+mod coding;
 mod copies;
 mod pcie;
 mod random;
@@ -20,7 +21,8 @@ fn a_task_passes_all_stages_and_resolves_its_group() {
     let pipeline = device();
     let mut world = World::new(config(), pipeline.clone());
     let group = world.open("w", 1);
-    let task = world.submit(part(0), 10, 0, &[group]);
+    let route = Route::device(Duty::Owner).coded();
+    let task = world.scheduler.submit(world.now, spec(route, part(0), 0, 10, 0, &[group]));
     for stage in pipeline.stages() {
         assert_eq!(world.commands(), [Command::Wake(*stage)]);
         assert_eq!(world.take(*stage).unwrap().id, task);
@@ -449,31 +451,31 @@ fn config() -> SchedulerConfig {
 }
 
 fn host() -> Pipeline {
-    Pipeline::for_role(&Topology::flat(2, DeviceKind::Host), false)
+    Pipeline::for_role(&Topology::flat(2, DeviceKind::Host))
 }
 
 /// Machines with one rank and one device each.
 fn device() -> Pipeline {
-    Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda), false)
+    Pipeline::for_role(&Topology::flat(2, DeviceKind::Cuda))
 }
 
 /// Machines with several ranks each.
 fn tiers() -> Pipeline {
     let local = Topology { local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Host) };
-    Pipeline::for_role(&Topology { machines: 2, ..local }, false)
+    Pipeline::for_role(&Topology { machines: 2, ..local })
 }
 
 /// The same with a device each.
 fn device_tiers() -> Pipeline {
     let local = Topology { local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Cuda) };
-    Pipeline::for_role(&Topology { machines: 2, ..local }, false)
+    Pipeline::for_role(&Topology { machines: 2, ..local })
 }
 
 /// Machines with several ranks each, whose devices lie in two PCIe groups.
 fn pcie_groups(machines: u32) -> Pipeline {
     let local =
         Topology { local_ranks: 4, pcie_groups: 2, local_collective: true, ..Topology::single(DeviceKind::Cuda) };
-    Pipeline::for_role(&Topology { machines, ..local }, false)
+    Pipeline::for_role(&Topology { machines, ..local })
 }
 
 fn spec(route: Route, part: PartId, round: u64, bytes: u64, priority: i32, groups: &[GroupId]) -> TaskSpec {

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use gradlane_core::types::{DType, Op, TensorSpec, WorkerId};
+use gradlane_core::types::{DType, Encoding, Op, TensorSpec, WorkerId};
 use gradlane_core::wire::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX};
 use gradlane_core::{Error, Result};
 
@@ -125,13 +125,11 @@ pub(super) unsafe fn tensor(given: &GradlaneTensor) -> Result<TensorSpec> {
         let what = format!("tensor {name}: reserved is {}", given.reserved);
         return Err(invalid(what, "set it to 0".to_owned()));
     }
-    if !given.codec.is_null() {
+    let codec = match given.codec.is_null() {
+        true => Encoding::Plain,
         // SAFETY: promised by the caller of this function.
-        let codec = unsafe { text(given.codec, "the codec") }?;
-        if codec != "none" {
-            return Err(invalid(format!("tensor {name}: codec {codec:?}"), "use \"none\" or NULL".to_owned()));
-        }
-    }
+        false => unsafe { text(given.codec, "the codec") }?.parse()?,
+    };
     if given.dimensions > DIMENSIONS_MAX || (given.shape.is_null() && given.dimensions > 0) {
         let what = format!("tensor {name}: {} dimensions at {:p}", given.dimensions, given.shape);
         return Err(invalid(what, format!("give the address of at most {DIMENSIONS_MAX}")));
@@ -144,7 +142,7 @@ pub(super) unsafe fn tensor(given: &GradlaneTensor) -> Result<TensorSpec> {
     let dtype = dtype(given.dtype).ok_or_else(|| {
         invalid(format!("tensor {name}: dtype {}", given.dtype), "use a value of GradlaneDtype".to_owned())
     })?;
-    Ok(TensorSpec::new(name, dtype, shape))
+    Ok(TensorSpec::new(name, dtype, shape).with_codec(codec))
 }
 
 fn dtype(code: u32) -> Option<DType> {

@@ -92,7 +92,8 @@ pub struct GradlaneTensor {
     pub shape: *const u64,
     /// How many dimensions, at most 64.
     pub dimensions: usize,
-    /// How the tensor travels: NULL or "none" for the bytes as they are. Other codecs are refused by this version.
+    /// How the tensor travels between machines: NULL or "none" for the bytes as they are, "fp16" or "bf16" for elements of two bytes, which
+    /// are added in float32. Types that are as narrow, integers and broadcasts travel as they are in any case.
     pub codec: *const c_char,
     /// A `GradlaneDtype`.
     pub dtype: u32,
@@ -112,7 +113,8 @@ pub struct GradlaneSubmission {
     pub shape: *const u64,
     /// How many dimensions, at most 64.
     pub dimensions: usize,
-    /// How the tensor travels: NULL or "none" for the bytes as they are. Other codecs are refused by this version.
+    /// How the tensor travels between machines: NULL or "none" for the bytes as they are, "fp16" or "bf16" for elements of two bytes, which
+    /// are added in float32. Types that are as narrow, integers and broadcasts travel as they are in any case.
     pub codec: *const c_char,
     /// This worker's contribution: contiguous, in C order. Valid and not written by anything else until the operation has ended.
     pub source: *mut c_void,

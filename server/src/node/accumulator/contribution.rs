@@ -1,4 +1,4 @@
-//! How far one worker's contribution has come: the prefix that was taken of it, the split element at its end, and in rank order what is
+//! How far one worker's contribution has come: the prefix that was taken of it, the split unit at its end, and in rank order what is
 //! staged.
 
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use crate::node::command::{Receipt, Upload};
 
 /// The ledger's line of one worker.
 ///
-/// `added <= taken`: in between lie a split element (fewer than eight bytes) and what is staged.
+/// `added <= taken`: in between lie a split unit and what is staged.
 #[derive(Debug)]
 pub(super) struct Contribution {
     /// The latest exchange that brings it, and how many bytes that one has brought.
@@ -21,11 +21,12 @@ pub(super) struct Contribution {
     taken: u64,
     /// Their CRC-32C.
     crc: u32,
-    /// Bytes added: whole elements.
+    /// Bytes added: whole units.
     added: u64,
-    /// The first bytes of an element whose last ones have not come.
-    split: [u8; 8],
-    split_bytes: usize,
+    /// The first bytes of a unit whose last ones have not come.
+    split: Vec<u8>,
+    /// Whether some of what was added was no wire form.
+    spoiled: bool,
     staged: VecDeque<Staged>,
 }
 
@@ -44,8 +45,8 @@ impl Contribution {
             taken: 0,
             crc: 0,
             added: 0,
-            split: [0; 8],
-            split_bytes: 0,
+            split: Vec::new(),
+            spoiled: false,
             staged: VecDeque::new(),
         }
     }
@@ -58,7 +59,8 @@ impl Contribution {
 
     /// Loses the memory of what was taken, which nothing but a planted defect does.
     pub(super) fn forget(&mut self) {
-        (self.taken, self.crc, self.added, self.split_bytes) = (0, 0, 0, 0);
+        (self.taken, self.crc, self.added) = (0, 0, 0);
+        self.split.clear();
         self.staged.clear();
     }
 
@@ -88,7 +90,7 @@ impl Contribution {
         if self.taken < bytes {
             return None;
         }
-        let intact = self.upload.checksum.is_none_or(|announced| announced == self.crc);
+        let intact = !self.spoiled && self.upload.checksum.is_none_or(|announced| announced == self.crc);
         Some(if intact { Receipt::Whole } else { Receipt::Damaged })
     }
 
@@ -104,35 +106,37 @@ impl Contribution {
         self.added += bytes;
     }
 
-    /// Bytes of the split element at its end.
+    /// Some of what was added was no wire form of any number.
+    pub(super) fn spoil(&mut self) {
+        self.spoiled = true;
+    }
+
+    /// Bytes of the split unit at its end.
     pub(super) fn carried(&self) -> usize {
-        self.split_bytes
+        self.split.len()
     }
 
-    /// Completes a split element with the next bytes: the element, if they suffice, and what follows it. `None` if none is split.
-    pub(super) fn carry<'a>(&mut self, bytes: &'a [u8], size: usize) -> Option<(Option<[u8; 8]>, &'a [u8])> {
-        if self.split_bytes == 0 {
-            return None;
-        }
-        let (more, rest) = bytes.split_at(bytes.len().min(size - self.split_bytes));
-        self.extend(more);
-        if self.split_bytes < size {
-            return Some((None, rest));
-        }
-        self.split_bytes = 0;
-        Some((Some(self.split), rest))
+    /// Completes the split unit, which has `unit` bytes, with the next bytes; what follows it.
+    pub(super) fn carry<'a>(&mut self, bytes: &'a [u8], unit: usize) -> &'a [u8] {
+        let (more, rest) = bytes.split_at(bytes.len().min(unit - self.split.len()));
+        self.keep(more);
+        rest
     }
 
-    /// Keeps the first bytes of an element, if there are any.
+    /// The split unit, if it is whole now.
+    pub(super) fn take_carried(&mut self, unit: usize) -> Option<Vec<u8>> {
+        (self.split.len() == unit).then(|| std::mem::take(&mut self.split))
+    }
+
+    /// Gives back memory for the next split unit.
+    pub(super) fn reuse(&mut self, mut memory: Vec<u8>) {
+        memory.clear();
+        self.split = memory;
+    }
+
+    /// Keeps the first bytes of a unit, if there are any: fewer than a unit, which are held as a register would hold them.
     pub(super) fn keep(&mut self, first: &[u8]) {
-        self.extend(first);
-    }
-
-    /// At most seven bytes, which are held as a register would hold them.
-    fn extend(&mut self, bytes: &[u8]) {
-        let free = &mut self.split[self.split_bytes..];
-        free.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
-        self.split_bytes += bytes.len();
+        self.split.extend(first);
     }
 
     /// Whether bytes wait for their turn, so that later ones must wait too.

@@ -2,7 +2,7 @@
 //!
 //! Rank r contributes `4^r`, so that the base-4 digits of each element of the sum are the counts of the ranks.
 
-use gradlane_core::types::DType;
+use gradlane_core::types::{DType, Encoding, Op};
 
 use super::*;
 use crate::node::command::Order;
@@ -63,7 +63,7 @@ impl Play {
             defect,
         };
         let senders = (0..WORKERS).map(WorkerId).collect();
-        let spec = SumSpec { bytes, dtype, op: Op::Sum, senders, order };
+        let spec = SumSpec { bytes, dtype, encoding: Encoding::Plain, op: Op::Sum, senders, order };
         Self {
             random,
             sum: Accumulator::new(workshop, spec),

@@ -1,6 +1,9 @@
 //! What a sum in the making does with bytes, one behaviour a test. Blocks hold 16 bytes.
 
-use gradlane_core::types::DType;
+use std::num::NonZeroU32;
+
+use gradlane_core::codec::{BodyBytes, Codec, Malformed, Unit};
+use gradlane_core::types::{DType, Encoding, Op};
 
 use super::*;
 use crate::node::command::Order;
@@ -33,6 +36,53 @@ mod summing {
             sum.whole(rank, &bf16s(value));
         }
         assert_eq!(sum.finish(1.0), bf16s(260.0));
+    }
+
+    #[test]
+    fn what_a_codec_narrowed_is_added_in_f32_and_rounded_once() {
+        for (encoding, ones) in [(Encoding::F16, 2048.0), (Encoding::BF16, 256.0)] {
+            for dtype in [DType::F32, DType::F64] {
+                // The next number of this type is 2 further.
+                let mut sum = Growing::encoded(encoding, (Op::Sum, dtype, dtype.bytes()), 5, Order::Arrival);
+                for (rank, value) in (0..).zip([ones, 1.0, 1.0, 1.0, 1.0]) {
+                    sum.whole(rank, &narrow(encoding, value));
+                }
+                assert_eq!(sum.finish(1.0), narrow(encoding, ones + 4.0), "{encoding} of {dtype}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_machine_divided_its_sum_by_is_its_weight() {
+        for (op, divisor, expected) in [(Op::Sum, 1.0, 25.0), (Op::Mean, 5.0, 5.0), (Op::Max, 1.0, 5.0)] {
+            let mut sum = Growing::encoded(Encoding::F16, (op, DType::F32, 4), 2, Order::Arrival);
+            let weight = if op == Op::Max { 1.0 } else { 4.0 };
+            sum.begin(0, Upload { weight, ..PLAIN });
+            sum.feed(0, &narrow(Encoding::F16, 5.0));
+            sum.whole(1, &narrow(Encoding::F16, 5.0));
+            assert_eq!(sum.finish(divisor), narrow(Encoding::F16, expected), "{op}");
+        }
+    }
+
+    #[test]
+    fn units_of_a_codec_may_be_cut_anywhere_and_the_last_one_may_be_shorter() {
+        for chunk in 1..12 {
+            let mut sum = Growing::in_levels(16, 2);
+            let body: Vec<u8> = [[1, 1, 2, 3]; 5].into_iter().flatten().chain([1, 7]).collect();
+            for rank in 0..2 {
+                sum.begin(rank, PLAIN);
+                body.chunks(chunk).for_each(|chunk| sum.feed(rank, chunk));
+            }
+            let doubled: Vec<u8> = [[2, 1, 2, 3]; 5].into_iter().flatten().chain([2, 7]).collect();
+            assert_eq!(sum.finish(1.0), doubled, "chunks of {chunk} bytes");
+        }
+    }
+
+    #[test]
+    fn a_body_that_is_no_wire_form_counts_as_damaged() {
+        let mut sum = Growing::in_levels(3, 1);
+        let exchange = sum.begin(0, PLAIN);
+        assert_eq!(sum.sum.receive(WorkerId(0), exchange, &[[0, 1, 2, 3]]), Some(Receipt::Damaged));
     }
 
     #[test]
@@ -293,6 +343,26 @@ impl Growing {
     }
 
     fn new(op: Op, dtype: DType, bytes: u64, senders: u32, order: Order) -> Self {
+        Self::encoded(Encoding::Plain, (op, dtype, bytes), senders, order)
+    }
+
+    fn encoded(encoding: Encoding, (op, dtype, bytes): (Op, DType, u64), senders: u32, order: Order) -> Self {
+        Self::made(senders, |workshop, senders| {
+            Accumulator::new(workshop, SumSpec { bytes, dtype, encoding, op, senders, order })
+        })
+    }
+
+    /// A sum of f32 whose bodies [`Levels`] makes.
+    fn in_levels(len: u64, senders: u32) -> Self {
+        Self::made(senders, |workshop, senders| {
+            let (dtype, encoding, order) = (DType::F32, Encoding::F16, Order::Arrival);
+            let spec = SumSpec { bytes: 4 * len, dtype, encoding, op: Op::Sum, senders, order };
+            let arithmetic = Arithmetic::with(workshop.kernels, &spec, Some(Box::new(Levels)));
+            Accumulator::with(workshop, spec, arithmetic)
+        })
+    }
+
+    fn made(senders: u32, make: impl FnOnce(Workshop, Vec<WorkerId>) -> Accumulator) -> Self {
         let pool = Pool::new();
         let workshop = Workshop {
             kernels: Kernels::detect(),
@@ -303,7 +373,7 @@ impl Growing {
         };
         let senders: Vec<WorkerId> = (0..senders).map(WorkerId).collect();
         let latest = vec![ExchangeId(0); senders.len()];
-        let sum = Accumulator::new(workshop, SumSpec { bytes, dtype, op, senders, order });
+        let sum = make(workshop, senders);
         Self { sum, pool, exchanges: 0, latest }
     }
 
@@ -338,6 +408,87 @@ impl Growing {
         assert!(self.sum.is_complete());
         self.sum.ready().flat_map(|block| block.to_vec()).collect()
     }
+}
+
+/// A codec of units of three elements: a byte with their scale, which is not zero, then a byte each.
+#[derive(Debug)]
+struct Levels;
+
+impl Levels {
+    fn units<'a>(body: &'a [u8], sum: &'a mut [u8]) -> impl Iterator<Item = (f32, &'a [u8], &'a mut [[u8; 4]])> {
+        let sums = sum.as_chunks_mut().0.chunks_mut(3);
+        body.chunks(4).zip(sums).map(|(unit, sums)| (f32::from(unit[0]), &unit[1..], sums))
+    }
+
+    fn fold(body: &[u8], sum: &mut [u8], keeps: bool) -> Result<(), Malformed> {
+        for (scale, levels, sums) in Self::units(body, sum) {
+            if scale == 0.0 {
+                return Err(Malformed { problem: "has a scale of zero".to_owned() });
+            }
+            for (sum, level) in sums.iter_mut().zip(levels) {
+                let before = if keeps { f32::from_le_bytes(*sum) } else { 0.0 };
+                *sum = (before + scale * f32::from(*level)).to_le_bytes();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Codec for Levels {
+    fn encoding(&self) -> Encoding {
+        Encoding::F16
+    }
+
+    fn body_bytes(&self, len: u64) -> BodyBytes {
+        BodyBytes::Exact(len + len.div_ceil(3))
+    }
+
+    fn unit(&self, _len: u64) -> Unit {
+        Unit { len: 3, bytes: 4 }
+    }
+
+    fn divisor(&self, _op: Op, _ranks: NonZeroU32) -> f64 {
+        1.0
+    }
+
+    fn encode(&self, _: Kernels, _: f64, _elements: &[u8], _body: &mut [u8]) -> usize {
+        unreachable!("a server encodes no elements")
+    }
+
+    fn decode(&self, _: Kernels, _body: &[u8], _elements: &mut [u8]) -> Result<(), Malformed> {
+        unreachable!("a server decodes no elements")
+    }
+
+    fn start(&self, _: Kernels, _: Op, _weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
+        Self::fold(body, sum, false)
+    }
+
+    fn add(&self, _: Kernels, _: Op, _weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
+        Self::fold(body, sum, true)
+    }
+
+    /// For sums whose scale is that of two contributions.
+    fn finish(&self, _: Kernels, _: Op, _divisor: f64, sum: &[u8], body: &mut [u8]) -> usize {
+        for (unit, sums) in body.chunks_mut(4).zip(sum.as_chunks().0.chunks(3)) {
+            let sums = sums.iter().map(|sum| f32::from_le_bytes(*sum));
+            // The scale that leaves whole numbers below 8 for the numbers of these tests.
+            let scale = (2..6)
+                .step_by(2)
+                .find(|scale| sums.clone().all(|sum| sum / *scale as f32 % 1.0 == 0.0 && sum / *scale as f32 <= 7.0));
+            let scale = scale.expect("small even numbers");
+            unit[0] = scale as u8;
+            unit[1..].iter_mut().zip(sums).for_each(|(level, sum)| *level = (sum / scale as f32) as u8);
+        }
+        body.len()
+    }
+}
+
+/// A number in the wire form of a cast.
+fn narrow(encoding: Encoding, value: f32) -> Vec<u8> {
+    let codec = gradlane_core::codec::of(encoding, DType::F32).expect("a cast");
+    let mut body = vec![0; 2];
+    codec.encode(Kernels::portable(), 1.0, &value.to_le_bytes(), &mut body);
+    body
 }
 
 fn f32s(values: &[f32]) -> Vec<u8> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gradlane_core::error::Error;
 use gradlane_core::types::{Defect, Epoch, ExchangeId, Op, PartId, Round, Time, WorkerId, WorkerSet, planted};
-use gradlane_core::wire::{Body, Contribution, Contributors, Sum, Target};
+use gradlane_core::wire::{Contribution, Contributors, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
 use super::refusals::over;
@@ -30,7 +30,8 @@ impl Aggregator {
     pub(super) fn flow(&mut self, id: SlotId) {
         let slot = self.slot(id).expect("open");
         let RoundState::Open(open) = &slot.state else { unreachable!("only an open round begins to flow") };
-        let may_flow = if slot.spec.bytes > self.config.block_bytes { slot.begun(open) } else { slot.complete() };
+        let may_flow =
+            if slot.spec.body().bytes > self.config.block_bytes { slot.begun(open) } else { slot.complete() };
         if open.flowing.is_some() || !may_flow {
             return;
         }
@@ -150,7 +151,7 @@ impl Aggregator {
         let as_due = published.contributors == self.due_workers(slot.spec.op, id.round);
         let contributors =
             if as_due { Contributors::Due } else { Contributors::Only((*published.contributors).clone()) };
-        let attempt = slot.attempt;
+        let (attempt, body) = (slot.attempt, slot.spec.body());
         let entry = self.exchange_mut(exchange);
         let early = match std::mem::replace(&mut entry.state, ExchangeState::Answering) {
             ExchangeState::Landing => true,
@@ -165,7 +166,7 @@ impl Aggregator {
         let header = Sum {
             target: Target { epoch, attempt, ..entry.header.target },
             part_bytes: entry.header.part_bytes,
-            body: Body::plain(entry.header.part_bytes),
+            body,
             divisor: published.divisor,
             contributors,
             early,

@@ -27,7 +27,9 @@ impl Aggregator {
     ) -> Result<()> {
         let Contribute { target, dtype, op, part_bytes, .. } = header;
         let membership = self.membership.as_ref().expect("it admitted the worker");
-        let claim = Spec::of(worker, target.part, *part_bytes, *dtype, *op, &membership.machines);
+        let encoding = header.body().map_or(Encoding::Plain, |body| body.encoding);
+        let claim = Spec::of(worker, target.part, *dtype, *op, &membership.machines);
+        let claim = Spec { bytes: *part_bytes, encoding, ..claim };
         self.check_target(worker, target)?;
         check_body(worker, header, claim.sends_body(worker))?;
         let callers = self.due_callers(target.part, *dtype, target.round);
@@ -371,7 +373,7 @@ pub(super) enum Opener<'a> {
     Withdrawal(&'a Error),
 }
 
-/// Refuses a contribution whose body is not the one that is due, or that this server cannot decode.
+/// Refuses a contribution whose body is not the one that is due.
 fn check_body(worker: WorkerId, header: &Contribute, sends_body: bool) -> Result<()> {
     let bad = |field: &str, problem: String| {
         Err(Error::Protocol { peer: worker.to_string(), field: field.to_owned(), problem })
@@ -384,8 +386,8 @@ fn check_body(worker: WorkerId, header: &Contribute, sends_body: bool) -> Result
     match header.body() {
         None if sends_body && header.part_bytes > 0 => bad("flags", "announce no body where one is due".to_owned()),
         Some(_) if !sends_body && header.part_bytes > 0 => bad("flags", "announce a body where none is due".to_owned()),
-        Some(body) if body.encoding != Encoding::Plain => {
-            bad("encoding", format!("is {:?}, which this server does not add", body.encoding))
+        Some(body) if body.encoding != body.encoding.for_op(header.op) => {
+            bad("encoding", format!("is {} of a {}", body.encoding, header.op))
         }
         Some(_) | None => Ok(()),
     }

@@ -5,10 +5,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use gradlane_core::codec;
 use gradlane_core::error::{Claim, Error};
-use gradlane_core::types::{DType, Defect, ExchangeId, Machines, Op, PartId, Time, WorkerId, WorkerSet, planted};
+use gradlane_core::types::{
+    DType, Defect, Encoding, ExchangeId, Machines, Op, PartId, Time, WorkerId, WorkerSet, planted,
+};
+use gradlane_core::wire::Body;
 
-use crate::node::command::{Order, SlotId, SumSpec, Upload, grown};
+use crate::node::command::{Order, SlotId, SumSpec, Upload};
 use crate::node::config::NodeConfig;
 use crate::node::membership::Callers;
 
@@ -126,14 +130,13 @@ impl Slot {
     pub(super) fn needs(&self, config: &NodeConfig) -> u64 {
         match &self.state {
             RoundState::Open(_) => {
-                let Spec { dtype, bytes, op, .. } = self.spec;
-                let staged = match (op, order(config)) {
+                let staged = match (self.spec.op, order(config)) {
                     (Op::Broadcast { .. }, _) | (_, Order::Arrival) => 0,
                     (_, Order::Rank) => self.due.ranks.len().saturating_sub(1) as u64,
                 };
-                grown(op, dtype, bytes) + bytes * staged
+                self.spec.sum(&[], config).grown_bytes() + self.spec.body().bytes * staged
             }
-            RoundState::Published(_) => self.spec.bytes,
+            RoundState::Published(_) => self.spec.body().bytes,
             RoundState::Failed(_) | RoundState::Restarted => 0,
         }
     }
@@ -161,19 +164,23 @@ pub(super) struct Open {
 pub(super) struct Spec {
     pub(super) said_by: WorkerId,
     pub(super) dtype: DType,
+    /// Of the part in its own element type.
     pub(super) bytes: u64,
+    /// Of its bodies.
+    pub(super) encoding: Encoding,
     pub(super) op: Op,
     /// The only caller that sends a body; absent where all do.
     pub(super) sender: Option<WorkerId>,
 }
 
 impl Spec {
-    pub(super) fn of(said_by: WorkerId, part: PartId, bytes: u64, dtype: DType, op: Op, machines: &Machines) -> Self {
+    /// A claim of a part of no bytes, whose bodies are plain.
+    pub(super) fn of(said_by: WorkerId, part: PartId, dtype: DType, op: Op, machines: &Machines) -> Self {
         let sender = match op {
             Op::Broadcast { root } => Some(machines.owner(part, dtype, root)),
             Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => None,
         };
-        Self { said_by, dtype, bytes, op, sender }
+        Self { said_by, dtype, bytes: 0, encoding: Encoding::Plain, op, sender }
     }
 
     /// Whether `caller` sends a body.
@@ -181,10 +188,17 @@ impl Spec {
         self.sender.is_none_or(|sender| sender == caller)
     }
 
+    /// A contribution as it travels, and the sum.
+    pub(super) fn body(&self) -> Body {
+        let bytes = codec::body_bytes(self.encoding, self.dtype, self.bytes).max();
+        Body { bytes, encoding: self.encoding }
+    }
+
     /// The sum that `callers` make of it.
     pub(super) fn sum(&self, callers: &[WorkerId], config: &NodeConfig) -> SumSpec {
         let senders = callers.iter().copied().filter(|worker| self.sends_body(*worker)).collect();
-        SumSpec { bytes: self.bytes, dtype: self.dtype, op: self.op, senders, order: order(config) }
+        let Self { dtype, bytes, encoding, op, .. } = *self;
+        SumSpec { bytes, dtype, encoding, op, senders, order: order(config) }
     }
 
     /// What `second` says otherwise of `part`, if anything.
@@ -195,6 +209,8 @@ impl Spec {
             ("length", format!("{} bytes", self.bytes), format!("{} bytes", second.bytes))
         } else if self.op != second.op {
             ("op", self.op.to_string(), second.op.to_string())
+        } else if self.encoding != second.encoding {
+            ("codec", self.encoding.to_string(), second.encoding.to_string())
         } else {
             return None;
         };

@@ -42,8 +42,8 @@ impl Aggregator {
         for round in &rounds {
             let slot = self.slot_mut(*round).expect("it is alive");
             slot.due = membership.due_callers(&callers, slot.spec.dtype, round.round);
-            let Spec { said_by, bytes, dtype, op, sender: _ } = slot.spec;
-            slot.spec = Spec::of(said_by, id, bytes, dtype, op, &membership.machines);
+            let Spec { said_by, bytes, dtype, encoding, op, sender: _ } = slot.spec;
+            slot.spec = Spec { bytes, encoding, ..Spec::of(said_by, id, dtype, op, &membership.machines) };
             if let RoundState::Open(_) = slot.state
                 && !planted(self.config.defect, Defect::RestartSkipped)
             {

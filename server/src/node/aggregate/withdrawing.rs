@@ -22,7 +22,7 @@ impl Aggregator {
         check_caller(worker, target, *dtype, &callers, &membership.machines)?;
         let cause = error.of_one_who_gave_up(worker, target.part.key.to_string(), target.round);
         // A withdrawal does not say how long the part is.
-        let claim = Spec::of(worker, target.part, 0, *dtype, *op, &membership.machines);
+        let claim = Spec::of(worker, target.part, *dtype, *op, &membership.machines);
         let id = SlotId { part: target.part, round: target.round };
         if self.slot(id).is_none() && !claim.sends_body(worker) {
             return Ok(cause);

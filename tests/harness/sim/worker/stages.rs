@@ -22,7 +22,8 @@ impl WorkerProcess {
                 Action::Push { link, exchange, header } => self.push(context, task, (link, exchange), header),
                 Action::Pull { exchange } => self.pull(context, task, exchange),
                 Action::CopyToHost { contributes, .. } => self.copy_to_host(context, task, contributes),
-                Action::CopyToDevice => self.copy(context, task.id, true),
+                Action::CopyToDevice { .. } => self.copy(context, task.id, true),
+                Action::Encode { .. } | Action::Decode { .. } => unreachable!("no tensor has a codec"),
                 Action::Meet(meeting) => self.meet(context, task, meeting),
             }
             self.settle(context);

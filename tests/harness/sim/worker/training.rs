@@ -183,7 +183,7 @@ impl WorkerProcess {
             self.memory.push(Buffer { bytes: vec![oracle::JUNK; bytes as usize], lent: true, place });
         }
         let device = on_device.then_some(Ordinal(0));
-        ([source, destination], Tensor { key: spec.key(), bytes, device, priority: *priority })
+        ([source, destination], Tensor { key: spec.key(), bytes, device, device_encodes: false, priority: *priority })
     }
 
     fn terms(&self, context: &Context, tensor: usize, round: u64, timeout: Option<Duration>) -> Terms {

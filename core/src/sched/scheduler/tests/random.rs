@@ -97,6 +97,9 @@ struct Known {
     /// It has memory of the engine's.
     is_staged: bool,
     on_device: bool,
+    /// The host encodes it.
+    is_coded: bool,
+    is_encoded: bool,
     /// The other ranks of its machine wait for it.
     awaited: bool,
     /// The others take what it has.
@@ -172,6 +175,8 @@ impl Model {
             // Where there are devices, some tensors lie in host memory nevertheless.
             let staged = self.world.scheduler.pipeline().contains(Stage::CopyD2H) && !random.one_in(3);
             let route = if staged { Route::device(duty) } else { Route::host(duty) };
+            let is_coded = self.world.scheduler.pipeline().pushes() && random.one_in(3);
+            let route = if is_coded { route.coded() } else { route };
             let task = self.world.scheduler.submit(now, spec(route, part, round, bytes, priority, &groups));
             let known = Known {
                 part,
@@ -181,6 +186,8 @@ impl Model {
                 in_flight: false,
                 is_staged: false,
                 on_device: staged,
+                is_coded,
+                is_encoded: false,
                 awaited: false,
                 shows: duty == Duty::Owner || duty == Duty::Holder && staged,
                 summed: false,
@@ -204,8 +211,14 @@ impl Model {
             known.is_staged || !known.on_device || !matches!(stage, Stage::Push | Stage::Pull | Stage::CopyH2D),
             "pushed before it was staged",
         )?;
-        if stage == Stage::CopyD2H {
-            known.is_staged = true;
+        ensure(known.is_coded || !stage.is_coding(), "what travels as it is was encoded")?;
+        ensure(
+            known.is_encoded || !known.is_coded || !matches!(stage, Stage::Push | Stage::Pull | Stage::Decompress),
+            "pushed before it was encoded",
+        )?;
+        known.is_encoded |= stage == Stage::Compress;
+        if matches!(stage, Stage::CopyD2H | Stage::Compress) {
+            known.is_staged |= stage == Stage::CopyD2H;
             ensure(
                 self.rounds[&task.part].open.first() == Some(&task.round.0),
                 "staged before the round before was summed",
@@ -247,11 +260,12 @@ impl Model {
             known.landed = known.landed.max(landed);
         }
         known.is_staged &= stage != Stage::CopyH2D && (stage != Stage::CopyD2H || outcome == Outcome::Done);
+        known.is_encoded &= stage != Stage::Decompress && (stage != Stage::Compress || outcome == Outcome::Done);
         let pushes = self.world.scheduler.pipeline().pushes();
         let brings = matches!(stage, Stage::Pull | Stage::PcieBroadcast) || stage == Stage::PcieReduce && !pushes;
         known.summed |= brings && outcome == Outcome::Done;
-        // A sum that did not come back to the device is none to show.
-        known.summed &= stage != Stage::CopyH2D || outcome == Outcome::Done;
+        // A sum that was not decoded, or did not come back to the device, is none to show.
+        known.summed &= !matches!(stage, Stage::Decompress | Stage::CopyH2D) || outcome == Outcome::Done;
         known.awaited |= stage == Stage::Reduce && outcome == Outcome::Done;
         // What the ranks do together fails on all of them.
         known.awaited &= !stage.is_collective() || outcome == Outcome::Done;
@@ -288,6 +302,8 @@ impl Model {
                         in_flight: false,
                         is_staged: false,
                         on_device: false,
+                        is_coded: false,
+                        is_encoded: false,
                         awaited: false,
                         shows: false,
                         summed: false,
@@ -318,8 +334,8 @@ impl Model {
             let copies = self.running.values().filter(|other| **other == stage).count();
             ensure(copies <= COPIES as usize, "more copies than there may be")?;
         }
-        let in_flight: Vec<u64> =
-            self.tasks.values().filter(|known| known.in_flight || known.is_staged).map(|known| known.bytes).collect();
+        let draws = |known: &&Known| known.in_flight || known.is_staged || known.is_encoded;
+        let in_flight: Vec<u64> = self.tasks.values().filter(draws).map(|known| known.bytes).collect();
         let total: u64 = in_flight.iter().sum();
         let counted = self.world.scheduler.credit_in_flight();
         let largest = in_flight.iter().max().copied().unwrap_or(0);

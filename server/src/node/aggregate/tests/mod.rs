@@ -8,8 +8,8 @@ use bytes::Bytes;
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Code, Error};
 use gradlane_core::types::{
-    DType, Epoch, ExchangeId, Incarnation, LinkId, Member, NodeId, Op, PartId, Phase, Process, Role, Round, TensorKey,
-    Time, View, WorkerId,
+    DType, Encoding, Epoch, ExchangeId, Incarnation, LinkId, Member, NodeId, Op, PartId, Phase, Process, Role, Round,
+    TensorKey, Time, View, WorkerId,
 };
 use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{
@@ -198,6 +198,12 @@ fn target(round: u64) -> Target {
 pub(crate) fn sized(part_bytes: u64, header: Contribute) -> Contribute {
     let contribution = Contribution::First { body: Body::plain(part_bytes), checksum: None };
     Contribute { part_bytes, contribution, ..header }
+}
+
+/// The same header of a worker whose codec halves the body.
+fn halved(encoding: Encoding, header: Contribute) -> Contribute {
+    let body = Body { bytes: header.part_bytes / 2, encoding };
+    Contribute { contribution: Contribution::First { body, checksum: None }, ..header }
 }
 
 /// The same header with a checksum.

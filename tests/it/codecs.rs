@@ -1,0 +1,241 @@
+//! Tensors that travel narrower than they are: sums are those of the wire form, added in f32 and rounded once, on every road.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gradlane_core::Error;
+use gradlane_core::device::Device;
+use gradlane_core::engine::{Batch, BatchSubmission, Engine, Handle, Member, Submission};
+use gradlane_core::types::{Encoding, Op, Priority, WorkerId};
+use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all};
+use gradlane_tests::element::Element;
+use gradlane_tests::gated_device::TestDevice;
+use gradlane_tests::tap::{Fate, Tap};
+use half::{bf16, f16};
+
+const CODECS: [Encoding; 2] = [Encoding::F16, Encoding::BF16];
+const OPS: [Op; 5] = [Op::Sum, Op::Mean, Op::Min, Op::Max, Op::WeightedMean];
+/// Many parts, the last one shorter.
+const LEN: usize = 70_003;
+
+#[test]
+fn small_whole_numbers_have_exact_sums_and_half_the_bytes_travel() {
+    for road in ["quic", "shm"] {
+        let cluster = Cluster::with(2, 2, &[&SMALL_PARTS[..], &[("transport", road)]].concat());
+        for codec in CODECS {
+            all(&cluster.workers, |engine| {
+                for op in OPS {
+                    exact::<f32>(engine, codec, op, road);
+                    exact::<f64>(engine, codec, op, road);
+                }
+            });
+        }
+    }
+}
+
+fn exact<T: Element>(engine: &Engine, codec: Encoding, op: Op, road: &str) {
+    let rank = f64::from(engine.rank().0);
+    let contribution = |index: usize, rank: f64| (index % 50) as f64 + 2.0 * rank;
+    let values = (0..LEN).map(|index| T::of(contribution(index, rank))).collect();
+    let mut tensor = coded(&format!("{codec} {op} {}", T::DTYPE), codec, values);
+    let before = bytes(engine);
+    let weight = if op == Op::WeightedMean { 1.0 + 2.0 * rank } else { 1.0 };
+    tensor.submit(engine, op, weight, Priority::default()).unwrap().wait(Some(PATIENCE)).unwrap();
+    assert_eq!(bytes(engine).map(|bytes| bytes - before[0]), [2 * LEN as u64; 2], "{road}: {codec} both ways");
+    for (index, found) in tensor.data.iter().enumerate() {
+        let [first, second] = [0.0, 1.0].map(|rank| contribution(index, rank));
+        let expected = match op {
+            Op::Sum => first + second,
+            Op::Mean => (first + second) / 2.0,
+            Op::Min => first,
+            Op::Max => second,
+            // Rounded once: what is no number of the wire type is the nearest one.
+            _ => narrow(codec, (first + 3.0 * second) / 4.0),
+        };
+        assert_eq!(found.value(), expected, "{road}: {op} of {}, element {index}", T::DTYPE);
+    }
+}
+
+#[test]
+fn what_the_wire_form_cannot_hold_is_infinite_and_nan_stays_nan() {
+    let cluster = Cluster::start(2, 1);
+    let found = all(&cluster.workers, |engine| {
+        CODECS.map(|codec| {
+            let values = vec![f32::NAN, f32::INFINITY, 60_000.0, 1e-9, 70_000.0, 1.0 + 1.0 / 4096.0];
+            let mut tensor = coded(&format!("{codec}"), codec, values);
+            tensor.reduce(engine, Op::Sum).unwrap();
+            tensor.data
+        })
+    });
+    for [as_f16, as_bf16] in found {
+        assert!(as_f16[0].is_nan() && as_bf16[0].is_nan());
+        assert_eq!(as_f16[1..], [f32::INFINITY, f32::INFINITY, 0.0, f32::INFINITY, 2.0]);
+        // Each contribution is rounded, and the sum is.
+        let rounded = |value: f32| bf16::from_f32(2.0 * bf16::from_f32(value).to_f32()).to_f32();
+        assert_eq!(as_bf16[1..], [f32::INFINITY, rounded(60_000.0), rounded(1e-9), rounded(70_000.0), 2.0]);
+    }
+}
+
+#[test]
+fn the_sum_of_a_machine_is_encoded_once_and_stays_in_range_as_long_as_the_mean_does() {
+    for machines in [&["a", "a", "b", "b"][..], &["a", "a", "a", "b"]] {
+        let cluster = Cluster::on(machines, 2, &SMALL_PARTS);
+        let found = all(&cluster.workers, |engine| {
+            // The sum of a machine is beyond 65,504. That of two ranks has a power of two of them as divisor, that of three has four.
+            let mut large = coded("large", Encoding::F16, vec![40_000_f32; LEN]);
+            large.reduce(engine, Op::Mean).unwrap();
+            let rank = engine.rank().0;
+            let mut small = coded("small", Encoding::F16, vec![rank as f32 * 4.0; LEN]);
+            small.reduce(engine, Op::Sum).unwrap();
+            let mut least = coded("least", Encoding::BF16, vec![rank as f32 - 7.0; LEN]);
+            least.reduce(engine, Op::Min).unwrap();
+            let mut root = coded("root", Encoding::F16, vec![rank as f32 + 1.0 / 4096.0; 10]);
+            root.reduce(engine, Op::Broadcast { root: WorkerId(3) }).unwrap();
+            [large.data, small.data, least.data, root.data]
+        });
+        for [large, small, least, root] in found {
+            assert!(large.iter().all(|mean| *mean == 40_000.0), "{machines:?}: {}", large[0]);
+            assert!(small.iter().all(|sum| *sum == 24.0), "{machines:?}: {}", small[0]);
+            assert!(least.iter().all(|least| *least == -7.0), "{machines:?}: {}", least[0]);
+            assert!(root.iter().all(|sent| *sent == 3.0 + 1.0 / 4096.0), "a broadcast keeps its bits");
+        }
+        let pushed: u64 = cluster.workers.iter().map(|engine| bytes(engine)[0]).sum();
+        let coded = 2 * 2 * LEN * 3;
+        let plain = 4 * 10;
+        assert_eq!(pushed, (coded + plain) as u64, "each machine sends each element once, in two bytes");
+    }
+}
+
+#[test]
+fn where_nothing_travels_nothing_is_rounded() {
+    let cluster = Cluster::on(&["a", "a"], 1, &[]);
+    let value = 1.0 + 1.0 / 4096.0;
+    let sums = all(&cluster.workers, |engine| {
+        let mut tensor = coded("w", Encoding::BF16, vec![value; LEN]);
+        tensor.reduce(engine, Op::Sum).unwrap();
+        tensor.data
+    });
+    assert!(sums.iter().flatten().all(|sum| *sum == 2.0 * value));
+}
+
+#[test]
+fn workers_that_want_different_codecs_all_learn_both() {
+    for machines in [None, Some(["a", "a"])] {
+        let cluster = machines.map_or_else(|| Cluster::start(2, 1), |machines| Cluster::on(&machines, 1, &[]));
+        let errors = all(&cluster.workers, |engine| {
+            let codec = if engine.rank().0 == 0 { Encoding::F16 } else { Encoding::Plain };
+            coded("w", codec, vec![1_f32; 8]).reduce(engine, Op::Sum).unwrap_err()
+        });
+        for error in errors {
+            let text = error.to_string();
+            assert!(matches!(error, Error::Mismatch { .. }), "{text}");
+            assert!(text.contains("worker 0 has codec fp16") && text.contains("worker 1 has codec none"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn sums_stay_exact_when_links_are_cut_again_and_again() {
+    let cut = |push| if push % 17 == 0 { Fate::Cut } else { Fate::Stay };
+    let cluster = Cluster::over(2, 2, &SMALL_PARTS, |_, transport| Arc::new(Tap::new(transport, cut)));
+    all(&cluster.workers, |engine| {
+        for round in 0..12 {
+            let values = |rank: u32| (0..LEN).map(move |index| ((index + round) % 100) as f32 + rank as f32);
+            let mut tensor = coded("w", Encoding::F16, values(engine.rank().0).collect());
+            tensor.reduce(engine, Op::Sum).unwrap();
+            let expected = values(0).zip(values(1)).map(|(first, second)| first + second);
+            assert!(tensor.data.iter().copied().eq(expected), "round {round}");
+        }
+    });
+    for engine in &cluster.workers {
+        assert!(engine.metrics().repeats.load(Relaxed) > 0);
+    }
+}
+
+#[test]
+fn a_damaged_body_is_found_by_the_checksum_of_its_wire_form() {
+    let damage = |push| if push == 2 { Fate::Damage } else { Fate::Stay };
+    let cluster = Cluster::over(2, 1, &[], |_, transport| Arc::new(Tap::new(transport, damage)));
+    let outcomes = all(&cluster.workers, |engine| {
+        [0, 1].map(|round| {
+            let outcome = coded("w", Encoding::BF16, vec![1_f32; 100]).reduce(engine, Op::Sum);
+            assert_eq!(outcome.is_ok(), round == 0, "{outcome:?}");
+            outcome
+        })
+    });
+    assert!(outcomes.iter().all(|[_, second]| matches!(second, Err(Error::Checksum { .. }))), "{outcomes:?}");
+}
+
+#[test]
+fn small_tensors_of_one_codec_share_parts() {
+    let cluster = Cluster::start(2, 1);
+    all(&cluster.workers, |engine| {
+        let mut tensors: Vec<Tensor> =
+            (0..50).map(|index| coded(&format!("t{index}"), Encoding::BF16, vec![index as f32; 1 + index])).collect();
+        let batch = Batch::new(tensors.iter().map(|tensor| tensor.spec.clone()).collect()).unwrap();
+        let members = tensors.iter_mut().map(|tensor| {
+            let Submission { source, destination, priority, .. } = tensor.submission(Op::Sum);
+            Member { source, destination, priority }
+        });
+        let members = members.collect();
+        let submission = BatchSubmission { batch: &batch, members, op: Op::Sum, weight: 1.0, timeout: None };
+        engine.reduce_all(submission, Some(PATIENCE)).unwrap();
+        for (index, tensor) in tensors.iter().enumerate() {
+            assert_eq!(tensor.data, vec![2.0 * index as f32; 1 + index]);
+        }
+        assert!(engine.metrics().pushes.load(Relaxed) < 10, "a message for each");
+    });
+}
+
+#[test]
+fn a_server_of_the_machine_adds_what_is_encoded_where_it_lies() {
+    let cluster = Cluster::with(2, 1, &[("transport", "shm")]);
+    all(&cluster.workers, |engine| {
+        for round in 1..=3_u32 {
+            let values = |factor: u32| (0..LEN).map(move |index| ((index % 500) as u32 * round * factor) as f32);
+            let mut tensor = coded("w", Encoding::F16, values(1).collect());
+            tensor.reduce(engine, Op::Sum).unwrap();
+            let narrowed = values(2).map(|sum| f16::from_f32(sum).to_f32());
+            assert!(tensor.data.iter().copied().eq(narrowed), "round {round}");
+        }
+        assert_eq!(engine.metrics().copied_bytes(), 0);
+    });
+}
+
+#[test]
+fn a_device_moves_only_the_wire_form() {
+    for road in ["quic", "shm"] {
+        let devices = |_| Some(TestDevice::start() as Arc<dyn Device>);
+        let settings = [&SMALL_PARTS[..], &[("transport", road)]].concat();
+        let cluster = Cluster::with_devices(2, 2, &settings, devices);
+        all(&cluster.workers, |engine| {
+            for codec in CODECS {
+                let before = engine.metrics().d2h_bytes.load(Relaxed);
+                let mut tensor =
+                    coded(&format!("{codec}"), codec, (0..LEN).map(|index| (index % 100) as f32).collect());
+                let handles: [Handle; 1] = [engine.push_pull(tensor.on_device(Op::Sum), |_| {}).unwrap()];
+                handles.iter().for_each(|handle| handle.wait(Some(PATIENCE)).unwrap());
+                assert!(tensor.data.iter().enumerate().all(|(index, sum)| *sum == 2.0 * (index % 100) as f32));
+                assert_eq!(engine.metrics().d2h_bytes.load(Relaxed) - before, 2 * LEN as u64, "{road}: {codec}");
+            }
+            let h2d = engine.metrics().h2d_bytes.load(Relaxed);
+            assert_eq!(h2d, 2 * 2 * LEN as u64);
+        });
+    }
+}
+
+fn coded<T: Element>(name: &str, codec: Encoding, values: Vec<T>) -> Tensor<T> {
+    let Tensor { spec, data } = Tensor::new(name, values);
+    Tensor { spec: spec.with_codec(codec), data }
+}
+
+/// The nearest number of the wire type.
+fn narrow(codec: Encoding, value: f64) -> f64 {
+    if codec == Encoding::F16 { f16::of(value).value() } else { bf16::of(value).value() }
+}
+
+/// Bytes of bodies that were pushed and pulled.
+fn bytes(engine: &Engine) -> [u64; 2] {
+    let metrics = engine.metrics();
+    [&metrics.push_bytes, &metrics.pull_bytes].map(|count| count.load(Relaxed))
+}
