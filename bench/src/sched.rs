@@ -125,7 +125,8 @@ impl Load {
             ..SchedulerConfig::default()
         };
         let pipeline = Pipeline::for_role(&Topology::flat(2, DeviceKind::Host));
-        assert_eq!(pipeline.stages(), [Stage::Push, Stage::Pull], "a task moves twice");
+        let after = |stage| pipeline.after(stage, Route::host(Duty::Owner));
+        assert_eq!([after(Stage::Push), after(Stage::Pull)], [Some(Stage::Pull), None], "a task moves twice");
         Self {
             scheduler: Scheduler::new(config, pipeline),
             name: Arc::from("layer4.2.conv3.weight"),

@@ -1,4 +1,4 @@
-//! Tensors that travel narrower than they are: sums are those of the wire form, added in f32 and rounded once, on every road.
+//! Tensors that travel narrower than they are: sums are those of the wire form, added in f32 and rounded once, over every transport.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,6 +10,7 @@ use gradlane_core::types::{Encoding, Op, Priority, WorkerId};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all};
 use gradlane_tests::element::Element;
 use gradlane_tests::gated_device::TestDevice;
+use gradlane_tests::over::Over;
 use gradlane_tests::tap::{Fate, Tap};
 use half::{bf16, f16};
 
@@ -20,20 +21,20 @@ const LEN: usize = 70_003;
 
 #[test]
 fn small_whole_numbers_have_exact_sums_and_half_the_bytes_travel() {
-    for road in ["quic", "shm"] {
-        let cluster = Cluster::with(2, 2, &[&SMALL_PARTS[..], &[("transport", road)]].concat());
+    for over in [Over::Shm, Over::Quic] {
+        let cluster = Cluster::with(over, 2, 2, &SMALL_PARTS);
         for codec in CODECS {
             all(&cluster.workers, |engine| {
                 for op in OPS {
-                    exact::<f32>(engine, codec, op, road);
-                    exact::<f64>(engine, codec, op, road);
+                    exact::<f32>(engine, codec, op, over);
+                    exact::<f64>(engine, codec, op, over);
                 }
             });
         }
     }
 }
 
-fn exact<T: Element>(engine: &Engine, codec: Encoding, op: Op, road: &str) {
+fn exact<T: Element>(engine: &Engine, codec: Encoding, op: Op, over: Over) {
     let rank = f64::from(engine.rank().0);
     let contribution = |index: usize, rank: f64| (index % 50) as f64 + 2.0 * rank;
     let values = (0..LEN).map(|index| T::of(contribution(index, rank))).collect();
@@ -41,7 +42,7 @@ fn exact<T: Element>(engine: &Engine, codec: Encoding, op: Op, road: &str) {
     let before = bytes(engine);
     let weight = if op == Op::WeightedMean { 1.0 + 2.0 * rank } else { 1.0 };
     tensor.submit(engine, op, weight, Priority::default()).unwrap().wait(Some(PATIENCE)).unwrap();
-    assert_eq!(bytes(engine).map(|bytes| bytes - before[0]), [2 * LEN as u64; 2], "{road}: {codec} both ways");
+    assert_eq!(bytes(engine).map(|bytes| bytes - before[0]), [2 * LEN as u64; 2], "{over:?}: {codec} both ways");
     for (index, found) in tensor.data.iter().enumerate() {
         let [first, second] = [0.0, 1.0].map(|rank| contribution(index, rank));
         let expected = match op {
@@ -52,13 +53,13 @@ fn exact<T: Element>(engine: &Engine, codec: Encoding, op: Op, road: &str) {
             // Rounded once: what is no number of the wire type is the nearest one.
             _ => narrow(codec, (first + 3.0 * second) / 4.0),
         };
-        assert_eq!(found.value(), expected, "{road}: {op} of {}, element {index}", T::DTYPE);
+        assert_eq!(found.value(), expected, "{over:?}: {op} of {}, element {index}", T::DTYPE);
     }
 }
 
 #[test]
 fn what_the_wire_form_cannot_hold_is_infinite_and_nan_stays_nan() {
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(Over::Quic, 2, 1);
     let found = all(&cluster.workers, |engine| {
         CODECS.map(|codec| {
             let values = vec![f32::NAN, f32::INFINITY, 60_000.0, 1e-9, 70_000.0, 1.0 + 1.0 / 4096.0];
@@ -79,7 +80,7 @@ fn what_the_wire_form_cannot_hold_is_infinite_and_nan_stays_nan() {
 #[test]
 fn the_sum_of_a_machine_is_encoded_once_and_stays_in_range_as_long_as_the_mean_does() {
     for machines in [&["a", "a", "b", "b"][..], &["a", "a", "a", "b"]] {
-        let cluster = Cluster::on(machines, 2, &SMALL_PARTS);
+        let cluster = Cluster::on(Over::Quic, machines, 2, &SMALL_PARTS);
         let found = all(&cluster.workers, |engine| {
             // The sum of a machine is beyond 65,504. That of two ranks has a power of two of them as divisor, that of three has four.
             let mut large = coded("large", Encoding::F16, vec![40_000_f32; LEN]);
@@ -108,7 +109,7 @@ fn the_sum_of_a_machine_is_encoded_once_and_stays_in_range_as_long_as_the_mean_d
 
 #[test]
 fn where_nothing_travels_nothing_is_rounded() {
-    let cluster = Cluster::on(&["a", "a"], 1, &[]);
+    let cluster = Cluster::on(Over::Local, &["a", "a"], 1, &[]);
     let value = 1.0 + 1.0 / 4096.0;
     let sums = all(&cluster.workers, |engine| {
         let mut tensor = coded("w", Encoding::BF16, vec![value; LEN]);
@@ -120,8 +121,8 @@ fn where_nothing_travels_nothing_is_rounded() {
 
 #[test]
 fn workers_that_want_different_codecs_all_learn_both() {
-    for machines in [None, Some(["a", "a"])] {
-        let cluster = machines.map_or_else(|| Cluster::start(2, 1), |machines| Cluster::on(&machines, 1, &[]));
+    for over in [Over::Local, Over::Shm, Over::Quic] {
+        let cluster = Cluster::start(over, 2, 1);
         let errors = all(&cluster.workers, |engine| {
             let codec = if engine.rank().0 == 0 { Encoding::F16 } else { Encoding::Plain };
             coded("w", codec, vec![1_f32; 8]).reduce(engine, Op::Sum).unwrap_err()
@@ -137,7 +138,7 @@ fn workers_that_want_different_codecs_all_learn_both() {
 #[test]
 fn sums_stay_exact_when_links_are_cut_again_and_again() {
     let cut = |push| if push % 17 == 0 { Fate::Cut } else { Fate::Stay };
-    let cluster = Cluster::over(2, 2, &SMALL_PARTS, |_, transport| Arc::new(Tap::new(transport, cut)));
+    let cluster = Cluster::tapped(Over::Quic, 2, 2, &SMALL_PARTS, |transport| Arc::new(Tap::new(transport, cut)));
     all(&cluster.workers, |engine| {
         for round in 0..12 {
             let values = |rank: u32| (0..LEN).map(move |index| ((index + round) % 100) as f32 + rank as f32);
@@ -155,7 +156,7 @@ fn sums_stay_exact_when_links_are_cut_again_and_again() {
 #[test]
 fn a_damaged_body_is_found_by_the_checksum_of_its_wire_form() {
     let damage = |push| if push == 2 { Fate::Damage } else { Fate::Stay };
-    let cluster = Cluster::over(2, 1, &[], |_, transport| Arc::new(Tap::new(transport, damage)));
+    let cluster = Cluster::tapped(Over::Quic, 2, 1, &[], |transport| Arc::new(Tap::new(transport, damage)));
     let outcomes = all(&cluster.workers, |engine| {
         [0, 1].map(|round| {
             let outcome = coded("w", Encoding::BF16, vec![1_f32; 100]).reduce(engine, Op::Sum);
@@ -168,7 +169,7 @@ fn a_damaged_body_is_found_by_the_checksum_of_its_wire_form() {
 
 #[test]
 fn small_tensors_of_one_codec_share_parts() {
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(Over::Quic, 2, 1);
     all(&cluster.workers, |engine| {
         let mut tensors: Vec<Tensor> =
             (0..50).map(|index| coded(&format!("t{index}"), Encoding::BF16, vec![index as f32; 1 + index])).collect();
@@ -189,7 +190,7 @@ fn small_tensors_of_one_codec_share_parts() {
 
 #[test]
 fn a_server_of_the_machine_adds_what_is_encoded_where_it_lies() {
-    let cluster = Cluster::with(2, 1, &[("transport", "shm")]);
+    let cluster = Cluster::start(Over::Shm, 2, 1);
     all(&cluster.workers, |engine| {
         for round in 1..=3_u32 {
             let values = |factor: u32| (0..LEN).map(move |index| ((index % 500) as u32 * round * factor) as f32);
@@ -204,10 +205,9 @@ fn a_server_of_the_machine_adds_what_is_encoded_where_it_lies() {
 
 #[test]
 fn a_device_moves_only_the_wire_form() {
-    for road in ["quic", "shm"] {
+    for over in [Over::Shm, Over::Quic] {
         let devices = |_| Some(TestDevice::start() as Arc<dyn Device>);
-        let settings = [&SMALL_PARTS[..], &[("transport", road)]].concat();
-        let cluster = Cluster::with_devices(2, 2, &settings, devices);
+        let cluster = Cluster::with_devices(over, 2, 2, &SMALL_PARTS, devices);
         all(&cluster.workers, |engine| {
             for codec in CODECS {
                 let before = engine.metrics().d2h_bytes.load(Relaxed);
@@ -216,7 +216,7 @@ fn a_device_moves_only_the_wire_form() {
                 let handles: [Handle; 1] = [engine.push_pull(tensor.on_device(Op::Sum), |_| {}).unwrap()];
                 handles.iter().for_each(|handle| handle.wait(Some(PATIENCE)).unwrap());
                 assert!(tensor.data.iter().enumerate().all(|(index, sum)| *sum == 2.0 * (index % 100) as f32));
-                assert_eq!(engine.metrics().d2h_bytes.load(Relaxed) - before, 2 * LEN as u64, "{road}: {codec}");
+                assert_eq!(engine.metrics().d2h_bytes.load(Relaxed) - before, 2 * LEN as u64, "{over:?}: {codec}");
             }
             let h2d = engine.metrics().h2d_bytes.load(Relaxed);
             assert_eq!(h2d, 2 * 2 * LEN as u64);

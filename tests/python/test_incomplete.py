@@ -9,23 +9,12 @@ import pytest
 SOON = {"step_timeout": "2s"}
 """The knob that bounds the wait; short, so that the tests are."""
 
-LOCAL = SOON | {"local_reduce": "auto"}
-"""The same where the workers of a machine sum among themselves."""
-
 MISSING = "because they were declared together and share a part"
 
 
+@pytest.mark.over("local", "shm", "quic")
 @pytest.mark.workers(2, alone=True, settings=SOON)
 def test_a_member_of_a_group_that_is_reduced_without_the_others_fails_in_time_and_names_them():
-    check_members_alone()
-
-
-@pytest.mark.workers(2, alone=True, settings=LOCAL)
-def test_a_member_of_a_group_that_is_reduced_without_the_others_fails_in_time_on_one_machine_too():
-    check_members_alone()
-
-
-def check_members_alone():
     names = ["weight", "bias", "scale"]
     gradlane.grouped_push_pull([np.ones(4, np.float32) for _ in names], names)
     for alone in ["bias", "bias", "scale"]:
@@ -37,28 +26,21 @@ def check_members_alone():
     assert gradlane.push_pull(np.ones(4, np.float32), "apart", op=gradlane.Sum)[0] == 2, "the job goes on"
 
 
+@pytest.mark.over("shm", "quic")
 @pytest.mark.workers(2, alone=True, settings=SOON)
 def test_a_worker_that_forgets_a_member_fails_the_others_with_its_name():
     names = ["weight", "bias", "scale"]
     gradlane.grouped_push_pull([np.ones(4, np.float32) for _ in names], names)
     mine = names[: 2 + gradlane.rank()]
-    with pytest.raises(gradlane.Error, match="for scale on worker 0"):
+    # Worker 0 tells what it lacks when its step timeout has passed. The server's, for the part, passes at about the same time.
+    with pytest.raises(gradlane.Error, match="for scale on worker 0|weight . bias . scale, round 1: no contribution from rank 0"):
         gradlane.grouped_push_pull([np.ones(4, np.float32) for _ in mine], mine)
 
 
+@pytest.mark.over("local", "quic")
 @pytest.mark.torch
 @pytest.mark.workers(2, alone=True, settings=SOON)
 def test_a_smaller_model_with_equal_names_is_told_to_take_a_prefix():
-    check_smaller_model()
-
-
-@pytest.mark.torch
-@pytest.mark.workers(2, alone=True, settings=LOCAL)
-def test_a_smaller_model_with_equal_names_is_told_to_take_a_prefix_on_one_machine_too():
-    check_smaller_model()
-
-
-def check_smaller_model():
     import gradlane.torch as gl
     import torch
 

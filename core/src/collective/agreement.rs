@@ -328,6 +328,8 @@ impl<L> Agreement<L> {
     fn withdraw(&mut self, now: Time, slot: Slot) {
         let Some(pending) = self.pending.get_mut(&slot).filter(|pending| !pending.withdrawn) else { return };
         pending.withdrawn = true;
+        // From now on it does not wait for the other ranks, but for the leader's answer.
+        self.due.remove(&(pending.since + self.party.step_timeout, slot));
         self.due.insert((now + ANSWER_PATIENCE, slot));
         self.announce(Announcement::Withdrawn(slot));
     }

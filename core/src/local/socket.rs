@@ -190,7 +190,13 @@ impl Connection {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut slices = [IoSliceMut::new(buffer)];
-        let message = match rustix::net::recvmsg(&self.0, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        let mut receive = || rustix::net::recvmsg(&self.0, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC);
+        // A peer that left messages unread resets the connection. The system reports that once, before the peer's own last messages.
+        let received = match receive() {
+            Err(Errno::CONNRESET) => receive(),
+            received => received,
+        };
+        let message = match received {
             Ok(message) => message,
             Err(Errno::CONNRESET) => return Ok(None),
             Err(error) => return Err(failed(error)),
@@ -332,6 +338,19 @@ mod tests {
         assert_eq!(wait_any(&[ours.fd()], PATIENCE).unwrap(), [true]);
         assert!(ours.recv(&mut [0; 8], PATIENCE).unwrap().is_none());
         assert!(matches!(ours.send(b"x", &[], PATIENCE), Err(Error::Unavailable { .. })));
+    }
+
+    #[test]
+    fn the_last_words_of_a_peer_arrive_though_it_left_a_message_unread() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        ours.send(b"unread", &[], PATIENCE).unwrap();
+        theirs.send(b"why", &[], PATIENCE).unwrap();
+        theirs.close();
+        drop(theirs);
+        let mut buffer = [0; 8];
+        let received = ours.recv(&mut buffer, PATIENCE).unwrap().expect("it is in the queue");
+        assert_eq!(&buffer[..received.bytes], b"why");
+        assert!(ours.recv(&mut buffer, PATIENCE).unwrap().is_none());
     }
 
     #[test]

@@ -183,12 +183,13 @@ impl Registry {
         self.requests.insert(request, specs.iter().map(TensorSpec::key).collect());
     }
 
-    /// The tensors that wait for the answer to a request about several tensors; none if it was about one.
-    pub fn list_of(&self, request: u64) -> Vec<TensorSpec> {
-        let list = self.requests.get(&request).filter(|list| list.len() > 1);
-        let tensors = list.into_iter().flatten().filter_map(|key| self.tensors.get(key));
+    /// Ends a request that asked for several tensors: those that still wait for its answer. `None` if it asked for one.
+    pub fn take_list(&mut self, request: u64) -> Option<Vec<TensorSpec>> {
+        self.requests.get(&request).filter(|keys| keys.len() > 1)?;
+        let keys = self.requests.remove(&request)?;
+        let tensors = keys.iter().filter_map(|key| self.tensors.get(key));
         let waits = |tensor: &&Tensor| matches!(tensor.state, State::Declaring { request: asked } if asked == request);
-        tensors.filter(waits).map(|tensor| tensor.spec.clone()).collect()
+        Some(tensors.filter(waits).map(|tensor| tensor.spec.clone()).collect())
     }
 
     /// Takes the coordinator's answer: the tensors that became ready or failed by it. An answer nobody waits for is ignored.

@@ -90,8 +90,6 @@ pub enum Defect {
     RestartSkipped,
     /// A survivor that has not heard of a loss is fenced instead of asked to come back.
     SurvivorFenced,
-    /// A coordinator that starts again takes the term of the one before.
-    TermReused,
 }
 
 impl Defect {
@@ -137,7 +135,6 @@ impl Defect {
         Self::AddedByArrival,
         Self::RestartSkipped,
         Self::SurvivorFenced,
-        Self::TermReused,
     ];
 }
 

@@ -98,9 +98,8 @@ impl Worker {
     /// the other workers would wait for those that nothing is wrong with.
     pub fn handle_declared(&mut self, now: Time, request: u64, outcome: Result<Vec<PartLayout>>) {
         if let (Err(_), None) = (&outcome, &self.ended)
-            && let list = self.registry.list_of(request)
-            && !list.is_empty()
             && !planted(self.settings.scheduler.defect, Defect::RefusedListDropped)
+            && let Some(list) = self.registry.take_list(request)
         {
             for spec in list {
                 self.ask(vec![spec], false);

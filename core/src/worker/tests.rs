@@ -180,15 +180,15 @@ fn the_tensors_of_a_refused_list_are_declared_again_one_by_one() {
 }
 
 #[test]
-fn the_only_tensor_that_is_left_of_a_refused_list_is_declared_again() {
+fn a_refused_list_of_which_one_tensor_is_left_is_declared_again_as_well() {
     let mut world = World::joined();
-    let Ok(Some(list)) = world.worker.declare(["good", "bad"].map(spec).to_vec(), true) else { panic!("unknown") };
+    let specs = ["good", "bad"].map(spec);
+    let Ok(Some(list)) = world.worker.declare(specs.to_vec(), true) else { panic!("unknown") };
     world.commands();
-    let refusal = Error::InvalidArgument { what: "bad".to_owned(), hint: String::new() };
-    world.worker.handle_forget(world.now, spec("bad").key(), &refusal);
-    world.worker.handle_declared(world.now, list, Err(refusal));
-    let [Command::Declare { tensors, fuse: false, .. }] = &world.commands()[..] else { panic!("one declaration") };
-    assert_eq!(*tensors, [spec("good")]);
+    world.worker.handle_forget(world.now, specs[1].key(), &Error::Cancelled);
+    world.worker.handle_declared(world.now, list, Err(Error::Cancelled));
+    let [Command::Declare { tensors, .. }] = &world.commands()[..] else { panic!("not asked again") };
+    assert_eq!(tensors, &specs[..1]);
 }
 
 #[test]

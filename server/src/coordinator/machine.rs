@@ -54,7 +54,6 @@ impl Coordinator {
     pub fn new(config: CoordinatorConfig, term: u32, now: Time) -> Self {
         let size = Size { workers: config.workers, servers: config.servers };
         let members = u64::from(size.workers) + u64::from(size.servers);
-        let term = if planted(config.defect, Defect::TermReused) { term.min(2) } else { term };
         assert!(size.workers > 0 && size.servers > 0, "a job has workers and servers");
         assert!(members <= limits::MEMBERS_MAX as u64, "a job has at most {} members", limits::MEMBERS_MAX);
         Self {

@@ -7,6 +7,10 @@
 //! Rough tensors are the other mode: ranks contribute numbers of very different size, so that a sum in another order has other bits. What
 //! is expected there is the sum in the order of the ranks, in the type in which the server adds, rounded once.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
 use gradlane_core::types::{DType, Op};
 use half::{bf16, f16};
 
@@ -16,8 +20,49 @@ use crate::random::mix;
 /// A value in every element of a buffer whose content must not matter.
 pub(super) const JUNK: u8 = 0xa5;
 
+/// What was computed before: every worker and every part asks for the same bytes.
+#[derive(Debug, Default)]
+pub(super) struct Memo(RefCell<BTreeMap<Key, Rc<[u8]>>>);
+
+/// What of which tensor and round.
+type Key = (What, usize, u64);
+
+/// What of a round of a tensor; of which rank.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum What {
+    Contribution(u32),
+    Pushed(u32),
+    Result,
+}
+
+impl Memo {
+    fn recall(&self, what: What, tensor: usize, round: u64, compute: impl FnOnce() -> Vec<u8>) -> Rc<[u8]> {
+        Rc::clone(self.0.borrow_mut().entry((what, tensor, round)).or_insert_with(|| compute().into()))
+    }
+}
+
 /// The contribution of `rank` to a round of a tensor.
-pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
+pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Rc<[u8]> {
+    plan.memo.recall(What::Contribution(rank), tensor, round, || contribute(plan, tensor, round, rank))
+}
+
+/// What the ranks of a machine, of which `rank` is one, have to add to a round of a tensor together; `rank` alone where machines do not
+/// add that type.
+pub(super) fn pushed(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Rc<[u8]> {
+    let team = plan.topology.team(rank);
+    if team.len() == 1 || plan.tensors[tensor].spec.dtype == DType::F16 {
+        return contribution(plan, tensor, round, rank);
+    }
+    plan.memo.recall(What::Pushed(team[0]), tensor, round, || reduce(plan, tensor, round, team))
+}
+
+/// The result of a round of a tensor.
+pub(super) fn result(plan: &Plan, tensor: usize, round: u64) -> Rc<[u8]> {
+    let everybody: Vec<u32> = (0..plan.workers).collect();
+    plan.memo.recall(What::Result, tensor, round, || result_of(plan, tensor, round, &everybody))
+}
+
+fn contribute(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
     let op = plan.op(tensor, round);
     if matches!(op, Op::Broadcast { root } if root.0 != rank) {
         return vec![JUNK; plan.tensors[tensor].spec.bytes().expect("small") as usize];
@@ -43,13 +88,8 @@ fn share(plan: &Plan, tensor: usize, round: u64, rank: u32, element: u64, factor
     }
 }
 
-/// What the ranks of a machine, of which `rank` is one, have to add to a round of a tensor together; `rank` alone where machines do not
-/// add that type.
-pub(super) fn pushed(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
-    let team = plan.topology.team(rank);
-    if team.len() == 1 || plan.tensors[tensor].spec.dtype == DType::F16 {
-        return contribution(plan, tensor, round, rank);
-    }
+/// What the ranks of a machine make of their contributions.
+fn reduce(plan: &Plan, tensor: usize, round: u64, team: &[u32]) -> Vec<u8> {
     let (op, factor) = (plan.op(tensor, round), factor(plan, tensor, round));
     let weights: Vec<f64> = team.iter().map(|rank| plan.weight(tensor, round, *rank) as f64).collect();
     let total = if op == Op::WeightedMean { weights.iter().sum() } else { 1.0 };
@@ -66,12 +106,6 @@ pub(super) fn pushed(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u
             Op::Broadcast { root } => share(plan, tensor, round, root.0, element, factor),
         }
     })
-}
-
-/// The result of a round of a tensor.
-pub(super) fn result(plan: &Plan, tensor: usize, round: u64) -> Vec<u8> {
-    let everybody: Vec<u32> = (0..plan.workers).collect();
-    result_of(plan, tensor, round, &everybody)
 }
 
 /// The result of a round of a tensor to which only these ranks contributed, in ascending order.

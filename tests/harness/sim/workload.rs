@@ -8,6 +8,7 @@ use gradlane_core::types::{DType, Defect, DeviceKind, Op, Priority, TensorSpec, 
 
 use super::faults::{self, Fault, FaultClasses};
 use super::known::Known;
+use super::oracle::Memo;
 use super::topology::Topology;
 use super::world::Who;
 use crate::random::{Random, mix};
@@ -43,6 +44,8 @@ pub(super) struct Plan {
     pub(super) scripts: Vec<Vec<Action>>,
     /// Whether workers submit several tensors in one call.
     batches: bool,
+    /// What the oracle computed.
+    pub(super) memo: Memo,
     /// Who declares a tensor differently, if anybody does: worker process and tensor.
     pub(super) mismatch: Option<(u32, usize)>,
     /// Who leaves out a tensor in the last step in which all others reduce it, if anybody does: worker process and tensor.
@@ -176,6 +179,7 @@ impl Plan {
             faults: faults::schedule(classes, workers, servers, &mut random),
             scripts: Vec::new(),
             batches: random.chance(40),
+            memo: Memo::default(),
             mismatch,
             forgets,
         };
@@ -281,7 +285,7 @@ impl Plan {
                     _ => Action::SubmitAll { members: members.clone(), timeout },
                 });
                 for (tensor, round) in members {
-                    if self.classes.cancels && random.chance(6) {
+                    if self.classes.cancels && random.chance(12) {
                         if random.chance(70) {
                             script.push(Action::Think(random.millis(0, 300)));
                         }

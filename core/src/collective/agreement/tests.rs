@@ -75,6 +75,16 @@ fn what_waits_too_long_is_complained_of_and_then_the_leader_answers_or_is_stuck(
 }
 
 #[test]
+fn the_leader_has_its_time_to_answer_a_rank_that_gives_up_when_it_is_overdue() {
+    let mut ranks = machine(2);
+    let late = NOW + Duration::from_secs(5);
+    ranks[1].handle_wish(NOW, all_reduce(1), 1, true);
+    ranks[1].handle_abandoned(late, all_reduce(1).slot());
+    assert_eq!(ranks[1].handle_timeout(late), Ok(()));
+    assert_eq!(ranks[1].handle_timeout(late + ANSWER_PATIENCE), Err(Breakage::Stuck(0)));
+}
+
+#[test]
 fn a_breakage_ends_everything_now_and_later() {
     let mut ranks = machine(3);
     ranks[1].handle_wish(NOW, all_reduce(1), 1, true);

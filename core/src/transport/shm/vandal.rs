@@ -94,7 +94,11 @@ impl Vandal {
         let received = self.0.connection.recv(&mut told, patience)?;
         match &told[..received.map_or(0, |received| received.bytes)] {
             [link::REASON, reason @ ..] => reject::from_body(reason, VICTIM),
-            other => panic!("the link ended with {other:?}"),
+            other => Err(crate::Error::Protocol {
+                peer: VICTIM.to_owned(),
+                field: "reason".to_owned(),
+                problem: format!("is missing: the link ended with {other:?}"),
+            }),
         }
     }
 }

@@ -41,6 +41,12 @@ pub(super) struct Calls {
     names: Vec<String>,
     /// The call that a worker never makes, though all others do.
     forgets: Option<(Who, TensorKey, u64)>,
+    /// Whether [`Known::GivenUpUntoldOnMachine`] is spared.
+    is_untold_spared: bool,
+    /// Whether [`Known::FencedToldToMachine`] is spared.
+    is_fenced_spared: bool,
+    /// Whether [`Known::FailureToldTooEarly`] is spared.
+    is_early_spared: bool,
     /// How many rounds a server without memory may prefer to one that it refuses; 0 if servers have enough.
     refused_rounds: usize,
     calls: BTreeMap<CallId, Call>,
@@ -82,6 +88,9 @@ impl Calls {
             forgets: plan.forgets.map(|(worker, tensor)| {
                 (Who::Worker(worker), plan.tensors[tensor].spec.key(), plan.rounds(tensor).saturating_sub(1))
             }),
+            is_fenced_spared: plan.spares(Known::FencedToldToMachine),
+            is_early_spared: plan.spares(Known::FailureToldTooEarly),
+            is_untold_spared: plan.spares(Known::GivenUpUntoldOnMachine),
             refused_rounds: if plan.classes.refusals { plan.tensors.len() * plan.steps as usize } else { 0 },
             calls: BTreeMap::new(),
             due: BTreeSet::new(),
@@ -125,6 +134,12 @@ impl Calls {
     /// Since when a worker will not contribute to a round any more, if so.
     pub(super) fn given_up_since(&self, who: Who, tensor: usize, round: u64) -> Option<Time> {
         self.of_round(who, tensor, round).filter_map(Call::given_up_since).min()
+    }
+
+    /// Who never makes a call that shares the fate of this round, though all others do.
+    pub(super) fn forgetter_of(&self, tensor: usize, round: u64) -> Option<Who> {
+        let (who, key, last) = self.forgets?;
+        (last == round && self.partners_of(tensor).contains(&key)).then_some(who)
     }
 
     /// A worker waited for something that failed, for a reason that was found.
@@ -286,23 +301,23 @@ impl Witness {
             Error::FailedPrecondition { what, .. } if what.contains("is over") => {
                 own() || self.is_short(None, tensor) || self.why_late(me.who, now).is_some()
             }
-            Error::PeerLost { member, .. } => self.is_neighbour_lost(member),
-            Error::Stalled { missing, detail, .. } if detail == "left the job before" => {
-                let left = |rank: &WorkerId| {
-                    self.job.worker_of_rank(rank.0).is_some_and(|who| self.job.left.contains_key(&who))
-                };
-                !missing.is_empty() && missing.iter().all(left)
-            }
-            Error::Stalled { missing, waited, .. } => {
+            Error::PeerLost { member, cause, .. } => self.is_neighbour_lost(member, cause),
+            Error::Stalled { missing, waited, detail, .. } => {
                 let waited_long = waited.mul_f64(DRIFT) >= timing::STEP;
                 let explained = |rank: &WorkerId| {
-                    let who = self.job.worker_of_rank(rank.0);
-                    who.is_some_and(|who| self.is_missing_explained(who, tensor, round, waited_long))
+                    self.job.worker_of_rank(rank.0).is_some_and(|who| {
+                        self.is_explained_on_machine(who, tensor, round, detail)
+                            || self.is_missing_explained(who, tensor, round, waited_long)
+                    })
                 };
                 !missing.is_empty() && missing.iter().all(explained)
             }
             Error::Checksum { .. } => self.evidence.is_damaged(&self.calls.partners_of(tensor), round),
-            Error::Fenced { .. } => self.job.shut_out.contains(&me),
+            Error::Fenced { .. } => {
+                let is_near =
+                    |address: &Address| self.calls.is_fenced_spared && self.job.shares_machine(address.who, me.who);
+                self.job.shut_out.contains(&me) || self.job.shut_out.iter().any(is_near)
+            }
             Error::InvalidArgument { .. }
             | Error::Config { .. }
             | Error::Mismatch { .. }
@@ -329,12 +344,45 @@ impl Witness {
         self.calls.partners_of(tensor).iter().any(told)
     }
 
-    /// Whether the ranks of a machine lost this one of them, which is what they all are told then: its process ended, or stood still for as
-    /// long as they wait for an answer.
-    fn is_neighbour_lost(&self, member: &str) -> bool {
+    /// Whether the ranks of a machine lost this one of them, which is what they all are told then: its process ended, or it did not answer
+    /// because it stood still, or because the job is over for it.
+    fn is_neighbour_lost(&self, member: &str, cause: &str) -> bool {
         let Some(address) = self.job.members.get(member).copied() else { return false };
-        let stood_still = self.evidence.still(address.who, self.world - timing::STEP * 2, self.world);
-        self.job.has_neighbours(address.who) && (self.evidence.is_killed(address) || stood_still >= timing::DEAD * 2)
+        let stood_still =
+            self.evidence.still(address.who, self.world - timing::STEP * 2, self.world) >= timing::DEAD * 2;
+        let is_over = self.job.cause.is_some() || self.evidence.coordinator_killed();
+        let is_stuck = cause.ends_with("does nothing any more") && (stood_still || is_over);
+        is_stuck || cause.ends_with("its process ended") && self.evidence.is_killed(address)
+    }
+
+    /// Whether there is a reason that only the ranks of a machine tell each other: `who` left, gave the round up before it could say so, or
+    /// is about to fail with what it tells.
+    fn is_explained_on_machine(&self, who: Who, tensor: usize, round: u64, detail: &str) -> bool {
+        if !self.job.has_neighbours(who) {
+            return false;
+        }
+        let told =
+            |key: &TensorKey| self.calls.forgotten.contains_key(key) || self.calls.refused.contains_key(&(who, *key));
+        let gave_up = |who| self.calls.given_up_since(who, tensor, round).is_some_and(|since| since <= self.world);
+        match detail {
+            "left the job before" => self.job.left.contains_key(&who),
+            "their processes run on this machine, and did not submit it" => self.calls.is_untold_spared && gave_up(who),
+            // A server knows who is not there, and not for which of them the others of the machine wait.
+            detail if detail.contains("machines came for part") => {
+                let near = |other: &Who| self.job.shares_machine(*other, who) && gave_up(*other);
+                self.calls.is_untold_spared && self.job.workers().any(|other| near(&other))
+            }
+            // Its own call ends when the others have let go of its memory.
+            detail if detail.ends_with("gave this round up") => {
+                let partners = self.calls.partners_of(tensor);
+                let given_up = |round| self.calls.given_up_since(who, tensor, round).is_some();
+                let is_early = || (round + 1..=round + ROUNDS_QUEUED).any(given_up);
+                partners.iter().any(told)
+                    || self.evidence.is_damaged(&partners, round)
+                    || self.calls.is_early_spared && is_early()
+            }
+            detail => self.is_short(None, tensor) && detail.contains("too few for this job"),
+        }
     }
 
     /// Whether there is a reason why a worker is missing in a round.
@@ -352,11 +400,8 @@ impl Witness {
                 || self.is_cut_off(who, since, now)
                 || self.opens_late(tensor, round, since)
         });
-        let forgotten = |(worker, key, last): (Who, TensorKey, u64)| {
-            (worker, last) == (who, round) && self.calls.partners_of(tensor).contains(&key)
-        };
         unheard
-            || self.calls.forgets.is_some_and(forgotten)
+            || self.calls.forgetter_of(tensor, round) == Some(who)
             || self.is_short(Some(who), tensor)
             || self.why_late(who, now).is_some()
     }
@@ -374,9 +419,13 @@ impl Witness {
         }
     }
 
-    /// Whether a server without memory refused this worker, or any, the part that holds a tensor.
+    /// Whether a server without memory refused the part that holds a tensor to this worker or to a rank of its machine, which tells the
+    /// others; without a worker, to any.
     pub(super) fn is_short(&self, who: Option<Who>, tensor: usize) -> bool {
-        self.evidence.is_refused(who, &self.calls.partners_of(tensor))
+        let partners = self.calls.partners_of(tensor);
+        let Some(who) = who else { return self.evidence.is_refused(None, &partners) };
+        let mut near = self.job.workers().filter(|other| *other == who || self.job.shares_machine(*other, who));
+        near.any(|other| self.evidence.is_refused(Some(other), &partners))
     }
 
     /// Whether a worker left out a tensor, of which `told` must name one, for a step timeout after the first one that shares its part.
@@ -387,7 +436,9 @@ impl Witness {
         let Some(first) = partners().filter_map(call).map(|call| call.submitted).min() else { return false };
         let due = first + timing::STEP.mul_f64(2.0 - DRIFT);
         let is_missing = |at: &usize| call(*at).is_none_or(|call| call.submitted >= due);
-        due <= self.world && partners().filter(is_missing).any(|at| told.contains(&self.calls.names[at]))
+        // A worker knows a tensor that it never declared by its key alone.
+        let names = |at: usize| told.contains(&self.calls.names[at]) || told.contains(&self.calls.keys[at].to_string());
+        due <= self.world && partners().filter(is_missing).any(names)
     }
 
     /// Whether a server may have refused to hear of this round, because of the round before, until a worker stopped to tell of it.

@@ -31,6 +31,8 @@ pub(super) struct Job {
     formed: Option<Time>,
     /// Who speaks on a control connection.
     speakers: BTreeMap<u64, Address>,
+    /// Connections on which a member has joined.
+    joined: BTreeSet<u64>,
     heard: BTreeMap<Address, Time>,
     pub(super) shut_out: BTreeSet<Address>,
     /// Those of them that the coordinator which runs now has shut out. One that was started again leads another job.
@@ -77,6 +79,7 @@ impl Job {
             cause: None,
             formed: None,
             speakers: BTreeMap::new(),
+            joined: BTreeSet::new(),
             heard: BTreeMap::new(),
             shut_out: BTreeSet::new(),
             shut_out_now: BTreeSet::new(),
@@ -93,6 +96,11 @@ impl Job {
     /// Whether the coordinator gave a worker up while the job ran.
     pub(super) fn is_lost(&self, who: Who) -> bool {
         self.members.values().any(|member| member.who == who && self.shut_out.contains(member))
+    }
+
+    /// Whether a process is a member that was not given up. A process that came too late is none.
+    fn is_present(&self, who: Who) -> bool {
+        self.members.values().any(|member| member.who == who && !self.shut_out.contains(member))
     }
 
     /// How many workers the job lost and went on.
@@ -121,6 +129,12 @@ impl Job {
     /// Whether a process shares its machine with other workers.
     pub(super) fn has_neighbours(&self, who: Who) -> bool {
         matches!(who, Who::Worker(number) if self.topology.team(number).len() > 1)
+    }
+
+    /// Whether two workers run on one machine.
+    pub(super) fn shares_machine(&self, one: Who, other: Who) -> bool {
+        let (Who::Worker(one), Who::Worker(other)) = (one, other) else { return false };
+        self.topology.team(one).contains(&other)
     }
 
     /// Every server process.
@@ -157,7 +171,13 @@ impl Witness {
     pub(in crate::sim) fn told(&mut self, control: u64, frame: &Frame) {
         let now = self.world;
         let Some(speaker) = self.job.speakers.get(&control).copied() else { return };
-        self.job.heard.insert(speaker, now);
+        // A connection on which nobody has joined yet is no sign of life.
+        if let Frame::Join(_) = frame {
+            self.job.joined.insert(control);
+        }
+        if self.job.joined.contains(&control) {
+            self.job.heard.insert(speaker, now);
+        }
         match frame {
             Frame::Leave => drop(self.job.left.entry(speaker.who).or_insert(now)),
             Frame::Declare { request, tensors, .. } => {
@@ -172,8 +192,12 @@ impl Witness {
     pub(in crate::sim) fn said(&mut self, control: u64, frame: &Frame) {
         if let Frame::View(view) = frame {
             self.job.views.insert(view.epoch, view.workers().map(|member| member.index).collect());
-            if let Phase::Aborted(cause) = &view.phase {
-                self.job.cause.get_or_insert(cause.clone());
+            match &view.phase {
+                Phase::Aborted(cause) => {
+                    self.job.cause.get_or_insert(cause.clone());
+                }
+                Phase::Ended => self.job.ended_in_order = true,
+                _ => {}
             }
         }
         let Some(to) = self.job.speakers.get(&control).copied() else { return };
@@ -218,7 +242,7 @@ impl Witness {
         }
         self.job.shut_out(address);
         let goes_on = self.job.survivors && matches!(address.who, Who::Worker(_));
-        if !goes_on || self.job.workers().all(|who| self.job.is_lost(who)) {
+        if !goes_on || !self.job.workers().any(|who| self.job.is_present(who)) {
             self.job.fatal.get_or_insert(format!("{member} was lost"));
         }
     }
@@ -305,7 +329,7 @@ impl Witness {
             self.report(Checker::Liveness, text);
         }
         let Err(error) = outcome else {
-            let absent: Vec<Who> = missing.into_iter().filter(|other| !self.job.is_lost(*other)).collect();
+            let absent: Vec<Who> = missing.into_iter().filter(|other| self.job.is_present(*other)).collect();
             if !absent.is_empty() {
                 self.report(Checker::Barrier, format!("{who} passes barrier {name:?} without {absent:?}"));
             }

@@ -50,6 +50,10 @@ impl Witness {
         if let Some((tensor, _)) = self.calls.open_of(who).find(|(tensor, _)| self.is_short(None, *tensor)) {
             return Some(format!("{who} waits for tensor {tensor}, for which a server has too little memory"));
         }
+        let is_forgotten = |(tensor, round): &(usize, u64)| self.calls.forgetter_of(*tensor, *round).is_some();
+        if let Some((tensor, _)) = self.calls.open_of(who).find(is_forgotten) {
+            return Some(format!("{who} waits for tensor {tensor}, which another worker leaves out"));
+        }
         let at_barrier = self.job.missing_at_barrier_of(who);
         let in_rounds = self.calls.open_of(who).flat_map(|(tensor, round)| self.missing_in(tensor, round));
         let awaited: Vec<Who> = at_barrier.into_iter().chain(in_rounds).collect();

@@ -41,14 +41,14 @@ impl WorkerProcess {
             // Where workers may be lost, each part has contributors of its own, and was checked by itself.
             if outcome.is_ok() && !context.plan.classes.survivors {
                 let (got, due) = (&self.memory[destination].bytes, oracle::result(&context.plan, tensor, round));
-                if *got != due {
+                if got[..] != *due {
                     let why = oracle::explain(&context.plan, tensor, round, &due, got);
                     let text = format!("{what}, {}: {why}", context.plan.op(tensor, round));
                     context.witness.fail(now, Checker::Sum, text);
                 }
             }
             if source != destination
-                && self.memory[source].bytes != oracle::contribution(&context.plan, tensor, round, rank)
+                && self.memory[source].bytes[..] != *oracle::contribution(&context.plan, tensor, round, rank)
             {
                 context.witness.fail(now, Checker::Contribution, format!("{what}: the contribution was overwritten"));
             }

@@ -177,7 +177,7 @@ impl WorkerProcess {
         let source = self.memory.len();
         let contribution = oracle::contribution(plan, tensor, round, self.worker.rank().0);
         let bytes = contribution.len() as u64;
-        self.memory.push(Buffer { bytes: contribution, lent: true, place });
+        self.memory.push(Buffer { bytes: contribution.to_vec(), lent: true, place });
         let destination = if *in_place { source } else { source + 1 };
         if !in_place {
             self.memory.push(Buffer { bytes: vec![oracle::JUNK; bytes as usize], lent: true, place });

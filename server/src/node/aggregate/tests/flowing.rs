@@ -88,7 +88,8 @@ fn a_contribution_that_the_sum_has_overwritten_and_nobody_has_is_lost() {
     world.open(1, header(0));
     world.commands();
     world.open(0, resumed(0, 8));
-    assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition], "it has not begun");
+    assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition; 2], "it never began, so nobody gets a sum");
+    let mut world = World::of(2);
     let begun = world.open(0, header(0));
     world.torn(begun);
     let again = world.open(0, resumed(0, 8));

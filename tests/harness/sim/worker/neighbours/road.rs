@@ -37,7 +37,6 @@ pub(super) struct Road {
 #[derive(Debug)]
 pub(super) struct Running {
     number: u64,
-    place: DeviceKind,
     pub(super) claim: Claim,
     weights: Vec<f64>,
     dataflow: Dataflow,
@@ -86,7 +85,7 @@ impl WorkerProcess {
         for to in reached.into_iter().filter(|to| shows && *to != own) {
             near.send(context, to, Note::Shown { place, number, what: ours.clone() });
         }
-        near.road(place).running.push_back(Running { number, place, claim, weights, dataflow, ours, load });
+        near.road(place).running.push_back(Running { number, claim, weights, dataflow, ours, load });
     }
 
     /// Ends the oldest operation in this kind of memory, if all was shown that it needs.
