@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from training import assert_close, assert_equal_everywhere, batches, made, mine, mlp, sgd, step, trained_alone  # noqa: E402
 
-pytestmark = [pytest.mark.workers(2), pytest.mark.over("shm", "quic")]
+pytestmark = [pytest.mark.workers(2), pytest.mark.over("shm")]
 
 
 def distributed(model, **options):

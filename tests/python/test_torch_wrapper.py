@@ -20,7 +20,7 @@ from training import (  # noqa: E402
     trained_alone,
 )
 
-pytestmark = [pytest.mark.workers(2, servers=2), pytest.mark.over("shm", "quic")]
+pytestmark = [pytest.mark.workers(2, servers=2), pytest.mark.over("quic")]
 
 
 class Branches(nn.Module):
