@@ -1,19 +1,19 @@
-//! One rank's side of the agreement among the ranks of a machine: what it is ready for, what all of them do next, and why something is not
-//! done.
+//! One rank's side of the agreement among the ranks of a machine: which operations this rank is ready for, which one all ranks do next,
+//! and why an operation fails.
 //!
 //! # Driving it
-//! Every rank has one [`Agreement`]; that of the lowest rank, the *leader*, holds the [`Order`].
+//! Every rank has one [`Agreement`]. The lowest rank is the *leader*, and its agreement holds the [`Order`].
 //!
 //! 1. Hand in what the rank is ready for ([`handle_wish`](Agreement::handle_wish)), gives up ([`handle_abandoned`](Agreement::handle_abandoned))
 //!    or cannot do ([`handle_refused`](Agreement::handle_refused)).
-//! 2. Bring what is [`unsaid`](Agreement::unsaid) to the leader, in order, and call [`said`](Agreement::said) for each. The leader's
-//!    driver gives it to [`hear`](Agreement::hear), and calls [`weigh`](Agreement::weigh) when there is no more.
+//! 2. Bring every [`unsaid`](Agreement::unsaid) announcement to the leader, in order, and call [`said`](Agreement::said) for each. The
+//!    leader's driver gives it to [`hear`](Agreement::hear), and calls [`weigh`](Agreement::weigh) when there are no more.
 //! 3. The leader's driver asks for decisions ([`lead`](Agreement::lead)) when it has nothing under way in host memory and has obeyed all
-//!    that it ordered. Bring them to every rank, the leader among them, all of one answer at once.
+//!    its own orders. Bring them to every rank, also to the leader, and all decisions of one answer at once.
 //! 4. Every rank obeys them in that order ([`obey`](Agreement::obey)), the next ones when it has nothing under way in host memory.
 //! 5. After every call, carry out each [`next_act`](Agreement::next_act), and set a timer to [`poll_timeout`](Agreement::poll_timeout).
 //!
-//! `L` is what the driver keeps with an operation: its memory, and who waits for it.
+//! `L` is the driver's load of an operation: its memory, and the token of its caller.
 
 mod obeying;
 mod words;
@@ -35,45 +35,45 @@ use crate::types::{Defect, DeviceKind, Goal, Time, WorkerId, planted};
 #[derive(Debug)]
 pub struct Agreement<L> {
     party: Party,
-    /// The leader's; the others have none.
+    /// Only the leader has one.
     order: Option<Order>,
     pending: BTreeMap<Slot, Pending<L>>,
-    /// Announcements that the leader was not told yet.
+    /// Announcements that were not brought to the leader yet.
     unsaid: VecDeque<Announcement>,
-    /// What the leader was told of late ranks, and has not weighed yet.
+    /// Complaints about late ranks that the leader has not weighed yet.
     complaints: Vec<(Slot, Duration)>,
-    /// When pending operations are overdue, the first first.
+    /// When pending operations are overdue, the earliest first.
     due: BTreeSet<(Time, Slot)>,
     acts: VecDeque<Act<L>>,
-    /// Whether the leader must hear soon of what was announced.
+    /// Whether an announcement is urgent for the leader.
     urgent: bool,
-    /// Nobody orders any more.
+    /// The leader has left: no more orders will come.
     orphaned: bool,
     closed: Option<Error>,
-    /// Decisions that a planted mistake obeys after later ones.
+    /// Decisions that a planted defect obeys after later ones.
     held_back: Vec<Decision>,
 }
 
-/// An operation that this rank has come to and that was not ordered yet.
+/// An operation that this rank is ready for and that was not ordered yet.
 #[derive(Debug)]
 struct Pending<L> {
     wish: Wish,
-    /// Absent where nobody waits for it any more: this rank takes part for the others' sake.
+    /// Absent if the caller does not wait any more: this rank then takes part only because the others need it.
     load: Option<L>,
     since: Time,
     withdrawn: bool,
-    /// The leader was told that it takes too long.
+    /// Whether this rank has complained to the leader that it takes too long.
     overdue: bool,
 }
 
-/// How long the leader may take to answer what cannot wait. It needs no processor time but what an answer takes.
+/// How long the leader may take to answer an urgent announcement. It needs processor time for the answer only.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// So many deadlines of operations that are over are not worth a pass over the others.
+/// So many deadlines of operations that have ended may stay in the heap. Below that, clearing them costs more than it saves.
 const DUE_SLACK: usize = 64;
 
 impl<L> Agreement<L> {
-    /// Nothing agreed on yet.
+    /// An agreement without operations.
     ///
     /// # Panics
     /// If there are no ranks or more than [`Order::RANKS_MAX`].
@@ -129,7 +129,7 @@ impl<L> Agreement<L> {
         self.announce(Announcement::Ready(slot, claim));
     }
 
-    /// The rank cannot carry out what the others may come to. Why nothing is accepted any more, if so.
+    /// The rank cannot carry out an operation for which the others may be ready. Returns why nothing is accepted any more, if so.
     pub fn handle_refused(&mut self, slot: Slot) -> Option<Error> {
         if self.closed.is_none() {
             self.announce(Announcement::Withdrawn(slot));
@@ -137,14 +137,14 @@ impl<L> Agreement<L> {
         self.closed.clone()
     }
 
-    /// Nobody waits for an operation here any more.
+    /// The caller of an operation does not wait any more.
     pub fn handle_abandoned(&mut self, now: Time, slot: Slot) {
         let Some(pending) = self.pending.get(&slot) else { return };
         if !self.waits_for_owner(&pending.wish) {
             return self.withdraw(now, slot);
         }
-        // The others need this rank to look on, and nothing of its memory. Devices have no other memory to look on with: there it ends when
-        // the owner comes, who has deadlines of its own.
+        // The others need this rank to take part, but not its memory. On devices there is no other memory to take part with: there it ends
+        // when the owner comes, which has its own deadlines.
         let is_host = pending.wish.claim.device == DeviceKind::Host;
         let pending = self.pending.get_mut(&slot).expect("found above");
         if let Some(load) = pending.load.take_if(|_| is_host) {
@@ -160,7 +160,7 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// Nothing more will be asked: what is pending may end, and what nobody waits for is given up.
+    /// No more operations will follow. Pending ones may still end; those without a waiting caller are given up.
     pub fn handle_closed(&mut self, now: Time) {
         self.closed.get_or_insert_with(shut_down);
         let unwanted = self.pending.iter().filter(|(_, pending)| pending.load.is_none());
@@ -169,7 +169,8 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// Ends everything, now and later, whatever the others do: with the first such cause, or because the rank was shut down. The cause.
+    /// Ends all operations, also later ones, without waiting for other ranks. The cause is that of the first call, or the shutdown if there
+    /// was one. Returns the cause.
     pub fn fail(&mut self, cause: Option<Error>) -> Error {
         let error = self.closed.get_or_insert_with(|| cause.unwrap_or_else(shut_down)).clone();
         self.unsaid.clear();
@@ -184,13 +185,13 @@ impl<L> Agreement<L> {
         error
     }
 
-    /// What everybody is told of a breakage.
+    /// The error that all operations get after a breakage.
     pub fn explain(&self, breakage: Breakage) -> Error {
         broken(&self.party.ranks, breakage)
     }
 
-    /// What is done for an operation, by the ranks that reach each other's memory of its kind; `None` if it names another rank, or shall come
-    /// to all where only some reach each other.
+    /// The data flow of an operation among the ranks that reach each other's memory of its kind. `None` if it names a rank outside of them,
+    /// or if its result must reach all ranks where only some reach each other.
     pub fn share(&self, wish: &Wish) -> Option<Dataflow> {
         let Party { ranks, group, .. } = &self.party;
         let position = |worker: WorkerId| ranks.iter().position(|other| other.rank == worker);
@@ -205,22 +206,22 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// What the leader hears next from this rank.
+    /// The next announcement of this rank for the leader.
     pub fn unsaid(&self) -> Option<Announcement> {
         self.unsaid.front().copied()
     }
 
-    /// The leader was told, or will be, in order.
+    /// The announcement was brought to the leader, or will be, in order.
     pub fn said(&mut self) {
         self.unsaid.pop_front();
     }
 
-    /// Whether something was announced, since the last question, of which the leader must hear even if it waits for nothing.
+    /// Whether an urgent announcement was added since the last call: the leader must read it even if it waits for nothing.
     pub fn take_urgency(&mut self) -> bool {
         std::mem::take(&mut self.urgent)
     }
 
-    /// The leader hears what the rank at this position says.
+    /// Gives the leader an announcement of the rank at this position.
     pub fn hear(&mut self, rank: usize, announcement: Announcement) {
         let Some(order) = &mut self.order else { return };
         match announcement {
@@ -229,7 +230,7 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// The leader has heard all that was said. Only now it believes complaints: a rank complained of may have spoken meanwhile.
+    /// The leader has read all announcements. Only now it acts on complaints, because a late rank may have announced meanwhile.
     pub fn weigh(&mut self) {
         let Some(order) = &mut self.order else { return };
         for (slot, waited) in self.complaints.drain(..) {
@@ -242,7 +243,7 @@ impl<L> Agreement<L> {
         self.order.as_ref().is_some_and(|order| order.has_failure() || (order.has_decision() && !room.is_none()))
     }
 
-    /// What all ranks do next, in at most `orders` orders.
+    /// The next decisions for all ranks, at most `orders` orders.
     ///
     /// # Panics
     /// If it may not lead.
@@ -250,7 +251,7 @@ impl<L> Agreement<L> {
         group::next(self.order.as_mut().expect("it leads"), orders, &room)
     }
 
-    /// What to do next; drain it after every input.
+    /// The next act for the driver; drain them after every input.
     pub fn next_act(&mut self) -> Option<Act<L>> {
         self.acts.pop_front()
     }
@@ -263,7 +264,7 @@ impl<L> Agreement<L> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Complains about what is overdue.
+    /// Complains to the leader about overdue operations.
     ///
     /// # Errors
     /// If the leader does not answer.
@@ -273,7 +274,7 @@ impl<L> Agreement<L> {
             let Some(pending) = self.pending.get_mut(&slot) else { continue };
             if pending.withdrawn || std::mem::replace(&mut pending.overdue, true) {
                 if self.order.is_none() {
-                    // The leader does not answer, and what it may still order cannot be done without.
+                    // The leader does not answer. This rank cannot leave alone, because the leader may still order the operation.
                     return Err(Breakage::Stuck(0));
                 }
                 continue;
@@ -310,12 +311,12 @@ impl<L> Agreement<L> {
         self.closed.is_some()
     }
 
-    /// Tells the leader, which may be this rank.
+    /// Announces to the leader, which may be this rank.
     fn announce(&mut self, announcement: Announcement) {
         match &announcement {
             Announcement::Ready(..) => {}
             Announcement::Withdrawn(_) if planted(self.party.defect, Defect::WithdrawnInSilence) => return,
-            // Also if the leader waits for nothing: the others should hear of it at once.
+            // Urgent even if no rank waits: the others should know at once.
             Announcement::Withdrawn(_) | Announcement::Overdue(..) => self.urgent = true,
         }
         match &mut self.order {
@@ -324,7 +325,7 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// Takes an operation from all ranks, if the leader has not decided to run it.
+    /// Withdraws an operation from all ranks, unless the leader has already ordered it.
     fn withdraw(&mut self, now: Time, slot: Slot) {
         let Some(pending) = self.pending.get_mut(&slot).filter(|pending| !pending.withdrawn) else { return };
         pending.withdrawn = true;
@@ -340,7 +341,7 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// Whether another rank has what it is about, and comes when it can.
+    /// Whether another rank owns its source and comes to it when it can.
     fn waits_for_owner(&self, wish: &Wish) -> bool {
         wish.goal.bringer().is_some_and(|owner| owner != self.party.ranks[self.party.me].rank)
     }

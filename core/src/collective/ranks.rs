@@ -1,13 +1,13 @@
-//! The ranks of one machine, as each of them knows the others, and what may become of one.
+//! The ranks of one machine, as each of them knows the others, and the ways in which one can fail.
 
 use crate::types::{Incarnation, View, WorkerId};
 
-/// A rank of the machine, as the view tells it.
+/// A rank of the machine, as the view names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LocalRank {
     /// Its rank in the job.
     pub rank: WorkerId,
-    /// Which life of its process.
+    /// The incarnation of its process.
     pub incarnation: Incarnation,
     /// Its name, such as `worker 2`.
     pub name: String,
@@ -34,14 +34,14 @@ impl LocalRank {
     }
 }
 
-/// Why nothing works any more. Ranks are positions among those of the machine.
+/// Why the ranks cannot work together any more. Ranks are positions among those of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Breakage {
     /// The process of this rank is gone.
     Lost(usize),
     /// This rank stopped in the middle of a sum.
     Stuck(usize),
-    /// This rank wrote what has no meaning.
+    /// This rank wrote a record without meaning.
     Confused(usize),
     /// The devices of this rank failed.
     Failed(usize),

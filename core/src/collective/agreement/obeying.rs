@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::types::{Defect, Goal, Op, Time, planted};
 
 impl<L> Agreement<L> {
-    /// Acts on what is next: one order, or all of a group.
+    /// Acts on the next decision: one order, or all orders of a group.
     ///
     /// # Errors
     /// If it has no meaning here.
@@ -22,7 +22,7 @@ impl<L> Agreement<L> {
         decisions.into_iter().chain(held_back).try_for_each(|decision| self.act_on(now, decision))
     }
 
-    /// Nothing is left of what the leader ordered: if it left, what is pending ends. Whether that was something.
+    /// All orders of the leader were obeyed. If the leader has left, the pending operations end; whether there were any.
     pub fn settle_orphans(&mut self, now: Time) -> bool {
         if !self.orphaned || self.pending.is_empty() {
             return false;
@@ -63,7 +63,7 @@ impl<L> Agreement<L> {
         Ok(())
     }
 
-    /// Why an operation that is ordered is not carried out, by any rank.
+    /// Why no rank carries out an ordered operation.
     fn refusal(&self, wish: &Wish, weights: &[f64]) -> Option<Error> {
         let is_whole = matches!(wish.goal, Goal::AllReduce | Goal::Join { taker: None, .. });
         if !is_whole || wish.claim.op != Op::WeightedMean {
@@ -76,7 +76,7 @@ impl<L> Agreement<L> {
         })
     }
 
-    /// The rank at position `from` tells the others why there is nothing. That goes the way of the host, whatever the memory is.
+    /// The rank at position `from` tells the others why there is no data. It uses host memory, for tensors of any memory.
     fn tell_why(&mut self, pending: Pending<L>, claim: Claim, from: usize) -> Result<(), Breakage> {
         let failure = pending.wish.failure.filter(|_| from == self.party.me);
         if (from == self.party.me) != failure.is_some() {

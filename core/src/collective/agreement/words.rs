@@ -8,7 +8,7 @@ use crate::collective::ranks::LocalRank;
 use crate::error::Error;
 use crate::types::{Defect, Goal, PartId, Round};
 
-/// Who agrees.
+/// The ranks that agree.
 #[derive(Clone, Debug)]
 pub struct Party {
     /// The ranks of the machine, in ascending order; the first leads.
@@ -21,7 +21,7 @@ pub struct Party {
     pub step_timeout: Duration,
     /// Every so many decisions the oldest goes first.
     pub oldest_every: u32,
-    /// A mistake to make, for the simulation.
+    /// A defect to plant, for the simulation.
     pub defect: Option<Defect>,
 }
 
@@ -32,29 +32,29 @@ pub struct Wish {
     pub part: PartId,
     /// Which sum of it; each rank comes to the rounds of a part in order.
     pub round: Round,
-    /// What shall come of it.
+    /// The ranks that get the result.
     pub goal: Goal,
-    /// Why this rank has nothing of what the others wait for.
+    /// Why this rank has no data for the others.
     pub failure: Option<Error>,
-    /// What this rank thinks it is.
+    /// What this rank claims about the operation.
     pub claim: Claim,
 }
 
 /// What a rank tells the leader.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Announcement {
-    /// It is ready.
+    /// It is ready for an operation.
     Ready(Slot, Claim),
-    /// It gives this up.
+    /// It gives an operation up.
     Withdrawn(Slot),
-    /// It has waited so long.
+    /// It has waited too long for an operation.
     Overdue(Slot, Duration),
 }
 
 /// What the driver does.
 #[derive(Debug)]
 pub enum Act<L> {
-    /// All ranks do this now. Begin it after those before it; at once with those of the same answer, which are on devices.
+    /// All ranks do this now. Begin it after the acts before it. Acts of one group, which are on devices, begin together.
     Run {
         /// What all ranks claim alike.
         claim: Claim,
@@ -62,18 +62,18 @@ pub enum Act<L> {
         weights: Vec<f64>,
         /// What the ranks do. Those of the PCIe group if it is on devices.
         dataflow: Dataflow,
-        /// Absent if nobody waits for it here any more: this rank takes part without memory.
+        /// Absent if the caller does not wait any more: this rank then takes part without memory.
         load: Option<L>,
     },
-    /// All ranks hear now why there is nothing. It takes a turn as an operation in host memory does, and touches nobody's memory.
+    /// All ranks learn now why there is no data. This takes a turn like an operation in host memory, and touches no tensor.
     Tell {
         /// What all ranks claim alike.
         claim: Claim,
         /// The position of the rank that tells.
         from: usize,
-        /// What it tells, on that rank.
+        /// The error, on that rank.
         failure: Option<Error>,
-        /// Absent if nobody waits for it here any more.
+        /// Absent if the caller does not wait any more.
         load: Option<L>,
     },
     /// It is not begun, for this reason.
@@ -86,7 +86,7 @@ pub enum Act<L> {
 }
 
 impl Wish {
-    /// Its place among what is done with its part.
+    /// Its part and round.
     pub fn slot(&self) -> Slot {
         self.goal.slot(self.part, self.round)
     }
