@@ -21,7 +21,7 @@ mod words;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-pub use self::words::{Act, Announcement, Party, Wish};
+pub use self::words::{Act, Announcement, Brought, Party, Wish};
 
 use super::dataflow::Dataflow;
 use super::explain::broken;
@@ -94,25 +94,18 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// The rank is ready for an operation. `fits` says whether it has the memory that its [`share`](Self::share) of the work needs.
-    pub fn handle_wish(&mut self, now: Time, wish: Wish, load: L, fits: bool) {
+    /// The rank is ready for an operation, to which it brings this memory.
+    pub fn handle_wish(&mut self, now: Time, wish: Wish, load: L, brought: Brought) {
         let slot = wish.slot();
         let wrong = |what: String| Some(Error::Internal { what: format!("part {}, {} {what}", slot.0, wish.round) });
-        let refusal = if let Some(error) = &self.closed {
-            Some(error.clone())
-        } else if self.pending.contains_key(&slot) {
-            wrong("is reduced twice".to_owned())
-        } else {
-            match self.share(&wish) {
-                None => wrong(format!("is not reduced on this machine: {:?}", wish.goal)),
-                Some(_) => {
-                    if fits {
-                        None
-                    } else {
-                        wrong("with memory of another length".to_owned())
-                    }
-                }
+        let refusal = match (&self.closed, self.share(&wish)) {
+            (Some(error), _) => Some(error.clone()),
+            _ if self.pending.contains_key(&slot) => wrong("is reduced twice".to_owned()),
+            (None, None) => wrong(format!("is not reduced on this machine: {:?}", wish.goal)),
+            (None, Some(dataflow)) if !self.is_enough(brought, &wish, dataflow) => {
+                wrong("with memory of another length".to_owned())
             }
+            (None, Some(_)) => None,
         };
         if let Some(error) = refusal {
             return self.acts.push_back(Act::End { load, error });
@@ -192,7 +185,7 @@ impl<L> Agreement<L> {
 
     /// The data flow of an operation among the ranks that reach each other's memory of its kind. `None` if it names a rank outside of them,
     /// or if its result must reach all ranks where only some reach each other.
-    pub fn share(&self, wish: &Wish) -> Option<Dataflow> {
+    fn share(&self, wish: &Wish) -> Option<Dataflow> {
         let Party { ranks, group, .. } = &self.party;
         let position = |worker: WorkerId| ranks.iter().position(|other| other.rank == worker);
         let Wish { goal, claim, .. } = wish;
@@ -203,6 +196,20 @@ impl<L> Agreement<L> {
                 let is_whole = *goal != Goal::AllReduce || group.len() == ranks.len();
                 Dataflow::of(goal, claim.op, group.len(), near).filter(|_| is_whole)
             }
+        }
+    }
+
+    /// Whether a rank brings the memory that its share of an operation needs.
+    fn is_enough(&self, brought: Brought, wish: &Wish, dataflow: Dataflow) -> bool {
+        let Party { me, group, .. } = &self.party;
+        let place = match wish.claim.device {
+            DeviceKind::Host => *me,
+            DeviceKind::Cuda => group.iter().position(|rank| rank == me).expect("it is of its own group"),
+        };
+        match brought {
+            Brought::Nothing => wish.claim.bytes == 0 || wish.failure.is_some() || !dataflow.needs(place),
+            Brought::AsClaimed => true,
+            Brought::Other => false,
         }
     }
 

@@ -58,8 +58,10 @@ pub(super) fn pushed(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Rc<[u
 
 /// The result of a round of a tensor.
 pub(super) fn result(plan: &Plan, tensor: usize, round: u64) -> Rc<[u8]> {
-    let everybody: Vec<u32> = (0..plan.workers).collect();
-    plan.memo.recall(What::Result, tensor, round, || result_of(plan, tensor, round, &everybody))
+    plan.memo.recall(What::Result, tensor, round, || {
+        let everybody: Vec<u32> = (0..plan.workers).collect();
+        result_of(plan, tensor, round, &everybody)
+    })
 }
 
 fn contribute(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {

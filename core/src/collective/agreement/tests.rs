@@ -9,7 +9,7 @@ const NOW: Time = Time(0);
 fn what_all_ranks_are_ready_for_runs_on_all_of_them_in_one_order() {
     let mut ranks = machine(2);
     for (rank, part) in [(1, 1), (1, 2), (0, 2), (0, 1)] {
-        ranks[rank].handle_wish(NOW, all_reduce(part), part, true);
+        ranks[rank].handle_wish(NOW, all_reduce(part), part, Brought::AsClaimed);
     }
     settle(&mut ranks);
     for rank in &mut ranks {
@@ -21,12 +21,12 @@ fn what_all_ranks_are_ready_for_runs_on_all_of_them_in_one_order() {
 #[test]
 fn what_one_rank_gives_up_ends_on_all_and_names_it() {
     let mut ranks = machine(2);
-    ranks[0].handle_wish(NOW, all_reduce(1), 1, true);
-    ranks[1].handle_wish(NOW, all_reduce(2), 2, true);
+    ranks[0].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
+    ranks[1].handle_wish(NOW, all_reduce(2), 2, Brought::AsClaimed);
     ranks[1].handle_abandoned(NOW, all_reduce(2).slot());
     assert!(ranks[1].take_urgency());
     settle(&mut ranks);
-    ranks[0].handle_wish(NOW, all_reduce(2), 2, true);
+    ranks[0].handle_wish(NOW, all_reduce(2), 2, Brought::AsClaimed);
     settle(&mut ranks);
     assert!(matches!(acts(&mut ranks[1])[..], [Act::End { load: 2, error: Error::Cancelled }]));
     let [Act::End { load: 2, error: Error::Stalled { missing, .. } }] = &acts(&mut ranks[0])[..] else {
@@ -39,11 +39,11 @@ fn what_one_rank_gives_up_ends_on_all_and_names_it() {
 fn who_does_not_want_a_broadcast_lets_go_of_its_memory_and_looks_on() {
     let mut ranks = machine(2);
     let wish = Wish { goal: Goal::Broadcast { owner: WorkerId(0) }, ..all_reduce(1) };
-    ranks[1].handle_wish(NOW, wish.clone(), 1, true);
+    ranks[1].handle_wish(NOW, wish.clone(), 1, Brought::AsClaimed);
     ranks[1].handle_abandoned(NOW, wish.slot());
     assert!(matches!(acts(&mut ranks[1])[..], [Act::End { load: 1, error: Error::Cancelled }]));
     assert_eq!(ranks[1].poll_timeout(), None, "it waits as long as the owner lives");
-    ranks[0].handle_wish(NOW, wish, 1, true);
+    ranks[0].handle_wish(NOW, wish, 1, Brought::AsClaimed);
     settle(&mut ranks);
     assert!(matches!(acts(&mut ranks[1])[..], [Act::Run { load: None, .. }]));
 }
@@ -52,8 +52,8 @@ fn who_does_not_want_a_broadcast_lets_go_of_its_memory_and_looks_on() {
 fn a_rank_that_has_nothing_says_why_and_the_others_hear_it() {
     let mut ranks = machine(2);
     let wish = Wish { goal: Goal::Broadcast { owner: WorkerId(1) }, ..all_reduce(1) };
-    ranks[0].handle_wish(NOW, wish.clone(), 1, true);
-    ranks[1].handle_wish(NOW, Wish { failure: Some(Error::Cancelled), ..wish }, 1, true);
+    ranks[0].handle_wish(NOW, wish.clone(), 1, Brought::AsClaimed);
+    ranks[1].handle_wish(NOW, Wish { failure: Some(Error::Cancelled), ..wish }, 1, Brought::AsClaimed);
     settle(&mut ranks);
     assert!(matches!(acts(&mut ranks[0])[..], [Act::Tell { from: 1, failure: None, .. }]));
     assert!(matches!(acts(&mut ranks[1])[..], [Act::Tell { from: 1, failure: Some(Error::Cancelled), .. }]));
@@ -63,7 +63,7 @@ fn a_rank_that_has_nothing_says_why_and_the_others_hear_it() {
 fn what_waits_too_long_is_complained_of_and_then_the_leader_answers_or_is_stuck() {
     let mut ranks = machine(2);
     let late = NOW + Duration::from_secs(5);
-    ranks[1].handle_wish(NOW, all_reduce(1), 1, true);
+    ranks[1].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
     assert_eq!(ranks[1].poll_timeout(), Some(late));
     assert_eq!(ranks[1].handle_timeout(late), Ok(()));
     assert_eq!(ranks[1].handle_timeout(late + ANSWER_PATIENCE), Err(Breakage::Stuck(0)));
@@ -78,7 +78,7 @@ fn what_waits_too_long_is_complained_of_and_then_the_leader_answers_or_is_stuck(
 fn the_leader_has_its_time_to_answer_a_rank_that_gives_up_when_it_is_overdue() {
     let mut ranks = machine(2);
     let late = NOW + Duration::from_secs(5);
-    ranks[1].handle_wish(NOW, all_reduce(1), 1, true);
+    ranks[1].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
     ranks[1].handle_abandoned(late, all_reduce(1).slot());
     assert_eq!(ranks[1].handle_timeout(late), Ok(()));
     assert_eq!(ranks[1].handle_timeout(late + ANSWER_PATIENCE), Err(Breakage::Stuck(0)));
@@ -87,10 +87,10 @@ fn the_leader_has_its_time_to_answer_a_rank_that_gives_up_when_it_is_overdue() {
 #[test]
 fn a_breakage_ends_everything_now_and_later() {
     let mut ranks = machine(3);
-    ranks[1].handle_wish(NOW, all_reduce(1), 1, true);
+    ranks[1].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
     let lost = ranks[1].explain(Breakage::Lost(2));
     assert_eq!(ranks[1].fail(Some(lost.clone())), lost);
-    ranks[1].handle_wish(NOW, all_reduce(2), 2, true);
+    ranks[1].handle_wish(NOW, all_reduce(2), 2, Brought::AsClaimed);
     assert_eq!(ranks[1].handle_refused(all_reduce(3).slot()), Some(lost.clone()));
     let [Act::End { load: 1, error: first }, Act::End { load: 2, error: second }] = &acts(&mut ranks[1])[..] else {
         panic!("both end")
@@ -107,14 +107,14 @@ fn an_order_that_a_rank_did_not_ask_for_is_what_the_leader_is_blamed_for() {
         vec![Decision::Run { slot: all_reduce(1).slot(), claim, failed: None, weights: vec![1.0; 2] }]
     };
     assert_eq!(ranks[1].obey(NOW, decision(8)), Err(Breakage::Confused(0)));
-    ranks[1].handle_wish(NOW, all_reduce(1), 1, true);
+    ranks[1].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
     assert_eq!(ranks[1].obey(NOW, decision(16)), Err(Breakage::Confused(0)), "of another length");
 }
 
 #[test]
 fn when_the_leader_leaves_what_it_did_not_order_ends() {
     let mut ranks = machine(2);
-    ranks[1].handle_wish(NOW, all_reduce(1), 1, true);
+    ranks[1].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
     ranks[1].handle_left(0);
     assert!(ranks[1].has_orphans() && ranks[1].settle_orphans(NOW));
     let left = explain_left();

@@ -40,6 +40,17 @@ pub struct Wish {
     pub claim: Claim,
 }
 
+/// The memory that a rank brings to an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Brought {
+    /// None: it takes part because the others need it.
+    Nothing,
+    /// Memory of the kind and length that it claims.
+    AsClaimed,
+    /// Other memory than it claims.
+    Other,
+}
+
 /// What a rank tells the leader.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Announcement {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::board::Board;
 use super::devices::Devices;
 use super::layout::Word;
-use super::pending::{Load, has_memory};
+use super::pending::{Load, brought};
 use super::road::{Part, Running, Scratch};
 use crate::collective::agreement::{Act, Agreement, Wish};
 use crate::collective::order::{Decision, Slot};
@@ -82,9 +82,8 @@ impl Driver {
         match request {
             Request::Run(Operation { part, round, goal, failure, claim, memory }, done) => {
                 let wish = Wish { part, round, goal, failure, claim };
-                let share = self.agreement.share(&wish);
-                let fits = share.is_none_or(|dataflow| has_memory(&memory, &wish, dataflow, self.board.me));
-                self.agreement.handle_wish(now, wish, Load { memory, done }, fits);
+                let brought = brought(&memory, &wish.claim);
+                self.agreement.handle_wish(now, wish, Load { memory, done }, brought);
             }
             Request::Refuse(slot, error, done) => done.err(self.agreement.handle_refused(slot).unwrap_or(error)),
             Request::Abandon(slot) => self.agreement.handle_abandoned(now, slot),

@@ -333,7 +333,7 @@ impl Core {
                 budget = self.spin_budget();
                 is_idle = true;
             }
-            if spin.goes_on(now.since(Time::ZERO), budget) && !budget.is_zero() {
+            if spin.goes_on(now.since(Time::ZERO), budget) {
                 continue;
             }
             driver.handle_timeout(now);

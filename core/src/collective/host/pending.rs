@@ -2,9 +2,9 @@
 
 use super::devices;
 use super::road::fits;
-use crate::collective::agreement::Wish;
+use crate::collective::Memory;
+use crate::collective::agreement::Brought;
 use crate::collective::order::Claim;
-use crate::collective::{Dataflow, Memory};
 use crate::error::Error;
 use crate::types::Done;
 
@@ -22,22 +22,12 @@ impl Load {
     }
 }
 
-/// Whether memory is what its share of an operation needs of the rank at position `me`.
-pub(super) fn has_memory(memory: &Memory, wish: &Wish, dataflow: Dataflow, me: usize) -> bool {
-    match memory {
-        // It only looks on.
-        Memory::Host { source, destination } if source.is_empty() && destination.is_empty() => {
-            wish.claim.bytes == 0 || wish.failure.is_some() || !dataflow.needs(me)
-        }
-        memory => lies_in(memory, &wish.claim),
-    }
-}
-
-/// Whether memory is of the kind and length that `claim` says.
-fn lies_in(memory: &Memory, claim: &Claim) -> bool {
-    memory.kind() == claim.device
-        && match memory {
-            Memory::Host { source, destination } => fits(claim, source) && fits(claim, destination),
-            Memory::Device(memory) => devices::fits(memory, claim.bytes, claim.dtype.bytes()),
-        }
+/// What `memory` is to an operation of this claim.
+pub(super) fn brought(memory: &Memory, claim: &Claim) -> Brought {
+    let is_as_claimed = match memory {
+        Memory::Host { source, destination } if source.is_empty() && destination.is_empty() => return Brought::Nothing,
+        Memory::Host { source, destination } => fits(claim, source) && fits(claim, destination),
+        Memory::Device(memory) => devices::fits(memory, claim.bytes, claim.dtype.bytes()),
+    };
+    if is_as_claimed && memory.kind() == claim.device { Brought::AsClaimed } else { Brought::Other }
 }

@@ -47,6 +47,7 @@ impl Spin {
     /// long as it takes to fall asleep and be woken.
     pub(crate) fn goes_on(&mut self, now: Duration, budget: Duration) -> bool {
         self.phase = match self.phase {
+            Phase::Worked if budget.is_zero() => Phase::Resting,
             Phase::Worked if self.pauses > 0 => {
                 self.pauses -= 1;
                 Phase::Resting
@@ -99,6 +100,8 @@ mod tests {
         assert!(!spin.goes_on(BUDGET * 2, BUDGET), "it has slept, and nothing came");
         spin.worked();
         assert!(spin.goes_on(BUDGET * 3, BUDGET));
+        spin.worked();
+        assert!(!spin.goes_on(BUDGET * 4, Duration::ZERO), "it may not look at all");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use gradlane_core::collective::LocalRank;
-use gradlane_core::collective::agreement::{Act, Agreement, Announcement, Party, Wish};
+use gradlane_core::collective::agreement::{Act, Agreement, Announcement, Brought, Party, Wish};
 use gradlane_core::collective::group::Room;
 use gradlane_core::collective::order::{Decision, Slot};
 use gradlane_core::collective::ranks::Breakage;
@@ -180,16 +180,15 @@ impl WorkerProcess {
         let wish = Wish { part: task.part, round: task.round, goal, failure, claim };
         let slot = wish.slot();
         let near = self.neighbours.as_mut().expect("a pipeline with a collective stage begins with a collective");
-        let place = near.reached(claim.device).iter().position(|rank| *rank == near.me).expect("it reaches itself");
-        let fits =
-            near.agreement.share(&wish).is_none_or(|dataflow| match source.is_empty() && destination.is_empty() {
-                true => claim.bytes == 0 || wish.failure.is_some() || !dataflow.needs(place),
-                false => [&source, &destination].iter().all(|regions| length(regions) == claim.bytes),
-            });
+        let brought = match [&source, &destination] {
+            [source, destination] if source.is_empty() && destination.is_empty() => Brought::Nothing,
+            both if both.iter().all(|regions| length(regions) == claim.bytes) => Brought::AsClaimed,
+            _ => Brought::Other,
+        };
         context
             .log
             .note(context.now, self.me.who, "meets", &[task.round.0], || format!("part {}, {wish:?}", task.part));
-        near.agreement.handle_wish(context.now, wish, Load { task: task.id, takes, source, destination }, fits);
+        near.agreement.handle_wish(context.now, wish, Load { task: task.id, takes, source, destination }, brought);
         // It may have been abandoned before the collective knew of it.
         if self.worker.is_abandoned(task.id, slot) {
             self.abandon_meeting(context, slot);
