@@ -30,7 +30,7 @@ test-rust: ## without Python: the same as a plain `cargo test`
 	SKIPPED_TESTS=$(SKIPS)/rust cargo test --quiet
 	@$(call count_skips,$(SKIPS)/rust)
 
-test-sim: ## the deterministic simulation alone: SEEDS=20000 for more, SEED=7 to replay one with its history
+test-sim: ## the deterministic simulation alone: SEEDS=20000 for more, FROM=4000 for others, SEED=7 to replay one with its history
 	cargo test -p gradlane-tests --test it sim:: -- --nocapture
 
 # What Python's tests of CUDA tensors load by path: target/release/libfakecuda.so and target/release/libfakenccl.so.

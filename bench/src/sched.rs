@@ -174,7 +174,10 @@ impl Load {
                 Command::Wake(_) => {}
                 Command::Release(_) => self.released += 1,
                 Command::Resolved { group, outcome: Ok(()) } => self.resolved.push(group),
-                Command::Resolved { outcome: Err(_), .. } | Command::Abandon(_) | Command::Withdraw { .. } => {
+                Command::Resolved { outcome: Err(_), .. }
+                | Command::Abandon(_)
+                | Command::Decline(_)
+                | Command::Withdraw { .. } => {
                     self.failed += 1;
                 }
             }

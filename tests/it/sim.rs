@@ -1,7 +1,8 @@
 //! The simulation: thousands of whole clusters, each from a seed.
 //!
-//! `SEED=n` replays one seed with its whole history; `SEEDS=n` sets how many are tried.
+//! `SEED=n` replays one seed with its whole history; `SEEDS=n` sets how many are tried, and `FROM=n` the first of them.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
@@ -10,8 +11,8 @@ use gradlane_tests::sim::{self, Checker, Failure, Known};
 
 #[test]
 fn a_cluster_keeps_its_promises_whatever_goes_wrong() {
-    let seeds = environment("SEEDS").unwrap_or(4000);
-    if let Some(failure) = first_failure(seeds, None) {
+    let (from, seeds) = (environment("FROM").unwrap_or(0), environment("SEEDS").unwrap_or(4000));
+    if let Some(failure) = lowest(from..from + seeds, |seed| sim::run(seed, None, false)) {
         panic!("{failure}");
     }
 }
@@ -20,7 +21,7 @@ fn a_cluster_keeps_its_promises_whatever_goes_wrong() {
 #[test]
 fn every_planted_defect_is_caught() {
     const SEEDS: u64 = 500;
-    let caught = |defect: &Defect| match first_failure(SEEDS, Some(*defect)) {
+    let caught = |defect: &Defect| match lowest(0..SEEDS, |seed| sim::run(seed, Some(*defect), false)) {
         Some(Failure { seed, violation }) => {
             println!("{:<24} {:<13} after {} seeds", format!("{defect:?}"), violation.checker, seed + 1);
             true
@@ -39,7 +40,7 @@ fn every_planted_defect_is_caught() {
 fn every_known_finding_still_falls_out() {
     const SEEDS: u64 = 8000;
     let falls_out = |finding: &Known| {
-        let found = lowest(SEEDS, |seed| sim::run_unspared(seed, *finding));
+        let found = lowest(0..SEEDS, |seed| sim::run_unspared(seed, *finding));
         match &found {
             Some(Failure { seed, violation }) => println!("{finding:?}: seed {seed}, {violation}"),
             None => println!("{finding:?} does not fall out of {SEEDS} seeds: remove it from the list"),
@@ -80,19 +81,14 @@ fn replay() {
     }
 }
 
-/// The lowest of `seeds` seeds that breaks a rule.
-fn first_failure(seeds: u64, defect: Option<Defect>) -> Option<Failure> {
-    lowest(seeds, |seed| sim::run(seed, defect, false))
-}
-
-/// The lowest of `seeds` seeds that fails, found on all cores.
-fn lowest(seeds: u64, run: impl Fn(u64) -> Result<u64, Failure> + Sync) -> Option<Failure> {
-    let (next, worst) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+/// The lowest of these seeds that fails, found on all cores.
+fn lowest(seeds: Range<u64>, run: impl Fn(u64) -> Result<u64, Failure> + Sync) -> Option<Failure> {
+    let (next, worst) = (AtomicU64::new(seeds.start), AtomicU64::new(seeds.end));
     let search = || {
         let mut found: Option<Failure> = None;
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.min(worst.load(Ordering::Relaxed)) {
+            if seed >= worst.load(Ordering::Relaxed) {
                 return found;
             }
             if let Err(failure) = run(seed) {

@@ -5,7 +5,7 @@
 //! Every rank has one [`Agreement`]. The lowest rank is the *leader*, and its agreement holds the [`Order`].
 //!
 //! 1. Hand in what the rank is ready for ([`handle_wish`](Agreement::handle_wish)), gives up ([`handle_abandoned`](Agreement::handle_abandoned))
-//!    or cannot do ([`handle_refused`](Agreement::handle_refused)).
+//!    or will never be ready for ([`handle_declined`](Agreement::handle_declined)).
 //! 2. Bring every [`unsaid`](Agreement::unsaid) announcement to the leader, in order, and call [`said`](Agreement::said) for each. The
 //!    leader's driver gives it to [`hear`](Agreement::hear), and calls [`weigh`](Agreement::weigh) when there are no more.
 //! 3. The leader's driver asks for decisions ([`lead`](Agreement::lead)) when it has nothing under way in host memory and has obeyed all
@@ -122,8 +122,9 @@ impl<L> Agreement<L> {
         self.announce(Announcement::Ready(slot, claim));
     }
 
-    /// The rank cannot carry out an operation for which the others may be ready. Returns why nothing is accepted any more, if so.
-    pub fn handle_refused(&mut self, slot: Slot) -> Option<Error> {
+    /// The rank will not take part in an operation for which it was not ready, and for which the others may be. Returns why nothing is
+    /// accepted any more, if so.
+    pub fn handle_declined(&mut self, slot: Slot) -> Option<Error> {
         if self.closed.is_none() {
             self.announce(Announcement::Withdrawn(slot));
         }

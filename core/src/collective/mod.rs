@@ -52,6 +52,9 @@ pub trait Collective: Progress + Send + Sync {
     /// as well, because NCCL on the other ranks needs its memory.
     fn abandon(&self, slot: Slot);
 
+    /// Tells the other ranks that this one will never submit an operation. It ends for them as [`Stalled`](crate::Error::Stalled).
+    fn decline(&self, slot: Slot);
+
     /// Ends everything at once with this cause, without waiting for other ranks: the job is over, and they learn it themselves.
     fn abort(&self, cause: Error);
 

@@ -84,8 +84,8 @@ pub struct Order {
     ready: BTreeSet<(Reverse<Priority>, u64, Slot)>,
     /// The same by age.
     ages: BTreeSet<(u64, Slot)>,
-    /// The round after the latest that each rank announced, by part.
-    reached: BTreeMap<PartId, Vec<Round>>,
+    /// What each rank announced, by part.
+    announcements: BTreeMap<PartId, Vec<Announced>>,
     /// Failures that some ranks may not have come to yet.
     failed: BTreeMap<Slot, Failure>,
     failures: VecDeque<(Slot, Failure)>,
@@ -108,6 +108,21 @@ struct Pending {
     weights: Vec<f64>,
 }
 
+/// What one rank announced of one part.
+#[derive(Clone, Default, Debug)]
+struct Announced {
+    /// It takes part in no round before this one any more, unless it did.
+    passed: Round,
+    /// Rounds from there on for which it has nothing. It says so at once, while earlier rounds may still wait.
+    early: BTreeSet<Round>,
+}
+
+impl Announced {
+    fn has(&self, round: Round) -> bool {
+        round < self.passed || self.early.contains(&round)
+    }
+}
+
 impl Order {
     /// How many ranks a machine may have: a bit each.
     pub const RANKS_MAX: u32 = Machines::RANKS_MAX;
@@ -125,7 +140,7 @@ impl Order {
             pending: BTreeMap::new(),
             ready: BTreeSet::new(),
             ages: BTreeSet::new(),
-            reached: BTreeMap::new(),
+            announcements: BTreeMap::new(),
             failed: BTreeMap::new(),
             failures: VecDeque::new(),
             left: 0,
@@ -141,9 +156,13 @@ impl Order {
         Self { defect, ..self }
     }
 
-    /// `rank` is ready to reduce `slot`. A rank announces the rounds of a part in order.
+    /// `rank` is ready to reduce `slot`, or has to tell the others why it has nothing of it. A rank announces the rounds of a part in
+    /// order, except those for which it has nothing.
     pub fn handle_ready(&mut self, rank: u32, slot: Slot, claim: Claim) {
-        self.pass(rank, slot);
+        match claim.failed {
+            true => self.announce_early(rank, slot),
+            false => self.pass(rank, slot),
+        }
         if let Some(failure) = self.failed.get(&slot).copied() {
             self.failures.push_back((slot, failure));
             self.forget_if_all_came(slot);
@@ -176,11 +195,8 @@ impl Order {
 
     /// `rank` gives up what it was ready for, or what it will never be ready for. Too late, it is ignored: the decision was made.
     pub fn handle_withdrawn(&mut self, rank: u32, slot: Slot) {
-        let (part, round) = slot;
-        let came = self.reached.get(&part).is_some_and(|reached| reached[rank as usize] > round);
-        if !came {
-            self.pass(rank, slot);
-        }
+        let came = self.announced(slot) & (1 << rank) != 0;
+        self.announce_early(rank, slot);
         if self.failed.contains_key(&slot) {
             self.forget_if_all_came(slot);
         } else if !came || self.pending.contains_key(&slot) {
@@ -255,15 +271,26 @@ impl Order {
         u64::MAX >> (Self::RANKS_MAX - self.ranks)
     }
 
+    /// `rank` has nothing of `slot`. It may still come to earlier rounds.
+    fn announce_early(&mut self, rank: u32, slot: Slot) {
+        if planted(self.defect, Defect::EarlyWordPasses) {
+            return self.pass(rank, slot);
+        }
+        let announced = self.announced_by(rank, slot.0);
+        if slot.1 >= announced.passed {
+            announced.early.insert(slot.1);
+        }
+    }
+
     /// `rank` came to `slot`: it contributes to no round before it any more.
     fn pass(&mut self, rank: u32, slot: Slot) {
         let (part, round) = slot;
-        let ranks = self.ranks as usize;
-        let reached = &mut self.reached.entry(part).or_insert_with(|| vec![Round(0); ranks])[rank as usize];
-        if *reached > round {
+        let announced = self.announced_by(rank, part);
+        if announced.passed > round {
             return;
         }
-        *reached = round.next();
+        announced.passed = round.next();
+        announced.early.retain(|early| *early > round);
         let earlier = (part, Round(0))..slot;
         let given_up: Vec<Slot> = self
             .pending
@@ -293,11 +320,9 @@ impl Order {
         if missing & self.left != 0 {
             return self.fail(slot, Failure::Left { missing: missing & self.left });
         }
-        let (part, round) = slot;
-        let beyond = |(rank, reached): &(u32, &Round)| missing & (1 << rank) != 0 && **reached > round;
-        let reached = self.reached.get(&part).into_iter().flatten();
-        if let Some((rank, _)) = (0..).zip(reached).find(beyond) {
-            self.fail(slot, Failure::GaveUp { rank });
+        let gone = missing & self.announced(slot);
+        if gone != 0 {
+            self.fail(slot, Failure::GaveUp { rank: gone.trailing_zeros() });
         }
     }
 
@@ -309,12 +334,20 @@ impl Order {
     }
 
     fn forget_if_all_came(&mut self, slot: Slot) {
-        let (part, round) = slot;
-        let gone = self.left;
-        let came = |(rank, reached): (u32, &Round)| *reached > round || gone & (1 << rank) != 0;
-        if self.reached.get(&part).is_some_and(|reached| (0..).zip(reached).all(came)) {
+        if self.everybody() & !(self.left | self.announced(slot)) == 0 {
             self.failed.remove(&slot);
         }
+    }
+
+    /// The ranks that will say no more of a slot, a bit each.
+    fn announced(&self, (part, round): Slot) -> u64 {
+        let announced = self.announcements.get(&part).into_iter().flatten();
+        announced.enumerate().fold(0, |ranks, (rank, announced)| ranks | u64::from(announced.has(round)) << rank)
+    }
+
+    fn announced_by(&mut self, rank: u32, part: PartId) -> &mut Announced {
+        let ranks = self.ranks as usize;
+        &mut self.announcements.entry(part).or_insert_with(|| vec![Announced::default(); ranks])[rank as usize]
     }
 
     fn remove(&mut self, slot: Slot) -> Option<Pending> {

@@ -100,6 +100,11 @@ impl Dispatch for Dispatcher {
                         collective.abandon(slot);
                     }
                 }
+                Effect::Decline(slot) => {
+                    if let Some(collective) = shared.collective.get() {
+                        collective.decline(slot);
+                    }
+                }
                 Effect::Resolve(done, outcome, tensors) => resolve(shared, done, outcome, tensors),
                 Effect::Declare { request, tensors, fuse } => declare(shared, request, tensors, fuse),
                 Effect::Dial(to) => dial(shared, to),

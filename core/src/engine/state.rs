@@ -8,7 +8,7 @@ use super::payload::Payload;
 use super::trace::{Subject, TaskTrace, Timeline};
 use crate::error::{Error, Result};
 use crate::sched::{SideTable, TaskId};
-use crate::types::{Done, LinkId, TensorSpec, Time};
+use crate::types::{Done, LinkId, Slot, TensorSpec, Time};
 use crate::worker::{Command, Dial, Held, Load, Stuck, Worker};
 
 /// The machine and what belongs to its ids.
@@ -39,6 +39,7 @@ struct Lent {
 pub(super) enum Effect {
     Wake(crate::pipeline::Stage),
     Abandon(Held),
+    Decline(Slot),
     /// With the number of tensors that it is about.
     Resolve(Done<()>, Result<()>, u64),
     Declare {
@@ -127,6 +128,7 @@ impl State {
                 }
                 Command::Wake(stage) => Effect::Wake(stage),
                 Command::Abandon(held) => Effect::Abandon(held),
+                Command::Decline(slot) => Effect::Decline(slot),
                 Command::Declare { request, tensors, fuse } => Effect::Declare { request, tensors, fuse },
                 Command::Dial(dial) => Effect::Dial(dial),
                 Command::Disconnect(link) => Effect::Disconnect(link),

@@ -41,6 +41,12 @@ impl Error {
         }
     }
 
+    /// Whether it concerns the worker alone that got it: its caller gave up, or the job goes on without it. Other workers are told of it by
+    /// [`of_one_who_gave_up`](Self::of_one_who_gave_up).
+    pub fn concerns_one_worker(&self) -> bool {
+        matches!(self, Self::Cancelled | Self::Timeout { .. } | Self::Fenced { .. })
+    }
+
     /// The error for workers that wait for a round of `tensor` from which `worker` withdrew because of this error. It is this error itself
     /// where that names a fault of the round or of the job. Otherwise it is a stall that names `worker` and this error.
     #[must_use]

@@ -135,6 +135,11 @@ impl Pipeline {
         self.passed(route).find(|later| *later > stage)
     }
 
+    /// What the ranks of a machine do first together with a part of this rank; `None` if nothing.
+    pub fn first_meeting(&self, route: Route) -> Option<Stage> {
+        self.passed(route).find(|stage| stage.is_collective())
+    }
+
     /// Where the others of its machine wait for a part of this rank, once it has passed `stage`; `None` if they do not.
     pub fn meeting_after(&self, stage: Stage, route: Route) -> Option<Stage> {
         self.passed(route).find(|later| *later > stage && later.is_collective())

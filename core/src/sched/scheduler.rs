@@ -107,6 +107,8 @@ pub enum Command {
     Wake(Stage),
     /// A running task should end early. Its executor still calls `finish`. A task can be abandoned before its executor began.
     Abandon(TaskId),
+    /// A task ended before the other ranks of its machine could begin with it. They are to be told, because they may wait for this rank.
+    Decline(TaskId),
     /// The server of the task `of`, which ends without a sum, is to be told so, because others may wait for its contribution. `task` does
     /// it: it carries no memory, and its PUSH sends `error` instead of a contribution.
     Withdraw {

@@ -58,6 +58,11 @@ pub enum Defect {
     FailureNotTold,
     /// A rank that gives up what it does with the others of its machine does not say so. Shows when a caller cancels.
     WithdrawnInSilence,
+    /// A rank that ends a task before its machine began with it does not say so. Shows when a caller cancels a round that waits for the
+    /// round before.
+    DeclinedInSilence,
+    /// A rank that has nothing of a later round is taken to have passed the earlier ones.
+    EarlyWordPasses,
     /// What is pending on a machine is not ended when a rank of it is lost.
     LossKeptPending,
     /// Another rank than the owner gets the sum of a machine.
@@ -119,6 +124,8 @@ impl Defect {
         Self::OrderedTooEarly,
         Self::FailureNotTold,
         Self::WithdrawnInSilence,
+        Self::DeclinedInSilence,
+        Self::EarlyWordPasses,
         Self::LossKeptPending,
         Self::OwnerMistaken,
         Self::MachineSumNotTaken,

@@ -23,6 +23,8 @@ pub enum Command {
     },
     /// Ask the transport or the collective to end this early. Its end is reported as always.
     Abandon(Held),
+    /// Tell the other ranks of this machine that this one will not take part in an operation that it was never handed.
+    Decline(Slot),
     /// Only while a timeline is recorded ([`set_timeline`](super::Worker::set_timeline)): a stage of this task ended.
     Finished {
         /// Which task.

@@ -251,6 +251,10 @@ impl Worker {
                 record.abandoned = true;
                 record.held.map(Command::Abandon)
             }
+            sched::Command::Decline(task) => {
+                let Record { part, memory, .. } = self.record(task);
+                self.decline(part, *memory)
+            }
             sched::Command::Withdraw { task, of, error } => {
                 self.handle_withdrawal(task, of, error);
                 None

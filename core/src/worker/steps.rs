@@ -5,8 +5,8 @@ use super::machine::Worker;
 use super::records::{Record, body};
 use crate::codec::{Coding, Malformed};
 use crate::error::{Error, Result};
-use crate::pipeline::Stage;
 use crate::pipeline::registry::ReadyPart;
+use crate::pipeline::{Route, Stage};
 use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{Claim, Defect, DeviceKind, ExchangeId, Goal, Op, PartLayout, Priority, Slot, Time, planted};
 use crate::wire::{Contribute, Contribution, Request, Service, Target, Withdraw};
@@ -187,7 +187,8 @@ impl Worker {
     }
 
     fn meeting(&mut self, task: &Task, stage: Stage) -> Meeting {
-        let (goal, failure) = (self.goal(task.id, stage), self.failure_for_all(task.id));
+        let Record { part, memory, .. } = self.record(task.id);
+        let (goal, failure) = (self.goal(part, *memory, stage), self.failure_for_all(task.id));
         let (rank, defect) = (self.rank(), self.settings.scheduler.defect);
         let record = self.record_mut(task.id);
         let memory = match stage {
@@ -212,8 +213,13 @@ impl Worker {
         Meeting { goal, claim, failure, memory, takes }
     }
 
-    fn goal(&self, task: TaskId, stage: Stage) -> Goal {
-        let Record { part, memory, .. } = self.record(task);
+    /// The first operation of a part in this memory that this rank carries out with the others of its machine, if there is one.
+    pub(super) fn first_meeting(&self, part: &ReadyPart, memory: DeviceKind) -> Option<Slot> {
+        let stage = self.here().pipeline.first_meeting(Route::new(self.duty(part), memory))?;
+        Some(self.goal(part, memory, stage).slot(part.layout.part, part.round))
+    }
+
+    fn goal(&self, part: &ReadyPart, memory: DeviceKind, stage: Stage) -> Goal {
         let PartLayout { part: id, dtype, .. } = *part.layout;
         let formation = self.here();
         let (machines, rank, defect) = (&formation.machines, formation.rank, self.settings.scheduler.defect);
@@ -272,7 +278,7 @@ impl Worker {
     /// Why this rank has nothing of a task that the other ranks of its machine wait for, as they are told; `None` if it has.
     fn failure_for_all(&self, task: TaskId) -> Option<Error> {
         let error = self.scheduler.failure(task)?.clone();
-        let is_ours = self.ended.is_some() || matches!(error, Error::Cancelled | Error::Timeout { .. });
+        let is_ours = self.ended.is_some() || error.concerns_one_worker();
         let Some(record) = self.tasks.get(task).filter(|_| is_ours) else { return Some(error) };
         let names = self.names_of(&record.part).join(" + ");
         Some(error.of_one_who_gave_up(self.rank(), names, record.part.round))

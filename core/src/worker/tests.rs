@@ -9,7 +9,8 @@ use crate::mem::Ordinal;
 use crate::pipeline::{LayoutConfig, Layouter, Stage};
 use crate::sched::{SchedulerConfig, TaskId};
 use crate::types::{
-    DType, DeviceKind, Encoding, LinkId, Op, Phase, Priority, Role, ServerId, TensorSpec, Time, View, WorkerId,
+    DType, DeviceKind, Encoding, Goal, LinkId, Op, PartId, Phase, Priority, Role, Round, ServerId, Slot, TensorSpec,
+    Time, View, WorkerId,
 };
 use crate::wire::{Body, Contribution, Request};
 
@@ -285,6 +286,22 @@ fn a_worker_that_leaves_withdraws_first_and_waits_for_the_servers_at_most_for_it
 }
 
 #[test]
+fn what_is_given_up_before_its_layout_is_known_is_declined_on_the_machine_when_it_is() {
+    let mut world = World::joined_in(on_one_machine());
+    let id = world.submit("w");
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.worker.cancel(world.now, id);
+    assert_eq!(world.commands(), [resolved(id, Err(Error::Cancelled))]);
+    world.answer(request, &tensors);
+    let declined = |command: &Command| match command {
+        Command::Decline(slot) => Some(*slot),
+        _ => None,
+    };
+    let declined: Vec<Slot> = world.commands().iter().filter_map(declined).collect();
+    assert_eq!(declined, [Goal::AllReduce.slot(PartId { key: spec("w").key(), index: 0 }, Round(0))]);
+}
+
+#[test]
 fn the_end_of_the_job_fails_what_is_under_way_and_what_comes_later() {
     let mut world = World::joined();
     let before = world.submit("w");
@@ -307,13 +324,18 @@ struct World {
 
 impl World {
     fn joined() -> Self {
-        let scheduler = SchedulerConfig { step_timeout: STEP, ..SchedulerConfig::default() };
-        let settings = WorkerSettings { scheduler, stall_warn: Duration::ZERO, device: DeviceKind::Cuda };
-        let mut world = Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new() };
-        world.worker.handle_joined(world.now, WorkerId(0), view());
+        let mut world = Self::joined_in(view());
         let Some(Command::Dial(Dial { server, attempt, .. })) = world.commands().pop() else { panic!("a server") };
         world.worker.handle_dialled(world.now, server, attempt, Ok(LinkId(7)));
         world.commands();
+        world
+    }
+
+    fn joined_in(view: View) -> Self {
+        let scheduler = SchedulerConfig { step_timeout: STEP, ..SchedulerConfig::default() };
+        let settings = WorkerSettings { scheduler, stall_warn: Duration::ZERO, device: DeviceKind::Cuda };
+        let mut world = Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new() };
+        world.worker.handle_joined(world.now, WorkerId(0), view);
         world
     }
 
@@ -343,10 +365,14 @@ impl World {
 
     /// The coordinator answers a declaration.
     fn declared(&mut self, request: u64, tensors: &[TensorSpec]) {
+        self.answer(request, tensors);
+        self.commands();
+    }
+
+    fn answer(&mut self, request: u64, tensors: &[TensorSpec]) {
         let config = LayoutConfig { partition_bytes: 1024, fuse_bytes: 64, part_bytes_min: 1024 };
         let layouts = Layouter::new(config, vec![1.0]).declare(tensors, true).unwrap();
         self.worker.handle_declared(self.now, request, Ok(layouts));
-        self.commands();
     }
 
     fn commands(&mut self) -> Vec<Command> {
@@ -358,6 +384,11 @@ impl World {
         self.carried.extend(commands.iter().filter_map(carried));
         commands
     }
+}
+
+/// Two workers on one machine.
+fn on_one_machine() -> View {
+    View::of_workers(&[(1, "/zero"), (1, "/one")])
 }
 
 /// Two workers on machines of their own, and a server.

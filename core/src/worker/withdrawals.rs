@@ -64,8 +64,12 @@ impl Worker {
 
     /// Withdraws from a round of which no task was made, and fails the submissions that take part in it.
     fn withdraw(&mut self, now: Time, part: &ReadyPart, error: &Error) {
-        let submissions = part.tickets.iter().filter_map(|id| self.submissions.get(id));
-        let groups: Vec<GroupId> = submissions.filter_map(|submission| submission.group).collect();
+        let submissions = || part.tickets.iter().filter_map(|id| self.submissions.get(id));
+        let groups: Vec<GroupId> = submissions().filter_map(|submission| submission.group).collect();
+        let device =
+            submissions().flat_map(|submission| submission.tensors.as_slice()).find_map(|tensor| tensor.device);
+        let memory = device.map_or(DeviceKind::Host, |_| DeviceKind::Cuda);
+        self.commands.extend(self.decline(part, memory));
         let priority = self.most_urgent;
         let spec = TaskSpec {
             part: part.layout.part,
@@ -82,6 +86,12 @@ impl Worker {
         for group in groups {
             self.scheduler.fail_group(now, group, error.clone());
         }
+    }
+
+    /// What tells the other ranks of this machine, if they wait for this one, that it will not take part in a round.
+    pub(super) fn decline(&self, part: &ReadyPart, memory: DeviceKind) -> Option<Command> {
+        let is_silent = planted(self.settings.scheduler.defect, Defect::DeclinedInSilence);
+        self.first_meeting(part, memory).filter(|_| !is_silent).map(Command::Decline)
     }
 
     /// The scheduler made `task` to tell the server of the task `of` why there will be no contribution.

@@ -218,6 +218,7 @@ impl WorkerProcess {
             }
             Command::Leave => self.member.member.leave(),
             Command::Abandon(Held::Operation(slot)) => self.abandon_meeting(context, slot),
+            Command::Decline(slot) => self.decline_meeting(slot),
             Command::Abort(cause) => self.leave_neighbours(context, Some(cause)),
             Command::Warn(_) => {}
             Command::Finished { .. } => unreachable!("nothing is traced"),

@@ -284,8 +284,10 @@ impl Plan {
                     [(tensor, round)] => Action::Submit { tensor, round, timeout },
                     _ => Action::SubmitAll { members: members.clone(), timeout },
                 });
+                // What is given up in the last step is followed by nothing that would tell the others so.
+                let percent = if step + 1 == self.steps { 40 } else { 12 };
                 for (tensor, round) in members {
-                    if self.classes.cancels && random.chance(12) {
+                    if self.classes.cancels && random.chance(percent) {
                         if random.chance(70) {
                             script.push(Action::Think(random.millis(0, 300)));
                         }

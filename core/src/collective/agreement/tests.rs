@@ -91,7 +91,7 @@ fn a_breakage_ends_everything_now_and_later() {
     let lost = ranks[1].explain(Breakage::Lost(2));
     assert_eq!(ranks[1].fail(Some(lost.clone())), lost);
     ranks[1].handle_wish(NOW, all_reduce(2), 2, Brought::AsClaimed);
-    assert_eq!(ranks[1].handle_refused(all_reduce(3).slot()), Some(lost.clone()));
+    assert_eq!(ranks[1].handle_declined(all_reduce(3).slot()), Some(lost.clone()));
     let [Act::End { load: 1, error: first }, Act::End { load: 2, error: second }] = &acts(&mut ranks[1])[..] else {
         panic!("both end")
     };

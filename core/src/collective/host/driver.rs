@@ -24,6 +24,8 @@ pub(super) enum Request {
     Run(Operation, Done<f64>),
     /// This operation cannot be carried out here, and the other ranks must not wait for it.
     Refuse(Slot, Error, Done<f64>),
+    /// This rank will not submit this operation.
+    Decline(Slot),
     Abandon(Slot),
     /// The rank at this position said goodbye.
     Left(usize),
@@ -85,7 +87,8 @@ impl Driver {
                 let brought = brought(&memory, &wish.claim);
                 self.agreement.handle_wish(now, wish, Load { memory, done }, brought);
             }
-            Request::Refuse(slot, error, done) => done.err(self.agreement.handle_refused(slot).unwrap_or(error)),
+            Request::Refuse(slot, error, done) => done.err(self.agreement.handle_declined(slot).unwrap_or(error)),
+            Request::Decline(slot) => drop(self.agreement.handle_declined(slot)),
             Request::Abandon(slot) => self.agreement.handle_abandoned(now, slot),
             Request::Left(rank) => self.agreement.handle_left(rank),
             Request::Abort(cause) => {

@@ -190,6 +190,10 @@ impl Collective for HostCollective {
         self.core.request(Request::Abandon(slot));
     }
 
+    fn decline(&self, slot: Slot) {
+        self.core.request(Request::Decline(slot));
+    }
+
     fn abort(&self, cause: Error) {
         self.core.request(Request::Abort(cause));
     }

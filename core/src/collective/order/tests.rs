@@ -114,6 +114,24 @@ fn who_will_never_be_ready_is_named_to_who_is_and_to_who_comes_later() {
 }
 
 #[test]
+fn who_has_nothing_of_a_later_round_may_say_so_before_it_comes_to_the_earlier_ones() {
+    let mut order = Order::new(2, 0);
+    order.handle_withdrawn(1, slot(1, 2));
+    order.handle_ready(1, slot(1, 1), Claim { failed: true, ..claim() });
+    order.handle_ready(0, slot(1, 0), claim());
+    assert_eq!(failures(&mut order), [(slot(1, 2), Failure::GaveUp { rank: 1 })]);
+    order.handle_ready(1, slot(1, 0), claim());
+    assert_eq!(runs(&mut order), [1]);
+    order.handle_ready(0, slot(1, 1), claim());
+    assert_eq!(runs(&mut order), [1], "rank 1 tells why it has nothing");
+    order.handle_withdrawn(1, slot(1, 1));
+    assert_eq!(failures(&mut order), [], "too late");
+    order.handle_ready(0, slot(1, 2), claim());
+    assert_eq!(failures(&mut order), [(slot(1, 2), Failure::GaveUp { rank: 1 })]);
+    assert!(!order.owes_answers());
+}
+
+#[test]
 fn one_that_failed_is_enough() {
     let mut order = Order::new(2, 0);
     order.handle_ready(1, slot(1, 0), claim());

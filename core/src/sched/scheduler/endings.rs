@@ -33,6 +33,7 @@ impl Scheduler {
             hint: "declare tensors without fusion to give them up one by one".to_owned(),
         };
         self.withdraw_from(now, id, Some(&given_up));
+        self.decline(id);
         let work = self.tasks.remove(id.0).expect("just submitted");
         self.commands.push_back(Command::Release(id));
         for group in work.spec.groups {
@@ -82,9 +83,18 @@ impl Scheduler {
                     // It moved for the last time when it came where it was.
                     self.tell(since, id, None);
                 } else {
+                    self.decline(id);
                     self.vanish(id, false);
                 }
             }
+        }
+    }
+
+    /// Tells the other ranks of the machine that a task ends of which they have heard nothing, unless they will hear the same cause.
+    fn decline(&mut self, id: TaskId) {
+        let work = self.tasks.get(id.0).expect("a task that ends exists");
+        if work.stage.opens_collective() && self.ended.is_none() && !self.concerns_all(id) {
+            self.commands.push_back(Command::Decline(id));
         }
     }
 
@@ -130,8 +140,7 @@ impl Scheduler {
 
     /// Whether an unwanted task is unwanted for a reason that the other ranks of its machine will hear of as theirs.
     pub(super) fn concerns_all(&self, id: TaskId) -> bool {
-        let is_ours = |fate: &Error| matches!(fate, Error::Cancelled | Error::Timeout { .. });
-        self.ended.is_none() && self.fate(id).is_some_and(|fate| !is_ours(&fate))
+        self.ended.is_none() && self.fate(id).is_some_and(|fate| !fate.concerns_one_worker())
     }
 
     /// Why a task is unwanted, if it is.

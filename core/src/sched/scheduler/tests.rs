@@ -505,6 +505,7 @@ fn failure(command: &Command) -> Option<&Error> {
         Command::Resolved { outcome: Ok(()), .. }
         | Command::Wake(_)
         | Command::Abandon(_)
+        | Command::Decline(_)
         | Command::Withdraw { .. }
         | Command::Release(_) => None,
     }

@@ -41,12 +41,6 @@ pub(super) struct Calls {
     names: Vec<String>,
     /// The call that a worker never makes, though all others do.
     forgets: Option<(Who, TensorKey, u64)>,
-    /// Whether [`Known::GivenUpUntoldOnMachine`] is spared.
-    is_untold_spared: bool,
-    /// Whether [`Known::FencedToldToMachine`] is spared.
-    is_fenced_spared: bool,
-    /// Whether [`Known::FailureToldTooEarly`] is spared.
-    is_early_spared: bool,
     /// How many rounds a server without memory may prefer to one that it refuses; 0 if servers have enough.
     refused_rounds: usize,
     calls: BTreeMap<CallId, Call>,
@@ -88,9 +82,6 @@ impl Calls {
             forgets: plan.forgets.map(|(worker, tensor)| {
                 (Who::Worker(worker), plan.tensors[tensor].spec.key(), plan.rounds(tensor).saturating_sub(1))
             }),
-            is_fenced_spared: plan.spares(Known::FencedToldToMachine),
-            is_early_spared: plan.spares(Known::FailureToldTooEarly),
-            is_untold_spared: plan.spares(Known::GivenUpUntoldOnMachine),
             refused_rounds: if plan.classes.refusals { plan.tensors.len() * plan.steps as usize } else { 0 },
             calls: BTreeMap::new(),
             due: BTreeSet::new(),
@@ -313,11 +304,7 @@ impl Witness {
                 !missing.is_empty() && missing.iter().all(explained)
             }
             Error::Checksum { .. } => self.evidence.is_damaged(&self.calls.partners_of(tensor), round),
-            Error::Fenced { .. } => {
-                let is_near =
-                    |address: &Address| self.calls.is_fenced_spared && self.job.shares_machine(address.who, me.who);
-                self.job.shut_out.contains(&me) || self.job.shut_out.iter().any(is_near)
-            }
+            Error::Fenced { .. } => self.job.shut_out.contains(&me),
             Error::InvalidArgument { .. }
             | Error::Config { .. }
             | Error::Mismatch { .. }
@@ -363,23 +350,12 @@ impl Witness {
         }
         let told =
             |key: &TensorKey| self.calls.forgotten.contains_key(key) || self.calls.refused.contains_key(&(who, *key));
-        let gave_up = |who| self.calls.given_up_since(who, tensor, round).is_some_and(|since| since <= self.world);
         match detail {
             "left the job before" => self.job.left.contains_key(&who),
-            "their processes run on this machine, and did not submit it" => self.calls.is_untold_spared && gave_up(who),
-            // A server knows who is not there, and not for which of them the others of the machine wait.
-            detail if detail.contains("machines came for part") => {
-                let near = |other: &Who| self.job.shares_machine(*other, who) && gave_up(*other);
-                self.calls.is_untold_spared && self.job.workers().any(|other| near(&other))
-            }
             // Its own call ends when the others have let go of its memory.
             detail if detail.ends_with("gave this round up") => {
                 let partners = self.calls.partners_of(tensor);
-                let given_up = |round| self.calls.given_up_since(who, tensor, round).is_some();
-                let is_early = || (round + 1..=round + ROUNDS_QUEUED).any(given_up);
-                partners.iter().any(told)
-                    || self.evidence.is_damaged(&partners, round)
-                    || self.calls.is_early_spared && is_early()
+                partners.iter().any(told) || self.evidence.is_damaged(&partners, round)
             }
             detail => self.is_short(None, tensor) && detail.contains("too few for this job"),
         }

@@ -201,6 +201,13 @@ impl WorkerProcess {
         near.agreement.handle_abandoned(context.now, slot);
     }
 
+    /// This rank will not submit an operation.
+    pub(super) fn decline_meeting(&mut self, slot: Slot) {
+        if let Some(near) = self.neighbours.as_mut().filter(|near| !near.is_over) {
+            near.agreement.handle_declined(slot);
+        }
+    }
+
     /// Another rank of this machine says something.
     pub(super) fn hear(&mut self, context: &mut Context, from: Address, note: Note) {
         let Some(near) = &mut self.neighbours else { return self.early.push((from, note)) };

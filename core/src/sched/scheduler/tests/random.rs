@@ -290,6 +290,10 @@ impl Model {
             match command {
                 Command::Wake(stage) => drop(self.awake.insert(stage)),
                 Command::Abandon(task) => ensure(self.running.contains_key(&task), "abandoned but not running")?,
+                Command::Decline(task) => {
+                    let is_waiting = self.tasks.contains_key(&task) && !self.running.contains_key(&task);
+                    ensure(is_waiting, "what was declined is gone, or under way")?;
+                }
                 Command::Withdraw { task, of, .. } => {
                     let of = self.tasks.get(&of).ok_or("what is gone was given up")?;
                     ensure(!of.tells, "what only tells was given up")?;

@@ -83,14 +83,14 @@ fn whoever_is_cancelled_after_reducing_still_comes_to_the_others() {
 }
 
 #[test]
-fn whoever_is_cancelled_before_reducing_owes_nothing() {
+fn a_round_that_is_cancelled_before_the_machine_can_begin_with_it_is_declined() {
     let mut world = World::new(config(), tiers());
     let group = world.open("w", 2);
     let [running, waiting] = [world.submit(part(0), 10, 0, &[group]), world.submit_round(part(0), 1, 10, 0, &[group])];
     world.take(Stage::Reduce).unwrap();
     world.commands();
     world.scheduler.cancel(world.now, group);
-    assert_eq!(world.commands(), [Command::Abandon(running), Command::Release(waiting)]);
+    assert_eq!(world.commands(), [Command::Abandon(running), Command::Decline(waiting), Command::Release(waiting)]);
     world.finish(running, Outcome::Failed(Error::Cancelled));
     assert_eq!(world.commands(), [Command::Release(running), resolved(group, Err(Error::Cancelled))]);
 }
