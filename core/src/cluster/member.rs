@@ -289,7 +289,8 @@ impl Member {
                     hint: "start a new job".to_owned(),
                 });
             }
-            (Standing::Leaving, _) | (Standing::Active, Role::Server) => {}
+            (Standing::Active, Role::Server) => self.tell(MemberEvent::View(view.clone())),
+            (Standing::Leaving, _) => {}
             (Standing::Active, Role::Worker | Role::Coordinator) => {
                 return self.fail_protocol("phase", "is the end, which this worker did not agree to");
             }

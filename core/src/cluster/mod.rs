@@ -67,7 +67,8 @@ pub enum MemberEvent {
         view: View,
     },
     /// The membership changed and the job goes on: this view replaces the one before as a whole. Each view comes once, in the order of
-    /// their epochs; the view that ends the job does not come, because [`MemberEvent::Failed`] or [`MemberEvent::Left`] says it.
+    /// their epochs. The view that ends the job comes to servers only, because it says which workers were lost before; for workers
+    /// [`MemberEvent::Failed`] or [`MemberEvent::Left`] says all.
     View(View),
     /// Answers [`Member::declare`].
     Declared {

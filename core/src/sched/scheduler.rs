@@ -165,6 +165,7 @@ enum Timer {
     Repeat(TaskId),
     Deadline(GroupId),
     Withdrawal(TaskId),
+    Hearing(TaskId),
     Credit,
 }
 
@@ -248,7 +249,7 @@ impl Scheduler {
 
     /// The next task for `stage`, which the caller must execute and [`finish`](Self::finish); `None` if there is none now.
     pub fn take(&mut self, now: Time, stage: Stage) -> Option<Task> {
-        let taken = self.take_short(stage, u64::MAX);
+        let taken = self.take_short(now, stage, u64::MAX);
         if taken.is_none() {
             self.expect_credit(now, stage);
         }
@@ -261,14 +262,14 @@ impl Scheduler {
     }
 
     /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes, and otherwise nothing. The caller must then wake the stage's thread.
-    pub fn take_short(&mut self, stage: Stage, bytes_max: u64) -> Option<Task> {
+    pub fn take_short(&mut self, now: Time, stage: Stage, bytes_max: u64) -> Option<Task> {
         if !self.has_room(stage) {
             return None;
         }
         if stage == Stage::Push
             && let Some(Entry { task, .. }) = self.withdrawals.take(|_| true)
         {
-            return Some(self.start(task));
+            return Some(self.start(now, task));
         }
         let (credit, tasks) = (&self.credit, &self.tasks);
         let draws = |entry: &Entry| {
@@ -284,19 +285,19 @@ impl Scheduler {
         if needs_credit(stage) {
             self.draw_credit(entry.task);
         }
-        Some(self.start(entry.task))
+        Some(self.start(now, entry.task))
     }
 
     /// Hands a task that was taken out of its queue to its executor.
-    fn start(&mut self, id: TaskId) -> Task {
+    fn start(&mut self, now: Time, id: TaskId) -> Task {
         let work = self.tasks.get_mut(id.0).expect("queued tasks exist");
         self.running[work.stage.index()] += 1;
         work.place = Place::Running;
         let is_unwanted = work.purpose.is_unwanted() || work.purpose == Purpose::Dropped;
         let TaskSpec { part, server, bytes, round, .. } = work.spec;
         let task = Task { id, part, server, bytes, round, attempt: work.attempt() };
-        if is_unwanted && self.ends_early(id) {
-            self.commands.push_back(Command::Abandon(id));
+        if is_unwanted {
+            self.end_early(now, id);
         }
         task
     }
@@ -363,6 +364,7 @@ impl Scheduler {
                 Timer::Repeat(id) => self.gate(id, |gates| gates.pause = None),
                 Timer::Credit => self.lend_credit_on(now),
                 Timer::Withdrawal(id) => self.drop_withdrawal(id),
+                Timer::Hearing(id) => self.abandon_unwanted(id),
                 Timer::Deadline(id) => {
                     let group = self.groups.get(id.0).expect("a resolved group has no timer");
                     let what = format!("tensor {}, {}: {}", group.name, group.round, self.stand(group));

@@ -26,7 +26,7 @@ impl Worker {
     /// it.
     pub fn take_short(&mut self, now: Time, stage: Stage, bytes_max: u64) -> Option<Step> {
         loop {
-            let task = self.scheduler.take_short(stage, bytes_max)?;
+            let task = self.scheduler.take_short(now, stage, bytes_max)?;
             if let Some(step) = self.step(now, task, stage) {
                 return Some(step);
             }

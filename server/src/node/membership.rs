@@ -145,12 +145,10 @@ impl Membership {
         self.joiners.get(&worker).is_none_or(|first| *first <= round)
     }
 
-    /// The form in which `worker` gets `error`: a worker that was declared dead has not lost a peer, it is fenced.
+    /// The form in which `worker` gets `error`: a worker that was declared dead has not lost a peer, nor has its job ended. It is fenced.
     pub(super) fn told(&self, worker: WorkerId, error: &Error) -> Error {
-        match error {
-            Error::PeerLost { member, .. } if *member == worker.to_string() => Error::Fenced { current: self.epoch },
-            other => other.clone(),
-        }
+        let is_itself = matches!(error, Error::PeerLost { member, .. } if *member == worker.to_string());
+        if is_itself || !self.workers.contains(worker) { Error::Fenced { current: self.epoch } } else { error.clone() }
     }
 
     /// What this membership means for the rounds that were made under the one `before`.

@@ -145,8 +145,9 @@ fn a_server_goes_when_the_job_ended() {
     formed.members[1].process.role = Role::Server;
     server.handle_frame(at(0), Frame::View(formed.clone()));
     commands(&mut server);
-    server.handle_frame(at(3), Frame::View(View { phase: Phase::Ended, epoch: view(2).epoch, ..formed }));
-    assert_eq!(events(&mut server), [MemberEvent::Left]);
+    let end = View { phase: Phase::Ended, epoch: view(2).epoch, ..formed };
+    server.handle_frame(at(3), Frame::View(end.clone()));
+    assert_eq!(events(&mut server), [MemberEvent::View(end), MemberEvent::Left]);
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! How tasks and groups end: a failure reaches every task that nobody else wants, and each group resolves once, when no task holds its
 //! memory.
 
+use std::time::Duration;
+
 use super::{Command, Scheduler, Timer};
 use crate::error::Error;
 use crate::pipeline::{Duty, Stage};
 use crate::sched::group::Group;
 use crate::sched::ids::{GroupId, TaskId};
-use crate::sched::task::{Place, Purpose};
+use crate::sched::task::{Place, Purpose, Work};
 use crate::types::{Defect, Time, planted};
 
 impl Scheduler {
@@ -67,8 +69,7 @@ impl Scheduler {
         let (stage, since, place) = (work.stage, work.since, work.place);
         let is_awaited = self.pipeline.meeting_after(stage, work.spec.route).is_some();
         match place {
-            Place::Running if self.ends_early(id) => self.commands.push_back(Command::Abandon(id)),
-            Place::Running => {}
+            Place::Running => self.end_early(now, id),
             // Its exchange is open and may hold its memory: only the executor of PULL can close it.
             Place::Queued(_) if stage == Stage::Pull => {}
             // The others wait for it, with what they make the sum of, for the sum, or to hear that there will be none.
@@ -130,12 +131,41 @@ impl Scheduler {
         }
     }
 
-    /// Whether an unwanted task is abandoned in the stage that it is in.
-    pub(super) fn ends_early(&self, id: TaskId) -> bool {
+    /// Abandons an unwanted task in the stage that it is in: now, or when the other ranks of its machine had time to hear why.
+    ///
+    /// A rank that gives up what the others need ends it for all of them, and they take that rank for the cause. If they will hear of the
+    /// cause itself, it waits for a moment. Not for longer, because some of them may have heard before they came, and do not come.
+    pub(super) fn end_early(&mut self, now: Time, id: TaskId) {
         let work = self.tasks.get(id.0).expect("it is asked of tasks that exist");
-        // Who gives up before the others does so in the name of all, and they would not hear why.
-        let reduces = work.stage == Stage::Reduce && self.pipeline.meeting_after(work.stage, work.spec.route).is_some();
-        !((reduces || work.purpose.failure().is_some()) && self.concerns_all(id))
+        let (stage, duty) = (work.stage, work.spec.route.duty);
+        let is_needed = match stage {
+            Stage::Reduce => self.pipeline.meeting_after(stage, work.spec.route).is_some(),
+            Stage::PcieReduce => true,
+            Stage::PcieBroadcast => duty == Duty::Owner,
+            Stage::Broadcast => duty != Duty::Member,
+            Stage::AllReduce
+            | Stage::CopyD2H
+            | Stage::Compress
+            | Stage::Push
+            | Stage::Pull
+            | Stage::Decompress
+            | Stage::CopyH2D => false,
+        };
+        let (concerns_all, explains) = (self.concerns_all(id), work.purpose.failure().is_some());
+        match (concerns_all, is_needed) {
+            // The others come, because they have reduced the part with this rank before.
+            (true, _) if explains => {}
+            (true, true) => drop(self.timers.insert((now + HEARING, Timer::Hearing(id)))),
+            (true, false) | (false, _) => self.commands.push_back(Command::Abandon(id)),
+        }
+    }
+
+    /// The other ranks had time to hear why a task is unwanted.
+    pub(super) fn abandon_unwanted(&mut self, id: TaskId) {
+        let is_open = |work: &Work| work.place == Place::Running && work.purpose == Purpose::Unwanted;
+        if self.tasks.get(id.0).is_some_and(is_open) {
+            self.commands.push_back(Command::Abandon(id));
+        }
     }
 
     /// Whether an unwanted task is unwanted for a reason that the other ranks of its machine will hear of as theirs.
@@ -180,3 +210,6 @@ impl Scheduler {
         }
     }
 }
+
+/// How long the ranks of a machine have to hear of what the coordinator or a server told one of them.
+const HEARING: Duration = Duration::from_secs(1);

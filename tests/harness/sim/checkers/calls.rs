@@ -352,10 +352,12 @@ impl Witness {
             |key: &TensorKey| self.calls.forgotten.contains_key(key) || self.calls.refused.contains_key(&(who, *key));
         match detail {
             "left the job before" => self.job.left.contains_key(&who),
+            detail if detail.contains("gave this round up") && self.job.is_lost(who) => true,
             // Its own call ends when the others have let go of its memory.
-            detail if detail.ends_with("gave this round up") => {
+            detail if ["gave this round up", "and went on to a later one"].iter().any(|end| detail.ends_with(end)) => {
                 let partners = self.calls.partners_of(tensor);
-                partners.iter().any(told) || self.evidence.is_damaged(&partners, round)
+                let is_told = partners.iter().any(told) || self.is_short(None, tensor);
+                is_told || self.evidence.is_damaged(&partners, round)
             }
             detail => self.is_short(None, tensor) && detail.contains("too few for this job"),
         }
