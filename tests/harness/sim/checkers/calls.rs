@@ -353,10 +353,14 @@ impl Witness {
         match detail {
             "left the job before" => self.job.left.contains_key(&who),
             detail if detail.contains("gave this round up") && self.job.is_lost(who) => true,
-            // Its own call ends when the others have let go of its memory.
+            // Its own call ends when the others have let go of its memory. If it lets go of some parts because a server told it that another
+            // worker gave the round up, the ranks of its machine may hear of those parts first.
             detail if ["gave this round up", "and went on to a later one"].iter().any(|end| detail.ends_with(end)) => {
                 let partners = self.calls.partners_of(tensor);
-                let is_told = partners.iter().any(told) || self.is_short(None, tensor);
+                let gave_up =
+                    |who| self.calls.given_up_since(who, tensor, round).is_some_and(|since| since <= self.world);
+                let is_told =
+                    partners.iter().any(told) || self.is_short(None, tensor) || self.job.workers().any(gave_up);
                 is_told || self.evidence.is_damaged(&partners, round)
             }
             detail => self.is_short(None, tensor) && detail.contains("too few for this job"),

@@ -134,3 +134,17 @@ fn why_one_part_failed_is_what_the_others_hear_of_all() {
     }
     assert!(world.commands().contains(&resolved(group, Err(unreachable()))));
 }
+
+#[test]
+fn a_round_that_fails_for_a_reason_that_all_ranks_hear_is_given_up_a_moment_later() {
+    let mut world = World::new(config(), tiers());
+    let group = world.open("w", 1);
+    let task = world.submit(part(0), 10, 0, &[group]);
+    world.take(Stage::Reduce).unwrap();
+    world.commands();
+    world.scheduler.fail_group(world.now, group, unreachable());
+    assert_eq!(world.commands(), [], "the others hear the cause first");
+    world.now = world.scheduler.poll_timeout().unwrap();
+    world.scheduler.handle_timeout(world.now);
+    assert_eq!(world.commands(), [Command::Abandon(task)], "those that heard it before do not come");
+}
