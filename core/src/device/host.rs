@@ -26,11 +26,11 @@ pub struct HostDevice {
     /// Memory that other processes can be shown.
     shown_pool: Pool,
     /// Absent after the end.
-    lanes: Mutex<Option<Lanes>>,
+    queues: Mutex<Option<CopyQueues>>,
 }
 
-struct Lanes {
-    /// What is told to end under way, in the order of their threads: out, in, within.
+/// One queue and one thread for each direction: out, in, within.
+struct CopyQueues {
     submit: [Sender<Job>; 3],
     threads: [JoinHandle<()>; 3],
 }
@@ -58,9 +58,9 @@ impl HostDevice {
         };
         let ((out, from), (back, to), (within, inside)) =
             (spawn("gl-host-out")?, spawn("gl-host-in")?, spawn("gl-host-within")?);
-        let lanes = Lanes { submit: [out, back, within], threads: [from, to, inside] };
+        let queues = CopyQueues { submit: [out, back, within], threads: [from, to, inside] };
         let shown_pool = Pool::on(Arc::new(SharedBacking::new()));
-        Ok(Self { devices, pool: Pool::new(), shown_pool, lanes: Mutex::new(Some(lanes)) })
+        Ok(Self { devices, pool: Pool::new(), shown_pool, queues: Mutex::new(Some(queues)) })
     }
 }
 
@@ -88,14 +88,14 @@ impl Device for HostDevice {
     }
 
     fn copy(&self, transfer: Transfer, _after: &[Mark], done: Done<()>) {
-        let lane = match transfer {
+        let queue = match transfer {
             Transfer::Out { .. } | Transfer::Encode { .. } => 0,
             Transfer::In { .. } | Transfer::Decode { .. } => 1,
             Transfer::Within { .. } => 2,
         };
         let job = Job { transfer, done };
-        let refused = match &*self.lanes.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(lanes) => lanes.submit[lane].send(job).err().map(|job| job.0),
+        let refused = match &*self.queues.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(queues) => queues.submit[queue].send(job).err().map(|job| job.0),
             None => Some(job),
         };
         if let Some(job) = refused {
@@ -105,8 +105,8 @@ impl Device for HostDevice {
 
     fn shutdown(&self) {
         // What was submitted is copied first: it takes no longer than memory takes.
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Lanes { submit, threads }) = lanes else { return };
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(CopyQueues { submit, threads }) = queues else { return };
         drop(submit);
         for thread in threads {
             // A copy's report may be what ends the device.

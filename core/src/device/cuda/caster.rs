@@ -82,7 +82,7 @@ impl Caster {
 }
 
 fn wire_of(coding: &Coding) -> DType {
-    wire(coding.dtype, coding.encoding).expect("what a device does not encode has no lane")
+    wire(coding.dtype, coding.encoding).expect("`route` refuses what a device does not encode")
 }
 
 /// Bytes of a run's elements in the wire form.

@@ -19,12 +19,12 @@ use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Lease, Ordinal, Pool};
 use crate::types::{DType, Done, Encoding};
 use backing::{Kind, OfKind, PinnedBacking};
-use lane::{Direction, Job, Lane, ended};
+use copy_queue::{CopyQueue, Direction, Job, ended};
 
 mod backing;
 mod caster;
 mod copies;
-mod lane;
+mod copy_queue;
 
 /// All CUDA devices that the process sees. A device is first touched when something is marked or copied there.
 pub struct CudaDevice {
@@ -36,12 +36,12 @@ pub struct CudaDevice {
     pinned_bytes_max: u64,
     patience: Duration,
     reaper: Arc<Reaper>,
-    lanes: Mutex<Lanes>,
+    queues: Mutex<CopyQueues>,
 }
 
 #[derive(Default)]
-struct Lanes {
-    open: BTreeMap<(Ordinal, Direction), Lane>,
+struct CopyQueues {
+    open: BTreeMap<(Ordinal, Direction), CopyQueue>,
     closed: bool,
 }
 
@@ -75,7 +75,7 @@ impl CudaDevice {
             pinned_bytes_max: config.pinned_bytes_max,
             patience: config.shutdown_timeout,
             reaper: Arc::new(Reaper::start()?),
-            lanes: Mutex::default(),
+            queues: Mutex::default(),
         })
     }
 
@@ -86,16 +86,16 @@ impl CudaDevice {
 
     /// Hands a job to the thread of its direction, which is started with the first.
     fn submit(&self, device: Ordinal, direction: Direction, job: Job) {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        if lanes.closed {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if queues.closed {
             return job.done.err(ended());
         }
-        if let Some(lane) = lanes.open.get(&(device, direction)) {
-            return lane.submit(job);
+        if let Some(queue) = queues.open.get(&(device, direction)) {
+            return queue.submit(job);
         }
         let context = self.driver.device(device);
-        match context.and_then(|context| Lane::start(&context, direction, Arc::clone(&self.reaper))) {
-            Ok(lane) => lanes.open.entry((device, direction)).or_insert(lane).submit(job),
+        match context.and_then(|context| CopyQueue::start(&context, direction, Arc::clone(&self.reaper))) {
+            Ok(queue) => queues.open.entry((device, direction)).or_insert(queue).submit(job),
             Err(error) => job.done.err(error),
         }
     }
@@ -139,12 +139,12 @@ impl Device for CudaDevice {
 
     fn shutdown(&self) {
         let open = {
-            let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-            lanes.closed = true;
-            std::mem::take(&mut lanes.open)
+            let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+            queues.closed = true;
+            std::mem::take(&mut queues.open)
         };
         // All are told before any is waited for.
-        let ends: Vec<_> = open.into_values().map(Lane::close).collect();
+        let ends: Vec<_> = open.into_values().map(CopyQueue::close).collect();
         ends.iter().for_each(|thread| thread.join(self.patience));
         if !self.reaper.shutdown(self.patience) {
             self.backing.keep();
@@ -164,7 +164,7 @@ impl fmt::Debug for CudaDevice {
     }
 }
 
-/// Whose lane copies `transfer`; nobody's if there is nothing to copy.
+/// The device and the direction of the queue that copies `transfer`; `None` if there is nothing to copy.
 fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
     let (direction, runs, other): (_, &[DeviceRegion], _) = match transfer {
         Transfer::Out { from, to } => (Direction::Out, from, to.len()),

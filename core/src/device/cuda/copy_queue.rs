@@ -31,37 +31,37 @@ pub(super) struct Job {
 }
 
 /// What copies in one direction.
-pub(super) struct Lane {
-    jobs: Sender<Order>,
+pub(super) struct CopyQueue {
+    jobs: Sender<Command>,
     thread: OwnThread,
 }
 
-enum Order {
+enum Command {
     Copy(Job),
     End,
 }
 
-impl Lane {
+impl CopyQueue {
     /// Makes the stream and starts the thread.
     ///
     /// # Errors
     /// [`Error::Device`] if the device gives no stream, [`Error::Io`] if the system gives no thread.
     pub(super) fn start(context: &Arc<Context>, direction: Direction, reaper: Arc<Reaper>) -> Result<Self> {
         let stream = context.stream()?;
-        let (jobs, orders) = unbounded();
+        let (jobs, commands) = unbounded();
         let thread_name = match direction {
             Direction::Out => "gradlane-d2h",
             Direction::In => "gradlane-h2d",
             Direction::Within => "gradlane-d2d",
         };
-        let thread = OwnThread::start(thread_name, move || run(&stream, &reaper, &orders))?;
+        let thread = OwnThread::start(thread_name, move || run(&stream, &reaper, &commands))?;
         Ok(Self { jobs, thread })
     }
 
     /// Copies after what was submitted before.
     pub(super) fn submit(&self, job: Job) {
-        if let Err(unsent) = self.jobs.send(Order::Copy(job))
-            && let Order::Copy(job) = unsent.into_inner()
+        if let Err(unsent) = self.jobs.send(Command::Copy(job))
+            && let Command::Copy(job) = unsent.into_inner()
         {
             job.done.err(ended());
         }
@@ -70,16 +70,16 @@ impl Lane {
     /// Ends the thread, which fails what it has not begun; returned so that it can be waited for.
     pub(super) fn close(self) -> OwnThread {
         // A thread that has ended needs no word.
-        let _ = self.jobs.send(Order::End);
+        let _ = self.jobs.send(Command::End);
         self.thread
     }
 }
 
-fn run(stream: &Stream, reaper: &Reaper, orders: &Receiver<Order>) {
+fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
     let bound = stream.context().bind();
     // Loaded for the first transfer that casts: most jobs have none.
     let mut caster = None;
-    while let Ok(Order::Copy(job)) = orders.recv() {
+    while let Ok(Command::Copy(job)) = commands.recv() {
         let Job { transfer, after, done } = job;
         let what = match &transfer {
             Transfer::Out { .. } => "a copy to the host",
@@ -96,8 +96,8 @@ fn run(stream: &Stream, reaper: &Reaper, orders: &Receiver<Order>) {
             (Err(error), Err(_)) | (Ok(()), Err(error)) => done.err(error),
         }
     }
-    for order in orders.try_iter() {
-        if let Order::Copy(job) = order {
+    for command in commands.try_iter() {
+        if let Command::Copy(job) = command {
             job.done.err(ended());
         }
     }
