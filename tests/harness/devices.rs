@@ -145,7 +145,7 @@ impl DeviceRank {
             dtype,
             bytes: source.iter().map(|(_, len)| *len as u64).sum(),
             device: DeviceKind::Cuda,
-            lane: 0,
+            device_index: 0,
             failed: false,
             weight,
             priority: Priority(0),

@@ -64,7 +64,7 @@ pub type MakeRoad = Box<dyn FnOnce(Team) -> Result<Arc<dyn DeviceRoad>> + Send>;
 /// Tells the ranks of a PCIe group one short notice of their first rank: the name under which their devices find each other.
 pub trait Bulletin: Send + Sync {
     /// The notice about another of the first rank's devices.
-    fn about(&self, lane: u8) -> Arc<dyn Bulletin>;
+    fn about(&self, device_index: u8) -> Arc<dyn Bulletin>;
 
     /// Publishes the notice; called by the first rank. Only the first call counts.
     ///

@@ -52,20 +52,20 @@ struct Group {
     parts: Vec<PartId>,
     bytes: u64,
     /// Each device has a road of its own.
-    lane: u8,
+    device_index: u8,
 }
 
 impl Group {
     /// The group that begins with a decision; `None` if nothing can go with it.
     fn of(decision: &Decision) -> Option<Self> {
         let Decision::Run { slot: (part, _), claim, .. } = decision else { return None };
-        may_join(claim).then(|| Self { parts: vec![*part], bytes: claim.bytes, lane: claim.lane })
+        may_join(claim).then(|| Self { parts: vec![*part], bytes: claim.bytes, device_index: claim.device_index })
     }
 
     /// Takes an operation in, if it may go with the others. Not a second one on a part: it may need what the first one makes.
     fn take(&mut self, (part, _): Slot, claim: &Claim) -> bool {
         let fits = self.parts.len() < OPERATIONS_MAX && self.bytes.saturating_add(claim.bytes) <= BYTES_MAX;
-        let joins = fits && may_join(claim) && claim.lane == self.lane && !self.parts.contains(&part);
+        let joins = fits && may_join(claim) && claim.device_index == self.device_index && !self.parts.contains(&part);
         if joins {
             self.parts.push(part);
             self.bytes += claim.bytes;
@@ -174,7 +174,7 @@ mod tests {
 
     fn claim(bytes: u64) -> Claim {
         let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        Claim { op: Op::Sum, dtype: DType::F32, bytes, device, lane: 0, failed: false, weight: 1.0, priority }
+        Claim { op: Op::Sum, dtype: DType::F32, bytes, device, device_index: 0, failed: false, weight: 1.0, priority }
     }
 
     fn host() -> Claim {

@@ -17,8 +17,9 @@ pub struct Claim {
     pub bytes: u64,
     /// What holds it.
     pub device: DeviceKind,
-    /// Which of the rank's devices that is, counted as they are first used; below [`LANES_MAX`](Self::LANES_MAX), and 0 in host memory.
-    pub lane: u8,
+    /// Which of the rank's devices that is, in the order of their first use: below [`DEVICES_MAX`](Self::DEVICES_MAX), and 0 for host
+    /// memory.
+    pub device_index: u8,
     /// Whether this rank has an error to tell instead of what the others wait for. One that has is enough.
     pub failed: bool,
     /// Its weight in a weighted mean.
@@ -29,11 +30,11 @@ pub struct Claim {
 
 impl Claim {
     /// How many devices a rank may reduce on with the others of its machine.
-    pub const LANES_MAX: u8 = 8;
+    pub const DEVICES_MAX: u8 = 8;
 
     /// Whether both can be parts of one operation.
     pub fn agrees_with(&self, other: &Self) -> bool {
-        let what = |claim: &Self| (claim.op, claim.dtype, claim.bytes, claim.device, claim.lane);
+        let what = |claim: &Self| (claim.op, claim.dtype, claim.bytes, claim.device, claim.device_index);
         what(self) == what(other)
     }
 }

@@ -206,10 +206,10 @@ impl Board {
     }
 
     /// Publishes this rank's notice about a device, unless there is one.
-    pub(super) fn post(&self, lane: u8, notice: &[u8]) {
+    pub(super) fn post(&self, device_index: u8, notice: &[u8]) {
         assert!((1..=NOTICE_BYTES_MAX).contains(&notice.len()), "a notice of {} bytes", notice.len());
-        let ready = self.noticed(self.me, lane);
-        let (_, start) = self.layout.notice(self.me, lane);
+        let ready = self.noticed(self.me, device_index);
+        let (_, start) = self.layout.notice(self.me, device_index);
         if ready.load(Ordering::Relaxed) != 0 {
             return;
         }
@@ -223,22 +223,22 @@ impl Board {
     }
 
     /// The notice of `rank` about a device, if it was published.
-    pub(super) fn notice(&self, rank: usize, lane: u8) -> Option<Vec<u8>> {
-        let bytes = self.noticed(rank, lane).load(Ordering::Acquire) as usize;
+    pub(super) fn notice(&self, rank: usize, device_index: u8) -> Option<Vec<u8>> {
+        let bytes = self.noticed(rank, device_index).load(Ordering::Acquire) as usize;
         let mut words = [0; NOTICE_BYTES_MAX / 8];
-        self.read(self.layout.notice(rank, lane).1, &mut words);
+        self.read(self.layout.notice(rank, device_index).1, &mut words);
         let mut notice: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         notice.truncate(bytes);
         (bytes > 0).then_some(notice)
     }
 
     /// Sleeps until there may be a notice of `rank` about a device, at most for `timeout`; whether that came first.
-    pub(super) fn await_notice(&self, rank: usize, lane: u8, timeout: Duration) -> bool {
-        futex::wait(self.noticed(rank, lane), 0, timeout)
+    pub(super) fn await_notice(&self, rank: usize, device_index: u8, timeout: Duration) -> bool {
+        futex::wait(self.noticed(rank, device_index), 0, timeout)
     }
 
-    fn noticed(&self, rank: usize, lane: u8) -> &AtomicU32 {
-        self.segment.u32(self.layout.notice(rank, lane).0)
+    fn noticed(&self, rank: usize, device_index: u8) -> &AtomicU32 {
+        self.segment.u32(self.layout.notice(rank, device_index).0)
     }
 
     /// How many orders were given.
@@ -406,8 +406,16 @@ mod tests {
     fn run(part: u64) -> Decision {
         let slot = (PartId { key: TensorKey(part), index: 0 }, Round(0));
         let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        let claim =
-            Claim { op: Op::Sum, dtype: DType::F32, bytes: 8, device, lane: 0, failed: false, weight: 1.0, priority };
+        let claim = Claim {
+            op: Op::Sum,
+            dtype: DType::F32,
+            bytes: 8,
+            device,
+            device_index: 0,
+            failed: false,
+            weight: 1.0,
+            priority,
+        };
         Decision::Run { slot, claim, failed: None, weights: vec![1.0; 2] }
     }
 }

@@ -25,7 +25,7 @@ pub(super) const ORDER_WORDS: usize = 16;
 
 const LINE: usize = 128;
 const HEADER_BYTES: usize = 4096;
-const RANK_BYTES: usize = (11 + Claim::LANES_MAX as usize * NOTICE_BYTES_MAX / LINE) * LINE;
+const RANK_BYTES: usize = (11 + Claim::DEVICES_MAX as usize * NOTICE_BYTES_MAX / LINE) * LINE;
 /// Staging and results together stay about this small, so that they stay in cache.
 const CACHED_BYTES: usize = 1 << 20;
 /// A slice is what one rank owns of a chunk.
@@ -116,10 +116,13 @@ impl Layout {
     }
 
     /// Where `rank` says how long its notice about a device is, and the notice itself.
-    pub(super) fn notice(self, rank: usize, lane: u8) -> (usize, usize) {
-        assert!(lane < Claim::LANES_MAX, "device {lane} of {}", Claim::LANES_MAX);
-        let lane = usize::from(lane);
-        (self.word(rank, Word::Noticed) + 4 * lane, self.word(rank, Word::Notice) + lane * NOTICE_BYTES_MAX)
+    pub(super) fn notice(self, rank: usize, device_index: u8) -> (usize, usize) {
+        assert!(device_index < Claim::DEVICES_MAX, "device {device_index} of {}", Claim::DEVICES_MAX);
+        let device_index = usize::from(device_index);
+        (
+            self.word(rank, Word::Noticed) + 4 * device_index,
+            self.word(rank, Word::Notice) + device_index * NOTICE_BYTES_MAX,
+        )
     }
 
     pub(super) fn announcement(self, rank: usize, number: u64) -> usize {

@@ -180,7 +180,9 @@ impl Collective for HostCollective {
     fn run(&self, operation: Operation, done: Done<f64>) {
         // Checked on the caller's thread, because the first check may load libraries, and the driving thread must not wait for that.
         let request = match self.core.devices.check(&operation) {
-            Ok(lane) => Request::Run(Operation { claim: Claim { lane, ..operation.claim }, ..operation }, done),
+            Ok(device_index) => {
+                Request::Run(Operation { claim: Claim { device_index, ..operation.claim }, ..operation }, done)
+            }
             Err(error) => Request::Refuse(operation.slot(), error, done),
         };
         self.core.request(request);

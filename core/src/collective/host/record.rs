@@ -131,7 +131,7 @@ fn kind_words(claim: &Claim) -> u64 {
         DeviceKind::Host => 0,
         DeviceKind::Cuda => CUDA,
     };
-    let flags = device | if claim.failed { FAILED } else { 0 } | claim.lane << LANE;
+    let flags = device | if claim.failed { FAILED } else { 0 } | claim.device_index << DEVICE_INDEX_SHIFT;
     let Claim { op, dtype, .. } = claim;
     u64::from(op.code()) << 8 | u64::from(*dtype as u8) << 16 | u64::from(flags) << 24 | u64::from(op.argument()) << 32
 }
@@ -140,7 +140,7 @@ fn kind_words(claim: &Claim) -> u64 {
 const CUDA: u8 = 1;
 const FAILED: u8 = 2;
 /// From here on it says which of the rank's devices.
-const LANE: u8 = 4;
+const DEVICE_INDEX_SHIFT: u8 = 4;
 
 fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32) -> Option<Claim> {
     let [_, op, dtype, flags, a, b, c, d] = kind.to_le_bytes();
@@ -149,15 +149,15 @@ fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32) -> Option<Claim> 
     let op = Op::from_code(op, u32::from_le_bytes([a, b, c, d]))?;
     let dtype = DType::from_code(dtype)?;
     op.check(dtype).ok()?;
-    let lane = flags >> LANE;
-    let is_lane = lane < Claim::LANES_MAX && (lane == 0 || device == DeviceKind::Cuda);
-    let whole = bytes.is_multiple_of(dtype.bytes()) && is_lane && flags & 0b1100 == 0;
+    let device_index = flags >> DEVICE_INDEX_SHIFT;
+    let is_device_index = device_index < Claim::DEVICES_MAX && (device_index == 0 || device == DeviceKind::Cuda);
+    let whole = bytes.is_multiple_of(dtype.bytes()) && is_device_index && flags & 0b1100 == 0;
     whole.then_some(Claim {
         op,
         dtype,
         bytes,
         device,
-        lane,
+        device_index,
         failed,
         weight,
         priority: Priority(priority.cast_signed()),
@@ -191,7 +191,7 @@ mod tests {
             dtype: DType::BF16,
             bytes: 6,
             device: DeviceKind::Cuda,
-            lane: 7,
+            device_index: 7,
             failed: true,
             weight: 0.5,
             priority: Priority(-7),
@@ -204,7 +204,8 @@ mod tests {
             assert_eq!(Announcement::of(announcement.words()), Some(announcement));
         }
         let neutral = Claim { weight: 1.0, priority: Priority(0), ..claim };
-        let other = Claim { op: Op::Sum, bytes: 8, device: DeviceKind::Host, lane: 0, failed: false, ..neutral };
+        let other =
+            Claim { op: Op::Sum, bytes: 8, device: DeviceKind::Host, device_index: 0, failed: false, ..neutral };
         let fail = |failure| Decision::Fail { slot, failure };
         for decision in [
             Decision::Run { slot, claim: neutral, failed: None, weights: vec![1.0, 0.25, 0.0] },
@@ -239,7 +240,7 @@ mod tests {
             dtype: DType::F32,
             bytes: 6,
             device: DeviceKind::Host,
-            lane: 0,
+            device_index: 0,
             failed: false,
             weight: 1.0,
             priority: Priority(0),

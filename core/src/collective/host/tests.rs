@@ -528,7 +528,16 @@ fn slot(part: u64, round: u64) -> Slot {
 }
 
 fn claim(op: Op, dtype: DType, weight: f64) -> Claim {
-    Claim { op, dtype, bytes: 0, device: DeviceKind::Host, lane: 0, failed: false, weight, priority: Priority(0) }
+    Claim {
+        op,
+        dtype,
+        bytes: 0,
+        device: DeviceKind::Host,
+        device_index: 0,
+        failed: false,
+        weight,
+        priority: Priority(0),
+    }
 }
 
 #[expect(unsafe_code, reason = "a test's vector becomes a region")]

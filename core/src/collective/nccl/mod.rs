@@ -9,8 +9,8 @@
 //! is made at its first operation, to which all ranks come alike. What NCCL is told is decided in `program`, by one pure function.
 
 mod comm;
+mod devices;
 mod issuer;
-mod lanes;
 mod library;
 mod program;
 mod road;
@@ -19,7 +19,7 @@ mod work;
 
 use std::sync::Arc;
 
-use self::lanes::{Lanes, Places};
+use self::devices::{NcclDevices, Places};
 use self::library::Library;
 use super::{DeviceRoad, MakeRoad};
 use crate::config::Config;
@@ -28,7 +28,7 @@ use crate::cuda::Line;
 /// Makes the road of a rank with these settings. Libraries are looked for at the first operation.
 pub fn road(config: &Config) -> MakeRoad {
     let places = Places { cuda: config.cuda_lib.clone(), nccl: config.nccl_lib.clone() };
-    Box::new(move |team| Ok(Arc::new(Lanes::new(team, places)) as Arc<dyn DeviceRoad>))
+    Box::new(move |team| Ok(Arc::new(NcclDevices::new(team, places)) as Arc<dyn DeviceRoad>))
 }
 
 /// Looks for NCCL as an engine with these settings would.

@@ -204,6 +204,6 @@ mod tests {
 
     fn claim(op: Op, dtype: DType) -> Claim {
         let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        Claim { op, dtype, bytes: 64, device, lane: 0, failed: false, weight: 1.0, priority }
+        Claim { op, dtype, bytes: 64, device, device_index: 0, failed: false, weight: 1.0, priority }
     }
 }

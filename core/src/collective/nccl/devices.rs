@@ -24,7 +24,7 @@ pub(super) struct Places {
 }
 
 /// The roads of one rank.
-pub(super) struct Lanes {
+pub(super) struct NcclDevices {
     places: Places,
     team: Team,
     open: Mutex<Open>,
@@ -40,7 +40,7 @@ struct Open {
     over: Option<Error>,
 }
 
-impl Lanes {
+impl NcclDevices {
     pub(super) fn new(team: Team, places: Places) -> Self {
         Self { places, team, open: Mutex::default() }
     }
@@ -50,31 +50,31 @@ impl Lanes {
     }
 }
 
-impl DeviceRoad for Lanes {
+impl DeviceRoad for NcclDevices {
     fn check(&self, memory: &DeviceMemory) -> Result<u8> {
         let device = device_of(memory)?;
         let mut open = self.open.lock().expect(LOCK);
         let known = open.roads.iter().position(|(other, _)| *other == device);
-        let lane = u8::try_from(known.unwrap_or(open.roads.len())).expect("at most LANES_MAX");
+        let device_index = u8::try_from(known.unwrap_or(open.roads.len())).expect("at most DEVICES_MAX");
         if known.is_some() {
-            return Ok(lane);
+            return Ok(device_index);
         }
         if let Some(cause) = &open.over {
             return Err(cause.clone());
         }
-        if lane == Claim::LANES_MAX {
+        if device_index == Claim::DEVICES_MAX {
             return Err(too_many(device));
         }
         let (library, driver) = open.opened(&self.places)?;
-        let team = Team { bulletin: self.team.bulletin.about(lane), ..self.team.clone() };
+        let team = Team { bulletin: self.team.bulletin.about(device_index), ..self.team.clone() };
         let road = Arc::new(Road::start(team, library, &driver, device)?);
         open.roads.push((device, road));
-        Ok(lane)
+        Ok(device_index)
     }
 
     fn issue(&self, group: Vec<(Ordered, Done<()>)>) {
         let Some((first, _)) = group.first() else { return };
-        let road = Arc::clone(&self.open.lock().expect(LOCK).roads[usize::from(first.claim.lane)].1);
+        let road = Arc::clone(&self.open.lock().expect(LOCK).roads[usize::from(first.claim.device_index)].1);
         road.issue(group);
     }
 
@@ -117,7 +117,7 @@ fn device_of(memory: &DeviceMemory) -> Result<Ordinal> {
 
 fn too_many(device: Ordinal) -> Error {
     Error::InvalidArgument {
-        what: format!("memory of {}, a worker's device number {}", name(device), Claim::LANES_MAX + 1),
+        what: format!("memory of {}, a worker's device number {}", name(device), Claim::DEVICES_MAX + 1),
         hint: "start more workers with fewer devices each, or set local_reduce=off on all workers of the machine"
             .to_owned(),
     }
