@@ -27,7 +27,7 @@ use crate::team::orders::{Case, Mode};
 use crate::team::process::{Process, role};
 use crate::team::rank::obey_as_helper;
 use crate::team::{Abilities, Team, Wire};
-use worker::{CONNECTIONS, DOORS, Door, PART_BYTES};
+use worker::{CONNECTIONS, ENDPOINTS, Endpoint, PART_BYTES};
 
 /// What does a transport carry, without summation?
 ///
@@ -154,12 +154,13 @@ pub(crate) fn start_raw(
     coordinator.tell(&start(None, 0).line())?;
     let join = coordinator.line(patience)?;
     let mut helpers = Vec::new();
-    let mut doors: Vec<Door> = Vec::new();
+    let mut endpoints: Vec<Endpoint> = Vec::new();
     for index in 0..servers {
         let mut store = Process::start(&format!("store {index}"), role("store", &[])?)?;
         store.tell(&start(Some(join.clone()), index).line())?;
-        let door = store.line(patience)?;
-        doors.push(serde_json::from_str(&door).map_err(|cause| format!("{door:?} is no door: {cause}"))?);
+        let endpoint = store.line(patience)?;
+        endpoints
+            .push(serde_json::from_str(&endpoint).map_err(|cause| format!("{endpoint:?} is no endpoint: {cause}"))?);
         helpers.push(store);
     }
     helpers.push(coordinator);
@@ -170,7 +171,7 @@ pub(crate) fn start_raw(
     let with = BTreeMap::from([
         (JOIN.to_owned(), join),
         (SETTINGS.to_owned(), serde_json::to_string(settings).expect("a map of texts")),
-        (DOORS.to_owned(), serde_json::to_string(&doors).expect("plain values")),
+        (ENDPOINTS.to_owned(), serde_json::to_string(&endpoints).expect("plain values")),
         (PART_BYTES.to_owned(), part_bytes.to_string()),
         (CONNECTIONS.to_owned(), connections.to_string()),
     ]);
@@ -197,9 +198,9 @@ pub(crate) fn start_streams(tls: bool, patience: Duration) -> Result<Team, Strin
     let mut command = role("stream-store", &[])?;
     command.args(tls.then_some("--tls"));
     let mut store = Process::start(&format!("{name} store"), command)?;
-    let door = store.line(patience)?;
+    let endpoint = store.line(patience)?;
     let ranks = vec![Process::start(&format!("{name} worker"), role("stream-worker", &[])?)?];
-    let with = BTreeMap::from([(stream::DOOR.to_owned(), door)]);
+    let with = BTreeMap::from([(stream::ENDPOINT.to_owned(), endpoint)]);
     let wire = Some(Wire::Loopback { ends: 1 });
     join_all(Team { helpers: vec![store], ..team(name, false, ranks, wire, patience) }, &with)
 }
@@ -238,14 +239,14 @@ pub(crate) fn serve() -> Result<(), String> {
         TransportChoice::Quic => Pool::new(),
         TransportChoice::Auto | TransportChoice::Shm => Pool::on(Arc::clone(&backing) as Arc<dyn Backing>),
     };
-    let mut door = String::new();
+    let mut socket_path = String::new();
     let listener = store::open(start.workers, pool, |inbox| {
-        let (listener, near) = router::bind(&config, &credentials, &backing, &Copies::default(), inbox)?;
-        door = near;
+        let (listener, path) = router::bind(&config, &credentials, &backing, &Copies::default(), inbox)?;
+        socket_path = path;
         Ok(listener)
     })?;
-    let door = Door { address: listener.address.clone(), door, node: credentials.node().0 };
-    println!("{}", serde_json::to_string(&door).expect("plain values"));
+    let endpoint = Endpoint { address: listener.address.clone(), socket_path, node: credentials.node().0 };
+    println!("{}", serde_json::to_string(&endpoint).expect("plain values"));
     obey_as_helper()?;
     (listener.stop)(Duration::from_secs(1));
     Ok(())

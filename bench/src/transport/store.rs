@@ -41,7 +41,7 @@ struct Arriving {
     bytes: usize,
 }
 
-/// Opens a store for so many workers, which keeps in memory of `pool`: `listen` opens the door.
+/// Opens a store for so many workers, which keeps in memory of `pool`: `listen` makes the listener.
 pub(super) fn open(
     workers: u32,
     pool: Pool,

@@ -20,12 +20,12 @@ use crate::team::buffers::Set;
 use crate::team::orders::{Case, Mode};
 use crate::team::rank::{Exchanger, obey_as_helper};
 
-/// What a worker joins with: the [`Door`] of the peer as JSON.
-pub(super) const DOOR: &str = "door";
+/// What a worker joins with: the [`Endpoint`] of the peer as JSON.
+pub(super) const ENDPOINT: &str = "endpoint";
 
 /// Where a peer listens, and the certificate that it shows if it speaks TLS.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Door {
+pub(super) struct Endpoint {
     address: String,
     certificate: Option<Vec<u8>>,
 }
@@ -60,18 +60,18 @@ const FRAME_BYTES: usize = 24;
 
 impl Exchanger for StreamWorker {
     fn join(_rank: u32, _ranks: u32, with: &BTreeMap<String, String>) -> Result<Self, String> {
-        let door: Door = with
-            .get(DOOR)
+        let endpoint: Endpoint = with
+            .get(ENDPOINT)
             .and_then(|text| serde_json::from_str(text).ok())
-            .ok_or_else(|| "a worker needs a door".to_owned())?;
-        let failed = |cause: io::Error| format!("connecting to {}: {cause}", door.address);
+            .ok_or_else(|| "a worker needs the endpoint of its peer".to_owned())?;
+        let failed = |cause: io::Error| format!("connecting to {}: {cause}", endpoint.address);
         let connect = || {
-            let stream = TcpStream::connect(&door.address)?;
+            let stream = TcpStream::connect(&endpoint.address)?;
             tune(&stream)?;
             Ok(stream)
         };
         let (up, down) = (connect().map_err(failed)?, connect().map_err(failed)?);
-        let (mut up, down): (Box<dyn Write + Send>, Box<dyn Read + Send>) = match &door.certificate {
+        let (mut up, down): (Box<dyn Write + Send>, Box<dyn Read + Send>) = match &endpoint.certificate {
             None => (Box::new(up), Box::new(down)),
             Some(certificate) => {
                 let config = Arc::new(client_config(certificate)?);
@@ -162,8 +162,8 @@ pub(crate) fn serve(tls: bool) -> Result<(), String> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?.to_string();
     let identity = tls.then(Identity::create).transpose()?;
-    let door = Door { address, certificate: identity.as_ref().map(|identity| identity.certificate.to_vec()) };
-    println!("{}", serde_json::to_string(&door).expect("plain values"));
+    let endpoint = Endpoint { address, certificate: identity.as_ref().map(|identity| identity.certificate.to_vec()) };
+    println!("{}", serde_json::to_string(&endpoint).expect("plain values"));
     std::thread::spawn(move || {
         if let Err(cause) = serve_worker(&listener, identity) {
             eprintln!("the stream: {cause}");

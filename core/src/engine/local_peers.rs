@@ -68,7 +68,7 @@ pub(super) fn meet(
         ranks,
         me,
         group,
-        door: socket.filter(|_| me == 0),
+        listener: socket.filter(|_| me == 0),
         join_timeout: config.join_timeout,
         step_timeout: config.step_timeout,
         oldest_every: config.oldest_every,

@@ -99,7 +99,7 @@ impl HostCollective {
         assert!((2..=Order::RANKS_MAX as usize).contains(&options.ranks.len()) && options.me < options.ranks.len());
         let meeting = rendezvous::meet(&options, failed)?;
         // All ranks are here, so the socket is not needed any more. Dropping it removes its file.
-        options.door = None;
+        options.listener = None;
         let board = Arc::new(meeting.board);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let is_cramped = cores < options.ranks.len();

@@ -23,7 +23,7 @@ pub struct HostOptions {
     /// each other.
     pub group: Vec<usize>,
     /// Where this process listens; the first needs it.
-    pub door: Option<PrivateSocket>,
+    pub listener: Option<PrivateSocket>,
     /// How long the others may take to come.
     pub join_timeout: Duration,
     /// How long a sum may take.

@@ -34,9 +34,9 @@ pub(super) fn meet(options: &HostOptions, failed: &dyn Fn() -> Option<Error>) ->
         leader: options.ranks[0].incarnation.0,
         term: u64::from(options.epoch.term),
     };
-    match (options.me, &options.door) {
-        (0, Some(door)) => lead(options, identity, door, failed),
-        (0, None) => Err(Error::Internal { what: "the lowest rank of a machine has no door".to_owned() }),
+    match (options.me, &options.listener) {
+        (0, Some(listener)) => lead(options, identity, listener, failed),
+        (0, None) => Err(Error::Internal { what: "the lowest rank of a machine has no listening socket".to_owned() }),
         (_, _) => follow(options, identity),
     }
 }
@@ -44,7 +44,7 @@ pub(super) fn meet(options: &HostOptions, failed: &dyn Fn() -> Option<Error>) ->
 fn lead(
     options: &HostOptions,
     identity: Identity,
-    door: &PrivateSocket,
+    listener: &PrivateSocket,
     failed: &dyn Fn() -> Option<Error>,
 ) -> Result<Meeting> {
     let ranks = options.ranks.len();
@@ -60,7 +60,7 @@ fn lead(
             let missing = (0..ranks).filter(|rank| !came(rank)).map(|rank| options.ranks[rank].name.clone()).collect();
             return Err(Error::NotFormed { missing, waited });
         }
-        let Some(peer) = door.accept(LOOK)? else {
+        let Some(peer) = listener.accept(LOOK)? else {
             waited += LOOK;
             continue;
         };
@@ -69,7 +69,7 @@ fn lead(
         let Ok(Some(received)) = peer.recv(&mut hello, LOOK) else { continue };
         let known = |rank: &usize| hello == greeting(identity, options, *rank);
         let Some(rank) = (1..ranks).find(known).filter(|_| received.bytes == HELLO_BYTES) else {
-            tracing::warn!("a process that is not of this job came to the door of its machine");
+            tracing::warn!("refused a process on this machine that does not belong to this job");
             continue;
         };
         if peers.iter().any(|(other, _)| *other == rank) {
