@@ -21,12 +21,12 @@ use crate::team::buffers::Set;
 use crate::team::orders::{Case, Mode};
 use crate::team::rank::Exchanger;
 
-/// What a worker joins with: the [`Endpoint`]s of the stores as a JSON list; absent to have one in its own process.
+/// An argument of a joining worker: the [`Endpoint`]s of the stores as a JSON list. Without it the worker has a store in its own process.
 pub(super) const ENDPOINTS: &str = "endpoints";
-/// What a worker joins with: how many bytes of a tensor travel in one exchange.
+/// An argument of a joining worker: how many bytes of a tensor travel in one exchange.
 pub(super) const PART_BYTES: &str = "part_bytes";
 
-/// What a worker joins with: how many connections it makes to each store; absent for one.
+/// An argument of a joining worker: how many connections it makes to each store. Default: one.
 pub(super) const CONNECTIONS: &str = "connections";
 
 /// Where a store listens, and its node identity.
@@ -41,11 +41,11 @@ pub(super) struct Endpoint {
 /// A worker that is connected to all stores.
 pub(crate) struct RawWorker {
     transport: Arc<dyn Transport>,
-    /// One to each store, then the next to each.
+    /// The first link to each store, then the second to each, and so on.
     links: Vec<LinkId>,
     exchanges: u64,
     part_bytes: usize,
-    /// Of a worker that has its store in its own process.
+    /// The store in the worker's own process, if it has one.
     _store: Option<Listener>,
 }
 
@@ -129,7 +129,7 @@ impl Exchanger for RawWorker {
 }
 
 impl RawWorker {
-    /// All parts of all tensors of a set, one way or both at once.
+    /// The exchanges of all parts of all tensors of a set.
     fn go(&mut self, mode: Mode, set: &mut Set, in_place: bool) -> Result<(), String> {
         let number = set.number as u64;
         let mut steps = Vec::new();
@@ -193,7 +193,7 @@ fn pulled(sender: Sender<gradlane_core::Result<()>>) -> Box<dyn FnOnce(Result<An
             Ok(Answer::Reject(error)) => Err(error),
             Err(torn) => Err(torn.error),
         };
-        // Nobody listens any more after the first failure.
+        // After the first failure nobody receives this.
         let _ = sender.send(outcome);
     })
 }
@@ -210,5 +210,5 @@ fn header(part: PartId, part_bytes: u64) -> Contribute {
     }
 }
 
-/// Above all that an exchange takes that goes on at all.
+/// Longer than any exchange that makes progress.
 const PATIENCE: Duration = Duration::from_secs(60);
