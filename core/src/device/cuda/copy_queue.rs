@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::local::OwnThread;
 use crate::types::{Done, Span};
 
-/// Where to. A device has an engine for each way, and two streams of one way take turns, so that one is enough.
+/// The direction of a copy. A device has one copy engine for each direction, which two streams would only share, so one stream is enough.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Direction {
     /// To the host.
@@ -23,14 +23,14 @@ pub(super) enum Direction {
     Within,
 }
 
-/// A copy that has been asked for.
+/// A submitted copy.
 pub(super) struct Job {
     pub(super) transfer: Transfer,
     pub(super) after: Vec<Mark>,
     pub(super) done: Done<()>,
 }
 
-/// What copies in one direction.
+/// The stream and the thread for one direction.
 pub(super) struct CopyQueue {
     jobs: Sender<Command>,
     thread: OwnThread,
@@ -45,7 +45,7 @@ impl CopyQueue {
     /// Makes the stream and starts the thread.
     ///
     /// # Errors
-    /// [`Error::Device`] if the device gives no stream, [`Error::Io`] if the system gives no thread.
+    /// [`Error::Device`] if the device cannot make a stream, [`Error::Io`] if the system cannot start a thread.
     pub(super) fn start(context: &Arc<Context>, direction: Direction, reaper: Arc<Reaper>) -> Result<Self> {
         let stream = context.stream()?;
         let (jobs, commands) = unbounded();
@@ -58,7 +58,7 @@ impl CopyQueue {
         Ok(Self { jobs, thread })
     }
 
-    /// Copies after what was submitted before.
+    /// Submits a copy, which is made after all earlier ones.
     pub(super) fn submit(&self, job: Job) {
         if let Err(unsent) = self.jobs.send(Command::Copy(job))
             && let Command::Copy(job) = unsent.into_inner()
@@ -67,9 +67,9 @@ impl CopyQueue {
         }
     }
 
-    /// Ends the thread, which fails what it has not begun; returned so that it can be waited for.
+    /// Makes the thread fail all copies that it has not begun, and end. Returns it, so that the caller can wait for it.
     pub(super) fn close(self) -> OwnThread {
-        // A thread that has ended needs no word.
+        // The thread may have ended already.
         let _ = self.jobs.send(Command::End);
         self.thread
     }
@@ -91,7 +91,7 @@ fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
         let submitted = bound.clone().and_then(|()| submit(stream, &mut caster, &transfer, &after));
         match (submitted, stream.record()) {
             (Ok(()), Ok(event)) => reaper.when(event, what, done),
-            // What was submitted before the failure still uses the memory: its end is waited for, and then the failure is told.
+            // Copies that were submitted before the failure still use the memory, so the error is reported after their end.
             (Err(error), Ok(event)) => reaper.when(event, what, Done::new(move |_: Result<()>| done.err(error))),
             (Err(error), Err(_)) | (Ok(()), Err(error)) => done.err(error),
         }
@@ -103,7 +103,7 @@ fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
     }
 }
 
-/// Submits the waits and the copies, and waits for none: while the device copies one chunk the next is there already.
+/// Submits the waits and the copies without waiting, so that the device always has the next chunk.
 fn submit(stream: &Stream, caster: &mut Option<Caster>, transfer: &Transfer, after: &[Mark]) -> Result<()> {
     after.iter().try_for_each(|mark| stream.wait(mark))?;
     match transfer {
