@@ -69,7 +69,8 @@ pub fn describe(_config: &Config) -> Vec<Line> {
         usable: false,
         subject: "cuda".to_owned(),
         found: "this program was built without CUDA support".to_owned(),
-        advice: "summation servers do not need it; for workers with GPUs install the Python package gradlane".to_owned(),
+        advice: "summation servers do not need it; for workers with GPUs install the Python package gradlane"
+            .to_owned(),
     }]
 }
 

@@ -54,7 +54,12 @@ fn submitted(stream: &Stream, what: &str, run: &DeviceRegion, code: u32) -> Resu
     if code == INVALID_VALUE {
         let device: Ordinal = stream.context().device();
         return Err(Error::InvalidArgument {
-            what: format!("{}: the {} bytes at {:#x} are not memory of this device", name(device), run.len(), run.address()),
+            what: format!(
+                "{}: the {} bytes at {:#x} are not memory of this device",
+                name(device),
+                run.len(),
+                run.address()
+            ),
             hint: "give a tensor of that device, and keep it until its handle has resolved".to_owned(),
         });
     }
