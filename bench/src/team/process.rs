@@ -287,7 +287,7 @@ mod tests {
     fn a_process_that_does_not_end_by_its_deadline_is_ended() {
         let mut process = shell("echo there; exec sleep 600");
         let problem = process.hear(Deadline::within(Duration::from_millis(1)), |_| ()).unwrap_err();
-        assert!(problem.contains("not over after"), "{problem}");
+        assert!(problem.contains("not finished after"), "{problem}");
         assert!(process.wait(Duration::from_secs(60)).unwrap_err().contains("signal: 9"));
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn explain(ranks: &[LocalRank], (part, place): Slot, failure: Failure
     }
 }
 
-/// What is told to everybody once nothing works any more.
+/// The error for all operations once the ranks cannot work together any more.
 pub(super) fn broken(ranks: &[LocalRank], breakage: Breakage) -> Error {
     let lost = |rank: usize, cause: &str| Error::PeerLost {
         member: ranks[rank].name.clone(),
@@ -65,7 +65,7 @@ fn ordinal(device_index: u8) -> &'static str {
     ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"][usize::from(device_index)]
 }
 
-/// The field in which two claims differ, and what each says of it.
+/// The field in which two claims differ, and its value in each.
 fn disagreement(ours: &Claim, theirs: &Claim) -> (&'static str, String, String) {
     if ours.dtype != theirs.dtype {
         ("dtype", ours.dtype.to_string(), theirs.dtype.to_string())

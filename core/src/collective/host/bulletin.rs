@@ -14,7 +14,7 @@ pub(super) struct BoardBulletin {
     device_index: u8,
 }
 
-/// How often a reader asks whether to give up.
+/// How often a reader checks whether to give up.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl BoardBulletin {

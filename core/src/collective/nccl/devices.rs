@@ -1,7 +1,7 @@
-//! The roads of one rank: finds NCCL at the first operation, and makes a road for each device as it is first used.
+//! NCCL for all devices of one rank: loads it at the first operation, and makes a road for each device at its first use.
 //!
-//! The first device that a rank uses meets the first ones of the others, the second the second ones, and so on: a model that is spread over
-//! devices is spread alike on all ranks.
+//! The first device that a rank uses reduces with the first ones of the other ranks, the second with the second ones, and so on. So a model
+//! on several devices must use them in the same order on all ranks.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -16,14 +16,14 @@ use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Ordinal};
 use crate::types::Done;
 
-/// Paths of the libraries, where the settings name them.
+/// Paths of the libraries, if the settings name them.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     pub(super) cuda: Option<PathBuf>,
     pub(super) nccl: Option<PathBuf>,
 }
 
-/// The roads of one rank.
+/// The devices of one rank, with a road for each.
 pub(super) struct NcclDevices {
     places: Places,
     team: Team,
@@ -32,11 +32,11 @@ pub(super) struct NcclDevices {
 
 #[derive(Default)]
 struct Open {
-    /// From the first operation on.
+    /// The libraries, after the first operation.
     opened: Option<(Arc<Library>, Arc<Driver>)>,
-    /// As they were first used.
+    /// In the order of their first use.
     roads: Vec<(Ordinal, Arc<Road>)>,
-    /// Why no more are made.
+    /// The error after which no more are made.
     over: Option<Error>,
 }
 
@@ -89,7 +89,7 @@ impl DeviceRoad for NcclDevices {
 }
 
 impl Open {
-    /// What every road needs.
+    /// The libraries that every road needs.
     fn opened(&mut self, places: &Places) -> Result<(Arc<Library>, Arc<Driver>)> {
         if let Some(opened) = &self.opened {
             return Ok(opened.clone());
@@ -110,7 +110,7 @@ fn device_of(memory: &DeviceMemory) -> Result<Ordinal> {
         None => Ok(device),
         Some(other) => Err(Error::InvalidArgument {
             what: format!("an operation on memory of {} and {}", name(device), name(other)),
-            hint: "bring a tensor and its result to one device".to_owned(),
+            hint: "put a tensor and its result on one device".to_owned(),
         }),
     }
 }
