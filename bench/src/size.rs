@@ -13,7 +13,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         Some(_) | None => text.to_owned(),
     };
     match parse_bytes(&spelled) {
-        Ok(0) => Err("a size of 0 bytes, which measures nothing".to_owned()),
+        Ok(0) => Err("a size of 0 bytes: nothing would be measured".to_owned()),
         Ok(bytes) if bytes > BYTES_MAX => Err(format!("is above {}, the largest size", print_bytes(BYTES_MAX))),
         Ok(bytes) => Ok(bytes),
         Err(problem) => Err(format!("{text:?} {problem}; write a size such as 65536, 64K, 4M, 1G, 4 MiB or 4 MB")),

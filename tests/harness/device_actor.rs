@@ -1,7 +1,7 @@
 //! A process that is one rank of a machine with devices, directed by a test.
 //!
-//! Its words are its position, how many ranks there are, how long an operation may take in milliseconds, and the socket path of the first; the
-//! first listens itself and says where. It says `joined`, and then does what standard input says, one order a line:
+//! Its arguments are its position, the number of ranks, how long an operation may take in milliseconds, and the socket path of the first;
+//! the first listens itself and says where. It says `joined`, and then does what standard input says, one order a line:
 //! - `sum <key>`, of floats, and `mean <key>`, of integers below zero: reduces, checks and says how it ended;
 //! - `begin <key>`: says `issued` once that is on its device, and then how it ended; `begin-late` does so after a kernel that takes hours;
 //! - `hold`: fills the road with something that does not go on, and says `held`; then

@@ -19,12 +19,12 @@
 //! If this worker will not contribute to a round, other workers may wait for it. A separate task then tells the server
 //! ([`Command::Withdraw`]).
 //!
-//! A task is *unwanted* when all its groups failed. It is released at once, with two exceptions. The first keeps memory safe. After PUSH
-//! the exchange of a task is open, so an unwanted task still goes to PULL. There it is abandoned, and it is released when the executor
-//! reports that the memory is free. The second keeps the ranks of a machine in step. After REDUCE the other ranks wait for the part at
-//! their next common stage: BROADCAST or, if there are several PCIe groups, PCIE_REDUCE or PCIE_BROADCAST. So a task that failed or is
-//! unwanted goes there too. If this rank had to bring the sum, it tells the others why there is none ([`failure`](Scheduler::failure)). If
-//! the failure concerns this rank alone, the task is abandoned there.
+//! A task is *unwanted* when all its groups failed. If it is queued it is released at once, if it runs at its next `finish`, with two
+//! exceptions. The first keeps memory safe. After PUSH the exchange of a task is open, so an unwanted task still goes to PULL. There it is
+//! abandoned, and it is released when the executor reports that the memory is free. The second keeps the ranks of a machine in step. After
+//! REDUCE the other ranks wait for the part at their next common stage: BROADCAST or, if there are several PCIe groups, PCIE_REDUCE or
+//! PCIE_BROADCAST. So a task that failed or is unwanted goes there too. If this rank had to bring the sum, it tells the others why there is
+//! none ([`failure`](Scheduler::failure)). If the failure concerns this rank alone, the task is abandoned there.
 //!
 //! # Rules
 //! - Credit counts bytes on the wire and tasks; urgent tasks have a second budget ([`Credit`]). A task in host memory draws credit when it

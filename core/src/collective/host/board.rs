@@ -193,8 +193,8 @@ impl Board {
         Ok(Some(decisions))
     }
 
-    /// Sets the verdict of chunk `number`, the first of a broadcast: it holds an error of `error_bytes` bytes, or data if that is 0. A rank that
-    /// sees the chunk counted also sees the verdict.
+    /// Sets the verdict of chunk `number`, the first of a broadcast: it holds an error of `error_bytes` bytes, or data if that is 0. A rank
+    /// that sees the chunk counted also sees it.
     pub(super) fn set_verdict(&self, number: u64, error_bytes: usize) {
         self.segment.u64(self.layout.verdict(number)).store(error_bytes as u64, Ordering::Relaxed);
     }
