@@ -1,4 +1,4 @@
-"""The demonstration of `make demo`: compares a training on two workers and two servers with the same one in one process.
+"""The demonstration of `make demo`: trains on two workers and two servers, and in one process, and compares both.
 
 Trains `digits.py` on two workers, then in a single process on the same batches, and holds three things:
 
