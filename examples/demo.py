@@ -1,4 +1,4 @@
-"""The demonstration behind `make demo`: two workers and two servers train what one process trains, and it is checked.
+"""The demonstration of `make demo`: trains on two workers and two servers, and in one process, and compares both.
 
 Trains `digits.py` on two workers, then in a single process on the same batches, and holds three things:
 
@@ -58,10 +58,10 @@ def main() -> int:
 
 
 def run(command: list[str]) -> bool:
-    """Runs a training; whether it succeeded. A launch from outside is not passed on: this one is its own."""
+    """Runs a training, and returns whether it succeeded. Removes variables of an outer launcher."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GRADLANE_JOIN")}
-    # Both workers are on this machine and would reduce among themselves, or reach the servers through shared memory. What
-    # is shown here is the way through servers over a network.
+    # Both workers are on this machine and would reduce among themselves, or reach the servers through shared memory. The
+    # demo shows servers over a network instead.
     clean["GRADLANE_LOCAL_REDUCE"] = "off"
     clean["GRADLANE_TRANSPORT"] = "quic"
     try:

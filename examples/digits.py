@@ -80,7 +80,7 @@ def digits() -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, tor
 
 
 def network(seed: int) -> nn.Module:
-    """The net; rank 0's weights follow from `seed`, those of the others do not matter.
+    """The net. `seed` determines the weights of rank 0; those of the others do not matter.
 
     It is smooth on purpose. Where ReLU bends, and where two pixels tie in a max pool, the last bit of a sum decides
     which way a gradient goes; trainings that differ only by rounding would then drift apart, and could not be compared
@@ -101,13 +101,13 @@ def network(seed: int) -> nn.Module:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
-    """The share of samples that the model classifies rightly."""
+    """The share of samples that the model classifies correctly."""
     model.eval()
     return (model(inputs).argmax(1) == labels).float().mean().item()
 
 
 def report(steps: int, seconds: float, reached: float, before: dict, after: dict) -> None:
-    """Prints what the training came to; bytes are those of this worker, counted from after construction."""
+    """Prints the results of the training. Bytes are those of this worker, counted after construction."""
     moved = {name: after[name] - before[name] for name in ("push_bytes", "pull_bytes")}
     print(f"workers         {gl.size()}")
     print(f"test accuracy   {reached:.1%}")
@@ -116,7 +116,7 @@ def report(steps: int, seconds: float, reached: float, before: dict, after: dict
 
 
 class Progress:
-    """A bar on a terminal, else a few plain lines."""
+    """A progress bar on a terminal, else a few plain lines."""
 
     def __init__(self, steps: int, *, is_shown: bool) -> None:
         self._steps, self._bar = steps, None
@@ -127,7 +127,7 @@ class Progress:
             self._bar, self._every = tqdm(total=steps, unit="step"), None
 
     def advance(self, step: int, loss: float) -> None:
-        """Notes that step number `step` is done."""
+        """Records that step number `step` is done."""
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
             self._bar.update()

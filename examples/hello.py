@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-gl.init()  # finds its job in the environment of gradlane run, torchrun, MPI, Slurm or BytePS, else is alone
+gl.init()  # finds its job in the environment of gradlane run, torchrun, MPI, Slurm or BytePS; otherwise a job of one
 torch.manual_seed(gl.rank())  # different on purpose: the wrapper broadcasts rank 0
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 model = gl.DistributedDataParallel(model)

@@ -13,7 +13,7 @@ import numpy as np
 
 SAMPLES, FEATURES, STEPS, RATE = 2000, 20, 200, 1.0
 ACCURACY_MIN = 0.95
-TOLERANCE = 1e-9  # float64: some roundings per step, as the sum over samples is taken in another order
+TOLERANCE = 1e-9  # float64: a few roundings per step, because samples are summed in another order
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What overlap gains: a training step on slow links, beside what computing and sending take by themselves.
+"""Measures the gain of overlap: a training step on slow links, compared with computing alone and sending alone.
 
     python examples/overlap.py --rate 1gbit      as root: two workers and two servers on links of 1 Gbit/s
     python examples/overlap.py                   over the loopback, to see that it runs
@@ -66,7 +66,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Starts workers and servers, on machines of their own if the links are to be shaped."""
+    """Starts workers and servers, on separate machines if the links are shaped."""
     worker = [sys.executable, str(PLACE), "--worker", *sys.argv[1:]]
     env = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     if options.rate is not None:
@@ -101,7 +101,7 @@ def on_machines(machines: Machines, worker: list[str], env: dict[str, str]) -> i
 
 
 class Timed(torch.autograd.Function):
-    """Takes the time of a layer on an accelerator, and leaves a gradient as large as that layer's."""
+    """Takes as long as a layer on an accelerator, and makes a gradient as large as that layer's."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, layer: Layer) -> torch.Tensor:
@@ -117,7 +117,7 @@ class Timed(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """A layer of the model, by its weights and its operations."""
+    """A layer of the model, described by its weights and its operations."""
 
     def __init__(self, weight: tuple[int, ...], operations: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Layer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(weight[0]))
         self.operations = operations
         self.seconds: float | None = None
-        """Of the forward pass; the backward pass takes twice as long. None computes."""
+        """Seconds of the forward pass; the backward pass takes twice as long. None computes the layer."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.seconds is not None:
@@ -155,7 +155,7 @@ class VggLike(nn.Module):
         return inputs
 
     def take(self, forward_seconds: float) -> None:
-        """Has a forward pass take so long, spread over the layers by their operations."""
+        """Makes a forward pass take `forward_seconds`, spread over the layers by their operations."""
         operations = sum(layer.operations for layer in self.layers)
         for layer in self.layers:
             layer.seconds = forward_seconds * layer.operations / operations
@@ -228,18 +228,18 @@ class Training:
         return lambda: self.once(model, optimizer)
 
     def calibrate(self, send_seconds: float) -> None:
-        """Makes the backward pass, two thirds of the compute, take `balance` times what sending takes."""
+        """Makes the backward pass, two thirds of the computing, take `balance` times as long as sending."""
         wanted = 1.5 * self.options.balance * send_seconds
         if self.options.compute == "timed":
             self.forward_seconds = wanted / 3
             return
-        for _ in range(2):  # the second time from nearby
+        for _ in range(2):  # the second time with a better estimate
             took = statistics.median(turn(self.compute(), self.options.steps))
             self.batch = max(1, round(self.batch * slowest(wanted / took)))
 
 
 def measure(options: argparse.Namespace) -> int:
-    """What a worker does; the first one prints."""
+    """Runs one worker; the first one prints."""
     torch.set_num_threads(1)
     gl.init()
     training = Training(options)
@@ -280,7 +280,7 @@ def turn(once: Callable[[], None], steps: int) -> list[float]:
 
 
 def slowest(seconds: float) -> float:
-    """The largest of what the workers measured."""
+    """The largest value of all workers."""
     return max(gl.allgather_object(seconds, "seconds"))
 
 
@@ -298,13 +298,13 @@ def record(options: argparse.Namespace, once: Callable[[], None], settle: Callab
 
 
 def differing(weights: dict[str, list[torch.Tensor]]) -> list[str]:
-    """The contenders whose weights are not those of CrossBarrier after as many steps."""
+    """The contenders whose weights differ from those of CrossBarrier after the same steps."""
     (_, ours), *others = weights.items()
     return [name for name, theirs in others if not all(map(torch.equal, ours, theirs))]
 
 
 def report(options: argparse.Namespace, training: Training, seconds: dict[str, list[float]]) -> float:
-    """Prints the table; the ratio of CrossBarrier."""
+    """Prints the table, and returns the ratio of CrossBarrier."""
     medians = {name: statistics.median(turns) for name, turns in seconds.items()}
     bound = max(medians["compute alone"], medians["send alone"])
     size = sum(parameter.nbytes for parameter in training.weights["CrossBarrier"])

@@ -14,24 +14,24 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 QUEUE_SECONDS = 0.016
-"""What may wait for a link before it drops, in time: 2 MB at 1 Gbit/s. An urgent packet waits behind all of it."""
+"""The queue of a link, in seconds: 2 MB at 1 Gbit/s. An urgent packet waits behind all of it."""
 PACKET_BYTES_MAX = 80_000
-"""The largest packet that the kernel hands down before it cuts it into segments; a bucket has to hold one."""
+"""The largest packet before the kernel cuts it into segments; a token bucket has to hold one."""
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 class Unavailable(Exception):
-    """The machines cannot be made; the message says what is missing."""
+    """The machines cannot be made; the message says what this host lacks."""
 
 
 class Machines:
-    """A context in which there are machines; what runs on them ends with it."""
+    """A context with machines; all processes on them end with it."""
 
     def __init__(self, count: int, rate: str, mtu: int = 1500) -> None:
-        """`rate` is that of a link in each direction, such as 1gbit."""
+        """`rate` is the rate of each link in each direction, such as 1gbit."""
         self._count, self._mtu = count, mtu
         bits = _bits(rate)
-        burst = max(PACKET_BYTES_MAX, int(bits / 8 / 1000))  # at least a millisecond, as timers fire late
+        burst = max(PACKET_BYTES_MAX, int(bits / 8 / 1000))  # at least a millisecond, because timers fire late
         queue = max(2 * PACKET_BYTES_MAX, int(bits / 8 * QUEUE_SECONDS))
         self._shape = f"root tbf rate {int(bits)}bit burst {burst}b limit {queue}b"
         self._holders: list[subprocess.Popen[bytes]] = []
@@ -39,7 +39,7 @@ class Machines:
 
     @staticmethod
     def address(machine: int | None) -> str:
-        """Where a machine is reached; None is the bridge, whose link is not limited."""
+        """The address of a machine; None is the bridge, whose link is not limited."""
         return "10.78.0.254" if machine is None else f"10.78.0.{machine + 1}"
 
     def start(

@@ -1,4 +1,4 @@
-//! Where the extension looks for NCCL: in NVIDIA's wheel beside it, which PyTorch brings. The loader ignores it where it is not.
+//! Makes the loader look for NCCL in NVIDIA's wheel beside this package, which PyTorch installs. The loader ignores a missing folder.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

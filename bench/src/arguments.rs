@@ -1,5 +1,5 @@
-//! The arguments that the subcommands share, named as nccl-tests names them: which sizes, types and operations, how often, and where
-//! the results go. Decides what they mean together, and says what is wrong with them.
+//! The arguments that the subcommands share, named as nccl-tests names them: sizes, types, operations, repetitions, and the files for
+//! results. Decides what a combination of arguments means, and reports a wrong one.
 
 use clap::Args;
 use gradlane_core::config::units::print_bytes;
@@ -7,19 +7,19 @@ use gradlane_core::types::{DType, Op};
 
 use crate::size::parse_size;
 
-/// Which sizes.
+/// The sizes to measure.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Sizes {
-    /// Smallest size of a tensor in bytes; K, M and G are powers of 1024, as in nccl-tests; 64K unless given.
+    /// Smallest size of a tensor in bytes; K, M and G are powers of 1024, as in nccl-tests. Default: 64K.
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = parse_size)]
     first: Option<u64>,
-    /// Largest size. Unless given: that of -b, or 256M if neither is.
+    /// Largest size. Default: the size of -b, or 256M if -b is not given either.
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = parse_size)]
     last: Option<u64>,
-    /// Each size is the one before times this; 4 unless -i is given.
+    /// Multiply each size by this to get the next one. Default: 4, unless -i is given.
     #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", conflicts_with = "step", value_parser = clap::value_parser!(u64).range(2..=1024))]
     factor: Option<u64>,
-    /// Each size is the one before plus this.
+    /// Add this to each size to get the next one.
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size)]
     step: Option<u64>,
 }
@@ -46,30 +46,30 @@ pub(crate) struct Effort {
     /// Exchanges before each repetition, of the same size and not timed.
     #[arg(short = 'w', long = "warmup-iters", alias = "warmup_iters", value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) warmup: u32,
-    /// Repetitions: contenders take turns, one repetition each; what is shown is the median of the repetitions.
+    /// Repetitions. The contenders take turns, one repetition each; the table shows the median of the repetitions.
     #[arg(short = 'N', long = "repetitions", alias = "run_cycles", value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repetitions: u32,
-    /// At most so many bytes of tensors in one repetition: fewer exchanges of large ones are timed, but at least two.
+    /// Limit the bytes of tensors in one repetition: large tensors are exchanged less often, but at least twice.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) volume: Option<u64>,
-    /// 1 verifies every element of every timed sum, outside of the time; 0 none.
+    /// 1 verifies every element of every timed sum, outside of the measured time; 0 verifies nothing.
     #[arg(short = 'c', long = "check", value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) check: u8,
-    /// Give up a repetition after so many seconds.
+    /// Give up a repetition after this many seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) patience: u64,
-    /// A few small sizes, few repetitions: checks everything and measures nothing of use. Takes seconds.
+    /// A few small sizes, few repetitions: verifies every sum, but the figures mean nothing. Takes seconds.
     #[arg(long)]
     pub(crate) smoke: bool,
 }
 
-/// What our own processes are told.
+/// Settings of our own processes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Ours {
-    /// A setting of all our processes, such as --set partition_bytes=1MiB; the environment is not read. May be repeated.
+    /// A setting for all our processes, such as --set partition_bytes=1MiB. They do not read the environment. May be repeated.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) settings: Vec<String>,
-    /// Spoil one result, to see that it is noticed.
+    /// Change one result on purpose, to test that the benchmark reports it.
     #[arg(long, hide = true)]
     pub(crate) plant_wrong_sum: bool,
 }
@@ -91,12 +91,12 @@ pub(crate) struct Point {
     pub(crate) op: Redop,
 }
 
-/// What a sweep covers unless it is told.
+/// The sizes of a sweep without arguments.
 const FIRST_BYTES: u64 = 64 << 10;
 const LAST_BYTES: u64 = 256 << 20;
 const FACTOR: u64 = 4;
 const SIZES_MAX: usize = 1000;
-/// Exchanges of a repetition, however large they are.
+/// The least number of exchanges in a repetition, however large the tensors are.
 const EXCHANGES_MIN: u64 = 2;
 
 impl Sweep {
@@ -141,15 +141,15 @@ impl Sweep {
 }
 
 impl Sizes {
-    /// Those of a smoke run.
+    /// The sizes of a smoke run.
     pub(crate) fn smoke(&self) -> Self {
         Self { first: Some(4 << 10), last: Some(256 << 10), factor: Some(64), step: None }
     }
 
-    /// All of them, from the smallest.
+    /// All sizes, in ascending order.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// What is wrong with the sizes.
     pub(crate) fn list(&self) -> Result<Vec<u64>, String> {
         let first = self.first.unwrap_or(FIRST_BYTES);
         let last = self.last.unwrap_or(if self.first.is_some() { first } else { LAST_BYTES });
@@ -180,13 +180,13 @@ impl Effort {
         self.check == 1
     }
 
-    /// Exchanges of so many bytes that are timed in one repetition.
+    /// How many exchanges of `bytes` each are timed in one repetition.
     pub(crate) fn iterations_of(&self, bytes: u64) -> u32 {
         let fitting = self.volume.map_or(u64::MAX, |volume| volume / bytes.max(1)).max(EXCHANGES_MIN);
         u32::try_from(fitting).unwrap_or(u32::MAX).min(self.iterations)
     }
 
-    /// In words, for the head of a table.
+    /// Describes the effort in the head of a table.
     pub(crate) fn describe(&self) -> String {
         let Self { repetitions, iterations, warmup, check, .. } = self;
         let volume = self.volume.map_or_else(String::new, |volume| {
@@ -197,7 +197,7 @@ impl Effort {
         )
     }
 
-    /// The effort of a smoke run, if this is one.
+    /// The effort of a smoke run if `--smoke` was given, else this one.
     pub(crate) fn or_smoke(&self) -> Self {
         if !self.smoke {
             return self.clone();

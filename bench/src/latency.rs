@@ -1,4 +1,4 @@
-//! How long does one urgent exchange take, alone and while the link is busy with what is less urgent?
+//! How long does one urgent exchange take, alone and while the link is busy with less urgent tensors?
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ use crate::team::orders::Case;
 
 /// How long does one urgent exchange take, alone and under a backlog?
 ///
-/// Workers and a server in processes of their own; one tensor at a time, in place. Rows marked busy are measured while tensors of the
-/// lowest priority, so many bytes of them together, are under way: a few exchanges at the beginning of each such backlog, which is then
-/// waited for; peers have no priorities and no such rows. Below each row: fastest, median, 99th percentile and slowest exchange. Expectations can be of p50 and p99, such as
-/// 'quic idle/p50<=150@4K'.
+/// Workers and a server are separate processes; they exchange one tensor at a time, in place. Rows marked busy are measured during a
+/// backlog: --backlog bytes of tensors with the lowest priority. A few exchanges run at the beginning of each backlog; then all wait for
+/// its end. Peers have no priorities, so they have no such rows. Below each row: fastest, median, 99th percentile and slowest exchange.
+/// Expectations can name p50 and p99, such as 'quic idle/p50<=150@4K'.
 #[derive(Args)]
 #[command(after_long_help = DEFINITIONS)]
 pub(crate) struct Arguments {
     /// Sizes of the urgent tensor, separated by commas.
     #[arg(short = 'b', long, value_name = "SIZES", value_delimiter = ',', default_value = "4K,256K", value_parser = parse_size)]
     bytes: Vec<u64>,
-    /// The backlog; 0 to measure none.
+    /// Bytes of the backlog; 0 measures without one.
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_backlog)]
     backlog: u64,
     #[command(flatten)]
@@ -55,7 +55,7 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
         entries.push(Entry { variant: "idle".to_owned(), ..Entry::single(idle) });
         entries.extend(busy.map(Entry::single));
     }
-    // How fast memory is says nothing about single small tensors.
+    // The speed of memory says nothing about single small tensors.
     let untold = |team| Team { traffic: None, ..team };
     let mut teams: Vec<Team> = arguments.crew.jobs(None, patience)?.into_iter().map(untold).collect();
     teams.extend(arguments.crew.peers(patience)?);
@@ -72,5 +72,5 @@ fn parse_backlog(text: &str) -> Result<u64, String> {
     if text.trim() == "0" { Ok(0) } else { parse_size(text) }
 }
 
-/// A few parts.
+/// A backlog of a few parts.
 const SMOKE_BACKLOG_BYTES: u64 = 16 << 20;

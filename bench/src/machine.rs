@@ -1,4 +1,4 @@
-//! What figures depend on besides the program: the machine, and what else it was doing meanwhile.
+//! The machine on which figures were measured, and its load at the time.
 
 use serde_json::{Value, json};
 
@@ -9,12 +9,12 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// As it is now.
+    /// Reads the load now.
     pub(crate) fn now() -> Self {
         Self { load: load() }
     }
 
-    /// The machine, its load average then and now.
+    /// Describes the machine, with its load average at the beginning and now.
     pub(crate) fn describe(&self) -> Value {
         let cpu = read("/proc/cpuinfo")
             .lines()
@@ -33,7 +33,7 @@ impl Machine {
     }
 }
 
-/// Processes that ran or wanted to, on average over 1, 5 and 15 minutes.
+/// The load average over 1, 5 and 15 minutes.
 fn load() -> String {
     read("/proc/loadavg").split_whitespace().take(3).collect::<Vec<_>>().join(" ")
 }

@@ -1,7 +1,8 @@
-//! `gradlane-bench`: one subcommand a question. Every answer comes from results that were verified, contenders interleaved in one run.
+//! `gradlane-bench`: each subcommand answers one question. All results are verified, and the contenders of a question take turns in one
+//! run.
 //!
-//! A question is a module with its arguments (`Arguments`, for clap) and an `answer`. This file only lists them, and the hidden roles
-//! in which the program starts itself again.
+//! A question is a module with its arguments (`Arguments`, for clap) and an `answer`. This file only lists them, together with the hidden
+//! roles in which the program starts itself again.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -54,7 +55,7 @@ enum Question {
     Suite(suite::Arguments),
     #[command(hide = true)]
     Role {
-        /// The process with which this one ends.
+        /// The parent process; this one ends when the parent ends.
         #[arg(long)]
         parent: u32,
         #[command(subcommand)]
@@ -70,7 +71,7 @@ enum Role {
     Worker,
     /// Coordinator, servers and workers.
     Whole,
-    /// Keeps and gives back.
+    /// Keeps what workers push and gives it back.
     Store,
     RawWorker,
     StreamStore {

@@ -1,20 +1,20 @@
-//! Taking samples and saying what they are worth. The only place that reads the clock.
+//! Takes samples and computes medians, percentiles and spreads. The only place that reads the clock.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// A time until which something may take.
+/// A point in time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline(Instant);
 
 impl Deadline {
-    /// So long from now.
+    /// The deadline `patience` from now.
     #[expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
     pub(crate) fn within(patience: Duration) -> Self {
         Self(Instant::now() + patience)
     }
 
-    /// How much is left; zero once it has passed.
+    /// The time that is left; zero once the deadline has passed.
     #[expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
     pub(crate) fn left(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
@@ -29,14 +29,15 @@ pub(crate) fn time(work: impl FnOnce()) -> Duration {
     start.elapsed()
 }
 
-/// One figure, measured several times. Shown as its median and, in per cent of it, half the distance of the extremes.
+/// One figure, measured several times. Shown as its median and its spread: half the distance between the extremes, in per cent of the
+/// median.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Samples(Vec<f64>);
 
 impl Samples {
     /// Adds a speed: `bytes` in `duration`, in GB/s (10⁹ bytes).
     pub(crate) fn push_speed(&mut self, bytes: u64, duration: Duration) {
-        // A clock that did not advance would make the speed infinite; no clock here is finer than a nanosecond.
+        // At least a nanosecond, the resolution of the clock: otherwise a clock that did not advance would make the speed infinite.
         self.0.push(bytes as f64 / duration.as_nanos().max(1) as f64);
     }
 
@@ -45,16 +46,16 @@ impl Samples {
         self.0.push(duration.as_nanos() as f64 / operations as f64);
     }
 
-    /// Sample by sample, this divided by `other`: what disturbs the machine for longer than a sample disturbs both.
+    /// This divided by `other`, sample by sample. A disturbance that lasts longer than a sample affects both.
     ///
     /// # Panics
-    /// If they are not equally many.
+    /// If the two have different numbers of samples.
     pub(crate) fn over(&self, other: &Self) -> Self {
         assert_eq!(self.0.len(), other.0.len(), "ratios are taken of pairs");
         Self(self.0.iter().zip(&other.0).map(|(ours, theirs)| ours / theirs).collect())
     }
 
-    /// Adds a sample of whatever it is that is measured.
+    /// Adds a sample in any unit.
     pub(crate) fn push(&mut self, sample: f64) {
         self.0.push(sample);
     }
@@ -64,7 +65,7 @@ impl Samples {
         &self.0
     }
 
-    /// How many.
+    /// The number of samples.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -100,7 +101,7 @@ impl Samples {
         Self(self.0.iter().map(|sample| sample * factor).collect())
     }
 
-    /// The middle sample; of an even number the mean of the two in the middle.
+    /// The middle sample, or the mean of the two middle samples.
     ///
     /// # Panics
     /// If there is none.

@@ -1,20 +1,20 @@
-//! The memory-traffic bound: the least bytes that a road through memory must touch, and how fast this machine touches bytes, by copying.
+//! The memory-traffic bound: the least bytes that a reduction through memory must touch, and how fast a copy on this machine touches bytes.
 
 use std::hint::black_box;
 use std::sync::Barrier;
 
 use crate::measure::{Samples, time};
 
-/// How many bytes a reduction over `workers` touches, for each byte of one worker's tensor, where tensors lie in memory of their own
-/// processes. Reads and writes count alike.
+/// How many bytes a reduction over `workers` touches for each byte of one worker's tensor. Each tensor lies in the private memory of its
+/// process. Reads and writes count alike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Traffic {
-    /// Through a server: every worker copies its contribution to where the server sees it (2 a worker), the server reads all and writes
-    /// the sum (1 a worker and 1), every worker copies the sum (2 a worker).
+    /// Through a server. Every worker copies its contribution into shared memory (2 per worker). The server reads all and writes the sum (1
+    /// per worker, and 1). Every worker copies the sum (2 per worker).
     Server { workers: u32 },
-    /// Among the workers alone, each of which adds a slice: every worker copies the others' slices to where they see them (2 less 2 of
-    /// its own part), all contributions are read, the sum is written to where all see it and to its owner's tensor (1 a worker and
-    /// 2), every worker copies the slices of the others (2 less 2 of its own part).
+    /// Among the workers alone; each adds one slice. Every worker copies the slices of the others into shared memory (2, less 2 for its own
+    /// slice). Each worker reads all contributions to its slice, and writes the sum to shared memory and to its own tensor (1 per worker,
+    /// and 2). Every worker copies the sums of the other slices (2, less 2 for its own slice).
     Workers { workers: u32 },
 }
 
@@ -29,50 +29,51 @@ impl Traffic {
     }
 }
 
-/// Copies as many buffers as there are workers with a core, all at the same time, walking through as much memory as the case does.
+/// Copies buffers on several threads at once: one thread per worker, but at most one per core. Touches as much memory as the case does.
 pub(crate) struct Copier {
-    lanes: Vec<Lane>,
-    /// Passes over the memory of a lane in one sample, so that a sample is long against the clock and the start of threads.
+    buffers: Vec<ThreadBuffers>,
+    /// Passes over the memory of a thread in one sample. A sample must last much longer than the resolution of the clock and the start of
+    /// threads.
     passes: u64,
 }
 
-struct Lane {
+struct ThreadBuffers {
     from: Vec<u8>,
     to: Vec<u8>,
-    /// Bytes that are copied in one go.
+    /// Bytes of one copy.
     run: usize,
 }
 
-/// Bytes that a lane copies in one sample, at least.
+/// The least bytes that a thread copies in one sample.
 const SAMPLE_BYTES: u64 = 64 << 20;
-/// More than any cache holds: larger buffers are copied no slower.
-const LANE_BYTES_MAX: u64 = 128 << 20;
+/// More than any cache holds, so that larger buffers would be copied no slower.
+const THREAD_BYTES_MAX: u64 = 128 << 20;
 
 impl Copier {
-    /// For `workers` that take turns over `sets` tensors of `tensor_bytes` each.
+    /// Prepares copies as large as those of `workers` that use `sets` tensors of `tensor_bytes` in turns.
     pub(crate) fn new(tensor_bytes: u64, sets: usize, workers: u32) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let lanes = cores.min(workers as usize);
-        let bytes = (tensor_bytes * sets as u64).min(LANE_BYTES_MAX);
+        let threads = cores.min(workers as usize);
+        let bytes = (tensor_bytes * sets as u64).min(THREAD_BYTES_MAX);
         let memory = |content| vec![content; usize::try_from(bytes).expect("it fits in memory")];
         let run = usize::try_from(tensor_bytes.min(bytes)).expect("it fits in memory");
-        let lane = |_| Lane { from: memory(1), to: memory(2), run };
-        Self { lanes: (0..lanes).map(lane).collect(), passes: SAMPLE_BYTES.div_ceil(bytes) }
+        let pair = |_| ThreadBuffers { from: memory(1), to: memory(2), run };
+        Self { buffers: (0..threads).map(pair).collect(), passes: SAMPLE_BYTES.div_ceil(bytes) }
     }
 
-    /// One sample: bytes read and written by all lanes together, in GB/s.
+    /// One sample: bytes read and written by all threads together, in GB/s.
     pub(crate) fn sample(&mut self) -> f64 {
-        let touched: u64 = self.lanes.iter().map(|lane| 2 * lane.from.len() as u64 * self.passes).sum();
-        let (passes, together) = (self.passes, Barrier::new(self.lanes.len()));
-        let walk = |lane: &mut Lane| {
-            lane.pass();
+        let touched: u64 = self.buffers.iter().map(|pair| 2 * pair.from.len() as u64 * self.passes).sum();
+        let (passes, together) = (self.passes, Barrier::new(self.buffers.len()));
+        let walk = |pair: &mut ThreadBuffers| {
+            pair.pass();
             together.wait();
-            time(|| (0..passes).for_each(|_| lane.pass()))
+            time(|| (0..passes).for_each(|_| pair.pass()))
         };
         let walk = &walk;
         let slowest = std::thread::scope(|scope| {
-            let lanes: Vec<_> = self.lanes.iter_mut().map(|lane| scope.spawn(move || walk(lane))).collect();
-            lanes.into_iter().map(|lane| lane.join().expect("copying does not panic")).max().unwrap_or_default()
+            let threads: Vec<_> = self.buffers.iter_mut().map(|pair| scope.spawn(move || walk(pair))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("copying does not panic")).max().unwrap_or_default()
         });
         let mut speed = Samples::default();
         speed.push_speed(touched, slowest);
@@ -80,7 +81,7 @@ impl Copier {
     }
 }
 
-impl Lane {
+impl ThreadBuffers {
     fn pass(&mut self) {
         for (to, from) in self.to.chunks_mut(self.run).zip(self.from.chunks(self.run)) {
             black_box(to).copy_from_slice(black_box(from));
@@ -101,9 +102,9 @@ mod tests {
     }
 
     #[test]
-    fn all_tensors_of_a_lane_are_copied() {
+    fn all_tensors_of_a_thread_are_copied() {
         let mut copier = Copier::new(4096, 3, 2);
         assert!(copier.sample() > 0.0);
-        assert!(copier.lanes.iter().all(|lane| lane.to == lane.from && lane.to.len() == 4096 * 3));
+        assert!(copier.buffers.iter().all(|pair| pair.to == pair.from && pair.to.len() == 4096 * 3));
     }
 }

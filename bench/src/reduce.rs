@@ -1,7 +1,7 @@
 //! How close does summation come to the speed of memory?
 //!
-//! Three contenders take turns within one run: the sum kernel of this machine, a plain loop, and `memcpy` in buffers that hold as
-//! many bytes together, so that all three work in the same level of the cache.
+//! Three contenders take turns within one run: the sum kernel of this machine, a plain loop, and `memcpy`. The buffers of each have the
+//! same total size, so that all three work in the same level of the cache.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -17,24 +17,23 @@ use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::table::Table;
 
-/// Bytes of contributions that one sample adds, so that a sample of small buffers is long against the clock's resolution.
+/// Bytes of contributions that one sample adds: so many that a sample of small buffers lasts much longer than the clock's resolution.
 const SAMPLE_BYTES: u64 = 64 << 20;
-/// What `--smoke` measures: a few vectors and a tail.
+/// Bytes of `--smoke`: a few vectors and a tail.
 const SMOKE_BYTES: u64 = 4096 + 24;
 
 /// How close does summation come to the speed of memory?
 ///
-/// GB/s count every byte that is touched, read or written (10⁹ bytes). Of an f32 sum these are 3 for each byte of the contribution
-/// (two reads, one write); of an f16 or bf16 sum, whose accumulator is f32, they are 5; of a memcpy 2 (one read, one write).
+/// GB/s (10⁹ bytes) count every byte that is read or written. An f32 sum touches 3 bytes for each byte of the contribution (two reads, one
+/// write); an f16 or bf16 sum, whose accumulator is f32, touches 5; a memcpy touches 2 (one read, one write).
 ///
-/// The bound is the time in which a memcpy of this machine, in this run and in as much memory, touches as many bytes; "of copy" is
-/// the share of the bound that the sum reaches, sum ÷ memcpy. It may exceed 1: a memcpy that fetches the lines it overwrites moves
-/// bytes that are not counted, and a sum reads more than it writes. "of plain" is sum ÷ plain loop, which is `sum += x`, compiled for
-/// the base instruction set. Both are medians of the ratios of neighbouring samples. ± is half the distance between the slowest and
-/// the fastest sample.
+/// The bound is the speed of a memcpy on this machine, in the same run and in as much memory; "of copy" is the share of it that the sum
+/// reaches, sum ÷ memcpy. It may exceed 1, because a memcpy may fetch the cache lines that it overwrites, which are not counted, and a sum
+/// reads more than it writes. "of plain" is sum ÷ plain loop; the plain loop is `sum += x`, compiled for the base instruction set. Both are
+/// medians of the ratios of neighbouring samples. ± is half the distance between the slowest and the fastest sample.
 ///
-/// In the JSON file and with --expect, algbw is GB/s as above, a time that of one pass, the contender `sum` (its rows by the name of the
-/// kernels, such as 'sum avx2'), and its peers `plain` and `copy`: 'ratio:copy>=0.9@256M'.
+/// In the JSON file and with --expect, algbw is GB/s as above, and time is that of one pass. The contender is `sum`, with rows named after
+/// the kernels such as 'sum avx2'; its peers are `plain` and `copy`: 'ratio:copy>=0.9@256M'.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Bytes of a contribution; several are separated by commas.
@@ -43,10 +42,10 @@ pub(crate) struct Arguments {
     /// Element types; several are separated by commas.
     #[arg(short = 'd', long, value_name = "TYPES", value_delimiter = ',', default_value = "f32,f16,bf16")]
     dtype: Vec<DType>,
-    /// Whose kernels: `best`, of the widest vectors that this machine has, or `all` that it can run.
+    /// Kernels to measure: `best`, those with the widest vectors of this machine, or `all` that it can run.
     #[arg(long, default_value = "best")]
     kernels: Which,
-    /// Bytes by which contributions miss an even address, as those do that a network cuts.
+    /// Bytes by which contributions are misaligned, as they can be when they arrive from a network.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..4096))]
     misplaced: u16,
     /// Samples of each contender.
@@ -54,7 +53,7 @@ pub(crate) struct Arguments {
     iterations: u32,
     #[command(flatten)]
     record: Record,
-    /// Check everything and measure nothing of use: tiny buffers, few samples.
+    /// Verify every sum, but with tiny buffers and few samples: the figures mean nothing.
     #[arg(long)]
     smoke: bool,
 }
@@ -76,7 +75,7 @@ pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
     }
 }
 
-/// The table, and the same for files; or what is wrong, with a result or an argument.
+/// The table, and the same as a report for files; or the wrong result or argument.
 fn measure(arguments: &Arguments) -> Result<(String, Report), Conclusion> {
     let contenders = match arguments.kernels {
         Which::Best => vec![Kernels::detect()],
@@ -98,7 +97,9 @@ fn measure(arguments: &Arguments) -> Result<(String, Report), Conclusion> {
     let mut table =
         Table::new(["dtype", "bytes", "kernels", "sum GB/s", "plain GB/s", "copy GB/s", "of plain", "of copy"]);
     if let Some(bytes) = sizes.iter().find(|bytes| **bytes < DType::F64.bytes()) {
-        return Err(Conclusion::Failed(format!("{bytes} bytes hold no element of some types; choose -b from 8 up")));
+        return Err(Conclusion::Failed(format!(
+            "{bytes} bytes are less than one element of some types; choose -b 8 or more"
+        )));
     }
     for &bytes in sizes {
         for (&dtype, &kernels) in arguments.dtype.iter().flat_map(|dtype| zip(repeat(dtype), &contenders)) {
@@ -204,7 +205,7 @@ fn contest<T: Plain>(
     Ok(speeds)
 }
 
-/// Does `pass` once unmeasured, so that its memory is in the cache if it fits, and then `passes` times measured.
+/// Measures `passes` calls of `pass`. One call before them is not measured; it loads the memory into the cache if it fits.
 fn sample(samples: &mut Samples, traffic_bytes: u64, passes: u64, pass: &mut impl FnMut()) {
     pass();
     samples.push_speed(traffic_bytes, time(|| (0..passes).for_each(|_| pass())));
@@ -222,7 +223,7 @@ fn value(index: usize) -> i64 {
     (index % 7) as i64 - 3
 }
 
-/// An element as one would add it without this engine.
+/// Adds an element in a plain loop, without this engine.
 trait Plain: Copy {
     type Sum: Copy + PartialEq;
 
@@ -268,7 +269,8 @@ plain! {
     u8, u8, |x| x as u8, u8::wrapping_add;
 }
 
-/// Bytes that start on a page, as the engine's own buffers do: an address between cache lines costs wide vectors up to a fifth.
+/// Bytes that start on a page, as the engine's own buffers do. An address that is not on a cache line makes wide vectors up to a fifth
+/// slower.
 struct Aligned {
     memory: Vec<u8>,
     start: usize,

@@ -1,7 +1,7 @@
 //! What does the scheduler cost, with many tasks waiting?
 //!
-//! The production machine as the engine drives it, on one thread: every call is followed by a drain of its commands. The time is an
-//! argument that stands still, so that nothing but the machine is measured.
+//! Drives the production machine as the engine does, on one thread: drains its commands after every call. The machine's time is an argument
+//! and stands still, so that the benchmark measures only the machine.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -17,17 +17,17 @@ use crate::measure::{Samples, time};
 use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
 use crate::table::Table;
 
-/// What `--smoke` measures.
+/// Waiting tasks of `--smoke`.
 const SMOKE_QUEUED: u64 = 100;
 /// Servers among which the parts are spread.
 const SERVERS: u64 = 8;
 
 /// What does the scheduler cost, with many tasks waiting?
 ///
-/// "submit" is the cost of opening a submission of one part and queueing it; "move" is the cost of taking a task for a stage and
-/// finishing it there, which queues it before the next stage or, after the last, resolves its submission. Both while the given number
-/// of tasks of random priority waits, less at most a tenth of them. Nanoseconds each; ± is half the distance between the cheapest and
-/// the dearest sample.
+/// "submit" is the cost of opening a submission of one part and queueing it. "move" is the cost of taking a task for a stage and finishing
+/// it there: this queues it for the next stage or, after the last one, resolves its submission. Meanwhile the given number of tasks of
+/// random priority waits, less at most a tenth of them. Costs are in nanoseconds; ± is half the distance between the smallest and the
+/// largest sample.
 ///
 /// In the JSON file and with --expect, a size is the number of tasks that wait, and a time one operation in µs: 'move/time<=1@10000'.
 #[derive(Args)]
@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     iterations: u32,
     #[command(flatten)]
     record: Record,
-    /// Check everything and measure nothing of use.
+    /// Verify every result, but with few samples: the figures mean nothing.
     #[arg(long)]
     smoke: bool,
 }
@@ -56,7 +56,7 @@ pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
     }
 }
 
-/// The table, and the same for files; or which result was wrong.
+/// The table, and the same as a report for files; or the wrong result.
 fn measure_all(arguments: &Arguments) -> Result<(String, Report), String> {
     let (sizes, iterations) = match arguments.smoke {
         true => (&[SMOKE_QUEUED][..], 5),
@@ -103,13 +103,13 @@ fn measure(queued: u64, iterations: u32) -> Result<Costs, String> {
     Ok(costs)
 }
 
-/// A scheduler, and what it was asked and answered.
+/// A scheduler, and counts of its submissions and results.
 struct Load {
     scheduler: Scheduler,
     name: Arc<str>,
     random: u64,
     submitted: u64,
-    /// Noted while measuring, looked at afterwards.
+    /// Recorded during the measurement, and checked afterwards.
     resolved: Vec<GroupId>,
     seen: BTreeSet<GroupId>,
     released: u64,
@@ -157,11 +157,11 @@ impl Load {
         }
     }
 
-    /// Takes so many tasks through both stages.
+    /// Takes `tasks` tasks through both stages.
     fn carry_out(&mut self, tasks: u64) {
         for stage in [Stage::Push, Stage::Pull] {
             for _ in 0..tasks {
-                let task = self.scheduler.take(Time::ZERO, stage).expect("so many wait, and nothing holds them back");
+                let task = self.scheduler.take(Time::ZERO, stage).expect("enough tasks wait without a gate");
                 self.scheduler.finish(Time::ZERO, task.id, Outcome::Done);
                 self.drain();
             }
@@ -201,7 +201,7 @@ impl Load {
         Ok(())
     }
 
-    /// SplitMix64 (Steele, Lea, Flood 2014); a model's worth of distinct priorities.
+    /// SplitMix64 (Steele, Lea, Flood 2014); makes as many distinct priorities as a model has.
     fn priority(&mut self) -> Priority {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut bits = self.random;

@@ -2,10 +2,10 @@
 
 use gradlane_core::config::units::{parse_bytes, print_bytes};
 
-/// The largest tensor that is measured: a typing error should not fill the memory.
+/// The largest size of a tensor, because a typing error should not fill the memory.
 const BYTES_MAX: u64 = 16 << 30;
 
-/// Bytes as nccl-tests writes them (`64K`, `4M`, `1G`: powers of 1024), or with a unit that is spelled out (`4 MiB`, `4 MB`).
+/// Bytes as nccl-tests writes them (`64K`, `4M`, `1G`: powers of 1024), or with an explicit unit (`4 MiB`, `4 MB`).
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let spelled = match text.chars().last() {

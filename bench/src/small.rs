@@ -1,4 +1,4 @@
-//! What do many small tensors cost, submitted in one call, against one tensor of as many bytes?
+//! What do many small tensors cost, submitted in one call, compared with one tensor of as many bytes?
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use crate::team::Team;
 use crate::team::contest::Entry;
 use crate::team::orders::{Case, Repeat};
 
-/// What do many small tensors cost against one tensor of as many bytes?
+/// What do many small tensors cost compared with one tensor of as many bytes?
 ///
-/// Workers and a server in processes of their own. One tensor, and as many small ones, submitted in one call, as have its bytes, take
-/// turns in place, exchange by exchange, road by road; peers do the same with one call a tensor. The ratio is the time of the small ones
-/// divided by that of the one, repetition by repetition. With --expect, `cost` is that ratio, such as 'quic/cost<=1.3'.
+/// Workers and a server are separate processes. The small tensors, submitted in one call, and one tensor with as many bytes are exchanged
+/// in turns, in place, for each --road. Peers do the same with one call per tensor. The ratio is the time of the small ones divided by the
+/// time of the one, repetition by repetition. With --expect, `cost` is that ratio, such as 'quic/cost<=1.3'.
 #[derive(Args)]
 #[command(after_long_help = DEFINITIONS)]
 pub(crate) struct Arguments {
     /// Bytes of a small tensor.
     #[arg(short = 'b', long = "bytes", value_name = "SIZE", value_parser = parse_size, default_value = "4K")]
     bytes: u64,
-    /// How many of them.
+    /// How many small tensors.
     #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=100_000))]
     tensors: u32,
     #[command(flatten)]
@@ -63,7 +63,7 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
 
     let mut figures: Vec<[Figures; 2]> = teams.iter().map(|_| Default::default()).collect();
     for number in 0..effort.repetitions as usize {
-        // Who goes first changes, as in other contests.
+        // The order changes in each repetition, as in the other benchmarks.
         for turn in 0..teams.len() {
             let index = (turn + number) % teams.len();
             for (entry, figures) in entries.iter().zip(&mut figures[index]) {

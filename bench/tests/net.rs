@@ -78,7 +78,7 @@ fn what_is_wrong_with_an_argument_is_said() {
         (&["--rate", "fast"][..], "write it like 1gbit or 200mbit"),
         (&["--machines", "1+0"], "1+0 has no link"),
         (&["--queue", "1"], "16000"),
-        (&["loss", "--loss", "1"], "write a part from 0.001% to 50%"),
+        (&["loss", "--loss", "1"], "write one from 0.001% to 50%"),
     ] {
         let output = bench(arguments).output().expect("it starts");
         assert!(stderr(&output).contains(problem), "{output:?}");

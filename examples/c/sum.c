@@ -1,10 +1,10 @@
-// Sums over all workers of a job, in C, and checks every element. Build the library first, then this file, then start two:
+// Sums tensors over all workers of a job, in C, and checks every element. Build the library, then this file, then start two workers:
 //
 //     cargo build --release -p gradlane-session
 //     cc -std=c11 -Iplugins/session/include examples/c/sum.c -o sum -Ltarget/release -lgradlane_session
 //     LD_LIBRARY_PATH=target/release gradlane run -n 2 -- ./sum
 //
-// Any launcher will do that sets the variables of MPI, Slurm or torchrun; rank 0 then embeds the server. Without a launcher it is a job
+// Any launcher that sets the variables of MPI, Slurm or torchrun will do; rank 0 then embeds the server. Without a launcher this is a job
 // of one.
 
 #include <gradlane.h>

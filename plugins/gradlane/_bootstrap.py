@@ -1,9 +1,9 @@
 """How a process finds its job.
 
 In this order: explicit arguments, `GRADLANE_*`, `DMLC_*` (BytePS and ps-lite launch scripts), torchrun, `TF_CONFIG`,
-MPI, Slurm, and else a single process. Which variables mean what, and what the process has to do to enter its job, is
-decided by the native `detect_launch`; this file only carries that out. It adds one thing: under torchrun the join
-string travels by the store of torchrun's agent, which works on several hosts without a directory in common.
+MPI, Slurm, and else a single process. The native `detect_launch` interprets the variables and decides how the process
+enters its job; this file carries that out. It adds one thing: under torchrun the join string travels through the store
+of torchrun's agent, which works on several hosts without a common directory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STORE_KEY = "join"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Who this process is in its job, before it has joined. `rank` is None where the coordinator assigns it."""
+    """The place of this process in its job, before it has joined. `rank` is None if the coordinator assigns it."""
 
     source: str
     rank: int | None
@@ -38,12 +38,12 @@ class Launch:
     servers: int
     join_timeout: float
     entrance: _core._Entrance | BaseException
-    """What this process has to do to enter, or why it cannot."""
+    """How this process enters its job, or the error that prevents it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """This process in its job: the session, where it stands, and the servers it embeds, if any."""
+    """This process in its job: the session, its place, and the servers that it embeds, if any."""
 
     session: _core.Session
     launch: Launch
@@ -51,7 +51,8 @@ class Job:
 
     def leave(self, timeout: float) -> None:
         """Ends the session, then the embedded servers, which first let the other members leave."""
-        # If the others still work, they can without this worker, but not without the servers it embeds: `stop` says so.
+        # If other members still work, they can continue without this worker, but not without its servers; `stop`
+        # reports them.
         with contextlib.suppress(TimeoutError):
             self.session.shutdown(timeout)
         if self.embedded is not None:
@@ -62,13 +63,13 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
     """Finds the job and joins it.
 
     Args:
-        arguments: what the caller said: `rank`, `size`, `local_rank`, `servers`, `coordinator`; the rest is detected.
+        arguments: of the caller: `rank`, `size`, `local_rank`, `servers`, `coordinator`; missing ones are detected.
         settings: knobs by name, as text.
         timeout: seconds for the whole job to form; None takes the setting `join_timeout`.
-        generation: how many jobs this process has been in; keeps the join string of a past one from being found again.
+        generation: how many jobs this process has joined; prevents that the join string of a past job is used again.
     Raises:
-        ConfigError: the arguments or the environment contradict themselves, or lead nowhere.
-        NotFormedError: somebody did not come; the message names who.
+        ConfigError: the arguments or the environment contradict themselves, or name no coordinator.
+        NotFormedError: some members did not join; the message names them.
     """
     patience = {} if timeout is None else {"join_timeout": _seconds(timeout)}
     settings = {**settings, **patience}
@@ -101,14 +102,14 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
 
 
 def _seconds(timeout: float) -> str:
-    """`timeout` as the setting has it: between a millisecond and a day."""
+    """`timeout` in the format of a setting, between a millisecond and a day."""
     return f"{min(max(timeout, 0.001), 86_400.0):.3f}s"
 
 
 def _meet(
     launch: Launch, entrance: _core._Join | _core._Find | _core._Embed, settings: dict[str, str], generation: int
 ) -> tuple[_core.Embedded | None, str]:
-    """Obtains the join string; rank 0 may have to start what it leads to."""
+    """Obtains the join string; rank 0 may have to start the coordinator and servers for it."""
     if entrance["way"] == "join":
         return None, entrance["join"]
     store = _agent_store(launch.join_timeout, generation) if launch.source == "torchrun" else None
@@ -131,10 +132,9 @@ def _meet(
 
 
 def _agent_store(timeout: float, generation: int) -> Store | None:
-    """The key-value store of torchrun's agent; None where the workers were started without an agent.
+    """The key-value store of torchrun's agent; None if the workers were started without an agent.
 
-    The agent owns MASTER_PORT. Without an agent nobody does, and binding it here would take it from
-    `init_process_group`.
+    The agent listens on MASTER_PORT. Without an agent that port is for `init_process_group`, so it is not bound here.
     """
     from torch import distributed
 

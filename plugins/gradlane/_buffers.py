@@ -1,11 +1,10 @@
-"""Where a buffer of the user lies, in host memory or on a CUDA device, and whether it can be reduced.
+"""Finds the memory of a user's buffer, in host memory or on a CUDA device, and checks whether it can be reduced.
 
-NumPy arrays (`__array_interface__`), tensors on a CUDA device (DLPack, which names the device and knows bfloat16, or
-else `__cuda_array_interface__`), anything with the buffer protocol, and DLPack producers in host memory are accepted,
-in
-this order; no framework is imported. PyTorch tensors have a shorter way in `gradlane.torch`, and come here by DLPack.
+Accepts, in this order: NumPy arrays (`__array_interface__`), tensors on a CUDA device (DLPack, which names the device
+and knows bfloat16, or else `__cuda_array_interface__`), anything with the buffer protocol, and DLPack producers in host
+memory. No framework is imported. `gradlane.torch` has a faster path for PyTorch tensors; here they are read by DLPack.
 
-A thousand arrays are located in every round of a group, so what an array is asked for is asked once.
+A group may locate a thousand arrays in every round, so each attribute of an array is read only once.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ _KIND_OF_FORMAT = {
 }
 
 _LEGACY_STREAM = 1
-"""The device's default stream, as DLPack and the driver (`CU_STREAM_LEGACY`) call it; 0 could mean either default."""
+"""The device's legacy default stream in DLPack and in the driver (`CU_STREAM_LEGACY`); 0 would be ambiguous."""
 
 
-# Nobody changes it. It is not frozen, because that makes each one seven times as expensive.
+# Never changed, but not frozen, because that would make each instance seven times as expensive.
 @dataclass(slots=True)
 class HostBuffer:
     """Contiguous elements in host memory, valid as long as `owner` lives."""
@@ -53,9 +52,9 @@ class HostBuffer:
     owner: object
 
     device: ClassVar[None] = None
-    """It lies on none."""
+    """Host memory lies on no device."""
     stream: ClassVar[None] = None
-    """There is nothing to wait for before it is read."""
+    """No stream writes host memory."""
 
     @property
     def len(self) -> int:
@@ -79,7 +78,7 @@ class DeviceBuffer:
     device: int
     """The device's ordinal in this process: the number in `cuda:1`."""
     stream: int | None
-    """Handle of the stream whose work so far has to be done before the memory is touched; None where nothing has."""
+    """Handle of the stream whose work so far must end before the memory is used; None if there is none."""
 
     @property
     def len(self) -> int:
@@ -102,8 +101,8 @@ def locate(value: Any, *, writable: bool) -> Buffer:
     Args:
         value: NumPy array, writable buffer (`bytearray`, `array.array`, ...), DLPack tensor on the CPU or a CUDA
             device, or anything with `__cuda_array_interface__`; C-contiguous.
-        writable: whether a result will be written into it. Where that is not so, read-only memory is accepted, and
-            copied first if nothing but the buffer protocol leads to it.
+        writable: whether a result will be written into it. If not, read-only memory is accepted; it is copied first if
+            it is accessible only by the buffer protocol.
     Raises:
         InvalidArgumentError: not a buffer, not contiguous, read-only, or of an element type that cannot be reduced.
         UnsupportedError: the memory is on a device of another kind.
@@ -130,7 +129,7 @@ def check_dtype(dtype: str) -> str:
     """Returns `dtype` if it can be reduced.
 
     Raises:
-        InvalidArgumentError: it cannot; the message advises.
+        InvalidArgumentError: it cannot; the message says what to do.
     """
     if dtype in ITEM_BYTES:
         return dtype
@@ -155,7 +154,7 @@ def _of_array(array: Any, interface: dict[str, Any], writable: bool) -> HostBuff
 
 @lru_cache(maxsize=64)
 def _name_of(dtype: Any) -> str:
-    """The name of an array's dtype: extension types such as ml_dtypes' bfloat16 have a meaningless typestr."""
+    """The name of an array's dtype. The typestr will not do: extension types such as ml_dtypes' bfloat16 have none."""
     return check_dtype(str(dtype))
 
 
@@ -170,8 +169,7 @@ def _of_memoryview(view: memoryview, writable: bool) -> HostBuffer:
     shape = tuple(view.shape or ())
     if view.nbytes == 0:
         return HostBuffer(0, dtype, shape, view)
-    # ctypes gives an address only of writable memory; in return it holds the export, so that a bytearray cannot be
-    # resized.
+    # ctypes gives only addresses of writable memory. It also holds the export, so that a bytearray cannot be resized.
     memory = bytearray(view) if view.readonly else view
     owner = (ctypes.c_char * view.nbytes).from_buffer(memory)
     return HostBuffer(ctypes.addressof(owner), dtype, shape, owner)
@@ -190,21 +188,21 @@ def _of_cuda_array(array: Any, writable: bool) -> DeviceBuffer:
 def _of_dlpack(tensor: Any, writable: bool) -> Buffer:
     is_cuda = _dlpack.device_of(tensor)[0] == _dlpack.CUDA
     try:
-        # The producer has this stream wait for its own, and the engine then waits for this one. It is the device's
-        # default stream, because PyTorch and others refuse the other one without a handle, that of each thread.
+        # The producer makes this stream wait for its own stream, and the engine waits for this one. It is the legacy
+        # default stream, because PyTorch and others refuse the per-thread default stream.
         header = _dlpack.read(tensor, stream=_LEGACY_STREAM if is_cuda else None)
     except BufferError as error:
         raise InvalidArgumentError(f"{type(tensor).__name__} does not lend its memory: {error}") from error
     if header.device_type not in (_dlpack.CPU, _dlpack.CUDA):
         raise UnsupportedError(
-            f"{type(tensor).__name__} lies on a device of DLPack's type {header.device_type}; the memory of the host and "
-            "of CUDA devices is reduced: copy it to one of them first"
+            f"{type(tensor).__name__} lies on a device of DLPack's type {header.device_type}; only the host and CUDA "
+            "devices are supported: copy the tensor to one of them first"
         )
     if not _is_contiguous(header.shape, header.strides):
         raise _not_contiguous("tensor", "its own method for that")
     if writable and header.read_only:
         raise _read_only("tensor")
-    # The capsule's destructor gives the memory back; it is never consumed, so nothing here calls the deleter.
+    # The capsule is never consumed, so its destructor releases the memory, and nothing here calls the deleter.
     dtype, owner = check_dtype(header.dtype), (tensor, header.capsule)
     if header.device_type == _dlpack.CUDA:
         return DeviceBuffer(header.address, dtype, header.shape, owner, header.device_id, _LEGACY_STREAM)

@@ -115,11 +115,10 @@ class Session:
     ) -> Handle:
         """Starts a reduction from the memory at `source` into that at `destination`; the two may be equal.
 
-        `owner` is kept alive until the memory is no longer touched. With `waits` the caller waits next, and this thread
-        does a part of the work, for a moment at most. The memory is that of `device`, or the host's. `streams` are
-        those whose
-        work so far has to be done before the source and the destination are touched, as handles of the device's driver.
-        `codec` is how the tensor travels between machines, if its elements are wider: "none", "fp16" or "bf16".
+        `owner` is kept alive until the memory is no longer used. With `waits` the caller waits next, and this thread
+        does a part of the work, but only for a moment. The memory is on `device`, or on the host if that is None.
+        `streams` are driver handles of the streams whose work so far must end before the source and the destination
+        are used. `codec` encodes the tensor between machines, if its elements are wider: "none", "fp16" or "bf16".
         """
     def submit_all(
         self,
@@ -138,10 +137,9 @@ class Session:
     ) -> Handle:
         """Starts the reduction of all tensors of a batch, from and into the memory at these addresses, in its order.
 
-        Without `destinations` it is in place. `priority` is that of the first; each one after it has one less.
-        `streams`
-        are those of the sources, then those of the destinations if there are any, or none at all. The rest as for
-        `submit`.
+        Without `destinations` it is in place. The first tensor has `priority`, each further one has one less than the
+        one before. `streams` are those of the sources, followed by those of the destinations if there are any; or
+        none. The other arguments are as for `submit`.
         """
     def barrier(self, name: str, timeout: float | None) -> None: ...
     def metrics(self) -> dict[str, int | float]: ...
@@ -149,11 +147,11 @@ class Session:
         """The same in Prometheus' text format."""
     def layout(self) -> str: ...
     def start_timeline(self, place: str | PathLike[str]) -> Path:
-        """Records from now on what this worker does, in the file whose path is returned."""
+        """Records from now on what this worker does, and returns the path of the file."""
     def stop_timeline(self) -> None:
-        """Completes the file; does nothing if none is recorded."""
+        """Completes the file; does nothing if no timeline is being recorded."""
     def record_span(self, thread: int, thread_name: str, name: str, start_ns: int, end_ns: int) -> None:
-        """Adds what a thread did, in nanoseconds since 1970; does nothing if no timeline is recorded."""
+        """Adds a span of a thread, in nanoseconds since 1970; does nothing if no timeline is being recorded."""
     def next_done(self, timeout: float) -> list[int]:
         """Ids of handles that resolved since the last call; waits for the first one, and is empty after `timeout`."""
     def shutdown(self, timeout: float) -> None:
@@ -169,12 +167,12 @@ class Batch:
 
 @final
 class Handle:
-    """One operation on its way."""
+    """An operation under way."""
 
     @property
     def id(self) -> int: ...
     def wait(self, timeout: float | None) -> None:
-        """Returns when the result has landed. When `timeout` passes first, the operation goes on."""
+        """Returns when the result has landed. If `timeout` passes first, the operation goes on."""
     def poll(self) -> bool: ...
     def cancel(self) -> None: ...
     def error(self) -> BaseException | None: ...
@@ -193,7 +191,7 @@ class Embedded:
         settings: dict[str, str],
         coordinator_only: bool = False,
     ) -> None:
-        """With `coordinator_only` the servers are processes of their own."""
+        """With `coordinator_only` the servers are separate processes."""
     @property
     def join(self) -> str: ...
     def publish(self, job: str) -> None:
@@ -210,13 +208,13 @@ def copy_seconds(
     in_flight: int,
     direction: Literal["out", "in", "both"],
 ) -> float:
-    """Seconds to copy memory of a device to pinned memory of the host, from there, or both at once, half of it each."""
+    """Seconds to copy memory of a device to pinned host memory, back, or half of it each way at the same time."""
 
 def metrics_table() -> list[_MetricRow]:
     """What workers and servers count about themselves."""
 
 def error_table() -> list[_ErrorRow]:
-    """The native errors: their classes here and their fields with what each means."""
+    """The native errors: their Python classes, and their fields with their meanings."""
 
 def detect_launch(arguments: dict[str, str], generation: int = 0) -> _Launch: ...
 def find_join(job: str, timeout: float) -> str: ...

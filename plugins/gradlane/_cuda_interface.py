@@ -1,6 +1,6 @@
-"""Reads `__cuda_array_interface__`: where an array of CuPy, Numba or alike lies on a CUDA device, and what it is.
+"""Reads `__cuda_array_interface__`: address, dtype and shape of an array of CuPy, Numba or alike on a CUDA device.
 
-Versions 2 and 3 are known; 3 added the stream. The interface has no word for the device, so the array itself is asked.
+Versions 2 and 3 are supported; 3 added the stream. The interface does not name the device, so the array is asked.
 Source: "CUDA Array Interface (Version 3)" in the documentation of Numba.
 """
 
@@ -17,17 +17,17 @@ _KINDS = {"f": "float", "i": "int", "u": "uint", "b": "bool", "c": "complex"}
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an array says of itself."""
+    """The description of an array."""
 
     address: int
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
-    """In bytes; None where it is C-contiguous."""
+    """In bytes; None if it is C-contiguous."""
     read_only: bool
     device: int
     stream: int | None
-    """Handle of the stream in which the array is made; None where there is nothing to wait for."""
+    """Handle of the stream that computes the array; None if there is nothing to wait for."""
 
     def strides_of(self, item_bytes: int) -> tuple[int, ...] | None:
         """The strides in elements of this size."""
@@ -35,11 +35,11 @@ class Header:
 
 
 def read(array: Any) -> Header:
-    """Reads what `array` says.
+    """Reads the description of `array`.
 
     Raises:
-        UnsupportedError: a version that is not known, or a masked array.
-        InvalidArgumentError: something in it contradicts the interface, or the device is not to be found.
+        UnsupportedError: the version is unknown, or the array is masked.
+        InvalidArgumentError: the description violates the interface, or the device cannot be found.
     """
     kind, interface = type(array).__name__, array.__cuda_array_interface__
     version = interface.get("version")
@@ -48,10 +48,10 @@ def read(array: Any) -> Header:
             f"{kind} has version {version} of __cuda_array_interface__; known are {_VERSIONS[0]} and {_VERSIONS[1]}"
         )
     if interface.get("mask") is not None:
-        raise UnsupportedError(f"{kind} is a masked array; reduce its data and its mask by themselves")
+        raise UnsupportedError(f"{kind} is a masked array; reduce its data and its mask separately")
     stream = interface.get("stream")
     if stream == 0:
-        # It could be either of two streams.
+        # Ambiguous: it could be either default stream.
         raise InvalidArgumentError(
             f"{kind} names stream 0, which __cuda_array_interface__ does not allow; 1 is the default stream of a device, "
             "2 that of a thread"
@@ -80,12 +80,12 @@ def _dtype(array: Any, typestr: str) -> str:
 
 
 def _device(array: Any) -> int:
-    """The ordinal of the array's device: a number, or an object with one, as CuPy and PyTorch have it."""
+    """The ordinal of the array's device: `array.device` is a number, or an object with one (CuPy, PyTorch)."""
     device = getattr(array, "device", None)
     for number in (device, getattr(device, "id", None), getattr(device, "index", None)):
         if isinstance(number, int):
             return number
     raise InvalidArgumentError(
-        f"{type(array).__name__} does not say which device it is on; give a DLPack tensor, such as "
+        f"{type(array).__name__} does not name its device; give a DLPack tensor, such as "
         "torch.as_tensor(array) or cupy.asarray(array)"
     )

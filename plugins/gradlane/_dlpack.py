@@ -1,7 +1,7 @@
-"""Reads the header of a DLPack capsule: where a tensor of any framework lies and what it is.
+"""Reads the header of a DLPack capsule: address, dtype, shape and device of a tensor of any framework.
 
 Only the fields that a reduction needs are read. Both capsule names are accepted: `dltensor` (all producers) and
-`dltensor_versioned` (DLPack 1.0, the only one that can say "read-only"). Layouts: `dlpack.h` 1.1.
+`dltensor_versioned` (DLPack 1.0, the only one with a read-only flag). Layouts: `dlpack.h` 1.1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Versioned(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a capsule says of its tensor; `capsule` keeps the memory alive. Strides count elements."""
+    """The description of a tensor; `capsule` keeps its memory alive. Strides count elements."""
 
     address: int
     dtype: str
@@ -61,13 +61,13 @@ class Header:
 
 
 def device_of(value: Any) -> tuple[int, int]:
-    """Type and number of the device that `value` lies on; zeros where it does not say. Exports nothing."""
+    """Type and number of the device of `value`; zeros if it names none. Exports nothing."""
     ask = getattr(value, "__dlpack_device__", None)
     if ask is None:
         return _NOWHERE
     try:
         kind, number = ask()
-    except (BufferError, RuntimeError, ValueError):  # a tensor of a kind that is never exported
+    except (BufferError, RuntimeError, ValueError):  # a kind of tensor that cannot be exported
         return _NOWHERE
     return int(kind), int(number)
 
@@ -76,8 +76,8 @@ def read(value: Any, stream: int | None = None) -> Header:
     """Exports `value` and reads its header.
 
     Args:
-        stream: of the tensor's device; the producer has it wait for what the tensor is still being made of. None where
-            there are no streams.
+        stream: a stream of the tensor's device; the producer makes it wait for pending work on the tensor. None for
+            host memory.
     """
     wanted = {} if stream is None else {"stream": stream}
     try:

@@ -1,7 +1,6 @@
 """Many buffers in one call: one entry into the engine, one handle and one wait for all of them.
 
-What a group is made of is worked out once for its names, dtypes and shapes, and kept for the next round; where the
-memory lies is looked at in every call.
+The description of a group (names, dtypes, shapes) is cached for the next round. The addresses are read in every call.
 """
 
 from __future__ import annotations
@@ -33,23 +32,22 @@ def grouped_push_pull(
 ) -> list[B]:
     """Average many buffers over all workers in one call, in place unless `out` is given.
 
-    For many small ones this costs a fraction of as many calls. They are declared by the first call, where they have not
-    been before, and small neighbours then share messages; so reduce together in every round what was reduced together
-    once.
+    For many small buffers this costs a fraction of single calls. The first call declares the buffers that were not
+    declared before, and small neighbours then share messages. So call it with the same group in every round.
 
     Args:
-        buffers: as for `push_pull`; of any dtypes and shapes, the same on all workers. Those of one device, or of the
-            host, share messages among themselves.
-        name: a name for each, or one for all: buffer number i is then called `name.i`. Equal on all workers.
-        op: as for `push_pull`, for all of them; so are `average`, `weight` and `timeout`.
-        priority: that of the first; each one after it is less urgent by 1.
-        out: where the results go; one for each buffer, of the same dtype and shape.
+        buffers: as for `push_pull`; of any dtypes and shapes, the same on all workers. Only buffers
+            of the same device, or of the host, share messages.
+        name: a name for each buffer, or one for all: then buffer i has the name `name.i`. Equal on all workers.
+        op: as for `push_pull`, the same for all buffers; so are `average`, `weight` and `timeout`.
+        priority: of the first buffer; each further one has one less than the one before.
+        out: a buffer for each result, of the same dtype and shape as its source.
     Returns:
         The buffers, or those of `out`.
     Raises:
         MismatchError: a worker used one of the names with another dtype, shape or op (both are named).
         StallError: some workers did not contribute in time (they are named).
-        InvalidArgumentError: one of the buffers cannot be reduced, or a name comes twice; nothing was sent then.
+        InvalidArgumentError: a buffer cannot be reduced, or a name occurs twice. In this case nothing was sent.
     """
     return _begin(buffers, name, resolve(op, average, weight), weight, priority, out, timeout, waits=True).wait()
 
@@ -65,10 +63,10 @@ def grouped_push_pull_async(
     out: Sequence[B] | None = None,
     timeout: float | None = None,
 ) -> Handle[list[B]]:
-    """Starts what `grouped_push_pull` does and returns at once; no buffer may be touched until the handle is done.
+    """Like `grouped_push_pull`, but returns at once. Do not use any of the buffers until the handle is done.
 
-    The handle is done when all of them are. If some fail it raises the error of the first that failed, once none of the
-    memory is in use any more.
+    The handle is done when all operations have ended. If some failed, it raises the error of the first of them, after
+    all memory is free.
     """
     return _begin(buffers, name, resolve(op, average, weight), weight, priority, out, timeout, waits=False)
 
@@ -137,16 +135,14 @@ def submit_all(
     devices: Sequence[int | None] = (),
     streams: Sequence[int | None] = (),
 ) -> Handle[T]:
-    """Starts one operation on memory at these addresses, as long as the shapes say, in place without `targets`.
+    """Starts one operation on memory at these addresses; the shapes give its length. Without `targets` it is in place.
 
-    The handle yields `result`.
-
-    With `waits` the caller waits for it next, and this thread does meanwhile what it can do itself.
+    The handle yields `result`. With `waits` the caller waits for it next, and this thread does a part of the work.
 
     Args:
-        devices: where each is, None for the host; nothing if all are in host memory.
-        streams: for each of `sources`, then of `targets`, the stream of its device whose work so far has to be done
-            before it is touched, if any; nothing if all are in host memory.
+        devices: the device of each tensor, None for the host; empty if all are in host memory.
+        streams: for each of `sources`, then for each of `targets`, the stream whose work so far must end before the
+            memory is used, if any; empty if all are in host memory.
     """
     session = _session.session()
     batch, kept = _batch(names, dtypes, shapes, codec)
@@ -180,17 +176,17 @@ def submit_all(
             assert part is not None, "only what is not empty was kept"
             natives.append(begin(part, members, devices[members[0]], False))
     except BaseException:
-        for native in natives:  # the others hear of it, instead of waiting for the rest of the group
+        for native in natives:  # tells the other workers, which would otherwise wait for the rest of the group
             native.cancel()
         raise
     return Handle(together(natives), lambda: result)
 
 
 def names_of(name: str | Sequence[str], count: int) -> tuple[str, ...]:
-    """The names of so many members: those that are given, or `name.0`, `name.1` and so on.
+    """The names of `count` members: the given ones, or `name.0`, `name.1` and so on.
 
     Raises:
-        InvalidArgumentError: one of them names nothing, or there are more of them, or fewer.
+        InvalidArgumentError: a name is not valid, or the number of names is wrong.
     """
     if isinstance(name, str):
         return _numbered(check_name(name), count)
@@ -201,7 +197,7 @@ def names_of(name: str | Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def located(name: str, locate: Callable[..., T], *arguments: object, **options: object) -> T:
-    """What `locate` finds; its error says which member of the group it is of."""
+    """Calls `locate`; adds the name of the member to its errors."""
     try:
         return locate(*arguments, **options)
     except (InvalidArgumentError, UnsupportedError) as error:
@@ -217,7 +213,7 @@ def _numbered(name: str, count: int) -> tuple[str, ...]:
 def _batch(
     names: tuple[str, ...], dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], codec: str
 ) -> tuple[_core.Batch | None, tuple[int, ...]]:
-    """The group as the engine wants it, and which members are not empty: there is nothing to add in others."""
+    """The group in the engine's form, and the indices of its members; empty tensors are left out."""
     kept = tuple(i for i, shape in enumerate(shapes) if 0 not in shape)
     listed = [(names[i], dtypes[i], tuple(shapes[i])) for i in kept]
     return (_core.Batch(listed, codec) if listed else None), kept

@@ -1,4 +1,4 @@
-"""An operation on its way, and what remains to be done with its result."""
+"""A handle of an operation under way, and the functions that finish its result."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ U = TypeVar("U")
 
 
 class Handle(Generic[T]):
-    """The promise of a result; `wait()` redeems it. Can be awaited in asyncio.
+    """A handle of an operation; `wait()` returns its result. Can be awaited in asyncio.
 
-    Dropping it does not cancel: the operation goes on, as the other workers count on it.
+    Dropping it does not cancel the operation, because the other workers wait for this contribution.
     """
 
     __slots__ = ("_finish", "_native", "_result")
 
     def __init__(self, native: _core.Handle | Several | None, finish: Callable[[], T]) -> None:
-        """Wraps `native`, None for a result that is already there; `finish` makes the result when it has landed."""
+        """Wraps `native`, None if the operation has ended already; `finish` makes the result once it has landed."""
         self._native = native
         self._finish: Callable[[], T] | None = finish
         self._result: T | None = None
 
     @property
     def id(self) -> int | None:
-        """The engine's number for the operation; None where the engine had nothing to do."""
+        """The engine's number of the operation; None if the engine had nothing to do."""
         return None if self._native is None else self._native.id
 
     def wait(self, timeout: float | None = None) -> T:
@@ -54,17 +54,17 @@ class Handle(Generic[T]):
         return self._native is None or self._native.poll()
 
     def done(self) -> bool:
-        """Another word for `poll`, as futures have it."""
+        """The same as `poll`, under its name in futures."""
         return self.poll()
 
     def exception(self) -> BaseException | None:
-        """Why the operation failed; None if it did not, or not yet."""
+        """The error of the operation; None if it has not failed, or has not ended."""
         return None if self._native is None else self._native.error()
 
     def cancel(self) -> None:
-        """Gives the operation up: its memory is not touched any more and `wait()` raises `CancelledError`.
+        """Cancels the operation: `wait()` raises `CancelledError` once the memory is free.
 
-        The other workers still wait for this contribution; cancel on all of them, or not at all.
+        The other workers need this contribution: cancel on all of them, or not at all.
         """
         if self._native is not None:
             self._native.cancel()
@@ -77,32 +77,32 @@ class Handle(Generic[T]):
         return Handle(self._native, lambda: finish(before()))
 
     def __await__(self) -> Generator[object, None, T]:
-        import asyncio  # here, as it is most of what importing gradlane would take
+        import asyncio  # here, because it would take most of the time of importing gradlane
 
         return asyncio.to_thread(self.wait).__await__()
 
 
 class Several:
-    """Operations that were begun together, as one: it ends when all have, by the error of the first that failed."""
+    """Several operations as one. It ends when all have ended, with the error of the first that failed."""
 
     def __init__(self, natives: Sequence[_core.Handle]) -> None:
-        """Takes what was begun; at least one."""
+        """Joins at least one operation."""
         self._natives = natives
 
     @property
     def id(self) -> int:
-        """The number of the first."""
+        """The number of the first operation."""
         return self._natives[0].id
 
     def wait(self, timeout: float | None) -> None:
-        """Returns when all results have landed; none of the memory is in use then, also where one failed."""
+        """Returns when all results have landed. No memory is in use then, even if an operation failed."""
         due = None if timeout is None else time.monotonic() + timeout
         first: Exception | None = None
         for native in self._natives:
             try:
                 native.wait(None if due is None else max(0.0, due - time.monotonic()))
             except Exception as error:
-                if not native.poll():  # it is the wait that ended
+                if not native.poll():  # the wait timed out
                     raise
                 first = first or error
         if first is not None:
@@ -117,7 +117,7 @@ class Several:
         return next((e for e in [n.error() for n in self._natives] if e is not None), None) if self.poll() else None
 
     def cancel(self) -> None:
-        """Gives all of them up."""
+        """Cancels all of them."""
         for native in self._natives:
             native.cancel()
 

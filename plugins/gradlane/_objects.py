@@ -1,12 +1,12 @@
-"""Gathers and broadcasts of what varies in length: bytes and Python objects.
+"""Gathers and broadcasts data of variable length: bytes and Python objects.
 
-A name fixes a shape, so bytes travel padded to a power of two that is part of the name: `NAME.lengths` carries one
-int64 a rank (a sum of vectors that are zero but at the own rank), then `NAME.RANK.PADDED` broadcasts each rank's bytes.
-Padding keeps the number of names per user's name under 40 a rank, at the price of at most twice the bytes; exact
-lengths would leave one name behind for every length ever seen.
+A name fixes a shape, so bytes are padded to a power of two that is part of the name. `NAME.lengths` carries one int64
+for each rank (a sum of vectors that are zero except at the own rank), then `NAME.RANK.PADDED` broadcasts each rank's
+bytes. Padding keeps the number of names under 40 per rank and user's name, and at most doubles the bytes. With exact
+lengths, every new length would leave a name behind.
 
-Objects are pickled. Unpickling runs code that the sender chose; members of a job have proven their identity and run the
-same program, so this trusts nobody new. Never feed it bytes from elsewhere.
+Objects are pickled. Unpickling runs code that the sender chose. The members of a job have proven their identity and run
+the same program, so this adds no risk. Never pass bytes from elsewhere.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _PADDED_BYTES_MIN = 64
 
 
 class Gathering:
-    """One contribution of bytes a rank, on its way to all: lengths first, then the bytes.
+    """Gathers one contribution of bytes from each rank: first the lengths, then the bytes.
 
-    Many may be started before any is finished; what it costs is then one round trip for all lengths and one for all
+    Several may be started before the first is finished. They then take one round trip for all lengths and one for all
     bytes.
     """
 
@@ -44,7 +44,7 @@ class Gathering:
         return [self._transfer(root, length) for root, length in enumerate(self._lengths)]
 
     def finish(self) -> list[memoryview]:
-        """Waits for everybody's bytes, in rank order; the memory is the caller's."""
+        """Waits for the bytes of all ranks and returns them in rank order; the memory belongs to the caller."""
         return [handle.wait() for handle in self.exchange()]
 
     def _transfer(self, root: int, length: int) -> Handle[memoryview]:
@@ -71,8 +71,8 @@ def broadcast_object(value: Any, root_rank: int = 0, name: str = "object", *, ti
     """Give every worker the object of `root_rank`.
 
     Args:
-        value: any object that pickles; looked at on `root_rank` only.
-        root_rank: whose object.
+        value: any object that pickles; used on `root_rank` only.
+        root_rank: the rank with the object.
         name: equal on all workers.
         timeout: seconds; None takes the job's step timeout.
     Returns:

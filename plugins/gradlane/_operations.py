@@ -1,4 +1,4 @@
-"""Reductions, broadcasts and barriers over buffers of any origin.
+"""Reductions, broadcasts and barriers over buffers of any kind.
 
 A name fixes dtype and shape at its first use, on all workers. The calls of one worker for different names may come in
 any order.
@@ -36,20 +36,19 @@ def push_pull(
             one CUDA device; contiguous, any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8.
         name: equal on all workers; its first use fixes dtype and shape.
         op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
-        average: older spelling: True for `Average`, False for `Sum`.
+        average: old form of `op`: True for `Average`, False for `Sum`.
         weight: this worker's weight in a `WeightedAverage`, such as its number of samples.
         priority: higher goes first; only the order matters.
-        out: where the result goes; of the same dtype and shape, and in the same memory: the host's or one device's.
+        out: the buffer for the result, of the same dtype and shape, on the same device or both on the host.
         timeout: seconds for the whole operation; None takes the job's step timeout.
     Returns:
-        `buffer`, or `out`. On a device the result is there when the call returns: work that is submitted to any
-        stream from
-        then on sees it.
+        `buffer`, or `out`. On a device the result is complete when the call returns: later work on any stream
+        sees it.
     Raises:
         MismatchError: a worker used `name` with another dtype, shape or op (both are named).
         StallError: some workers did not contribute in time (they are named).
         InvalidArgumentError: the buffer cannot be reduced.
-        UnavailableError: it is on a CUDA device, and no driver was found; what was searched is said.
+        UnavailableError: it is on a CUDA device, and no driver was found; the message says where it was searched.
         FailedPreconditionError: its stream is being captured into a graph.
         DeviceError: the device failed.
     """
@@ -67,7 +66,7 @@ def push_pull_async(
     out: T | None = None,
     timeout: float | None = None,
 ) -> Handle[T]:
-    """Starts what `push_pull` does and returns at once; neither buffer may be touched until the handle is done."""
+    """Like `push_pull`, but returns at once. Do not use `buffer` or `out` until the handle is done."""
     return _begin(buffer, name, resolve(op, average, weight), weight, priority, out, timeout, waits=False)
 
 
@@ -102,8 +101,8 @@ def broadcast(buffer: T, root_rank: int = 0, name: str = "broadcast", *, timeout
     """Give every worker the bytes of `buffer` on `root_rank`, in place.
 
     Args:
-        buffer: as for `push_pull`; bits are kept, NaN and -0.0 included.
-        root_rank: whose bytes.
+        buffer: as for `push_pull`; all bits are kept, including NaN and -0.0.
+        root_rank: the rank whose bytes all workers get.
         name: equal on all workers; its first use fixes dtype and shape.
         timeout: seconds; None takes the job's step timeout.
     """
@@ -115,16 +114,16 @@ def broadcast(buffer: T, root_rank: int = 0, name: str = "broadcast", *, timeout
 def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: float | None = None) -> None:
     """Fix dtype and shape of several names ahead of their first use, the same on all workers.
 
-    Many small tensors declared in one call share messages; each is then sent when the last of those it travels with is
-    submitted, so declare together what is always reduced together.
+    Small tensors declared in one call share messages. A message is sent when all of its tensors are submitted, so
+    declare together only tensors that are always reduced together.
 
     Args:
-        tensors: name to buffer; only dtype and shape are looked at. A bare name is accepted for BytePS scripts and does
-            nothing, as the first use declares.
+        tensors: buffers by name; only dtype and shape are used. A bare name is accepted for BytePS scripts and does
+            nothing, because the first use declares it.
         fuse: whether small tensors may share messages.
         timeout: seconds; None takes the job's setting.
     Raises:
-        MismatchError: a worker declared one of the names otherwise (both are named).
+        MismatchError: a worker declared one of the names with another dtype or shape (both are named).
     """
     session = _session.session()
     if isinstance(tensors, str):
@@ -139,7 +138,7 @@ def barrier(name: str = "barrier", *, timeout: float | None = None) -> None:
     """Wait until every worker has called `barrier` with this name.
 
     Raises:
-        StallError: not all came in time; who is missing is named.
+        StallError: some workers did not come in time (they are named).
     """
     _session.session().barrier(name, timeout)
 
@@ -160,11 +159,11 @@ def submit(
 ) -> Handle[T]:
     """Starts one operation on located memory; the handle yields `result`.
 
-    With `waits` the caller waits for it next, and this thread does meanwhile what it can do itself.
+    With `waits` the caller waits for it next, and this thread does a part of the work.
     """
     session = _session.session()
     check_name(name)
-    if source.len == 0:  # nothing to add, on any worker: the name fixes the shape
+    if source.len == 0:  # empty on all workers, because the name fixes the shape
         return Handle(None, lambda: result)
     native = session.submit(
         name,
@@ -177,8 +176,8 @@ def submit(
         weight,
         priority,
         timeout,
-        # Held until the host has seen the end. A framework may then give the memory to whom it likes: nothing on the
-        # device uses it any more, so its allocator need not be told of our streams (PyTorch: record_stream).
+        # Held until the host has seen the end of the operation. Then nothing on the device uses the memory any more, so
+        # the framework may reuse it, and its allocator need not know our streams (PyTorch: record_stream).
         (source.owner, target.owner),
         waits,
         source.device,
@@ -189,9 +188,9 @@ def submit(
 
 
 def by_device(members: Iterable[T], device_of: Callable[[T], int | None]) -> list[list[T]]:
-    """The members in groups, one for each device and one for the host, in the order in which these come first.
+    """Groups the members by device, with one group for the host, in the order of their first members.
 
-    What is declared in one call may share parts, and a part is copied from one memory: so each group is declared by
+    Tensors that are declared in one call may share parts, and a part lies on one device. So each group is declared by
     itself.
     """
     groups: dict[int | None, list[T]] = {}
@@ -208,7 +207,7 @@ def declare_places(
     fuse: bool,
     timeout: float | None,
 ) -> None:
-    """Declares (name, dtype, shape) triples; empty tensors have nothing to lay out and are left out."""
+    """Declares (name, dtype, shape) triples; empty tensors are left out."""
     listed = [(check_name(name), dtype, shape) for name, dtype, shape in tensors if 0 not in shape]
     if listed:
         session.declare(listed, fuse, timeout, codec)
@@ -218,8 +217,8 @@ def check_name(name: object) -> str:
     """Returns `name` if it can name a tensor.
 
     Raises:
-        InvalidArgumentError: it is no text, or empty. A name is always needed: a number made up from the order of calls
-            would pair different tensors of two workers as soon as their orders differ.
+        InvalidArgumentError: it is no text, or empty. A name is required: numbers in the order of calls would pair
+            different tensors as soon as two workers call in different orders.
     """
     if isinstance(name, str) and name:
         return name
@@ -227,7 +226,7 @@ def check_name(name: object) -> str:
 
 
 def check_out(source: Buffer, target: Buffer) -> None:
-    """Refuses a place for the result that is not of the contribution's dtype and shape, or in another memory."""
+    """Refuses a buffer for the result with another dtype or shape, or on another device."""
     if source.device != target.device:
         raise InvalidArgumentError(
             f"out is on {_site(target)}, buffer on {_site(source)}; give both in the memory of one device, or of the "

@@ -1,4 +1,4 @@
-"""How contributions become one result, as the words users write."""
+"""The reductions, under the names that users write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReduceOp(enum.Enum):
 
     @property
     def native(self) -> NativeOp:
-        """The name on the native side."""
+        """The name in the native module."""
         return self.value
 
 
@@ -38,10 +38,10 @@ WeightedAverage = ReduceOp.WEIGHTED_AVERAGE
 
 
 def resolve(op: ReduceOp | None, average: bool | None, weight: float | None) -> ReduceOp:
-    """The reduction that `op` and the older spelling `average` ask for; `Average` if neither does.
+    """The reduction for `op` or its old form `average`; `Average` if neither is given.
 
     Raises:
-        InvalidArgumentError: they disagree, or `weight` is given to a reduction that has none.
+        InvalidArgumentError: they contradict each other, or the reduction takes no `weight`.
     """
     if average is not None:
         spelled = Average if average else Sum

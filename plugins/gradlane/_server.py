@@ -1,4 +1,4 @@
-"""Servers inside a Python process, for notebooks, tests and launchers of one's own."""
+"""Servers inside a Python process, for notebooks, tests and custom launchers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Server:
         """Describes the server; nothing runs yet.
 
         Args:
-            bind: address and UDP port; port 0 takes a free one.
+            bind: address and UDP port; port 0 selects a free one.
             workers: how many workers the job has.
             servers: how many servers to run here.
             job: the job's name.
@@ -41,7 +41,7 @@ class Server:
 
     @property
     def join(self) -> str:
-        """What a worker needs to find the job and to prove that it belongs to it: keep it secret.
+        """The join string, with which a worker finds the job and proves that it belongs to it. Keep it secret.
 
         Give it to `init(coordinator=...)` or put it into the variable GRADLANE_JOIN.
         """
@@ -50,7 +50,7 @@ class Server:
         return self._running.join
 
     def start(self) -> Self:
-        """Starts to listen. Does nothing if it does already.
+        """Starts the server. Does nothing if it runs already.
 
         Raises:
             FailedPreconditionError: it was stopped.
@@ -65,7 +65,7 @@ class Server:
         return self
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Lets the members leave for up to `timeout` seconds, then stops. Repeating it does nothing."""
+        """Waits up to `timeout` seconds for the members to leave, then stops. Repeating it does nothing."""
         self._stopped = True
         running, self._running = self._running, None
         if running is not None:

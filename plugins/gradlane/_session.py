@@ -1,7 +1,7 @@
 """The process-wide default session: from `init()` to `shutdown()`, the interpreter's exit or a fork.
 
-The native side has no statics and can hold many sessions; one default a process is a convenience of Python, and lives
-here alone.
+The native module has no globals and can hold many sessions. The one default session of a process is a convenience of
+Python, and exists only here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _lock = threading.RLock()
 _job: _bootstrap.Job | None = None
 _generation = 0
 _followers: list[Callable[[], None]] = []
-# A forked child keeps the parent's session without using or freeing it: its threads are not here, and freeing waits for
-# them.
+# A forked child keeps the parent's session but neither uses nor frees it: freeing would wait for threads that exist
+# only in the parent.
 _inherited: _bootstrap.Job | None = None
 
 
@@ -38,8 +38,8 @@ def init(
 ) -> None:
     """Joins the job that this process was started for; a second call does nothing.
 
-    Without arguments the job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, `TF_CONFIG`, MPI, Slurm;
-    and else this is a job of one, in which every operation works and needs no server. Where the launcher brings no
+    Without arguments the job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, `TF_CONFIG`, MPI, Slurm.
+    Otherwise this is a job of one, in which every operation works and needs no server. If the launcher starts no
     servers, rank 0 embeds them.
 
     Args:
@@ -53,7 +53,7 @@ def init(
         timeout: seconds for the whole job to form; None takes the setting `join_timeout`.
     Raises:
         ConfigError: the environment or the arguments contradict themselves, or a setting is unknown.
-        NotFormedError: somebody did not come in time; the message names who.
+        NotFormedError: some members did not join in time; the message names them.
         ForkedProcessError: the parent of this forked process takes part in a job.
     """
     del lazy
@@ -71,10 +71,10 @@ def init(
 
 
 def shutdown(timeout: float = _LEAVE_TIMEOUT) -> None:
-    """Leaves the job; pending operations fail. Repeating it does nothing, and the interpreter's exit does it too.
+    """Leaves the job; pending operations fail. Repeating it does nothing. The interpreter's exit calls it too.
 
     Args:
-        timeout: seconds to let the other members leave before servers embedded in this process stop.
+        timeout: seconds to wait for the other members to leave before servers embedded in this process stop.
     """
     global _job
     with _lock:
@@ -112,7 +112,7 @@ def session() -> _core.Session:
 
 
 def after_leaving(follow: Callable[[], None]) -> None:
-    """Has `follow` called once, when this process has left its present job and nothing is in flight any more."""
+    """Calls `follow` once, after this process has left its current job and no operation is in flight any more."""
     _followers.append(follow)
 
 
@@ -147,7 +147,7 @@ def num_nodes() -> int:
 
 
 def generation() -> int:
-    """How many jobs this process has joined; what belongs to a past one is stale."""
+    """How many jobs this process has joined. State of an earlier generation is stale."""
     return _generation
 
 
@@ -155,7 +155,7 @@ def _refuse_in_fork() -> None:
     if _inherited is not None:
         raise ForkedProcessError(
             f"process {os.getpid()} was forked from worker {_inherited.launch.rank}, which takes part in a job; the "
-            "engine does not live on in a child. Start processes by multiprocessing's spawn or forkserver method"
+            "engine does not work in a forked child. Start processes with multiprocessing's spawn or forkserver method"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a worker can be asked about itself."""
+"""The state of this worker: metrics, layout and settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def metrics() -> dict[str, int | float]:
     """Counters and gauges of this worker since `init()`, by name.
 
     `help(gradlane.metrics)` and the command `gradlane metrics` list them. A name ends with its unit. A job of one sends
-    nothing, and counts nothing.
+    nothing, so all its counters are 0.
     """
     return _session.session().metrics()
 

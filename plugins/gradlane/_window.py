@@ -1,10 +1,10 @@
-"""The window of gradients: which of them are on their way, and which workers had one. Knows no framework.
+"""The window of gradients: which gradients are in flight, and which workers had one. Knows no framework.
 
 A *window* is the time from one average to the next. In a window every worker submits every gradient exactly once, and
-one byte a parameter that says whether it had one. So whatever branch a worker's model took, all workers take part in
-the same operations and learn the same: none waits for a gradient that will not come.
+one byte per parameter, which says whether it had a gradient. So all workers take part in the same operations, whatever
+branches their models took, and no worker waits for a gradient that will not come.
 
-When a window ends is decided by the owner of the window, and so is what a gradient on its way is: the type `T`.
+The owner of a window decides when it ends, and the type `T` of a gradient in flight.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES_SHOWN_MAX = 8
 
 
 def forward_order(position: int, name: str) -> int:
-    """The priority of a parameter: what the next forward pass needs first is most urgent."""
+    """The priority of a parameter: the one that the next forward pass needs first is most urgent."""
     del name
     return -position
 
@@ -37,9 +37,9 @@ class Window(Generic[T]):
         """Begins the first window.
 
         Args:
-            namespace: goes before each name.
+            namespace: a prefix of all names.
             names: one for each parameter.
-            start: sends the gradient of a parameter on its way, or zeros if there is none.
+            start: submits the gradient of a parameter, or zeros if there is none.
         """
         self._namespace, self._names, self._start = namespace, list(names), start
         self._on_their_way: list[T | None] = [None] * len(self._names)
@@ -57,7 +57,7 @@ class Window(Generic[T]):
             raise self._failure
 
     def fail(self, error: Exception) -> None:
-        """Notes that the workers are out of step: no later average could be trusted."""
+        """Records that the workers are out of step, so that no later average can be trusted."""
         self._failure = error
 
     @property
@@ -66,7 +66,7 @@ class Window(Generic[T]):
         return self._failure is not None
 
     def mark_used(self, position: int) -> None:
-        """Notes that this worker has a gradient of the parameter in this window."""
+        """Records that this worker has a gradient of the parameter in this window."""
         self._used[position] = 1
 
     def used(self) -> bytes:
@@ -74,63 +74,63 @@ class Window(Generic[T]):
         return bytes(self._used)
 
     def submit(self, position: int) -> None:
-        """Sends the parameter's gradient on its way."""
+        """Submits the parameter's gradient."""
         self._on_their_way[position] = self._start(position)
 
     def on_its_way(self, position: int) -> T | None:
-        """The gradient on its way, or its average that nobody took; None at rest."""
+        """The gradient in flight, or its average until `take`; None otherwise."""
         return self._on_their_way[position]
 
     def take(self, position: int) -> T:
-        """Ends the way of a gradient: the parameter is at rest."""
+        """Takes the gradient of a parameter, which has none in flight afterwards."""
         taken, self._on_their_way[position] = self._on_their_way[position], None
         assert taken is not None, "only what was on its way arrives"
         return taken
 
     def clear(self) -> None:
-        """Puts all parameters at rest."""
+        """Forgets all gradients in flight."""
         self._on_their_way = [None] * len(self._names)
         self._used = bytearray(len(self._names))
 
     @property
     def all_submitted(self) -> bool:
-        """Whether every gradient of this window is on its way."""
+        """Whether every gradient of this window was submitted."""
         return all(transfer is not None for transfer in self._on_their_way)
 
     @property
     def any_submitted(self) -> bool:
-        """Whether a gradient is on its way."""
+        """Whether any gradient of this window was submitted."""
         return any(transfer is not None for transfer in self._on_their_way)
 
     def refuse_second(self, position: int, remedy: str = "") -> None:
-        """Raises if the parameter's gradient is on its way, as it may not get another one now.
+        """Raises if the parameter's gradient is in flight, because it may not get another one now.
 
         Raises:
-            FailedPreconditionError: it is. `remedy` says what to do after a backward pass that failed.
+            FailedPreconditionError: it is in flight. `remedy` says what to do after a failed backward pass.
         """
         if self._on_their_way[position] is not None:
             raise FailedPreconditionError(
-                f"parameter {self._names[position]} got a gradient while an earlier one is on its way: a module used "
-                "twice under reentrant checkpointing (give checkpoint use_reentrant=False), more backward passes than "
-                f"announced, or a backward pass that failed before{remedy}"
+                f"parameter {self._names[position]} got a gradient while an earlier one is on its way: a module is "
+                "used twice under reentrant checkpointing (give checkpoint use_reentrant=False), there were more "
+                f"backward passes than announced, or a backward pass failed before{remedy}"
             )
 
     def close(self, among: Literal["any", "all"]) -> None:
-        """Ends the window: sends what was not sent, and tells the other workers what this one had.
+        """Ends the window: submits the remaining gradients, and tells the other workers which ones this worker had.
 
         Args:
-            among: whether `was_used` is to say that any worker, or that all workers had a gradient.
+            among: whether `was_used` means that any worker or that all workers had a gradient.
         """
         for position, transfer in enumerate(self._on_their_way):
             if transfer is None:
                 self.submit(position)
         if self._marks is not None:
-            self._marks.wait()  # over long ago, unless it failed
+            self._marks.wait()  # ended long ago, unless it failed
         used, self._used = self._used, bytearray(len(self._used))
         self._marks = self._exchange(used, "used", "max" if among == "any" else "min")
 
     def was_used(self, position: int) -> bool:
-        """Waits until it is known whether the parameter was used in the last window that was closed."""
+        """Whether the parameter was used in the last closed window. Waits until that is known."""
         return self._marks is not None and bool(self._marks.wait()[position])
 
     def knows_used(self) -> bool:
@@ -138,7 +138,7 @@ class Window(Generic[T]):
         return self._marks is None or self._marks.poll()
 
     def unused(self, used: bytes) -> UnusedParametersError:
-        """Asks all workers, who all come here, which parameters each of them used. `used` is this worker's answer."""
+        """Gathers which parameters each worker used; all workers must call it. `used` is this worker's answer."""
         size, rank, count = _session.size(), _session.rank(), len(self._names)
         marks = bytearray(size * count)
         marks[rank * count : (rank + 1) * count] = used

@@ -1,4 +1,4 @@
-"""The `gradlane` command; what it can do is decided in the native module, or in the benchmark's program."""
+"""The `gradlane` command: calls the native module, or the program of the benchmark."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import sys
 from pathlib import Path
 
 BENCH = Path(__file__).with_name("bin") / "gradlane-bench"
-"""The benchmark, a program of its own: this package carries it and does not load it."""
+"""The benchmark, a separate program in this package."""
 
 
 def main() -> int:
     """Runs the command line of this process and returns its exit code."""
     if sys.argv[1:2] == ["bench"] and BENCH.exists():
-        # Peers run in this interpreter's environment, as if it were activated.
+        # Peers use this interpreter's environment, as if it were activated.
         os.environ.setdefault("VIRTUAL_ENV", sys.prefix)
         os.execv(BENCH, ["gradlane-bench", *sys.argv[2:]])
     from gradlane import _core
 
-    # Python's handler would only set a flag that nobody looks at while native code runs, and Ctrl-C would be dead.
+    # Python's handler would only set a flag that nobody reads while native code runs, so Ctrl-C would do nothing.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # By its own name in the help, not by that of the file which `python -m gradlane` runs.
+    # The help shows this name, not that of the file that `python -m gradlane` runs.
     return _core.cli_main(["gradlane", *sys.argv[1:]])
 
 

@@ -1,11 +1,10 @@
-"""What can go wrong, as exception classes.
+"""The exception classes.
 
-Every class carries `code`, one of the failure classes shared with the Rust side, and `retryable`. What a message says
-in words is also there as attributes, so that programs need not parse it.
+Every class has `code`, a failure class shared with the Rust code, and `retryable`. The values in a message are also
+attributes, so that programs need not parse it.
 
-The native errors are one table, in `core/src/error/table.rs`, which names the class of each. A class is written here
-where it has attributes of its own or is raised from Python. A class that is named in the table alone is made from its
-row.
+The native errors are one table, in `core/src/error/table.rs`, which names the class of each. A class is written here if
+it has its own attributes or is raised from Python. The other classes of the table are made from their rows.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ __all__ = [
 
 
 class Error(RuntimeError):
-    """Base of everything that Gradlane raises.
+    """Base class of all exceptions of Gradlane.
 
     Attributes:
         code: the class of failure: `InvalidArgument`, `AlreadyExists`, `FailedPrecondition`, `Aborted`,
             `DeadlineExceeded`, `Unavailable`, `ResourceExhausted`, `Cancelled`, `Fenced`, `Unauthenticated`,
             `DataLoss`, `Unimplemented` or `Internal`.
-        retryable: whether the same call may succeed later without anything else being changed.
-        fields: what the message says, as data.
+        retryable: whether the same call may succeed later without other changes.
+        fields: the values in the message.
     """
 
     code: str = "Internal"
@@ -81,7 +80,7 @@ class InvalidArgumentError(Error, ValueError):
 
 
 class ConfigError(InvalidArgumentError):
-    """A setting is unknown, malformed, out of range or in conflict with another. `knob` is how it was written."""
+    """A setting is unknown, malformed, out of range or in conflict with another. `knob` is its name as written."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message, **fields)
@@ -94,9 +93,9 @@ class MismatchError(InvalidArgumentError):
     Attributes:
         tensor: its name.
         field: what differs: `dtype`, `shape`, `op`, `length` or `name`.
-        ranks: who spoke first, and who disagreed.
-        expected: what the first said.
-        got: what the other said.
+        ranks: the worker that declared first, and the one that disagrees.
+        expected: the value of the first worker.
+        got: the value of the other worker.
     """
 
     def __init__(self, message: str, **fields: Any) -> None:
@@ -126,13 +125,13 @@ class NotInitializedError(FailedPreconditionError):
 
 
 class ForkedProcessError(FailedPreconditionError):
-    """This process was forked from one that takes part in a job; the engine's threads did not come along."""
+    """This process was forked from a member of a job; the engine's threads exist only in the parent."""
 
 
 class UnusedParametersError(FailedPreconditionError):
     """Some parameters got no gradient in a backward pass. Every rank gets this same error.
 
-    `parameters` maps the name of each to the ranks on which it got none.
+    `parameters` maps the name of each to the ranks without a gradient.
     """
 
     def __init__(self, message: str, **fields: Any) -> None:
@@ -159,7 +158,7 @@ class TimeoutError(Error, builtins.TimeoutError):  # the builtin's name on purpo
 
     Attributes:
         tensor: the tensor that was waited for, where it was one.
-        missing_ranks: who did not contribute, as far as it is known.
+        missing_ranks: the workers that did not contribute, as far as they are known.
         waited: seconds.
     """
 
@@ -181,7 +180,7 @@ class StallError(TimeoutError):
 
 
 class NotFormedError(TimeoutError):
-    """The job did not form in time. `missing` names who did not come, such as `worker 2` and `server 0`."""
+    """The job did not form in time. `missing` names the absent members, such as `worker 2` and `server 0`."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message, **fields)
@@ -216,7 +215,7 @@ class PeerLostError(AbortedError):
 
 
 class FencedError(AbortedError):
-    """This process belongs to a membership that has passed: the others declared it dead and went on."""
+    """This process belongs to a past membership: the others declared it dead and went on without it."""
 
     code = "Fenced"
 
@@ -226,7 +225,7 @@ class ProtocolError(AbortedError):
 
 
 class AuthError(Error):
-    """Who the peer is could not be proven, or it may not do this."""
+    """The peer could not prove its identity, or may not do this."""
 
     code = "Unauthenticated"
 
@@ -257,12 +256,12 @@ class UnavailableError(Error):
 
 
 class DeviceError(AbortedError):
-    """A device, or a library that drives it, failed; nothing more can be done on it in this process.
+    """A device, or a library that drives it, failed. This process cannot use the device any more.
 
     Attributes:
-        device: which one, such as `cuda:0`.
-        what: what was tried.
-        cause: the fault in words, with the library's own code for it.
+        device: its name, such as `cuda:0`.
+        what: the operation that failed.
+        cause: the fault in words, with the library's code.
     """
 
     def __init__(self, message: str, **fields: Any) -> None:

@@ -1,4 +1,4 @@
-"""The timeline: what the engine did with every tensor, and what the script did meanwhile, on one axis.
+"""The timeline: what the engine did with every tensor, and what the script did at the same time.
 
     gradlane.start_timeline("trace.json")
     with gradlane.timeline.span("backward"):
@@ -29,10 +29,10 @@ def start_timeline(path: str | os.PathLike[str]) -> Path:
     """Records from now on what this worker does.
 
     Args:
-        path: a file name that ends in `.json`, before which the rank is put; or a folder, in which the file is
+        path: a file name that ends in `.json`, to which the rank is added; or a folder, in which the file is
             `RANK/comm.json`.
     Returns:
-        The file. It ends at the size `timeline_bytes_max` and says then how much is missing.
+        The path of the file. It grows at most to `timeline_bytes_max`, and then says how much is missing.
     Raises:
         FailedPreconditionError: a timeline is being recorded already.
         UnavailableError: the file cannot be written.
@@ -41,17 +41,17 @@ def start_timeline(path: str | os.PathLike[str]) -> Path:
 
 
 def stop_timeline() -> None:
-    """Completes the timeline's file; `shutdown()` does it too. Does nothing if none is recorded."""
+    """Completes the timeline's file; `shutdown()` does so too. Does nothing if no timeline is being recorded."""
     _session.session().stop_timeline()
 
 
 def span(name: str) -> contextlib.AbstractContextManager[None]:
-    """Shows what happens inside on the row of this thread; costs about a microsecond while nothing is recorded."""
+    """Shows the work inside the `with` block on the row of this thread. Without a timeline it costs about 1 µs."""
     return _Span(name)
 
 
 class _Span(contextlib.AbstractContextManager[None]):
-    # Not a generator, which would cost several times as much: CrossBarrier has spans around what it does for each layer.
+    # Not a generator, which would cost several times as much: CrossBarrier opens spans for each layer.
     __slots__ = ("_name", "_start")
 
     def __init__(self, name: str) -> None:
@@ -65,19 +65,19 @@ class _Span(contextlib.AbstractContextManager[None]):
 
 
 def record(name: str, start_ns: int, end_ns: int) -> None:
-    """Shows what this thread did in the past; times are those of `time.time_ns()`."""
+    """Shows past work of this thread; times are those of `time.time_ns()`."""
     if _session.is_initialized():
         thread = threading.current_thread()
         _session.session().record_span(thread.native_id or 0, thread.name, name, start_ns, end_ns)
 
 
 def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
-    """Puts several timelines into one file, such as those of all workers and of PyTorch's profiler.
+    """Merges several timelines into one file, such as those of all workers and of PyTorch's profiler.
 
     Raises:
         InvalidArgumentError: a file is no timeline.
     """
-    import json  # here, as importing gradlane has to be quick
+    import json  # here, because importing gradlane has to be quick
 
     events = [event for path in paths for event in _read(Path(path))]
     Path(out).write_text(json.dumps(events))
@@ -90,7 +90,7 @@ def _read(path: Path) -> list[Any]:
     try:
         parsed = json.loads(text)
     except ValueError:
-        try:  # of a process that was killed
+        try:  # a process that was killed left it incomplete
             parsed = json.loads(text.rstrip().rstrip(",") + "]")
         except ValueError as error:
             raise InvalidArgumentError(f"{path} is no timeline: {error}") from error

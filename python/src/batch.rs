@@ -26,7 +26,7 @@ impl Batch {
     }
 }
 
-/// Tensors that Python describes as `(name, dtype, shape)`, all with this codec where it encodes their elements.
+/// Reads tensors from `(name, dtype, shape)` triples. All get this codec if it can encode their elements.
 pub(crate) fn specs(tensors: Vec<(String, String, Vec<u64>)>, codec: &str) -> Result<Vec<TensorSpec>> {
     let codec: Encoding = codec.parse()?;
     let spec =

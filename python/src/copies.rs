@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 
 use crate::errors;
 
-/// Seconds to copy the `bytes` bytes from `address` of a device once, in chunks of which `in_flight` are under way: "out" to pinned host
-/// memory, "in" from there, or "both" ways at once, each half of the bytes.
+/// Seconds to copy the `bytes` bytes from `address` of a device once, in chunks, of which `in_flight` are under way at a time: "out" to
+/// pinned host memory, "in" from there, or "both" ways at once, with half of the bytes each.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "called by name from one script")]
 pub(crate) fn copy_seconds(

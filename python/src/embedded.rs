@@ -16,7 +16,7 @@ pub(crate) struct Embedded {
 
 #[pymethods]
 impl Embedded {
-    /// With `coordinator_only` the `servers` are processes of their own.
+    /// With `coordinator_only` the `servers` are separate processes.
     #[new]
     #[pyo3(signature = (*, bind, workers, servers, job, settings, coordinator_only = false))]
     fn new(
@@ -28,7 +28,7 @@ impl Embedded {
         mut settings: BTreeMap<String, String>,
         coordinator_only: bool,
     ) -> PyResult<Self> {
-        // As settings they are checked, and known to come from an argument.
+        // As settings they are checked, and errors say that they come from an argument.
         settings.insert("bind".to_owned(), bind.clone());
         settings.insert("job".to_owned(), job.clone());
         let plan = EmbeddedPlan { bind, workers, servers, job, coordinator_only };
@@ -36,13 +36,13 @@ impl Embedded {
         started.map(|inner| Self { inner }).map_err(|error| errors::raise(py, &error))
     }
 
-    /// What the workers need to join. It is a secret.
+    /// The join string for the workers. It is a secret.
     #[getter]
     fn join(&self) -> String {
         self.inner.join().to_string()
     }
 
-    /// Leaves the join string in this user's state directory, for processes that look for `job`, until [`Embedded::stop`].
+    /// Writes the join string to this user's state directory, for processes that look for `job`, until [`Embedded::stop`].
     fn publish(&self, py: Python<'_>, job: &str) -> PyResult<()> {
         let published = config(&BTreeMap::new()).and_then(|config| self.inner.publish(&config, job));
         published.map_err(|error| errors::raise(py, &error))

@@ -1,4 +1,4 @@
-//! Errors become the exceptions of `gradlane.errors`.
+//! Turns errors into the exceptions of `gradlane.errors`.
 
 use gradlane_core::error::{ERRORS, Error, Field};
 use pyo3::exceptions::PyRuntimeError;
@@ -13,7 +13,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     match build(py, error) {
         Ok(exception) => PyErr::from_value(exception),
-        // Without the package's module (a broken installation) the message still arrives.
+        // If the package's module is missing (a broken installation), the message is still raised.
         Err(_) => PyRuntimeError::new_err(error.to_string()),
     }
 }
@@ -38,7 +38,7 @@ pub(crate) fn build<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, 
     py.import("gradlane.errors")?.getattr("_build")?.call1((error.kind().variant, error.to_string(), fields))
 }
 
-/// The table of native errors, a dictionary a row.
+/// The table of native errors, one dictionary per row.
 #[pyfunction]
 fn error_table(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
     let rows = ERRORS.iter().map(|kind| {

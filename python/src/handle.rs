@@ -31,13 +31,13 @@ impl Handle {
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
-    /// Whether the operation has ended, well or not.
+    /// Whether the operation has ended, with success or an error.
     fn poll(&self, py: Python<'_>) -> bool {
         release(py, &self.owners);
         self.inner.outcome().is_some()
     }
 
-    /// Gives the operation up; it ends with a `CancelledError` once its memory is free.
+    /// Cancels the operation; it ends with a `CancelledError` once its memory is free.
     fn cancel(&self, py: Python<'_>) {
         py.detach(|| self.inner.cancel());
     }

@@ -16,7 +16,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cli_main, module)?)
 }
 
-/// What the arguments and the environment say of this process's place in a job, and how long the job may take to form, in seconds.
+/// Detects this process's place in a job from the arguments and the environment, and how long the job may take to form, in seconds.
 /// `coordinator` among the arguments is a `host:port` or a join string. `generation` is the number of jobs that this process has entered.
 #[pyfunction]
 #[pyo3(signature = (arguments, generation = 0))]
@@ -33,7 +33,7 @@ fn detect_launch(py: Python<'_>, arguments: Settings, generation: u64) -> PyResu
     found.set_item("num_nodes", config.num_nodes.unwrap_or(1))?;
     found.set_item("servers", config.servers)?;
     found.set_item("join_timeout", config.join_timeout.as_secs_f64())?;
-    // A process that asks only who it is need not be able to enter.
+    // A caller that needs only its place need not be able to enter.
     match launch.entrance(generation) {
         Ok(entrance) => found.set_item("entrance", described(py, &entrance)?)?,
         Err(error) => found.set_item("entrance", errors::build(py, &error)?)?,
@@ -41,7 +41,7 @@ fn detect_launch(py: Python<'_>, arguments: Settings, generation: u64) -> PyResu
     Ok(found)
 }
 
-/// What this process has to do to enter its job: the `way`, and what that way needs.
+/// How this process enters its job: the `way`, and its parameters.
 fn described<'py>(py: Python<'py>, entrance: &Entrance) -> PyResult<Bound<'py, PyDict>> {
     let found = PyDict::new(py);
     match entrance {
@@ -66,7 +66,7 @@ fn described<'py>(py: Python<'py>, entrance: &Entrance) -> PyResult<Bound<'py, P
     Ok(found)
 }
 
-/// Waits up to `timeout` seconds for the join string that the job's coordinator left in this user's state directory.
+/// Waits up to `timeout` seconds until the job's coordinator has published its join string in this user's state directory.
 #[pyfunction]
 fn find_join(py: Python<'_>, job: &str, timeout: f64) -> PyResult<String> {
     let found = py.detach(|| gradlane_session::find_join(&config(&Settings::new())?, job, duration(timeout)));
@@ -79,7 +79,7 @@ fn config_report(py: Python<'_>, arguments: Settings) -> PyResult<String> {
     config(&arguments).map(|config| config.report()).map_err(|error| errors::raise(py, &error))
 }
 
-/// The `gradlane` command with these words, the first its own name; returns its exit code.
+/// Runs the `gradlane` command with these arguments, of which the first is its name; returns its exit code.
 #[pyfunction]
 fn cli_main(py: Python<'_>, argv: Vec<OsString>) -> PyResult<i32> {
     let python: OsString = py.import("sys")?.getattr("executable")?.extract()?;

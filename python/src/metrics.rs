@@ -1,4 +1,4 @@
-//! Metrics as Python sees them.
+//! Metrics for Python.
 
 use gradlane_core::metrics::{Instance, METRICS};
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ pub(crate) fn values<'py>(py: Python<'py>, instance: &Instance) -> PyResult<Boun
     Ok(values)
 }
 
-/// The table of metrics, a dictionary a row.
+/// The table of metrics, one dictionary per row.
 #[pyfunction]
 fn metrics_table(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
     let rows = METRICS.iter().map(|metric| {

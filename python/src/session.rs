@@ -1,4 +1,4 @@
-//! `gradlane._core.Session`: a process's place in a job.
+//! `gradlane._core.Session`: the membership of a process in a job.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::metrics;
 use crate::owners::{Owners, release};
 use crate::wait::{SLICE, duration, wait_interruptibly};
 
-/// A process's place in a job. All blocking calls release the interpreter lock.
+/// The membership of a process in a job. All blocking calls release the interpreter lock.
 #[pyclass(frozen, module = "gradlane._core")]
 pub(crate) struct Session {
     inner: gradlane_session::Session,
@@ -57,7 +57,7 @@ impl Session {
     /// A job of one worker, without any server.
     #[staticmethod]
     fn local(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<Self> {
-        // Most settings mean nothing here, but a typing error in one should show in a trial run on a laptop.
+        // Most settings have no effect here, but a trial run on a laptop should report a typing error in one.
         let alone = config(&settings).and_then(|config| gradlane_session::Session::alone(&config));
         alone.map(Self::new).map_err(|error| errors::raise(py, &error))
     }
@@ -87,9 +87,9 @@ impl Session {
         declared.map_err(|error| errors::raise(py, &error))
     }
 
-    /// Submits a reduction. `source` and `destination` are addresses of as many bytes as the shape says, kept valid by `owner`. With
-    /// `waits` the caller is about to wait for it, and does meanwhile what it can do itself. The memory is that of `device`, or the host's;
-    /// `streams` are those whose work so far comes before source and destination are touched. `codec` is how the tensor travels.
+    /// Submits a reduction. `source` and `destination` are addresses; the shape gives their length, and `owner` keeps them valid. With
+    /// `waits` the caller waits for it next, and this thread does a part of the work. The memory is on `device`, or on the host; the work
+    /// so far of `streams` must end before source and destination are used. `codec` encodes the tensor on the wire.
     #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner, waits = false, device = None, streams = (None, None), codec = "none"))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per tensor")]
     #[expect(unsafe_code, reason = "Python gives addresses")]
@@ -119,8 +119,8 @@ impl Session {
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = self.inner.lender(device);
             let (from, to) = streams;
-            // SAFETY: the package's Python half takes the address and the length from one tensor, whose owner `hand_in` holds until the
-            // operation has ended. Nothing else writes to it meanwhile, which the public documentation asks of the caller.
+            // SAFETY: the package's Python code takes the address and the length from one tensor, whose owner `hand_in` holds until the
+            // operation has ended. The public documentation requires that nothing else writes to it meanwhile.
             let (source, destination) =
                 unsafe { (lender.lend(source, bytes, from)?, lender.lend(destination, bytes, to)?) };
             let (priority, timeout) = (Priority(priority), timeout.map(duration));
@@ -131,9 +131,10 @@ impl Session {
         Ok(Handle { inner, owners: Arc::clone(&self.owners) })
     }
 
-    /// Submits the reduction of all tensors of a batch at once. `sources` and `destinations`, unless it is in place, are addresses in the
-    /// batch's order, of as many bytes as each shape says, kept valid by `owner`; the first tensor has `priority`, each one after it one less. `waits` and
-    /// `device` as for `submit`; `streams` are those of the sources, then those of the destinations if there are any, or none at all.
+    /// Submits the reduction of all tensors of a batch at once. `sources` and, unless it is in place, `destinations` are addresses in the
+    /// batch's order; the shapes give their lengths, and `owner` keeps them valid. The first tensor has `priority`, each further one has
+    /// one less than the one before. `waits` and `device` are as for `submit`. `streams` are those of the sources, followed by those of the
+    /// destinations if there are any; or none.
     #[pyo3(signature = (batch, sources, destinations, op, root, weight, priority, timeout, owner, waits = false, device = None, streams = Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per batch")]
     #[expect(unsafe_code, reason = "Python gives addresses")]
@@ -167,7 +168,7 @@ impl Session {
         Ok(Handle { inner, owners: Arc::clone(&self.owners) })
     }
 
-    /// Waits until all workers arrived.
+    /// Waits until all workers have called it.
     fn barrier(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         let handle = self.inner.arrive(name, timeout.map(duration));
         let outcome = wait_interruptibly(py, None, |slice| handle.wait(Some(slice)))?;
@@ -180,7 +181,7 @@ impl Session {
         metrics::values(py, &self.inner.metrics())
     }
 
-    /// The same in Prometheus' text format.
+    /// The metrics in Prometheus' text format.
     fn metrics_text(&self, py: Python<'_>) -> String {
         release(py, &self.owners);
         prometheus(&[self.inner.metrics()])
@@ -191,17 +192,17 @@ impl Session {
         self.inner.layout()
     }
 
-    /// Records from now on what this worker does, in the file whose path is returned.
+    /// Records from now on what this worker does, and returns the path of the file.
     fn start_timeline(&self, py: Python<'_>, place: PathBuf) -> PyResult<PathBuf> {
         py.detach(|| self.inner.start_timeline(&place)).map_err(|error| errors::raise(py, &error))
     }
 
-    /// Completes the file of the timeline; does nothing if none is recorded.
+    /// Completes the file of the timeline; does nothing if no timeline is being recorded.
     fn stop_timeline(&self, py: Python<'_>) {
         py.detach(|| self.inner.stop_timeline());
     }
 
-    /// Adds what a thread did, in nanoseconds since 1970, to the timeline; does nothing if none is recorded.
+    /// Adds a span of a thread, in nanoseconds since 1970, to the timeline; does nothing if no timeline is being recorded.
     fn record_span(&self, thread: u64, thread_name: &str, name: &str, start_ns: u64, end_ns: u64) {
         self.inner.timeline().record(Thread { id: thread, name: thread_name }, name, start_ns, end_ns);
     }
@@ -212,7 +213,7 @@ impl Session {
         py.detach(|| self.completions.next(duration(timeout)))
     }
 
-    /// Leaves the job: pending operations fail, and the other workers are waited for at most `timeout` seconds. Idempotent.
+    /// Leaves the job: pending operations fail. Waits at most `timeout` seconds for the other workers. Idempotent.
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let outcome = py.detach(|| self.inner.shutdown(duration(timeout)));
         release(py, &self.owners);
@@ -225,7 +226,7 @@ impl Session {
         Self { inner, owners: Arc::default(), completions: Completions::default() }
     }
 
-    /// Submits by `submit`, which is given what is to be called in the end, and holds `owner` until then.
+    /// Calls `submit` with the function for the end of the operation, and holds `owner` until then.
     fn hand_in(
         &self,
         py: Python<'_>,
@@ -243,7 +244,7 @@ impl Session {
     }
 }
 
-/// The operation that Python calls `op`.
+/// Parses Python's name of the operation.
 fn reduction(op: &str, root: u32) -> Result<Op> {
     Ok(match op {
         "sum" => Op::Sum,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use gradlane_core::engine;
 use pyo3::prelude::*;
 
-/// Repeats a wait in slices, with the interpreter free, so that Ctrl-C is seen; `wait` reports [`gradlane_core::Error::Timeout`] when a
-/// slice passed.
+/// Repeats a wait in slices, with the interpreter lock released, so that Ctrl-C works. `wait` reports [`gradlane_core::Error::Timeout`]
+/// when a slice has passed.
 pub(crate) fn wait_interruptibly(
     py: Python<'_>,
     timeout: Option<f64>,
@@ -30,10 +30,10 @@ pub(crate) fn wait_interruptibly(
     }
 }
 
-/// How long nobody looks whether Ctrl-C was pressed.
+/// The time between two checks for Ctrl-C.
 pub(crate) const SLICE: Duration = Duration::from_millis(200);
 
-/// Seconds as Python gives them; negative ones are zero, and what is too large is for ever.
+/// Converts seconds from Python. Negative ones become zero; too large ones are unlimited.
 pub(crate) fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
 }

@@ -15,11 +15,11 @@ use crate::node::{Server, ServerOptions};
 /// What to embed.
 #[derive(Clone, Debug)]
 pub struct EmbeddedOptions {
-    /// Settings of the process; `bind` is where the coordinator listens, the servers take a free port of the same host.
+    /// Settings of the process. The coordinator listens on `bind`; the servers take free ports of the same host.
     pub config: Config,
-    /// How many workers the job has.
+    /// The number of workers.
     pub workers: u32,
-    /// How many servers the job has.
+    /// The number of servers.
     pub servers: u32,
 }
 
@@ -53,7 +53,7 @@ impl Embedded {
         Ok(Self { coordinator, servers })
     }
 
-    /// Starts the coordinator alone, for a job whose servers are processes of their own and join as the workers do.
+    /// Starts the coordinator alone, for a job whose servers are separate processes and join as the workers do.
     ///
     /// # Errors
     /// [`Error::Io`] if its address cannot be bound.
@@ -63,7 +63,7 @@ impl Embedded {
         Ok(Self { coordinator, servers: Vec::new() })
     }
 
-    /// What the workers need to join. It is a secret.
+    /// The join string for the workers. It is a secret.
     pub fn join_string(&self) -> &JoinString {
         self.coordinator.join_string()
     }
@@ -89,7 +89,7 @@ impl Embedded {
     /// Waits until all workers have left, at most `grace`, then stops everything. Idempotent.
     ///
     /// # Errors
-    /// Why the job failed; [`Error::Timeout`] if workers were still there: they are told that the job has ended.
+    /// Why the job failed; [`Error::Timeout`] if workers had not left. They are told that the job has ended.
     pub fn stop(&self, grace: Duration) -> Result<()> {
         // A job that never formed has nobody to wait for.
         let forming = self.status().is_ok_and(|status| status.view.phase == Phase::Forming);

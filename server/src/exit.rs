@@ -1,19 +1,19 @@
-//! What the command says when it ends: exit codes, and the line on standard error.
+//! The exit codes of the command, and its error message.
 
 use std::fmt::Display;
 use std::io::Write;
 
 use gradlane_core::{Code, Error};
 
-/// The job did what it was started for.
+/// The job succeeded.
 pub(crate) const SUCCESS: i32 = 0;
 /// The job failed.
 pub(crate) const FAILURE: i32 = 1;
-/// The command line or a setting makes no sense; nothing was started.
+/// The command line or a setting is wrong; nothing was started.
 pub(crate) const USAGE: i32 = 2;
-/// Somebody is not there yet, or not any more; the same command may succeed later (`EX_TEMPFAIL` of sysexits.h).
+/// A peer is not available yet or any more; the same command may succeed later (`EX_TEMPFAIL` of sysexits.h).
 pub(crate) const TEMPORARY: i32 = 75;
-/// Who is who could not be proven (`EX_NOPERM` of sysexits.h).
+/// An identity could not be proven (`EX_NOPERM` of sysexits.h).
 pub(crate) const PERMISSION: i32 = 77;
 
 /// The table, for `--help`.
@@ -30,9 +30,9 @@ Exit codes:
 /// The exit code for an error.
 pub(crate) fn code(error: &Error) -> i32 {
     match error {
-        // The system's refusal is of the class `Unavailable`, but a taken port or a full disk does not pass by waiting.
+        // An error of the system has the class `Unavailable`, but waiting does not free a used port or a full disk.
         Error::Io { .. } => FAILURE,
-        // A tensor that nobody contributes to is a fault of the job, however long one waits.
+        // A tensor without contributions is a fault of the job, and waiting does not help.
         Error::Stalled { .. } => FAILURE,
         _ => match error.code() {
             Code::InvalidArgument => USAGE,
@@ -50,9 +50,9 @@ pub(crate) fn code(error: &Error) -> i32 {
     }
 }
 
-/// Tells the user what went wrong, in one piece: all processes of a job may write to the same place.
+/// Prints the error in one write, because all processes of a job may share standard error.
 pub(crate) fn complain(problem: &impl Display) {
-    // Nothing can be done for a user who has closed standard error.
+    // If standard error is closed, there is no other place for the message.
     let _ = std::io::stderr().write_all(format!("gradlane: {problem}\n").as_bytes());
 }
 

@@ -1,6 +1,6 @@
-//! What std lacks of the operating system: dying with the parent, waiting for a child without reaping it, signals to a group.
+//! System calls that std lacks: dying with the parent, waiting for a child without reaping it, signals to a group.
 //!
-//! All unsafe code of this crate is here, one system call a function.
+//! All unsafe code of this crate is here, one system call per function.
 #![expect(unsafe_code, reason = "system calls that std does not wrap")]
 
 use std::io;
@@ -9,17 +9,17 @@ use std::process::Command;
 
 use crate::ending::Ending;
 
-/// The user this process acts as.
+/// The effective user of this process.
 pub(crate) fn effective_user() -> u32 {
     // SAFETY: `geteuid` has no arguments, touches no memory of ours and cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// Makes the child a process group of its own, which dies with the *thread* that starts it: call it on a thread that lives as long
-/// as the child is wanted.
+/// Puts the child into a new process group, and makes it die with the *thread* that starts it. So call it on a thread that lives as long as
+/// the child should.
 ///
-/// The kernel then kills the child even if this process is killed by SIGKILL and can clean up nothing. It covers the child alone;
-/// what the child starts itself is reached through its group ([`signal_group`]) as long as this process lives.
+/// The kernel then kills the child even if SIGKILL ends this process. This covers only the child itself. Processes that the child starts
+/// are in its group, which [`signal_group`] reaches as long as this process lives.
 pub(crate) fn die_with_this_thread(command: &mut Command) {
     command.process_group(0);
     #[cfg(target_os = "linux")]

@@ -1,7 +1,7 @@
 //! A process that is one rank of a machine with devices, directed by a test.
 //!
-//! Its words are its position, how many ranks there are, how long an operation may take in milliseconds, and the door of the first; the
-//! first makes its own and says where it is. It says `joined`, and then does what standard input says, one order a line:
+//! Its arguments are its position, the number of ranks, how long an operation may take in milliseconds, and the socket path of the first;
+//! the first listens itself and says where. It says `joined`, and then does what standard input says, one order a line:
 //! - `sum <key>`, of floats, and `mean <key>`, of integers below zero: reduces, checks and says how it ended;
 //! - `begin <key>`: says `issued` once that is on its device, and then how it ended; `begin-late` does so after a kernel that takes hours;
 //! - `hold`: fills the road with something that does not go on, and says `held`; then
@@ -29,10 +29,10 @@ use crate::patience::eventually;
 /// # Panics
 /// If an order is not understood, or a result is wrong.
 pub fn play(words: &[&str], say: &dyn Fn(&str)) {
-    let [rank, ranks, step_ms, door] = words else { panic!("{words:?} are no words for a rank") };
+    let [rank, ranks, step_ms, path] = words else { panic!("{words:?} are no words for a rank") };
     let (rank, ranks): (usize, usize) = (number(rank), number(ranks));
-    let own_door = (rank == 0).then(|| PrivateSocket::listen(&std::env::temp_dir()).expect("listens"));
-    let path = own_door.as_ref().map_or_else(|| PathBuf::from(door), |door| door.path().to_owned());
+    let listener = (rank == 0).then(|| PrivateSocket::listen(&std::env::temp_dir()).expect("listens"));
+    let path = listener.as_ref().map_or_else(|| PathBuf::from(path), |listener| listener.path().to_owned());
     if rank == 0 {
         say(path.to_str().expect("a path of ours"));
     }
@@ -40,7 +40,7 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
     control.initialize();
     let device = (control, u16::try_from(rank).expect("few"));
     let patience = Duration::from_millis(number(step_ms));
-    let member = DeviceRank::join((rank, ranks), (own_door, &path), device, &config(), patience).expect("joins");
+    let member = DeviceRank::join((rank, ranks), (listener, &path), device, &config(), patience).expect("joins");
     let nccl = fakenccl::Control::open(&fakes::fakenccl());
     say("joined");
     let mut crowd: Option<Crowd<'_>> = None;

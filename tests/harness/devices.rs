@@ -64,13 +64,13 @@ pub fn config() -> Config {
 }
 
 impl DeviceRank {
-    /// Meets the other ranks; the first one brings its door. An operation may take `step_timeout`.
+    /// Meets the other ranks; the first one brings the listening socket. An operation may take `step_timeout`.
     ///
     /// # Errors
     /// If they do not meet.
     pub fn join(
         (me, ranks): (usize, usize),
-        (door, path): (Option<PrivateSocket>, &Path),
+        (listener, path): (Option<PrivateSocket>, &Path),
         (control, device): (Control, u16),
         config: &Config,
         step_timeout: Duration,
@@ -90,7 +90,7 @@ impl DeviceRank {
             ranks: (0..ranks).map(local).collect(),
             me,
             group: (0..ranks).collect(),
-            door,
+            listener,
             join_timeout: PATIENCE,
             step_timeout,
             oldest_every: 16,
@@ -145,7 +145,7 @@ impl DeviceRank {
             dtype,
             bytes: source.iter().map(|(_, len)| *len as u64).sum(),
             device: DeviceKind::Cuda,
-            lane: 0,
+            device_index: 0,
             failed: false,
             weight,
             priority: Priority(0),

@@ -26,16 +26,16 @@ impl Relay {
     pub fn start(address: SocketAddr, target: SocketAddr) -> Self {
         let shared = Arc::new(Shared { ended: AtomicBool::new(false), seen: Mutex::new(Vec::new()) });
         let threads = Arc::new(Mutex::new(Vec::new()));
-        let door = open(address);
-        let (of_door, returning) = (Arc::clone(&shared), Arc::clone(&threads));
+        let listener = open(address);
+        let (of_listener, returning) = (Arc::clone(&shared), Arc::clone(&threads));
         let thread = std::thread::spawn(move || {
             let mut upstream: BTreeMap<SocketAddr, UdpSocket> = BTreeMap::new();
-            of_door.pump(&door, |datagram, client| {
+            of_listener.pump(&listener, |datagram, client| {
                 let socket = upstream.entry(client).or_insert_with(|| {
                     let socket = open(SocketAddr::new(target.ip(), 0));
                     let (there, back) =
-                        (socket.try_clone().expect("a descriptor"), door.try_clone().expect("a descriptor"));
-                    let shared = Arc::clone(&of_door);
+                        (socket.try_clone().expect("a descriptor"), listener.try_clone().expect("a descriptor"));
+                    let shared = Arc::clone(&of_listener);
                     let thread = std::thread::spawn(move || {
                         shared.pump(&there, |datagram, _| drop(back.send_to(datagram, client)));
                     });
@@ -65,7 +65,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::Relaxed);
         loop {
-            // Not locked while a thread is waited for: the door's thread adds to them.
+            // Not locked while a thread is waited for: the listening thread adds to them.
             let Some(thread) = self.threads.lock().expect(LOCK).pop() else { return };
             let _ = thread.join();
         }

@@ -441,17 +441,17 @@ fn there_and_back(key: u64, owner: u32, op: Op) -> (Wanted, Wanted) {
 
 /// Ranks of a machine, in this process and with a device each.
 fn ranks(count: usize, config: &Config) -> Vec<DeviceRank> {
-    let door = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
-    let path = door.path().to_owned();
-    let mut door = Some(door);
-    let seats: Vec<_> = (0..count).map(|_| (door.take(), fakes::device())).collect();
+    let listener = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
+    let path = listener.path().to_owned();
+    let mut listener = Some(listener);
+    let members: Vec<_> = (0..count).map(|_| (listener.take(), fakes::device())).collect();
     std::thread::scope(|scope| {
-        let joining: Vec<_> = seats
+        let joining: Vec<_> = members
             .into_iter()
             .enumerate()
-            .map(|(me, (door, device))| {
+            .map(|(me, (listener, device))| {
                 let path = &path;
-                scope.spawn(move || DeviceRank::join((me, count), (door, path), device, config, PATIENCE).unwrap())
+                scope.spawn(move || DeviceRank::join((me, count), (listener, path), device, config, PATIENCE).unwrap())
             })
             .collect();
         joining.into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -480,14 +480,14 @@ impl Team {
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         variables.push(("FAKECUDA_DEVICES".to_owned(), ranks.to_string()));
         let step = step_timeout.as_millis().to_string();
-        let start = |rank: usize, door: &str| {
-            let arguments = ["devices", &rank.to_string(), &ranks.to_string(), &step, door];
+        let start = |rank: usize, path: &str| {
+            let arguments = ["devices", &rank.to_string(), &ranks.to_string(), &step, path];
             Process::start(Path::new(ACTOR), &arguments, &std::env::temp_dir(), &variables)
         };
         let mut first = start(0, "");
-        let door = first.line();
+        let path = first.line();
         let mut team = vec![first];
-        team.extend((1..ranks).map(|rank| start(rank, &door)));
+        team.extend((1..ranks).map(|rank| start(rank, &path)));
         for rank in &mut team {
             assert_eq!(rank.line(), "joined");
         }

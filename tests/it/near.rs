@@ -21,7 +21,7 @@ use crate::actors::server;
 
 matrix! {
     [over_shm, over_quic]:
-        a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_cleared_away;
+        a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_socket_is_cleared_away;
 }
 
 #[test]
@@ -47,12 +47,12 @@ fn a_server_that_is_killed_while_it_reads_what_is_staged_is_lost_to_its_workers(
     assert_eq!(tensor.data, vec![1_f32; 4 << 20], "no sum, and no other bytes either");
 }
 
-fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_cleared_away(over: Over) {
+fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_socket_is_cleared_away(over: Over) {
     let Job { workers, mut victim, coordinator: _coordinator, runtime_dir } = Job::start(over, || None);
     let warm = all(&workers, |engine| Tensor::new("warm", vec![1_f32; 1000]).reduce(engine, Op::Sum));
     assert_eq!(warm, vec![Ok(()); 2]);
-    let has_door = usize::from(over == Over::Shm);
-    assert_eq!(doors(runtime_dir.path()), has_door);
+    let has_socket = usize::from(over == Over::Shm);
+    assert_eq!(sockets(runtime_dir.path()), has_socket);
 
     let mut tensors: Vec<Tensor> = (0..2).map(|_| Tensor::new("large", vec![1_f32; 16 << 20])).collect();
     let handles: Vec<_> =
@@ -65,11 +65,11 @@ fn a_server_that_is_killed_among_bodies_is_lost_to_its_workers_and_its_door_is_c
     }
     drop(workers);
 
-    assert_eq!(doors(runtime_dir.path()), has_door, "what SIGKILL leaves: a name, and no memory");
+    assert_eq!(sockets(runtime_dir.path()), has_socket, "what SIGKILL leaves: a name, and no memory");
     let next = PrivateSocket::listen(runtime_dir.path()).unwrap();
-    assert_eq!(doors(runtime_dir.path()), 1, "cleared away by the next one");
+    assert_eq!(sockets(runtime_dir.path()), 1, "cleared away by the next one");
     drop(next);
-    assert_eq!(doors(runtime_dir.path()), 0);
+    assert_eq!(sockets(runtime_dir.path()), 0);
 }
 
 /// Two workers of this process, and a server of another.
@@ -77,7 +77,7 @@ struct Job {
     workers: Vec<Engine>,
     victim: Process,
     coordinator: CoordinatorNode,
-    /// Where the server has its door, if it has one.
+    /// Where the server has its socket, if it has one.
     runtime_dir: TempDir,
 }
 
@@ -113,6 +113,6 @@ fn kill(victim: &mut Process) {
 }
 
 /// How many sockets there are.
-fn doors(directory: &Path) -> usize {
+fn sockets(directory: &Path) -> usize {
     std::fs::read_dir(directory).unwrap().count()
 }

@@ -1,4 +1,5 @@
-//! The invariants of ARCHITECTURE.md that can be read off the sources: what may name what. Each test says what is wrong, and where.
+//! The invariants of ARCHITECTURE.md that can be read from the sources: which module may name which. A failed test says what is wrong,
+//! and where.
 
 mod circles;
 mod source;
@@ -9,7 +10,7 @@ use circles::circles;
 use gradlane_core::config::KNOBS;
 use source::{Source, files, read, root};
 
-/// The crates whose files and folders do not go in circles.
+/// The crates whose files and folders must not depend on each other in circles.
 const CRATES: [&str; 5] = ["core/src", "server/src", "plugins/session/src", "python/src", "bench/src"];
 
 /// The floors of `core`, lowest first.
@@ -19,16 +20,16 @@ const FLOORS: [&[&str]; 4] = [
     &["cuda", "local", "collective", "device", "transport"],
     &["runtime", "engine"],
 ];
-/// What the others of floor 2 share: the CUDA driver, and memory and messages between processes of one machine. They name none of them.
-const GROUND: [&str; 2] = ["cuda", "local"];
-/// What the crate's root gives out of floor 0.
-const ROOT_WORDS: [&str; 3] = ["Error", "Result", "Code"];
+/// The modules of floor 2 that the others of floor 2 may name: the CUDA driver, and memory and messages between processes of one machine.
+const SHARED_BY_FLOOR_2: [&str; 2] = ["cuda", "local"];
+/// The names of floor 0 that the crate's root exports.
+const ROOT_EXPORTS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// The machine of a server's node.
 const NODE_MACHINE: [&str; 8] =
     ["aggregate", "budget", "command", "config", "life", "machine", "membership", "withdrawals"];
 
-/// Where `unsafe` may stand.
+/// The files that may contain `unsafe`.
 const UNSAFE: [&str; 41] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/road.rs",
@@ -73,8 +74,8 @@ const UNSAFE: [&str; 41] = [
     "tests/fakenccl/src/shared.rs",
 ];
 
-/// What a pure module does not name: there are neither threads nor sockets, neither clock nor environment nor chance.
-const WORLD: [&str; 12] = [
+/// What a pure module must not name: threads, sockets, files, clocks, the environment, randomness, and maps without a fixed order.
+const IMPURE: [&str; 12] = [
     "std::thread",
     "std::net",
     "std::env",
@@ -88,10 +89,10 @@ const WORLD: [&str; 12] = [
     "getrandom",
     "tracing",
 ];
-/// Reading the environment and the file of settings once is what this file is for.
-const WORLD_READERS: [&str; 1] = ["core/src/config/load.rs"];
+/// This file reads the environment and the settings file, once.
+const IMPURE_BY_PURPOSE: [&str; 1] = ["core/src/config/load.rs"];
 
-/// Ways to copy bytes that nobody counts.
+/// Calls that copy bytes without counting them.
 const UNCOUNTED_COPIES: [&str; 8] = [
     "copy_from_slice",
     "clone_from_slice",
@@ -102,7 +103,7 @@ const UNCOUNTED_COPIES: [&str; 8] = [
     ".to_vec()",
     ".concat()",
 ];
-/// Where bytes of tensors pass.
+/// The files through which bytes of tensors pass.
 const DATA_PATH: [&str; 8] = [
     "core/src/transport/",
     "core/src/engine/",
@@ -113,9 +114,9 @@ const DATA_PATH: [&str; 8] = [
     "server/src/node/server.rs",
     "server/src/node/sum.rs",
 ];
-/// What handles certificates, control frames or timelines only; it may copy as it likes.
+/// Files within these folders that handle only certificates, control frames or timelines. They may copy.
 ///
-/// The arena copies short batches while they are still encrypted: a lone packet would else keep 64 KiB from being used.
+/// The arena copies short batches of encrypted packets, because a single packet would otherwise hold a buffer of 64 KiB.
 const BESIDE_THE_DATA_PATH: [&str; 7] = [
     "core/src/engine/trace/",
     "core/src/transport/quic/control/",
@@ -127,17 +128,17 @@ const BESIDE_THE_DATA_PATH: [&str; 7] = [
 ];
 
 const LINES_MAX: usize = 500;
-/// The harness and the tests of whole systems.
-const PROOF_LINES_MAX: usize = 600;
-/// A specification is a list; it may be longer than what it specifies.
+/// For the harness and the tests of whole systems.
+const HARNESS_LINES_MAX: usize = 600;
+/// For unit tests: a specification is a list, and may be longer than the code that it specifies.
 const TEST_LINES_MAX: usize = 900;
 
 #[test]
 fn references_between_floors_point_down() {
     let mut wrong = Vec::new();
-    for Crossing { from, to, place } in crossings_of_core() {
+    for FolderReference { from, to, place } in references_of_core() {
         let (above, below) = (floor(&from), floor(&to));
-        if below > above || (above == 2 && below == 2 && from != to && !GROUND.contains(&to.as_str())) {
+        if below > above || (above == 2 && below == 2 && from != to && !SHARED_BY_FLOOR_2.contains(&to.as_str())) {
             wrong.push(format!("{place}: {from} (floor {above}) names {to} (floor {below})"));
         }
     }
@@ -147,12 +148,12 @@ fn references_between_floors_point_down() {
 #[test]
 fn siblings_of_a_floor_do_not_go_in_circles() {
     let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for Crossing { from, to, .. } in crossings_of_core() {
+    for FolderReference { from, to, .. } in references_of_core() {
         if from != to && floor(&from) == 1 && floor(&to) == 1 {
             uses.entry(from).or_default().insert(to);
         }
     }
-    // Take away whoever uses nobody that is left; what cannot be taken away is in a circle or leads into one.
+    // Remove every folder that uses none of the remaining ones. What cannot be removed is in a circle or uses one that is.
     let mut left: BTreeSet<&str> = FLOORS[1].iter().copied().collect();
     loop {
         let free =
@@ -175,12 +176,12 @@ fn no_files_and_no_folders_go_in_a_circle() {
 }
 
 #[test]
-fn the_machines_of_the_server_use_words_and_pure_modules_only() {
+fn the_machines_of_the_server_use_pure_modules_only() {
     let mut wrong = Vec::new();
     for source in server_machines() {
         for reference in source.references("gradlane_core") {
             let to = &reference.path[0];
-            if !ROOT_WORDS.contains(&to.as_str()) && floor(to) > 1 {
+            if !ROOT_EXPORTS.contains(&to.as_str()) && floor(to) > 1 {
                 wrong.push(format!(
                     "{}:{}: names gradlane_core::{}",
                     source.path,
@@ -203,18 +204,18 @@ fn pure_modules_know_neither_threads_nor_sockets_nor_clocks() {
     let core = read("core/src").into_iter().filter(|source| source.module.first().is_some_and(|top| floor(top) <= 1));
     let mut wrong = Vec::new();
     for source in core.chain(server_machines()).filter(|source| !source.is_test) {
-        if WORLD_READERS.contains(&source.path.as_str()) {
+        if IMPURE_BY_PURPOSE.contains(&source.path.as_str()) {
             continue;
         }
-        for word in WORLD {
+        for word in IMPURE {
             wrong.extend(source.lines_with(word).map(|line| format!("{}:{line}: {word}", source.path)));
         }
     }
-    report("pure modules that reach into the world", wrong);
+    report("pure modules that name something impure", wrong);
 }
 
 #[test]
-fn tokio_is_named_only_where_quic_is_spoken() {
+fn only_the_quic_transport_names_tokio() {
     let elsewhere = everything().into_iter().filter(|source| !source.path.starts_with("core/src/transport/quic/"));
     let lines = elsewhere.flat_map(|source| {
         let line =
@@ -225,7 +226,7 @@ fn tokio_is_named_only_where_quic_is_spoken() {
 }
 
 #[test]
-fn what_is_below_the_wheel_knows_no_python() {
+fn nothing_below_the_wheel_names_pyo3() {
     let sources = ["core/src", "server/src", "plugins/session/src"].into_iter().flat_map(read);
     let lines = sources
         .flat_map(|source| source.lines_with("pyo3").map(|line| format!("{}:{line}", source.path)).collect::<Vec<_>>());
@@ -235,7 +236,7 @@ fn what_is_below_the_wheel_knows_no_python() {
 }
 
 #[test]
-fn unsafe_stands_only_where_it_is_agreed() {
+fn only_the_listed_files_contain_unsafe() {
     let is_unsafe =
         |source: &Source| ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|word| source.code.contains(word));
     let found: BTreeSet<String> = everything()
@@ -244,20 +245,23 @@ fn unsafe_stands_only_where_it_is_agreed() {
         .filter(|source| !source.is_test && is_unsafe(source))
         .map(|source| source.path)
         .collect();
-    let agreed = UNSAFE.map(str::to_owned).into_iter().collect();
-    report("unsafe elsewhere", found.difference(&agreed).cloned().collect());
-    report("files agreed on without unsafe", agreed.difference(&found).cloned().collect());
+    let listed = UNSAFE.map(str::to_owned).into_iter().collect();
+    report("files with unsafe that are not in UNSAFE", found.difference(&listed).cloned().collect());
+    report("files in UNSAFE without unsafe", listed.difference(&found).cloned().collect());
 }
 
 #[test]
 fn the_cuda_driver_is_called_through_its_table_only() {
-    // `CU...` are types; of the functions only the one that gives the library out is cudarc's own.
+    // `CU...` are types. `culib` is the one function of cudarc that may be called: it returns the library.
     let called = |source: &Source| {
         let starts = source.code.match_indices("sys::cu").map(|(at, _)| &source.code[at..]);
         let wrong = starts.filter(|text| !text.starts_with("sys::culib(")).map(|text| &text[..text.len().min(40)]);
         wrong.map(|text| format!("{}: {text}", source.path)).collect::<Vec<_>>()
     };
-    report("functions of the driver that panic where they are missing", everything().iter().flat_map(called).collect());
+    report(
+        "calls of cudarc functions, which panic where the driver lacks the symbol",
+        everything().iter().flat_map(called).collect(),
+    );
 }
 
 #[test]
@@ -276,12 +280,12 @@ fn the_data_path_copies_only_where_it_is_counted() {
 #[test]
 fn files_can_be_read_in_one_sitting() {
     let long = |source: &Source| {
-        let proof = source.path.starts_with("tests/");
+        let harness = source.path.starts_with("tests/");
         source.lines
             > if source.is_test {
                 TEST_LINES_MAX
-            } else if proof {
-                PROOF_LINES_MAX
+            } else if harness {
+                HARNESS_LINES_MAX
             } else {
                 LINES_MAX
             }
@@ -300,16 +304,16 @@ fn the_architecture_can_be_read_at_once() {
 }
 
 #[test]
-fn a_knob_that_is_spoken_of_exists() {
+fn every_setting_that_is_mentioned_exists() {
     const PREFIX: &str = "GRADLANE_";
-    // Where the file of settings is, and how long the fuzz test runs; neither is a setting.
+    // The path of the settings file and the length of the fuzz test are variables, but not settings.
     let mut known: BTreeSet<String> = ["GRADLANE_CONFIG", "GRADLANE_FUZZ_ITERATIONS"].map(str::to_owned).into();
     known.extend(KNOBS.iter().map(|knob| knob.env()));
     let mut wrong = Vec::new();
     let places = [("docs", "md"), ("core/src", "rs"), ("server/src", "rs"), ("python", "rs"), ("plugins", "py")];
     let below = places.into_iter().flat_map(|(folder, extension)| files(&root().join(folder), extension));
     for path in below.chain([root().join("README.md")]) {
-        // Tests write settings wrongly on purpose.
+        // Tests contain wrong settings on purpose.
         let Ok(text) = std::fs::read_to_string(&path) else { continue };
         let text = text.split("#[cfg(test)]").next().expect("there is a first piece");
         if path.components().any(|part| part.as_os_str().to_string_lossy().starts_with("tests")) {
@@ -328,7 +332,7 @@ fn a_knob_that_is_spoken_of_exists() {
 }
 
 #[test]
-fn the_defaults_that_the_readme_tells_are_the_defaults() {
+fn the_readme_gives_the_real_defaults() {
     let readme = text("README.md");
     let table = readme.lines().skip_while(|line| !line.starts_with("| setting | default |")).skip(2);
     let mut wrong = Vec::new();
@@ -349,22 +353,22 @@ fn the_defaults_that_the_readme_tells_are_the_defaults() {
     report("rows of README.md", wrong);
 }
 
-/// One folder of `core` names another, or itself.
-struct Crossing {
+/// A reference from one folder of `core` to another, or to itself.
+struct FolderReference {
     from: String,
     to: String,
     place: String,
 }
 
-fn crossings_of_core() -> Vec<Crossing> {
+fn references_of_core() -> Vec<FolderReference> {
     let mut found = Vec::new();
     for source in read("core/src").iter().filter(|source| !source.is_test) {
         let Some(from) = source.module.first() else { continue };
         for reference in source.references("crate") {
             let to = &reference.path[0];
-            let to = if ROOT_WORDS.contains(&to.as_str()) { "error" } else { to };
+            let to = if ROOT_EXPORTS.contains(&to.as_str()) { "error" } else { to };
             let place = format!("{}:{}", source.path, reference.line);
-            found.push(Crossing { from: from.clone(), to: to.to_owned(), place });
+            found.push(FolderReference { from: from.clone(), to: to.to_owned(), place });
         }
     }
     assert!(found.len() > 100, "the sources were read");
@@ -373,10 +377,10 @@ fn crossings_of_core() -> Vec<Crossing> {
 
 fn floor(module: &str) -> usize {
     let floor = FLOORS.iter().position(|floor| floor.contains(&module));
-    floor.unwrap_or_else(|| panic!("core::{module} stands on no floor: say in ARCHITECTURE.md and here on which"))
+    floor.unwrap_or_else(|| panic!("core::{module} is on no floor: add it to FLOORS here and to ARCHITECTURE.md"))
 }
 
-/// The pure half of the server.
+/// The sources of the server's machines.
 fn server_machines() -> Vec<Source> {
     let machines = |source: &Source| is_machine(&source.module) && !source.is_test;
     let found: Vec<Source> = read("server/src").into_iter().filter(machines).collect();

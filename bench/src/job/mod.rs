@@ -1,4 +1,4 @@
-//! A job of ours on this host: coordinator, servers and workers, each a process of its own, joined as in production.
+//! A Gradlane job on this host. Coordinator, servers and workers are processes and join as in production.
 
 pub(crate) mod road;
 
@@ -18,15 +18,15 @@ use crate::team::process::{Process, role};
 use crate::team::rank::{INTERFACE, obey_as_helper};
 use crate::team::{Abilities, Team, Wire};
 
-/// What a worker joins with: the join string of the job.
+/// An argument of a joining worker: the join string of the job.
 pub(crate) const JOIN: &str = "join";
-/// What a worker joins with: its settings, as a JSON object.
+/// An argument of a joining worker: its settings, as a JSON object.
 pub(crate) const SETTINGS: &str = "settings";
 
 /// How to start a job.
 #[derive(Clone, Debug)]
 pub(crate) struct JobOptions {
-    /// For tables.
+    /// Its name in tables.
     pub(crate) name: String,
     pub(crate) workers: u32,
     pub(crate) servers: u32,
@@ -34,22 +34,21 @@ pub(crate) struct JobOptions {
     pub(crate) settings: BTreeMap<String, String>,
     /// A running job to join as its workers, instead of starting coordinator and servers.
     pub(crate) join: Option<JoinString>,
-    /// Words to put before a process's command, such as `ip netns exec NAME`: of the coordinator, of each server, of each worker. Empty
-    /// for none.
+    /// What to put before the commands of the coordinator, the servers and the workers, such as `ip netns exec NAME`. May be empty.
     pub(crate) before: Before,
-    /// The network interface that workers count bytes at, and what its counters mean.
+    /// The network interface whose bytes workers count, and what its counters mean.
     pub(crate) interface: String,
     pub(crate) wire: Option<Wire>,
     pub(crate) patience: Duration,
 }
 
-/// See [`JobOptions::before`]. Where a list is shorter than there are processes, the others have none.
+/// See [`JobOptions::before`]. If a list is too short, the remaining processes have no such words.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Before {
     pub(crate) coordinator: Vec<OsString>,
     pub(crate) servers: Vec<Vec<OsString>>,
     pub(crate) workers: Vec<Vec<OsString>>,
-    /// Settings of one process each that differ from those of all, such as `bind`.
+    /// Settings of single processes, which override the settings of all. Example: `bind`.
     pub(crate) coordinator_settings: BTreeMap<String, String>,
     pub(crate) server_settings: Vec<BTreeMap<String, String>>,
 }
@@ -67,7 +66,7 @@ pub(crate) struct Start {
 }
 
 impl Start {
-    /// The line that says it.
+    /// Encodes it as one line.
     pub(crate) fn line(&self) -> String {
         serde_json::to_string(self).expect("plain values")
     }
@@ -75,7 +74,7 @@ impl Start {
     /// Reads it from standard input.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If there is no such line.
     pub(crate) fn read() -> Result<Self, String> {
         let mut line = String::new();
         io::stdin().lock().read_line(&mut line).map_err(|cause| format!("standard input: {cause}"))?;
@@ -86,7 +85,7 @@ impl Start {
 /// Starts all processes and returns once the workers have joined.
 ///
 /// # Errors
-/// What the first process that could not says.
+/// The error of the first process that failed.
 pub(crate) fn start(options: &JobOptions) -> Result<Team, String> {
     config(&options.settings)?;
     let mut helpers = Vec::new();
@@ -121,10 +120,10 @@ pub(crate) fn start(options: &JobOptions) -> Result<Team, String> {
     Ok(team)
 }
 
-/// Starts coordinator and servers; the join string of the job.
+/// Starts coordinator and servers, and returns the join string of the job.
 ///
 /// # Errors
-/// What the first process that could not says.
+/// The error of the first process that failed.
 pub(crate) fn start_helpers(options: &JobOptions, helpers: &mut Vec<Process>) -> Result<String, String> {
     let order = |join: Option<String>, index: u32, own: Option<&BTreeMap<String, String>>| {
         let mut settings = options.settings.clone();
@@ -146,7 +145,7 @@ pub(crate) fn start_helpers(options: &JobOptions, helpers: &mut Vec<Process>) ->
     for server in &mut helpers[1..] {
         server.line(options.patience)?;
     }
-    // Servers end with the job, and the coordinator ends it; so it is dismissed after the others.
+    // The coordinator ends the job, and the servers end with it. So the coordinator is dismissed last.
     helpers.reverse();
     Ok(join)
 }
@@ -161,7 +160,7 @@ pub(crate) fn coordinate() -> Result<(), String> {
     let embedded = Embedded::start_coordinator(&options).map_err(|error| error.to_string())?;
     println!("{}", embedded.join_string());
     obey_as_helper()?;
-    // The workers have left before; a job that failed has said so elsewhere.
+    // The workers have left already. If the job failed, the workers have reported it.
     let _ = embedded.stop(Duration::from_secs(5));
     Ok(())
 }
@@ -189,7 +188,7 @@ pub(crate) fn serve() -> Result<(), String> {
     Ok(())
 }
 
-/// Settings by name, and nothing of the environment: a run depends on its arguments only.
+/// Loads settings by name. Does not read the environment: a run depends on its arguments only.
 ///
 /// # Errors
 /// The setting that is unknown or malformed.
@@ -197,10 +196,10 @@ pub(crate) fn config(settings: &BTreeMap<String, String>) -> Result<Config, Stri
     Config::load(settings, [], None).map(|(config, _)| config).map_err(|error| error.to_string())
 }
 
-/// The settings of a run on this host, with what `--set` says.
+/// The settings of a run on this host, including those from `--set`.
 ///
 /// # Errors
-/// What is no setting.
+/// The first argument that is not a valid setting.
 pub(crate) fn settings(given: &[String]) -> Result<BTreeMap<String, String>, String> {
     let mut settings = BTreeMap::from([("bind".to_owned(), "127.0.0.1:0".to_owned())]);
     for setting in given {

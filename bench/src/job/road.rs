@@ -1,25 +1,25 @@
-//! The roads that bytes take between workers and servers, as settings that choose them.
+//! The values of `--road`: ways for bytes between workers and servers, and the settings that choose each.
 
 use gradlane_core::config::Knob;
 
 use crate::memory::Traffic;
 use crate::team::Wire;
 
-/// One road.
+/// One value of `--road`.
 #[derive(PartialEq, Debug)]
 pub(crate) struct Road {
     /// Its name in arguments and tables.
     pub(crate) name: &'static str,
-    /// Settings that choose it, where a build has them.
+    /// Settings that choose it. Settings that this build lacks are skipped.
     settings: &'static [(&'static str, &'static str)],
-    /// The setting without which there is no such road.
+    /// The setting that this build must have.
     needs: Option<&'static str>,
-    /// What the interface counters mean; `None` if it does not pass the network.
+    /// What the interface counters mean; `None` if the bytes do not pass a network interface.
     pub(crate) wire: Option<Wire>,
 }
 
-/// Every road: QUIC, shared memory between workers and servers, shared memory among the workers alone, memory of one process that is the
-/// whole job, and what the engine chooses.
+/// All of them: QUIC; shared memory between workers and servers; shared memory among the workers alone; one process that holds the whole
+/// job; and the engine's own choice.
 const ROADS: [Road; 5] = [
     Road {
         name: "quic",
@@ -39,19 +39,19 @@ const ROADS: [Road; 5] = [
 ];
 
 impl Road {
-    /// The road with this name.
+    /// The value with this name.
     ///
     /// # Errors
-    /// Which there are.
+    /// If there is none; the text lists all names.
     pub(crate) fn parse(text: &str) -> Result<&'static Self, String> {
         let names = || ROADS.map(|road| road.name).join(", ");
         ROADS
             .iter()
             .find(|road| road.name == text)
-            .ok_or_else(|| format!("{text:?} is no road; use one of {}", names()))
+            .ok_or_else(|| format!("{text:?} is no value of --road; use one of {}", names()))
     }
 
-    /// The road with this name, which there is.
+    /// The value with this name, which must exist.
     pub(crate) fn named(name: &str) -> &'static Self {
         Self::parse(name).expect("a name of the list")
     }
@@ -61,7 +61,7 @@ impl Road {
         self.name == "mem"
     }
 
-    /// What so many workers must touch where bytes go through memory; `None` where they go through a network, or may.
+    /// The bytes of memory that a reduction over `workers` must touch; `None` if bytes go, or may go, through a network.
     pub(crate) fn traffic(&self, workers: u32) -> Option<Traffic> {
         match self.name {
             "shm" => Some(Traffic::Server { workers }),
@@ -70,14 +70,14 @@ impl Road {
         }
     }
 
-    /// The settings that choose it, as far as this build has a choice.
+    /// The settings that choose it, except those that this build lacks.
     ///
     /// # Errors
-    /// That it cannot take this road.
+    /// If this build lacks the setting that is needed.
     pub(crate) fn settings(&self) -> Result<impl Iterator<Item = (String, String)>, String> {
         let known = |name: &str| Knob::find(name).is_some();
         if let Some(name) = self.needs.filter(|name| !known(name)) {
-            return Err(format!("--road {}: this build has no setting {name}, and no such road", self.name));
+            return Err(format!("--road {}: this build has no setting {name}, so it cannot choose this", self.name));
         }
         let known = self.settings.iter().filter(move |(name, _)| known(name));
         Ok(known.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))

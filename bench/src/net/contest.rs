@@ -1,4 +1,4 @@
-//! Push-pull and Gloo's ring on the same shaped links, in turns, against the optimum.
+//! Compares push-pull and Gloo's ring on the same shaped links, in turns, with the optimum.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,13 +29,13 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     output: Output,
     /// Worker machines + extra server machines, separated by commas; with fewer extra machines than workers, a server also runs beside
-    /// every worker, and how the sums are split is up to the job.
+    /// every worker, and the job decides how to split the sums.
     #[arg(long, value_delimiter = ',', value_name = "N+K", default_value = "2+1,2+2,4+2,4+4,2+0,4+0")]
     machines: Vec<Cluster>,
     /// Size of a tensor, as in nccl-tests; may be a list.
     #[arg(short = 'b', long = "bytes", value_delimiter = ',', value_name = "SIZE", value_parser = parse_size, default_value = "64M")]
     sizes: Vec<u64>,
-    /// Also all gradients of a model at once, the last first, with the model's priorities.
+    /// Also exchange all gradients of a model at once, the last one first, with the model's priorities.
     #[arg(long, value_enum)]
     model: Option<Model>,
     /// Exchanges that are timed in one repetition.
@@ -44,19 +44,19 @@ pub(crate) struct Arguments {
     /// Exchanges before the first repetition, not timed.
     #[arg(short = 'w', long = "warmup-iters", value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     warmup: u32,
-    /// Repetitions: contenders take turns, one repetition each; what is shown is the median of the repetitions.
+    /// Repetitions. The contenders take turns, one repetition each; the table shows the median of the repetitions.
     #[arg(short = 'N', long = "repetitions", value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
-    /// Peers to measure in the same run; there is gloo.
+    /// Peers to measure in the same run; gloo is the only one.
     #[arg(long, value_enum, value_delimiter = ',')]
     backend: Vec<Backend>,
-    /// The Python that runs Gloo: needs torch. Unless given: that of the virtual environment in use or of .venv, or python3.
+    /// The Python that runs Gloo: needs torch. Default: the one of the active virtual environment, or of .venv, or python3.
     #[arg(long, value_name = "FILE")]
     python: Option<PathBuf>,
-    /// Give up a repetition after so many seconds.
+    /// Give up a repetition after this many seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     patience: u64,
-    /// A small tensor over slow links: checks everything and measures nothing of use. Takes seconds.
+    /// A small tensor over slow links: verifies every sum, but the figures mean nothing. Takes seconds.
     #[arg(long)]
     smoke: bool,
 }
@@ -64,11 +64,11 @@ pub(crate) struct Arguments {
 /// Measures, printing rows as they come.
 ///
 /// # Errors
-/// What is missing on this host, or the first process that could not go on.
+/// What this host lacks, or the error of the first process that failed.
 pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
     tools::check(&[])?;
     if arguments.backend.iter().any(|backend| *backend != Backend::Gloo) {
-        return Err("net has no --backend but gloo".to_owned());
+        return Err("net supports only --backend gloo".to_owned());
     }
     let mut arguments = arguments.clone();
     if arguments.smoke {
@@ -148,17 +148,20 @@ fn measure(arguments: &Arguments, cluster: Cluster, report: &mut Report, columns
     teams.into_iter().try_for_each(Team::end)
 }
 
-/// Says what a plain transfer found the links to carry, and fails if that is not what they should.
+/// Measures a link with a plain transfer and describes the result. Fails if the link does not carry its rate.
 fn check_rate(fabric: &Fabric) -> Result<String, String> {
     let rate = fabric.link().rate;
     let last = fabric.machines().last().expect("there are machines");
-    // A quarter of a second's worth.
+    // As many bytes as the link carries in a quarter of a second.
     let bytes = rate.bits_per_second() / 32;
     let moved = probe::transfer(fabric, Machine(0), last, bytes, false)?;
     let (goodput, wire) = (bytes as f64 / moved.seconds, moved.wire_bytes as f64 / moved.seconds);
     let nominal = rate.bytes_per_second();
     if wire > nominal * 1.05 {
-        return Err(format!("a link of {rate} carried {:.0} Mbit/s: tc does not shape here", wire * 8e-6));
+        return Err(format!(
+            "a link of {rate} carried {:.0} Mbit/s: tc does not limit links on this host",
+            wire * 8e-6
+        ));
     }
     Ok(format!(
         "plain TCP moves {:.1} Mbit/s, in frames {:.1} ({:.1} % of the rate)",
@@ -168,7 +171,7 @@ fn check_rate(fabric: &Fabric) -> Result<String, String> {
     ))
 }
 
-/// What was found of one contender.
+/// The figures of one contender.
 #[derive(Default)]
 struct Found {
     figures: Figures,
@@ -242,7 +245,7 @@ fn row(team: &Team, entry: &Entry, figures: Figures) -> Row {
     }
 }
 
-/// What the lines below the rows mean; for the help.
+/// Explains the lines below the rows, in the help.
 pub(super) const DEFINITIONS: &str = "\
 Optimum (n worker machines, k extra ones, S bytes, links of B bytes a second each way): 2n(n-1)S / ((n^2+kn-2k)B), from OSDI 2020,
 \"A Unified Architecture for Accelerating Distributed DNN Training\"; without extra machines it is that of a ring.

@@ -1,4 +1,4 @@
-//! Runs a user's command on every worker machine of a fabric, with a job of Gradlane around it.
+//! Runs a user's command on every worker machine of a fabric, beside a running coordinator and servers.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -18,8 +18,8 @@ use crate::measure;
 /// Runs a command on every worker machine of a shaped network.
 ///
 /// The command finds its place in RANK, WORLD_SIZE, MASTER_ADDR and so on (for torch.distributed) and in GRADLANE_* variables (for
-/// gradlane.init). A coordinator and the servers are running when it starts. The exit code is 0 if all commands ended with 0, else that
-/// of the first that failed.
+/// gradlane.init). A coordinator and the servers are running when it starts. The exit code is 0 if all commands ended with 0, else the code
+/// of the first command that failed.
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     command: Vec<OsString>,
 }
 
-/// Runs it, and returns the exit code.
+/// Runs the command, and returns the exit code.
 ///
 /// # Errors
 /// Why it could not be started.
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, String> {
     outcome
 }
 
-/// Tells a worker its place, as a launcher that starts one process a machine would.
+/// Sets the variables of a worker as a launcher with one process per machine does.
 fn tell(command: &mut Command, cluster: Cluster, rank: u8, join: &str, settings: &BTreeMap<String, String>) {
     let (rank, size) = (rank.to_string(), cluster.workers.to_string());
     let servers = cluster.servers().to_string();
@@ -103,7 +103,7 @@ fn run_all(workers: u8, command: impl Fn(u8) -> Command, timeout: Duration) -> R
         let mut command = command(rank);
         let mut child = command.spawn().map_err(|error| format!("worker {rank} does not start: {error}"))?;
         let ended = ended.clone();
-        // The fabric's end ends the child, and with it the thread.
+        // The child ends with the fabric, and this thread ends with the child.
         std::thread::spawn(move || drop(ended.send((rank, child.wait()))));
     }
     let mut patience = timeout;
@@ -123,7 +123,7 @@ fn run_all(workers: u8, command: impl Fn(u8) -> Command, timeout: Duration) -> R
     Ok(first_failure)
 }
 
-/// As a shell reports it.
+/// The exit code as a shell reports it.
 fn exit_code(status: ExitStatus) -> u8 {
     use std::os::unix::process::ExitStatusExt;
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
@@ -132,7 +132,7 @@ fn exit_code(status: ExitStatus) -> u8 {
 
 /// How long coordinator and servers may take to start.
 const START: Duration = Duration::from_secs(30);
-/// How long the survivors of a failure may take to end by themselves.
+/// How long the other commands may take to end by themselves after one has failed.
 const GRACE: Duration = Duration::from_secs(5);
-/// As of `timeout(1)`.
+/// The exit code of `timeout(1)`.
 const TIMED_OUT: u8 = 124;

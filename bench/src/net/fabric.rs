@@ -1,8 +1,9 @@
 //! Machines that are network namespaces, joined by a bridge, and the processes on them.
 //!
-//! Nothing here has a name that could be left behind: a namespace lives as long as the process that holds it, a link as long as its
-//! namespace, and every process runs below a process id namespace that the kernel empties when its first process ends. The holders are
-//! `cat`, reading from a pipe of this process: when it ends, however it ends, they read its end, and everything is gone.
+//! Nothing here has a name that could be left behind. A namespace lives as long as the process that holds it, and a link as long as its
+//! namespace. Every process runs below a process id namespace, which the kernel empties when its first process ends. Each holder is a `cat`
+//! that reads from a pipe of this process. When this process ends, however it ends, the holders read the end of the pipe and exit, and
+//! everything is gone.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
@@ -14,7 +15,7 @@ use super::tools;
 
 /// A number of machines on one bridge. Dropping it ends all processes on them.
 pub(crate) struct Fabric {
-    // Dropped first: its end kills what runs in the others.
+    // Dropped first: its end kills all processes in the other namespaces.
     warden: Holder,
     bridge: Holder,
     machines: Vec<Holder>,
@@ -35,7 +36,7 @@ impl Machine {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     Machine(Machine),
-    /// On the bridge, beside the shaped links: for what is not measured.
+    /// On the bridge, beside the shaped links: for traffic that is not measured.
     Bridge,
 }
 
@@ -52,7 +53,7 @@ impl Fabric {
     /// Builds `machines` machines, each with one link to the bridge that is shaped in both directions.
     ///
     /// # Errors
-    /// What is missing on this host, or which command failed with what.
+    /// What this host lacks, or the command that failed and its message.
     pub(crate) fn build(machines: u8, link: Link) -> Result<Self, String> {
         let warden = Holder::start(&["--pid", "--fork", "--kill-child"])?;
         let bridge = Holder::start(&["--net"])?;
@@ -71,12 +72,13 @@ impl Fabric {
         (0u8..).take(self.machines.len()).map(Machine)
     }
 
-    /// Words that put the command behind them at `place`; it stays a child of who starts it, and has to see to its own end.
+    /// Words before a command that make it run at `place`. The command stays a child of the process that starts it, and must end by itself.
     pub(crate) fn words(&self, place: Place) -> Vec<OsString> {
         vec!["nsenter".into(), self.net(place).into(), "--".into()]
     }
 
-    /// A command that runs `program` at `place`. It ends with the process that was started for it, and all that it starts with the fabric.
+    /// A command that runs `program` at `place`. It ends with the process that was started for it. Processes that it starts end with the
+    /// fabric.
     pub(crate) fn command(&self, place: Place, program: &OsStr) -> Command {
         let mut command = tools::command("nsenter");
         command.arg(format!("--pid=/proc/{}/ns/pid_for_children", self.warden.pid()));
@@ -84,7 +86,7 @@ impl Fabric {
         command
     }
 
-    /// What went over each machine's link since it was built.
+    /// The bytes that each machine's link has carried since it was built.
     ///
     /// # Errors
     /// Which command failed with what.
@@ -98,10 +100,10 @@ impl Fabric {
         self.machines().map(of).collect()
     }
 
-    /// Drops one of so many datagrams and segments on their way to each machine, at random; nothing is dropped from then on if `None`.
+    /// Drops at random one in `one_of` datagrams and segments on their way to each machine; `None` ends the drops.
     ///
     /// # Errors
-    /// If nftables is not installed, or which command failed with what.
+    /// If nftables is not installed; or the command that failed and its message.
     pub(crate) fn lose(&self, one_of: Option<u32>) -> Result<(), String> {
         for machine in self.machines() {
             let mut script = String::from("table ip loss\ndelete table ip loss\n");
@@ -116,7 +118,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Makes every packet on the links one frame: no segmentation is left to whoever receives, so that what is lost is frames.
+    /// Makes every packet on the links one frame: without segmentation offloads, a lost packet is a lost frame.
     ///
     /// # Errors
     /// Which command failed with what.
@@ -143,7 +145,7 @@ impl Fabric {
         self.run(Place::Bridge, &["ip", "-batch", "-"], &script)?;
         for machine in self.machines() {
             let place = Place::Machine(machine);
-            // By the route: a namespace may not choose every congestion control as its default.
+            // Set on the route, because a namespace may not choose every congestion control as its default.
             let (address, tcp) = (machine.address(), &self.link.tcp);
             let script = format!(
                 "link set lo up\naddr add {address}/24 dev eth0 noprefixroute\nlink set eth0 addrgenmode none up\n\
@@ -170,7 +172,7 @@ impl Fabric {
         command.arg(self.net(place)).args(line);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| failed(&error.to_string()))?;
-        // A command that ends without reading says why on standard error.
+        // A command that ends without reading its input explains itself on standard error.
         let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
         let output = child.wait_with_output().map_err(|error| failed(&error.to_string()))?;
         if !output.status.success() {
@@ -188,7 +190,7 @@ impl Fabric {
     }
 }
 
-/// The end of a machine's link on the bridge.
+/// The device at the bridge's end of a machine's link.
 fn port(machine: Machine) -> String {
     format!("port{}", machine.0)
 }
@@ -196,14 +198,14 @@ fn port(machine: Machine) -> String {
 const NETWORK: &str = "10.77.0.0/24";
 const BRIDGE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 254);
 
-/// A process that does nothing but keep namespaces alive. Dropping it lets them go.
+/// A process that does nothing but keep namespaces alive. Dropping it releases them.
 struct Holder {
     child: Child,
     input: Option<ChildStdin>,
 }
 
 impl Holder {
-    /// Starts one in new namespaces of the kinds that `unshare` is told.
+    /// Starts a holder in new namespaces; the arguments for `unshare` name their kinds.
     fn start(kinds: &[&str]) -> Result<Self, String> {
         let failed = |what: &str| format!("unshare {} failed: {what}", kinds.join(" "));
         let mut command = tools::command("unshare");
@@ -211,7 +213,7 @@ impl Holder {
         let mut child = command.spawn().map_err(|error| failed(&error.to_string()))?;
         let mut input = child.stdin.take().expect("piped");
         let mut echo = String::new();
-        // That it answers means that it has its namespaces.
+        // An answer means that the holder is in its namespaces.
         let asked = input.write_all(b"there?\n");
         let heard = BufReader::new(child.stdout.take().expect("piped")).read_line(&mut echo);
         if asked.is_err() || heard.is_err() || echo.is_empty() {
@@ -228,7 +230,7 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // The end of its input ends it, and with a process id namespace all processes in it, before the wait returns.
+        // The end of its input ends the holder. With a process id namespace, all processes in it end before the wait returns.
         self.input = None;
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! How long an urgent part takes while a link is full of what can wait, against how long it takes alone.
+//! Compares the time of an urgent tensor on a link full of less urgent ones with its time on an idle link.
 
 use std::time::Duration;
 
@@ -19,8 +19,9 @@ use crate::team::orders::Case;
 
 /// How long does an urgent tensor take under a backlog of others?
 ///
-/// Each worker submits a backlog of low priority, waits until its first sums are back, and then an urgent tensor, whose time is measured.
-/// Idle and loaded links take turns. The ratio is the time under the backlog divided by that on idle links, repetition by repetition.
+/// Each worker submits a backlog of low priority and waits until its first sums are back. Then it submits an urgent tensor, whose time is
+/// measured. Idle and loaded links take turns. The ratio is the time under the backlog divided by the time on idle links, repetition by
+/// repetition.
 ///
 /// With --expect, `cost` is that ratio, such as 'cost<=1.25', and 'quic busy/' or 'quic idle/' before a metric picks a row.
 #[derive(Args, Clone)]
@@ -36,12 +37,12 @@ pub(crate) struct Arguments {
     /// Bytes of the backlog.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M")]
     backlog: u64,
-    /// Repetitions of each; what is shown is the median.
+    /// Repetitions of each; the table shows the median.
     #[arg(short = 'N', long = "repetitions", value_name = "COUNT", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
     #[command(flatten)]
     record: Record,
-    /// A small backlog over slow links: checks everything and measures nothing of use. Takes seconds.
+    /// A small backlog over slow links: verifies every sum, but the figures mean nothing. Takes seconds.
     #[arg(long)]
     smoke: bool,
 }
@@ -49,7 +50,7 @@ pub(crate) struct Arguments {
 /// Measures and prints.
 ///
 /// # Errors
-/// What is missing on this host, or the first process that could not go on.
+/// What this host lacks, or the error of the first process that failed.
 pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
     tools::check(&[])?;
     let mut arguments = arguments.clone();

@@ -1,8 +1,8 @@
 //! One shaped link: its rate, its queue, and what its counters say.
 //!
-//! A token bucket (`tc tbf`) at both ends limits the bytes of Ethernet frames: with its headers a full datagram in a frame of 1,500
-//! bytes counts 1,514. The kernel counts each segment of a packet that it has not segmented yet with its own headers, so offloads do not
-//! falsify the rate; they are left on because they are what hosts have.
+//! A token bucket (`tc tbf`) at both ends limits the bytes of Ethernet frames: with its headers a full datagram in a frame of 1,500 bytes
+//! counts 1,514. The kernel counts each segment of a packet that it has not segmented yet with its own headers, so offloads do not falsify
+//! the rate. They stay on, because real hosts have them on.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use serde::Deserialize;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Link {
     pub(crate) rate: Rate,
-    /// Bytes that may wait for a direction of the link before it drops.
+    /// Bytes that may wait for one direction of the link; the link drops the rest.
     pub(crate) queue_bytes: u32,
     pub(crate) mtu: u16,
     /// Congestion control of kernel TCP.
@@ -21,15 +21,15 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// The commands of `tc` that shape what leaves through `device`.
+    /// The commands of `tc` that limit the rate at which bytes leave through `device`.
     pub(super) fn shape(&self, device: &str) -> String {
         let (rate, burst, queue) = (self.rate.bits_per_second(), self.burst_bytes(), self.queue_bytes);
         format!("qdisc add dev {device} root handle 1: tbf rate {rate}bit burst {burst}b limit {queue}b\n")
     }
 
-    /// What may leave at once after a pause. More than the largest packet that the kernel hands down unsegmented (64 KiB and the headers
-    /// of its segments), so that a packet never has to be segmented for the bucket's sake; a millisecond of the rate, so that a timer
-    /// which fires late loses nothing.
+    /// The bytes that may leave at once after a pause. At least the largest packet that the kernel hands down unsegmented (64 KiB and the
+    /// headers of its segments), because the bucket would otherwise have to segment it. At least a millisecond of the rate, so that a timer
+    /// that fires late loses nothing.
     pub(crate) fn burst_bytes(&self) -> u32 {
         let millisecond = self.rate.bits_per_second() / 8 / 1000;
         u32::try_from(millisecond).unwrap_or(u32::MAX).clamp(80_000, 8_000_000)
@@ -92,12 +92,12 @@ impl fmt::Display for Rate {
     }
 }
 
-/// What the counters at both ends of a machine's link say.
+/// The counters at both ends of a machine's link.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Traffic {
-    /// Of the machine, in frames.
+    /// Sent by the machine, in frames.
     pub(crate) sent: Count,
-    /// To the machine, in frames.
+    /// Received by the machine, in frames.
     pub(crate) received: Count,
 }
 
@@ -122,7 +122,7 @@ impl Count {
 }
 
 impl Traffic {
-    /// Reads what `tc -s -j qdisc show` said at both ends.
+    /// Parses the output of `tc -s -j qdisc show` at both ends.
     pub(super) fn parse(near: &str, device: &str, far: &str, port: &str) -> Result<Self, String> {
         Ok(Self { sent: count(near, device)?, received: count(far, port)? })
     }

@@ -1,5 +1,5 @@
-//! What loss costs: push-pull over QUIC and a transfer over kernel TCP on a link that drops packets at random, each against itself on the
-//! same link without loss, in turns; then a transfer under so much loss that only its sum counts.
+//! Measures what packet loss costs: push-pull over QUIC and a transfer over kernel TCP, each on a link that drops packets at random and on
+//! the same link without loss, in turns. Then a transfer under so much loss that only the correct sum matters.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,22 +23,22 @@ use crate::team::orders::Case;
 
 /// What does random loss cost, and does it lose anything?
 ///
-/// One worker and one server exchange a tensor over links that drop packets at random, and so does kernel TCP with as many bytes in each
-/// direction; what is shown is the goodput of each with loss and without. Then two workers exchange a smaller tensor under much more
-/// loss: every element of the sum is verified, its time means little. Offloads are off, so that it is packets that are lost. Needs
-/// nftables.
+/// One worker and one server exchange a tensor over links that drop packets at random. Kernel TCP transfers as many bytes in each
+/// direction. The table shows the goodput of both, with loss and without. Then two workers exchange a smaller tensor under much more loss:
+/// every element of the sum is verified, and the time means little. Segmentation offloads are off, so that a drop is the loss of one
+/// packet. Needs nftables.
 ///
-/// "kept" is the goodput with loss divided by that without, repetition by repetition. With --expect, `cost` is its inverse, of the rows
-/// 'quic lossy' and 'tcp lossy': 'cost:tcp<=1' holds if loss costs us no more than TCP, 'ratio:tcp>=1' if we move no less in any row.
-/// The row 'quic heavy' is the transfer of which only the sum counts.
+/// "kept" is the goodput with loss divided by that without, repetition by repetition. With --expect, `cost` is its inverse, in the rows
+/// 'quic lossy' and 'tcp lossy': 'cost:tcp<=1' holds if loss costs us no more than TCP, 'ratio:tcp>=1' if our goodput is no less in any
+/// row. The row 'quic heavy' is the transfer under heavy loss.
 #[derive(Args, Clone)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     shape: Shape,
-    /// Part of the packets that is dropped on its way to each machine.
+    /// Share of the packets that are dropped on their way to each machine.
     #[arg(long, value_name = "PERCENT", default_value = "0.1%")]
     loss: Loss,
-    /// The same for the transfer of which only the sum counts.
+    /// The same share for the transfer under heavy loss.
     #[arg(long, value_name = "PERCENT", default_value = "20%")]
     heavy_loss: Loss,
     /// Bytes that are exchanged.
@@ -47,15 +47,15 @@ pub(crate) struct Arguments {
     /// Bytes that are exchanged under heavy loss.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4M")]
     heavy_bytes: u64,
-    /// Repetitions: contenders take turns, one repetition each; what is shown is the median.
+    /// Repetitions. The contenders take turns, one repetition each; the table shows the median.
     #[arg(short = 'N', long = "repetitions", value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
-    /// Give up an exchange after so many seconds.
+    /// Give up an exchange after this many seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     patience: u64,
     #[command(flatten)]
     record: Record,
-    /// A small tensor over slow links: checks everything and measures nothing of use. Takes seconds.
+    /// A small tensor over slow links: verifies every sum, but the figures mean nothing. Takes seconds.
     #[arg(long)]
     smoke: bool,
 }
@@ -63,7 +63,7 @@ pub(crate) struct Arguments {
 /// Measures and prints.
 ///
 /// # Errors
-/// What is missing on this host, or the first process that could not go on.
+/// What this host lacks, or the error of the first process that failed.
 pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
     tools::check(&["nft"])?;
     let mut arguments = arguments.clone();
@@ -116,7 +116,7 @@ fn light(arguments: &Arguments) -> Result<Vec<Row>, String> {
         table.push([name.to_owned(), megabytes(&goodput.clean), megabytes(&goodput.lossy), format!("{kept:.3}")]);
     }
     print!("{table}");
-    println!("# with loss of {}: ours moves {:.2} x what TCP moves", arguments.loss, tcp.lossy.over(&quic.lossy));
+    println!("# with loss of {}: our goodput is {:.2} x that of TCP", arguments.loss, tcp.lossy.over(&quic.lossy));
     let mut rows = Vec::new();
     for (name, goodput) in [("quic", &quic), ("tcp", &tcp)] {
         let ours = name == "quic";
@@ -134,7 +134,7 @@ fn light(arguments: &Arguments) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// `seconds` of each exchange of `bytes` each way.
+/// The goodput of exchanges that moved `bytes` each way in `seconds` each.
 fn row(contender: &str, ours: bool, variant: &str, bytes: u64, seconds: &Samples) -> Row {
     Row {
         bytes,
@@ -197,7 +197,7 @@ impl Goodput {
     }
 }
 
-/// One packet of so many, written as a part: `0.1%`.
+/// Parses a share of packets such as `0.1%`; the result is N if one packet in N is dropped.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Loss {
     one_of: u32,
@@ -210,7 +210,9 @@ impl FromStr for Loss {
         let percent: Option<f64> = text.strip_suffix('%').and_then(|number| number.trim().parse().ok());
         match percent {
             Some(percent) if (0.001..=50.0).contains(&percent) => Ok(Self { one_of: (100.0 / percent).round() as u32 }),
-            Some(_) | None => Err(format!("{text:?} is no loss; write a part from 0.001% to 50%, such as 0.1%")),
+            Some(_) | None => {
+                Err(format!("{text:?} is no share of packets; write one from 0.001% to 50%, such as 0.1%"))
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
-//! `net`: shaped links between network namespaces of this host, and what travels over them against the theoretical optimum.
+//! `net`: links of limited rate between network namespaces of this host, and exchanges over them compared with the theoretical optimum.
 //!
-//! [`fabric`] builds the machines and [`link`] shapes their links, [`job`](crate::job) starts servers on them. What is asked of them is a file each:
+//! [`fabric`] builds the machines and [`link`] shapes their links, [`job`](crate::job) starts servers on them. Each question has a file;
 //! [`exec`] runs a user's command.
 
 use clap::{Args, Subcommand};
@@ -24,7 +24,7 @@ use crate::report::{Conclusion, DEFINITIONS};
 /// How near to the theoretical optimum is push-pull between machines with shaped links? Needs root.
 ///
 /// The machines are network namespaces of this host, joined by a bridge; each has one link, limited to a rate in both directions. They
-/// are gone when the benchmark is, however it ends.
+/// disappear when the benchmark ends, however it ends.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, after_long_help = format!("{}\n\n{DEFINITIONS}", contest::DEFINITIONS))]
 pub(crate) struct Arguments {

@@ -1,4 +1,4 @@
-//! The least time in which machines with equal links can sum what they hold.
+//! The least time in which machines with equal links can sum their tensors.
 //!
 //! Jiang et al., "A Unified Architecture for Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters" (OSDI 2020),
 //! section 4.1: with n worker machines, k extra machines, M bytes and links of B bytes a second in each direction,
@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Who takes part: `workers` machines, each also a place for a server if there are fewer `extras` than workers.
+/// The machines: `workers` and `extras`. If there are fewer extras than workers, a server also runs on every worker machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cluster {
     pub(crate) workers: u8,
@@ -19,18 +19,18 @@ impl Cluster {
     pub(crate) fn load(self) -> f64 {
         let (n, k) = (f64::from(self.workers), f64::from(self.extras.min(self.workers)));
         if self.workers < 2 {
-            // One worker and its server: what there is to sum goes there and back, if there is a link between them.
+            // One worker: its bytes go to the server and back, if there is a link between them.
             return if self.extras == 0 { 0.0 } else { 1.0 };
         }
         2.0 * n * (n - 1.0) / (n * n + k * n - 2.0 * k)
     }
 
-    /// Whether servers also run beside the workers: only then do all links carry the same when there are fewer extra machines.
+    /// Whether servers also run on the worker machines. With fewer extra machines than workers, only then can all links carry the same.
     pub(crate) fn is_colocated(self) -> bool {
         self.extras < self.workers
     }
 
-    /// Part of all sums that is made on the extra machines at the optimum.
+    /// The share of all sums that the extra machines compute at the optimum.
     pub(crate) fn extra_share(self) -> f64 {
         if !self.is_colocated() {
             return 1.0;
@@ -48,24 +48,24 @@ impl Cluster {
     }
 }
 
-/// What a contender made of the links in one exchange, found from what they carried.
+/// How a contender used the links in one exchange, computed from the bytes that they carried.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Use {
     /// Bytes of frames for each byte of payload that had to cross a link: headers, acknowledgements and repetitions.
     pub(crate) overhead: f64,
-    /// Part of all sums that was made on extra machines.
+    /// The share of all sums that the extra machines computed.
     pub(crate) extra_share: f64,
-    /// What the busiest direction of all links carried.
+    /// The bytes of the busiest direction of all links.
     pub(crate) busiest_bytes: f64,
 }
 
 impl Use {
-    /// From the bytes of frames that each machine's link carried (sent, received), workers' first, while every worker's `payload` bytes
-    /// were summed.
+    /// Computes it from the bytes of frames that each machine's link carried (sent, received), workers first, while `payload` bytes of
+    /// every worker were summed.
     ///
-    /// With o bytes of frames a byte of payload and a part e of the sums made on extra machines, all links together carry
-    /// 2oM(n−1+e) bytes: n contributions and n sums of each part of e cross a link, n−1 of the others, whose server is beside one of
-    /// the workers. The extra machines receive oneM of them. That is two equations for o and e.
+    /// Let o be the bytes of frames per byte of payload, and e the share of the sums that the extra machines compute. For that share, n
+    /// contributions and n sums cross a link; for the rest n−1 of each, because the server is beside one of the workers. So all links
+    /// together carry 2oM(n−1+e) bytes, and the extra machines receive o·e·n·M of them. These are two equations for o and e.
     pub(crate) fn of(cluster: Cluster, carried: &[(f64, f64)], payload: f64) -> Self {
         let n = f64::from(cluster.workers);
         let all: f64 = carried.iter().map(|(sent, _)| sent).sum();
@@ -101,7 +101,7 @@ impl FromStr for Cluster {
     }
 }
 
-/// Of each kind; more than one host can carry.
+/// The most machines of each kind; more than one host can carry.
 const MACHINES_MAX: u8 = 32;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Where the processes of a contender run on a fabric, and what each must be told for it.
+//! Places the processes of a contender on a fabric, and gives each the settings that its place needs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! A plain transfer over TCP between two machines: shows what the links carry, and what kernel TCP makes of them.
+//! A plain transfer over TCP between two machines: measures what the links carry and how much of it kernel TCP uses.
 
 use std::io::{Read, Write, stdin};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,12 +8,12 @@ use super::fabric::{Fabric, Machine, Place};
 use crate::measure::time;
 use crate::team::process::{Process, role};
 
-/// What a transfer took.
+/// The time and the frames of a transfer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Transfer {
-    /// Until the last byte had arrived, in the direction that took longer.
+    /// Time until the last byte had arrived, in the slower direction.
     pub(crate) seconds: f64,
-    /// What the sender's link carried meanwhile, in frames.
+    /// Bytes of frames that the sender's link carried meanwhile.
     pub(crate) wire_bytes: u64,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn transfer(
             .and_then(|(got, seconds)| Some((got, seconds.parse::<f64>().ok()?)))
             .ok_or_else(|| format!("a probe said {line:?}"))?;
         if got != due.to_string() {
-            return Err(format!("of {due} bytes over TCP {got} arrived"));
+            return Err(format!("only {got} of {due} bytes arrived over TCP"));
         }
         slowest = slowest.max(seconds);
     }
@@ -70,7 +70,7 @@ pub(crate) fn obey() -> Result<(), String> {
             let address: SocketAddr = address.parse().map_err(|_| format!("{address:?} is no address"))?;
             (TcpStream::connect(address).map_err(text)?, bytes.parse())
         }
-        _ => return Err(format!("{line:?} is no order")),
+        _ => return Err(format!("{line:?} is no command for a probe")),
     };
     let send: u64 = send.map_err(|_| format!("{line:?} gives no number of bytes"))?;
     let mut received = Ok(0);
@@ -79,7 +79,7 @@ pub(crate) fn obey() -> Result<(), String> {
     Ok(())
 }
 
-/// Sends so many bytes, receives until the other side has sent its own, and returns how many those were.
+/// Sends `send` bytes, receives until the other side has sent all of its own, and returns how many arrived.
 fn exchange(stream: &TcpStream, send: u64) -> std::io::Result<u64> {
     let piece = vec![1; 1 << 20];
     std::thread::scope(|scope| {
@@ -107,5 +107,5 @@ fn exchange(stream: &TcpStream, send: u64) -> std::io::Result<u64> {
     })
 }
 
-/// No transfer that is worth waiting for takes longer.
+/// The longest time that a transfer may take.
 const PATIENCE: Duration = Duration::from_secs(300);

@@ -1,4 +1,4 @@
-//! What this host must have for namespaces and shaped links, said clearly where it is missing.
+//! Checks that this host has all that namespaces and links of limited rate need, and says what is missing.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -22,13 +22,13 @@ pub(crate) fn check(more: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// The owner of what a process sees as itself in `/proc` is its effective user.
+/// The owner of `/proc/self` is the effective user.
 fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self").is_ok_and(|itself| itself.uid() == 0)
 }
 
-/// A command that finds the tools of administrators, whoever calls.
+/// A command that also finds tools outside the path of an ordinary user.
 pub(crate) fn command(tool: &str) -> Command {
     let mut command = Command::new(tool);
     command.env("PATH", std::env::join_paths(folders()).unwrap_or_default());
@@ -39,11 +39,8 @@ fn is_on_path(tool: &str) -> bool {
     folders().any(|folder| folder.join(tool).is_file())
 }
 
-/// Where commands lie: on the path, and where a plain user's path often does not lead.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "where commands lie is for the environment to say, and no setting of ours"
-)]
+/// The folders of commands: those on the path, and those that the path of an ordinary user often lacks.
+#[expect(clippy::disallowed_methods, reason = "PATH belongs to the environment; it is not a setting of ours")]
 fn folders() -> impl Iterator<Item = PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let named: Vec<PathBuf> = std::env::split_paths(&path).collect();

@@ -1,4 +1,4 @@
-//! Pictures of results on shaped links: for each arrangement of machines the time of every contender beside the optimum.
+//! Bar charts of results on shaped links: for each arrangement of machines, the time of every contender beside the optimum.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ struct Group {
     bars: Vec<(String, [f64; 3])>,
 }
 
-/// The picture of one file of results by file name; none if nothing was set against an optimum.
+/// Draws one file of results, and returns file name and SVG; `None` if no result has an optimum.
 pub(super) fn draw(name: &str, results: &Value) -> Option<(String, String)> {
     let groups = groups(results);
     (!groups.is_empty()).then(|| (format!("{name}-optimum.svg"), picture(name, &groups)))
@@ -47,7 +47,7 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 120.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 50.0;
-/// Of a group, and of a bar in it.
+/// Widths of a group and of a bar in it.
 const GROUP: f64 = 110.0;
 const BAR: f64 = 28.0;
 
@@ -59,7 +59,7 @@ fn picture(name: &str, groups: &[Group]) -> String {
         .fold(0.0, f64::max)
         .max(f64::MIN_POSITIVE);
     let y = |time: f64| TOP + (1.0 - time / highest) * (HEIGHT - TOP - BOTTOM);
-    // The optimum has the first colour, contenders those after it.
+    // The optimum has the first colour, the contenders have the next ones.
     let mut colours: BTreeMap<&str, &str> = BTreeMap::from([(OPTIMUM, COLOURS[5])]);
     for (contender, _) in groups.iter().flat_map(|group| &group.bars) {
         let next = COLOURS[(colours.len() - 1) % 5];
@@ -106,7 +106,7 @@ fn picture(name: &str, groups: &[Group]) -> String {
     text
 }
 
-/// A round distance of lines, about five of them up to `highest`.
+/// A round distance between grid lines, so that about five fit below `highest`.
 fn step(highest: f64) -> f64 {
     let decade = 10_f64.powf((highest / 5.0).log10().floor());
     [1.0, 2.0, 5.0, 10.0]

@@ -58,7 +58,7 @@ fn head(text: &mut String, results: &Value) {
     )
     .expect(STRING);
     if results["complete"] == Value::Bool(false) {
-        text.push_str("- **not complete**: the run ended before all was measured\n");
+        text.push_str("- **not complete**: the run ended before everything was measured\n");
     }
     writeln!(text, "- wrong elements: {}", results["wrong"].as_u64().unwrap_or(0)).expect(STRING);
     for expectation in results["expectations"].as_array().into_iter().flatten() {
@@ -67,10 +67,10 @@ fn head(text: &mut String, results: &Value) {
     }
 }
 
-/// A column: its heading and its cell in a row, from the row, the name of the place and the figures there.
+/// A column: its heading, and a function that makes its cell from the row, the name of the place and the figures there.
 type Column<'a> = (String, Box<dyn Fn(&Value, &str, &Value) -> String + 'a>);
 
-/// The columns of these results; what no row has gets none.
+/// The columns of these results. A column without a value in any row is left out.
 fn columns(results: &Value) -> Vec<Column<'_>> {
     let word = |name: &'static str| move |row: &Value, _: &str, _: &Value| row[name].as_str().unwrap_or("").to_owned();
     let samples = |path: &'static str| {
@@ -130,14 +130,14 @@ fn table(text: &mut String, results: &Value) {
     }
 }
 
-/// Rows and the places in which they have figures.
+/// Pairs of a row and a place in which it has figures.
 fn measured(results: &Value) -> impl Iterator<Item = (&Value, &'static str)> {
     let rows = results["rows"].as_array().into_iter().flatten();
     rows.flat_map(|row| ["out_of_place", "in_place"].map(|place| (row, place)))
         .filter(|(row, place)| !row[*place].is_null())
 }
 
-/// Bytes in words, or a plain number where there are no elements.
+/// The size with a unit, or a plain number if the row has no elements.
 fn size(row: &Value) -> String {
     let size = row["size"].as_u64().unwrap_or(0);
     if row["type"] == "none" { size.to_string() } else { print_bytes(size) }

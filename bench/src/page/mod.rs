@@ -1,4 +1,4 @@
-//! Makes a page of results: a Markdown file of what JSON files hold, with a picture for each.
+//! Makes a page of results: a Markdown file with a table and a picture for each JSON file.
 
 mod bars;
 mod markdown;
@@ -14,7 +14,7 @@ use source::{Content, Source};
 
 /// Make a Markdown page with SVG pictures from JSON files that other subcommands wrote with -J.
 ///
-/// Text files (.txt) among them are taken over as they are.
+/// Text files (.txt) among them are copied into the page unchanged.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The files, in the order of the page.
@@ -39,10 +39,10 @@ fn make(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes the page `out` of these files; `notes` stand above all.
+/// Makes the page `out` from these files, with `notes` at its top.
 ///
 /// # Errors
-/// Which file cannot be read or written.
+/// The file that cannot be read or written, and why.
 pub(crate) fn write_page(out: &Path, files: &[PathBuf], notes: &[String]) -> Result<(), String> {
     let folder = out.parent().unwrap_or(Path::new(""));
     fs::create_dir_all(folder).map_err(|cause| format!("{}: {cause}", folder.display()))?;

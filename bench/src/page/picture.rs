@@ -1,5 +1,5 @@
-//! Pictures of results: size against bandwidth, both on logarithmic axes, a line for each contender. SVG, written directly: a few
-//! lines and words need no library.
+//! Line charts of results: bandwidth over size, both axes logarithmic, a line for each contender. Writes SVG directly, because a few lines
+//! and labels need no library.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// A contender's line: size and GB/s.
 type Line = Vec<(f64, f64)>;
-/// How the line of a bound begins its name; it is drawn dashed.
+/// Names of bounds begin with this; their lines are dashed.
 const BOUND: &str = "bound of ";
 
 /// The pictures of one file of results, by file name: one for each element type that was measured at several sizes.
@@ -17,7 +17,7 @@ pub(super) fn draw(name: &str, results: &Value) -> Vec<(String, String)> {
     let mut lines: BTreeMap<String, BTreeMap<String, Line>> = BTreeMap::new();
     for row in results["rows"].as_array().into_iter().flatten() {
         let word = |name: &str| row[name].as_str().unwrap_or("").to_owned();
-        // In place, where there is such a figure: all contenders have that, Gloo has nothing else.
+        // Prefers figures in place, because all contenders have them and Gloo has no others.
         let figures = if row["in_place"].is_null() { &row["out_of_place"] } else { &row["in_place"] };
         if let (Some(size), Some(speed)) = (row["size"].as_f64(), figures["algbw"]["median"].as_f64())
             && speed > 0.0
@@ -40,7 +40,7 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 170.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 50.0;
-/// Told apart by people who do not see all colours (Okabe and Ito 2008).
+/// Distinct also for colour-blind readers (Okabe and Ito 2008).
 pub(super) const COLOURS: [&str; 7] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
 
 fn picture(name: &str, dtype: &str, lines: &BTreeMap<String, Line>) -> String {
@@ -114,7 +114,7 @@ pub(super) fn word(text: &mut String, at: (f64, f64), anchor: &str, word: &str) 
     writeln!(text, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{}</text>"#, plain(word)).expect(STRING);
 }
 
-/// Without what means something in XML.
+/// Escapes the special characters of XML.
 pub(super) fn plain(word: &str) -> String {
     word.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -1,4 +1,4 @@
-//! The files of results that a page is made of.
+//! The files of results from which a page is made.
 
 use std::fs;
 use std::path::Path;
@@ -7,16 +7,16 @@ use serde_json::Value;
 
 /// A file of results.
 pub(super) struct Source {
-    /// The name of the file without its end; also that of its picture.
+    /// The name of the file without its extension; also the name of its picture.
     pub(super) name: String,
     pub(super) content: Content,
 }
 
-/// What a file of results holds.
+/// The content of a file of results.
 pub(super) enum Content {
-    /// What a subcommand wrote with `-J`.
+    /// Written by a subcommand with `-J`.
     Results(Value),
-    /// Taken over as it is.
+    /// Copied into the page unchanged.
     Text(String),
 }
 

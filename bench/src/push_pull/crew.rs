@@ -1,4 +1,4 @@
-//! Who takes part in a run on this host: workers, servers, the roads between them, peers, settings; and how that becomes teams.
+//! The participants of a run on this host: workers, servers, how bytes travel between them, peers and settings. Makes the teams from them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,15 +22,15 @@ pub(crate) struct Crew {
     /// Servers.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) servers: u32,
-    /// Roads that the bytes take, separated by commas; each is a contender: quic; shm, memory shared with a server of this host; local,
-    /// memory shared among the workers of this host, whose server has nothing to do; mem, memory of one process that is the whole job;
-    /// auto, what the engine chooses.
+    /// How bytes travel, separated by commas; each is a contender: quic; shm, memory shared with a server of this host; local, memory
+    /// shared among the workers of this host, without work for the server; mem, one process that holds the whole job; auto, the engine's
+    /// choice.
     #[arg(long, value_delimiter = ',', default_value = "quic", value_parser = Road::parse)]
     pub(crate) road: Vec<&'static Road>,
     /// Peers to measure in the same run, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) backend: Vec<Backend>,
-    /// The Python that runs Gloo: needs torch. Unless given: that of the virtual environment in use or of .venv, or python3.
+    /// The Python that runs Gloo: needs torch. Default: the one of the active virtual environment, or of .venv, or python3.
     #[arg(long, value_name = "FILE")]
     pub(crate) python: Option<PathBuf>,
     #[command(flatten)]
@@ -43,17 +43,17 @@ pub(crate) enum Backend {
     Gloo,
     /// The MPI that mpicc and mpirun belong to.
     Mpi,
-    /// Plain TCP between one worker and a server that gives back what it gets: nothing is added.
+    /// Plain TCP between one worker and a server that returns what it receives, without summation.
     Tcp,
     /// The same with TLS 1.3.
     Tls,
 }
 
 impl Crew {
-    /// A job of ours for each road. `join` is a running one, whose workers they become.
+    /// Starts a job of ours for each `--road`. If `join` names a running job, starts its workers only.
     ///
     /// # Errors
-    /// What is no setting, or what the first process that could not start says.
+    /// The first invalid setting, or the error of the first process that did not start.
     pub(crate) fn jobs(&self, join: Option<&JoinString>, patience: Duration) -> Result<Vec<Team>, String> {
         let start = |road: &&'static Road| {
             let mut settings = job::settings(&self.ours.settings)?;
@@ -77,14 +77,14 @@ impl Crew {
         self.road.iter().map(start).collect()
     }
 
-    /// As many ranks of each peer.
+    /// Starts the peers, with as many ranks each.
     ///
     /// # Errors
-    /// As [`gloo::start`] and [`mpi::start`]; that several workers are no case for a stream.
+    /// As [`gloo::start`] and [`mpi::start`]; or that TCP and TLS support one worker only.
     pub(crate) fn peers(&self, patience: Duration) -> Result<Vec<Team>, String> {
         let start = |backend: &Backend| match backend {
             Backend::Tcp | Backend::Tls if self.workers != 1 => {
-                Err("--backend tcp and tls give back what one worker sends, and add nothing: give --workers 1"
+                Err("--backend tcp and tls return what one worker sends, without summation: give --workers 1"
                     .to_owned())
             }
             Backend::Tcp => transport::start_streams(false, patience),
@@ -98,7 +98,7 @@ impl Crew {
         self.backend.iter().map(start).collect()
     }
 
-    /// In words, for the head of a table.
+    /// Describes the crew in the head of a table.
     pub(crate) fn describe(&self) -> String {
         format!("{} workers, {} servers", self.workers, self.servers)
     }

@@ -1,4 +1,4 @@
-//! What does a reduction over workers and servers cost, whole: the engine as training uses it, in processes as in production?
+//! What does a whole reduction over workers and servers cost? Runs the engine as training does, in processes as in production.
 
 pub(crate) mod crew;
 pub(crate) mod whole;
@@ -35,16 +35,16 @@ pub(crate) struct Arguments {
     output: Output,
     #[command(flatten)]
     crew: Crew,
-    /// Tensors that are submitted at once; all are waited for.
+    /// Tensors that are submitted at once; an exchange ends when all have ended.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     inflight: u32,
-    /// What an exchange is. push-pull: the engine sums the contributions of all workers and brings the sum to each. The others move
-    /// bytes without summation, by the transport alone, in parts over all servers: push-only sends every tensor to the servers, which
-    /// keep it and acknowledge it; pull-only gets back what was pushed before, untimed; push-then-pull does the one and then the other.
-    /// These are out of place, and have no peers.
+    /// The kind of exchange. push-pull: the engine sums the contributions of all workers and brings the sum to each. The other kinds use
+    /// only the transport and sum nothing; they send the parts of a tensor to all servers. push-only: the servers keep each tensor and
+    /// acknowledge it. pull-only: the servers return tensors that were pushed before, outside of the measured time. push-then-pull: first
+    /// one, then the other. These three work out of place only, and have no peers.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "push-pull")]
     mode: Vec<Mode>,
-    /// Instead of single tensors, all gradients of a model at once, the last first, with the model's priorities.
+    /// Instead of single tensors, exchange all gradients of a model at once, the last one first, with the model's priorities.
     #[arg(long, value_enum)]
     model: Option<Model>,
     /// Measure in place only, out of place only, or both.
@@ -84,10 +84,13 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
             .to_owned());
     }
     if arguments.join.is_some() && arguments.crew.road.len() > 1 {
-        return Err("a running job (--join) has each of its workers once, and they take one --road".to_owned());
+        return Err("a running job (--join) has each of its workers once: give a single --road".to_owned());
     }
     if arguments.join.is_some() && arguments.crew.road.iter().any(|road| road.in_process()) {
-        return Err("--road mem is a whole job in one process and joins none: give --join without it".to_owned());
+        return Err(
+            "--road mem starts a whole job in one process and cannot join another: leave out --join or --road mem"
+                .to_owned(),
+        );
     }
     let patience = Duration::from_secs(effort.patience);
     let entries = entries(arguments)?;
@@ -110,13 +113,13 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     contest::hold(teams, &entries, &plan, report, &arguments.output)
 }
 
-/// Workers and stores for the modes that sum nothing.
+/// Starts workers and stores for the modes without summation.
 fn raw_teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String> {
     if !arguments.crew.backend.is_empty()
         || arguments.crew.road.iter().any(|road| !transport::ROADS.contains(&road.name))
     {
         return Err(format!(
-            "push-only, pull-only and push-then-pull have no --backend, and no --road but {}; see transport",
+            "push-only, pull-only and push-then-pull have no --backend, and support only --road {}; see the subcommand transport",
             transport::ROADS.join(" and ")
         ));
     }
@@ -174,7 +177,7 @@ fn teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String>
     Ok(teams)
 }
 
-/// A join string, or the file that it is in.
+/// Parses a join string, or the file that contains it.
 fn read_join(text: &str) -> Result<JoinString, String> {
     let text = match text.strip_prefix('@') {
         Some(path) => std::fs::read_to_string(path).map_err(|cause| format!("--join @{path}: {cause}"))?,

@@ -1,5 +1,5 @@
-//! A whole job in one process: coordinator, servers and workers as threads, whose exchanges pass no socket. What is left of the time
-//! when the bytes need no road is what the engine and the sums cost.
+//! A whole job in one process: coordinator, servers and workers are threads, and exchanges pass no socket. So the time is that of the
+//! engine and the sums, without a transport.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::team::process::{Process, role};
 use crate::team::rank::{LOOPBACK, Member, Obedient};
 use crate::team::{Abilities, Team};
 
-/// What the process is told: the number of servers.
+/// An argument of the process: the number of servers.
 const SERVERS: &str = "servers";
 
-/// Starts it.
+/// Starts the process.
 ///
 /// # Errors
-/// What it says if it cannot.
+/// The error of the process.
 pub(crate) fn start(
     name: &str,
     workers: u32,
@@ -48,7 +48,7 @@ pub(crate) fn start(
     Ok(team)
 }
 
-/// All ranks of the job and what they join.
+/// All ranks of the job, its servers and its coordinator.
 pub(crate) struct Whole {
     ranks: Vec<Member<Worker>>,
     servers: Vec<Server>,
@@ -109,7 +109,7 @@ impl Obedient for Whole {
     }
 }
 
-/// Does something for each at the same time, on a thread of its own; the first error if there is one.
+/// Does `work` for all items at the same time, each on its own thread. Returns all results, or the first error.
 fn at_once<T: Send, R: Send>(
     each: impl IntoIterator<Item = T>,
     work: impl Fn(T) -> Result<R, String> + Sync,
@@ -121,8 +121,8 @@ fn at_once<T: Send, R: Send>(
     })
 }
 
-/// What all ranks of one process measured: an exchange takes as long as on its slowest rank, and each of them saw the processor time of
-/// all.
+/// Combines the figures of all ranks of one process. An exchange takes as long as on its slowest rank. Each rank measured the processor
+/// time of the whole process, so these are not added.
 fn all_of(ranks: &[Measured]) -> Measured {
     Measured {
         seconds: slowest(ranks),

@@ -22,30 +22,30 @@ use crate::team::rank::Exchanger;
 /// A joined worker.
 pub(crate) struct Worker {
     engine: Engine,
-    /// Less urgent tensors, where a case wants them, and those that are under way.
+    /// The less urgent tensors, if the case has a backlog.
     backlog: Option<(Case, Buffers)>,
     under_way: Vec<Handle>,
-    /// The tensors of the case, where they are submitted in one call.
+    /// The tensors of the case, if it submits them in one call.
     batch: Option<Batch>,
     rank: u32,
     ranks: u32,
-    /// The tensor by whose exchange the workers meet.
+    /// The small tensor whose exchange serves as a barrier of the workers.
     meeting: (Case, Buffers),
     shutdown: Duration,
 }
 
-/// By what a worker reaches its job.
+/// The connections of a worker to its job.
 pub(crate) struct Means {
     /// The address of the coordinator.
     pub(crate) coordinator: String,
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) transport: Arc<dyn Transport>,
-    /// What the transport counts its copies in.
+    /// Counts the copies of the transport.
     pub(crate) copies: Copies,
 }
 
 impl Worker {
-    /// Joins as this rank, when all others join too.
+    /// Joins as this rank. Returns when all other ranks have joined too.
     ///
     /// # Errors
     /// Why it could not.
@@ -93,7 +93,7 @@ impl Exchanger for Worker {
     fn load(&mut self, _case: &Case) -> Result<(), String> {
         let Some((backlog, buffers)) = &mut self.backlog else { return Ok(()) };
         let (handles, outcome) = submit(&self.engine, backlog, buffers.set(0), false);
-        // Once the first sum is back, both directions of the road are full.
+        // Once the first sum is back, both directions of the link are full.
         let first = handles.first().map_or(Ok(()), |first| first.wait(None));
         self.under_way = handles;
         outcome.and(first.map_err(|error| error.to_string()))
@@ -125,14 +125,14 @@ impl Exchanger for Worker {
     }
 
     fn leave(self) -> Result<(), String> {
-        // The others leave too, as soon as they read of it.
+        // The other ranks leave as soon as they read the same order.
         self.engine.shutdown(self.shutdown.max(Duration::from_secs(10))).map_err(|error| error.to_string())
     }
 }
 
 fn push_pull(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String> {
     if case.tensors.len() == 1 {
-        // Who has nothing else to submit calls the form that waits.
+        // With a single tensor, use the call that submits and waits.
         return submissions(case, set, in_place)
             .try_for_each(|submission| engine.reduce(submission, None))
             .map_err(|error| error.to_string());
@@ -179,5 +179,5 @@ fn specs(case: &Case) -> Vec<TensorSpec> {
     case.tensors.iter().map(spec).collect()
 }
 
-/// Of one tensor of a backlog: as long as a part.
+/// Size of one tensor of a backlog: as long as a part.
 const BACKLOG_TENSOR_BYTES: u64 = 4 << 20;

@@ -9,7 +9,7 @@ use super::figures::{Figures, Place, Report, Row};
 use super::record::Output;
 use crate::measure::Samples;
 
-/// What the columns mean; for the help of every subcommand that prints them.
+/// Explains the columns, in the help of every subcommand that prints them.
 pub(crate) const DEFINITIONS: &str = "\
 Columns (n workers, S bytes, GB = 10^9 bytes):
   size     S: bytes of one worker's tensor (of all tensors of a model)
@@ -17,20 +17,20 @@ Columns (n workers, S bytes, GB = 10^9 bytes):
   time     microseconds of one exchange, on the slowest worker; median of the repetitions
   algbw    S / time, GB/s
   busbw    algbw x 2(n-1)/n, as nccl-tests defines it for all-reduce: comparable with the speed of a link in a ring
-  #wrong   elements that are not what they must be; N/A with -c 0
+  #wrong   elements with a wrong value; N/A with -c 0
   wirebw   bytes that a worker's link carried / time, GB/s, mean of the two directions, protocol overhead included: about algbw for
-           push-pull, busbw for a ring. On one host it is counted at the loopback interface, where traffic of others counts too; `-`
-           where nothing passes a network
+           push-pull, busbw for a ring. On one host it is counted at the loopback interface, together with the traffic of other programs; `-`
+           if nothing passes a network
   cpu      user and system seconds of all processes of the job (workers, servers, coordinator) per GB of S
   bound    over shm and local: the share of the memory-traffic bound that is reached. The bound is the time in which copying touches as
-           many bytes as must be touched: 5n+1 for each byte of S over shm with a server (n workers copy in, 2 each; the server reads n and
+           many bytes as the reduction must: 5n+1 for each byte of S over shm with a server (n workers copy in, 2 each; the server reads n and
            writes 1; n workers copy out, 2 each), 5n-2 over local (every worker keeps its own slice). Copying is measured in the same
            repetition, by as many threads as there are workers with a core, through as much memory; reads and writes both count.
-           It may exceed 1: what is touched a second time may still lie in the cache
+           It may exceed 1, because bytes that are touched twice may still be in the cache
   ratios   our algbw divided by the peer's in the same repetition: median +- half the distance of the extremes
-The JSON file has the smallest and the largest of the repetitions beside every median, and all of them; -I shows those of the time.
+The JSON file has the samples of all repetitions, and the smallest and largest beside every median; -I prints these for the time.
 Left group: the sum goes to other memory than the contribution (out of place); right group: over it (in place).
-With --inflight K, an exchange is K tensors of the size submitted at once and time is that of all of them divided by K.
+With --inflight K, an exchange is K tensors of the size submitted at once, and time is the time of all of them divided by K.
 Exit code: 0; 1 if a sum is wrong or the run failed; 2 if an expectation is missed or the arguments are wrong.";
 
 /// Prints rows as they come.
@@ -42,12 +42,12 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// As `output` asks.
+    /// A printer with the options of `output`.
     pub(crate) fn new(output: &Output, checked: bool) -> Self {
         Self { timestamps: output.timestamps, iterations: output.each_row, checked }
     }
 
-    /// What stands above the rows.
+    /// The lines above the rows.
     pub(crate) fn heading(&self, report: &Report) -> String {
         let mut text = String::new();
         for line in &report.setting {
@@ -140,7 +140,7 @@ impl Columns {
         text
     }
 
-    /// What stands below the rows.
+    /// The lines below the rows.
     pub(crate) fn trailer(&self, report: &Report) -> String {
         let (wrong, at) = report.wrong();
         let mut text = String::new();
@@ -179,7 +179,7 @@ impl Columns {
     }
 }
 
-/// Three digits or so, whatever the size.
+/// About three significant digits.
 fn short(figure: f64) -> String {
     match figure {
         figure if figure >= 1000.0 => format!("{figure:.0}"),
@@ -195,7 +195,7 @@ fn line_to(text: &mut String, line: &str) {
     text.push('\n');
 }
 
-/// Width of a time of day and the space behind it.
+/// Width of the time of day and a space.
 const STAMP: usize = 9;
 
 /// The time of day, UTC.

@@ -1,4 +1,4 @@
-//! How a run ends: the files that it leaves, the expectations that were met or missed, the exit code.
+//! The end of a run: writes its files, compares expectations, and chooses the exit code.
 
 use std::fs;
 use std::io;
@@ -18,9 +18,9 @@ pub(crate) enum Conclusion {
     Missed,
     /// A result was wrong: exit code 1.
     Wrong(String),
-    /// The run could not be made or did not end: exit code 1.
+    /// The run could not start or did not end: exit code 1.
     Failed(String),
-    /// A command of the user was run and ended with this exit code.
+    /// The user's command ended with this exit code.
     Exited(u8),
 }
 
@@ -44,10 +44,10 @@ impl Report {
         }
     }
 
-    /// Writes what there is so far to the file that `record` asks for: a run that does not come to its end leaves that.
+    /// Writes the results so far to the file that `record` names. If the run breaks off, these remain.
     ///
     /// # Errors
-    /// Why it cannot be written.
+    /// Why the file cannot be written.
     pub(crate) fn save(&self, record: &Record) -> Result<(), String> {
         let Some(path) = &record.json else { return Ok(()) };
         self.write_json(path, &[]).map_err(|problem| format!("{} cannot be written: {problem}", path.display()))
@@ -56,7 +56,7 @@ impl Report {
     fn write_json(&self, path: &Path, verdicts: &[Verdict]) -> io::Result<()> {
         let mut text = serde_json::to_string_pretty(&json::of(self, verdicts))?;
         text.push('\n');
-        // A reader, or whoever kills this, finds the file before or the file after.
+        // The file is replaced at once: a reader, or a kill in between, leaves either the old file or the new one.
         let new = path.with_extension("json.new");
         fs::write(&new, text)?;
         fs::rename(&new, path).inspect_err(|_| drop(fs::remove_file(&new)))

@@ -1,4 +1,4 @@
-//! Expectations: thresholds that a script gives and that decide the exit code.
+//! Expectations: thresholds from the command line, which decide the exit code.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use crate::size::parse_size;
 /// A threshold, such as `quic/in:algbw>=2.0@4M` or `ratio:gloo>=2@64K-256M`.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Expectation {
-    /// As it was written.
+    /// Its text on the command line.
     text: String,
     contender: Option<String>,
     place: Option<Place>,
@@ -32,7 +32,7 @@ enum Metric {
     Wirebw,
     Cpu,
     Wrong,
-    /// Time divided by the least that the links allow.
+    /// Time divided by the least time that the links allow.
     Optimum,
     /// The share of the memory-traffic bound that is reached.
     Bound,
@@ -52,7 +52,7 @@ enum Comparison {
     Below,
 }
 
-/// Longest first: `>=` begins with `>`.
+/// Longest first, because `>=` begins with `>`.
 const COMPARISONS: [(&str, Comparison); 4] =
     [(">=", Comparison::AtLeast), ("<=", Comparison::AtMost), (">", Comparison::Above), ("<", Comparison::Below)];
 
@@ -131,17 +131,17 @@ fn parse_sizes(text: &str) -> Result<(u64, u64), String> {
     Ok((first, last))
 }
 
-/// How an expectation turned out.
+/// The result of an expectation.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Verdict {
-    /// The expectation, as it was written.
+    /// The text of the expectation.
     pub(crate) text: String,
-    /// Each figure that it was compared with: where, the figure, whether it holds.
+    /// Each figure that was compared: its row, its value, and whether the expectation holds.
     pub(crate) found: Vec<(String, f64, bool)>,
 }
 
 impl Verdict {
-    /// Whether something was measured and all of it holds.
+    /// Whether there is a figure and all figures hold.
     pub(crate) fn holds(&self) -> bool {
         !self.found.is_empty() && self.found.iter().all(|(_, _, holds)| *holds)
     }

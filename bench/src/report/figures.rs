@@ -1,24 +1,24 @@
-//! What one run found: a report of rows, each with the figures of one contender in one case.
+//! The results of one run: a report of rows, each with the figures of one contender in one case.
 //!
-//! The subcommands fill [`Row`]s; nothing here knows how they were measured.
+//! The subcommands fill the [`Row`]s. This file does not know how they measure.
 
 use gradlane_core::types::{DType, Op};
 
 use crate::machine::Machine;
 use crate::measure::Samples;
 
-/// All that one run found.
+/// All results of one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report {
     /// The subcommand.
     pub(crate) question: String,
-    /// What was asked, in words, for the head of the table: one line each.
+    /// The lines in the head of the table, which describe what was measured.
     pub(crate) setting: Vec<String>,
     /// One for each contender and case.
     pub(crate) rows: Vec<Row>,
-    /// Where, and how busy it was at the beginning.
+    /// The machine, and its load at the beginning.
     pub(crate) machine: Machine,
-    /// Whether all that was asked for was measured.
+    /// Whether everything was measured.
     pub(crate) complete: bool,
 }
 
@@ -27,25 +27,25 @@ pub(crate) struct Report {
 pub(crate) struct Row {
     /// Such as `quic` or `gloo`.
     pub(crate) contender: String,
-    /// Whether it is ours: expectations are of ours, ratios are ours divided by the others.
+    /// Whether it is ours. Expectations apply to ours; ratios are ours divided by the others.
     pub(crate) ours: bool,
-    /// Bytes of one tensor of one worker, or of all tensors of a model; what the question calls a size where there are no tensors.
+    /// Bytes of one tensor of one worker, or of all tensors of a model. A question without tensors defines its own size.
     pub(crate) bytes: u64,
-    /// Elements of it.
+    /// Elements in these bytes.
     pub(crate) count: u64,
     /// Their type; `None` where there are no elements.
     pub(crate) dtype: Option<DType>,
     /// How they are reduced; `None` where nothing is.
     pub(crate) op: Option<Op>,
-    /// What is particular about the row, such as `busy`; distinguishes rows that have everything else in common.
+    /// A word such as `busy`, which distinguishes rows that are equal otherwise.
     pub(crate) variant: String,
-    /// With the result in other memory than the contribution.
+    /// The figures with the result in other memory than the contribution.
     pub(crate) out_of_place: Option<Figures>,
-    /// With the result over the contribution.
+    /// The figures with the result in the memory of the contribution.
     pub(crate) in_place: Option<Figures>,
 }
 
-/// The figures of one row and place. Everything but the exchanges has one sample a repetition.
+/// The figures of one row and place. All samples are one per repetition, except those of single exchanges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
     /// Time of an exchange, µs.
@@ -54,48 +54,48 @@ pub(crate) struct Figures {
     pub(crate) algbw: Option<Samples>,
     /// What nccl-tests calls the bus bandwidth, GB/s.
     pub(crate) busbw: Option<Samples>,
-    /// What a worker's link carried, mean of the two directions, GB/s; `None` if it carried nothing or nobody counted.
+    /// The speed of a worker's link, mean of the two directions, GB/s; `None` if no bytes were counted.
     pub(crate) wirebw: Option<Samples>,
     /// User and system time of all processes of the job, in seconds per GB of tensor.
     pub(crate) cpu_per_gb: Option<Samples>,
-    /// Where everything goes through memory.
+    /// Present if all bytes go through memory.
     pub(crate) bound: Option<Bound>,
-    /// Where the links are known.
+    /// Present if the rates of the links are known.
     pub(crate) optimum: Option<Optimum>,
-    /// Time divided by that of the same contender undisturbed, in the same repetition; where there is something that disturbs.
+    /// Time divided by the undisturbed time of the same contender in the same repetition. Present in rows with a disturbance.
     pub(crate) cost: Option<Samples>,
     /// Time of each exchange of every repetition, µs.
     pub(crate) exchanges: Samples,
-    /// Batches during which the backlog under which they were measured ended.
+    /// Batches during which the backlog ended, so that some of their exchanges ran without it.
     pub(crate) late: u64,
-    /// Elements that were not what they had to be.
+    /// Elements with a wrong value.
     pub(crate) wrong: u64,
-    /// Where the first of them was.
+    /// The place of the first of them.
     pub(crate) wrong_at: Option<String>,
 }
 
-/// How near an exchange comes to the speed of memory.
+/// Compares an exchange with the speed of memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bound {
     /// Bytes that must be touched for each byte of one worker's tensor.
     pub(crate) touched: u32,
-    /// Bytes touched by copying in the same repetition, GB/s.
+    /// The speed of a copy in the same repetition, GB/s of bytes touched.
     pub(crate) copy: Samples,
-    /// The time in which copying touches as many bytes, divided by the time.
+    /// The time in which a copy touches as many bytes, divided by the time of the exchange.
     pub(crate) reached: Samples,
 }
 
-/// How near an exchange comes to the least time that the links allow.
+/// Compares an exchange with the least time that the links allow.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Optimum {
-    /// That time, µs, for the bytes of the tensors alone.
+    /// The least time, µs, for the bytes of the tensors alone.
     pub(crate) time_us: f64,
-    /// Time divided by it, for the bytes that frames are made of.
+    /// The time of the exchange divided by the least time for all bytes of frames.
     pub(crate) over: Samples,
 }
 
 impl Row {
-    /// A row of nothing yet; `variant` as in [`Row::variant`].
+    /// A row without figures; `variant` as in [`Row::variant`].
     pub(crate) fn new(contender: &str, ours: bool, variant: &str) -> Self {
         Self {
             contender: contender.to_owned(),
@@ -129,13 +129,13 @@ impl Row {
 }
 
 impl Figures {
-    /// Of what took so long each time, µs.
+    /// Figures of these times, µs.
     pub(crate) fn of_times(time_us: Samples) -> Self {
         Self { exchanges: time_us.clone(), time_us, ..Self::default() }
     }
 }
 
-/// What the setting of a smoke run says besides.
+/// The line in the head of a smoke run's table.
 pub(crate) fn smoke_note(smoke: bool) -> Option<String> {
     smoke.then(|| "a smoke run: the figures mean nothing".to_owned())
 }
@@ -183,9 +183,9 @@ impl Report {
 /// Where the result goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
-    /// To other memory than the contribution's.
+    /// To other memory than the contribution.
     Out,
-    /// Over the contribution.
+    /// To the memory of the contribution.
     In,
 }
 

@@ -1,4 +1,4 @@
-//! The report as JSON: every repetition, so that whoever reads it can compute what the table does not show.
+//! The report as JSON. It holds every repetition, so that a reader can compute figures that the table lacks.
 
 use gradlane_core::types::{DType, Op};
 use serde_json::{Value, json};
@@ -70,7 +70,7 @@ fn figures(figures: &Figures) -> Value {
     })
 }
 
-/// Median, extremes, half their distance in parts of the median, and all of them.
+/// Median, extremes, half their distance divided by the median, and all samples.
 fn samples(samples: &Samples) -> Value {
     json!({
         "median": samples.median(), "min": samples.min(), "max": samples.max(), "spread": samples.spread(),

@@ -1,4 +1,4 @@
-//! Where results go and what is expected of them, as arguments.
+//! The arguments for the files of results and for expectations.
 
 use std::path::PathBuf;
 
@@ -6,26 +6,27 @@ use clap::Args;
 
 use super::expect::Expectation;
 
-/// Where results go and what is expected of them.
+/// The files of results, and expectations.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Record {
     /// Write everything that was measured to this file, as JSON.
     #[arg(short = 'J', long = "json", value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Fail with exit code 2 unless this holds, such as 'algbw>=2.0@4M', 'time<=150@4K' or 'ratio:gloo>=2@64K-256M'; may be repeated.
+    /// Fail with exit code 2 unless this holds. Examples: 'algbw>=2.0@4M', 'time<=150@4K', 'ratio:gloo>=2@64K-256M'. May be repeated.
     ///
-    /// METRIC is time, p50 or p99 (µs), algbw, busbw or wirebw (GB/s), cpu (seconds per GB), wrong, bound (the share of the
-    /// memory-traffic bound that is reached), optimum (time / the least that the links allow), cost (time / that of the same contender
-    /// undisturbed), ratio:PEER, which is our algbw divided by that of PEER in the same repetition, or cost:PEER, our cost divided by
-    /// that of PEER; a metric that a row does not have is not asked of it. A comparison is >=, <=, > or <. After @ comes a size or FIRST-LAST;
-    /// without it the expectation is of every row. `in:` or `out:` before the metric picks in place or out of place; without it both
-    /// must hold. `NAME/` before everything picks one contender, such as quic/algbw>=1, or one of its rows by all that is written at
-    /// its end, such as 'quic busy/p99<=900'; without it all of ours must hold. An expectation that no row answers fails.
+    /// An expectation is METRIC, a comparison and a value; NAME/ and then in: or out: may stand before it, @SIZES behind it. METRIC is
+    /// time, p50 or p99 (µs), algbw, busbw or wirebw (GB/s), cpu (seconds per GB), wrong, bound (the share of the memory-traffic bound that
+    /// is reached), optimum (time / the least time that the links allow), cost (time / the undisturbed time of the same contender),
+    /// ratio:PEER (our algbw / that of PEER in the same repetition), or cost:PEER (our cost / that of PEER). Rows without the metric are
+    /// skipped. The comparison is >=, <=, > or <. SIZES is a size or FIRST-LAST; without it the expectation applies to every row. in: or
+    /// out: picks in place or out of place; without it both must hold. NAME picks one contender, such as quic/algbw>=1, or one of its rows
+    /// by the full name at its end, such as 'quic busy/p99<=900'; without it all of ours must hold. An expectation that matches no row
+    /// fails.
     #[arg(long = "expect", value_name = "EXPECTATION")]
     pub(crate) expectations: Vec<Expectation>,
 }
 
-/// How the table is written, and what becomes of it.
+/// How the table is printed, and the arguments of [`Record`].
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Output {
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! All tables of the benchmark in one go, and the page of them. A table that fails or takes too long is said so, and the others go on.
+//! Makes all tables of the benchmark, and a page of them. A table that fails or takes too long is reported, and the others continue.
 
 mod tables;
 
@@ -19,44 +19,44 @@ use crate::team::process::{Process, tied};
 use crate::team::{gloo, mpi};
 use tables::{Needs, Peer, Table};
 
-/// Make all tables, and a page of them with pictures. Wants an idle machine.
+/// Make all tables, and a page of them with pictures. Needs an idle machine.
 ///
-/// Peers and links that this host does not have are left out, and the page says so. Every table ends by a deadline of its own; one that
-/// fails, finds a wrong sum or misses its deadline does not keep the others from being made, but makes the exit code 1.
+/// Peers and links that this host does not have are left out, and the page says so. Every table has its own deadline. If one fails, finds a
+/// wrong sum or misses its deadline, the others are still made, and the exit code is 1.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The folder of the page, the pictures, and JSON and text of every table.
     #[arg(short = 'o', long, value_name = "FOLDER", default_value = "bench/results")]
     out: PathBuf,
-    /// Every table at its smoke size: checks everything and measures nothing of use. Takes a minute or two.
+    /// Every table at its smoke size: verifies every sum, but the figures mean nothing. Takes a minute or two.
     #[arg(long)]
     short: bool,
-    /// Also say of each table whether it is what this project aims at on two cores; what misses it makes the exit code 2.
+    /// Also compare each table with this project's targets for two cores. If one is missed, the exit code is 2.
     #[arg(long, conflicts_with = "short")]
     targets: bool,
-    /// These tables only, by their names, separated by commas.
+    /// Make only these tables, separated by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
-    /// Minutes that all of it may take; tables whose turn does not come until then fail.
+    /// Minutes for the whole suite; tables whose turn does not come in time fail.
     #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..=1440))]
     minutes: u64,
-    /// The Python that runs Gloo: needs torch. Unless given: that of the virtual environment in use or of .venv, or python3.
+    /// The Python that runs Gloo: needs torch. Default: the one of the active virtual environment, or of .venv, or python3.
     #[arg(long, value_name = "FILE")]
     python: Option<PathBuf>,
 }
 
-/// How a table turned out.
+/// The outcome of a table.
 #[derive(Clone, PartialEq, Debug)]
 enum Outcome {
     Made,
-    /// Made, and not what is aimed at.
+    /// Made, but a target was missed.
     Missed,
     /// Why this host cannot make it.
     LeftOut(String),
     Failed(String),
 }
 
-/// Makes them, printing rows as they come.
+/// Makes the tables, printing rows as they come.
 pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
     make(arguments).unwrap_or_else(Conclusion::Failed)
 }
@@ -74,7 +74,7 @@ fn make(arguments: &Arguments) -> Result<Conclusion, String> {
     let mut sources = Vec::new();
     for (number, table) in (1..).zip(&tables) {
         let json = folder.join(format!("{}.json", table.name));
-        // What a table that fails leaves is what it measured now, not what another run did.
+        // Deletes the files of earlier runs, so that a table that fails leaves only what this run measured.
         let _ = fs::remove_file(&json);
         println!("\n## {} ({number} of {})", table.name, tables.len());
         let mut outcome = Outcome::Made;
@@ -105,7 +105,7 @@ fn chosen(only: &[String]) -> Result<Vec<Table>, String> {
     Ok(tables)
 }
 
-/// The peers that this host has; what it lacks goes into the notes.
+/// The peers that this host has. The notes name the missing ones.
 fn peers(arguments: &Arguments, notes: &mut Vec<String>) -> Vec<Peer> {
     let python = gloo::interpreter(arguments.python.as_deref());
     let mut found = Vec::new();
@@ -118,7 +118,7 @@ fn peers(arguments: &Arguments, notes: &mut Vec<String>) -> Vec<Peer> {
     found
 }
 
-/// Makes one table, as a process of its own: whatever happens to it happens to no other.
+/// Makes one table in a separate process, so that its failure does not affect the others.
 fn one(table: &Table, arguments: &Arguments, peers: &[Peer], json: &Path, all: Deadline) -> Outcome {
     if let Needs::Links(more) = table.needs
         && let Err(why) = tools::check(more)
@@ -149,7 +149,7 @@ fn command_line(table: &Table, arguments: &Arguments, peers: &[Peer], json: &Pat
         words.extend(["--python".into(), python.into()]);
     }
     words.extend(arguments.short.then(|| "--smoke".into()));
-    // A ratio to a peer that is not here is no target.
+    // A ratio to a peer that this host lacks is no target.
     let absent: Vec<&str> = table.peers.iter().filter(|peer| !peers.contains(peer)).map(|peer| peer.name()).collect();
     let asked = |target: &&&str| arguments.targets && !absent.iter().any(|name| target.contains(&format!(":{name}")));
     words.extend(table.targets.iter().filter(asked).flat_map(|target| ["--expect".into(), target.into()]));
@@ -157,7 +157,7 @@ fn command_line(table: &Table, arguments: &Arguments, peers: &[Peer], json: &Pat
     words
 }
 
-/// Runs this program with these words, and copies what it prints to a file.
+/// Runs this program with these arguments, and copies its output to a file.
 fn run(name: &str, words: &[OsString], text: &Path, patience: Duration) -> Result<Ended, String> {
     let this = std::env::current_exe().map_err(|cause| format!("this program does not find itself: {cause}"))?;
     let line: Vec<OsString> = [this.into_os_string()].into_iter().chain(words.iter().cloned()).collect();
@@ -171,7 +171,7 @@ fn run(name: &str, words: &[OsString], text: &Path, patience: Duration) -> Resul
         }
     });
     let ended = match process.exit_code() {
-        // Wrong arguments have the same code, but these are ours.
+        // Wrong arguments have the same code, but these arguments are correct.
         Some(2) if words.iter().any(|word| word == "--expect") => Ended::Missed,
         Some(_) | None => ended.map(|()| Ended::Well)?,
     };
@@ -186,7 +186,7 @@ enum Ended {
 }
 
 impl Peer {
-    /// As --backend names it.
+    /// Its name for --backend.
     fn name(self) -> &'static str {
         match self {
             Self::Gloo => "gloo",

@@ -1,21 +1,21 @@
-//! The tables of the whole benchmark: which questions, at what length, how long each may take, and what is aimed at.
+//! The tables of the whole benchmark: their commands, deadlines and targets.
 
 /// One table.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Table {
-    /// Of its files.
+    /// The name of its files.
     pub(super) name: &'static str,
     /// The command line, without peers and files.
     pub(super) words: Vec<&'static str>,
     pub(super) peers: &'static [Peer],
     pub(super) needs: Needs,
-    /// After so many seconds it is ended.
+    /// Seconds after which it is ended.
     pub(super) seconds: u64,
-    /// Expectations that say whether this project is where it wants to be, on a machine with two cores.
+    /// The targets of this project on a machine with two cores, as expectations.
     pub(super) targets: &'static [&'static str],
 }
 
-/// A peer that may not be there.
+/// A peer that the host may lack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Peer {
     Gloo,
@@ -26,15 +26,15 @@ pub(super) enum Peer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Needs {
     Nothing,
-    /// Root, and commands besides those that always are needed for links.
+    /// Root, and these commands in addition to those that links always need.
     Links(&'static [&'static str]),
 }
 
-/// Sizes, types and effort of the tables of reductions: few exchanges of what is large, many of what is small.
+/// Sizes, types and effort of the tables of reductions: few exchanges of large tensors, many of small ones.
 const SWEEP: &str = "--place in -b 64K -e 256M -d f32,bf16 -n 64 -w 1 --volume 256M";
 
-/// All of them. On two cores those of reductions take three to four minutes each, links five, the others a minute or less. What is quick
-/// comes first, and what takes longest last: if time runs out, little is lost.
+/// All tables. On two cores those of reductions take three to four minutes each, links five, the others a minute or less. Quick tables come
+/// first, so that little is lost if time runs out.
 pub(super) fn all() -> Vec<Table> {
     use Needs::{Links, Nothing};
     use Peer::{Gloo, Mpi};

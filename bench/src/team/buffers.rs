@@ -1,8 +1,8 @@
-//! The memory of a case on one rank: contributions of which every element is known, and sums of which every element can be checked.
+//! The memory of a case on one rank: contributions with known elements, and sums whose every element can be checked.
 //!
-//! Element `i` of rank `r`'s contribution to tensor `t` in set `s` is `(i + 3r + 5t + s) mod 7 - 3`: whole numbers whose sums are exact
-//! in every type for up to 80 ranks, that repeat every 7 elements and therefore never in step with parts, vectors or ranks. The
-//! scripts of peers compute the same.
+//! Element `i` of rank `r`'s contribution to tensor `t` in set `s` is `(i + 3r + 5t + s) mod 7 - 3`: integers whose sums are exact in every
+//! type for up to 80 ranks. They repeat every 7 elements, which is no divisor of the length of a part or a vector. The programs of peers
+//! compute the same.
 #![expect(unsafe_code, reason = "the engine takes memory by address; see `Set::regions`")]
 
 use gradlane_core::mem::Region;
@@ -25,19 +25,19 @@ pub(crate) struct Set {
     /// Which of the sets it is.
     pub(crate) number: usize,
     contributions: Vec<Vec<u8>>,
-    /// Where sums go if not over the contributions.
+    /// The memory of the sums out of place.
     sums: Vec<Vec<u8>>,
 }
 
-/// After so many elements everything repeats.
+/// The period of the elements.
 const PERIOD: usize = 7;
-/// Elements that are written or compared in one go, a multiple of the period.
+/// Elements that are written or compared at once, a multiple of the period.
 const BLOCK: usize = PERIOD * 1024;
-/// What lies in the memory of a sum before there is one.
+/// Fills the memory of a sum before the exchange.
 const UNTOUCHED: u8 = 0xA5;
 
 impl Buffers {
-    /// Memory for `case`, written once so that no first touch is timed.
+    /// Allocates memory for `case` and writes all of it, so that page faults are not timed.
     pub(crate) fn new(case: &Case, rank: u32, ranks: u32) -> Self {
         let dtype = case.dtype();
         let memory =
@@ -50,14 +50,14 @@ impl Buffers {
         buffers
     }
 
-    /// Writes all contributions, and over all sums.
+    /// Writes all contributions, and overwrites all sums.
     pub(crate) fn fill(&mut self) {
         for index in 0..self.sets.len() {
             self.fill_set(index);
         }
     }
 
-    /// Writes the contributions of one set, and over its sums.
+    /// Writes the contributions of one set, and overwrites its sums.
     pub(crate) fn fill_set(&mut self, index: usize) {
         let (dtype, rank) = (self.dtype, self.rank as usize);
         let set = &mut self.sets[index];
@@ -73,12 +73,12 @@ impl Buffers {
         self.sets.len()
     }
 
-    /// One of them.
+    /// One of the sets.
     pub(crate) fn set(&mut self, index: usize) -> &mut Set {
         &mut self.sets[index]
     }
 
-    /// How many elements of the sums of a set are wrong, and where the first is.
+    /// Counts the wrong elements in the sums of a set, and describes the first.
     pub(crate) fn verify(&self, index: usize, in_place: bool) -> (u64, Option<String>) {
         let set = &self.sets[index];
         let sums = if in_place { &set.contributions } else { &set.sums };
@@ -110,7 +110,7 @@ impl Buffers {
         (wrong, first)
     }
 
-    /// What a sum must be, before it is rounded to the type.
+    /// The correct sum, before it is rounded to the type.
     fn expected(&self, element: usize, tensor: usize, set: usize) -> f64 {
         let of = |rank: u32| contribution(element, rank as usize, tensor, set);
         let integer = !self.dtype.is_float();
@@ -129,7 +129,7 @@ impl Buffers {
         }
     }
 
-    /// Equal; a mean may be rounded once more than we do (sums that are means are not whole).
+    /// Compares exactly, but a mean may be rounded once more than ours, because means are not integers.
     fn close(&self, found: f64, due: f64) -> bool {
         let rounding = match (self.op, self.dtype) {
             (Op::Mean, DType::F32) => f64::from(f32::EPSILON),
@@ -158,17 +158,17 @@ impl Set {
         regions.collect()
     }
 
-    /// Takes a contribution out, for who needs to own it; [`Set::give_back`] undoes it.
+    /// Takes a contribution out of the set, for a caller that must own it; [`Set::give_back`] returns it.
     pub(crate) fn take_contribution(&mut self, tensor: usize) -> Vec<u8> {
         std::mem::take(&mut self.contributions[tensor])
     }
 
-    /// Undoes [`Set::take_contribution`].
+    /// Returns what [`Set::take_contribution`] took.
     pub(crate) fn give_back(&mut self, tensor: usize, contribution: Vec<u8>) {
         self.contributions[tensor] = contribution;
     }
 
-    /// Where a sum goes.
+    /// The memory of a sum.
     pub(crate) fn sum_mut(&mut self, tensor: usize, in_place: bool) -> &mut [u8] {
         if in_place { &mut self.contributions[tensor] } else { &mut self.sums[tensor] }
     }
@@ -185,7 +185,7 @@ fn contribution(element: usize, rank: usize, tensor: usize, set: usize) -> i64 {
     ((element + 3 * rank + 5 * tensor + set) % PERIOD) as i64 - 3
 }
 
-/// An integer as it is read back from the type: what does not fit wraps.
+/// Wraps an integer as the type does.
 fn as_stored(dtype: DType, value: i64) -> i64 {
     match dtype {
         DType::U8 => i64::from(value as u8),
@@ -195,7 +195,7 @@ fn as_stored(dtype: DType, value: i64) -> i64 {
     }
 }
 
-/// The first elements of something that repeats, encoded.
+/// Encodes the first elements of a periodic sequence.
 fn block(dtype: DType, value: impl Fn(usize) -> f64) -> Vec<u8> {
     let period: Vec<u8> = (0..PERIOD).flat_map(|element| encode(dtype, value(element))).collect();
     period.repeat(BLOCK / PERIOD)
@@ -207,7 +207,7 @@ fn encode(dtype: DType, value: f64) -> Vec<u8> {
         DType::F64 => value.to_le_bytes().to_vec(),
         DType::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
         DType::BF16 => bf16::from_f64(value).to_le_bytes().to_vec(),
-        // Through i64: a float out of range would saturate instead of wrapping.
+        // Through i64, because a float out of range would saturate instead of wrapping.
         DType::I32 => (value as i64 as i32).to_le_bytes().to_vec(),
         DType::I64 => (value as i64).to_le_bytes().to_vec(),
         DType::I8 => (value as i64 as i8).to_le_bytes().to_vec(),

@@ -1,4 +1,4 @@
-//! Teams take turns at the same cases; a row for each comes out.
+//! Lets teams measure the same cases in turns, and makes a row for each.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) struct Plan {
     pub(crate) spoil: bool,
 }
 
-/// A case and how it is named in tables.
+/// A case and its name in tables.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) case: Case,
@@ -57,7 +57,7 @@ impl Entry {
 /// Measures all entries with all teams; `show` gets the rows of an entry once they are complete.
 ///
 /// # Errors
-/// What the first rank that could not go on says, or `show`.
+/// The error of the first rank that failed, or of `show`.
 fn run(
     teams: &mut [Team],
     entries: &[Entry],
@@ -73,14 +73,14 @@ fn run(
             team.prepare(&entry.case)?;
         }
         let mut rows: Vec<Row> = teams.iter().map(|team| blank(team, entry)).collect();
-        // Where bytes go through memory, its speed is measured in the same turns.
+        // If bytes go through memory, the speed of memory is measured in the same turns.
         let near = teams.iter().filter(|team| team.traffic.is_some()).map(|team| team.size).max();
         let mut copier = near.map(|workers| Copier::new(entry.case.bytes(), entry.case.sets, workers));
         for place in &plan.places {
             let mut figures: Vec<Figures> = teams.iter().map(|_| Figures::default()).collect();
             for number in 0..plan.effort.repetitions as usize {
                 let copy = copier.as_mut().map(Copier::sample);
-                // Who goes first changes, so that nobody always has the caches of the same predecessor.
+                // The first team changes, so that no team always finds the caches of the same predecessor.
                 for turn in 0..teams.len() {
                     let index = (turn + number) % teams.len();
                     if !teams[index].can(&entry.case, *place) {
@@ -117,10 +117,10 @@ fn run(
     Ok(())
 }
 
-/// Measures all entries with all teams, prints the table as it comes, and ends the teams.
+/// Measures all entries with all teams, prints the table row by row, and ends the teams.
 ///
 /// # Errors
-/// As [`run`], and who did not leave in order.
+/// As [`run`]; or the processes that did not end in order.
 pub(crate) fn hold(
     mut teams: Vec<Team>,
     entries: &[Entry],
@@ -155,7 +155,7 @@ fn blank(team: &Team, entry: &Entry) -> Row {
 }
 
 impl Figures {
-    /// Adds what a repetition found.
+    /// Adds the figures of a repetition.
     pub(crate) fn add(&mut self, repetition: &Repetition, entry: &Entry, ranks: u32) {
         let inflight = f64::from(entry.inflight);
         let exchanges = repetition.seconds.len() as f64;
@@ -185,7 +185,7 @@ impl Figures {
         self.wrong_at = self.wrong_at.take().or_else(|| repetition.wrong_at.clone());
     }
 
-    /// Sets the last repetition against the speed at which memory was touched, `copy` GB/s.
+    /// Compares the last repetition with the speed of memory, `copy` GB/s.
     fn set_against(&mut self, touched: u32, copy: f64) {
         let algbw = self.algbw.as_ref().and_then(|algbw| algbw.values().last()).expect("a repetition was added");
         let bound = self.bound.get_or_insert_default();
@@ -195,7 +195,7 @@ impl Figures {
     }
 }
 
-/// A bar on a terminal, nothing elsewhere.
+/// A progress bar on a terminal, nothing elsewhere.
 pub(crate) fn progress(steps: usize) -> ProgressBar {
     let target =
         if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };

@@ -1,4 +1,4 @@
-//! Gloo through torch.distributed: a peer that most people have. Its ranks are Python processes that obey our orders.
+//! The peer Gloo, through torch.distributed, which most users have. Its ranks are Python processes that obey our orders.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,10 +13,10 @@ use super::rank::INTERFACE;
 use super::{Abilities, Team, Wire};
 use crate::measure::Deadline;
 
-/// What a rank of Gloo runs.
+/// The program of a rank.
 const SCRIPT: &str = include_str!("gloo_rank.py");
 
-/// What Gloo adds, as torch offers it.
+/// The types that torch offers with Gloo.
 const DTYPES: &[DType] =
     &[DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::I8, DType::U8];
 
@@ -24,7 +24,7 @@ const DTYPES: &[DType] =
 pub(crate) struct Venue {
     /// The interpreter.
     pub(crate) python: PathBuf,
-    /// Words before the interpreter, by rank, such as `ip netns exec NAME`; as many as ranks.
+    /// Words before the interpreter, such as `ip netns exec NAME`: one list per rank.
     pub(crate) before: Vec<Vec<OsString>>,
     /// The address of rank 0, at which the ranks meet.
     pub(crate) host: String,
@@ -37,7 +37,7 @@ pub(crate) struct Venue {
 }
 
 impl Venue {
-    /// So many ranks on this host.
+    /// `ranks` ranks on this host.
     pub(crate) fn loopback(python: PathBuf, ranks: u32, patience: Duration) -> Self {
         Self {
             python,
@@ -50,10 +50,10 @@ impl Venue {
     }
 }
 
-/// Starts the ranks and lets them find each other.
+/// Starts the ranks and waits until they have joined.
 ///
 /// # Errors
-/// If there is no torch, or the ranks do not find each other.
+/// If torch is missing, or the ranks do not join.
 pub(crate) fn start(venue: &Venue) -> Result<Team, String> {
     check(&venue.python)?;
     let mut ranks = Vec::new();
@@ -82,12 +82,12 @@ pub(crate) fn start(venue: &Venue) -> Result<Team, String> {
     Ok(team)
 }
 
-/// The interpreter that `asked` names, or else that of the active virtual environment, or of `.venv` in a directory above, or `python3`.
+/// The interpreter `asked`; by default that of the active virtual environment, or of `.venv` in this directory or one above, or `python3`.
 pub(crate) fn interpreter(asked: Option<&Path>) -> PathBuf {
     if let Some(asked) = asked {
         return asked.to_owned();
     }
-    #[expect(clippy::disallowed_methods, reason = "no setting of the engine: where Python's own tools look")]
+    #[expect(clippy::disallowed_methods, reason = "VIRTUAL_ENV belongs to Python's tools; it is not a setting of ours")]
     let active = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
     let here = std::env::current_dir().unwrap_or_default();
     let above = here.ancestors().map(|folder| folder.join(".venv"));
@@ -99,7 +99,7 @@ pub(crate) fn interpreter(asked: Option<&Path>) -> PathBuf {
         .unwrap_or_else(|| PathBuf::from("python3"))
 }
 
-/// Whether torch.distributed is there with Gloo in it.
+/// Checks that torch.distributed is available and includes Gloo.
 ///
 /// # Errors
 /// What is missing.
@@ -114,7 +114,7 @@ pub(crate) fn check(python: &Path) -> Result<(), String> {
     })
 }
 
-/// Reading torch from a cold disk takes long.
+/// Generous, because reading torch from a cold disk takes long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A port that is free now. Another process could take it before the rank does; the rank then says so.

@@ -1,4 +1,4 @@
-//! A team is one contender: its ranks as processes, and whoever serves them. All teams of a run do the same work and take turns.
+//! A team is one contender: the processes of its ranks, and the processes that serve them. All teams of a run do the same work in turns.
 
 pub(crate) mod buffers;
 pub(crate) mod contest;
@@ -20,46 +20,46 @@ use process::Process;
 
 /// A contender. Dropping it kills its processes.
 pub(crate) struct Team {
-    /// For tables, such as `quic` or `gloo`.
+    /// Its name in tables, such as `quic` or `gloo`.
     pub(crate) name: String,
     /// Whether it is ours.
     pub(crate) ours: bool,
     /// How many ranks it has.
     pub(crate) size: u32,
-    /// What it can do.
+    /// The cases that it supports.
     pub(crate) abilities: Abilities,
-    /// What the interface counters mean; `None` if it passes no network.
+    /// What the interface counters mean; `None` if its bytes pass no network.
     pub(crate) wire: Option<Wire>,
-    /// What must be touched where bytes go through memory, if that is known.
+    /// The bytes of memory that a reduction must touch, if all bytes go through memory.
     pub(crate) traffic: Option<Traffic>,
-    /// By rank; or one that speaks for all.
+    /// One process per rank, or one process for all.
     pub(crate) ranks: Vec<Process>,
-    /// Coordinator, servers: asked for their processor time only, and dismissed last.
+    /// Coordinator and servers. They only report their processor time, and are dismissed last.
     pub(crate) helpers: Vec<Process>,
     /// How long an order may take.
     pub(crate) patience: Duration,
 }
 
-/// What a contender can do; cases beyond it are left out of its rows.
+/// The cases that a contender supports; the others are left out of its rows.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Abilities {
-    /// Sums to other memory than the contribution's.
+    /// Sums to other memory than the contribution.
     pub(crate) out_of_place: bool,
-    /// Means as well as sums, smallest and largest.
+    /// Means, besides sum, min and max.
     pub(crate) mean: bool,
-    /// These types.
+    /// Element types.
     pub(crate) dtypes: &'static [DType],
 }
 
-/// Whose bytes the interface counters that ranks report are.
+/// Which bytes the interface counters of a rank include.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Wire {
-    /// Each rank has a network namespace of its own: they are its own.
+    /// Each rank has its own network namespace, so that the counters include only its bytes.
     OwnLink,
     /// All processes share the loopback interface, which counts every byte once. `ends` is how many ends of it are ranks: 1 where ranks
     /// talk to servers, 2 where they talk to each other.
     Loopback {
-        /// See above.
+        /// See [`Wire::Loopback`].
         ends: u32,
     },
 }
@@ -67,13 +67,13 @@ pub(crate) enum Wire {
 /// One repetition of a team.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Repetition {
-    /// Of each exchange: that of the rank for which it took longest.
+    /// The time of each exchange, on its slowest rank.
     pub(crate) seconds: Vec<f64>,
-    /// All of the timed exchanges: that of the rank for which they took longest.
+    /// The time of all timed exchanges, on the slowest rank.
     pub(crate) total_seconds: f64,
-    /// Of all processes, for the timed exchanges.
+    /// The processor time of all processes for the timed exchanges.
     pub(crate) cpu_seconds: f64,
-    /// What a rank's link carried in one direction, mean of the two and of the ranks; `None` if no network was passed.
+    /// The bytes on a rank's link in one direction: the mean over directions and ranks. `None` if the bytes pass no network.
     pub(crate) wire_bytes: Option<f64>,
     pub(crate) wrong: u64,
     pub(crate) wrong_at: Option<String>,
@@ -82,7 +82,7 @@ pub(crate) struct Repetition {
 }
 
 impl Team {
-    /// Tells every rank to join, each with its own `with`.
+    /// Orders every rank to join, each with its own arguments from `with`.
     ///
     /// # Errors
     /// What the first rank that could not says.
@@ -94,7 +94,7 @@ impl Team {
         self.all_done()
     }
 
-    /// Waits until every rank obeys.
+    /// Waits until every rank has obeyed the order.
     ///
     /// # Errors
     /// As [`Team::join`].
@@ -103,14 +103,14 @@ impl Team {
         self.ranks.iter_mut().try_for_each(|process| process.answer(self.patience).map(drop))
     }
 
-    /// Whether it can do this.
+    /// Whether it supports this case.
     pub(crate) fn can(&self, case: &Case, place: Place) -> bool {
         let Abilities { out_of_place, mean, dtypes } = self.abilities;
         let plain = self.ours || case.backlog_bytes == 0;
         plain && (out_of_place || place == Place::In) && (mean || case.op != "mean") && dtypes.contains(&case.dtype())
     }
 
-    /// Makes ready for a case.
+    /// Prepares a case.
     ///
     /// # Errors
     /// As [`Team::join`].
@@ -137,16 +137,16 @@ impl Team {
                 other => return Err(format!("a rank of {} was asked to measure and answered {other:?}", self.name)),
             }
         }
-        // Helpers do not know which exchanges are timed; warm-up has its share. What ranks exchange to meet is too little to matter.
+        // Helpers do not know which exchanges are timed, so the warm-up gets its share. The bytes of barriers are too few to matter.
         let timed = f64::from(repeat.iterations) / f64::from(repeat.iterations + repeat.warmup);
         let helpers = (self.helpers_cpu_seconds()? - before) * timed;
         Ok(Repetition::of(&measured, helpers, self.wire))
     }
 
-    /// Ends it in order.
+    /// Ends the team in order.
     ///
     /// # Errors
-    /// Who did not leave, or not without a complaint.
+    /// The processes that did not end, or failed.
     pub(crate) fn end(mut self) -> Result<(), String> {
         const GRACE: Duration = Duration::from_secs(20);
         for process in &mut self.ranks {
@@ -195,7 +195,8 @@ impl Repetition {
             cpu_seconds: helpers_cpu_seconds + ranks.iter().map(|rank| rank.cpu_seconds).sum::<f64>(),
             wire_bytes: wire.map(|wire| match wire {
                 Wire::OwnLink => mean,
-                // Every byte was sent by one end and received by the other; half of a rank's ends are for each direction.
+                // The loopback interface counts every byte as sent and as received; each direction of a rank has half of the bytes of its
+                // ends.
                 Wire::Loopback { ends } => mean * f64::from(ends) / (2.0 * ranks.len() as f64),
             }),
             wrong: ranks.iter().map(|rank| rank.wrong).sum(),

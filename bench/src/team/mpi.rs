@@ -1,4 +1,4 @@
-//! MPI's all-reduce, where there is an MPI: `mpicc` compiles the peer and `mpirun` starts it, both when it is asked for.
+//! The peer MPI, with its all-reduce. At the start of a run, `mpicc` compiles the program and `mpirun` starts it.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -12,16 +12,16 @@ use super::process::{Process, Speech, tied};
 use super::{Abilities, Team};
 use crate::measure::Deadline;
 
-/// The peer: all ranks of it.
+/// The program of all ranks.
 const SOURCE: &str = include_str!("mpi_ranks.c");
-/// What MPI has of our types, and half-size floats: for these the peer brings an operation of its own, as users of MPI have to.
+/// The types of ours that MPI has, and 16-bit floats. For these the program defines its own operation, as users of MPI must.
 const DTYPES: &[DType] =
     &[DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::I8, DType::U8];
 
 /// Compiles and starts the ranks on this host.
 ///
 /// # Errors
-/// If there is no MPI, or it does not start.
+/// If MPI is missing or does not start.
 pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
     check()?;
     let folder = tempfile::tempdir().map_err(|cause| format!("no temporary directory: {cause}"))?;
@@ -35,12 +35,12 @@ pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
     compiled.map_err(|said| format!("the peer of --backend mpi cannot be compiled: {said}"))?;
     let mut command = Command::new("mpirun");
     command.args(["-n", &ranks.to_string()]);
-    // More ranks than cores, and root, are refused otherwise; other implementations than OpenMPI know neither word nor need.
+    // OpenMPI otherwise refuses more ranks than cores, and root. Other implementations do not need these variables.
     if is_open_mpi()? {
         command.args(["--oversubscribe", "--allow-run-as-root"]);
     }
     command.arg(program);
-    // Not tied to this process: rank 0 sees the end of its orders, and the ranks then end in order, which leaves nothing behind.
+    // Does not die with this process: rank 0 reads the end of its orders, and then the ranks end in order and leave nothing behind.
     let process = Process::start("mpirun", command)?.speaking(Speech::Words(words_of));
     let mut team = Team {
         name: "mpi".to_owned(),
@@ -53,12 +53,12 @@ pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
         helpers: Vec::new(),
         patience,
     };
-    // Any order at all: the answer says that every rank is there and the program's file is needed no more.
+    // Any order will do. Its answer means that every rank runs and the program's file may be deleted.
     team.wait_ready()?;
     Ok(team)
 }
 
-/// Whether compiler and launcher are there.
+/// Checks that the compiler and the launcher exist.
 ///
 /// # Errors
 /// What is missing.
@@ -71,7 +71,7 @@ fn is_open_mpi() -> Result<bool, String> {
     version("mpirun").map(|version| version.contains("Open MPI"))
 }
 
-/// What a program of MPI says of itself.
+/// The version that a program of MPI prints.
 fn version(program: &str) -> Result<String, String> {
     let mut asked = Process::start(program, tied(&[program.into(), "--version".into()], &[])?)?;
     let mut version = String::new();
@@ -85,7 +85,7 @@ fn version(program: &str) -> Result<String, String> {
 /// Compiling a file takes a second or two.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// An order in words, because C has no parser of JSON.
+/// Encodes an order as words, because C has no JSON parser.
 fn words_of(order: &Order) -> String {
     match order {
         Order::Join { .. } | Order::Usage => "usage".to_owned(),

@@ -1,31 +1,31 @@
-//! What the benchmark and its ranks say to each other: one JSON object a line, orders down a rank's standard input, reports up its
+//! The protocol between the benchmark and its ranks: one JSON object per line. Orders go to a rank's standard input, reports come from its
 //! standard output. Ranks of peers (Gloo, MPI) obey the same orders, so that all contenders do the same work in the same order.
 
 use gradlane_core::types::{DType, Op, Priority, TensorSpec, WorkerId};
 use serde::{Deserialize, Serialize};
 
-/// What a rank is told. The end of its standard input is the last order: leave.
+/// An order to a rank. The end of standard input is the last order: leave.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(crate) enum Order {
-    /// Find the others. What it takes is the contender's own affair.
+    /// Join the other ranks. Each contender does this in its own way.
     Join {
         /// This rank.
         rank: u32,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
         /// Addresses, settings and so on, by name.
         with: std::collections::BTreeMap<String, String>,
     },
-    /// Make the memory of a case; forget the one before.
+    /// Allocate the memory of a case, and free that of the case before.
     Prepare(Case),
     /// Measure the case once.
     Repeat(Repeat),
-    /// Say how much processor time was used so far.
+    /// Report the processor time so far.
     Usage,
 }
 
-/// What is exchanged.
+/// What the ranks exchange, and how.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub(crate) struct Case {
     /// The tensors of one exchange, in the order in which they are submitted.
@@ -34,11 +34,11 @@ pub(crate) struct Case {
     pub(crate) dtype: String,
     /// sum, mean, min, max, or broadcast (from rank 0).
     pub(crate) op: String,
-    /// Sets of the tensors' memory that take turns, so that many exchanges can be timed in one go and verified afterwards.
+    /// Sets of memory for the tensors, used in turns, so that many exchanges can be timed at once and verified afterwards.
     pub(crate) sets: usize,
-    /// Whether small neighbours may share parts; a model's do.
+    /// Whether small neighbouring tensors may share parts, as those of a model do.
     pub(crate) fuse: bool,
-    /// Whether all tensors are submitted in one call, where there is such a call.
+    /// Whether all tensors are submitted in one call, by contenders that have such a call.
     #[serde(default)]
     pub(crate) together: bool,
     /// Which way bytes go.
@@ -51,9 +51,9 @@ pub(crate) struct Case {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum, Debug)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Mode {
-    /// A push and its answer in one exchange, all tensors at once: bytes go both ways at the same time.
+    /// A push and its answer in one exchange, for all tensors at once: bytes go both ways at the same time.
     PushPull,
-    /// All pushes, and when all are acknowledged all pulls.
+    /// All pushes; when all are acknowledged, all pulls.
     PushThenPull,
     /// Pushes that are acknowledged without a body.
     PushOnly,
@@ -62,7 +62,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// As it is written on the command line.
+    /// Its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::PushPull => "push-pull",
@@ -73,40 +73,40 @@ impl Mode {
     }
 }
 
-/// The operation of a case that reduces nothing: every rank gets back what it pushed.
+/// The operation of a case without a reduction: every rank gets back what it pushed.
 pub(crate) const ECHO: &str = "echo";
 
 /// One tensor of a case.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub(crate) struct Tensor {
-    /// Equal on all ranks, unlike all others of the run.
+    /// Equal on all ranks, and unique in the run.
     pub(crate) name: String,
-    /// How long.
+    /// Its length.
     pub(crate) elements: u64,
-    /// Higher goes first.
+    /// Its priority; higher goes first.
     pub(crate) priority: i32,
 }
 
 /// One repetition: `warmup` exchanges, then `iterations` timed ones.
 ///
-/// They are timed in batches of [`Case::sets`], back to back within a batch. Before each batch the ranks meet, by an exchange of a few
-/// bytes; after it every element of every sum is verified and the contributions are written again. Neither is in the time.
+/// They are timed in batches of [`Case::sets`], back to back within a batch. Before each batch, an exchange of a few bytes serves as a
+/// barrier. After it, each rank verifies every element of every sum and writes the contributions again. Neither is timed.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub(crate) struct Repeat {
     pub(crate) in_place: bool,
     pub(crate) warmup: u32,
     pub(crate) iterations: u32,
-    /// Whether sums are verified. Without it contributions are not written again either: in place, values grow without meaning.
+    /// Whether sums are verified. If not, the contributions are not written again either, and values in place grow without meaning.
     pub(crate) check: bool,
-    /// Spoil an element of one sum before it is verified: whether the benchmark notices is a test of the benchmark.
+    /// Change an element of one sum before it is verified, to test that the benchmark notices.
     pub(crate) spoil: bool,
 }
 
-/// What a rank answers.
+/// The answer of a rank.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub(crate) enum Answer {
-    /// It was done.
+    /// The order was carried out.
     Done,
     /// The repetition's figures on this rank.
     Measured(Measured),
@@ -115,9 +115,9 @@ pub(crate) enum Answer {
         /// In seconds.
         cpu_seconds: f64,
     },
-    /// It could not be done.
+    /// The order failed.
     Failed {
-        /// Why, for people.
+        /// The reason, as text.
         error: String,
     },
 }
@@ -125,24 +125,24 @@ pub(crate) enum Answer {
 /// One repetition on one rank.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug, Default)]
 pub(crate) struct Measured {
-    /// Of each timed exchange.
+    /// The time of each timed exchange.
     pub(crate) seconds: Vec<f64>,
     /// Processor time of this process within the timed batches.
     pub(crate) cpu_seconds: f64,
     /// Bytes that the network interfaces of this process's network namespace sent within the timed batches.
     pub(crate) sent_bytes: u64,
-    /// Bytes that they received.
+    /// Bytes that these interfaces received.
     pub(crate) received_bytes: u64,
-    /// Elements that were wrong.
+    /// Elements with a wrong value.
     pub(crate) wrong: u64,
-    /// Where the first of them was, and what.
+    /// The place and the value of the first of them.
     pub(crate) wrong_at: Option<String>,
-    /// Batches during which the backlog ended, so that some of their exchanges were not under it.
+    /// Batches during which the backlog ended, so that some of their exchanges ran without it.
     #[serde(default)]
     pub(crate) late: u64,
 }
 
-/// Of each exchange of the same repetition on all ranks: that of the rank for which it took longest.
+/// The time of each exchange of a repetition on its slowest rank.
 pub(crate) fn slowest(ranks: &[Measured]) -> Vec<f64> {
     let exchanges = ranks.iter().map(|rank| rank.seconds.len()).min().unwrap_or(0);
     let slowest = |index: usize| ranks.iter().map(|rank| rank.seconds[index]).fold(0.0, f64::max);
@@ -160,7 +160,7 @@ impl Case {
         Self::of((0..inflight).map(tensor).collect(), dtype, op_name(op)).with_sets()
     }
 
-    /// A case of all tensors of a model, submitted from the last to the first, as a backward pass makes its gradients; what the next
+    /// A case of all tensors of a model, submitted from the last to the first, as a backward pass makes gradients. The tensor that the next
     /// forward pass needs first is most urgent.
     pub(crate) fn model(specs: &[TensorSpec], dtype: DType, op: Op) -> Self {
         let tensor = |(position, spec): (usize, &TensorSpec)| Tensor {
@@ -172,17 +172,17 @@ impl Case {
         Self { fuse: true, ..Self::of(tensors, dtype, op_name(op)) }.with_sets()
     }
 
-    /// A case of so many equal tensors that are submitted in one call.
+    /// A case of `count` equal tensors that are submitted in one call.
     pub(crate) fn batch(bytes: u64, dtype: DType, count: u32) -> Self {
         Self { sets: 1, fuse: true, together: true, ..Self::single("batch", bytes, dtype, Op::Sum, count) }
     }
 
-    /// A case that moves bytes and reduces nothing.
+    /// A case that moves bytes without summation.
     pub(crate) fn raw(bytes: u64, inflight: u32, mode: Mode) -> Self {
         Self { op: ECHO.to_owned(), mode, ..Self::single("message", bytes, DType::U8, Op::Sum, inflight) }
     }
 
-    /// The same case, measured while so many bytes of less urgent tensors are under way, a few exchanges at a time.
+    /// The same case, measured during a backlog of `backlog_bytes` of less urgent tensors, a few exchanges at a time.
     pub(crate) fn under_backlog(self, backlog_bytes: u64) -> Self {
         Self { backlog_bytes, sets: EXCHANGES_A_BACKLOG, ..self }
     }
@@ -200,7 +200,7 @@ impl Case {
         }
     }
 
-    /// Bytes of one exchange of one rank.
+    /// Bytes of all tensors of one exchange on one rank.
     pub(crate) fn bytes(&self) -> u64 {
         self.elements() * self.dtype().bytes()
     }
@@ -229,7 +229,7 @@ impl Case {
         }
     }
 
-    /// As many sets as together stay small: what is measured is an exchange, not how far memory is from the processor.
+    /// As many sets as stay small together, because the benchmark measures exchanges and not the distance to memory.
     fn with_sets(self) -> Self {
         let sets = (SETS_BYTES / self.bytes().max(1)).clamp(1, SETS_MAX);
         Self { sets: usize::try_from(sets).expect("few"), ..self }
@@ -247,9 +247,9 @@ fn op_name(op: Op) -> &'static str {
     }
 }
 
-/// Urgent exchanges while one backlog is under way: few enough that it outlasts them.
+/// Urgent exchanges during one backlog: so few that the backlog lasts longer.
 const EXCHANGES_A_BACKLOG: usize = 4;
-/// All sets of a case together, unless one alone is larger.
+/// The most bytes of all sets of a case, unless a single set is larger.
 const SETS_BYTES: u64 = 4 << 20;
 const SETS_MAX: u64 = 64;
 

@@ -1,7 +1,7 @@
-//! A process of a contender: started, ordered about over pipes with deadlines, and gone when the benchmark is.
+//! A process of a contender. It takes orders over pipes, with deadlines, and ends when the benchmark ends.
 //!
-//! Whatever ends the benchmark, SIGKILL included, ends its processes: they ask the kernel to die with their parent before they do
-//! anything else (see [`die_with`]), and peers are started through one of ours. MPI's ranks end when their orders do.
+//! When the benchmark ends, even by SIGKILL, its processes end too: each first asks the kernel to die with its parent (see [`die_with`]),
+//! and peers are started through such a process. MPI's ranks end when their orders end.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -16,24 +16,24 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use super::orders::{Answer, Order};
 use crate::measure::Deadline;
 
-/// How orders are written. Answers are JSON in any case.
+/// The format of orders. Answers are always JSON.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Speech {
     Json,
     Words(fn(&Order) -> String),
 }
 
-/// A child that obeys. Dropping it kills it.
+/// A child that takes orders. Dropping it kills it.
 pub(crate) struct Process {
-    /// For messages, such as `gloo rank 1`.
+    /// Its name in messages, such as `gloo rank 1`.
     name: String,
     child: Child,
     orders: Option<ChildStdin>,
     answers: Receiver<String>,
     speech: Speech,
-    /// The end of what it said on standard error.
+    /// The end of its output on standard error.
     complaints: Arc<Mutex<Vec<u8>>>,
-    /// Disconnected once all of that was heard.
+    /// Disconnected once all of that has been read.
     silence: Receiver<()>,
 }
 
@@ -43,7 +43,7 @@ impl Process {
     /// Call it on the benchmark's main thread: the kernel ties a child to the thread that started it.
     ///
     /// # Errors
-    /// That it could not be started.
+    /// If it could not be started.
     pub(crate) fn start(name: &str, mut command: Command) -> Result<Self, String> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let program = command.get_program().to_string_lossy().into_owned();
@@ -68,16 +68,16 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, orders, answers, speech: Speech::Json, complaints, silence })
     }
 
-    /// The same process, which takes orders in other words.
+    /// The same process, with another format of orders.
     pub(crate) fn speaking(mut self, speech: Speech) -> Self {
         self.speech = speech;
         self
     }
 
-    /// Gives an order; the answer is asked for with [`Process::answer`].
+    /// Sends an order; [`Process::answer`] waits for its answer.
     ///
     /// # Errors
-    /// That it is gone, with what it said last.
+    /// If the process has ended; the text contains its last output.
     pub(crate) fn order(&mut self, order: &Order) -> Result<(), String> {
         let line = match self.speech {
             Speech::Json => serde_json::to_string(order).expect("orders have no maps with odd keys"),
@@ -86,7 +86,7 @@ impl Process {
         self.tell(&line)
     }
 
-    /// Gives it a line that is no order.
+    /// Sends a line that is no order.
     ///
     /// # Errors
     /// As [`Process::order`].
@@ -98,10 +98,10 @@ impl Process {
         Ok(())
     }
 
-    /// The answer to the order before.
+    /// Waits for the answer to the last order.
     ///
     /// # Errors
-    /// What it says went wrong; that it says nothing for so long; that it is gone.
+    /// The error that the process reports; or that it did not answer in time, or has ended.
     pub(crate) fn answer(&mut self, patience: Duration) -> Result<Answer, String> {
         let line = self.line(patience)?;
         match serde_json::from_str(&line) {
@@ -125,10 +125,10 @@ impl Process {
         }
     }
 
-    /// Hands every line that it prints to `each`, until it has ended.
+    /// Passes every line that it prints to `each`, until it has ended.
     ///
     /// # Errors
-    /// That it has not ended by the deadline (it is killed then), or failed.
+    /// If it has not ended by the deadline, and was killed; or if it failed.
     pub(crate) fn hear(&mut self, deadline: Deadline, mut each: impl FnMut(&str)) -> Result<(), String> {
         let patience = deadline.left();
         loop {
@@ -137,7 +137,7 @@ impl Process {
                 Err(RecvTimeoutError::Disconnected) => return self.status(),
                 Err(RecvTimeoutError::Timeout) => {
                     let _ = self.child.kill();
-                    return Err(format!("not over after {:.0} s, and ended", patience.as_secs_f64()));
+                    return Err(format!("not finished after {:.0} s, so it was killed", patience.as_secs_f64()));
                 }
             }
         }
@@ -148,28 +148,28 @@ impl Process {
         self.orders = None;
     }
 
-    /// Waits until it has left.
+    /// Waits until it has ended.
     ///
     /// # Errors
-    /// That it does not within `patience` (it is killed when dropped), or failed.
+    /// If it does not end within `patience` (it is killed when dropped), or failed.
     pub(crate) fn wait(&mut self, patience: Duration) -> Result<(), String> {
         loop {
-            // Its output ends when it does, and that can be waited for with a deadline.
+            // Its output ends when it ends, and only the output can be awaited with a deadline.
             match self.answers.recv_timeout(patience) {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => return Err(format!("{} does not leave", self.name)),
+                Err(RecvTimeoutError::Timeout) => return Err(format!("{} does not end", self.name)),
             }
         }
         self.status()
     }
 
-    /// The exit code, if it has ended with one.
+    /// Its exit code, if it has ended and has one.
     pub(crate) fn exit_code(&mut self) -> Option<i32> {
         self.child.try_wait().ok().flatten().and_then(|status| status.code())
     }
 
-    /// How it ended, once its output has.
+    /// Its exit status, once its output has ended.
     fn status(&mut self) -> Result<(), String> {
         let ended = self.child.wait();
         self.hear_out();
@@ -187,7 +187,7 @@ impl Process {
         format!("{} ended unasked ({status}){}", self.name, self.complaints())
     }
 
-    /// Waits until its last words were heard; for a moment only, because a child of its own may hold its standard error open.
+    /// Waits until the end of its standard error was read; only for a moment, because a child of the process may hold it open.
     fn hear_out(&self) {
         let _ = self.silence.recv_timeout(Duration::from_secs(1));
     }
@@ -196,7 +196,7 @@ impl Process {
         let text = self.complaints.lock().expect("nobody panics while holding it").clone();
         match String::from_utf8_lossy(&text).trim() {
             "" => String::new(),
-            text => format!("; its last words:\n{text}"),
+            text => format!("; its last output:\n{text}"),
         }
     }
 }
@@ -208,11 +208,11 @@ impl Drop for Process {
     }
 }
 
-/// A command that runs this program again, in a hidden role, tied to this process. `before` are words to put before it, such as
-/// `ip netns exec NAME`.
+/// A command that runs this program again, in a hidden role, tied to this process. `before` are words before the command, such as `ip netns
+/// exec NAME`.
 ///
 /// # Errors
-/// If the system does not tell where this program is.
+/// If the path of this program is unknown.
 pub(crate) fn role(role: &str, before: &[OsString]) -> Result<Command, String> {
     let this = std::env::current_exe().map_err(|cause| format!("this program does not find itself: {cause}"))?;
     let mut words = before.iter().cloned().chain([this.into_os_string()]);
@@ -242,15 +242,15 @@ pub(crate) fn become_program(words: &[OsString]) -> String {
 /// Makes the kernel kill this process when its parent, which is `parent`, ends.
 ///
 /// # Errors
-/// If it has ended already, or the kernel refuses.
+/// If the parent has ended already, or the kernel refuses.
 pub(crate) fn die_with(parent: u32) -> Result<(), String> {
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|cause| format!("prctl: {cause}"))?;
-    // It may have ended before the line above; nobody would send the signal then.
+    // If the parent ended before the line above, the kernel would not send the signal.
     let living = getppid().map(Pid::as_raw_nonzero).is_some_and(|found| u32::try_from(found.get()) == Ok(parent));
     if living { Ok(()) } else { Err("the benchmark that started this has ended".to_owned()) }
 }
 
-/// Reads to the end and keeps the last kilobytes.
+/// Reads to the end and keeps the last few kilobytes.
 fn keep_end(mut errors: impl Read, kept: &Mutex<Vec<u8>>) {
     const KEPT_BYTES: usize = 4096;
     let mut piece = [0; 1024];
@@ -287,7 +287,7 @@ mod tests {
     fn a_process_that_does_not_end_by_its_deadline_is_ended() {
         let mut process = shell("echo there; exec sleep 600");
         let problem = process.hear(Deadline::within(Duration::from_millis(1)), |_| ()).unwrap_err();
-        assert!(problem.contains("not over after"), "{problem}");
+        assert!(problem.contains("not finished after"), "{problem}");
         assert!(process.wait(Duration::from_secs(60)).unwrap_err().contains("signal: 9"));
     }
 }

@@ -1,4 +1,4 @@
-//! A rank of ours: obeys orders from standard input; how it exchanges is what [`Exchanger`]s decide.
+//! A rank of ours: takes orders from standard input. An [`Exchanger`] decides how it exchanges.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
@@ -9,28 +9,28 @@ use super::buffers::{Buffers, Set};
 use super::orders::{Answer, Case, Measured, Order, Repeat};
 use crate::measure::time;
 
-/// What a rank joins with: the network interface whose bytes it counts, [`LOOPBACK`] unless given.
+/// An argument of a joining rank: the network interface whose bytes it counts. Default: [`LOOPBACK`].
 pub(crate) const INTERFACE: &str = "interface";
 /// The interface of processes of one host.
 pub(crate) const LOOPBACK: &str = "lo";
 
-/// How a rank exchanges.
+/// One way to exchange tensors.
 pub(crate) trait Exchanger: Sized {
-    /// Finds the others.
+    /// Joins the other ranks.
     fn join(rank: u32, ranks: u32, with: &BTreeMap<String, String>) -> Result<Self, String>;
 
-    /// Is told of a case before its first exchange.
+    /// Prepares a case before its first exchange.
     fn prepare(&mut self, case: &Case) -> Result<(), String>;
 
     /// Exchanges all tensors of a case and returns when the last sum is there.
     fn exchange(&mut self, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String>;
 
-    /// What must be done before exchanges of this set are timed, such as pushing what is going to be pulled.
+    /// Does the work before the timed exchanges of this set, such as pushing the tensors that will be pulled.
     fn provide(&mut self, _case: &Case, _set: &mut Set) -> Result<(), String> {
         Ok(())
     }
 
-    /// What must be done after they were timed and before the sums are verified, such as pulling what was pushed.
+    /// Does the work between the timed exchanges and the verification, such as pulling the tensors that were pushed.
     fn settle(&mut self, _case: &Case, _set: &mut Set) -> Result<(), String> {
         Ok(())
     }
@@ -40,24 +40,24 @@ pub(crate) trait Exchanger: Sized {
         Ok(())
     }
 
-    /// Waits for its end; whether it was over already.
+    /// Waits for the end of the backlog. Returns whether it had ended already.
     fn unload(&mut self) -> Result<bool, String> {
         Ok(false)
     }
 
-    /// Waits until all ranks are here.
+    /// A barrier of all ranks.
     fn meet(&mut self) -> Result<(), String>;
 
     /// Leaves.
     fn leave(self) -> Result<(), String>;
 }
 
-/// Who obeys orders: one rank, or all of them.
+/// A receiver of orders: one rank, or all ranks of a process.
 pub(crate) trait Obedient: Sized {
-    /// Finds the others, if there are others.
+    /// Joins the other ranks, if there are any.
     fn join(rank: u32, ranks: u32, with: &BTreeMap<String, String>) -> Result<Self, String>;
 
-    /// Makes ready for a case.
+    /// Prepares a case.
     fn prepare(&mut self, case: Case) -> Result<(), String>;
 
     /// Measures the case once.
@@ -67,10 +67,10 @@ pub(crate) trait Obedient: Sized {
     fn leave(self) -> Result<(), String>;
 }
 
-/// Obeys until standard input ends.
+/// Carries out orders until standard input ends.
 ///
 /// # Errors
-/// If it cannot go on; what an order could not do is told to who gave it as well.
+/// If it cannot continue. The error of a failed order is also its answer.
 pub(crate) fn obey<O: Obedient>() -> Result<(), String> {
     let mut member: Option<O> = None;
     for line in io::stdin().lock().lines() {
@@ -94,7 +94,7 @@ pub(crate) fn obey<O: Obedient>() -> Result<(), String> {
     }
 }
 
-/// A process that serves ranks: its processor time is all that is asked of it, until standard input ends.
+/// The loop of a process that serves ranks: reports its processor time on request, until standard input ends.
 ///
 /// # Errors
 /// If it cannot read or write.
@@ -116,7 +116,7 @@ pub(crate) struct Member<E> {
 }
 
 impl<E: Exchanger> Member<E> {
-    /// The rank that exchanges so, and counts the bytes of this network interface.
+    /// A rank with this exchanger, which counts the bytes of this network interface.
     pub(crate) fn new(exchanger: E, rank: u32, ranks: u32, interface: &str) -> Self {
         Self { exchanger, rank, ranks, interface: interface.to_owned(), work: None }
     }
@@ -129,7 +129,7 @@ impl<E: Exchanger> Obedient for Member<E> {
     }
 
     fn prepare(&mut self, case: Case) -> Result<(), String> {
-        // The memory of the case before is given back first.
+        // Frees the memory of the case before first.
         self.work = None;
         self.exchanger.prepare(&case)?;
         let buffers = Buffers::new(&case, self.rank, self.ranks);
@@ -157,7 +157,7 @@ impl<E: Exchanger> Obedient for Member<E> {
             for index in 0..batch.min(buffers.len()) {
                 self.exchanger.provide(case, buffers.set(index))?;
             }
-            // Before the meeting, because it takes longer than a small exchange and would keep the ranks from starting together.
+            // Before the barrier, because it takes longer than a small exchange, and ranks would not start together.
             let wire_before = wire_bytes(&self.interface)?;
             self.exchanger.meet()?;
             self.exchanger.load(case)?;

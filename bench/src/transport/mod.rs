@@ -1,4 +1,4 @@
-//! What does a transport carry without anything behind it? Raw exchanges: what a worker pushes is kept and given back, nothing is summed.
+//! How fast is a transport alone? Measures raw exchanges: a store keeps what a worker pushes and returns it, without summation.
 
 pub(crate) mod store;
 pub(crate) mod stream;
@@ -27,13 +27,13 @@ use crate::team::orders::{Case, Mode};
 use crate::team::process::{Process, role};
 use crate::team::rank::obey_as_helper;
 use crate::team::{Abilities, Team, Wire};
-use worker::{CONNECTIONS, DOORS, Door, PART_BYTES};
+use worker::{CONNECTIONS, ENDPOINTS, Endpoint, PART_BYTES};
 
-/// What does a transport carry, without summation?
+/// How fast is a transport alone, without summation?
 ///
-/// A worker in one process exchanges messages with a store in another, which keeps what is pushed and gives it back. Peers with the same
-/// messages in the same order, in the same run: plain TCP, and TCP with TLS 1.3 (rustls, AES-128-GCM), each with a connection and a
-/// thread a direction. Out of place only. The road mem is our in-process transport, worker and store in one process.
+/// A worker exchanges messages with a store in another process, which keeps them and returns them. The peers send the same messages in the
+/// same order and run: plain TCP, and TCP with TLS 1.3 (rustls, AES-128-GCM), each with one connection and one thread per direction. Out of
+/// place only. --road mem is the in-process transport: worker and store share a process.
 #[derive(Args)]
 #[command(after_long_help = DEFINITIONS)]
 pub(crate) struct Arguments {
@@ -43,17 +43,18 @@ pub(crate) struct Arguments {
     effort: Effort,
     #[command(flatten)]
     output: Output,
-    /// Messages that are sent at once; all are waited for.
+    /// Messages that are sent at once; an exchange ends when all have ended.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=128))]
     inflight: u32,
-    /// Which way bytes go: push-pull sends each message and gets it back in the same exchange, both ways at once; push-then-pull sends
-    /// all and then gets all back; push-only is acknowledged without a body; pull-only gets what was pushed before, untimed.
+    /// Which way bytes go. push-pull sends each message and gets it back in the same exchange, so that bytes go both ways at once.
+    /// push-then-pull sends all messages and then gets all back. push-only sends, and the store only acknowledges. pull-only gets messages
+    /// that were pushed before, outside of the measured time.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "push-pull")]
     mode: Vec<Mode>,
     /// Our transports, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "quic")]
     road: Vec<Road>,
-    /// Connections of a worker to its store, over which messages take turns; several numbers make several contenders. Not for mem.
+    /// Connections of a worker to its store; messages use them in turns. Each number makes a contender. Not for mem.
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=16))]
     connections: Vec<u32>,
     /// Peers, separated by commas.
@@ -72,7 +73,7 @@ enum Road {
     Mem,
 }
 
-/// Those between processes, by their names.
+/// The names of those between processes.
 pub(crate) const ROADS: [&str; 2] = ["quic", "shm"];
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
@@ -131,17 +132,17 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     contest::hold(teams, &entries, &plan, report, &arguments.output)
 }
 
-/// Who exchanges raw messages, and how.
+/// The processes that exchange raw messages, and how they do it.
 pub(crate) struct RawCrew {
     pub(crate) workers: u32,
     pub(crate) servers: u32,
-    /// Of each worker to each store.
+    /// Connections of each worker to each store.
     pub(crate) connections: u32,
     /// How many bytes of a tensor travel in one exchange.
     pub(crate) part_bytes: u64,
 }
 
-/// Raw workers and stores of ours, as processes on this host.
+/// Starts raw workers and stores of ours as processes on this host.
 pub(crate) fn start_raw(
     road: &road::Road,
     crew: &RawCrew,
@@ -154,12 +155,13 @@ pub(crate) fn start_raw(
     coordinator.tell(&start(None, 0).line())?;
     let join = coordinator.line(patience)?;
     let mut helpers = Vec::new();
-    let mut doors: Vec<Door> = Vec::new();
+    let mut endpoints: Vec<Endpoint> = Vec::new();
     for index in 0..servers {
         let mut store = Process::start(&format!("store {index}"), role("store", &[])?)?;
         store.tell(&start(Some(join.clone()), index).line())?;
-        let door = store.line(patience)?;
-        doors.push(serde_json::from_str(&door).map_err(|cause| format!("{door:?} is no door: {cause}"))?);
+        let endpoint = store.line(patience)?;
+        endpoints
+            .push(serde_json::from_str(&endpoint).map_err(|cause| format!("{endpoint:?} is no endpoint: {cause}"))?);
         helpers.push(store);
     }
     helpers.push(coordinator);
@@ -170,7 +172,7 @@ pub(crate) fn start_raw(
     let with = BTreeMap::from([
         (JOIN.to_owned(), join),
         (SETTINGS.to_owned(), serde_json::to_string(settings).expect("a map of texts")),
-        (DOORS.to_owned(), serde_json::to_string(&doors).expect("plain values")),
+        (ENDPOINTS.to_owned(), serde_json::to_string(&endpoints).expect("plain values")),
         (PART_BYTES.to_owned(), part_bytes.to_string()),
         (CONNECTIONS.to_owned(), connections.to_string()),
     ]);
@@ -181,25 +183,25 @@ pub(crate) fn start_raw(
     join_all(Team { helpers, ..team(&name, true, ranks, road.wire, patience) }, &with)
 }
 
-/// A worker of ours that has its store in its own process.
+/// Starts a worker of ours with its store in the same process.
 fn start_in_process(patience: Duration) -> Result<Team, String> {
     let ranks = vec![Process::start("worker", role("raw-worker", &[])?)?];
     let with = BTreeMap::from([(PART_BYTES.to_owned(), PART_BYTES_MAX.to_string())]);
     join_all(team("mem", true, ranks, None, patience), &with)
 }
 
-/// A worker and a store that speak over streams.
+/// Starts a worker and a store that use TCP or TLS streams.
 ///
 /// # Errors
-/// What the first process that could not start says.
+/// The error of the first process that did not start.
 pub(crate) fn start_streams(tls: bool, patience: Duration) -> Result<Team, String> {
     let name = if tls { "tls" } else { "tcp" };
     let mut command = role("stream-store", &[])?;
     command.args(tls.then_some("--tls"));
     let mut store = Process::start(&format!("{name} store"), command)?;
-    let door = store.line(patience)?;
+    let endpoint = store.line(patience)?;
     let ranks = vec![Process::start(&format!("{name} worker"), role("stream-worker", &[])?)?];
-    let with = BTreeMap::from([(stream::DOOR.to_owned(), door)]);
+    let with = BTreeMap::from([(stream::ENDPOINT.to_owned(), endpoint)]);
     let wire = Some(Wire::Loopback { ends: 1 });
     join_all(Team { helpers: vec![store], ..team(name, false, ranks, wire, patience) }, &with)
 }
@@ -238,14 +240,14 @@ pub(crate) fn serve() -> Result<(), String> {
         TransportChoice::Quic => Pool::new(),
         TransportChoice::Auto | TransportChoice::Shm => Pool::on(Arc::clone(&backing) as Arc<dyn Backing>),
     };
-    let mut door = String::new();
+    let mut socket_path = String::new();
     let listener = store::open(start.workers, pool, |inbox| {
-        let (listener, near) = router::bind(&config, &credentials, &backing, &Copies::default(), inbox)?;
-        door = near;
+        let (listener, path) = router::bind(&config, &credentials, &backing, &Copies::default(), inbox)?;
+        socket_path = path;
         Ok(listener)
     })?;
-    let door = Door { address: listener.address.clone(), door, node: credentials.node().0 };
-    println!("{}", serde_json::to_string(&door).expect("plain values"));
+    let endpoint = Endpoint { address: listener.address.clone(), socket_path, node: credentials.node().0 };
+    println!("{}", serde_json::to_string(&endpoint).expect("plain values"));
     obey_as_helper()?;
     (listener.stop)(Duration::from_secs(1));
     Ok(())

@@ -1,7 +1,7 @@
-//! The server's side of raw exchanges: keeps what is pushed, gives it back, adds nothing.
+//! The server's side of raw exchanges: keeps what workers push and returns it, without summation.
 //!
-//! A body is copied once, from where it was received to where it is kept, which is what any server does at least. It is answered when
-//! it is whole.
+//! Copies each body once, from the receive buffer to the memory that keeps it, which is the least work of any server. Answers when the body
+//! is complete.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -12,14 +12,14 @@ use gradlane_core::transport::{Inbox, Incoming, Listener, Outgoing};
 use gradlane_core::types::{ExchangeId, LinkId, PartId, Round, TensorKey};
 use gradlane_core::wire::{Body, Contributors, Request, Sum, Target};
 
-/// The round of a push that wants what it brought back.
+/// The round of a push whose answer returns the body.
 pub(super) const ECHO: Round = Round(0);
-/// The round of a push that wants to hear only that it was kept.
+/// The round of a push whose answer has no body.
 pub(super) const KEEP: Round = Round(1);
-/// The part with which workers meet: nobody is answered before all have asked.
+/// The part of a barrier: the store answers no worker before all have asked.
 pub(super) const MEETING: TensorKey = TensorKey(u64::MAX);
 
-/// What all links of a server share.
+/// The state of a store, for all links.
 pub(super) struct Store {
     workers: usize,
     pool: Pool,
@@ -41,7 +41,7 @@ struct Arriving {
     bytes: usize,
 }
 
-/// Opens a store for so many workers, which keeps in memory of `pool`: `listen` opens the door.
+/// Opens a store for `workers` workers with memory from `pool`; `listen` makes its listener.
 pub(super) fn open(
     workers: u32,
     pool: Pool,
@@ -51,7 +51,7 @@ pub(super) fn open(
     let receiver = Arc::clone(&store);
     let listener = listen(Box::new(move |incoming| receiver.handle(incoming))).map_err(|error| error.to_string())?;
     let Listener { address, outbox, stop } = listener;
-    // Events before this line find no outbox only if somebody connects before the address is known to anybody.
+    // No event comes before this line, because no worker knows the address yet.
     let _ = store.outbox.set(outbox);
     Ok(Listener { address, outbox: Box::new(move |outgoing| store.send(outgoing)), stop })
 }
@@ -93,7 +93,7 @@ impl Store {
                 Some(kept) => answer(exchange, header.target(), Some(kept.clone())),
                 None => {
                     let error = Error::FailedPrecondition {
-                        what: "a pull of what was never pushed".to_owned(),
+                        what: "a pull of a part that was never pushed".to_owned(),
                         hint: "push first".to_owned(),
                     };
                     vec![Outgoing::Reject { exchange, target: header.target(), error }]

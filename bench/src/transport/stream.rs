@@ -1,7 +1,7 @@
-//! What one would write instead of a transport: plain TCP, or TCP with TLS 1.3, with the traffic of raw exchanges.
+//! A simple alternative to a transport: plain TCP, or TCP with TLS 1.3, with the traffic of raw exchanges.
 //!
-//! Two connections, one for each direction, and two threads on either side, so that both directions are busy at once and no lock is
-//! shared. A message is a frame, `kind, slot, bytes`, and its body. TLS is rustls over aws-lc-rs with AES-128-GCM, as our own data path has.
+//! Two connections, one for each direction, and two threads on either side, so that both directions are busy at once and no lock is shared.
+//! A message is a frame, `kind, slot, bytes`, and its body. TLS is rustls over aws-lc-rs with AES-128-GCM, as in our own data path.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, Read, Write};
@@ -20,12 +20,12 @@ use crate::team::buffers::Set;
 use crate::team::orders::{Case, Mode};
 use crate::team::rank::{Exchanger, obey_as_helper};
 
-/// What a worker joins with: the [`Door`] of the peer as JSON.
-pub(super) const DOOR: &str = "door";
+/// An argument of a joining worker: the [`Endpoint`] of the peer as JSON.
+pub(super) const ENDPOINT: &str = "endpoint";
 
 /// Where a peer listens, and the certificate that it shows if it speaks TLS.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Door {
+pub(super) struct Endpoint {
     address: String,
     certificate: Option<Vec<u8>>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct StreamWorker {
     down: Box<dyn Read + Send>,
 }
 
-/// What precedes a body.
+/// The header before a body.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Frame {
     kind: Kind,
@@ -50,7 +50,7 @@ struct Frame {
 enum Kind {
     /// Keep the body and send it back.
     Echo,
-    /// Keep the body and say so.
+    /// Keep the body and acknowledge it.
     Keep,
     /// Send what was kept; no body follows.
     Pull,
@@ -60,18 +60,18 @@ const FRAME_BYTES: usize = 24;
 
 impl Exchanger for StreamWorker {
     fn join(_rank: u32, _ranks: u32, with: &BTreeMap<String, String>) -> Result<Self, String> {
-        let door: Door = with
-            .get(DOOR)
+        let endpoint: Endpoint = with
+            .get(ENDPOINT)
             .and_then(|text| serde_json::from_str(text).ok())
-            .ok_or_else(|| "a worker needs a door".to_owned())?;
-        let failed = |cause: io::Error| format!("connecting to {}: {cause}", door.address);
+            .ok_or_else(|| "a worker needs the endpoint of its peer".to_owned())?;
+        let failed = |cause: io::Error| format!("connecting to {}: {cause}", endpoint.address);
         let connect = || {
-            let stream = TcpStream::connect(&door.address)?;
+            let stream = TcpStream::connect(&endpoint.address)?;
             tune(&stream)?;
             Ok(stream)
         };
         let (up, down) = (connect().map_err(failed)?, connect().map_err(failed)?);
-        let (mut up, down): (Box<dyn Write + Send>, Box<dyn Read + Send>) = match &door.certificate {
+        let (mut up, down): (Box<dyn Write + Send>, Box<dyn Read + Send>) = match &endpoint.certificate {
             None => (Box::new(up), Box::new(down)),
             Some(certificate) => {
                 let config = Arc::new(client_config(certificate)?);
@@ -131,7 +131,7 @@ impl StreamWorker {
         let failed = |cause: io::Error| format!("the stream: {cause}");
         for tensor in 0..tensors {
             let slot = (set.number << 32 | tensor) as u64;
-            // The thread needs to own what it writes while this one reads.
+            // The writing thread must own the body, because this thread reads meanwhile.
             let body = if kind == Kind::Pull { Vec::new() } else { set.take_contribution(tensor) };
             let frame = Frame { kind, slot, bytes: body.len() as u64 };
             self.up.send((frame, body)).map_err(|_| gone())?;
@@ -153,17 +153,17 @@ impl StreamWorker {
     }
 }
 
-/// The hidden role `stream-store`: listens, says where, and serves one worker.
+/// The hidden role `stream-store`: listens, prints its endpoint, and serves one worker.
 ///
 /// # Errors
-/// Why it could not.
+/// Why it could not listen.
 pub(crate) fn serve(tls: bool) -> Result<(), String> {
     let failed = |cause: io::Error| format!("listening: {cause}");
     let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?.to_string();
     let identity = tls.then(Identity::create).transpose()?;
-    let door = Door { address, certificate: identity.as_ref().map(|identity| identity.certificate.to_vec()) };
-    println!("{}", serde_json::to_string(&door).expect("plain values"));
+    let endpoint = Endpoint { address, certificate: identity.as_ref().map(|identity| identity.certificate.to_vec()) };
+    println!("{}", serde_json::to_string(&endpoint).expect("plain values"));
     std::thread::spawn(move || {
         if let Err(cause) = serve_worker(&listener, identity) {
             eprintln!("the stream: {cause}");
@@ -242,7 +242,7 @@ impl Frame {
     }
 }
 
-/// Frame and body, in one system call where the system takes them.
+/// Writes frame and body, in one system call if the kernel accepts all bytes.
 fn write_message(to: &mut impl Write, frame: Frame, body: &[u8]) -> io::Result<()> {
     let head = frame.encode();
     let written = to.write_vectored(&[IoSlice::new(&head), IoSlice::new(body)])?;
@@ -251,15 +251,15 @@ fn write_message(to: &mut impl Write, frame: Frame, body: &[u8]) -> io::Result<(
     to.flush()
 }
 
-/// Nothing waits for more bytes, and nothing waits for ever.
+/// Sends small frames at once, and limits every wait.
 fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    // A worker that sends nothing for so long was forgotten.
+    // After this time without a message, the worker has ended unnoticed.
     stream.set_read_timeout(Some(Duration::from_secs(3600)))?;
     stream.set_write_timeout(Some(Duration::from_secs(60)))
 }
 
-/// A certificate of its own, made for this run.
+/// A self-signed certificate, made for this run.
 struct Identity {
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
@@ -288,7 +288,7 @@ fn client_config(certificate: &[u8]) -> Result<ClientConfig, String> {
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// The cipher that our own data path uses.
+/// The cipher suite of our own data path.
 fn provider() -> CryptoProvider {
     CryptoProvider {
         cipher_suites: vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256],
@@ -315,7 +315,7 @@ fn server(config: &Arc<ServerConfig>, stream: TcpStream) -> Result<StreamOwned<S
     Ok(tls)
 }
 
-/// Whom the certificate names.
+/// The name in the certificate.
 const NAME: &str = "localhost";
-/// What is encrypted before it is written: with the default of 64 KiB there are four times as many system calls.
+/// Encrypted bytes that are buffered before a write. The default of 64 KiB makes four times as many system calls.
 const TLS_BUFFER_BYTES: usize = 256 << 10;

@@ -21,31 +21,31 @@ use crate::team::buffers::Set;
 use crate::team::orders::{Case, Mode};
 use crate::team::rank::Exchanger;
 
-/// What a worker joins with: the [`Door`]s of the stores as a JSON list; absent to have one in its own process.
-pub(super) const DOORS: &str = "doors";
-/// What a worker joins with: how many bytes of a tensor travel in one exchange.
+/// An argument of a joining worker: the [`Endpoint`]s of the stores as a JSON list. Without it the worker has a store in its own process.
+pub(super) const ENDPOINTS: &str = "endpoints";
+/// An argument of a joining worker: how many bytes of a tensor travel in one exchange.
 pub(super) const PART_BYTES: &str = "part_bytes";
 
-/// What a worker joins with: how many connections it makes to each store; absent for one.
+/// An argument of a joining worker: how many connections it makes to each store. Default: one.
 pub(super) const CONNECTIONS: &str = "connections";
 
-/// Where a store is and who it is.
+/// Where a store listens, and its node identity.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Door {
+pub(super) struct Endpoint {
     pub(super) address: String,
-    /// Where processes of its machine reach it; empty if they do not.
-    pub(super) door: String,
+    /// The socket for processes of its machine; empty if there is none.
+    pub(super) socket_path: String,
     pub(super) node: [u8; 32],
 }
 
 /// A worker that is connected to all stores.
 pub(crate) struct RawWorker {
     transport: Arc<dyn Transport>,
-    /// One to each store, then the next to each.
+    /// The first link to each store, then the second to each, and so on.
     links: Vec<LinkId>,
     exchanges: u64,
     part_bytes: usize,
-    /// Of a worker that has its store in its own process.
+    /// The store in the worker's own process, if it has one.
     _store: Option<Listener>,
 }
 
@@ -62,28 +62,29 @@ impl Exchanger for RawWorker {
         let text = |error: gradlane_core::Error| error.to_string();
         let given = |name: &str| with.get(name).map_or("", String::as_str);
         let part_bytes = given(PART_BYTES).parse().map_err(|cause| format!("{PART_BYTES}: {cause}"))?;
-        let (transport, doors, store): (Arc<dyn Transport>, Vec<Door>, _) = if with.contains_key(DOORS) {
+        let (transport, endpoints, store): (Arc<dyn Transport>, Vec<Endpoint>, _) = if with.contains_key(ENDPOINTS) {
             let config = config(&serde_json::from_str(given(SETTINGS)).map_err(|cause| format!("settings: {cause}"))?)?;
             let join: JoinString = given(JOIN).parse().map_err(text)?;
             let credentials = Credentials::enroll(&join, Role::Worker, config.join_timeout).map_err(text)?;
             let transport = Router::new(&config, &credentials, &Copies::default()).map_err(text)?;
-            let doors = serde_json::from_str(given(DOORS)).map_err(|cause| format!("doors: {cause}"))?;
-            (Arc::new(transport), doors, None)
+            let endpoints = serde_json::from_str(given(ENDPOINTS)).map_err(|cause| format!("endpoints: {cause}"))?;
+            (Arc::new(transport), endpoints, None)
         } else {
             let network = MemNetwork::new().map_err(text)?;
             let node = NodeId([1; 32]);
             let listener = store::open(ranks, Pool::new(), |inbox| network.listen("store", node, inbox))?;
-            let door = Door { address: listener.address.clone(), door: String::new(), node: node.0 };
-            (Arc::new(network.transport(NodeId([2; 32]))), vec![door], Some(listener))
+            let endpoint = Endpoint { address: listener.address.clone(), socket_path: String::new(), node: node.0 };
+            (Arc::new(network.transport(NodeId([2; 32]))), vec![endpoint], Some(listener))
         };
         let connections = match given(CONNECTIONS) {
             "" => 1,
             number => number.parse().map_err(|cause| format!("{CONNECTIONS}: {cause}"))?,
         };
         let mut links = Vec::new();
-        for (index, door) in (0..connections).flat_map(|_: usize| doors.iter().enumerate()) {
-            let (node, name) = (NodeId(door.node), format!("store {index}"));
-            let peer = Peer { address: door.address.clone(), socket_path: door.door.clone(), node, name };
+        for (index, endpoint) in (0..connections).flat_map(|_: usize| endpoints.iter().enumerate()) {
+            let (node, name) = (NodeId(endpoint.node), format!("store {index}"));
+            let peer =
+                Peer { address: endpoint.address.clone(), socket_path: endpoint.socket_path.clone(), node, name };
             let (sender, connected) = channel();
             let done = Done::new(move |outcome| drop(sender.send(outcome)));
             transport.connect(peer, PATIENCE, Box::new(|_, _| {}), done);
@@ -128,7 +129,7 @@ impl Exchanger for RawWorker {
 }
 
 impl RawWorker {
-    /// All parts of all tensors of a set, one way or both at once.
+    /// The exchanges of all parts of all tensors of a set.
     fn go(&mut self, mode: Mode, set: &mut Set, in_place: bool) -> Result<(), String> {
         let number = set.number as u64;
         let mut steps = Vec::new();
@@ -192,7 +193,7 @@ fn pulled(sender: Sender<gradlane_core::Result<()>>) -> Box<dyn FnOnce(Result<An
             Ok(Answer::Reject(error)) => Err(error),
             Err(torn) => Err(torn.error),
         };
-        // Nobody listens any more after the first failure.
+        // After the first failure nobody receives this.
         let _ = sender.send(outcome);
     })
 }
@@ -209,5 +210,5 @@ fn header(part: PartId, part_bytes: u64) -> Contribute {
     }
 }
 
-/// Above all that an exchange takes that goes on at all.
+/// Longer than any exchange that makes progress.
 const PATIENCE: Duration = Duration::from_secs(60);

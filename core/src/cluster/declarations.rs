@@ -1,11 +1,11 @@
-//! The declarations a member made and has no answer to yet. Decides which of them share a frame; leaves sending to the member.
+//! The declarations of a member without an answer yet. Decides which of them share a frame; the member sends them.
 //!
-//! A training loop that declares nothing itself declares each tensor at its first submission, one after the other. While the frame of one
-//! is under way, the others wait for each other and go together with the next: a model costs two or three round trips and not one for each
-//! tensor. Declarations that may share parts ask for that as a whole, and go alone.
+//! A training loop without explicit declarations declares each tensor at its first submission, one after the other. While one frame is
+//! under way, further declarations wait and share the next frame. So a model takes two or three round trips instead of one for each tensor.
+//! Declarations whose tensors may share parts have a frame of their own.
 //!
-//! The coordinator takes a frame whole or not at all. So that one tensor that it refuses fails no other worker's, a refused frame of several
-//! declarations is asked again in halves.
+//! The coordinator accepts a frame as a whole or not at all. A refused frame of several declarations is sent again in halves, so that one
+//! refused tensor does not fail the others.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -33,23 +33,23 @@ struct Declaration {
     fuse: bool,
 }
 
-/// What an answer leads to.
+/// The consequences of an answer.
 #[derive(Default, Debug)]
 pub(super) struct Answered {
-    /// To be told.
+    /// Answers for the process.
     pub(super) events: Vec<MemberEvent>,
-    /// To be asked.
+    /// Frames to send.
     pub(super) frames: Vec<Frame>,
 }
 
-/// Tensors that wait for one frame at most: far below what it holds.
+/// The most tensors that wait for one frame, far below its limit.
 const JOINED_TENSORS_MAX: usize = 4096;
 
 impl Declarations {
-    /// Keeps a declaration until it is answered; returns the frame that asks, unless it waits for one under way.
+    /// Keeps a declaration until it is answered. Returns its frame, unless it waits for another one under way.
     ///
     /// # Errors
-    /// What the coordinator's reader would refuse: sent, it would cost the connection, again and again.
+    /// A declaration that the coordinator would refuse as malformed. Sending it would end the connection, again and again.
     pub(super) fn declare(&mut self, request: u64, tensors: Vec<TensorSpec>, fuse: bool) -> Result<Option<Frame>> {
         limits::check_tensors(&tensors)?;
         self.unanswered.insert(request, Declaration { tensors, fuse });
@@ -60,7 +60,7 @@ impl Declarations {
         Ok(Some(self.ask(vec![request])))
     }
 
-    /// The frames that ask everything again that was asked.
+    /// The frames of all unanswered declarations, to be sent again.
     pub(super) fn frames(&self) -> impl Iterator<Item = Frame> {
         self.asked.iter().map(|(number, requests)| self.frame(*number, requests))
     }
@@ -70,7 +70,7 @@ impl Declarations {
         self.unanswered.contains_key(&number)
     }
 
-    /// Takes the answer to a frame; nothing if there is no such frame.
+    /// Handles the answer to a frame. Does nothing if there is no such frame.
     pub(super) fn answered(&mut self, number: u64, outcome: Result<Vec<PartLayout>>) -> Option<Answered> {
         let requests = self.asked.remove(&number)?;
         let mut answered = Answered::default();
@@ -107,7 +107,7 @@ impl Declarations {
         Some(answered)
     }
 
-    /// Ends everything: the requests that have no answer.
+    /// Ends all declarations; returns the requests without an answer.
     pub(super) fn end(&mut self) -> impl Iterator<Item = u64> + use<> {
         self.asked.clear();
         self.waiting.clear();

@@ -1,7 +1,7 @@
 //! The node's side of the control protocol, as a machine.
 //!
-//! Decides when to dial, what to say on a connection, which view is the newest, and when the job is over for this process. Leaves to its
-//! driver the sockets and the clock, and to the worker and the server what a view, a layout or a failure mean for the tensors in flight.
+//! Decides when to connect, which frames to send, which view is the newest, and when the job is over for this process. Its driver has the
+//! sockets and the clock. The worker and the server decide what a view, a layout or a failure means for the tensors in flight.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use super::{MemberCommand, MemberConfig, MemberEvent};
 
 /// A node's membership in a job.
 ///
-/// Feed it what happens through the `handle_*` methods and the calls of the process, then drain [`Member::next_command`] completely and
-/// wait no longer than [`Member::poll_timeout`]. The first command is [`MemberCommand::Dial`].
+/// Report each event through a `handle_*` method, and call the methods for requests of the process, then drain [`Member::next_command`]
+/// completely and wait no longer than [`Member::poll_timeout`]. The first command is [`MemberCommand::Dial`].
 ///
 /// - A lost connection is dialled again, and every request without an answer is sent again. The job goes on meanwhile, until the
 ///   coordinator was silent for `control_lost_timeout`.
@@ -44,7 +44,7 @@ pub struct Member {
     commands: VecDeque<MemberCommand>,
 }
 
-/// What this process is to the job.
+/// The state of this process in the job.
 ///
 /// ```text
 ///            formed view   leave()        ended view       refused, aborted, unexpected   coordinator silent
@@ -82,7 +82,7 @@ impl Member {
         }
     }
 
-    /// The next thing to do, until there is none.
+    /// The next command; `None` when all are drained.
     pub fn next_command(&mut self) -> Option<MemberCommand> {
         self.commands.pop_front()
     }
@@ -114,7 +114,7 @@ impl Member {
         self.line.disconnected(now, error);
     }
 
-    /// The coordinator sent something on the current connection.
+    /// The coordinator sent a frame on the current connection.
     pub fn handle_frame(&mut self, now: Time, frame: Frame) {
         if !self.line.is_up() {
             // It belongs to a connection that is over.
@@ -172,7 +172,7 @@ impl Member {
         }
     }
 
-    /// What the next heartbeat says this process did last.
+    /// Sets the latest work of this process, for the next heartbeat.
     pub fn set_progress(&mut self, progress: Progress) {
         self.progress = progress;
     }
@@ -207,8 +207,8 @@ impl Member {
         self.ask(Frame::Stall(stall));
     }
 
-    /// Leaves in order. Ends in [`MemberEvent::Left`] once all workers left; before the job formed, at once. What has no answer yet
-    /// fails. Calling it again changes nothing.
+    /// Leaves in order. Ends in [`MemberEvent::Left`] once all workers have left; before the job formed, at once. Unanswered requests fail.
+    /// Calling it again changes nothing.
     pub fn leave(&mut self) {
         match self.standing {
             Standing::Joining => {

@@ -1,4 +1,4 @@
-//! The questions a member asked and has no answer to yet. Decides when one is given up; leaves sending to the member.
+//! The requests of a member without an answer yet. Decides when to give one up; the member sends them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::wire::{Frame, limits};
 use super::MemberEvent;
 use super::declarations::{Answered, Declarations};
 
-/// What a barrier's answer may take beyond its timeout: the way there and back, and a reconnection.
+/// How long a barrier's answer may take beyond its timeout: a round trip and a reconnection.
 const ANSWER_MARGIN: Duration = Duration::from_secs(2);
 
 /// Unanswered questions by request number. Numbers rise over both kinds and are never used twice.
@@ -40,7 +40,7 @@ impl Requests {
         self.declarations.declare(request, tensors, fuse)
     }
 
-    /// Keeps an arrival at a barrier until it is answered; returns the frame that asks.
+    /// Keeps an arrival at a barrier until it is answered; returns its frame.
     ///
     /// # Errors
     /// A name that cannot travel, or more barriers than the coordinator remembers answers for.
@@ -59,7 +59,7 @@ impl Requests {
         Ok(frame)
     }
 
-    /// The frames that ask everything again, each with what is left of its time.
+    /// The frames of all unanswered requests, each with its remaining time.
     pub(super) fn frames(&self, now: Time) -> Vec<Frame> {
         let barriers = self.barriers.iter().map(|(request, barrier)| barrier.frame(now, *request));
         self.declarations.frames().chain(barriers).collect()
@@ -91,7 +91,7 @@ impl Requests {
         }
     }
 
-    /// Gives up the barriers whose time is over for so long that the coordinator's own verdict should have come.
+    /// Gives up the barriers whose timeout passed so long ago that the coordinator's answer should have come.
     pub(super) fn expire(&mut self, now: Time) -> Vec<MemberEvent> {
         let barriers = std::mem::take(&mut self.barriers);
         let (late, waiting) = barriers.into_iter().partition(|(_, barrier)| barrier.give_up_at() <= now);
@@ -116,7 +116,7 @@ impl Requests {
         declarations.map(declared).chain(barriers.map(barrier_done)).collect()
     }
 
-    /// When [`Requests::expire`] has something to do.
+    /// When to call [`Requests::expire`].
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         self.barriers.values().map(Barrier::give_up_at).min()
     }

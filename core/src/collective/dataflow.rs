@@ -1,36 +1,36 @@
-//! What an operation's goal means for the ranks of one machine: the same for every kind of memory.
+//! The data flow of an operation among the ranks of one machine, derived from its goal. It is the same for every kind of memory.
 
 use crate::types::Goal;
 use crate::types::{Op, WorkerId};
 
-/// What the ranks of a machine do for an operation. Ranks are positions among them.
+/// The data flow of an operation. Ranks are positions among those of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dataflow {
     /// Contributions become one result.
     Reduce {
-        /// Of these ranks, a bit each.
+        /// The contributing ranks, one bit each.
         of: u64,
-        /// For this rank alone, or for everybody who wants it.
+        /// The rank that gets the result; `None` for all ranks that want it.
         taker: Option<usize>,
     },
-    /// One rank shows what it has.
+    /// One rank sends its data.
     Show {
-        /// Which.
+        /// The rank.
         from: usize,
-        /// To this rank alone, or to everybody who wants it.
+        /// The rank that gets it; `None` for all ranks that want it.
         taker: Option<usize>,
     },
-    /// What a rank has is the result, and is for it alone.
+    /// The data of one rank is the result, for that rank alone.
     Keep {
-        /// Which.
+        /// The rank.
         by: usize,
     },
-    /// There is nothing to have here.
+    /// No rank of this machine gets a result.
     Nothing,
 }
 
 impl Dataflow {
-    /// What leads `ranks` ranks to `goal`; `None` if it names a rank that `position` does not know.
+    /// The data flow of `goal` among `ranks` ranks; `None` if it names a rank that `position` does not know.
     pub fn of(goal: &Goal, op: Op, ranks: usize, position: impl Fn(WorkerId) -> Option<usize>) -> Option<Self> {
         let everybody = u64::MAX >> (u64::BITS as usize - ranks);
         Some(match (goal, op) {
@@ -55,7 +55,7 @@ impl Dataflow {
         })
     }
 
-    /// What `root` has, if it is here, goes to `taker`.
+    /// The data of `root`, if it is here, goes to `taker`.
     fn bring(root: Option<usize>, taker: Option<usize>) -> Self {
         match (root, taker) {
             (None, _) => Self::Nothing,
@@ -64,7 +64,7 @@ impl Dataflow {
         }
     }
 
-    /// Whether the rank at position `rank` must have something to show or to add.
+    /// Whether the rank at position `rank` must provide data.
     pub fn needs(self, rank: usize) -> bool {
         match self {
             Self::Reduce { of, .. } => of & (1 << rank) != 0,
@@ -73,7 +73,7 @@ impl Dataflow {
         }
     }
 
-    /// What the weights of those who contribute add up to.
+    /// The sum of the weights of the contributing ranks.
     pub fn weight(self, weights: &[f64]) -> f64 {
         let contributes = |rank: &usize| match self {
             Self::Reduce { of, .. } => of & (1 << rank) != 0,
@@ -82,19 +82,19 @@ impl Dataflow {
         (0..).zip(weights).filter(|(rank, _)| contributes(rank)).map(|(_, weight)| weight).sum()
     }
 
-    /// How contributions are added, and by what their sum is divided. `weights` are those of all ranks.
+    /// How contributions are added, and the divisor of their sum. `weights` are those of all ranks.
     ///
     /// # Panics
-    /// If nothing is added.
+    /// If the data flow adds nothing.
     pub fn reduction(self, op: Op, weights: &[f64]) -> (Op, f64) {
         let Self::Reduce { taker, .. } = self else { unreachable!("only what is added is reduced") };
         match (op, taker) {
             (Op::Mean, None) => (Op::Mean, f64::from(u32::try_from(weights.len()).expect("at most RANKS_MAX"))),
-            // Divided once, by whoever knows all workers.
+            // A later step divides, once, because it knows all workers.
             (Op::Mean, Some(_)) => (Op::Sum, 1.0),
             (Op::WeightedMean, _) => {
                 let total = self.weight(weights);
-                // Other machines may have what makes it a mean; there, too, what weighs nothing adds nothing.
+                // If all weights here are zero, other machines may have weights; a contribution without weight adds nothing there either.
                 (Op::WeightedMean, if total > 0.0 { total } else { 1.0 })
             }
             (op @ (Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. }), _) => (op, 1.0),

@@ -1,4 +1,4 @@
-//! How operations on memory of devices are carried out: in the order of the machine, by whoever knows the devices' own library.
+//! The interface to the library that reduces device memory, such as NCCL. It gets operations in the order of the machine.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,57 +14,57 @@ use crate::types::{Done, Time};
 /// Contribution and result in memory of one device.
 #[derive(Debug)]
 pub struct DeviceMemory {
-    /// The contribution, run after run; as long as the claim says.
+    /// The contribution, run after run; the claim gives its length.
     pub source: Vec<DeviceRegion>,
-    /// Where the result goes, in as many runs, each as long as that of the contribution; may be the same memory.
+    /// The memory for the result, in runs of the same lengths; may be the same memory.
     pub destination: Vec<DeviceRegion>,
-    /// What must be reached before the memory is touched.
+    /// Marks that must be reached before the memory is used.
     pub after: Vec<Mark>,
 }
 
-/// An operation that all ranks of the machine have come to and that is next on all of them.
+/// An operation that all ranks of the machine have submitted, and that is next on all of them.
 #[derive(Debug)]
 pub struct Ordered {
-    /// What the ranks of the team do.
+    /// The data flow among the ranks of the team.
     pub dataflow: Dataflow,
-    /// What all ranks claim alike.
+    /// The claim on which all ranks agree.
     pub claim: Claim,
     /// The weight of each rank of the team.
     pub weights: Vec<f64>,
-    /// This rank's part of it.
+    /// This rank's memory.
     pub memory: DeviceMemory,
 }
 
 /// Carries out operations on memory of devices among the ranks of one machine, or of one PCIe group of it.
 pub trait DeviceRoad: Send + Sync {
-    /// Whether an operation on this memory can be carried out here, asked before the other ranks hear of it: which of this rank's devices
-    /// it is on, counted as they are first used. May take long the first time, when libraries are loaded.
+    /// Checks whether an operation on this memory can be carried out here, before the other ranks learn of it. Returns the index of its
+    /// device among this rank's devices, in the order of their first use. The first call may take long, because it loads libraries.
     ///
     /// # Errors
     /// [`FailedPrecondition`](Error::FailedPrecondition) if this machine lacks something, [`InvalidArgument`](Error::InvalidArgument) if
     /// the memory must be elsewhere; each says what to do.
     fn check(&self, memory: &DeviceMemory) -> Result<u8>;
 
-    /// Takes what is next in the order, without waiting: one operation or several of different parts on one device, the same on all ranks,
-    /// which go side by side. Each `done` hears of its end, when nothing of the memory is used any more.
+    /// Takes the next operations in the order, without waiting: one, or several of different parts on one device, which run side by side.
+    /// The group is the same on all ranks. Each `done` is called at the end of its operation, when the memory is not used any more.
     ///
-    /// An error of any operation is the end of the road on all ranks: they are no longer in step.
+    /// An error of any operation ends the road on all ranks, because they are no longer in step.
     fn issue(&self, group: Vec<(Ordered, Done<()>)>);
 
-    /// Ends everything that was issued with this cause, and what will be, whatever the other ranks do. Does not wait. Idempotent.
+    /// Ends all issued and all future operations with this cause, whatever the other ranks do. Does not wait. Idempotent.
     fn abort(&self, cause: Error);
 
-    /// Ends what is under way, and the threads of the road. Idempotent.
+    /// Ends the operations under way, and the threads. Idempotent.
     fn shutdown(&self);
 }
 
 /// Makes the road of one rank, once all ranks have met.
 pub type MakeRoad = Box<dyn FnOnce(Team) -> Result<Arc<dyn DeviceRoad>> + Send>;
 
-/// Tells the ranks of a PCIe group one short notice of their first rank: the name under which their devices find each other.
+/// Publishes a short notice of the first rank to the ranks of a PCIe group: the id under which their devices connect.
 pub trait Bulletin: Send + Sync {
     /// The notice about another of the first rank's devices.
-    fn about(&self, lane: u8) -> Arc<dyn Bulletin>;
+    fn about(&self, device_index: u8) -> Arc<dyn Bulletin>;
 
     /// Publishes the notice; called by the first rank. Only the first call counts.
     ///
@@ -72,7 +72,7 @@ pub trait Bulletin: Send + Sync {
     /// If the notice is empty or longer than [`NOTICE_BYTES_MAX`], or if this is not the first rank.
     fn post(&self, notice: &[u8]);
 
-    /// The notice. `None` if it was not published within `patience`, or if `gives_up` became true before.
+    /// Reads the notice. `None` if it was not published within `patience`, or if `gives_up` became true before.
     fn read(&self, patience: Duration, gives_up: &dyn Fn() -> bool) -> Option<Vec<u8>>;
 }
 
@@ -84,11 +84,11 @@ pub const NOTICE_BYTES_MAX: usize = 256;
 pub struct Team {
     /// The position of this rank among them.
     pub me: usize,
-    /// How many they are.
+    /// The number of ranks.
     pub ranks: usize,
-    /// What the first of them has to tell the others.
+    /// The notice of the first rank to the others.
     pub bulletin: Arc<dyn Bulletin>,
-    /// How long the others may take to come.
+    /// How long the other ranks may take to join.
     pub join_timeout: Duration,
     /// How long an operation may take.
     pub step_timeout: Duration,

@@ -1,4 +1,4 @@
-//! Which library reduces memory of devices among the ranks of a machine, in this build.
+//! Selects the library that reduces device memory among the ranks of a machine, in this build.
 
 use super::device::MakeRoad;
 use crate::config::Config;
@@ -10,13 +10,13 @@ use crate::error::Result;
 /// How this program reduces memory of devices among the ranks of a machine.
 ///
 /// # Errors
-/// What to do where it cannot.
+/// If this build cannot; the error says what to do.
 #[cfg(feature = "cuda")]
 pub fn device_road(config: &Config) -> Result<MakeRoad> {
     Ok(crate::collective::nccl::road(config))
 }
 
-/// As it was built, this program does not.
+/// This build cannot.
 ///
 /// # Errors
 /// What to do about it.
@@ -29,7 +29,7 @@ pub fn device_road(_config: &Config) -> Result<MakeRoad> {
     })
 }
 
-/// What this program finds for that, for people; nothing where it would use nothing.
+/// Describes the library for people; empty if this build uses none.
 pub fn describe(config: &Config) -> Option<Line> {
     #[cfg(feature = "cuda")]
     return Some(crate::collective::nccl::describe(config));

@@ -41,7 +41,7 @@ pub(super) fn explain(ranks: &[LocalRank], (part, place): Slot, failure: Failure
     }
 }
 
-/// What is told to everybody once nothing works any more.
+/// The error for all operations once the ranks cannot work together any more.
 pub(super) fn broken(ranks: &[LocalRank], breakage: Breakage) -> Error {
     let lost = |rank: usize, cause: &str| Error::PeerLost {
         member: ranks[rank].name.clone(),
@@ -61,11 +61,11 @@ pub(super) fn broken(ranks: &[LocalRank], breakage: Breakage) -> Error {
 }
 
 /// The place of a device among those of a worker.
-fn ordinal(lane: u8) -> &'static str {
-    ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"][usize::from(lane)]
+fn ordinal(device_index: u8) -> &'static str {
+    ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"][usize::from(device_index)]
 }
 
-/// The field in which two claims differ, and what each says of it.
+/// The field in which two claims differ, and its value in each.
 fn disagreement(ours: &Claim, theirs: &Claim) -> (&'static str, String, String) {
     if ours.dtype != theirs.dtype {
         ("dtype", ours.dtype.to_string(), theirs.dtype.to_string())
@@ -73,9 +73,9 @@ fn disagreement(ours: &Claim, theirs: &Claim) -> (&'static str, String, String) 
         ("length", format!("{} bytes", ours.bytes), format!("{} bytes", theirs.bytes))
     } else if ours.device != theirs.device {
         ("device", ours.device.to_string(), theirs.device.to_string())
-    } else if ours.lane != theirs.lane {
-        let used = |lane: u8| format!("{} {} that it used", ours.device, ordinal(lane));
-        ("device", used(ours.lane), used(theirs.lane))
+    } else if ours.device_index != theirs.device_index {
+        let used = |device_index: u8| format!("{} {} that it used", ours.device, ordinal(device_index));
+        ("device", used(ours.device_index), used(theirs.device_index))
     } else {
         let op = |op: Op| op.to_string();
         ("op", op(ours.op), op(theirs.op))

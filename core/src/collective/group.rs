@@ -1,20 +1,20 @@
-//! Which operations go together: several on memory of devices that are ready at the same time. Their library makes few launches of them,
-//! and reduces to different owners side by side, so that every rank's links work at once.
+//! Groups operations on device memory that are ready at the same time. The library needs fewer launches for a group, and reduces to
+//! different owners side by side, so that the links of all ranks work at once.
 //!
-//! The leader forms a group of what is ready and waits for nothing; it writes all of it before anybody sees it, and every rank checks what
-//! it reads. A group that differs between ranks would hang their library.
+//! The leader forms a group of the ready operations and waits for no others. It writes the whole group before a rank sees it, and every
+//! rank checks the group that it reads, because a group that differs between ranks would hang the library.
 
 use super::order::{Claim, Decision, Order, Slot};
 use crate::types::{DeviceKind, PartId};
 
-/// The most operations of a group: one for each owner on a machine of eight devices, and few enough that what is ready a moment later does
-/// not wait long.
+/// The most operations of a group: one for each owner on a machine of eight devices, and so few that operations that become ready a moment
+/// later do not wait long.
 pub const OPERATIONS_MAX: usize = 8;
-/// The most bytes of several operations: as many parts of 4 MiB. All of a group ends together, so that a longer one would keep its first
-/// part from being pushed for longer than the launches cost that it saves.
+/// The most bytes of a group: as many parts of 4 MiB. All operations of a group end together. So a longer group would delay the push of its
+/// first part by more than it saves in launches.
 pub const BYTES_MAX: u64 = 32 << 20;
 
-/// What else may come to the road of devices.
+/// The room for further operations on the road of devices.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     operations: usize,
@@ -22,13 +22,13 @@ pub struct Room {
 }
 
 impl Room {
-    /// So much may be on the road before the leader orders more: a group that is carried out and one behind it, so that the road is not
-    /// empty while the next is ordered. It is also what an urgent operation waits for at most, because on the road nothing is overtaken.
+    /// The most operations on the road: a running group and one behind it, so that the road is not empty while the leader orders the next.
+    /// It is also the most for which an urgent operation waits, because nothing overtakes on the road.
     const OPERATIONS_MAX: usize = 2 * OPERATIONS_MAX;
-    /// The same in bytes. An operation that is longer is alone.
+    /// The same in bytes. A longer operation runs alone.
     const BYTES_MAX: u64 = 2 * BYTES_MAX;
 
-    /// What may be ordered beside these operations, which are on the road; the last operation may be longer.
+    /// The room beside these operations, which are on the road. The last operation may exceed it.
     pub fn beside(operations: usize, bytes: u64) -> Self {
         Self {
             operations: Self::OPERATIONS_MAX.saturating_sub(operations),
@@ -52,20 +52,20 @@ struct Group {
     parts: Vec<PartId>,
     bytes: u64,
     /// Each device has a road of its own.
-    lane: u8,
+    device_index: u8,
 }
 
 impl Group {
     /// The group that begins with a decision; `None` if nothing can go with it.
     fn of(decision: &Decision) -> Option<Self> {
         let Decision::Run { slot: (part, _), claim, .. } = decision else { return None };
-        may_join(claim).then(|| Self { parts: vec![*part], bytes: claim.bytes, lane: claim.lane })
+        may_join(claim).then(|| Self { parts: vec![*part], bytes: claim.bytes, device_index: claim.device_index })
     }
 
-    /// Takes an operation in, if it may go with the others. Not a second one on a part: it may need what the first one makes.
+    /// Adds an operation to the group if possible. Refuses a second one on a part, because it may need the result of the first.
     fn take(&mut self, (part, _): Slot, claim: &Claim) -> bool {
         let fits = self.parts.len() < OPERATIONS_MAX && self.bytes.saturating_add(claim.bytes) <= BYTES_MAX;
-        let joins = fits && may_join(claim) && claim.lane == self.lane && !self.parts.contains(&part);
+        let joins = fits && may_join(claim) && claim.device_index == self.device_index && !self.parts.contains(&part);
         if joins {
             self.parts.push(part);
             self.bytes += claim.bytes;
@@ -74,10 +74,10 @@ impl Group {
     }
 }
 
-/// What comes next, and with it what is as ready and goes the same way, in at most `orders` orders. Nothing waits for more to come.
+/// The next decisions: the first one, and others that are ready and may join its group, in at most `orders` orders. Does not wait for more.
 ///
 /// # Panics
-/// If there is nothing to decide.
+/// If there is no decision.
 pub fn next(order: &mut Order, orders: u64, room: &Room) -> Vec<Decision> {
     let mut decisions = vec![order.next_decision().expect("it was asked whether it has one")];
     let Some(mut group) = Group::of(&decisions[0]) else { return decisions };
@@ -91,7 +91,7 @@ pub fn next(order: &mut Order, orders: u64, room: &Room) -> Vec<Decision> {
     decisions
 }
 
-/// Whether these decisions may be carried out together: one may be anything.
+/// Whether these decisions may form a group; a single decision may be of any kind.
 pub fn is_sound(decisions: &[Decision]) -> bool {
     let [first, rest @ ..] = decisions else { return false };
     let mut group = Group::of(first);
@@ -101,7 +101,8 @@ pub fn is_sound(decisions: &[Decision]) -> bool {
     })
 }
 
-/// Whether an operation may go with others: one of the host has a way of its own, and so has what an owner has to tell instead of a part.
+/// Whether an operation may join a group. Operations in host memory may not, and neither may the error that an owner sends instead of a
+/// part.
 fn may_join(claim: &Claim) -> bool {
     claim.device == DeviceKind::Cuda && !claim.failed
 }
@@ -174,7 +175,7 @@ mod tests {
 
     fn claim(bytes: u64) -> Claim {
         let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        Claim { op: Op::Sum, dtype: DType::F32, bytes, device, lane: 0, failed: false, weight: 1.0, priority }
+        Claim { op: Op::Sum, dtype: DType::F32, bytes, device, device_index: 0, failed: false, weight: 1.0, priority }
     }
 
     fn host() -> Claim {

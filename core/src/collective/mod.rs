@@ -3,8 +3,7 @@
 //! A collective carries out the operations that all its ranks have submitted, in one order on all ranks. The engine decides which
 //! operations to submit and when.
 //!
-//! There is one order for two kinds of memory. Host memory is summed in shared memory ([`host`]); memory of devices by a [`DeviceRoad`],
-//! which gets the same order.
+//! Both kinds of memory follow one order. [`host`] sums host memory in shared memory; a [`DeviceRoad`] sums device memory.
 
 pub mod agreement;
 pub mod group;
@@ -43,19 +42,19 @@ pub trait Collective: Progress + Send + Sync {
     ///
     /// A rank that waits for the owner of a broadcast waits as long as the owner lives, because the owner's own wait has a deadline.
     ///
-    /// If the ranks' memory is of different kinds, all get a mismatch of `device`. Memory of devices that cannot be reduced here is refused
-    /// at once with an error that says what to do, and the other ranks are told that this rank will not take part.
+    /// If the ranks' memory is of different kinds, all get a mismatch of `device`. If device memory cannot be reduced here, the operation
+    /// fails at once with an error that says what to do, and the other ranks learn that this rank will not take part.
     fn run(&self, operation: Operation, done: Done<f64>);
 
-    /// Gives an operation up: it ends as [`Cancelled`](crate::Error::Cancelled), unless all ranks had submitted it. It ends for the others
-    /// too. Exception: only the owner of a broadcast can end it for the others. In memory of devices such a broadcast goes on for this rank
-    /// as well, because NCCL on the other ranks needs its memory.
+    /// Gives an operation up: it ends as [`Cancelled`](crate::Error::Cancelled), unless all ranks have submitted it. It ends for the other
+    /// ranks too. Exception: only the owner of a broadcast can end it for the others. In device memory such a broadcast goes on for this
+    /// rank as well, because NCCL on the other ranks needs its memory.
     fn abandon(&self, slot: Slot);
 
     /// Tells the other ranks that this one will never submit an operation. It ends for them as [`Stalled`](crate::Error::Stalled).
     fn decline(&self, slot: Slot);
 
-    /// Ends everything at once with this cause, without waiting for other ranks: the job is over, and they learn it themselves.
+    /// Ends all operations at once with this cause, because the job is over. Does not wait for other ranks, which learn of it themselves.
     fn abort(&self, cause: Error);
 
     /// Ends the operations under way and leaves the other ranks. Idempotent.

@@ -5,32 +5,32 @@ use crate::error::Error;
 use crate::mem::Region;
 use crate::types::{Claim, DeviceKind, Goal, PartId, Round, Slot};
 
-/// What the ranks of a machine do with one part, as one of them sees it.
+/// One rank's share of an operation on one part.
 #[derive(Debug)]
 pub struct Operation {
-    /// Which part.
+    /// The part.
     pub part: PartId,
-    /// Which sum of it; each rank comes to the rounds of a part in order.
+    /// The round; each rank submits the rounds of a part in order.
     pub round: Round,
-    /// What shall come of it; equal on all ranks, but for owners of memory of devices, of which each PCIe group has its own.
+    /// The goal, equal on all ranks. Exception: for device memory, each PCIe group names its own owner.
     pub goal: Goal,
-    /// Why this rank has nothing of what the others wait for. All of them then have its error, or that of another which has one, and
-    /// nobody's memory is touched.
+    /// The error of this rank, if it lacks the data for which the others wait. Then all ranks get this error or that of another rank, and
+    /// no memory is written.
     pub failure: Option<Error>,
-    /// What this rank thinks it is; of the kind of memory that it has.
+    /// This rank's claim; its device kind is that of the memory.
     pub claim: Claim,
     /// Contribution and result.
     pub memory: Memory,
 }
 
-/// Where an operation's contribution and result lie.
+/// The memory of an operation.
 #[derive(Debug)]
 pub enum Memory {
     /// In host memory.
     Host {
-        /// The contribution, run after run; as long as the claim says, or nothing where this rank contributes nothing and wants nothing.
+        /// The contribution, run after run; the claim gives its length. Empty if this rank contributes nothing and wants nothing.
         source: Vec<Region>,
-        /// Where the result goes, as long; may be the same memory.
+        /// The memory for the result, of the same length; may be the same memory.
         destination: Vec<Region>,
     },
     /// In memory of a device.
@@ -38,7 +38,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// Which kind it is.
+    /// Its kind.
     pub const fn kind(&self) -> DeviceKind {
         match self {
             Self::Host { .. } => DeviceKind::Host,
@@ -48,7 +48,7 @@ impl Memory {
 }
 
 impl Operation {
-    /// Its place among what is done with its part.
+    /// Its slot among the operations of its part.
     pub fn slot(&self) -> Slot {
         self.goal.slot(self.part, self.round)
     }

@@ -1,15 +1,16 @@
-//! In which order the ranks of one machine do what they do together: what all of them are ready for, the most urgent first.
+//! The order of the common operations of the ranks of one machine: operations for which all ranks are ready, the most urgent first.
 //!
-//! The lowest rank, the *leader*, holds the [`Order`]. Every rank tells it what it is ready for; it answers each part and round with one
-//! [`Decision`], and all ranks act on the decisions in the order in which they were made. So no rank ever works on another part than
-//! its peers, and memory for one part is enough.
+//! The lowest rank, the *leader*, holds the [`Order`]. Every rank announces the parts for which it is ready. The order answers each part
+//! and round with one [`Decision`], and all ranks carry out the decisions in the same order. So all ranks work on the same part, and memory
+//! for one part is enough.
 //!
 //! ```text
 //!  (unknown) ──first ready──► Pending ──last ready──► Decision::Run
 //!                                │
 //!                                └─ claims differ, a rank gave up or left, a rank did not come in time ──► Decision::Fail
 //! ```
-//! A rank that comes to a failed round later is told of the failure again. The cost of a decision is logarithmic in what is pending.
+//! A rank that comes to a failed round later gets the failure again. The cost of a decision is logarithmic in the number of pending
+//! operations.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,58 +19,58 @@ use std::time::Duration;
 pub use crate::types::{Claim, Slot};
 use crate::types::{Defect, Machines, PartId, Priority, Round, planted};
 
-/// What all ranks do next.
+/// A decision, which all ranks carry out.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Decision {
     /// Reduce it.
     Run {
-        /// Which sum.
+        /// The operation.
         slot: Slot,
-        /// What all ranks claim alike, and whether one of them failed; the rest is the first rank's.
+        /// The fields on which all ranks agree, and whether one of them failed; the other fields are those of the first rank.
         claim: Claim,
-        /// The rank that has an error to tell instead, if one has: all that happens is that it tells it.
+        /// The rank that sends an error instead, if any. Then nothing else happens.
         failed: Option<u32>,
         /// The weight of each rank.
         weights: Vec<f64>,
     },
     /// It will not be reduced.
     Fail {
-        /// Which sum.
+        /// The operation.
         slot: Slot,
         /// Why.
         failure: Failure,
     },
 }
 
-/// Why a sum will not be. Ranks are positions among the ranks of the machine, and sets of them have a bit each.
+/// Why an operation fails. Ranks are positions among those of the machine; sets of ranks have one bit each.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Failure {
     /// Two ranks claim different things.
     Mismatch {
         /// The rank that claimed first.
         first: u32,
-        /// What it claims.
+        /// Its claim.
         ours: Claim,
         /// The rank whose claim differs.
         second: u32,
-        /// What that is.
+        /// Its claim.
         theirs: Claim,
     },
     /// A rank withdrew, or went on to a later round.
     GaveUp {
-        /// Which.
+        /// The rank.
         rank: u32,
     },
     /// Some ranks did not come in time.
     Overdue {
-        /// Which.
+        /// The ranks, one bit each.
         missing: u64,
-        /// How long they were waited for.
+        /// How long the others waited for them.
         waited: Duration,
     },
     /// Some ranks left the job.
     Left {
-        /// Which.
+        /// The ranks, one bit each.
         missing: u64,
     },
 }
@@ -80,25 +81,25 @@ pub struct Order {
     ranks: u32,
     oldest_every: u32,
     pending: BTreeMap<Slot, Pending>,
-    /// Pending parts that all ranks are ready for, the next one first.
+    /// Pending operations for which all ranks are ready, the next one first.
     ready: BTreeSet<(Reverse<Priority>, u64, Slot)>,
-    /// The same by age.
+    /// The same operations by age.
     ages: BTreeSet<(u64, Slot)>,
     /// What each rank announced, by part.
     announcements: BTreeMap<PartId, Vec<Announced>>,
-    /// Failures that some ranks may not have come to yet.
+    /// Failures that some ranks may not know yet.
     failed: BTreeMap<Slot, Failure>,
     failures: VecDeque<(Slot, Failure)>,
     left: u64,
     announced: u64,
-    /// Decisions since the oldest had its turn.
+    /// Decisions since the oldest operation had its turn.
     decided: u32,
     defect: Option<Defect>,
 }
 
 #[derive(Debug)]
 struct Pending {
-    /// Lower came first.
+    /// Lower is older.
     order: u64,
     first: u32,
     claim: Claim,
@@ -124,11 +125,11 @@ impl Announced {
 }
 
 impl Order {
-    /// How many ranks a machine may have: a bit each.
+    /// The most ranks of a machine, because sets of them have one bit each.
     pub const RANKS_MAX: u32 = Machines::RANKS_MAX;
 
-    /// The order among `ranks` ranks in which every `oldest_every`-th decision goes to what has waited longest, so that a stream of
-    /// urgent parts starves nobody; 0 for strict priority.
+    /// The order among `ranks` ranks in which every `oldest_every`-th decision goes to the operation that has waited longest, so that a
+    /// stream of urgent parts starves no other; 0 for strict priority.
     ///
     /// # Panics
     /// If there are no ranks or more than [`RANKS_MAX`](Self::RANKS_MAX).
@@ -150,7 +151,7 @@ impl Order {
         }
     }
 
-    /// The same, with a mistake to make, for the simulation.
+    /// The same with a planted defect, for the simulation.
     #[must_use]
     pub fn planting(self, defect: Option<Defect>) -> Self {
         Self { defect, ..self }
@@ -193,7 +194,7 @@ impl Order {
         self.complete_or_hopeless(slot);
     }
 
-    /// `rank` gives up what it was ready for, or what it will never be ready for. Too late, it is ignored: the decision was made.
+    /// `rank` gives up an operation, whether it was ready for it or not. Has no effect after the decision.
     pub fn handle_withdrawn(&mut self, rank: u32, slot: Slot) {
         let came = self.announced(slot) & (1 << rank) != 0;
         self.announce_early(rank, slot);
@@ -204,7 +205,7 @@ impl Order {
         }
     }
 
-    /// A rank has waited for `slot` as long as it may.
+    /// The deadline of a rank for `slot` has passed.
     pub fn handle_overdue(&mut self, slot: Slot, waited: Duration) {
         let Some(pending) = self.pending.get(&slot) else { return };
         let missing = self.everybody() & !pending.arrived;
@@ -213,7 +214,7 @@ impl Order {
         }
     }
 
-    /// `rank` left the job: what it is not ready for will never be summed.
+    /// `rank` left the job: operations for which it is not ready fail.
     pub fn handle_left(&mut self, rank: u32) {
         self.left |= 1 << rank;
         let slots: Vec<Slot> = self.pending.keys().copied().collect();
@@ -222,7 +223,7 @@ impl Order {
         }
     }
 
-    /// What comes next: failures at once, then the most urgent of what all are ready for.
+    /// The next decision: failures first, then the most urgent operation for which all ranks are ready.
     pub fn next_decision(&mut self) -> Option<Decision> {
         if let Some((slot, failure)) = self.failures.pop_front() {
             return Some(Decision::Fail { slot, failure });
@@ -234,7 +235,8 @@ impl Order {
         Some(Decision::Run { slot, claim, failed, weights })
     }
 
-    /// What [`next_decision`](Self::next_decision) lets run, and what all ranks claim of it; `None` if that has nothing, or a failure.
+    /// The operation that [`next_decision`](Self::next_decision) would run, and its claim; `None` if there is none or the next decision is
+    /// a failure.
     pub fn upcoming(&self) -> Option<(Slot, &Claim)> {
         let (slot, _) = self.next_ready().filter(|_| !self.has_failure())?;
         Some((slot, &self.pending[&slot].claim))
@@ -245,22 +247,22 @@ impl Order {
         !self.failures.is_empty() || !self.ready.is_empty()
     }
 
-    /// Whether the next decision is that something will not be reduced.
+    /// Whether the next decision is a failure.
     pub fn has_failure(&self) -> bool {
         !self.failures.is_empty()
     }
 
-    /// Whether some rank has not come yet to a sum that failed, and will wait until it is told.
+    /// Whether some rank does not know a failure yet, and will wait for its decision.
     pub fn owes_answers(&self) -> bool {
         !self.failed.is_empty()
     }
 
-    /// The ranks that `slot` waits for, a bit each; nobody if it is not pending.
+    /// The ranks for which `slot` waits, one bit each; none if it is not pending.
     pub fn missing(&self, slot: Slot) -> u64 {
         self.pending.get(&slot).map_or(0, |pending| self.everybody() & !pending.arrived)
     }
 
-    /// What goes next of what all are ready for, and whether because it has waited longest.
+    /// The next operation for which all ranks are ready, and whether it goes because it has waited longest.
     fn next_ready(&self) -> Option<(Slot, bool)> {
         let oldest_turn = self.oldest_every > 0 && self.decided + 1 >= self.oldest_every;
         let slot = if oldest_turn { self.ages.first()?.1 } else { self.ready.first()?.2 };
@@ -282,7 +284,7 @@ impl Order {
         }
     }
 
-    /// `rank` came to `slot`: it contributes to no round before it any more.
+    /// `rank` has come to `slot`, so it contributes to no earlier round any more.
     fn pass(&mut self, rank: u32, slot: Slot) {
         let (part, round) = slot;
         let announced = self.announced_by(rank, part);
@@ -307,7 +309,7 @@ impl Order {
         }
     }
 
-    /// Either all ranks are there, or some may still come, or one never will.
+    /// Updates a pending operation: all ranks are ready, some may still come, or one never will.
     fn complete_or_hopeless(&mut self, slot: Slot) {
         let pending = &self.pending[&slot];
         let missing = self.everybody() & !pending.arrived;

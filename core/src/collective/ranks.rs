@@ -1,4 +1,4 @@
-//! The ranks of one machine, as each of them knows the others, and the ways in which one can fail.
+//! The ranks of one machine, and the reasons for which they cannot work together any more.
 
 use crate::types::{Incarnation, View, WorkerId};
 
@@ -13,7 +13,7 @@ pub struct LocalRank {
     pub name: String,
     /// Host and process, for messages.
     pub place: String,
-    /// Where it listens for the others.
+    /// The path of the socket on which it listens for the others.
     pub door: String,
 }
 

@@ -1,7 +1,7 @@
-//! The calls of the driver that are made, as one table: a row is the only way to call one.
+//! The functions of the driver that Gradlane calls, as one table. They are called through this table only.
 //!
-//! Types and constants are cudarc's, and so is the library unless a path names another. The functions are bound here, because cudarc's own
-//! panic where a symbol is missing, and take results as a Rust enum, for which a code that it does not list is undefined behaviour.
+//! Types and constants are cudarc's; so is the library, unless a path names another. The functions are bound here for two reasons: cudarc's
+//! functions panic if a symbol is missing, and they return a Rust enum, for which an unlisted code is undefined behaviour.
 #![expect(unsafe_code, reason = "symbols of a library have the types that its header says")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -16,7 +16,7 @@ macro_rules! calls {
         /// The driver's functions, each under the name that it has there.
         pub(crate) struct Api {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> Code,)+
-            /// Which process found them: the child of a fork has the addresses, but no driver.
+            /// The process that loaded them. The child of a fork has the addresses, but cannot use the driver.
             process: u32,
         }
 
@@ -24,7 +24,7 @@ macro_rules! calls {
             /// Finds every function in `library`, which must never be closed.
             ///
             /// # Errors
-            /// The name of the first that it lacks.
+            /// The name of the first function that it lacks.
             pub(super) fn bind(library: &Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: {
@@ -83,12 +83,12 @@ calls! {
 }
 
 impl Api {
-    /// Whether the driver may be called at all: not by the child of a fork.
+    /// Whether this process may call the driver; the child of a fork may not.
     pub(crate) fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// Hears how giving something back ended. A driver that shuts down with the process has taken it back already.
+    /// Logs a failed release of a resource. A driver that shuts down with the process has released everything already.
     pub(crate) fn released(what: &str, code: Code) {
         if code != codes::SUCCESS && code != codes::DEINITIALIZED {
             tracing::debug!(what, cause = codes::describe(code), "the driver did not take something back");

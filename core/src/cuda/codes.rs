@@ -1,6 +1,6 @@
-//! The driver's result codes in our own words.
+//! The driver's result codes, with our own texts.
 //!
-//! The driver could be asked for its texts, but only once it is there; what must be said most often is why it is not.
+//! The driver has texts too, but only once it is loaded; the most frequent message says why it is not.
 
 use crate::error::Error;
 use crate::mem::Ordinal;
@@ -12,20 +12,20 @@ pub(crate) const SUCCESS: Code = 0;
 pub(crate) const INVALID_VALUE: Code = 1;
 /// The process, or the interpreter in it, is ending.
 pub(crate) const DEINITIALIZED: Code = 4;
-/// What was recorded has not been reached yet.
+/// The event has not been reached yet.
 pub(crate) const NOT_READY: Code = 600;
 
-/// Whether `code` says that a graph is being captured.
+/// Whether `code` means that a graph is being captured.
 pub(crate) fn is_capture(code: Code) -> bool {
     (900..=908).contains(&code)
 }
 
-/// Whether `code` says that the driver cannot make a program of a text: of its version, for this device, or without its compiler.
+/// Whether `code` means that the driver cannot compile PTX: its version or the device is too old, or its compiler is missing.
 pub(crate) fn is_compilation(code: Code) -> bool {
     matches!(code, 209 | 218 | 221 | 222 | 223)
 }
 
-/// What `device` is called.
+/// The name of `device`.
 pub(crate) fn name(device: Ordinal) -> String {
     format!("cuda:{device}")
 }
@@ -35,12 +35,12 @@ pub(crate) fn fault(device: Ordinal, what: &str, code: Code) -> Error {
     Error::Device { device: name(device), what: what.to_owned(), cause: describe(code) }
 }
 
-/// A result as such.
+/// Turns a code into a result.
 pub(crate) fn checked(code: Code) -> Result<(), Code> {
     if code == SUCCESS { Ok(()) } else { Err(code) }
 }
 
-/// `code` in words, with the number.
+/// The text for `code`, with its number.
 pub(crate) fn describe(code: Code) -> String {
     let words = match code {
         SUCCESS => "no error",
@@ -83,7 +83,7 @@ pub(crate) fn describe(code: Code) -> String {
     format!("{words} (code {code})")
 }
 
-/// What helps against `code`, where it comes from bringing the driver up; empty if nothing in particular.
+/// What to do about `code` if it comes from initialising the driver; empty if there is no special advice.
 pub(crate) fn advice(code: Code) -> &'static str {
     match code {
         34 => {

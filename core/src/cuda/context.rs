@@ -42,7 +42,7 @@ impl Context {
         Ok(Arc::new(Self { api: Arc::clone(api), device, raw_device, raw, events: Mutex::default() }))
     }
 
-    /// Whose it is.
+    /// The device.
     pub(crate) fn device(&self) -> Ordinal {
         self.device
     }
@@ -52,11 +52,11 @@ impl Context {
         &self.api
     }
 
-    /// Makes this the context of the calling thread for good: once on every thread of the engine that works with the device, never on a
-    /// thread of the caller's.
+    /// Makes this the context of the calling thread permanently. Called once on every engine thread that works with the device, never on a
+    /// thread of the caller.
     ///
-    /// The thread also says that captures elsewhere are none of its business: a graph that PyTorch captures on another thread would else be
-    /// broken by the first event that is queried here.
+    /// Also sets the thread's capture mode to relaxed. Otherwise the first event that is queried here would break a graph that PyTorch
+    /// captures on another thread.
     ///
     /// # Errors
     /// [`Error::Device`] if the driver refuses.
@@ -66,10 +66,10 @@ impl Context {
         self.exchange_capture_mode(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as u32).map(drop)
     }
 
-    /// Does `work` with this context on a thread that may have another, and restores what it had. About half a microsecond.
+    /// Does `work` in this context on a thread that may have another one, and restores that one. Costs about half a microsecond.
     ///
     /// # Errors
-    /// Those of `work`, and [`Error::Device`] if the driver refuses.
+    /// The error of `work`, or [`Error::Device`] if the driver refuses.
     pub(crate) fn within<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         // SAFETY: `raw` is retained as long as `self` lives; it is taken off again below.
         self.checked("entering its context", unsafe { (self.api.context_push)(self.raw) })?;
@@ -82,7 +82,8 @@ impl Context {
     }
 
     /// # Errors
-    /// [`Error::FailedPrecondition`] if `stream` is being captured, or if another is and the default stream may not be touched meanwhile.
+    /// [`Error::FailedPrecondition`] if `stream` is being captured, or if `stream` is the default stream and another stream is being
+    /// captured.
     pub(super) fn refuse_capture(&self, stream: CUstream) -> Result<()> {
         let mut status: c_uint = 0;
         // SAFETY: it writes one number; the stream is one of the framework's, which the caller's arguments name as such.
@@ -110,7 +111,7 @@ impl Context {
             .map_err(|code| if codes::is_capture(code) { self.captured() } else { fault(self.device, what, code) })
     }
 
-    /// Sets the calling thread's mode and returns what it was.
+    /// Sets the calling thread's capture mode and returns the old one.
     fn exchange_capture_mode(&self, mode: c_uint) -> Result<c_uint> {
         let mut mode = mode;
         // SAFETY: it reads and writes one number, and changes nothing but the calling thread.
@@ -123,7 +124,7 @@ impl Context {
         if let Some(Spare(event)) = self.spare().pop() {
             return Ok(event);
         }
-        // Waiters wait in the driver or ask now and then. No waiter needs the time at which it was reached.
+        // Without timing, because nobody needs the time at which an event was reached.
         const FLAGS: c_uint =
             CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint | CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
         let mut event = ptr::null_mut();
@@ -161,7 +162,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Takes a pushed context off again.
+/// Removes a pushed context.
 struct PopOnDrop<'a>(&'a Context);
 
 impl Drop for PopOnDrop<'_> {

@@ -1,21 +1,22 @@
-//! What there is of CUDA, for people.
+//! Describes the CUDA driver and devices of this machine for people.
 
 use crate::config::Config;
 
-/// One thing that was found or not.
+/// One line of the description.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Line {
     /// Whether it can be used.
     pub usable: bool,
-    /// What it is about: `cuda`, or a device such as `cuda:0`.
+    /// Its subject: `cuda`, or a device such as `cuda:0`.
     pub subject: String,
     /// What was found.
     pub found: String,
-    /// What to do; empty if there is nothing to do.
+    /// What to do; may be empty.
     pub advice: String,
 }
 
-/// Loads the driver as an engine with these settings would, and lists its devices and how they are joined. Makes no context: it takes no memory of a device.
+/// Loads the driver as an engine with these settings does, and lists its devices and PCIe groups. Makes no context, so it takes no device
+/// memory.
 #[cfg(feature = "cuda")]
 pub fn describe(config: &Config) -> Vec<Line> {
     use std::path::Path;
@@ -38,7 +39,7 @@ pub fn describe(config: &Config) -> Vec<Line> {
                 about(true, super::name(device), found, String::new())
             }
             Err(error) => {
-                about(false, super::name(device), error.to_string(), "see what `nvidia-smi` says of it".to_owned())
+                about(false, super::name(device), error.to_string(), "look at the output of `nvidia-smi`".to_owned())
             }
         });
     }
@@ -46,7 +47,7 @@ pub fn describe(config: &Config) -> Vec<Line> {
         lines.push(match super::wiring::groups(&driver, Path::new("/")) {
             Ok(groups) => {
                 let advice = groups.switch_size().map_or_else(String::new, |size| {
-                    format!("pcie_switch_size={size} lets each group reduce first and the host add what they have; NCCL may be faster")
+                    format!("with pcie_switch_size={size} each group reduces first and the host adds the results; NCCL alone may be faster")
                 });
                 about(true, "pcie groups".to_owned(), groups.to_string(), advice)
             }
@@ -54,21 +55,22 @@ pub fn describe(config: &Config) -> Vec<Line> {
                 false,
                 "pcie groups".to_owned(),
                 error.to_string(),
-                "see what `nvidia-smi topo -m` says".to_owned(),
+                "look at the output of `nvidia-smi topo -m`".to_owned(),
             ),
         });
     }
     lines
 }
 
-/// Says that this program cannot use devices, whatever the machine has.
+/// The description for a build without CUDA.
 #[cfg(not(feature = "cuda"))]
 pub fn describe(_config: &Config) -> Vec<Line> {
     vec![Line {
         usable: false,
         subject: "cuda".to_owned(),
-        found: "this program was built without it".to_owned(),
-        advice: "summation servers need none; for workers with GPUs install the Python package gradlane".to_owned(),
+        found: "this program was built without CUDA support".to_owned(),
+        advice: "summation servers do not need it; for workers with GPUs install the Python package gradlane"
+            .to_owned(),
     }]
 }
 

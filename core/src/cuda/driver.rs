@@ -1,4 +1,4 @@
-//! The driver, looked for once and never missed with more than an error.
+//! The CUDA driver, found at run time. A missing driver is an error value, never a panic.
 #![expect(unsafe_code, reason = "a library is opened and its functions are called")]
 
 use std::ffi::{CStr, c_char, c_int};
@@ -15,35 +15,35 @@ use super::context::Context;
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
 
-/// Why there is no CUDA here. No failure but a fact: most machines have none.
+/// Why CUDA is not available. This is no failure: most machines have no GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Absent {
     /// No library.
     NoLibrary {
-        /// What was looked for.
+        /// The names or the path that were tried.
         searched: String,
-        /// The loader's words, where it has any.
+        /// The loader's message, if there is one.
         cause: String,
     },
-    /// A library, but none of a driver, or of one that is too old.
+    /// The library is no driver, or a driver that is too old.
     MissingSymbol {
-        /// Which library.
+        /// The library.
         library: String,
-        /// What it lacks.
+        /// The missing symbol.
         name: &'static str,
     },
     /// The driver cannot be used.
     Refused {
-        /// Which library.
+        /// The library.
         library: String,
-        /// What was called.
+        /// The function that failed.
         call: &'static str,
-        /// What it returned.
+        /// Its result code.
         code: Code,
     },
     /// A driver without devices.
     NoDevice {
-        /// Which library.
+        /// The library.
         library: String,
     },
 }
@@ -59,7 +59,7 @@ impl Absent {
         }
     }
 
-    /// The same for whoever needs a device.
+    /// The error for an operation that needs a device.
     pub(crate) fn error(&self) -> Error {
         Error::Unavailable { what: "CUDA".to_owned(), cause: format!("{self}; {}", self.advice()) }
     }
@@ -73,32 +73,32 @@ impl fmt::Display for Absent {
             }
             Self::NoLibrary { searched, cause } => write!(f, "no CUDA driver: looked for {searched} ({cause})"),
             Self::MissingSymbol { library, name } => {
-                write!(f, "{library} is no CUDA driver that can be used: it has no {name}")
+                write!(f, "{library} is no usable CUDA driver: it has no {name}")
             }
             Self::Refused { library, call, code } => write!(f, "{call} of {library}: {}", codes::describe(*code)),
-            Self::NoDevice { library } => write!(f, "{library} is there, but it knows no device"),
+            Self::NoDevice { library } => write!(f, "{library} was loaded, but it has no device"),
         }
     }
 }
 
 /// The driver and the devices that it shows to this process.
 ///
-/// It calls nothing before [`load`](Self::load) has found everything that will be called. The library stays mapped for ever: its threads
-/// and handlers outlive whatever was made of it.
+/// [`load`](Self::load) finds all functions before it calls one. The library stays mapped for ever, because its threads and handlers
+/// outlive all its users.
 pub(crate) struct Driver {
     api: Arc<Api>,
     library: String,
     version: u32,
     devices: Vec<CUdevice>,
-    /// One a device, from its first use on.
+    /// The context of each device that was used.
     contexts: Mutex<Vec<Option<Arc<Context>>>>,
 }
 
 impl Driver {
-    /// Looks for the driver: at `path` alone if there is one, and else where the loader finds it under one of its usual names.
+    /// Looks for the driver: at `path` if it is given, else under its usual names on the loader's path.
     ///
     /// # Errors
-    /// Why there is none, or none with a device.
+    /// Why there is no driver, or no device.
     pub(crate) fn load(path: Option<&Path>) -> std::result::Result<Arc<Self>, Absent> {
         let (library, name) = match path {
             Some(path) => (open(path)?, path.display().to_string()),
@@ -132,12 +132,12 @@ impl Driver {
         Ok(Arc::new(Self { api: Arc::new(api), library: name, version: version.unsigned_abs(), devices, contexts }))
     }
 
-    /// What it was found as.
+    /// The path or name of the library.
     pub(crate) fn library(&self) -> &str {
         &self.library
     }
 
-    /// The newest CUDA that it serves, such as `13.0`.
+    /// The newest CUDA version that it supports, such as `13.0`.
     pub(crate) fn version(&self) -> String {
         format!("{}.{}", self.version / 1000, self.version % 1000 / 10)
     }
@@ -147,7 +147,7 @@ impl Driver {
         (0..self.devices.len()).map(|index| Ordinal(u16::try_from(index).expect("a machine has few devices")))
     }
 
-    /// The primary context of `device`, the one that frameworks use; kept from its first use on.
+    /// The primary context of `device`, which frameworks use too. It is kept after its first use.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such device, [`Error::Device`] if it gives no context.
@@ -161,15 +161,15 @@ impl Driver {
         Ok(Arc::clone(context.insert(Context::retain(&self.api, device, raw)?)))
     }
 
-    /// The first device that this process has used; none if it has used none.
+    /// The first device that this process used, if any.
     ///
-    /// A context costs some hundred megabytes of its device, so that none is made where another does.
+    /// A context takes some hundred megabytes of its device, so callers that can use any context use this one.
     pub(crate) fn in_use(&self) -> Option<Arc<Context>> {
         let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         contexts.iter().flatten().next().cloned()
     }
 
-    /// Model, memory and place of `device`, for people. Needs no context.
+    /// Model, memory and PCI address of `device`. Needs no context.
     ///
     /// # Errors
     /// As [`device`](Self::device).
@@ -194,8 +194,8 @@ impl Driver {
         })
     }
 
-    /// Whether `device` reads and writes the memory of `other` without the host: over NVLink, or over PCIe where the machine permits it. Needs
-    /// no context.
+    /// Whether `device` can access the memory of `other` without the host: over NVLink, or over PCIe if the machine permits it. Needs no
+    /// context.
     ///
     /// # Errors
     /// As [`device`](Self::device).
@@ -235,7 +235,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// What is told of a device.
+/// Facts about a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Facts {
     /// Such as `NVIDIA H200`.
@@ -248,12 +248,12 @@ pub(crate) struct Facts {
 
 /// The library at `path`.
 fn open(path: &Path) -> std::result::Result<&'static Library, Absent> {
-    // SAFETY: whoever names a library in the settings wants its initialisers to run.
+    // SAFETY: the user named the library in the settings, and so agreed that its initialisers run.
     match unsafe { Library::new(path) } {
-        // Kept open for ever, see `Driver`.
+        // Never closed; see `Driver`.
         Ok(library) => Ok(Box::leak(Box::new(library))),
         Err(error) => {
-            // The loader repeats the path.
+            // Removes the path, which the loader repeats.
             let searched = path.display().to_string();
             let cause = innermost(&error).trim_start_matches(&format!("{searched}: ")).to_owned();
             Err(Absent::NoLibrary { searched, cause })
@@ -261,7 +261,7 @@ fn open(path: &Path) -> std::result::Result<&'static Library, Absent> {
     }
 }
 
-/// The library where cudarc finds it, which it keeps open for the whole process.
+/// The library that cudarc finds. cudarc keeps it open for the whole process.
 fn usual() -> std::result::Result<&'static Library, Absent> {
     // SAFETY: the driver's initialisers may run at any time.
     if !unsafe { sys::is_culib_present() } {
@@ -271,7 +271,7 @@ fn usual() -> std::result::Result<&'static Library, Absent> {
     Ok(unsafe { sys::culib() })
 }
 
-/// What cudarc looks for, as far as it is of interest.
+/// The names that cudarc tries, shortened.
 const USUAL: &str = "libcuda.so and libcuda.so.1 on the loader's path";
 
 fn innermost(error: &dyn std::error::Error) -> String {

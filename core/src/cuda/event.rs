@@ -10,11 +10,11 @@ use super::codes;
 use super::context::Context;
 use crate::error::Result;
 
-/// A point in the work of a stream, recorded once. The driver's event goes back to its context when the last holder is gone; those who
-/// were told to wait for it before wait for this point, not for a later one.
+/// A point in the work of a stream, recorded once. The driver's event returns to its context when the last holder drops it. Streams that
+/// wait for it already wait for this point, not for a later one.
 pub struct Event {
     raw: CUevent,
-    /// Of whose work it is a point: points of one stream are reached in their order.
+    /// The stream. Points of one stream are reached in order.
     stream: usize,
     context: Arc<Context>,
 }
@@ -25,9 +25,9 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// For a thread that has the context. `stream` may be the framework's.
+    /// Records an event; the calling thread must have the context. `stream` may belong to the framework.
     pub(super) fn record(context: &Arc<Context>, stream: CUstream) -> Result<Arc<Self>> {
-        // Owned first, so that it goes back if it cannot be recorded.
+        // Owned before it is recorded, so that a failure returns it.
         let event = Self { raw: context.take_event()?, stream: stream.addr(), context: Arc::clone(context) };
         // SAFETY: the event is nobody else's, and the stream is one of this context.
         let code = unsafe { (context.api().event_record)(event.raw, stream) };
@@ -40,20 +40,20 @@ impl Event {
         self.raw
     }
 
-    /// Whose work it is a point of.
+    /// Its device.
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Of which stream.
+    /// Its stream.
     pub(crate) fn stream(&self) -> usize {
         self.stream
     }
 
-    /// Whether it is reached. For a thread that has the context; about a microsecond.
+    /// Whether it is reached. The calling thread must have the context. Takes about a microsecond.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) of `what` if the device failed: never "not yet" for ever.
+    /// [`Error::Device`](crate::Error::Device) for `what` if the device failed, so that no caller polls for ever.
     pub(crate) fn is_reached(&self, what: &str) -> Result<bool> {
         // SAFETY: the handle is alive and recorded.
         match unsafe { (self.context.api().event_query)(self.raw) } {

@@ -1,4 +1,4 @@
-//! What tests stand on where there is no GPU: the driver that runs on the host, and PCI trees laid out as files.
+//! Support for tests without a GPU: the fake driver, which runs on the host, and PCI trees as files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,19 +9,19 @@ use fakecuda::Control;
 
 use super::Driver;
 
-/// So many devices it has; tests that disturb one take one of their own.
+/// The number of its devices. A test that disturbs a device takes one of its own.
 pub(crate) const DEVICES: u16 = 8;
 
-/// The driver that runs on the host.
+/// Loads the fake driver.
 pub(crate) fn driver() -> (Control, Arc<Driver>) {
     let library = fakecuda::library();
     let control = Control::open(&library);
-    // Counts for whoever is first of this process.
+    // Takes effect only in the first call of this process.
     control.set("DEVICES", &DEVICES.to_string());
     (control, Driver::load(Some(&library)).unwrap())
 }
 
-/// Puts a PCI device into the machine below `root`, by its path below `/sys/devices` and its NUMA node as the kernel writes it.
+/// Adds a PCI device to the machine below `root`: its path below `/sys/devices`, and its NUMA node in the kernel's format.
 pub(crate) fn lay_out(root: &Path, path: &str, numa_node: &str) {
     let folder = root.join("sys/devices").join(path);
     fs::create_dir_all(&folder).unwrap();

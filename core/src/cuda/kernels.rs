@@ -1,8 +1,7 @@
-//! Work that a device does on its own memory, element by element: scaling floats, casts between f32 and the half-size floats, and dividing
-//! integers.
+//! Kernels that work on device memory element by element: scale floats, cast between f32 and 16-bit floats, and divide integers.
 //!
-//! The sources are CUDA C beside this file. What is built in is the PTX that NVRTC made of them (`make ptx`); the driver compiles it for
-//! its device when it is loaded, which takes tens of milliseconds the first time and is remembered by the driver in `~/.nv`.
+//! The sources are CUDA C in the folder `kernels`. NVRTC compiles them to PTX (`make ptx`), which is built in. The driver compiles the PTX
+//! for its device when it is loaded. This takes tens of milliseconds the first time; then the driver finds it in its cache in `~/.nv`.
 #![expect(unsafe_code, reason = "functions of the driver are called")]
 
 use std::ffi::{c_uint, c_void};
@@ -21,10 +20,10 @@ use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
 use crate::types::DType;
 
-/// Of `elementwise.cu`, with the zero that ends a text for the driver.
+/// The PTX of `elementwise.cu`, with a terminating zero for the driver.
 const PTX: &str = concat!(include_str!("kernels/elementwise.ptx"), "\0");
 
-/// What a kernel does with every element.
+/// What a kernel does to every element.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Work {
     /// Reads the first type, multiplies, and writes the second.
@@ -50,8 +49,8 @@ const KERNELS: [(Work, &str); 12] = [
 
 /// Threads of a block.
 const THREADS: u64 = 256;
-/// Blocks of a grid; each thread takes more elements where there are more. Eight of them fill a multiprocessor, and no device has many
-/// more than 128.
+/// The most blocks of a grid; beyond that, each thread takes more elements. Eight blocks fill a multiprocessor, and no device has many more
+/// than 128 of them.
 const BLOCKS_MAX: u64 = 1024;
 
 /// The kernels of one device, loaded once.
@@ -68,10 +67,11 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Lets the driver compile them for the device of `context`. On any thread.
+    /// Lets the driver compile the kernels for the device of `context`. May be called on any thread.
     ///
     /// # Errors
-    /// [`Error::FailedPrecondition`] if the driver cannot: it is too old, or lacks its compiler. [`Error::Device`] if the device failed.
+    /// [`Error::FailedPrecondition`] if the driver cannot compile them because it is too old or lacks its compiler. [`Error::Device`] if
+    /// the device failed.
     pub(crate) fn load(context: &Arc<Context>) -> Result<Self> {
         context.within(|| {
             let mut module = ptr::null_mut();
@@ -85,7 +85,7 @@ impl Kernels {
                 });
             }
             context.checked("loading the kernels", code)?;
-            // Owned first, so that the module goes back if a kernel is missing in it.
+            // Owned before the kernels are looked up, so that a failure unloads the module.
             let mut kernels = Self { module, functions: [ptr::null_mut(); KERNELS.len()], context: Arc::clone(context) };
             for (function, (_, name)) in kernels.functions.iter_mut().zip(KERNELS) {
                 // SAFETY: the name ends with a zero, and one handle is written, which is valid as long as its module.
@@ -96,20 +96,20 @@ impl Kernels {
         })
     }
 
-    /// Submits `to[i] = from[i] * factor` to `stream`. Both hold as many elements, of type `read` and `written`; they may be the same memory
-    /// if these are equal.
+    /// Submits `to[i] = from[i] * factor` to `stream`. Both hold the same number of elements, of types `read` and `written`. They may be
+    /// the same memory if the types are equal.
     ///
-    /// The result is that of a contribution's weight on the host ([`reduce`](crate::reduce)): the factor is rounded to the type in which
-    /// the product is taken, f64 for f64 and f32 for the others, the product is rounded to nearest even, and a factor of zero makes zeros
-    /// of whatever is there.
+    /// The result equals that of a weight on the host ([`reduce`](crate::reduce)). The product is computed in f64 for f64, and in f32 for
+    /// the other types; the factor is rounded to that type first, and the product is rounded to nearest even. A factor of zero makes zeros
+    /// of all elements, also of NaN.
     ///
-    /// For a thread that has the context.
+    /// The calling thread must have the context.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no kernel for these types, [`Error::Device`] if the device refuses.
     ///
     /// # Panics
-    /// If there are not as many elements to be written as to be read.
+    /// If `from` and `to` differ in the number of elements.
     pub(crate) fn scale(
         &self,
         stream: &Stream,
@@ -128,9 +128,9 @@ impl Kernels {
 
     /// Submits `data[i] /= divisor` for integers of type `dtype` to `stream`.
     ///
-    /// The result is that of a mean on the host ([`reduce`](crate::reduce)): rounded down.
+    /// The result is rounded down, as for a mean on the host ([`reduce`](crate::reduce)).
     ///
-    /// For a thread that has the context.
+    /// The calling thread must have the context.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no kernel for this type, [`Error::Device`] if the device refuses.
@@ -144,7 +144,7 @@ impl Kernels {
         self.launch(Work::Divide(dtype), stream, [data.address(), data.address(), len, u64::from(divisor)])
     }
 
-    /// Submits a kernel. The arguments are those of every kernel here: from where and to where, how many elements, and the bits of a number.
+    /// Submits a kernel. Every kernel here has the same arguments: source, destination, number of elements, and the bits of a number.
     fn launch(&self, work: Work, stream: &Stream, mut arguments: [u64; 4]) -> Result<()> {
         let kernel = KERNELS.iter().position(|(known, _)| *known == work).ok_or_else(|| no_kernel(work))?;
         let [_, _, len, _] = arguments;
@@ -178,7 +178,7 @@ impl Kernels {
 fn no_kernel(work: Work) -> Error {
     Error::InvalidArgument {
         what: match work {
-            Work::Scale(read, written) => format!("a device cannot make {written} of {read}"),
+            Work::Scale(read, written) => format!("a device cannot cast {read} to {written}"),
             Work::Divide(dtype) => format!("a device cannot divide {dtype}"),
         },
         hint: "scale floats, cast between float32 and float16 or bfloat16, or divide integers".to_owned(),
@@ -190,11 +190,11 @@ impl Drop for Kernels {
         let api = self.context.api();
         if api.is_ours() {
             let unload = || {
-                // SAFETY: nobody has its functions any more. The driver waits for those that run.
+                // SAFETY: nobody has its functions any more. The driver waits for running kernels.
                 Api::released("the kernels", unsafe { (api.module_unload)(self.module) });
                 Ok(())
             };
-            // A device that failed has lost them anyway.
+            // A device that failed has lost its modules anyway.
             let _ = self.context.within(unload);
         }
     }

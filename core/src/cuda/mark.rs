@@ -1,4 +1,4 @@
-//! A point in the work of a device, whether the build has CUDA or not.
+//! A point in the work of a device; defined in builds without CUDA too.
 
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use super::event::Event;
 
-/// A point in the work of a device's stream. What was submitted to that stream before has been done when it is reached.
+/// A point in the work of a device's stream. When it is reached, all earlier work of that stream is done.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Mark {

@@ -1,4 +1,4 @@
-//! Memory of a device that is the engine's own.
+//! Device memory that the engine owns.
 #![expect(unsafe_code, reason = "functions of the driver are called")]
 
 use std::sync::Arc;
@@ -16,10 +16,10 @@ pub(crate) struct DeviceMemory {
 }
 
 impl Context {
-    /// Memory of this device. It costs the driver some microseconds up to a millisecond, so that callers keep what they have.
+    /// Allocates memory of this device. This takes from some microseconds up to a millisecond, so callers keep their memory.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) if the driver gives none.
+    /// [`Error::Device`](crate::Error::Device) if the driver cannot allocate it.
     pub(crate) fn memory(self: &Arc<Self>, bytes: usize) -> Result<DeviceMemory> {
         self.within(|| {
             let mut address = 0;
@@ -48,7 +48,7 @@ impl Drop for DeviceMemory {
                 Api::released("memory of the device", unsafe { (api.device_free)(self.region.address()) });
                 Ok(())
             };
-            // A device that failed has lost it anyway.
+            // A device that failed has lost its memory anyway.
             let _ = self.context.within(free);
         }
     }

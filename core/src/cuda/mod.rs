@@ -1,11 +1,11 @@
-//! The base of all CUDA code: the driver, found at run time, and thin owners of what it hands out.
+//! The base of all CUDA code: the driver, found at run time, and thin owners of its handles.
 //!
-//! The device that copies and the collective of a machine's devices both stand on it and do not see each other. [`Driver::load`] looks for
-//! the driver, [`Context`] is a device, [`Stream`] and [`Event`] order work on it, [`Kernels`] are work of our own, and the [`Reaper`] tells when work is done; nothing else
-//! turns what happens on a device into an outcome. Functions are called through one table (`api`), and results are read in one list of
-//! words (`codes`). Nothing of it is in a static but the library that cudarc keeps open where no path names one.
+//! `device` and `collective` use this module and do not see each other. [`Driver::load`] looks for the driver. A [`Context`] is a device,
+//! [`Stream`] and [`Event`] order work on it, and [`Kernels`] are our own work. Only the [`Reaper`] turns the end of work on a device into
+//! an outcome. Functions are called through one table (`api`), and one list has the texts of result codes (`codes`). The only static is the
+//! library that cudarc keeps open if no path names one.
 //!
-//! Without the feature `cuda` nothing is left of it but the words that are said of any device, and what [`describe()`] says then.
+//! Without the feature `cuda`, only the names of devices and [`describe()`] remain.
 
 #[cfg(feature = "cuda")]
 mod api;

@@ -1,5 +1,5 @@
-//! Where a device hangs in the tree of PCI bridges, as the kernel tells it in `/sys`. What cannot be read is absent, never an error:
-//! containers hide what they like.
+//! The place of a device in the tree of PCI bridges, read from `/sys`. A fact that cannot be read is absent, never an error, because
+//! containers hide parts of `/sys`.
 
 use std::fmt;
 use std::fs;
@@ -18,8 +18,8 @@ pub(super) struct PciAddress {
 }
 
 impl PciAddress {
-    /// How the device of this address, called `name`, is joined to the machine below `root`, which is `/` but in tests. It is told of no
-    /// peers: the kernel knows none.
+    /// The connection of the device `name` at this address to the machine below `root`, which is `/` except in tests. It has no peers,
+    /// because the kernel knows none.
     pub(super) fn attachment(self, root: &Path, name: String) -> Attachment {
         Attachment {
             name,
@@ -29,7 +29,7 @@ impl PciAddress {
         }
     }
 
-    /// The NUMA node of the device of this address; none where the machine has none or does not tell.
+    /// The NUMA node of the device at this address; `None` if it is unknown or the machine has no nodes.
     pub(super) fn numa_node(self, root: &Path) -> Option<u32> {
         let node = fs::read_to_string(self.link(root).join("numa_node")).ok()?;
         // -1 where there are no nodes.
@@ -41,7 +41,7 @@ impl PciAddress {
     }
 }
 
-/// The PCI devices on the way that the kernel's link stands for: its root complex, `pciDDDD:BB`, and every address below.
+/// The PCI devices on the path to which the kernel's link points: the root complex, `pciDDDD:BB`, and every address below it.
 fn path(link: &Path) -> Option<Vec<String>> {
     let real = fs::canonicalize(link).ok()?;
     let words = real.iter().filter_map(|word| word.to_str());
@@ -57,20 +57,20 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// What was given is no PCI address.
+/// The text is no PCI address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NoPciAddress;
 
 impl FromStr for PciAddress {
     type Err = NoPciAddress;
 
-    /// Reads what the driver (`0000:3B:00.0`), its tools (`00000000:3B:00.0`) and the kernel write.
+    /// Parses the formats of the driver (`0000:3B:00.0`), its tools (`00000000:3B:00.0`) and the kernel.
     fn from_str(text: &str) -> Result<Self, NoPciAddress> {
         let mut words = text.split([':', '.']);
         let mut number = |limit: u32| {
             let word = words.next().ok_or(NoPciAddress)?;
             let number = u32::from_str_radix(word, 16).map_err(|_| NoPciAddress)?;
-            // A sign would be read as well.
+            // Excludes signs, which the parser of numbers would accept.
             if number <= limit && word.bytes().all(|letter| letter.is_ascii_hexdigit()) {
                 Ok(number)
             } else {

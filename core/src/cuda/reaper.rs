@@ -1,8 +1,8 @@
-//! The thread that turns what happens on devices into outcomes.
+//! The thread that reports when work on devices has ended.
 //!
-//! It asks the first event of every stream now and then whether it is reached, and sleeps on its channel while nothing is pending. Nobody
-//! else waits for a device: a callback of the driver comes 100 µs late and may not call the driver, and an event that blocks a thread
-//! takes a thread for each stream.
+//! It polls the first event of every stream, and sleeps on its channel while no event is pending. Nobody else waits for a device. The
+//! alternatives are worse: a callback of the driver comes 100 µs late and may not call the driver, and an event that blocks a thread needs
+//! a thread per stream.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU64;
@@ -19,17 +19,17 @@ use crate::local::OwnThread;
 use crate::mem::Ordinal;
 use crate::types::Done;
 
-/// Hears of events. One serves all devices of a process.
+/// The reaper. One serves all devices of a process.
 pub(crate) struct Reaper {
     inbox: Sender<Message>,
     thread: OwnThread,
-    /// Whether something was given up that may still be done.
+    /// Whether a pending event was given up, so that its work may still run.
     gave_up: Arc<AtomicBool>,
 }
 
 enum Message {
     Watch(Watched),
-    /// Nothing comes any more; what is pending then has failed.
+    /// The end: pending events fail at this time.
     End {
         at: Instant,
     },
@@ -45,7 +45,7 @@ impl Reaper {
     /// Starts the thread.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives none.
+    /// [`Error::Io`] if the system cannot start a thread.
     pub(crate) fn start() -> Result<Self> {
         let (inbox, messages) = unbounded();
         let gave_up = Arc::new(AtomicBool::new(false));
@@ -54,11 +54,11 @@ impl Reaper {
         Ok(Self { inbox, thread, gave_up })
     }
 
-    /// Reports to `done` that `event` is reached, or how its device failed: then all that is pending on that device fails. `what` is the
-    /// work whose end it is, for the error.
+    /// Calls `done` when `event` is reached, or with the error of its device. If a device fails, all events that are pending on it fail.
+    /// `what` names the work in the error.
     ///
-    /// `done` is called on the reaper's thread and must not block. There is no deadline here: a stream that waits for its machine may wait
-    /// long, and the submitter knows how long is too long.
+    /// `done` is called on the reaper's thread and must not block. There is no deadline here, because a stream may wait long for other
+    /// machines; the submitter has its own deadline.
     pub(crate) fn when(&self, event: Arc<Event>, what: &'static str, done: Done<()>) {
         if let Err(unsent) = self.inbox.send(Message::Watch(Watched { event, what, done }))
             && let Message::Watch(Watched { done, .. }) = unsent.into_inner()
@@ -67,11 +67,11 @@ impl Reaper {
         }
     }
 
-    /// Waits until all that is pending is done, at most for `patience`; what is not done then ends with an error. Whether all was done: if
+    /// Waits until all pending events are reached, at most for `patience`; the rest end with an error. Returns whether all were reached. If
     /// not, a device may still use the memory. Idempotent.
     pub(crate) fn shutdown(&self, patience: Duration) -> bool {
         let at = now() + patience;
-        // The first outcome decides. A thread that has ended needs none.
+        // The thread may have ended already.
         let _ = self.inbox.send(Message::End { at });
         self.thread.join(patience);
         !self.gave_up.load(Ordering::Acquire)
@@ -90,11 +90,11 @@ impl std::fmt::Debug for Reaper {
     }
 }
 
-/// What is pending, in the order of each stream: streams do not hold each other up, and the points of one are reached in order.
+/// The pending events of each stream in order. The points of one stream are reached in order, and streams do not delay each other.
 #[derive(Default)]
 struct Watch {
     streams: BTreeMap<(Ordinal, usize), VecDeque<Watched>>,
-    /// Whose context the thread has.
+    /// The device whose context the thread has.
     bound: Option<Ordinal>,
     end: Option<Instant>,
     gave_up: Arc<AtomicBool>,
@@ -102,7 +102,7 @@ struct Watch {
 
 impl Watch {
     fn run(mut self, messages: &Receiver<Message>) {
-        // The kernel adds up to 50 µs to every sleep of a thread that does not ask for less; it is five times what is slept here.
+        // By default the kernel adds up to 50 µs to every sleep of a thread, which is five times the shortest sleep here.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut quiet_since = now();
         loop {
@@ -116,7 +116,7 @@ impl Watch {
                 }
                 quiet_since = now();
             }
-            // Before asking, so that what was submitted last is asked for as well.
+            // Before polling, so that the newest events are polled too.
             messages.try_iter().for_each(|message| self.take(message));
             if self.ask() {
                 quiet_since = now();
@@ -144,7 +144,7 @@ impl Watch {
         }
     }
 
-    /// Asks the first events of all streams; whether any was reached.
+    /// Polls the first events of all streams; returns whether any was reached.
     fn ask(&mut self) -> bool {
         let mut any = false;
         let mut faults = BTreeMap::new();
@@ -174,7 +174,7 @@ impl Watch {
         any
     }
 
-    /// Fails all that is pending on `device`: after a fault nothing is done on it any more.
+    /// Fails all pending events of `device`, because a device does nothing more after a fault.
     fn fail(&mut self, device: Ordinal, error: &Error) {
         tracing::error!(device = name(device), %error, "a device failed");
         self.streams.retain(|(of, _), queue| {
@@ -194,7 +194,7 @@ impl Watch {
     }
 }
 
-/// Asks, after the thread has taken the context of the event's device.
+/// Polls the event, in the context of its device.
 fn is_reached(watched: &Watched, bound: &mut Option<Ordinal>) -> Result<bool> {
     let context = watched.event.context();
     if *bound != Some(context.device()) {
@@ -204,7 +204,7 @@ fn is_reached(watched: &Watched, bound: &mut Option<Ordinal>) -> Result<bool> {
     watched.event.is_reached(watched.what)
 }
 
-/// `error` as that of `what`, so that each waiter reads what it waited for.
+/// Returns `error` with `what` as the failed work, so that each waiter reads the name of its own work.
 fn of_work(error: &Error, what: &str) -> Error {
     match error {
         Error::Device { device, cause, .. } => {
@@ -214,8 +214,9 @@ fn of_work(error: &Error, what: &str) -> Error {
     }
 }
 
-/// How long to sleep when nothing was reached for `quiet`: a hundredth of it, so that no waiter waits more than a hundredth longer than it must, and
-/// little processor time goes into a long wait. The bounds are a few queries, and what a person does not see.
+/// How long to sleep if no event was reached for `quiet`: a hundredth of it. So a waiter waits at most one per cent longer than necessary,
+/// and a long wait takes little processor time. The lower bound is the time of a few queries; the upper bound is too short for a user to
+/// notice.
 fn nap(quiet: Duration) -> Duration {
     (quiet / 100).clamp(Duration::from_micros(5), Duration::from_micros(200))
 }

@@ -1,4 +1,4 @@
-//! Streams of the engine's own.
+//! Streams that the engine owns.
 #![expect(unsafe_code, reason = "functions of the driver are called")]
 
 use std::ffi::{c_int, c_uint};
@@ -15,16 +15,16 @@ use super::mark::Mark;
 use crate::error::Result;
 
 impl Context {
-    /// A stream of the engine's own, which waits for no other unless it is told to, and whose kernels go before those of others.
+    /// Makes a stream that waits for no other stream by itself, and whose kernels go before those of other streams.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) if the driver gives none.
+    /// [`Error::Device`](crate::Error::Device) if the driver cannot make one.
     pub(crate) fn stream(self: &Arc<Self>) -> Result<Stream> {
         self.within(|| Stream::create(self))
     }
 
-    /// Marks where the framework's `stream` stands now; 0 is the device's default stream. For the caller's thread: a few microseconds, and
-    /// nothing is waited for.
+    /// Marks the current end of the framework's `stream`; 0 is the device's default stream. May be called on the caller's thread: it takes
+    /// a few microseconds and does not wait.
     ///
     /// # Errors
     /// [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) while the stream is captured into a graph, [`Error::Device`](crate::Error::Device) if the device failed.
@@ -37,9 +37,9 @@ impl Context {
     }
 }
 
-/// A stream of the engine's own. It synchronises with no other stream, the default stream neither: whatever it shall wait for it is told.
+/// A stream that the engine owns. It synchronises with no other stream, not even the default stream, except through [`wait`](Self::wait).
 ///
-/// The thread that uses it has bound the stream's context ([`Context::bind`]).
+/// The thread that uses it must have bound the stream's context ([`Context::bind`]).
 pub(crate) struct Stream {
     raw: CUstream,
     context: Arc<Context>,
@@ -51,10 +51,10 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// For a thread that has the context.
+    /// The calling thread must have the context.
     pub(super) fn create(context: &Arc<Context>) -> Result<Self> {
-        // A smaller number goes first, and the driver takes what is beyond its range for the end of its range. It ranks kernels, not copies:
-        // a few blocks of a sum that a whole machine waits for go before those of the model.
+        // A smaller number goes first; the driver clamps numbers to its range. Priority orders kernels, not copies: the few blocks of a sum
+        // for which a whole machine waits go before those of the model.
         const FIRST: c_int = -1000;
         let mut raw = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
@@ -69,12 +69,12 @@ impl Stream {
         self.raw
     }
 
-    /// Whose it is.
+    /// Its device.
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Lets what is submitted from now on wait for `mark`. Returns at once.
+    /// Makes later work of this stream wait for `mark`. Returns at once.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) if the device failed.
@@ -89,7 +89,7 @@ impl Stream {
         }
     }
 
-    /// Marks where this stream stands now.
+    /// Marks the current end of this stream.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) if the device failed.
@@ -102,7 +102,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let api = self.context.api();
         if api.is_ours() {
-            // SAFETY: nobody has the handle any more. The driver lets what was submitted end by itself.
+            // SAFETY: nobody has the handle any more. The driver finishes submitted work by itself.
             Api::released("a stream", unsafe { (api.stream_destroy)(self.raw) });
         }
     }

@@ -1,4 +1,4 @@
-//! How the devices that this process sees are joined to each other: what the operating system and the driver tell together.
+//! How the devices of this process are connected, from the operating system and the driver.
 
 use std::path::Path;
 
@@ -9,17 +9,17 @@ use crate::error::Result;
 use crate::mem::Ordinal;
 use crate::pipeline::{Attachment, PcieGroups};
 
-/// The NUMA node at which `device` hangs in the machine below `root`, which is `/` but in tests; none where the machine has none or does not
-/// tell. Makes no context.
+/// The NUMA node of `device` in the machine below `root`, which is `/` except in tests. `None` if it is unknown or the machine has no
+/// nodes. Makes no context.
 pub(crate) fn numa_node(driver: &Driver, root: &Path, device: Ordinal) -> Option<u32> {
     let address: PciAddress = driver.facts(device).ok()?.pci_bus_id.parse().ok()?;
     address.numa_node(root)
 }
 
-/// The PCIe groups of the devices of `driver`, in the machine below `root`, which is `/` but in tests. Makes no context.
+/// The PCIe groups of the devices of `driver`, in the machine below `root`, which is `/` except in tests. Makes no context.
 ///
 /// # Errors
-/// [`Error::Device`](crate::Error::Device) if the driver does not tell.
+/// [`Error::Device`](crate::Error::Device) if the driver does not answer.
 pub(crate) fn groups(driver: &Driver, root: &Path) -> Result<PcieGroups> {
     let ordinals: Vec<Ordinal> = driver.ordinals().collect();
     let attachment = |device: &Ordinal| -> Result<Attachment> {

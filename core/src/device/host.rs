@@ -1,7 +1,7 @@
-//! A device whose memory is this process's: the twin of a real one, for tests and for programs that have none.
+//! A device in the memory of this process, for tests and for programs without a GPU.
 //!
-//! Addresses are pointers. Nothing is ever under way on a stream of its own, so that every mark is reached. Copies are made in the order in
-//! which they were asked for, by one thread for each direction, as copy engines do.
+//! Addresses are pointers. There is no work on streams, so every mark is reached at once. One thread for each direction makes the copies in
+//! order, as copy engines do.
 #![expect(unsafe_code, reason = "memory is known by address, as that of a real device is")]
 
 use std::fmt;
@@ -23,14 +23,14 @@ use crate::types::{DType, Done, Encoding};
 pub struct HostDevice {
     devices: u16,
     pool: Pool,
-    /// Memory that other processes can be shown.
+    /// Memory that other processes can map.
     shown_pool: Pool,
-    /// Absent after the end.
-    lanes: Mutex<Option<Lanes>>,
+    /// `None` after the shutdown.
+    queues: Mutex<Option<CopyQueues>>,
 }
 
-struct Lanes {
-    /// What is told to end under way, in the order of their threads: out, in, within.
+/// One queue and one thread for each direction: out, in, within.
+struct CopyQueues {
     submit: [Sender<Job>; 3],
     threads: [JoinHandle<()>; 3],
 }
@@ -41,13 +41,13 @@ struct Job {
 }
 
 impl HostDevice {
-    /// So many devices, all of them this process's memory. What is staged, which is what is copied from them, is counted in `copies`.
+    /// Starts `devices` devices in the memory of this process. `copies` counts the bytes that are copied from them, which is the staging.
     ///
     /// # Safety
-    /// Every [`DeviceRegion`] that is given to it keeps the contract of [`Region::new`].
+    /// Every [`DeviceRegion`] that it gets keeps the contract of [`Region::new`].
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives no thread.
+    /// [`Error::Io`] if the system cannot start a thread.
     pub unsafe fn start(devices: u16, copies: &Copies) -> Result<Self> {
         let spawn = |name: &str| {
             let ((submit, jobs), copies) = (unbounded(), copies.clone());
@@ -58,9 +58,9 @@ impl HostDevice {
         };
         let ((out, from), (back, to), (within, inside)) =
             (spawn("gl-host-out")?, spawn("gl-host-in")?, spawn("gl-host-within")?);
-        let lanes = Lanes { submit: [out, back, within], threads: [from, to, inside] };
+        let queues = CopyQueues { submit: [out, back, within], threads: [from, to, inside] };
         let shown_pool = Pool::on(Arc::new(SharedBacking::new()));
-        Ok(Self { devices, pool: Pool::new(), shown_pool, lanes: Mutex::new(Some(lanes)) })
+        Ok(Self { devices, pool: Pool::new(), shown_pool, queues: Mutex::new(Some(queues)) })
     }
 }
 
@@ -88,14 +88,14 @@ impl Device for HostDevice {
     }
 
     fn copy(&self, transfer: Transfer, _after: &[Mark], done: Done<()>) {
-        let lane = match transfer {
+        let queue = match transfer {
             Transfer::Out { .. } | Transfer::Encode { .. } => 0,
             Transfer::In { .. } | Transfer::Decode { .. } => 1,
             Transfer::Within { .. } => 2,
         };
         let job = Job { transfer, done };
-        let refused = match &*self.lanes.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(lanes) => lanes.submit[lane].send(job).err().map(|job| job.0),
+        let refused = match &*self.queues.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(queues) => queues.submit[queue].send(job).err().map(|job| job.0),
             None => Some(job),
         };
         if let Some(job) = refused {
@@ -104,12 +104,12 @@ impl Device for HostDevice {
     }
 
     fn shutdown(&self) {
-        // What was submitted is copied first: it takes no longer than memory takes.
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Lanes { submit, threads }) = lanes else { return };
+        // Finishes all submitted copies, which is quick because they only copy memory.
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(CopyQueues { submit, threads }) = queues else { return };
         drop(submit);
         for thread in threads {
-            // A copy's report may be what ends the device.
+            // The outcome of a copy may end the device, on one of these threads.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }

@@ -1,6 +1,6 @@
 //! Devices: memory that the network cannot reach, and copies between it and the host.
 //!
-//! A device copies what it is told in the order in which it is told; what goes first is decided by the queues of COPYD2H and COPYH2D.
+//! A device makes copies in the order in which they are submitted. The queues of COPYD2H and COPYH2D decide that order.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -20,10 +20,10 @@ pub use self::host::HostDevice;
 
 /// The devices of one kind that this process reaches.
 pub trait Device: Send + Sync + fmt::Debug {
-    /// What `device` is called in messages, such as `cuda:1`.
+    /// The name of `device` in messages, such as `cuda:1`.
     fn name(&self, device: Ordinal) -> String;
 
-    /// Marks where `stream` of `device` stands now. Called on the caller's thread: it takes microseconds and waits for nothing.
+    /// Marks the current end of `stream` of `device`. Called on the caller's thread, so it takes only microseconds and does not wait.
     ///
     /// `stream` is the framework's handle of it; 0 is the device's default stream.
     ///
@@ -33,25 +33,26 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// failed.
     fn mark(&self, device: Ordinal, stream: u64) -> Result<Mark>;
 
-    /// Memory of the host that copies from and to `device` reach at their full rate, near it where the machine tells what is. Any device may
-    /// use it, and with `shown` other processes of the machine can be let read it, where there is such memory. Does not wait: where no more may be pinned it is ordinary memory, which copies reach more slowly.
+    /// Leases host memory for copies from and to `device` at full rate, on the device's NUMA node if that is known. Any device may use it.
+    /// With `shown`, it lies in memory that other processes of the machine can read, if the device has such memory. Does not wait: when no
+    /// more memory may be pinned, it is ordinary memory, and its copies are slower.
     ///
     /// # Errors
-    /// [`Exhausted`](crate::Error::Exhausted) if `bytes` alone are more than may ever be pinned.
+    /// [`Exhausted`](crate::Error::Exhausted) if `bytes` exceed the limit of pinned memory.
     fn lease(&self, device: Ordinal, bytes: usize, shown: bool) -> Result<Lease>;
 
-    /// Whether copies of this kind of device can encode elements of this type and decode them.
+    /// Whether copies of this device can encode elements of this type and decode them.
     fn encodes(&self, dtype: DType, encoding: Encoding) -> bool;
 
-    /// Copies, once every mark of `after` is reached. `done` hears of the end on a thread of the device, when nothing of the memory is
-    /// used any more; a fault of the device is [`Device`](crate::Error::Device).
+    /// Copies once every mark of `after` is reached. A thread of the device calls `done` when the copy no longer uses the memory. If the
+    /// device fails, the error is [`Device`](crate::Error::Device).
     fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>);
 
-    /// Ends what is under way with an error and the threads with it. Idempotent.
+    /// Ends all copies with an error, and ends the threads. Idempotent.
     fn shutdown(&self);
 }
 
-/// What is copied. Both sides hold as many elements, and the regions of the device are all of one device.
+/// A copy. Both sides hold the same number of elements, and all its device regions belong to one device.
 #[derive(Debug)]
 pub enum Transfer {
     /// From the device, run after run, to the host.
@@ -68,7 +69,7 @@ pub enum Transfer {
         /// Where it goes.
         to: Vec<DeviceRegion>,
     },
-    /// From the device, run after run, to the host, which gets the wire form of the elements.
+    /// From the device, run after run, to the host, in the wire form of the elements.
     Encode {
         /// Where the elements lie.
         from: Vec<DeviceRegion>,
@@ -77,7 +78,7 @@ pub enum Transfer {
         /// Which wire form.
         coding: Coding,
     },
-    /// From the host, which has the wire form of elements, to the device, run after run.
+    /// From the host, in the wire form of the elements, to the device, run after run.
     Decode {
         /// Where the wire form lies.
         from: Region,

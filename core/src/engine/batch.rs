@@ -1,7 +1,7 @@
-//! Many tensors in one call: checked together, taken in under one lock, and one handle for all of them.
+//! Many tensors in one call: checked together, submitted under one lock, with one handle for all of them.
 //!
-//! Each member keeps its own name, round and outcome: other workers may submit it alone. What is decided here is that a batch is taken as a
-//! whole or refused as a whole, that what is new in it is declared in one round trip, and what becomes of the handle.
+//! Each member keeps its own name, round and outcome: other workers may submit it alone. This file accepts or refuses a batch as a whole,
+//! declares its new tensors in one round trip, and resolves its handle.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::types::{Done, Op, Priority, TensorKey, TensorSpec};
 use crate::worker::{Accepted, Tally, Tensor, Terms};
 
-/// Tensors that are reduced together, round after round. Made once; it belongs to no engine.
+/// Tensors that are reduced together in every round. Made once; it belongs to no engine.
 #[derive(Debug)]
 pub struct Batch {
     tensors: Vec<TensorSpec>,
@@ -27,7 +27,7 @@ pub struct Batch {
 /// The reduction of all tensors of a batch.
 #[derive(Debug)]
 pub struct BatchSubmission<'batch> {
-    /// Which tensors.
+    /// The tensors.
     pub batch: &'batch Batch,
     /// Their memory, in the batch's order.
     pub members: Vec<Member>,
@@ -35,18 +35,18 @@ pub struct BatchSubmission<'batch> {
     pub op: Op,
     /// This worker's weight in a weighted mean; 1 elsewhere.
     pub weight: f64,
-    /// Give up after this long; the job's step timeout applies in any case.
+    /// Give up after this time; the job's step timeout always applies.
     pub timeout: Option<Duration>,
 }
 
 /// The memory of one tensor of a batch.
 #[derive(Debug)]
 pub struct Member {
-    /// This worker's contribution; as long as the tensor.
+    /// This worker's contribution, as long as the tensor.
     pub source: Memory,
-    /// Where the result goes; as long as the tensor, and on the same device. May be the same memory.
+    /// The memory for the result, as long as the tensor and on the same device. May be the same memory.
     pub destination: Memory,
-    /// How urgent.
+    /// Its priority.
     pub priority: Priority,
 }
 
@@ -60,10 +60,13 @@ impl Batch {
         let mut seen = BTreeSet::new();
         let invalid = |what, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
         if let Some((twice, _)) = tensors.iter().zip(&keys).find(|(_, key)| !seen.insert(**key)) {
-            return invalid(format!("tensor {} comes twice in a batch", twice.name), "give each tensor its own name");
+            return invalid(
+                format!("tensor {} comes twice in a batch", twice.name),
+                "give each tensor a different name",
+            );
         }
         if tensors.is_empty() {
-            return invalid("a batch of no tensors".to_owned(), "leave it out");
+            return invalid("a batch of no tensors".to_owned(), "do not submit an empty batch");
         }
         Ok(Self { tensors, keys })
     }
@@ -78,14 +81,13 @@ impl Engine {
     /// Reduces all tensors of a batch over all workers. The handle resolves when all of them have ended, with the error of the first that
     /// failed; to cancel it cancels all. Its `then` is that of [`push_pull`](Self::push_pull).
     ///
-    /// Tensors that this worker has not declared yet are declared here, in one round trip, and small neighbours among them share parts: such
-    /// tensors must be submitted all in every round.
+    /// Declares tensors that this worker has not declared yet, in one round trip. Small neighbours among them share parts; such tensors
+    /// must all be submitted in every round.
     ///
-    /// Waits while more than `submit_bytes_max` bytes are unresolved; a batch that is larger by itself waits until nothing is.
+    /// Waits while more than `submit_bytes_max` bytes are unresolved; a larger batch waits until no bytes are.
     ///
     /// # Errors
-    /// As [`push_pull`](Self::push_pull), and what it reports by the handle of a tensor that has failed, or was declared otherwise, before.
-    /// Nothing is submitted then.
+    /// As [`push_pull`](Self::push_pull). Also if a tensor has failed before, or was declared differently; then nothing is submitted.
     pub fn push_pull_all(
         &self,
         submission: BatchSubmission<'_>,
@@ -166,7 +168,7 @@ impl Engine {
         Ok(self.polling(handle))
     }
 
-    /// Gives up all of these submissions, under one lock.
+    /// Cancels all of these submissions, under one lock.
     fn canceller(&self, ids: std::ops::Range<u64>) -> Canceller {
         let shared = Arc::downgrade(&self.shared);
         Arc::new(move |_| {
@@ -177,7 +179,7 @@ impl Engine {
     }
 }
 
-/// A batch under way: what is left of it, and who hears of its end.
+/// A batch under way: its open members, and the token that reports its end.
 pub(super) struct Open(Mutex<(Tally, Option<Done<()>>)>);
 
 impl Open {
@@ -185,7 +187,7 @@ impl Open {
         Self(Mutex::new((Tally::new(members, None), Some(done))))
     }
 
-    /// What a member reports to.
+    /// The token of a member.
     pub(super) fn member(open: &Arc<Self>) -> Done<()> {
         let open = Arc::clone(open);
         Done::new(move |outcome| open.ended(outcome))

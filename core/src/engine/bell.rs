@@ -1,10 +1,10 @@
-//! What the thread of a stage sleeps on.
+//! A bell, on which the thread of a stage sleeps.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Rung by whoever leaves work for a thread, waited for by that thread.
+/// A thread waits for its bell; other threads ring it when there is work.
 ///
-/// Not a channel: those try for a while before they sleep, and on a host with few cores that time is taken from who would ring.
+/// Not a channel: channels spin before they sleep, and on a host with few cores that takes time from the thread that would ring.
 #[derive(Default)]
 pub(super) struct Bell {
     state: Mutex<Rung>,
@@ -18,7 +18,7 @@ struct Rung {
 }
 
 impl Bell {
-    /// Has the thread look for tasks. One that rings already rings.
+    /// Wakes the thread to look for tasks. Does nothing if the bell rings already.
     pub(super) fn ring(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let wakes = !state.rung && state.asleep;

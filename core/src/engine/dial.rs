@@ -1,4 +1,4 @@
-//! Connects to a server when the machine says so.
+//! Connects to servers for the machine.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::transport::Peer;
 use crate::types::{Done, LinkId};
 use crate::worker::{Destination, Dial};
 
-/// Connects to a server, and tells the machine what came of it.
+/// Connects to a server, and reports the outcome to the machine.
 pub(super) fn dial(shared: &Arc<Shared>, dial: Dial) {
     let Dial { server, attempt, to: Destination { address, socket_path, node, name }, timeout } = dial;
     let (on_done, on_loss) = (Arc::clone(shared), Arc::downgrade(shared));

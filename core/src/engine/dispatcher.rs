@@ -1,4 +1,4 @@
-//! Carries out what the machine decided, and decides on which thread a step is executed.
+//! Carries out the commands of the machine, and decides which thread executes a step.
 //!
 //! A stage is executed by its own thread, which sleeps on the stage's bell. Where a change of thread would cost more than the step, the
 //! thread that finds the step executes it: PULL and the collective stages always, COMPRESS and DECOMPRESS of short parts, PUSH of short
@@ -20,10 +20,10 @@ use crate::sched::StallReport;
 use crate::types::{Done, PartLayout, TensorSpec};
 use crate::worker::{Held, Stuck};
 
-/// Who executes what.
+/// The dispatcher of steps to threads.
 #[derive(Default)]
 pub(super) struct Dispatcher {
-    /// One bell a stage.
+    /// One bell per stage.
     bells: [Bell; Stage::COUNT],
     collective: Inline,
     pulling: Inline,
@@ -32,14 +32,14 @@ pub(super) struct Dispatcher {
 /// Serialises inline execution of some stages, so that their tasks keep the order in which the scheduler gives them.
 #[derive(Default)]
 struct Inline {
-    /// The thread that holds it executes.
+    /// The thread that holds this lock executes.
     turn: Mutex<()>,
     /// Whether there may be tasks.
     waiting: AtomicBool,
 }
 
 impl Dispatcher {
-    /// What the thread of `stage` sleeps on.
+    /// The bell of `stage`'s thread.
     pub(super) fn bell(&self, stage: Stage) -> &Bell {
         &self.bells[stage.index()]
     }
@@ -49,8 +49,8 @@ impl Dispatcher {
         self.bells.iter().for_each(Bell::ring);
     }
 
-    /// Executes what is ready for `stages`, here and now. One thread at a time, which looks again after every other thread that came
-    /// meanwhile, so that nothing is executed out of order.
+    /// Executes the ready tasks of `stages` on this thread. Only one thread does so at a time; it looks again for every other thread that
+    /// came meanwhile, so that the order of tasks holds.
     fn run_inline(shared: &Arc<Shared>, stages: &[Stage], inline: &Inline) {
         inline.waiting.store(true, Ordering::SeqCst);
         while inline.waiting.load(Ordering::SeqCst) {
@@ -66,7 +66,7 @@ impl Dispatcher {
         }
     }
 
-    /// Executes what is next for `stage` as long as it is short, and leaves the rest to the stage's thread.
+    /// Executes the next tasks of `stage` as long as they are short, and leaves the rest to the stage's thread.
     fn run_here(&self, shared: &Arc<Shared>, stage: Stage, bytes_max: u64) {
         while let Ok(Some(job)) = shared.with(|state, now| state.take_short(now, stage, bytes_max)) {
             execute(shared, job, bytes_max);
@@ -122,7 +122,7 @@ impl Dispatch for Dispatcher {
                     }
                 }
             }
-            // After a thousand small ones it is woken once.
+            // So a thousand small ones wake it once.
             if resolves && !matches!(effects.peek(), Some(Effect::Resolve(..))) {
                 wake_poller(shared);
             }
@@ -161,7 +161,7 @@ fn declare(shared: &Arc<Shared>, request: u64, tensors: Vec<TensorSpec>, fuse: b
     }
 }
 
-/// Warns of a submission that does not move.
+/// Warns of a submission without progress.
 fn warn(Stuck { report, missing }: &Stuck) {
     let StallReport { name, round, waited, parts, .. } = report;
     let (round, waited_s) = (round.0, waited.as_secs_f64());

@@ -44,7 +44,7 @@ pub struct EngineOptions {
     pub transport: Arc<dyn Transport>,
     /// Counts what the transport copies.
     pub copies: Copies,
-    /// Reaches the devices in whose memory tensors may lie. The engine shuts it down with itself.
+    /// The devices whose memory may hold tensors. The engine shuts it down at its own shutdown.
     pub device: Option<Arc<dyn Device>>,
 }
 
@@ -86,7 +86,8 @@ impl Engine {
     /// Joins the job and returns once it runs.
     ///
     /// # Errors
-    /// Why it could not join: [`Error::NotFormed`] names the missing processes, [`Error::DuplicateRank`] the process that has the rank, and so on.
+    /// If it could not join. For example, [`Error::NotFormed`] names the missing processes, and [`Error::DuplicateRank`] the process that
+    /// has the rank.
     pub fn start(options: EngineOptions) -> Result<Self> {
         let clock = Clock::start();
         let config = options.config;
@@ -167,7 +168,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Starts what the pipeline needs: the other workers of this machine, and threads for its stages.
+    /// Starts the collective of this machine, and threads for the stages of the pipeline.
     fn equip(&self, clock: Clock, socket: Option<PrivateSocket>) -> Result<()> {
         let formation = self.shared.look(|state| state.worker.formation().cloned()).expect("joined");
         let stages = formation.pipeline.stages();
@@ -178,7 +179,7 @@ impl Engine {
             let first = self.shared.collective.set(collective).is_ok();
             assert!(first, "an engine starts once");
         }
-        // What ranks do together needs no thread here, and PULL takes no longer than to wake one.
+        // Collective stages need no thread here, and PULL takes no longer than waking one.
         for stage in stages.iter().filter(|stage| !stage.is_collective() && **stage != Stage::Pull) {
             let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), Arc::clone(&self.dispatcher))?;
             locked(&self.threads).push(thread);
@@ -201,31 +202,31 @@ impl Engine {
         &self.shared.metrics
     }
 
-    /// The devices of this process, if it was given any. A caller that submits memory of a device marks its stream there.
+    /// The devices of this process, if it has any. A caller that submits device memory marks its stream with them.
     pub fn device(&self) -> Option<&Arc<dyn Device>> {
         self.shared.device.as_ref()
     }
 
-    /// The parts of every declared tensor, one a line, for people.
+    /// The parts of every declared tensor, one per line, for people.
     pub fn layout(&self) -> String {
         self.shared.look(|state| state.worker.describe_layout())
     }
 
-    /// Records from now on what every task does, and what is given to [`Timeline::record`]. See [`Timeline::start`] for `place`, the
-    /// answer and the errors.
+    /// Records all tasks from now on, and the spans of [`Timeline::record`]. See [`Timeline::start`] for `place`, the result and the
+    /// errors.
     pub fn start_timeline(&self, place: &Path) -> Result<PathBuf> {
         let path = self.timeline.start(place, self.rank())?;
         self.shared.with(|state, now| state.trace(now, Some(Arc::clone(&self.timeline))))?;
         Ok(path)
     }
 
-    /// Completes the timeline's file. Does nothing if none is recorded.
+    /// Completes the timeline's file. Does nothing if no timeline is being recorded.
     pub fn stop_timeline(&self) {
         self.shared.report(|state, now| state.trace(now, None));
         self.timeline.stop();
     }
 
-    /// Where the caller's own spans go.
+    /// The timeline, for the caller's own spans.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
@@ -255,14 +256,14 @@ impl Engine {
     /// Waits while more than `submit_bytes_max` bytes are unresolved.
     ///
     /// # Errors
-    /// At once for what can be known at once: a bad reduction, a length that does not fit the shape, another dtype or shape than
-    /// declared before on this worker, a job that has ended. Everything else resolves the handle.
+    /// If the arguments are wrong: an invalid reduction, a length that does not match the shape, or another dtype or shape than this worker
+    /// declared before; or if the job has ended. All other errors resolve the handle.
     pub fn push_pull(&self, submission: Submission, then: impl FnOnce(u64) + Send + 'static) -> Result<Handle> {
         self.submit(submission, HERE_BYTES_MAX, &|| {}, then)
     }
 
     /// As [`push_pull`](Self::push_pull); parts of at most `here_bytes_max` bytes are pushed by the calling thread. `entered` runs once
-    /// there is room for the submission, which is accepted then.
+    /// there is room for the submission, which is then accepted.
     fn submit(
         &self,
         submission: Submission,
@@ -289,8 +290,8 @@ impl Engine {
         Ok(self.polling(handle))
     }
 
-    /// Reduces a tensor over all workers and waits for it, at most for `patience`; as [`push_pull`](Self::push_pull) and
-    /// [`Handle::wait`], and sooner where the calling thread can do the work itself.
+    /// Reduces a tensor over all workers and waits for it, at most for `patience`; like [`push_pull`](Self::push_pull) and
+    /// [`Handle::wait`], but faster if the calling thread can do the work itself.
     ///
     /// # Errors
     /// As those two.
@@ -298,7 +299,7 @@ impl Engine {
         self.finish(patience, |patience| self.begin_to_reduce(submission, patience, |_| {}))
     }
 
-    /// Begins, and waits for the rest, at most for `patience` together.
+    /// Begins an operation and waits for it, at most for `patience` in total.
     pub(super) fn finish(
         &self,
         patience: Option<Duration>,
@@ -310,8 +311,8 @@ impl Engine {
         handle.wait(patience.map(|patience| patience.saturating_sub(helped)))
     }
 
-    /// The first half of [`reduce`](Self::reduce): submits, and does what the calling thread can do itself until the handle resolves, at
-    /// most for `patience`. Wait for the handle afterwards. `then` is that of [`push_pull`](Self::push_pull).
+    /// The first half of [`reduce`](Self::reduce): submits, and then does work on the calling thread until the handle resolves, at most for
+    /// `patience`. The caller must wait for the handle afterwards. `then` is that of [`push_pull`](Self::push_pull).
     ///
     /// # Errors
     /// As [`push_pull`](Self::push_pull).
@@ -324,18 +325,18 @@ impl Engine {
         self.begin(patience, |here_bytes_max, entered| self.submit(submission, here_bytes_max, entered, then))
     }
 
-    /// Submits, and then does what the calling thread can do itself; `submit` is told how long the parts may be that it pushes, and what to
-    /// do once there is room for the submission and nothing can refuse it any more.
+    /// Calls `submit`, and then does work on the calling thread. The arguments of `submit` are the longest parts that it pushes itself, and
+    /// a function to call once the submission is accepted.
     pub(super) fn begin(
         &self,
         patience: Duration,
         submit: impl FnOnce(u64, &dyn Fn()) -> Result<Handle>,
     ) -> Result<Handle> {
         let Some(collective) = self.shared.collective.get() else {
-            // The caller waits anyway, so it pushes all parts itself, and no other thread has to wake first.
+            // The caller waits anyway, so it pushes all parts itself, and no other thread has to wake up.
             return submit(u64::MAX, &|| {});
         };
-        // Not before there is room: what this thread waits for there may need another to work.
+        // Only once there is room, because the wait for room may need another thread to do the work.
         let handle = submit(HERE_BYTES_MAX, &|| collective.announce())?;
         collective.poll_announced(&|| handle.is_resolved(), patience);
         Ok(handle)
@@ -350,7 +351,7 @@ impl Engine {
         handle.polling(progress)
     }
 
-    /// Arrives at the barrier `name`; the handle resolves once all workers have, at the latest after `timeout`, or else the job's step
+    /// Enters the barrier `name`. The handle resolves once all workers have entered it, at the latest after `timeout`, or the job's step
     /// timeout.
     ///
     /// The handle's error is an [`Error::Timeout`] that names the ranks that did not come, or the cause if the job ended.
@@ -360,18 +361,18 @@ impl Engine {
         }
         let timeout = timeout.unwrap_or(self.config.step_timeout);
         let (handle, done) = Handle::new(0, None, |_| {});
-        // Where the engine is shut down, the token is dropped, which is a report.
+        // If the engine is shut down, the token is dropped, which reports an error.
         if let Some(membership) = &*locked(&self.shared.membership) {
             membership.barrier(name.to_owned(), timeout, done);
         }
         handle
     }
 
-    /// Leaves the job: pending submissions fail, then the other workers are waited for at most `grace`, so that a server that lives in
-    /// this process serves them to their end. Idempotent.
+    /// Leaves the job: pending submissions fail. Then waits at most `grace` for the other workers, because a server in this process may
+    /// still serve them. Idempotent.
     ///
     /// # Errors
-    /// [`Error::Timeout`] naming the workers that had not left by then; this process is out all the same.
+    /// [`Error::Timeout`] naming the workers that had not left by then; this process has left anyway.
     pub fn shutdown(&self, grace: Duration) -> Result<()> {
         self.leave(grace).map_err(|error| match error {
             Error::Timeout { waited, .. } => {
@@ -381,7 +382,7 @@ impl Engine {
         })
     }
 
-    /// The workers that have not left, as far as the coordinator still tells.
+    /// The workers that have not left, as far as the coordinator still answers.
     fn who_stays(&self) -> String {
         const PATIENCE: Duration = Duration::from_secs(1);
         let status = status(&self.coordinator, &self.credentials, PATIENCE).ok();
@@ -409,17 +410,17 @@ impl Engine {
             collective.shutdown();
         }
         self.shared.transport.shutdown(Duration::from_secs(1));
-        // Copies under way end with it, and with them the last handles.
+        // Ends the copies under way, and with them the last handles.
         if let Some(device) = &self.shared.device {
             device.shutdown();
         }
-        // Not before: a sum that came meanwhile, and is awaited by other ranks, is still brought to its device.
+        // Only now, because a sum that came meanwhile, and for which other ranks wait, is still copied to its device.
         self.shared.close();
         self.dispatcher.ring_all();
         for thread in locked(&self.threads).drain(..) {
             let _ = thread.join();
         }
-        // Out of the lock first: a callback under way may want to arm it.
+        // Taken out of the lock first, because a callback under way may arm it.
         let timer = locked(&self.shared.timer).take();
         drop(timer);
         self.stop_timeline();
@@ -434,7 +435,7 @@ impl Drop for Engine {
     }
 }
 
-/// What a handle does when it resolves: it makes room for other submissions, then calls `then`.
+/// The function that a handle calls when it resolves: makes room for other submissions, then calls `then`.
 pub(super) fn leaving(room: Entered, then: impl FnOnce(u64) + Send + 'static) -> impl FnOnce(u64) + Send + 'static {
     move |id| {
         drop(room);
@@ -442,7 +443,7 @@ pub(super) fn leaving(room: Entered, then: impl FnOnce(u64) + Send + 'static) ->
     }
 }
 
-/// A panic of a thread that held such a lock leaves nothing half done.
+/// A thread that panics with such a lock leaves a consistent state.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -475,7 +476,7 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
         }
         MemberEvent::Left => shared.milestones.change(|reached| reached.left = true),
         MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {
-            unreachable!("the membership reports these to their waiters")
+            unreachable!("the membership reports these errors to the waiting callers")
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a caller holds of an operation under way.
+//! The caller's handle of an operation under way.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, Weak};
@@ -9,7 +9,7 @@ use crate::local::Progress;
 use crate::runtime::Clock;
 use crate::types::Done;
 
-/// What [`Handle::wait`] says of an operation that goes on after the wait gave up.
+/// The text of [`Handle::wait`]'s error if the operation goes on after the timeout.
 pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
 
 /// An operation that was submitted. Resolves exactly once; every clone sees the outcome.
@@ -18,11 +18,11 @@ pub struct Handle {
     id: u64,
     slot: Arc<Slot>,
     cancel: Option<Canceller>,
-    /// Whose work a thread that waits can do.
+    /// The component whose work a waiting thread can do.
     progress: Option<Weak<dyn Progress + Send + Sync>>,
 }
 
-/// Gives up the operation with this id. Shared by all handles of an engine.
+/// Cancels the operation with this id. Shared by all handles of an engine.
 pub(super) type Canceller = Arc<dyn Fn(u64) + Send + Sync>;
 
 #[derive(Default)]
@@ -34,13 +34,13 @@ struct Slot {
 #[derive(Default)]
 struct Resolution {
     outcome: Option<Result<()>>,
-    /// Nobody is woken where nobody waits: that is a call of the system for each of a thousand small tensors.
+    /// Wakes only if a thread waits, because a wake is a system call, and there may be a thousand small tensors.
     waiters: u32,
 }
 
 impl Handle {
-    /// A handle and the token that resolves it. `then` runs once on the thread that resolves, before anybody sees the outcome: who waited
-    /// finds everything that the operation held given back. It must not use the handle.
+    /// A handle and the token that resolves it. `then` runs once on the thread that resolves, before the outcome is visible, so that a
+    /// waiting thread finds all memory of the operation free. It must not use the handle.
     pub(super) fn new(id: u64, cancel: Option<Canceller>, then: impl FnOnce(u64) + Send + 'static) -> (Self, Done<()>) {
         let slot = Arc::new(Slot::default());
         let there = Arc::clone(&slot);
@@ -57,7 +57,7 @@ impl Handle {
         (Self { id, slot, cancel, progress: None }, done)
     }
 
-    /// The same handle, whose waiters poll `progress` unless another thread does.
+    /// The same handle. Its waiting threads poll `progress` unless another thread does.
     #[must_use]
     pub(super) fn polling(self, progress: Weak<dyn Progress + Send + Sync>) -> Self {
         Self { progress: Some(progress), ..self }
@@ -112,7 +112,7 @@ impl Handle {
         self.slot.state.lock().expect(LOCK).outcome.clone()
     }
 
-    /// Gives the operation up. It resolves with [`Error::Cancelled`] once its memory is free, unless it was done already.
+    /// Cancels the operation. It resolves with [`Error::Cancelled`] once its memory is free, unless it has ended already.
     pub fn cancel(&self) {
         if let Some(cancel) = &self.cancel {
             cancel(self.id);

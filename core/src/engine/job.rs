@@ -1,4 +1,4 @@
-//! A step of the machine with the memory that it needs: all that an executor is given.
+//! A step of the machine with its memory: the input of an executor.
 
 use super::payload::Payload;
 use super::state::State;
@@ -13,13 +13,13 @@ use crate::transport::Push;
 use crate::types::{ExchangeId, LinkId, Time};
 use crate::worker::{Action, Meeting, Step, Use};
 
-/// What to execute.
+/// The step.
 pub(super) struct Job {
     pub(super) task: Task,
     pub(super) work: Work,
 }
 
-/// What a stage does, with the task's memory.
+/// The work of a stage, with the task's memory.
 pub(super) enum Work {
     Push {
         link: LinkId,
@@ -53,7 +53,7 @@ pub(super) enum Work {
     },
     Meet {
         operation: Operation,
-        /// Whether the contribution is afterwards where the result goes.
+        /// Whether the contribution is in the memory of the result afterwards.
         takes: bool,
     },
 }
@@ -91,7 +91,7 @@ impl State {
             }
             Action::Encode { coding, link } => Work::Encode { from: payload.elements(), coding, link },
             Action::Decode { coding } => {
-                let from = payload.landing().pop().expect("what is decoded lies in one piece");
+                let from = payload.landing().pop().expect("a sum to decode lies in one piece");
                 Work::Decode { from, to: payload.result(), coding }
             }
             Action::Meet(Meeting { goal, claim, failure, memory, takes }) => {

@@ -1,4 +1,4 @@
-//! The other workers of this machine: whether they can be reached, and how this one meets them.
+//! The other workers of this machine: whether they are reachable, and how this one meets them.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use crate::runtime::Clock;
 use crate::types::{MachineId, Wiring, WorkerId};
 use crate::worker::Formation;
 
-/// Opens the socket at which other workers of this machine reach this one; `None` where they shall not, or cannot.
+/// Opens the socket at which other workers of this machine reach this one; `None` if they must not or cannot reach it.
 pub(super) fn listen(config: &Config, machine: MachineId, workers: u32) -> Option<PrivateSocket> {
     if config.local_reduce == LocalReduce::Off || machine == MachineId::UNKNOWN || workers == 1 {
         return None;
     }
-    // A worker without a socket makes all of them push, which is slower and always possible.
+    // If one worker has no socket, all of them push, which is slower but always possible.
     let refused =
         |error: &Error| tracing::warn!(%error, "the workers of this machine will not reduce among themselves");
     PrivateSocket::listen(&std::env::temp_dir()).inspect_err(refused).ok()
 }
 
-/// The place of this worker among those of its machine, as the settings tell it.
+/// The place of this worker among those of its machine, from the settings.
 ///
 /// # Errors
 /// [`Error::Config`] if they do not say enough.
@@ -68,7 +68,7 @@ pub(super) fn meet(
         ranks,
         me,
         group,
-        door: socket.filter(|_| me == 0),
+        listener: socket.filter(|_| me == 0),
         join_timeout: config.join_timeout,
         step_timeout: config.step_timeout,
         oldest_every: config.oldest_every,

@@ -1,4 +1,4 @@
-//! Where a tensor lies, as whoever submits it says.
+//! The memory of a submitted tensor.
 
 use crate::cuda::Mark;
 use crate::mem::{DeviceRegion, Ordinal, Region};
@@ -9,11 +9,11 @@ use crate::types::Span;
 pub enum Memory {
     /// Memory of this process.
     Host(Region),
-    /// Memory of a device that the engine was given.
+    /// Memory of one of the engine's devices.
     Device {
         /// Which.
         region: DeviceRegion,
-        /// What the caller's streams do with it before: it is neither read nor written before this is reached.
+        /// The mark after the caller's work on the memory. The engine does not use the memory before it is reached.
         after: Mark,
     },
 }
@@ -38,7 +38,7 @@ impl Memory {
         self.len() == 0
     }
 
-    /// The device whose memory it is; `None` for the host's.
+    /// The device of the memory; `None` for the host.
     pub fn device(&self) -> Option<Ordinal> {
         match self {
             Self::Host(_) => None,

@@ -1,11 +1,11 @@
-//! How far the membership of the engine got, for the caller's threads that wait for it.
+//! The progress of the engine's membership, for caller threads that wait for it.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// What was reached, and a way to wait for it.
+/// The reached milestones, and a way to wait for them.
 #[derive(Default)]
 pub(super) struct Milestones {
     reached: Mutex<Reached>,
@@ -17,7 +17,7 @@ pub(super) struct Milestones {
 pub(super) struct Reached {
     /// The job formed.
     pub(super) joined: bool,
-    /// Everything is told that had to be told before this worker leaves.
+    /// All reports that must precede this worker's leave are sent.
     pub(super) may_leave: bool,
     /// The whole job ended in order.
     pub(super) left: bool,

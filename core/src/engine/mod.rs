@@ -7,9 +7,9 @@
 //!                                 └───────────── Scheduler::finish ◄───┘ ──► Handle resolves
 //! ```
 //! Tensors in memory of a device are staged before and brought back after, by COPYD2H and COPYH2D, and tensors with a codec are encoded and
-//! decoded by COMPRESS and DECOMPRESS, each with a thread of its own.
-//! What takes no longer than to wake a thread is done by whoever finds it: PULL always, PUSH of short parts by the thread that submits, COMPRESS and DECOMPRESS of short parts.
-//! Whoever waits for a handle does the transport's work, so that a sum lands on the thread that wants it.
+//! decoded by COMPRESS and DECOMPRESS, each with a thread of its own. A step that is shorter than waking a thread runs on the thread that
+//! finds it: PULL always, PUSH of short parts on the submitting thread, COMPRESS and DECOMPRESS of short parts. A thread that waits for a
+//! handle does the transport's work, so that a sum lands on the thread that needs it.
 //!
 //! [`Membership`](crate::runtime::Membership) holds the connection to the coordinator, [`Timer`](crate::runtime::Timer) wakes for deadlines; an idle engine runs none of its threads.
 

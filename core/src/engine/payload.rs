@@ -1,4 +1,4 @@
-//! What a task moves: the memory of the part's tensors, or a message.
+//! The payload of a task: the memory of the part's tensors, or a message.
 
 use super::memory::Memory;
 use crate::codec::Coding;
@@ -8,16 +8,16 @@ use crate::device::Transfer;
 use crate::mem::borrow::{Letter, Staging};
 use crate::mem::{DeviceRegion, Ordinal, Region};
 
-/// What a task moves, and the memory of the engine's own that it has on the way.
+/// The payload of a task, and the engine's memory that the task holds.
 pub(super) struct Payload {
     content: Content,
-    /// The contribution as it travels, and later the sum, between COMPRESS and DECOMPRESS.
+    /// The wire form of the contribution, and later of the sum, between COMPRESS and DECOMPRESS.
     wire: Option<Staging>,
 }
 
-/// What a task moves, run after run in piece order.
+/// The data of a task, run after run in piece order.
 enum Content {
-    /// Tensors in host memory: sent from where they lie, and the sum lands where it goes.
+    /// Tensors in host memory: sent in place, and the sum lands in its destination.
     Host { source: Vec<Region>, destination: Vec<Region> },
     /// Tensors in memory of one device, staged on their way to the network and back.
     Device(OnDevice),
@@ -60,26 +60,26 @@ impl Payload {
         Self { content: Content::Message(Letter::new(bytes)), wire: None }
     }
 
-    /// What is pushed.
+    /// The regions to push.
     ///
     /// # Panics
-    /// If it is a device's and was not staged.
+    /// If the tensors are on a device and were not staged.
     pub(super) fn contribution(&self) -> Vec<Region> {
         self.wire.as_ref().map_or_else(|| self.elements(), |wire| vec![wire.region()])
     }
 
-    /// Where the sum lands.
+    /// The regions in which the sum lands.
     ///
     /// # Panics
-    /// If it is a device's and was not staged.
+    /// If the tensors are on a device and were not staged.
     pub(super) fn landing(&self) -> Vec<Region> {
         self.wire.as_ref().map_or_else(|| self.result(), |wire| vec![wire.region()])
     }
 
-    /// What COMPRESS encodes.
+    /// The regions that COMPRESS encodes.
     ///
     /// # Panics
-    /// If it is a device's and was not staged.
+    /// If the tensors are on a device and were not staged.
     pub(super) fn elements(&self) -> Vec<Region> {
         match &self.content {
             Content::Host { source, .. } => again(source),
@@ -88,10 +88,10 @@ impl Payload {
         }
     }
 
-    /// Where DECOMPRESS puts the sum.
+    /// The regions into which DECOMPRESS decodes the sum.
     ///
     /// # Panics
-    /// If it is a device's and was not staged.
+    /// If the tensors are on a device and were not staged.
     pub(super) fn result(&self) -> Vec<Region> {
         match &self.content {
             Content::Host { destination, .. } => again(destination),
@@ -100,12 +100,12 @@ impl Payload {
         }
     }
 
-    /// From now on `wire` is what is pushed, and where the sum lands; `None` takes that back.
+    /// Sets the memory that is pushed and in which the sum lands; `None` removes it.
     pub(super) fn set_wire(&mut self, wire: Option<Staging>) {
         self.wire = wire;
     }
 
-    /// What the ranks of a machine reduce.
+    /// The memory for a reduction among the ranks of a machine.
     pub(super) fn memory(&self) -> collective::Memory {
         match &self.content {
             Content::Host { source, destination } => {
@@ -120,7 +120,7 @@ impl Payload {
         }
     }
 
-    /// What the PCIe groups of a machine reduce on its host: nothing where this rank holds nothing of it.
+    /// The memory for a reduction of the PCIe groups on the host; empty if this rank holds no part of it.
     pub(super) fn staged_memory(&self) -> collective::Memory {
         let staged = || match &self.content {
             Content::Device(OnDevice { staging: Some(staging), .. }) => vec![staging.region()],
@@ -129,14 +129,14 @@ impl Payload {
         collective::Memory::Host { source: staged(), destination: staged() }
     }
 
-    /// Gives back what it was staged in, if it was.
+    /// Returns the staging memory, if there is any.
     pub(super) fn unstage(&mut self) {
         if let Content::Device(there) = &mut self.content {
             there.staging = None;
         }
     }
 
-    /// From now on the contribution lies where the result goes.
+    /// Records that the contribution lies in the memory of the result now.
     pub(super) fn contribute_result(&mut self) {
         match &mut self.content {
             Content::Host { source, destination } => *source = again(destination),
@@ -145,7 +145,7 @@ impl Payload {
         }
     }
 
-    /// That of a task in COPYD2H or COPYH2D.
+    /// The device data of a task in COPYD2H or COPYH2D.
     pub(super) fn on_device(&mut self) -> &mut OnDevice {
         match &mut self.content {
             Content::Device(there) => there,
@@ -160,7 +160,7 @@ impl OnDevice {
         self.source.regions.first().expect("a part has a piece").device()
     }
 
-    /// Stages the part in `staging`, encoded if `coding` says how; how the contribution gets there, and what comes before.
+    /// Stages the part in `staging`, encoded if `coding` is given. Returns the copy of the contribution, and the marks before it.
     pub(super) fn stage(&mut self, staging: Staging, coding: Option<Coding>) -> (Transfer, Vec<Mark>) {
         let to = staging.region();
         self.staging = Some(staging);
@@ -172,7 +172,7 @@ impl OnDevice {
         (transfer, after)
     }
 
-    /// How the staged sum, encoded if `coding` says how, gets to where it goes, and what comes before.
+    /// The copy of the staged sum, encoded if `coding` is given, to its destination, and the marks before it.
     ///
     /// # Panics
     /// If nothing is staged.
@@ -192,7 +192,7 @@ impl OnDevice {
 }
 
 impl Runs {
-    /// The same once more, for another stage.
+    /// The same again, for another stage.
     fn again(&self) -> Self {
         Self { regions: self.regions_again(), after: self.after.clone() }
     }

@@ -1,4 +1,4 @@
-//! Holds back who submits faster than operations end.
+//! Delays callers that submit faster than operations end.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl Room {
         Self { held: Mutex::default(), freed: Condvar::new(), bytes_max }
     }
 
-    /// Waits until there is room for so many bytes; what holds them.
+    /// Waits until there is room for these bytes, and reserves them.
     pub(super) fn enter(room: &Arc<Self>, bytes: u64, timeout: Option<Duration>) -> Result<Entered> {
         let full = |held: &mut Held| held.bytes > 0 && held.bytes + bytes > room.bytes_max;
         let mut guard = room.held.lock().expect(LOCK);

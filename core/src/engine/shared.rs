@@ -1,4 +1,4 @@
-//! What the engine's threads share: the state under one lock, and everything beside it.
+//! The shared data of the engine's threads: the state under one lock, and everything outside of it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
@@ -35,13 +35,13 @@ pub(super) struct Shared {
     pub(super) collective: OnceLock<Arc<dyn Collective>>,
     dispatch: Arc<dyn Dispatch>,
     state: Mutex<State>,
-    /// Why the machine cannot be used any more: it panicked.
+    /// The error after a panic of the machine, which cannot be used any more.
     broken: OnceLock<Error>,
-    /// Held by whoever reads or writes memory of callers on a thread of the engine's.
+    /// Held while an engine thread reads or writes memory of callers.
     memory: RwLock<()>,
 }
 
-/// Carries out what the machine decided. It stands above everything that runs a step, so that executors need not know it.
+/// Carries out the commands of the machine. It is a layer above the executors, so that they need not know it.
 pub(super) trait Dispatch: Send + Sync {
     /// Carries out `effects`, which were decided by an input of the calling thread. Pushes of at most `here_bytes_max` bytes are made by
     /// this thread.
@@ -76,7 +76,7 @@ impl Shared {
         }
     }
 
-    /// Gives the machine an input, then carries out what it decided, with the lock released.
+    /// Gives the machine an input, then carries out its commands with the lock released.
     ///
     /// # Errors
     /// [`Error::Internal`] if the machine has panicked, now or before. Every handle ends with this error then.
@@ -115,7 +115,7 @@ impl Shared {
         Ok(answer)
     }
 
-    /// Reports the end of a step. After a panic there is no machine to hear it.
+    /// Reports the end of a step. After a panic there is no machine to report to.
     pub(super) fn report(self: &Arc<Self>, input: impl FnOnce(&mut State, Time)) {
         let _ = self.with(input);
     }
@@ -125,7 +125,7 @@ impl Shared {
         read(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Keeps the memory of the task whose step is executed from being given back. `None` after a panic, when it may be gone already.
+    /// Keeps the memory of the executing task alive. `None` after a panic, when it may be gone already.
     pub(super) fn use_memory(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let using = self.memory.read().unwrap_or_else(PoisonError::into_inner);
         self.broken.get().is_none().then_some(using)
@@ -136,8 +136,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
     }
 
-    /// Ends every handle after a panic, once nothing uses the memory of the callers any more. On a thread of its own, because the transport
-    /// may be on the calling one.
+    /// Ends every handle after a panic, once nothing uses the memory of the callers any more. On a separate thread, because the calling
+    /// thread may belong to the transport.
     fn bury(self: &Arc<Self>, state: &mut State, error: &Error) {
         const PATIENCE: Duration = Duration::from_secs(1);
         let (shared, wreck, cause) = (Arc::clone(self), state.wreck(), error.clone());
@@ -154,7 +154,7 @@ impl Shared {
             wreck.report(&cause);
             shared.milestones.change(|reached| reached.failed = Some(cause));
         });
-        // Without a thread, dropping the wreck reports to every handle.
+        // If there is no thread, dropping the wreck reports to every handle.
         drop(ending);
     }
 }

@@ -1,4 +1,4 @@
-//! What the engine keeps under its one lock: the machine, and the memory that its ids stand for.
+//! The engine's state under its one lock: the machine, and the memory behind the machine's ids.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ pub(super) struct State {
     pub(super) payloads: SideTable<TaskId, Payload>,
     /// By request: callers that wait for a declaration.
     waiters: BTreeMap<u64, Done<()>>,
-    /// When the timer will call, as far as it was told.
+    /// The time for which the timer is set.
     armed: Option<Time>,
     /// Present while a timeline is recorded.
     pub(super) trace: Option<TaskTrace>,
-    /// The threads are to end: nothing will come to their stages any more.
+    /// Whether the threads must end, because no task will come to their stages any more.
     pub(super) closed: bool,
     /// Carried out after the lock is released.
     effects: Vec<Effect>,
@@ -35,7 +35,7 @@ struct Lent {
     done: Done<()>,
 }
 
-/// What must happen after the lock is released.
+/// The work to do after the lock is released.
 pub(super) enum Effect {
     Wake(crate::pipeline::Stage),
     Abandon(Held),
@@ -56,7 +56,7 @@ pub(super) enum Effect {
     Arm(Time),
 }
 
-/// What is left of a state whose machine panicked.
+/// The remains of a state whose machine panicked.
 pub(super) struct Wreck {
     lent: BTreeMap<u64, Lent>,
     payloads: SideTable<TaskId, Payload>,
@@ -86,7 +86,7 @@ impl State {
         }
     }
 
-    /// Keeps the memory of a submission until it ends, which `done` reports.
+    /// Keeps the memory of a submission until it ends; `done` reports the end.
     pub(super) fn lend(&mut self, submission: u64, memory: Vec<(Memory, Memory)>, done: Done<()>) {
         self.lent.insert(submission, Lent { memory, done });
     }
@@ -96,12 +96,12 @@ impl State {
         self.waiters.insert(request, done);
     }
 
-    /// A declaration was answered; the caller that waits for it, if one does.
+    /// Handles the answer to a declaration; returns the caller that waits for it, if any.
     pub(super) fn take_waiter(&mut self, request: u64) -> Option<Done<()>> {
         self.waiters.remove(&request)
     }
 
-    /// Takes the effects of what the machine decided.
+    /// Turns the machine's commands into effects.
     pub(super) fn settle(&mut self, now: Time) -> Vec<Effect> {
         while let Some(command) = self.worker.next_command(now) {
             let effect = match command {
@@ -159,7 +159,7 @@ impl State {
         }
     }
 
-    /// Takes everything out that somebody waits for, because the machine cannot be trusted any more.
+    /// Takes out everything for which a caller waits, because the machine cannot be trusted any more.
     pub(super) fn wreck(&mut self) -> Wreck {
         self.closed = true;
         self.effects.clear();
@@ -170,7 +170,7 @@ impl State {
         }
     }
 
-    /// Keeps what a new task moves.
+    /// Keeps the payload of a new task.
     fn carry(&mut self, now: Time, task: TaskId, load: Load) {
         let payload = match load {
             Load::Message(bytes) => Payload::message(bytes),
@@ -195,7 +195,7 @@ impl State {
         self.payloads.insert(task, payload);
     }
 
-    /// Tells the timer when to call, if that is sooner than it knows.
+    /// Sets the timer, if the new time is earlier.
     fn arm(&mut self) {
         let due = self.worker.poll_timeout();
         if let Some(due) = due.filter(|due| self.armed.is_none_or(|armed| *due < armed)) {
@@ -205,7 +205,7 @@ impl State {
     }
 }
 
-/// What the timeline says of a task.
+/// The description of a task in the timeline.
 fn subject(worker: &Worker, task: TaskId) -> Subject {
     let part = worker.part(task);
     Subject {

@@ -1,4 +1,4 @@
-//! What can be refused of a submission without asking the machine.
+//! Checks of a submission that do not need the machine.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::types::{Op, TensorSpec};
 
-/// Parts up to this length are pushed by the thread that submits them: to copy them takes no longer than to wake another.
+/// The thread that submits parts up to this length pushes them itself, because copying them takes no longer than waking another thread.
 pub(super) const HERE_BYTES_MAX: u64 = 64 << 10;
 
-/// Refuses what has no meaning, whatever the job's state.
+/// Refuses invalid submissions, whatever the job's state.
 pub(super) fn check(
     tensor: &TensorSpec,
     source: &Memory,

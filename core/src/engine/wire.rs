@@ -1,4 +1,4 @@
-//! Memory for what is encoded on the host, and the arithmetic that encodes it.
+//! Memory for encoded bodies on the host, and the kernels that encode them.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use crate::local::SharedBacking;
 use crate::mem::{Lease, Pool};
 use crate::reduce::Kernels;
 
-/// Where bodies lie between COMPRESS and DECOMPRESS. The credit bounds how many bytes that are.
+/// The memory of bodies between COMPRESS and DECOMPRESS. Credit bounds its size.
 pub(super) struct Wire {
     pub(super) kernels: Kernels,
     private: Pool,
-    /// Memory that other processes can be shown.
+    /// Memory that other processes can map.
     shown: Pool,
 }
 
@@ -20,7 +20,7 @@ impl Wire {
         Self { kernels: Kernels::detect(), private: Pool::new(), shown }
     }
 
-    /// Memory for a body of so many bytes; with `shown`, other processes can be let read it.
+    /// Memory for a body of `bytes` bytes; with `shown`, other processes can map it.
     pub(super) fn lease(&self, bytes: u64, shown: bool) -> Lease {
         let pool = if shown { &self.shown } else { &self.private };
         pool.lease(usize::try_from(bytes).expect("at most PART_BYTES_MAX"))

@@ -1,7 +1,7 @@
-//! Memory for a pool that processes of its machine can read where it lies.
+//! Memory for a pool that other processes of the machine can read in place.
 //!
-//! It is taken in segments that grow with what is needed, so that a large model costs few descriptors and a small one little memory. What a
-//! pool has taken it keeps; the segments go with the last of it.
+//! It is allocated in segments of growing size, so that a large model needs few descriptors and a small one little memory. A pool keeps its
+//! memory; the segments are freed with the last piece of it.
 #![expect(unsafe_code, reason = "a pool reaches its memory by address")]
 
 use std::os::fd::BorrowedFd;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Segment;
 use crate::mem::pool::{ALIGN, Allocation, Backing, Place};
 
-/// Memory that others may be shown.
+/// A backing whose memory other processes can map.
 #[derive(Debug, Default)]
 pub struct SharedBacking {
     /// The number of its first segment.
@@ -19,7 +19,7 @@ pub struct SharedBacking {
     fields: Mutex<Vec<Field>>,
 }
 
-/// A segment and how much of it is taken.
+/// A segment, and the bytes of it that are in use.
 #[derive(Debug)]
 struct Field {
     segment: Arc<Segment>,
@@ -54,7 +54,7 @@ impl Backing for SharedBacking {
             None => {
                 let last = fields.last().map_or(0, |field| field.segment.bytes());
                 let size = (2 * last).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX).max(bytes);
-                // Not there: then the heap, which knows better what to do without memory.
+                // Without a segment the pool uses the heap, which handles a lack of memory.
                 let segment = Segment::create_to_show(size as u64).ok()?;
                 fields.push(Field { segment: Arc::new(segment), taken: 0 });
                 fields.len() - 1

@@ -8,19 +8,19 @@ use rustix::thread::futex::{Flags, wait as wait_word, wake as wake_word};
 
 use super::socket::timespec;
 
-/// Sleeps while `word` is `expected`, at most for `timeout`; whether it was woken or found another value. May return early without
-/// any of the three: look at the word again.
+/// Sleeps while `word` is `expected`, at most for `timeout`. Returns whether it was woken or found another value. May also return early for
+/// no reason, so look at the word again.
 ///
 /// The word may lie in a [`Segment`](super::Segment); sleepers of all processes that map it are woken.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) -> bool {
-    // Anything else than a timeout sends the caller back to the word: it changed, a signal came, or somebody woke us.
+    // After any other result than a timeout the caller looks at the word again: it changed, a signal came, or another thread woke this one.
     !matches!(wait_word(word, Flags::empty(), expected, Some(&timespec(timeout))), Err(Errno::TIMEDOUT))
 }
 
-/// Wakes everybody who sleeps on `word`. Change the word before, or they sleep again.
+/// Wakes all threads that sleep on `word`. Change the word first, or they sleep again.
 pub fn wake(word: &AtomicU32) {
     let everybody = i32::MAX.unsigned_abs();
-    // Fails only for addresses that are not mapped, and a reference is.
+    // Fails only for unmapped addresses, and a reference is mapped.
     let _ = wake_word(word, Flags::empty(), everybody);
 }
 

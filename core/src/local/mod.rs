@@ -1,8 +1,8 @@
-//! Between processes of one user on one machine: memory that both see, sockets that carry it across, and a wait that costs nothing;
-//! a thread with an end; memory near a device; and which thread does the work of a component, for how long it looks for work.
+//! Tools for processes of one user on one machine: shared memory, sockets that pass it on, and a futex. Also threads that can be joined
+//! with a deadline, memory near a NUMA node, and progress: which thread does the work of a component, and how long it looks for work.
 //!
-//! What lies in the memory, who may write it when, and what the messages say is decided by whoever uses it. Nothing here has a name
-//! that outlives the processes, except the directory of a [`PrivateSocket`], which the next one of the same user clears away.
+//! The users of this module decide the content of the memory, its writers, and the messages. Nothing here has a name that outlives the
+//! processes, except the directory of a [`PrivateSocket`], which the next one of the same user removes.
 
 pub mod backing;
 pub mod futex;

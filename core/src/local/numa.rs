@@ -1,17 +1,17 @@
-//! On which NUMA node new memory lies.
+//! Chooses the NUMA node of new memory.
 //!
-//! The kernel chooses a page's node when somebody first touches it, by the policy of the thread that does. So whoever allocates memory that
-//! is touched at once asks for a node around that, and memory stays where it is; threads need not be bound for it.
+//! The kernel chooses a page's node when a thread first touches it, by that thread's policy. So a caller sets the policy while it allocates
+//! and touches memory. The memory stays there, and no thread needs to be bound to a node.
 #![expect(unsafe_code, reason = "memory policies have system calls only")]
 
 use std::ffi::{c_int, c_ulong};
 use std::io;
 
-/// Does `work` while memory that this thread touches for the first time comes from `node`, as far as that has some. Afterwards the thread's
-/// policy is what it was, also if `work` panics.
+/// Does `work`, during which memory that this thread touches first comes from `node`, if that has free memory. Restores the thread's policy
+/// afterwards, even if `work` panics.
 ///
-/// Nothing is asked for where the node is not known, where the kernel refuses, as it does in many containers, and where the thread's memory
-/// was bound to nodes: who did that meant it.
+/// Changes nothing if the node is unknown, if the kernel refuses, as in many containers, or if the thread's memory is already bound to
+/// nodes, because that was set on purpose.
 pub(crate) fn near<T>(node: Option<u32>, work: impl FnOnce() -> T) -> T {
     let _restored = node.and_then(|node| match Restored::preferring(node) {
         Ok(restored) => restored,
@@ -23,7 +23,7 @@ pub(crate) fn near<T>(node: Option<u32>, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Puts a thread's policy back when it is dropped.
+/// Restores a thread's policy when it is dropped.
 struct Restored(Policy);
 
 impl Restored {
@@ -47,7 +47,7 @@ impl Drop for Restored {
     }
 }
 
-/// Where a thread's memory comes from, as set_mempolicy(2) says it.
+/// A thread's memory policy; see set_mempolicy(2).
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Policy {
     mode: c_int,
@@ -76,7 +76,7 @@ impl Policy {
         if code == 0 { Ok(policy) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Makes it that of this thread.
+    /// Sets it as the policy of this thread.
     fn adopt(&self) -> io::Result<()> {
         let mode = std::ffi::c_long::from(self.mode);
         // SAFETY: it reads the bits and changes nothing but where pages of this thread will lie.
@@ -85,15 +85,15 @@ impl Policy {
     }
 }
 
-/// What may stand beside a mode.
+/// The flags of a mode.
 const FLAGS: c_int = libc::MPOL_F_STATIC_NODES | libc::MPOL_F_RELATIVE_NODES | libc::MPOL_F_NUMA_BALANCING;
 const WORD_BITS: usize = c_ulong::BITS as usize;
-/// As many nodes as a kernel can be built for.
+/// The most nodes of a kernel.
 const WORDS: usize = 1024 / WORD_BITS;
-/// The kernel takes one off.
+/// The kernel subtracts one.
 const BITS: c_ulong = 1024 + 1;
 
-/// Whether the kernel lets this process say where its memory lies.
+/// Whether the kernel lets this process set its memory policy.
 #[cfg(test)]
 pub(crate) fn can_prefer() -> bool {
     let asked = Restored::preferring(0);

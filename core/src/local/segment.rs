@@ -1,8 +1,8 @@
 //! Memory that several processes map: a sealed memfd, known by its descriptor only.
 //!
-//! Its length is fixed by seals, so that no peer can shrink it under a reader (which would be SIGBUS), and its pages are reserved when it
-//! is made, so that memory that is not there is an error then and not a signal later. It has no name and goes with its last descriptor
-//! and mapping, whatever kills the processes. The pages are charged to the memory cgroup of the process that makes it, not to `/dev/shm`.
+//! Seals fix its length, so that no peer can shrink it under a reader, which would get SIGBUS. Its pages are reserved when it is made, so
+//! that a lack of memory is an error then and not a signal later. It has no name, and is freed with its last descriptor and mapping,
+//! whatever kills the processes. The pages are charged to the memory cgroup of the process that makes it, not to `/dev/shm`.
 #![expect(unsafe_code, reason = "memory that other processes write is reached by address")]
 
 use std::ffi::c_void;
@@ -16,10 +16,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
 
-/// What a segment must not lose: its length.
+/// The seals of a segment's length.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Memory that its maker alone writes keeps that too.
+/// The additional seal of memory that only its maker writes.
 const SEALS_TO_SHOW: SealFlags = SEALS.union(SealFlags::FUTURE_WRITE);
 
 /// A mapping of shared memory.
@@ -46,7 +46,7 @@ impl Segment {
         Self::sealed(bytes, SEALS)
     }
 
-    /// New memory of `bytes` bytes, all zero, that nobody else can map for writing: peers see it through a [`Shown`].
+    /// New memory of `bytes` bytes, all zero, that no other process can map for writing; peers map it with a [`Shown`].
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -69,16 +69,16 @@ impl Segment {
             }
             Err(error) => return Err(failed(error)),
         }
-        // Mapped first: the seal against writing spares the mappings that exist.
+        // Mapped first, because the seal against writing does not affect existing mappings.
         let segment = Self::mapped(fd, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         rustix::fs::fcntl_add_seals(&segment.fd, seals).map_err(failed)?;
         Ok(segment)
     }
 
-    /// Maps what another process made, after making sure that it has `bytes` bytes and keeps them.
+    /// Maps a segment of another process, after checking that it has `bytes` bytes and keeps them.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if it is anything else than a sealed segment of this length.
+    /// [`Error::Protocol`] if it is not a sealed segment of this length.
     pub fn map(fd: OwnedFd, bytes: u64) -> Result<Self> {
         Self::checked(fd, bytes, SEALS, ProtFlags::READ | ProtFlags::WRITE)
     }

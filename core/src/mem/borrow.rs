@@ -1,7 +1,7 @@
-//! Memory of the caller, lent to the engine while an operation is under way.
+//! Memory of the caller, lent to the engine during an operation.
 //!
-//! An exchange may push from and pull into the same memory. What keeps reader and writer apart is a value: a [`Landing`] can be made only
-//! with the [`Returned`] that a [`Loan`] hands out when its last piece is gone.
+//! An exchange may push from and pull into the same memory. The types keep reader and writer apart: a [`Landing`] needs the [`Returned`]
+//! that a [`Loan`] hands out when its last piece is dropped.
 #![expect(unsafe_code, reason = "the caller's memory is known by address and length only")]
 
 use std::fmt;
@@ -16,24 +16,24 @@ use super::pool::{Lease, Place};
 use crate::types::Span;
 use crate::wire;
 
-/// A run of the caller's memory, valid until the operation it was lent to reports its end.
+/// A run of the caller's memory, valid until the operation to which it was lent reports its end.
 #[derive(Debug)]
 pub struct Region {
     ptr: NonNull<u8>,
     len: usize,
-    /// The memory itself, where it is staging memory of the engine's own.
+    /// The owner of the memory, if it is staging memory of the engine.
     staged: Option<Arc<Lease>>,
 }
 
-/// Bytes that another process reads where they lie.
+/// Bytes that another process reads in place.
 #[derive(Debug)]
 pub(crate) struct Showable<'a> {
-    /// Where that process finds them.
+    /// Their place for that process.
     pub(crate) place: Place,
-    /// What it maps for it, and of what length that is.
+    /// The descriptor that the process maps, and its length.
     pub(crate) mapped: (BorrowedFd<'a>, usize),
-    /// The bytes, whose memory is not leased again before the last reference to them is gone. This process does not look at them: as soon
-    /// as the other has read them, something else may land there.
+    /// Keeps the memory from being leased again while a reference exists. This process does not read the bytes: as soon as the other
+    /// process has read them, a sum may land there.
     pub(crate) bytes: Bytes,
 }
 
@@ -46,9 +46,9 @@ impl Region {
     /// The `len` bytes from `ptr`.
     ///
     /// # Safety
-    /// Until the operation that this region is given to reports its end, the bytes stay valid and initialised, and nobody outside of
-    /// that operation writes them or, if it lands something there, reads them. Regions may overlap only as the push and the pull of
-    /// one exchange.
+    /// Until the operation that gets this region reports its end, the bytes stay valid and initialised. Nobody outside of the operation
+    /// writes them. If the operation lands bytes there, nobody outside reads them either. Regions may overlap only as the push and the pull
+    /// of one exchange.
     ///
     /// # Panics
     /// If `ptr` is null and `len` is not 0.
@@ -79,8 +79,8 @@ impl Region {
         (Self { ptr: self.ptr, len: at, staged }, Self { ptr: middle, len: self.len - at, staged: self.staged })
     }
 
-    /// The same bytes once more, for the next attempt of an operation: an attempt gives its regions back before it reports, so that two
-    /// never hold them at once.
+    /// The same bytes again, for the next attempt of an operation. An attempt returns its regions before it reports, so two attempts never
+    /// hold them at once.
     pub(crate) fn again(&self) -> Self {
         Self { ptr: self.ptr, len: self.len, staged: self.staged.clone() }
     }
@@ -95,9 +95,9 @@ impl Region {
         self.again().split_at(offset).1.split_at(len).0
     }
 
-    /// Its bytes for a process that can be shown them; none if they are not staged in such memory.
+    /// Its bytes for another process to read; `None` if they do not lie in memory that other processes can map.
     ///
-    /// They need no [`Loan`]: the sum lands only after the peer has read them, so landing need not wait for the reader.
+    /// They need no [`Loan`], because the sum lands only after the peer has read them.
     pub(crate) fn showable(&self) -> Option<Showable<'_>> {
         let lease = self.staged.as_ref()?;
         let (place, fd, bytes) = lease.shown()?;
@@ -106,7 +106,7 @@ impl Region {
         Some(Showable { place, mapped: (fd, bytes), bytes: Bytes::from_owner(Kept(self.again())) })
     }
 
-    /// Copies `from` here. They may be the same memory.
+    /// Copies `from` into this region. Both may be the same memory.
     ///
     /// # Panics
     /// If their lengths differ.
@@ -128,7 +128,7 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 
-    /// Its bytes, to be written.
+    /// Its bytes, mutable.
     ///
     /// # Safety
     /// Nobody else reads or writes them while the slice lives, not through an overlapping region either.
@@ -138,35 +138,35 @@ impl Region {
     }
 }
 
-/// A short message of the engine's own, to be sent as the caller's memory is.
+/// A short message of the engine, which is sent in the same way as the caller's memory.
 #[derive(Debug)]
 pub(crate) struct Letter(Box<[u8]>);
 
 impl Letter {
-    /// Takes the bytes over.
+    /// Takes ownership of the bytes.
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
         Self(bytes.into())
     }
 
-    /// Where they lie, which must not be looked at after the letter is gone.
+    /// The region of the bytes. It must not be used after this value is dropped.
     pub(crate) fn region(&self) -> Region {
         Region { ptr: NonNull::from(&*self.0).cast(), len: self.0.len(), staged: None }
     }
 }
 
-/// Memory of the engine's own, in which bytes of the caller's are staged: lent and landed in as the caller's memory is.
+/// Staging memory of the engine for bytes of the caller, used in the same way as the caller's memory.
 #[derive(Debug)]
 pub(crate) struct Staging(Region);
 
 impl Staging {
-    /// Stages in `lease`, as long as this value lives and what was [shown](Region::showable) of it is read.
+    /// Stages in `lease`. The memory lives as long as this value and every [`Showable`](Region::showable) of it.
     pub(crate) fn new(mut lease: Lease) -> Self {
         let bytes: &mut [u8] = &mut lease;
         let (ptr, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
         Self(Region { ptr, len, staged: Some(Arc::new(lease)) })
     }
 
-    /// Where the bytes lie, which must not be looked at after this value is gone.
+    /// The region of the bytes. It must not be used after this value is dropped.
     pub(crate) fn region(&self) -> Region {
         self.0.again()
     }
@@ -174,15 +174,15 @@ impl Staging {
 
 /// The CRC-32C of the bytes of `regions`, one after the other.
 ///
-/// Called by an operation on its own contribution before the contribution is lent, so that no other thread writes it meanwhile.
+/// An operation calls it on its own contribution before it lends it, so that no other thread writes it meanwhile.
 pub(crate) fn checksum(regions: &[Region]) -> u32 {
     // SAFETY: the regions are written by a `Landing` only, which this operation makes after its contribution was sent.
     regions.iter().fold(0, |crc, region| wire::checksum(crc, unsafe { region.as_slice() }))
 }
 
-/// Gives `read` the bytes of `regions` in one piece: where they lie if they are one run, else a copy, which `copies` counts.
+/// Calls `read` with the bytes of `regions` in one piece: in place if they are one run, else a copy, which `copies` counts.
 ///
-/// Called by the step that an operation is in, with memory of that operation, so that nobody writes it meanwhile.
+/// The current step of an operation calls it, with memory of that operation, so that nobody writes it meanwhile.
 pub(crate) fn read<T>(regions: &[Region], copies: &Copies, read: impl FnOnce(&[u8]) -> T) -> T {
     if let [region] = regions {
         // SAFETY: an operation is in one step at a time, and this step does not write.
@@ -199,10 +199,10 @@ pub(crate) fn read<T>(regions: &[Region], copies: &Copies, read: impl FnOnce(&[u
     read(&gathered)
 }
 
-/// Gives `write` a place for the bytes of `regions` in one piece: themselves if they are one run, else memory from which they are copied
-/// afterwards, which `copies` counts.
+/// Calls `write` with memory for the bytes of `regions` in one piece: the memory itself if they are one run, else a buffer that is copied
+/// there afterwards, which `copies` counts.
 ///
-/// Called as [`read`], with memory that the step does not read otherwise.
+/// Called in the same way as [`read`], with memory that the step does not read otherwise.
 pub(crate) fn fill<T>(mut regions: Vec<Region>, copies: &Copies, write: impl FnOnce(&mut [u8]) -> T) -> T {
     if let [region] = regions.as_mut_slice() {
         // SAFETY: an operation is in one step at a time, and this step uses these bytes here only.
@@ -220,9 +220,9 @@ pub(crate) fn fill<T>(mut regions: Vec<Region>, copies: &Copies, write: impl FnO
     written
 }
 
-/// Regions lent out for reading, as counted pieces.
+/// Regions lent for reading, as reference-counted pieces.
 ///
-/// The sender may clone, split and keep a piece; the regions come back when the last one is dropped, wherever that is.
+/// The sender may clone, split and keep a piece. The regions return when the last piece is dropped, on any thread.
 #[derive(Debug)]
 pub struct Loan {
     pieces: Vec<Bytes>,
@@ -240,7 +240,7 @@ impl Loan {
         Self { pieces }
     }
 
-    /// The lent bytes, one piece a region that is not empty. A loan without bytes has already been returned.
+    /// The lent bytes, one piece for each region that is not empty. A loan without bytes has already returned.
     pub fn into_pieces(self) -> Vec<Bytes> {
         self.pieces
     }
@@ -255,7 +255,7 @@ impl fmt::Debug for Returned {
     }
 }
 
-/// What is shown, as long as it is.
+/// The bytes for another process, kept alive.
 struct Kept(Region);
 
 impl AsRef<[u8]> for Kept {
@@ -277,7 +277,7 @@ impl AsRef<[u8]> for Piece {
     }
 }
 
-/// Shared by the pieces of a loan; dropped with the last of them.
+/// Shared by the pieces of a loan, and dropped with the last one.
 struct Ticket(Mutex<Option<OnReturn>>);
 
 type OnReturn = Box<dyn FnOnce(Returned) + Send>;
@@ -289,22 +289,22 @@ impl Drop for Ticket {
     }
 }
 
-/// Where received bytes are written, run after run, in the order in which they come.
+/// Writes received bytes to regions, run after run, in the order of their arrival.
 #[derive(Debug)]
 pub struct Landing {
-    /// What is still to be filled, in reverse: the next region is the last.
+    /// The regions to fill, in reverse: the next one is the last.
     rest: Vec<Region>,
     bytes_left: usize,
 }
 
 impl Landing {
-    /// Will fill `regions`. The proof is that of the loan of this exchange.
+    /// Will fill `regions`. The proof comes from the loan of this exchange.
     pub fn new(mut regions: Vec<Region>, _nobody_reads: Returned) -> Self {
         regions.reverse();
         Self { bytes_left: regions.iter().map(Region::len).sum(), rest: regions }
     }
 
-    /// How many bytes still fit.
+    /// The bytes that are still missing.
     pub fn bytes_left(&self) -> usize {
         self.bytes_left
     }
@@ -312,7 +312,7 @@ impl Landing {
     /// Writes the next bytes.
     ///
     /// # Panics
-    /// If they do not fit: callers check what a peer announces before.
+    /// If the bytes do not fit. Callers check the length that a peer announces first.
     pub fn write(&mut self, mut bytes: &[u8]) {
         assert!(bytes.len() <= self.bytes_left, "{} bytes where {} are left", bytes.len(), self.bytes_left);
         self.bytes_left -= bytes.len();
@@ -330,7 +330,7 @@ impl Landing {
     }
 }
 
-/// `memory` as a region, for tests: they keep `memory` alive and do not look at it before the operation has reported its end.
+/// `memory` as a region, for tests. They keep `memory` alive and do not use it before the operation has reported its end.
 #[cfg(test)]
 pub(crate) fn region_of(memory: &mut [u8]) -> Region {
     // SAFETY: upheld by the tests, see above.

@@ -1,14 +1,14 @@
-//! The one way in which the data path copies bytes of tensors, so that every copy is counted.
+//! The only function with which the data path copies bytes of tensors, so that every copy is counted.
 //!
-//! What counts is staging: bytes put where they are neither wanted in the end nor handed to the system. Not counted are the writes that
-//! there must be, each with a way of its own: a sum that lands where the caller wants it ([`Landing`](super::Landing)), and a
-//! contribution that is added to an accumulator or makes one ([`Kernels`](crate::reduce::Kernels)). A transport that encrypts does so on
-//! its own account.
+//! It counts staging: copies to memory that is neither the destination nor handed to the system. Two kinds of necessary writes have
+//! functions of their own and are not counted: a sum that lands in the caller's memory ([`Landing`](super::Landing)), and a contribution
+//! that is added to an accumulator or becomes one ([`Kernels`](crate::reduce::Kernels)). The encryption of a transport is not counted
+//! either.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Copies, and counts what it copied. Clones share the count.
+/// Copies bytes, and counts them. Clones share the count.
 ///
 /// ```
 /// use gradlane_core::mem::Copies;
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Copies(Arc<AtomicU64>);
 
 impl Copies {
-    /// Copies `from` to `to`, which is only on the way to where the bytes are wanted.
+    /// Copies `from` to `to`, a stage on the way to the destination of the bytes.
     ///
     /// # Panics
     /// If their lengths differ.
@@ -31,19 +31,19 @@ impl Copies {
         self.0.fetch_add(from.len() as u64, Ordering::Relaxed);
     }
 
-    /// A copy of `from`, in memory of its own.
+    /// Copies `from` into new memory.
     pub fn to_vec(&self, from: &[u8]) -> Vec<u8> {
         let copy = from.to_vec();
         self.0.fetch_add(from.len() as u64, Ordering::Relaxed);
         copy
     }
 
-    /// Copies that add to `counter`.
+    /// A `Copies` that adds to `counter`.
     pub fn counted_in(counter: &Arc<AtomicU64>) -> Self {
         Self(Arc::clone(counter))
     }
 
-    /// The counter that copies add to.
+    /// The counter of copied bytes.
     pub fn counter(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.0)
     }

@@ -1,10 +1,10 @@
-//! Memory of a device, which the host knows by address and cannot look at.
+//! Memory of a device. The host knows its address but cannot access it.
 
 use std::fmt;
 
 use crate::types::Span;
 
-/// Which device of its kind, as the process counts them; the number in `cuda:1`.
+/// The index of a device of its kind in this process: the number in `cuda:1`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ordinal(pub u16);
 
@@ -14,9 +14,9 @@ impl fmt::Display for Ordinal {
     }
 }
 
-/// A run of a device's memory, lent until the operation it was given to reports its end.
+/// A run of a device's memory, lent until the operation that gets it reports its end.
 ///
-/// Unlike a [`Region`](super::Region) it has no way to its bytes: only a copy of its device reads or writes them.
+/// Unlike a [`Region`](super::Region) it gives no access to its bytes: only copies of its device read or write them.
 #[derive(PartialEq, Eq, Debug)]
 pub struct DeviceRegion {
     device: Ordinal,
@@ -27,17 +27,17 @@ pub struct DeviceRegion {
 impl DeviceRegion {
     /// The `len` bytes from `address` of `device`.
     ///
-    /// Not unsafe: an address alone reads nothing. Whoever gives it to a device promises there that it is valid.
+    /// Not unsafe, because an address alone reads nothing. A caller that passes it to a device promises there that it is valid.
     pub const fn new(device: Ordinal, address: u64, len: usize) -> Self {
         Self { device, address, len }
     }
 
-    /// Whose memory it is.
+    /// The device.
     pub const fn device(&self) -> Ordinal {
         self.device
     }
 
-    /// Where it begins, in the device's own counting.
+    /// Its first address, in the device's address space.
     pub const fn address(&self) -> u64 {
         self.address
     }
@@ -62,7 +62,7 @@ impl DeviceRegion {
         Self { device: self.device, address: self.address + span.offset, len }
     }
 
-    /// The same bytes once more, for the next stage or attempt of an operation, which begins when the one before has ended.
+    /// The same bytes again, for the next stage or attempt of an operation, which begins when the one before has ended.
     pub(crate) const fn again(&self) -> Self {
         Self { device: self.device, address: self.address, len: self.len }
     }

@@ -1,8 +1,9 @@
 //! Host memory with one writer at a time, visible in its type.
 //!
-//! Memory of the engine: [`Lease`] (mutable, owned) → [`Frozen`] (shared) → back to the [`Pool`]. Memory of the caller: a [`Region`] is
-//! lent out by a [`Loan`] for reading; when its last reader is gone it comes back as a proof, [`Returned`], and only with that proof may
-//! a [`Landing`] write where the loan may have read. Memory of a device is a [`DeviceRegion`], which nobody reads here. Copies on the way are made and counted by [`Copies`].
+//! Memory of the engine: [`Lease`] (mutable, owned) → [`Frozen`] (shared) → back to the [`Pool`]. Memory of the caller: a [`Loan`] lends a
+//! [`Region`] for reading. When its last reader drops it, the loan returns a proof, [`Returned`]; a [`Landing`] needs this proof to write
+//! to memory that the loan may have read. Memory of a device is a [`DeviceRegion`], which the host cannot read. [`Copies`] makes and counts
+//! copies to staging memory.
 
 pub mod borrow;
 pub mod copies;

@@ -1,4 +1,4 @@
-//! Pooled host memory: what is leased again and again is allocated and initialised once.
+//! Pooled host memory: memory that is leased repeatedly is allocated and initialised once.
 //!
 //! Lengths are rounded up to size classes, four to a doubling, so that at most a fifth of a slab is unused and slabs of nearly equal
 //! parts are interchangeable. The pool never shrinks by itself: a training step needs the same memory as the one before.
@@ -16,35 +16,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Default)]
 pub struct Pool(Arc<Stock>);
 
-/// Where a pool may take memory from instead of the heap, such as memory that other processes see.
+/// A source of memory for a pool instead of the heap, such as memory that other processes can map.
 pub trait Backing: Send + Sync {
-    /// `bytes` bytes that nobody else has, aligned to a cache line; `None` if there are none left, and the heap serves.
+    /// Allocates `bytes` bytes, aligned to a cache line; `None` if there are none left, and then the pool uses the heap.
     fn allocation(&self, bytes: usize) -> Option<Box<dyn Allocation>>;
 }
 
 /// Memory of a [`Backing`], until it is dropped.
 ///
 /// # Safety
-/// An implementation promises that the bytes from `start`, as many as were asked for, are initialised, stay where they are, and are
-/// reached through this value only.
+/// The requested number of bytes from `start` must be initialised, stay in place, and be accessed through this value only.
 #[expect(unsafe_code, reason = "the promise is about raw memory")]
 pub unsafe trait Allocation: Send + Sync {
-    /// Where it begins.
+    /// Its first byte.
     fn start(&self) -> NonNull<u8>;
-    /// Where other processes find it, if they do.
+    /// Its place for other processes, if they can map it.
     fn place(&self) -> Option<Place> {
         None
     }
-    /// What they map to find it there: a descriptor, and its length in bytes.
+    /// The descriptor that other processes map, and its length in bytes.
     fn mapped(&self) -> Option<(BorrowedFd<'_>, usize)> {
         None
     }
 }
 
-/// Where bytes lie in memory that other processes see.
+/// The place of bytes in memory that other processes can map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// The piece of memory, by the backing's name for it.
+    /// The number that the backing gave to the segment.
     pub segment: u32,
     /// The first byte.
     pub offset: u64,
@@ -61,9 +60,9 @@ impl Pool {
         Self(Arc::new(Stock { backing: Some(backing), shelves: Mutex::default() }))
     }
 
-    /// Memory of `len` bytes, aligned to a cache line. Its contents are arbitrary, though initialised.
+    /// Leases `len` bytes, aligned to a cache line. Their content is initialised but arbitrary.
     ///
-    /// Callers check `len` against a limit first: like every allocation, an impossible one ends the process.
+    /// Callers check `len` against a limit first because, like every allocation, an impossible one ends the process.
     pub fn lease(&self, len: usize) -> Lease {
         let class = size_class(len);
         let reused = self.shelves(|shelves| {
@@ -95,7 +94,7 @@ impl Pool {
         });
     }
 
-    /// A panic elsewhere leaves the shelves whole, as no code of others runs under the lock.
+    /// A panic cannot leave the shelves inconsistent, because no code of callers runs under the lock.
     fn shelves<T>(&self, with: impl FnOnce(&mut Shelves) -> T) -> T {
         with(&mut self.0.shelves.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -115,13 +114,13 @@ struct Stock {
 
 #[derive(Default)]
 struct Shelves {
-    /// Unused slabs by size class, the last returned on top: it is the most likely to be in a cache.
+    /// Unused slabs by size class. The slab that returned last is on top, because it is most likely still in a cache.
     free: BTreeMap<usize, Vec<Slab>>,
     bytes_in_use: usize,
     bytes_held: usize,
 }
 
-/// Memory with one owner, who may write it. Dropping it returns it to its pool.
+/// Memory with one owner, which may write it. Dropping it returns the memory to its pool.
 pub struct Lease {
     /// Present until the lease is dropped.
     slab: Option<Slab>,
@@ -130,19 +129,19 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Ends writing: from now on the memory may be shared.
+    /// Ends writing: from now on the memory can be shared for reading.
     pub fn freeze(self) -> Frozen {
         Frozen(Arc::new(self))
     }
 
-    /// Where other processes see it, if they do, and what they map for it.
+    /// Its place for other processes, and the descriptor that they map, if they can.
     pub(super) fn shown(&self) -> Option<(Place, BorrowedFd<'_>, usize)> {
         let allocation = self.slab().allocation.as_ref()?;
         let (fd, bytes) = allocation.mapped()?;
         Some((allocation.place()?, fd, bytes))
     }
 
-    /// Where it begins.
+    /// Its first byte.
     pub(super) fn start(&self) -> NonNull<u8> {
         self.slab().ptr
     }
@@ -180,12 +179,12 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Memory that is never written again while anybody holds it. Clones share it; the last one returns it to its pool.
+/// Memory that is not written while it is shared. Clones share it; dropping the last one returns the memory to its pool.
 #[derive(Clone)]
 pub struct Frozen(Arc<Lease>);
 
 impl Frozen {
-    /// Where other processes see it, if they do.
+    /// Its place for other processes, if they can map it.
     pub fn place(&self) -> Option<Place> {
         self.0.slab().place()
     }
@@ -215,7 +214,7 @@ impl fmt::Debug for Frozen {
 struct Slab {
     ptr: NonNull<u8>,
     layout: Layout,
-    /// Where it comes from; the heap if absent.
+    /// Its source; `None` for the heap.
     allocation: Option<Box<dyn Allocation>>,
 }
 
@@ -266,7 +265,7 @@ unsafe impl Send for Slab {}
 // SAFETY: a shared slab is only read; see `bytes`.
 unsafe impl Sync for Slab {}
 
-/// Of every slab: a cache line, which suits every vector instruction.
+/// The alignment of every slab: a cache line, which suits every vector instruction.
 pub const ALIGN: usize = 64;
 /// The smallest slab. Smaller ones would save nothing worth a size class.
 const CLASS_MIN: usize = 1 << 10;

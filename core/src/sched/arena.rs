@@ -1,8 +1,8 @@
-//! Values under keys that are never valid again once their value is gone; constant-time, iterated in a fixed order.
+//! A generational arena: a key is never valid again after its value was removed. Constant time, and a fixed order of iteration.
 //!
-//! A map would cost a search for every move of a task; a plain vector would let a late report hit the next owner of a slot.
+//! A map would need a search for every move of a task. With a plain vector, a late report could reach the next owner of a slot.
 
-/// The key of a value: its slot, and how often the slot was given away before.
+/// The key of a value: its slot, and how often that slot was used before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Key {
     pub(super) slot: u32,

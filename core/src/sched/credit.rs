@@ -1,14 +1,14 @@
-//! How many bytes and tasks may be in flight, so that what is urgent does not wait behind all that was submitted before it.
+//! Limits the bytes and tasks in flight, so that an urgent task does not wait behind everything that was submitted before it.
 
 use std::collections::BTreeMap;
 
 use crate::types::Priority;
 
-/// Bytes and tasks in flight, and how many of each there may be.
+/// Bytes and tasks in flight, and their limits.
 ///
-/// What is more urgent than the least urgent in flight need not wait for the credit that those hold: it has as much for itself and its
-/// like. So a backlog that was submitted before, which holds all credit until its sums arrive, does not keep an urgent task from its link,
-/// where it overtakes. Both together hold at most twice the credit.
+/// A task that is more urgent than the least urgent one in flight draws from a second budget of the same size. So it reaches its link,
+/// where it overtakes, even while a backlog that was submitted before holds all of the first budget. Both together hold at most twice the
+/// credit.
 #[derive(Clone, Debug)]
 pub struct Credit {
     bytes_max: u64,
@@ -24,12 +24,12 @@ struct Drawn {
 }
 
 impl Credit {
-    /// Nothing in flight yet, `bytes_max` bytes in `tasks_max` tasks allowed.
+    /// Credit for `bytes_max` bytes in `tasks_max` tasks, with nothing in flight.
     pub const fn new(bytes_max: u64, tasks_max: u32) -> Self {
         Self { bytes_max, tasks_max, all: Drawn { bytes: 0, tasks: 0 }, by_priority: BTreeMap::new() }
     }
 
-    /// Whether a task of `bytes` may start. One larger than the whole credit runs alone.
+    /// Whether a task of `bytes` may start. A task larger than the whole credit runs alone.
     pub fn fits(&self, priority: Priority, bytes: u64) -> bool {
         let room = |drawn: Drawn, times: u32| {
             let bytes_max = self.bytes_max.saturating_mul(times.into());
@@ -52,7 +52,7 @@ impl Credit {
         }
     }
 
-    /// Gives back what a task drew.
+    /// Returns the credit that a task drew.
     pub fn give_back(&mut self, priority: Priority, bytes: u64) {
         let like = self.by_priority.get_mut(&priority).expect("credit is given back once");
         for drawn in [&mut self.all, &mut *like] {
@@ -64,7 +64,7 @@ impl Credit {
         }
     }
 
-    /// Bytes drawn and not given back.
+    /// Bytes that were drawn and not returned.
     pub const fn in_flight(&self) -> u64 {
         self.all.bytes
     }

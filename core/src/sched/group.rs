@@ -14,13 +14,13 @@ pub(super) struct Group {
     pub(super) deadline: Option<Time>,
     /// Parts it takes part in.
     pub(super) shares: u32,
-    /// Its tasks so far, those that are gone included.
+    /// Its tasks so far, including released ones.
     pub(super) tasks: Vec<TaskId>,
-    /// How many of them are not gone: they may hold its memory.
+    /// How many of them are not released: they may hold its memory.
     pub(super) live: u32,
     /// How many passed all stages.
     pub(super) done: u32,
-    /// Why it cannot succeed any more.
+    /// Why it failed.
     pub(super) fate: Option<Error>,
 }
 
@@ -29,7 +29,7 @@ impl Group {
         Self { name, round, opened, deadline, shares, tasks: Vec::new(), live: 0, done: 0, fate: None }
     }
 
-    /// Whether it can be resolved: by success when all shares are done, by failure when no task holds its memory.
+    /// Whether it can be resolved: with success when all shares are done, with failure when no task holds its memory.
     pub(super) fn settled(&self) -> bool {
         match self.fate {
             None => self.done == self.shares,
@@ -37,7 +37,7 @@ impl Group {
         }
     }
 
-    /// Whether parts of it were not submitted yet, because tensors that share them are missing.
+    /// Whether some of its parts were not submitted yet, because other tensors of these parts are missing.
     pub(super) fn incomplete(&self) -> bool {
         self.tasks.len() < self.shares as usize
     }

@@ -1,4 +1,4 @@
-//! What tasks and submissions are called while they are under way.
+//! The ids of tasks and submissions while they are under way.
 
 use std::fmt;
 

@@ -1,8 +1,7 @@
-//! When a part moves: priority, credit, gates, repeats, deadlines. Pure: a driver holds the [`Scheduler`] behind a lock, one loop
-//! thread a stage takes tasks, executors do the work and report how it ended.
+//! Decides when a part moves: priority, credit, gates, repeats, deadlines. Pure. A driver holds the [`Scheduler`] behind a lock. One loop
+//! thread per stage takes tasks; executors do the work and report its outcome.
 //!
-//! The scheduler knows no addresses and no memory. What a task carries is kept by the driver, by [`TaskId`], until
-//! [`Command::Release`].
+//! The scheduler knows no addresses and no memory. The driver keeps the memory of a task under its [`TaskId`] until [`Command::Release`].
 
 pub mod task;
 

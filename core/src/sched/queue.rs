@@ -1,4 +1,4 @@
-//! What waits for a stage, and what goes next: the most urgent, in order of submission among equals, and now and then the oldest.
+//! The tasks that wait for a stage. The most urgent goes next, in order of submission among equals; every so often the oldest goes first.
 //!
 //! Every operation is logarithmic in the number of waiting tasks, averaged over many.
 
@@ -11,13 +11,13 @@ use crate::types::Priority;
 /// A task in a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// Which task.
+    /// The task.
     pub task: TaskId,
     /// Higher goes first.
     pub priority: Priority,
-    /// Lower goes first among equal priorities; unique. A task keeps it wherever it goes, so that a repeat does not lose its turn.
+    /// Lower goes first among equal priorities; unique. A task keeps it in every stage, so that a repeat does not lose its turn.
     pub order: u64,
-    /// What it costs.
+    /// Its bytes in flight.
     pub bytes: u64,
 }
 
@@ -26,11 +26,11 @@ pub struct Entry {
 pub struct StageQueue {
     ready: BTreeMap<Rank, Waiting>,
     gated: BTreeMap<TaskId, Entry>,
-    /// Ranks by age. Those of tasks that were taken or gated since are left in it until they come up or prevail: looked at rarely, a heap
-    /// that forgets late costs half of what a second ordered map does.
+    /// Ranks by age. Entries of tasks that were taken or gated since stay until they reach the top, or until most entries are stale. This
+    /// heap is read rarely, and removing entries lazily costs half of what a second ordered map does.
     ages: BinaryHeap<Reverse<(u64, Priority)>>,
     oldest_every: u32,
-    /// Takes since the oldest had its turn.
+    /// Takes since the oldest task had its turn.
     taken: u32,
 }
 
@@ -44,8 +44,8 @@ struct Waiting {
 }
 
 impl StageQueue {
-    /// An empty queue in which every `oldest_every`-th take goes to the oldest task, so that a stream of urgent ones starves
-    /// nobody; 0 for strict priority.
+    /// An empty queue in which every `oldest_every`-th take goes to the oldest task, so that a stream of urgent tasks starves no other; 0
+    /// for strict priority.
     pub const fn new(oldest_every: u32) -> Self {
         Self { ready: BTreeMap::new(), gated: BTreeMap::new(), ages: BinaryHeap::new(), oldest_every, taken: 0 }
     }
@@ -67,14 +67,14 @@ impl StageQueue {
         self.gated.insert(entry.task, entry);
     }
 
-    /// Opens the gate of a task; says whether it had been closed.
+    /// Opens the gate of a task; returns whether it was closed.
     pub fn open(&mut self, task: TaskId) -> bool {
         let entry = self.gated.remove(&task);
         entry.into_iter().for_each(|entry| self.submit(entry));
         entry.is_some()
     }
 
-    /// Closes the gate of a task that could be taken.
+    /// Closes the gate of a task whose gate is open.
     pub fn close(&mut self, entry: Entry) {
         if self.ready.remove(&rank(&entry)).is_some() {
             self.submit_gated(entry);
@@ -88,8 +88,9 @@ impl StageQueue {
         }
     }
 
-    /// Takes the next task if it `fits`. If it does not, nothing is taken: a smaller one behind it would delay it further, and a large
-    /// one could wait forever. Only the oldest lets the most urgent pass when its turn comes, for another turn.
+    /// Takes the next task if it `fits`. If it does not fit, takes nothing: smaller tasks behind it would delay it further, and a large one
+    /// could wait forever. Exception: if the oldest task does not fit in its turn, the most urgent task may go, and the oldest has its turn
+    /// next time.
     pub fn take(&mut self, fits: impl Fn(&Entry) -> bool) -> Option<Entry> {
         let turn = self.oldest_every > 0 && self.taken + 1 >= self.oldest_every;
         let is_patient = self.taken + 1 < self.oldest_every.saturating_mul(2);
@@ -110,7 +111,7 @@ impl StageQueue {
         Some(entry)
     }
 
-    /// How many tasks wait, gated ones included.
+    /// How many tasks wait, including gated ones.
     pub fn len(&self) -> usize {
         self.ready.len() + self.gated.len()
     }
@@ -120,7 +121,7 @@ impl StageQueue {
         self.len() == 0
     }
 
-    /// Whether a task waits for nothing but its turn.
+    /// Whether a task with an open gate waits.
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
@@ -140,7 +141,7 @@ impl StageQueue {
     }
 }
 
-/// So many ranks of tasks that are gone are not worth a pass over the queue.
+/// Up to this number of stale ranks, a pass over the queue is not worth its cost.
 const AGES_SLACK: usize = 64;
 
 fn entry_of((rank, waiting): (&Rank, &Waiting)) -> Entry {

@@ -1,14 +1,14 @@
-//! What a stage means for credit and gates.
+//! The rules of credit and gates for each stage.
 
 use crate::pipeline::{Route, Stage};
 use crate::types::DeviceKind;
 
-/// Where a task needs credit, unless it has some.
+/// The stage at which a task must draw credit, unless it holds some.
 pub(super) fn needs_credit(stage: Stage) -> bool {
     matches!(stage, Stage::CopyD2H | Stage::Compress | Stage::Push)
 }
 
-/// Where a task gives its credit back when it is done.
+/// The stage at whose end a task returns its credit.
 pub(super) fn ends_credit(route: Route) -> Stage {
     match (route.memory, route.coded) {
         (DeviceKind::Host, false) => Stage::Pull,
@@ -17,17 +17,18 @@ pub(super) fn ends_credit(route: Route) -> Stage {
     }
 }
 
-/// Whether what a task sends lies in memory of the engine's, which it holds from before PUSH to the end of its credit.
+/// Whether a task sends from staging memory of the engine. It holds that memory from before PUSH until it returns its credit.
 pub(super) fn is_staged(route: Route) -> bool {
     ends_credit(route) != Stage::Pull
 }
 
-/// A server keeps two rounds of a part alive, and ranks that reduce together announce the rounds of a part in order.
+/// Whether a task waits before `stage` for the sum of the part's round before. A server keeps two rounds of a part alive, and the ranks of
+/// a machine announce the rounds of a part in order.
 pub(super) fn waits_for_the_round_before(stage: Stage) -> bool {
     matches!(stage, Stage::AllReduce | Stage::Reduce | Stage::CopyD2H | Stage::Compress | Stage::Push)
 }
 
-/// What is staged for a server that is not connected would hold its memory and wait.
+/// Whether `stage` waits while the task's server is not connected. A task that was staged earlier would only hold memory and wait.
 pub(super) fn goes_to_server(stage: Stage) -> bool {
     matches!(stage, Stage::CopyD2H | Stage::Compress | Stage::Push)
 }

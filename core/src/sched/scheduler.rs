@@ -1,10 +1,10 @@
-//! Moves tasks from stage to stage and decides what goes next; the heart of a worker.
+//! Moves tasks from stage to stage, and decides which task goes next. The heart of a worker.
 //!
 //! # Driving it
-//! `open_group` for each submission, then `submit` a task for each part of it that is ready. A loop thread a stage calls
+//! Call `open_group` for each submission, then `submit` a task for each part of it that is ready. The loop thread of each stage calls
 //! [`take`](Scheduler::take) until it answers `None` and then sleeps until [`Command::Wake`]. The thread that executed a task always calls
-//! [`finish`](Scheduler::finish). After *every* call that changes something, drain [`next_command`](Scheduler::next_command)
-//! and set a timer to [`poll_timeout`](Scheduler::poll_timeout).
+//! [`finish`](Scheduler::finish). After *every* call that changes something, drain [`next_command`](Scheduler::next_command) and set a
+//! timer to [`poll_timeout`](Scheduler::poll_timeout).
 //!
 //! # The life of a task
 //! ```text
@@ -16,29 +16,29 @@
 //!                     │  gone               └─ unwanted: Abandon ───► still Running; gone at the next finish
 //!                     └────── Retry
 //! ```
-//! A worker that will not contribute to a round that others may wait for has its server told so, by a task of its own
+//! If this worker will not contribute to a round, other workers may wait for it. A separate task then tells the server
 //! ([`Command::Withdraw`]).
 //!
-//! A task is *unwanted* when all its groups failed. One exception keeps memory safe: after PUSH its exchange is open, and whatever
-//! waits for PULL goes there even if unwanted, is abandoned on arrival, and is gone when the executor says that the memory is free.
-//! Another keeps the ranks of a machine together: after REDUCE the others wait for what becomes of the part where they meet next (in
-//! BROADCAST, or on the host where they are several PCIe groups), so a task that failed or is unwanted goes there too, and who should have
-//! brought something tells them why there is nothing ([`failure`](Scheduler::failure)). It is abandoned on arrival if that concerns this
-//! rank alone.
+//! A task is *unwanted* when all its groups failed. If it is queued it is released at once, if it runs at its next `finish`, with two
+//! exceptions. The first keeps memory safe. After PUSH the exchange of a task is open, so an unwanted task still goes to PULL. There it is
+//! abandoned, and it is released when the executor reports that the memory is free. The second keeps the ranks of a machine in step. After
+//! REDUCE the other ranks wait for the part at their next common stage: BROADCAST or, if there are several PCIe groups, PCIE_REDUCE or
+//! PCIE_BROADCAST. So a task that failed or is unwanted goes there too. If this rank had to bring the sum, it tells the others why there is
+//! none ([`failure`](Scheduler::failure)). If the failure concerns this rank alone, the task is abandoned there.
 //!
 //! # Rules
-//! - Credit counts bytes on the wire and tasks, and what is urgent has its own beside that of the least urgent ([`Credit`]). It is drawn
-//!   when a task in host memory is taken for PUSH, and given back when its PULL ends or either of them fails. A task in memory of a device
-//!   draws it in COPYD2H, and one that the host encodes in COMPRESS. It holds it, whatever is repeated, until COPYH2D or DECOMPRESS ends:
-//!   as long as it is staged (`lending`). A sum that does not come may wait
-//!   for another worker, whose credit waits for this one: when no credit came back for `credit_patience` while a task needs some, that of
-//!   the tasks which wait for their sums for so long is lent on. So workers may submit in different orders.
-//! - A task is not pushed before the sum of the round before of the same part arrived: a server keeps two rounds of a part alive.
-//!   Nor does it begin to be reduced among the ranks of a machine, or to be staged or encoded, before that.
-//! - Nothing is pushed to a server that is not connected, nor staged for it. Servers count as connected until
+//! - Credit counts bytes on the wire and tasks; urgent tasks have a second budget ([`Credit`]). A task in host memory draws credit when it
+//!   is taken for PUSH, and returns it when its PULL ends or either stage fails. A task in device memory draws it in COPYD2H, and a task
+//!   that the host encodes in COMPRESS. These hold it as long as they are staged, until COPYH2D or DECOMPRESS ends, also through repeats
+//!   (`lending`). A sum may be late because another worker's credit is held by tasks that wait for this worker. So if a task needs credit
+//!   and none came back for `credit_patience`, the credit of tasks that have waited that long for their sums is lent on. Therefore workers
+//!   may submit in different orders.
+//! - A task waits for the sum of the part's round before, because a server keeps two rounds of a part alive. Until then it is not pushed,
+//!   reduced among the ranks of a machine, staged or encoded.
+//! - Nothing is staged for or pushed to a server that is not connected. Servers count as connected until
 //!   [`handle_link_down`](Scheduler::handle_link_down).
-//! - A few copies are under way at a time in each direction (`copies_max`): a device makes them in the order in which it was told, so that
-//!   what is urgent waits for those only.
+//! - At most `copies_max` copies are under way in each direction. A device makes copies in the order of their submission, so an urgent task
+//!   waits only for these.
 //! - A group succeeds when all its parts are done. It fails once, with the first cause, and only when no task holds its memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -59,24 +59,24 @@ use crate::types::{Defect, PartId, Round, ServerId, Time};
 /// Settings of a scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SchedulerConfig {
-    /// Bytes in flight at most, over all servers; as many again for what is more urgent than those.
+    /// The most bytes in flight, over all servers. More urgent tasks may have as many again; see [`Credit`].
     pub credit_bytes: u64,
-    /// Tasks in flight at most, over all servers: an exchange costs its stream, its queue places and an answer, whatever its size.
+    /// The most tasks in flight, over all servers, because every exchange costs a stream, queue places and an answer, whatever its size.
     pub credit_tasks: u32,
-    /// Tasks in COPYD2H at most, and as many in COPYH2D.
+    /// The most tasks in COPYD2H, and in COPYH2D.
     pub copies_max: u32,
-    /// Every so many takes of a stage, the oldest task goes first; 0 never.
+    /// Every `oldest_every`-th take of a stage gets the oldest task; 0 for never.
     pub oldest_every: u32,
-    /// The pause before the first repeat; each further one doubles it.
+    /// The pause before the first repeat. It doubles with each further repeat.
     pub retry_min: Duration,
     /// The longest pause.
     pub retry_max: Duration,
-    /// After so long without any credit coming back, what waits for its sum no longer counts.
+    /// If no credit came back for this long, the credit of tasks that wait for their sums is lent on.
     pub credit_patience: Duration,
-    /// How long a worker waits for a round. After so long it stops trying to tell a server of a withdrawal, and a shared part fails whose
-    /// tensors were not all submitted.
+    /// How long a worker waits for a round. After this time it stops trying to tell a server of a withdrawal, and a shared part fails if
+    /// some of its tensors were not submitted.
     pub step_timeout: Duration,
-    /// A mistake to make, for the simulation.
+    /// A defect to plant, for the simulation.
     pub defect: Option<Defect>,
 }
 
@@ -84,15 +84,15 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
             credit_bytes: 64 << 20,
-            // More than most models have parts: their workers may submit in any order without a pause for lending.
+            // More than the parts of most models, whose workers may then submit in any order without a pause for lending.
             credit_tasks: 1024,
-            // Of parts of a few MiB, two keep a copy engine busy. Four leave room for shorter ones, and what is urgent waits for 16 MiB, a
-            // third of a millisecond.
+            // Two parts of a few MiB keep a copy engine busy. Four leave room for shorter ones, and an urgent task waits for at most 16
+            // MiB, a third of a millisecond.
             copies_max: 4,
             oldest_every: 16,
             retry_min: Duration::from_millis(20),
             retry_max: Duration::from_secs(2),
-            // Longer than the sum of a part takes on a slow link, shorter than anybody notices.
+            // Longer than the sum of a part takes on a slow link, and too short for a user to notice.
             credit_patience: Duration::from_millis(100),
             step_timeout: Duration::from_secs(60),
             defect: None,
@@ -100,32 +100,32 @@ impl Default for SchedulerConfig {
     }
 }
 
-/// What the driver has to do.
+/// An order to the driver.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
-    /// A take on this stage may succeed now.
+    /// Wake the loop of this stage, because a take may succeed now.
     Wake(Stage),
-    /// A running task should end early. Its executor still calls `finish`. A task can be abandoned before its executor began.
+    /// End this running task early. Its executor still calls `finish`. The command may come before the executor has begun.
     Abandon(TaskId),
-    /// A task ended before the other ranks of its machine could begin with it. They are to be told, because they may wait for this rank.
+    /// Tell the other ranks of the machine that a task ends with which they cannot begin without this rank, because they may wait for it.
     Decline(TaskId),
-    /// The server of the task `of`, which ends without a sum, is to be told so, because others may wait for its contribution. `task` does
-    /// it: it carries no memory, and its PUSH sends `error` instead of a contribution.
+    /// Prepare `task`, which tells the server of task `of` that `of` ends without a contribution, because other workers may wait for it.
+    /// `task` carries no memory; its PUSH sends `error` instead of a contribution.
     Withdraw {
         /// A new task, for PUSH and PULL.
         task: TaskId,
-        /// The task that will have no sum.
+        /// The task that ends without a contribution.
         of: TaskId,
         /// Why.
         error: Error,
     },
-    /// The task is gone: drop what it carries.
+    /// Drop the memory of this task, which has ended.
     Release(TaskId),
-    /// The submission ended; all its memory is free. Comes once for each group.
+    /// Report the end of a submission; all its memory is free. Comes once for each group.
     Resolved {
-        /// Which submission.
+        /// The submission.
         group: GroupId,
-        /// How.
+        /// Its outcome.
         outcome: Result<()>,
     },
 }
@@ -136,12 +136,12 @@ pub struct Scheduler {
     config: SchedulerConfig,
     pipeline: Pipeline,
     queues: [StageQueue; Stage::COUNT],
-    /// Withdrawals that wait for PUSH; they go before everything else.
+    /// Withdrawals that wait for PUSH; they go before all other tasks.
     withdrawals: StageQueue,
     credit: Credit,
-    /// The tasks that drew credit and did not give it back; each knows its place here.
+    /// The tasks that hold credit; each knows its index here.
     holders: Vec<TaskId>,
-    /// Whether there was ever a task that holds credit before it comes to PUSH.
+    /// Whether any task so far drew credit before PUSH.
     has_staged: bool,
     /// When credit is lent on, if a task waits for some.
     credit_due: Option<Time>,
@@ -149,7 +149,7 @@ pub struct Scheduler {
     running: [u32; Stage::COUNT],
     tasks: Arena<Work>,
     groups: Arena<Group>,
-    /// The tasks of a part whose sums have not arrived, by round; only the first may push.
+    /// The tasks of each part whose sums have not arrived, by round; only the first may push.
     rounds: BTreeMap<PartId, VecDeque<TaskId>>,
     down: BTreeSet<ServerId>,
     timers: BTreeSet<(Time, Timer)>,
@@ -194,7 +194,7 @@ impl Scheduler {
         }
     }
 
-    /// Opens a submission of tensor `name` that takes part in `shares` parts; with none it succeeds at once. After
+    /// Opens a submission of tensor `name`, which lies in `shares` parts; without parts it succeeds at once. After
     /// [`fail_all`](Self::fail_all) it fails at once.
     pub fn open_group(
         &mut self,
@@ -256,12 +256,13 @@ impl Scheduler {
         taken
     }
 
-    /// Whether tasks wait for `stage` that nothing but their turn or their credit holds up.
+    /// Whether tasks with open gates wait for `stage`. They may still lack credit.
     pub fn has_ready(&self, stage: Stage) -> bool {
         self.queues[stage.index()].has_ready() || stage == Stage::Push && self.withdrawals.has_ready()
     }
 
-    /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes, and otherwise nothing. The caller must then wake the stage's thread.
+    /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes. Otherwise takes nothing, and the caller must wake the
+    /// stage's thread.
     pub fn take_short(&mut self, now: Time, stage: Stage, bytes_max: u64) -> Option<Task> {
         if !self.has_room(stage) {
             return None;
@@ -288,7 +289,7 @@ impl Scheduler {
         Some(self.start(now, entry.task))
     }
 
-    /// Hands a task that was taken out of its queue to its executor.
+    /// Makes a task that was taken out of its queue a running one.
     fn start(&mut self, now: Time, id: TaskId) -> Task {
         let work = self.tasks.get_mut(id.0).expect("queued tasks exist");
         self.running[work.stage.index()] += 1;
@@ -302,7 +303,7 @@ impl Scheduler {
         task
     }
 
-    /// Takes a task back from its executor.
+    /// Reports how a stage of a task ended.
     ///
     /// # Panics
     /// If the task is not running.
@@ -321,12 +322,12 @@ impl Scheduler {
         }
     }
 
-    /// Gives a submission up. It resolves with [`Error::Cancelled`] when its memory is free; too late, it is ignored.
+    /// Cancels a submission. It resolves with [`Error::Cancelled`] when its memory is free. Does nothing if it has been resolved.
     pub fn cancel(&mut self, now: Time, group: GroupId) {
         self.fail_group(now, group, Error::Cancelled);
     }
 
-    /// Fails everything, now and from now on, with the first such cause.
+    /// Fails all submissions, present and future, with the cause of the first such call.
     pub fn fail_all(&mut self, now: Time, error: Error) {
         let error = self.ended.get_or_insert(error).clone();
         let groups: Vec<GroupId> = self.groups.iter().map(|(id, _)| GroupId(id)).collect();
@@ -356,7 +357,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends the pauses and deadlines that have passed.
+    /// Acts on the pauses and deadlines that have passed.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some((at, timer)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, timer));
@@ -375,12 +376,12 @@ impl Scheduler {
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    /// When to call [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<Time> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// The next thing to do; drain it after every input.
+    /// The next command. Drain all commands after every input.
     pub fn next_command(&mut self) -> Option<Command> {
         if let Some(command) = self.commands.pop_front() {
             return Some(command);
@@ -390,7 +391,7 @@ impl Scheduler {
         Some(Command::Wake(stage))
     }
 
-    /// Why a task that others of its machine wait for brings them nothing; `None` if it brings what it should.
+    /// Why a task brings no sum to the other ranks of its machine; `None` if it brings one.
     pub fn failure(&self, id: TaskId) -> Option<&Error> {
         self.tasks.get(id.0)?.purpose.failure()
     }
@@ -406,19 +407,19 @@ impl Scheduler {
         self.queues[stage.index()].len() + withdrawals
     }
 
-    /// Whether nothing is open, waiting or running.
+    /// Whether no group is open, and no task waits or runs.
     pub fn is_idle(&self) -> bool {
         self.tasks.len() == 0 && self.groups.len() == 0
     }
 
-    /// Follows a new formation, whose tasks pass the stages of `pipeline`. Tasks under way pass those of them that they have before them.
+    /// Follows a new formation, whose tasks pass the stages of `pipeline`. Tasks under way pass the remaining stages of it.
     pub fn follow(&mut self, pipeline: &Pipeline) {
         if self.pipeline != *pipeline {
             self.pipeline = pipeline.clone();
         }
     }
 
-    /// The stages that its tasks pass.
+    /// The stages of new tasks.
     pub fn pipeline(&self) -> &Pipeline {
         &self.pipeline
     }

@@ -1,4 +1,4 @@
-//! Values that others keep for a task or a submission, beside the scheduler's own record.
+//! A table for the values that a driver keeps for each task or submission.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use super::ids::{GroupId, TaskId};
 
 /// A map from [`TaskId`] or [`GroupId`] to `T`. Every operation takes constant time, and iteration has a fixed order.
 ///
-/// The scheduler may give a slot away again before the commands about its last task are drained. Both tasks then have their values here.
+/// The scheduler may reuse a slot before the commands about its last task are drained. Then both tasks have their values here.
 #[derive(Clone, Debug)]
 pub struct SideTable<K, T> {
     slots: Vec<Option<(K, T)>>,
-    /// Values whose slot was given away again; mostly none.
+    /// Values of old ids whose slot was reused; mostly none.
     displaced: BTreeMap<K, T>,
     len: usize,
 }
 
-/// An id that the scheduler gave away.
+/// An id from the scheduler.
 pub trait Id: Copy + Ord {
-    /// The slot that the id has to itself as long as it is valid.
+    /// The slot of the id. No other valid id has it.
     fn slot(self) -> usize;
 }
 
@@ -46,7 +46,7 @@ impl<K: Id, T> SideTable<K, T> {
         Self { slots: Vec::new(), displaced: BTreeMap::new(), len: 0 }
     }
 
-    /// Keeps `value` for `id`, which has none yet.
+    /// Inserts the value of `id`, which has none yet.
     pub fn insert(&mut self, id: K, value: T) {
         if self.slots.len() <= id.slot() {
             self.slots.resize_with(id.slot() + 1, || None);
@@ -63,7 +63,7 @@ impl<K: Id, T> SideTable<K, T> {
         }
     }
 
-    /// The value of `id`, to be changed.
+    /// The value of `id`, mutable.
     pub fn get_mut(&mut self, id: K) -> Option<&mut T> {
         match self.slots.get_mut(id.slot())? {
             Some((own, value)) if *own == id => Some(value),
@@ -71,7 +71,7 @@ impl<K: Id, T> SideTable<K, T> {
         }
     }
 
-    /// Takes the value of `id` out.
+    /// Removes the value of `id`.
     pub fn remove(&mut self, id: K) -> Option<T> {
         let value = match self.slots.get_mut(id.slot())?.take_if(|(own, _)| *own == id) {
             Some((_, value)) => value,

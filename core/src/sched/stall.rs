@@ -1,4 +1,4 @@
-//! Notices on the worker's side what does not move, so that the log names it long before a deadline does.
+//! Detects submissions that make no progress on this worker, so that the log names them long before a deadline.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,32 +9,32 @@ use super::scheduler::Scheduler;
 use crate::pipeline::Stage;
 use crate::types::{Round, ServerId, Time};
 
-/// Looks at a scheduler once an interval.
+/// Inspects a scheduler at a fixed interval.
 #[derive(Clone, Copy, Debug)]
 pub struct StallDetector {
     warn_after: Duration,
     next: Option<Time>,
 }
 
-/// A submission that does not move.
+/// A submission without progress.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StallReport {
-    /// Which submission.
+    /// The submission.
     pub group: GroupId,
     /// The tensor's name.
     pub name: Arc<str>,
-    /// Which sum.
+    /// The round.
     pub round: Round,
-    /// Where its parts are and who sums them; `None` for parts that wait for tensors which share them and were not submitted.
+    /// The stage of its parts and their server; `None` for shared parts of which other tensors were not submitted.
     pub at: Option<(Stage, ServerId)>,
-    /// How many of its parts are there for so long.
+    /// How many of its parts have been there that long.
     pub parts: u32,
-    /// How long the first of them is there.
+    /// How long the first of them has been there.
     pub waited: Duration,
 }
 
 impl StallDetector {
-    /// A detector that reports, every `warn_after`, what was in one stage for at least as long; never if it is zero.
+    /// A detector that looks every `warn_after` for parts that were in one stage for at least as long; zero switches it off.
     pub fn new(now: Time, warn_after: Duration) -> Self {
         Self { warn_after, next: (!warn_after.is_zero()).then(|| now + warn_after) }
     }
@@ -44,10 +44,9 @@ impl StallDetector {
         self.next
     }
 
-    /// Looks, if it is time to: one report for each submission, stage and server.
+    /// Looks if it is time, and returns one report for each submission, stage and server.
     ///
-    /// A pass over everything that is open, once an interval: an index of what came when would cost every move more than this costs in
-    /// the ten seconds between two looks.
+    /// Scans all open tasks once per interval. An index by time would slow down every move, and cost more than this scan every ten seconds.
     pub fn handle_timeout(&mut self, now: Time, scheduler: &Scheduler) -> Vec<StallReport> {
         if self.next.is_none_or(|next| now < next) {
             return Vec::new();

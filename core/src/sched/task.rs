@@ -6,37 +6,37 @@ use crate::error::Error;
 use crate::pipeline::{Route, Stage};
 use crate::types::{PartId, Priority, Round, ServerId, Time};
 
-/// What is to be done.
+/// What [`Scheduler::submit`](super::Scheduler::submit) needs to know about a task.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TaskSpec {
-    /// Which part.
+    /// The part.
     pub part: PartId,
-    /// Who sums it.
+    /// The server that sums it.
     pub server: ServerId,
-    /// Its bytes in flight, for the credit: those of its body.
+    /// The bytes of its body, for the credit.
     pub bytes: u64,
-    /// Which sum of the part; rounds of one part are submitted in order.
+    /// The round; rounds of one part are submitted in order.
     pub round: Round,
-    /// How urgent it is.
+    /// Its priority.
     pub priority: Priority,
-    /// Which of the stages it passes.
+    /// Decides which stages it passes.
     pub route: Route,
-    /// The submissions that it serves; several for a part that small tensors share, never none.
+    /// The submissions that it serves: at least one, and several for a part that small tensors share.
     pub groups: Vec<GroupId>,
 }
 
-/// One stage of one task, to be executed now.
+/// One stage of one task, for an executor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Task {
-    /// To be given back with [`Scheduler::finish`](super::Scheduler::finish).
+    /// The argument of [`Scheduler::finish`](super::Scheduler::finish).
     pub id: TaskId,
-    /// Which part.
+    /// The part.
     pub part: PartId,
-    /// Who sums it.
+    /// The server that sums it.
     pub server: ServerId,
     /// Its bytes in flight, as [`TaskSpec::bytes`].
     pub bytes: u64,
-    /// Which sum.
+    /// The round.
     pub round: Round,
     /// How its exchange begins.
     pub attempt: Attempt,
@@ -47,16 +47,16 @@ pub struct Task {
 pub enum Attempt {
     /// Push the contribution.
     First,
-    /// Push it again: an earlier attempt failed, and the contribution is still whole.
+    /// Push it again: an earlier attempt failed, and the contribution is still intact.
     Again,
-    /// Push what is left of it: earlier attempts landed so many bytes of the sum, possibly on top of the contribution's first ones.
+    /// Push the rest of it: earlier attempts landed `landed` bytes of the sum, possibly over the first bytes of the contribution.
     Resumed {
         /// Bytes of the sum that landed.
         landed: u64,
     },
 }
 
-/// How a stage of a task ended. By then the executor holds nothing of the task's memory, except that a PUSH which is `Done` leaves its
+/// How a stage of a task ended. The executor no longer holds memory of the task, with one exception: a PUSH that is `Done` leaves its
 /// exchange open for PULL.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Outcome {
@@ -69,7 +69,7 @@ pub enum Outcome {
         /// Bytes of the sum that were written.
         landed: u64,
     },
-    /// There is no sense in repeating it.
+    /// The stage failed, and a repeat would not help.
     Failed(Error),
 }
 
@@ -81,17 +81,17 @@ pub(super) struct Work {
     pub(super) order: u64,
     pub(super) stage: Stage,
     pub(super) place: Place,
-    /// When it came to `stage`.
+    /// The time at which it came to `stage`.
     pub(super) since: Time,
     pub(super) purpose: Purpose,
     pub(super) tries: Tries,
     /// Whether later rounds of its part must wait for it.
     pub(super) holds_round: bool,
-    /// Where it stands among the tasks that hold credit; `None` if it holds none.
+    /// Its index among the tasks that hold credit; `None` if it holds none.
     pub(super) credit_place: Option<usize>,
 }
 
-/// Why a task goes on.
+/// The purpose of a task, which decides how it continues.
 ///
 /// ```text
 /// Wanted ──all its groups failed──────────────────────────► Unwanted
@@ -102,23 +102,23 @@ pub(super) struct Work {
 /// ```
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Purpose {
-    /// A group wants its result.
+    /// A group waits for its result.
     Wanted,
-    /// No group wants it any more. It ends as soon as its memory is free and the other ranks of its machine do not wait for it.
+    /// No group waits for it any more. It ends as soon as its memory is free and no other rank of its machine waits for it.
     Unwanted,
-    /// It goes to where the other ranks of its machine wait for the sum, and tells them why there is none.
+    /// It goes to the stage at which the other ranks of its machine wait for the sum, and tells them why there is none.
     Explaining(Error),
-    /// It tells its server that this worker withdraws from the round, at the latest until then.
+    /// It tells its server that this worker withdraws from the round.
     Withdrawing {
-        /// When it ends in any case.
+        /// The deadline after which it ends, even if the server was not told.
         until: Time,
     },
-    /// A withdrawal that is not to be told any more. It ends as soon as its exchange is closed.
+    /// A withdrawal that is not sent any more. It ends as soon as its exchange is closed.
     Dropped,
 }
 
 impl Purpose {
-    /// Whether it is to bring back a sum, and no group waits for it any more.
+    /// Whether it was to bring a sum for which no group waits any more.
     pub(super) const fn is_unwanted(&self) -> bool {
         match self {
             Self::Unwanted | Self::Explaining(_) => true,
@@ -126,7 +126,7 @@ impl Purpose {
         }
     }
 
-    /// Whether it tells a server of a withdrawal, and brings back nothing.
+    /// Whether it tells a server of a withdrawal, and brings no sum.
     pub(super) const fn is_withdrawal(&self) -> bool {
         match self {
             Self::Withdrawing { .. } | Self::Dropped => true,
@@ -134,7 +134,7 @@ impl Purpose {
         }
     }
 
-    /// What it explains.
+    /// The failure that it explains to the other ranks.
     pub(super) const fn failure(&self) -> Option<&Error> {
         match self {
             Self::Explaining(error) => Some(error),
@@ -143,26 +143,26 @@ impl Purpose {
     }
 }
 
-/// What became of the exchanges of a task so far.
+/// The failed exchanges of a task so far.
 #[derive(Debug, Default)]
 pub(super) struct Tries {
     /// How many failed.
     pub(super) failures: u32,
     /// Why the last one did.
     pub(super) last_failure: Option<Error>,
-    /// Bytes of the sum that they have landed, at most.
+    /// The most bytes of the sum that any of them has landed.
     pub(super) landed: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// In the queue of its stage, behind these gates.
+    /// In the queue of its stage, with these gates.
     Queued(Gates),
-    /// At an executor.
+    /// An executor runs it.
     Running,
 }
 
-/// What keeps a task from its stage; see the module [`scheduler`](super::scheduler) for which stages have gates.
+/// The reasons for which a task waits before its stage. The module [`scheduler`](super::scheduler) says which stages have gates.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Gates {
     /// The sum of an earlier round of the part has not arrived.
@@ -180,7 +180,7 @@ impl Gates {
 }
 
 impl Work {
-    /// A task that has been nowhere yet, at its executor as it were.
+    /// A new task, which has no place in a queue yet.
     pub(super) fn new(spec: TaskSpec, order: u64, now: Time) -> Self {
         Self {
             spec,
@@ -207,7 +207,7 @@ impl Work {
         }
     }
 
-    /// Where it is and what it waits for, for messages.
+    /// Describes in messages where it is and what it waits for.
     pub(super) fn stand(&self) -> String {
         let Self { stage, spec, .. } = self;
         let mut text = match self.place {

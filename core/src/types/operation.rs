@@ -1,12 +1,11 @@
-//! What the ranks of one machine do together with a part: the goal, the claim that each rank makes, and its place among the operations of
-//! the part.
+//! An operation of the ranks of one machine on a part: its goal, each rank's claim, and its slot among the operations of the part.
 
 use super::{DType, DeviceKind, Op, PartId, Priority, Round, WorkerId};
 
-/// One operation on one part; those of a part are counted in the order in which ranks come to them.
+/// One operation on one part. The operations of a part are numbered in the order in which ranks submit them.
 pub type Slot = (PartId, Round);
 
-/// What a rank says of the part that it is ready for.
+/// A rank's description of the part for which it is ready.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Claim {
     /// The reduction.
@@ -15,30 +14,31 @@ pub struct Claim {
     pub dtype: DType,
     /// Length of the part in bytes.
     pub bytes: u64,
-    /// What holds it.
+    /// The kind of its memory.
     pub device: DeviceKind,
-    /// Which of the rank's devices that is, counted as they are first used; below [`LANES_MAX`](Self::LANES_MAX), and 0 in host memory.
-    pub lane: u8,
-    /// Whether this rank has an error to tell instead of what the others wait for. One that has is enough.
+    /// Which of the rank's devices that is, in the order of their first use: below [`DEVICES_MAX`](Self::DEVICES_MAX), and 0 for host
+    /// memory.
+    pub device_index: u8,
+    /// Whether this rank sends an error instead of the data for which the others wait. One such rank is enough.
     pub failed: bool,
     /// Its weight in a weighted mean.
     pub weight: f64,
-    /// How urgent it is to this rank; the part is as urgent as to the rank that wants it most.
+    /// Its priority on this rank. The part gets the highest priority of all ranks.
     pub priority: Priority,
 }
 
 impl Claim {
-    /// How many devices a rank may reduce on with the others of its machine.
-    pub const LANES_MAX: u8 = 8;
+    /// The most devices on which a rank may reduce with the others of its machine.
+    pub const DEVICES_MAX: u8 = 8;
 
-    /// Whether both can be parts of one operation.
+    /// Whether both can belong to one operation.
     pub fn agrees_with(&self, other: &Self) -> bool {
-        let what = |claim: &Self| (claim.op, claim.dtype, claim.bytes, claim.device, claim.lane);
+        let what = |claim: &Self| (claim.op, claim.dtype, claim.bytes, claim.device, claim.device_index);
         what(self) == what(other)
     }
 }
 
-/// What comes of an operation.
+/// The goal of an operation.
 ///
 /// ```text
 ///   one machine                  AllReduce
@@ -46,34 +46,34 @@ impl Claim {
 ///   one, several PCIe groups     Reduce ──► Join ──► Broadcast
 ///   several of several groups    Reduce ──► Join ──► the owner exchanges it with a server ──► Share ──► Broadcast
 /// ```
-/// In memory of devices `Reduce` and `Broadcast` are those of a PCIe group, whose holder of the part is the owner.
+/// In device memory, `Reduce` and `Broadcast` concern a PCIe group; its owner is the group's holder of the part.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Goal {
-    /// All ranks have the whole result.
+    /// All ranks get the whole result.
     AllReduce,
-    /// The owner has what is summed further: of a sum or mean the sum of its machine, of a weighted mean the weighted mean of its machine,
-    /// whose weight is the sum of the weights, of a broadcast the root's bytes if the root is on this machine. The others' destinations
-    /// stay as they were.
+    /// The owner gets the machine's result, which is summed further. For a sum or a mean this is the sum of the machine. For a weighted
+    /// mean it is the weighted mean of the machine, with the sum of the weights as its weight. For a broadcast it is the root's bytes, if
+    /// the root is on this machine. The destinations of the other ranks do not change.
     Reduce {
         /// One of the ranks.
         owner: WorkerId,
     },
-    /// What the holders have of their groups becomes one: all of them have the whole result, or what is summed further is the taker's. The
-    /// other ranks help to add. A weight is that of a group. In host memory.
+    /// Adds the results of the groups, which the holders have. All holders get the whole result, or the taker gets the result that is
+    /// summed further. The other ranks help to add. A weight is that of a group. In host memory.
     Join {
-        /// One rank a group, in the order of the groups.
+        /// One rank of each group, in the order of the groups.
         holders: Vec<WorkerId>,
         /// One of the holders.
         taker: Option<WorkerId>,
         /// In a broadcast: the holder that has the root's bytes, if the root is on this machine.
         origin: Option<WorkerId>,
     },
-    /// Those with a destination have what the owner's destination holds. In host memory.
+    /// Ranks with a destination get the content of the owner's destination. In host memory.
     Share {
         /// One of the ranks.
         owner: WorkerId,
     },
-    /// All ranks have what the owner's destination holds.
+    /// All ranks get the content of the owner's destination.
     Broadcast {
         /// One of the ranks.
         owner: WorkerId,
@@ -81,10 +81,10 @@ pub enum Goal {
 }
 
 impl Goal {
-    /// How many places there are for the operations of a round of a part.
+    /// The number of slots for the operations of a round of a part.
     const A_ROUND: u64 = 4;
 
-    /// The place of such an operation among those of a part.
+    /// The slot of this operation among those of the part.
     pub fn slot(&self, part: PartId, round: Round) -> Slot {
         let place = match self {
             Self::AllReduce | Self::Reduce { .. } => 0,
@@ -95,12 +95,12 @@ impl Goal {
         (part, Round(round.0 * Self::A_ROUND + place))
     }
 
-    /// The round of the part that a place is of.
+    /// The round of the part to which a slot belongs.
     pub fn round(place: Round) -> Round {
         Round(place.0 / Self::A_ROUND)
     }
 
-    /// The one rank that has what is summed further.
+    /// The one rank that gets the result that is summed further.
     pub const fn taker(&self) -> Option<WorkerId> {
         match self {
             Self::Reduce { owner } => Some(*owner),
@@ -109,7 +109,7 @@ impl Goal {
         }
     }
 
-    /// The rank that has the result already, which the others wait for.
+    /// The rank that has the result already, and sends it to the others.
     pub const fn bringer(&self) -> Option<WorkerId> {
         match self {
             Self::Share { owner } | Self::Broadcast { owner } => Some(*owner),

@@ -204,7 +204,7 @@ impl Worker {
             dtype: record.part.layout.dtype,
             bytes: record.part.layout.bytes(),
             device: if memory == Use::Staged { DeviceKind::Host } else { record.memory },
-            lane: 0,
+            device_index: 0,
             failed: failure.is_some(),
             weight: record.part.weight,
             priority: record.priority,

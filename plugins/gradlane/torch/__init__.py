@@ -7,7 +7,7 @@
 
 Four ways to average gradients, all over one engine: `DistributedDataParallel` wraps the model, `DistributedOptimizer`
 the optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper. `CrossBarrier` wraps both, and lets the next forward
-pass begin while gradients are still on their way.
+pass begin while gradients are still in flight.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Updates that are done later than `step()` was called: which are due, what they wait for, and when they are done.
+"""Deferred updates: which updates are due after `step()`, what they wait for, and when they are done.
 
-A window of gradients (`gradlane._window`) goes from one `step()` to the next. The course of a parameter:
+A window of gradients (`gradlane._window`) goes from one `step()` to the next. The states of a parameter:
 
-    at rest ── its backward passes ──► on its way ── step() ──► due ── needed, or its average is there ──► at rest
+    at rest ── its backward passes ──► on its way ── step() ──► due ── needed, or its average arrived ───► at rest
                                            └── synchronize() ──► at rest, its gradient an average
 """
 
@@ -26,17 +26,17 @@ from gradlane.torch.compression import Compressor
 from gradlane.torch.ops import reduce_in_place, wait_all
 
 _CHUNK_BYTES = 4 << 20
-"""What is updated ahead of its need, at most at once: some milliseconds of work."""
+"""The most bytes of parameters that are updated at once before they are needed: some milliseconds of work."""
 
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A gradient on its way, or its average that is to be used."""
+    """A gradient in flight, or an average that was not used yet."""
 
     transfer: Handle[torch.Tensor]
     veil: InFlight
     is_own: bool
-    """Whether this worker had a gradient; zeros are on their way else."""
+    """Whether this worker had a gradient; if not, zeros are in flight."""
     is_due: bool = False
     zeroed: bool = False
     """Whether the gradient is to be zeros after the update."""
@@ -53,7 +53,7 @@ class _Slot:
     passed: int = 0
     """Backward passes in this window."""
     is_announced: bool = True
-    """Whether its module was called since the last step, which made sure that it is updated."""
+    """Whether its module was called since the last step, and so updated it."""
 
 
 class Deferred:
@@ -70,7 +70,7 @@ class Deferred:
         passes: int,
         sparse_as_dense: bool,
     ) -> None:
-        """Declares all parameters on all workers; they are in the order in which a forward pass needs them."""
+        """Declares all parameters on all workers, in the order in which a forward pass needs them."""
         self._optimizer, self._compression, self._op = optimizer, compression, op
         self._passes, self._sparse_as_dense = passes, sparse_as_dense
         self._slots = [_Slot(i, name, p, forward_order(i, name)) for i, (name, p) in enumerate(parameters)]
@@ -80,9 +80,9 @@ class Deferred:
         self._due = 0
         """How many updates are due."""
         self._behind: list[_Slot] = []
-        """Those that may still be due, the one needed last at the end."""
+        """The parameters that may still be due; the one that is needed last is at the end."""
         self._settings: Settings = []
-        """Those of the updates that are due."""
+        """The settings of the updates that are due."""
         self._is_settled = True
         """Whether, since the last step, all parameters were updated before anything else happened."""
         self._has_begun = False
@@ -93,11 +93,11 @@ class Deferred:
         _tensors.declare_tensors(_session.session(), named, codec=compression.codec, fuse=True, timeout=None)
 
     def begin(self) -> None:
-        """Notes that a training forward pass is under way."""
+        """Records that a training forward pass has begun."""
         self._has_begun = True
 
     def need(self, positions: Sequence[int], module: str) -> None:
-        """Does the updates of these parameters that are due, and waits for their averages."""
+        """Waits for the averages of those of these parameters that are due, and updates them."""
         for position in positions:
             self._slots[position].is_announced = True
         if not self._due:
@@ -127,14 +127,14 @@ class Deferred:
             self._update(due)
 
     def refuse_early(self, position: int) -> None:
-        """Raises unless the parameter may get a gradient now. Called before autograd touches the present one.
+        """Raises unless the parameter may get a gradient now. Called before autograd changes the present one.
 
         Raises:
-            FailedPreconditionError: the present one is on its way, or its update was not done before the forward pass.
+            FailedPreconditionError: the present one is in flight, or its update was not done before the forward pass.
         """
         slot = self._slots[position]
         self._window.check()
-        # Not whether it is updated by now: it may have been in time by luck, or a moment too late.
+        # It does not matter whether it is updated by now: that may be luck, or may have come too late.
         if not (slot.is_announced or self._is_settled):
             raise FailedPreconditionError(
                 f"parameter {slot.name} was used in a forward pass, but not by its module: it may not have been updated "
@@ -144,7 +144,7 @@ class Deferred:
         self._window.refuse_second(position, " (call synchronize() after it, on all workers)")
 
     def gradient(self, position: int) -> None:
-        """Takes a gradient that backward has made: sends it, if it was the last pass of the window."""
+        """Handles a new gradient: submits it if this was the last backward pass of the window."""
         slot = self._slots[position]
         self._has_begun, self._is_complete = True, False
         slot.passed += 1
@@ -174,14 +174,14 @@ class Deferred:
         self._has_begun, self._is_complete = False, False
 
     def synchronize(self) -> None:
-        """Does all updates that are due; in a window that has begun, lets all averages land."""
+        """Does all updates that are due. In a window that has begun, waits for all averages."""
         self._window.check()
         self.settle()
         if self._has_begun and not self._is_complete:
             self._complete()
 
     def clear_gradients(self, set_to_none: bool) -> bool:
-        """Prepares for zero_grad(): whether there is anything left to do for the optimizer itself."""
+        """Prepares zero_grad(); returns whether the optimizer must still clear gradients itself."""
         self._is_complete = False
         early = [slot.name for slot in self._slots if self._is_early(slot)]
         if early and not self._window.has_failed:
@@ -190,7 +190,7 @@ class Deferred:
                 "backward() and zero_grad()"
             )
         if set_to_none or not self._due:
-            return True  # where None replaces the veil, None stays after the update
+            return True  # if None replaces the veil, the gradient stays None after the update
         for slot in self._slots:
             flight = self._window.on_its_way(slot.position)
             if flight is not None:
@@ -200,10 +200,10 @@ class Deferred:
         return False
 
     def close(self) -> None:
-        """Does what is due, for the last time.
+        """Does the last updates.
 
         Raises:
-            FailedPreconditionError: gradients are on their way that no step() was called for.
+            FailedPreconditionError: gradients are in flight for which step() was not called.
         """
         if self._window.has_failed:
             return
@@ -238,13 +238,13 @@ class Deferred:
         return _Flight(transfer, hidden, is_own)
 
     def _end_window(self) -> None:
-        """Sends what was not sent, zeros where there is nothing, and says what was used."""
+        """Submits the remaining gradients, or zeros, and tells the workers which parameters were used."""
         for slot in self._slots:
             slot.passed = 0
         self._window.close("any")
 
     def _complete(self) -> None:
-        """Ends the window and lets all averages land where gradients are."""
+        """Ends the window, and puts all averages into the gradients."""
         self._end_window()
         self._land(self._slots)
         for slot in self._slots:
@@ -252,7 +252,7 @@ class Deferred:
         self._is_complete = True
 
     def _following(self, position: int) -> list[_Slot]:
-        """What is needed soon and is there: updating small parameters together saves much of what a step costs."""
+        """The next parameters whose averages have arrived: one step for several small ones costs much less."""
         found: list[_Slot] = []
         size = 0
         for other in itertools.islice(self._slots, position + 1, None):
@@ -266,7 +266,7 @@ class Deferred:
         return found
 
     def _use_the_wait(self, wanted: list[_Slot]) -> None:
-        """While some of `wanted` are not there, updates what is: what is needed last was sent first."""
+        """Until all of `wanted` have arrived, updates others that have. Those needed last arrive first."""
         while not all(map(self._has_landed, wanted)):
             chunk: list[_Slot] = []
             size = 0
@@ -285,7 +285,7 @@ class Deferred:
                 self._update(chunk)
 
     def _has_landed(self, slot: _Slot) -> bool:
-        """Whether nothing has to be waited for before its update."""
+        """Whether it can be updated without waiting."""
         flight = self._window.on_its_way(slot.position)
         return flight is None or (flight.transfer.poll() and (flight.is_own or self._window.knows_used()))
 
@@ -332,13 +332,13 @@ class Deferred:
                 slot.parameter.grad.zero_()
 
     def _unveil(self, slot: _Slot) -> None:
-        """Puts the average where gradients are, or nothing where no worker had a gradient."""
+        """Puts the average into the gradient, or None if no worker had a gradient."""
         flight = self._window.take(slot.position)
         is_used = flight.is_own or self._window.was_used(slot.position)
         slot.parameter.grad = flight.transfer.wait() if is_used else None
 
     def _fail(self, slot: _Slot, error: Exception) -> NoReturn:
-        """Notes that the workers are out of step, and raises `error` with the name of the parameter."""
+        """Records that the workers are out of step, and raises `error` with the name of the parameter."""
         self._window.fail(error)
         if isinstance(error, Error) and slot.name not in str(error):
             named = type(error)(f"gradient of {slot.name}: {error}", **error.fields)

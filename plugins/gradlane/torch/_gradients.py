@@ -1,7 +1,7 @@
-"""The gradients of a list of parameters on their way to their average: what the DDP wrapper and the optimizer share.
+"""Averages the gradients of a list of parameters, for the DDP wrapper and the optimizer.
 
-They go in windows (`gradlane._window`), which may span several backward passes. When a window ends is decided by the
-user of this class.
+Gradients belong to windows (`gradlane._window`), which may span several backward passes. The user of this class decides
+when a window ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Priority = Callable[[int, str], int]
 SparsePolicy = Literal["allgather", "dense"]
 
 Transfer = Handle[torch.Tensor] | SparseTransfer
-"""A gradient on its way."""
+"""A gradient in flight."""
 
 
 class Gradients:
@@ -48,7 +48,7 @@ class Gradients:
         """Declares all parameters on all workers.
 
         Args:
-            namespace: goes before each name.
+            namespace: a prefix of all names.
             parameters: names and parameters, in the order in which a forward pass needs them.
             sparse: how sparse gradients are reduced.
             sparse_parameters: positions whose gradients are known to be sparse.
@@ -72,14 +72,14 @@ class Gradients:
         _tensors.declare_tensors(_session.session(), named, codec=compression.codec, fuse=True, timeout=None)
 
     def mark_used(self, position: int) -> None:
-        """Notes that the parameter has a gradient which is not to be sent yet."""
+        """Records that the parameter has a gradient that is not to be submitted yet."""
         self._window.mark_used(position)
 
     def submit(self, position: int) -> None:
-        """Sends the parameter's gradient on its way, from where it lies.
+        """Submits the parameter's gradient, in place.
 
         Raises:
-            FailedPreconditionError: it is on its way already.
+            FailedPreconditionError: it is in flight already.
         """
         self._window.check()
         self._window.refuse_second(position)
@@ -88,21 +88,21 @@ class Gradients:
 
     @property
     def all_submitted(self) -> bool:
-        """Whether every gradient of this window is on its way."""
+        """Whether every gradient of this window was submitted."""
         return self._window.all_submitted
 
     @property
     def any_submitted(self) -> bool:
-        """Whether a gradient is on its way."""
+        """Whether any gradient of this window was submitted."""
         return self._window.any_submitted
 
     def finish(self) -> None:
-        """Ends the window: submits what was not submitted, or zeros where there is nothing, and lets the averages land.
+        """Ends the window: submits the remaining gradients, or zeros, and waits for the averages.
 
-        A parameter that no worker used keeps its gradient as it was, which may be None.
+        A parameter that no worker used keeps its old gradient, which may be None.
 
         Raises:
-            UnusedParametersError: if those are refused: some worker had no gradient for some parameter.
+            UnusedParametersError: a worker had no gradient for some parameter, and `refuse_unused` was set.
             StallError: some workers did not come to the end of their window in time (they are named).
         """
         window = self._window
@@ -129,7 +129,7 @@ class Gradients:
         wait_all([transfer for transfer in transfers if isinstance(transfer, Handle)])
         for position, (parameter, transfer) in enumerate(zip(self._parameters, transfers, strict=True)):
             reduced, gradient = transfer.wait(), parameter.grad
-            # If it is the gradient itself it has landed in place; if it is not used nobody wants it.
+            # In place, the average is the gradient itself. An unused parameter keeps its gradient.
             if window.was_used(position) and reduced is not gradient:
                 keeps_dense = gradient is not None and not gradient.is_sparse
                 parameter.grad = reduced.to_dense() if keeps_dense else reduced

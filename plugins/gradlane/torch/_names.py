@@ -12,8 +12,8 @@ _made: Counter[tuple[int, str]] = Counter()
 def namespace(kind: str, name: str | None) -> str:
     """A prefix for one wrapper's tensors: `name`, or a number per `kind`.
 
-    The numbers agree between workers as long as each makes its wrappers of a kind in the same order, which making them
-    demands anyway, because it broadcasts.
+    The numbers agree between workers if each makes its wrappers of a kind in the same order. Making them requires that
+    anyway, because it broadcasts.
     """
     if name is not None:
         return name

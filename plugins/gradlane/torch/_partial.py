@@ -1,4 +1,4 @@
-"""A step of any torch optimizer for some of its parameters, and gradients that nobody may look at yet."""
+"""Steps any torch optimizer for some of its parameters, and guards gradients that are not averaged yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Settings = list[dict[str, Any]]
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> Settings:
-    """The present settings; later changes, as by a scheduler, do not reach them."""
+    """A copy of the present settings, which later changes, such as those of a scheduler, do not affect."""
     return [
         {key: _fixed(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
     ]
@@ -28,23 +28,23 @@ def _fixed(value: Any) -> Any:
 class PartialStep:
     """Steps an optimizer for chosen parameters.
 
-    The class's own `step` does the work: it sees groups that hold those parameters alone. All it remembers of a
-    parameter lies in `optimizer.state`, so the bits are those of a step for all at once, and the optimizer's state
-    stays what it is.
+    The class's own `step` does the work, on groups that hold only those parameters. It keeps all its data about a
+    parameter in `optimizer.state`, so the result is bitwise that of one step for all parameters, and the optimizer's
+    state keeps its form.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Looks at `optimizer`.
+        """Checks `optimizer`.
 
         Raises:
-            UnsupportedError: one of its steps concerns all parameters at once.
+            UnsupportedError: a step of it needs all parameters at once.
         """
         kind = type(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError(f"{kind.__name__} searches along all parameters at once; use DistributedOptimizer")
         self._optimizer = optimizer
         self._kind = kind
-        # Without the wrapper that calls the hooks of a step: this is not one.
+        # Without the wrapper that calls the hooks, because this is no complete step.
         hooked = getattr(kind.step, "hooked", False)
         self._step: Callable[[torch.optim.Optimizer], Any] = (
             getattr(kind.step, "__wrapped__", kind.step) if hooked else kind.step
@@ -55,8 +55,8 @@ class PartialStep:
         """Steps `parameters`, on their present gradients.
 
         Raises:
-            UnsupportedError: the optimizer changed the settings of a group, as those do that adapt something over all
-                parameters.
+            UnsupportedError: the optimizer changed the settings of a group, as those that adapt a value over all
+                parameters do.
         """
         chosen: list[list[torch.nn.Parameter]] = [[] for _ in settings]
         for parameter in parameters:
@@ -74,7 +74,7 @@ class PartialStep:
         self._refuse_changed(groups, [s for s, of in zip(settings, chosen, strict=True) if of])
 
     def whole(self) -> None:
-        """Steps all parameters, as the optimizer does by itself, hooks included."""
+        """Steps all parameters as the optimizer itself does, including its hooks."""
         self._kind.step(self._optimizer)
 
     def _refuse_changed(self, groups: Sequence[dict[str, Any]], settings: Settings) -> None:
@@ -93,7 +93,7 @@ class PartialStep:
 
 @contextlib.contextmanager
 def _modes_of_a_step() -> Iterator[None]:
-    """Leaves the modes that a forward pass may run in, and a step does not."""
+    """Leaves the modes of a forward pass in which a step must not run."""
     with contextlib.ExitStack() as modes:
         if torch.is_inference_mode_enabled():
             modes.enter_context(torch.inference_mode(False))
@@ -104,7 +104,7 @@ def _modes_of_a_step() -> Iterator[None]:
 
 
 class InFlight(torch.Tensor):
-    """Stands in `parameter.grad` for a gradient on its way: whoever looks at it learns that it is too early."""
+    """A placeholder in `parameter.grad` for a gradient in flight: every use of it raises an error."""
 
     _parameter: str
 
@@ -124,7 +124,7 @@ class InFlight(torch.Tensor):
 
 
 def veil(gradient: torch.Tensor, name: str) -> InFlight:
-    """What to put in the place of `gradient`, of the parameter called `name`."""
+    """A placeholder for `gradient`, of the parameter `name`."""
     hidden: InFlight = gradient.detach().as_subclass(InFlight)
     hidden._parameter = name
     return hidden

@@ -1,8 +1,8 @@
-"""Sums sparse gradients by gathering everybody's indices and values.
+"""Sums sparse gradients by gathering the indices and values of all workers.
 
-What travels is proportional to the rows that were touched. With many workers or dense access a dense sum is cheaper;
-the wrappers' `sparse="dense"` does that instead. A gradient on a CUDA device goes through the host's memory, for which
-its stream is waited for: how many rows there are is known only then.
+The bytes sent are proportional to the rows that were used. With many workers or dense access a dense sum is cheaper;
+`sparse="dense"` of the wrappers makes one. A gradient on a CUDA device goes through host memory. This waits for its
+stream, because the number of rows is known only then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INDEX_BYTES = 8
 
 
 class SparseTransfer:
-    """One sparse gradient on its way: lengths at construction, contents at `exchange`, the sum at `wait`."""
+    """One sparse gradient in flight: construction sends lengths, `exchange` sends contents, `wait` returns the sum."""
 
     def __init__(self, gradient: torch.Tensor, name: str, op: ReduceOp) -> None:
         """Starts to gather `gradient`, of layout sparse_coo.
@@ -44,7 +44,7 @@ class SparseTransfer:
         self._handles = self._gathering.exchange()
 
     def wait(self) -> torch.Tensor:
-        """The sum or average, coalesced; equal bit for bit on all workers, as all add the same rows in rank order."""
+        """The sum or average, coalesced; bitwise equal on all workers, because all add the same rows in rank order."""
         parts = [self._parse(handle.wait()) for handle in self._handles]
         indices = torch.cat([indices for indices, _ in parts], dim=1)
         values = torch.cat([values for _, values in parts])

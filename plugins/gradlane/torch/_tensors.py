@@ -1,9 +1,9 @@
-"""Where a PyTorch tensor lies, the short way: no DLPack capsule, and bfloat16 too.
+"""Finds the memory of a PyTorch tensor without a DLPack capsule, for bfloat16 too.
 
-A tensor on a CUDA device is read when what the calling thread's current stream of that device has to do by now is done:
-that is the stream which has made the tensor, also in autograd's hooks, which run under the stream of their backward
-pass. A handle resolves when the host has seen the result land, so whatever is submitted after `wait()`, to whatever
-stream, sees it; and since the tensor is held until then, its allocator need not know of the engine's streams.
+The engine reads a tensor on a CUDA device after the work so far of the calling thread's current stream. That is the
+stream that computed the tensor, also in autograd's hooks, which run under the stream of their backward pass. A handle
+resolves when the host has seen the result land, so later work on any stream sees it. The tensor is held until then, so
+its allocator need not know the engine's streams.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ def device_of(tensor: torch.Tensor) -> int | None:
 
 
 def stream_of(device: int) -> int:
-    """The handle of the stream that this thread presently submits work to."""
+    """The handle of this thread's current stream."""
     handle: int = torch.cuda.current_stream(device).cuda_stream
     return handle
 
 
 def land(reduced: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copies a result to where it belongs, in the current stream of its device."""
+    """Copies a result into `tensor`, in the current stream of its device."""
     tensor.copy_(reduced)
     if reduced.is_cuda:
-        # Unlike the engine's, this copy is not over when `reduced` is given up, and its memory belongs to the stream
-        # that it was made in. Nothing happens if that is this one.
+        # Unlike the engine's copies, this one may still run when `reduced` is freed, and its memory belongs to the
+        # stream in which it was allocated. Does nothing if that is this stream.
         reduced.record_stream(torch.cuda.current_stream(reduced.get_device()))
 
 
@@ -88,7 +88,7 @@ def declare_tensors(
     fuse: bool,
     timeout: float | None,
 ) -> None:
-    """Declares names with the element types and shapes of tensors; those of one device, or of the host, together."""
+    """Declares names with the element types and shapes of tensors, in one call for each device and for the host."""
     for group in by_device(named, lambda member: device_of(member[1])):
         places = ((name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in group)
         declare_places(session, places, codec=codec, fuse=fuse, timeout=timeout)
@@ -140,10 +140,10 @@ def submit_bits(
 
 
 def bits(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """How a tensor of any element type and strides is broadcast: what to send, as what it is one, and it, detached.
+    """Prepares the broadcast of a tensor of any element type and strides: the tensor to send, its source, and `tensor`.
 
-    A broadcast keeps bits, so what the engine cannot add (bool, complex, int16, float8) travels as uint8. The second is
-    contiguous: if it lies elsewhere than the third it is to be copied back.
+    A broadcast keeps bits, so types that the engine cannot add (bool, complex, int16, float8) travel as uint8. The
+    source is contiguous. If it is a copy of `tensor`, which is returned detached, the caller must copy it back.
     """
     check_place(tensor)
     tensor = tensor.detach()
@@ -152,7 +152,7 @@ def bits(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 def is_reducible(dtype: torch.dtype) -> bool:
-    """Whether the engine knows the element type."""
+    """Whether the engine supports the element type."""
     return dtype in NAMES
 
 
@@ -169,4 +169,4 @@ NAMES = {
         torch.uint8,
     )
 }
-"""The element types that the engine knows, and how it calls them."""
+"""The element types that the engine supports, and their names there."""

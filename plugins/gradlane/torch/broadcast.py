@@ -1,4 +1,4 @@
-"""Brings workers to the same state before they train: parameters, optimizer state, objects."""
+"""Brings workers to the same state before training: parameters, optimizer state, objects."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def broadcast_parameters(
     Args:
         params: `model.state_dict()`, `model.named_parameters()` or alike; any element type; the same names on all
             workers.
-        root_rank: whose tensors.
-        prefix: goes before each name; it keeps them apart from other uses of the same names.
+        root_rank: the rank whose tensors all workers get.
+        prefix: put before each name, to distinguish them from other uses of the same names.
     Raises:
         MismatchError: a worker has one of them in another dtype or shape (both are named).
-        InvalidArgumentError: something in `params` is no tensor, or a name comes twice.
+        InvalidArgumentError: a value in `params` is no tensor, or a name occurs twice.
     """
     pairs = list(params.items() if isinstance(params, Mapping) else params)
     named = {prefix + name: tensor for name, tensor in pairs}
@@ -55,22 +55,22 @@ def broadcast_parameters(
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0, prefix: str = "optimizer.") -> None:
     """Give every worker the optimizer state of `root_rank`: hyper-parameters, step counts, moments.
 
-    The other workers need not have taken a step before; their state takes on the root's structure.
+    The other workers need not have taken a step before; their state gets the structure of the root's.
 
     Args:
         optimizer: any torch optimizer or `DistributedOptimizer`, over the same parameters on all workers.
-        root_rank: whose state.
-        prefix: goes before the names that are used on the way.
+        root_rank: the rank whose state all workers get.
+        prefix: put before the names of the broadcasts.
     """
     is_root = _session.rank() == check_root(root_rank)
     tensors: list[torch.Tensor] = []
     outline = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
-    # Through host memory: where a worker's state belongs is known only when it is loaded, which moves it there.
+    # Through host memory, because only load_state_dict knows the device of a worker's state, and moves it there.
     tensors = [tensor.cpu() for tensor in tensors]
     outline, slots = broadcast_object((outline, [_Slot.of(t) for t in tensors]), root_rank, f"{prefix}outline")
     if not is_root:
         tensors = [slot.empty() for slot in slots]
-    # The structure is part of the names: an optimizer that has stepped meanwhile holds other tensors at the same
+    # The structure is part of the names, because an optimizer that has stepped since holds other tensors at the same
     # position.
     digest = hashlib.sha256(repr(slots).encode()).hexdigest()[:12]
     broadcast_tensors({f"{prefix}{digest}.{i}": tensor for i, tensor in enumerate(tensors)}, root_rank)

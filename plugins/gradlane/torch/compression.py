@@ -1,8 +1,8 @@
 """Narrower element types on the wire: the engine casts before the push and casts back when the sum has arrived.
 
-The servers add float16 and bfloat16 in float32 and round once, so what is lost is the rounding of each contribution and
-of the sum. Workers of one machine add in the tensor's own type before, and the sum of a machine is cast once. Where all
-workers are on one machine that adds by itself, nothing is sent and nothing is cast: the result is more exact.
+The servers add float16 and bfloat16 in float32 and round once, so only each contribution and the sum are rounded. The
+workers of one machine first add in the tensor's own type, and the sum of the machine is cast once. If all workers are
+on one machine that adds by itself, nothing is sent or cast, and the result is more exact.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
-    """How tensors travel. Integers and what is as narrow already travel as they are."""
+    """The encoding of tensors on the wire. Integers and types that are as narrow are sent unchanged."""
 
     codec: str
-    """The engine's name of it; agreed on by all workers when a name is first used."""
+    """The engine's name of the codec. The first use of a tensor's name fixes it on all workers."""
 
 
 class Compression:
     """The compressors to choose from."""
 
     none = Compressor("none")
-    """Sends what is there."""
+    """Sends tensors unchanged."""
     fp16 = Compressor("fp16")
     """Half the bytes of float32, 11 bits of precision; overflows at 65504, so scale the loss or sum few workers."""
     bf16 = Compressor("bf16")

@@ -1,13 +1,13 @@
-"""Training without the barrier between two steps: a layer waits for its own gradients, not for those of all layers.
+"""Training without a barrier between two steps: a layer waits for its own gradients, not for those of all layers.
 
     optimizer = gl.CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for inputs, labels in data:
         optimizer.zero_grad()
-        loss(model(inputs), labels).backward()    # gradients start on their way, the first layers' overtaking
+        loss(model(inputs), labels).backward()    # submits gradients; those of the first layers overtake
         optimizer.step()                          # returns at once
 
-The idea is that of ByteScheduler (SOSP 2019) and of BytePS's class of the same name. Where those reimplement SGD, Adam and
-RMSprop, the optimizer's own `step` runs here, for the parameters of one layer at a time.
+The idea is that of ByteScheduler (SOSP 2019) and of BytePS's class of the same name. Those reimplement SGD, Adam and
+RMSprop; here the optimizer's own `step` runs, for the parameters of one layer at a time.
 """
 
 from __future__ import annotations
@@ -44,40 +44,41 @@ def CrossBarrier(
 ) -> Kind:
     """Averages the gradients of `optimizer` over all workers while training goes on; returns the same object.
 
-    `step()` notes its learning rate and all other settings and returns at once. A parameter is updated when the forward
-    pass comes to its module, which waits until the average has arrived; meanwhile others are updated whose averages are
-    there. The weights are bit for bit those of `DistributedOptimizer`.
+    `step()` records the learning rate and all other settings, and returns at once. The forward pass updates the
+    parameters of each module before it runs the module. It waits there until their averages have arrived, and meanwhile
+    updates other parameters whose averages have. The weights are bitwise those of `DistributedOptimizer`.
 
-    What looks at weights or gradients otherwise than a forward pass of `model` has to wait for them:
+    Any code that reads weights or gradients outside of a forward pass of `model` has to wait for them:
 
-    - `state_dict()` and `load_state_dict()` of model and optimizer wait by themselves, and so do forward passes without
-      gradients or in `eval()` mode. On one worker alone is fine: the others need not take part.
-    - `optimizer.synchronize()` before anything else that reads weights, such as a moving average of them.
-    - `optimizer.synchronize()` between `backward()` and `step()` on all workers, where gradients are clipped or
-      unscaled. It costs the overlap, as clipping needs all gradients. Touching a gradient on its way raises
+    - `state_dict()` and `load_state_dict()` of model and optimizer wait by themselves. So do forward passes without
+      gradients or in `eval()` mode. A single worker may do this alone.
+    - Call `optimizer.synchronize()` before other code that reads weights, such as a moving average of them.
+    - Call `optimizer.synchronize()` between `backward()` and `step()` on all workers before gradients are clipped or
+      unscaled. Clipping needs all gradients, so there is no overlap then. Reading a gradient in flight raises
       FailedPreconditionError.
 
-    Every worker calls `step()` equally often. A parameter that only some workers used gets the average with zeros from
-    the others; one that nobody used is left out. Hooks of the optimizer's steps make steps wait for all gradients, as
-    hooks may look at them. Nothing is broadcast: call `broadcast_parameters` and `broadcast_optimizer_state` first.
+    Every worker must call `step()` equally often. A parameter that only some workers used gets the average with zeros
+    from the others; a parameter that no worker used is left out. With hooks on the optimizer's steps, `step()` waits
+    for all gradients, because hooks may read them. Nothing is broadcast: call `broadcast_parameters` and
+    `broadcast_optimizer_state` first.
 
-    If an operation fails, its error is raised by whatever waits next, with the name of the parameter, and by everything
-    after that: the weights are those of two different steps then. `remove()`, or leaving the optimizer as a context,
-    gives the plain optimizer back.
+    If an operation fails, the next call that waits raises its error, with the name of the parameter, and so does every
+    later call, because the weights then belong to two different steps. `remove()`, or leaving the optimizer as a
+    context manager, makes it a plain optimizer again.
 
     Args:
-        model: its modules wait; holds all parameters of the optimizer, on CUDA devices or the CPU.
-        optimizer: any torch optimizer that treats each parameter by itself, as all but LBFGS do.
-        named_parameters: names parameters in errors; None takes those of `model`.
+        model: the model whose modules wait; holds all parameters of the optimizer, on CUDA devices or the CPU.
+        optimizer: any torch optimizer that treats each parameter separately, as all but LBFGS do.
+        named_parameters: names of parameters for errors; None takes those of `model`.
         compression: the element type on the wire.
         backward_passes_per_step: how many backward passes accumulate before they are averaged.
         num_steps: accepted for BytePS scripts; has no effect.
         op: `Average` or `Sum`.
         sparse_as_dense: whether sparse gradients are made dense; they are refused otherwise.
-        opaque: modules that use parameters of modules inside of them without calling these; they wait for all of theirs.
-        name: goes before the names of the tensors; needed only where workers make optimizers in different orders.
+        opaque: classes of modules that use parameters of inner modules without calling these; they wait for all.
+        name: a prefix of the tensors' names; needed only if workers make optimizers in different orders.
     Raises:
-        InvalidArgumentError: the optimizer has parameters that `model` has not, or `model` averages by itself.
+        InvalidArgumentError: the optimizer has parameters that `model` lacks, or `model` averages by itself.
         UnsupportedError: the optimizer cannot be stepped for some parameters before others.
         MismatchError: a worker's parameter has another dtype or shape (both are named).
     """
@@ -101,38 +102,39 @@ def CrossBarrier(
     )
     kind = type(optimizer)
     barrier = _Barrier(model, updates, listed, tuple(opaque), kind, optimizer.__dict__.pop("step", None))
-    # As for DistributedOptimizer: schedulers refer to this object. A scheduler made before has put a `step` on it that
-    # calls the class's; ours does what that one did beside.
+    # As for DistributedOptimizer, schedulers refer to this object. An earlier scheduler has replaced its `step` with a
+    # wrapper of the class's method; our `step` also does the work of that wrapper.
     optimizer.__class__ = type(kind.__name__, (_CrossBarrier, kind), {"__module__": kind.__module__})
     optimizer._barrier = barrier  # type: ignore[attr-defined]
     return optimizer
 
 
 class _CrossBarrier(Averaging):
-    """What the optimizer offers beside, or instead of, what its own class does."""
+    """The methods of the optimizer in addition to its own class, or instead of it."""
 
     _barrier: _Barrier
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Has the parameters updated with the present settings, each when it is needed or its average is there.
+        """Makes the updates due, with the present settings. Each is done when it is needed or its average has arrived.
 
         Raises:
-            UnsupportedError: a closure is given: it would need the updated weights at once.
+            UnsupportedError: a closure is given, which would need the updated weights at once.
         """
         if closure is not None:
             raise UnsupportedError("step(closure) needs all updates at once; use DistributedOptimizer")
-        self._opt_called = True  # what schedulers look for
+        self._opt_called = True  # schedulers read this
         self._barrier.updates.step()
 
-    # PyTorch would put wrappers around it: for hooks, which `Deferred.step` minds, and for schedulers.
+    # Keeps PyTorch from wrapping it: `Deferred.step` handles hooks, and schedulers are handled above.
     step.hooked = True  # type: ignore[attr-defined]
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
-        """Waits for whatever is on its way, and does the updates that are due.
+        """Waits for all gradients in flight, and does the updates that are due.
 
-        After `step()` it concerns this worker alone. From the next training forward pass on, until `step()`, all workers
-        have to call it; the gradients are averages then and may be changed, and `step()` updates all parameters at once.
+        Right after `step()` a single worker may call it. From the next training forward pass until `step()`, all
+        workers must call it. The gradients are averages then and may be changed, and `step()` updates all
+        parameters at once.
         """
         self._barrier.updates.synchronize()
 
@@ -140,16 +142,16 @@ class _CrossBarrier(Averaging):
         """Does the updates that are due, unless an operation failed before, and makes this a plain optimizer again.
 
         Raises:
-            FailedPreconditionError: between `backward()` and `step()`, where gradients are on their way.
+            FailedPreconditionError: between `backward()` and `step()`, because gradients are in flight.
         """
         self._barrier.updates.close()
         self._detach()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients; those of updates that are due are cleared after the update.
+        """Clears the gradients. Those of updates that are due are cleared after the update.
 
         Raises:
-            FailedPreconditionError: gradients are on their way and no `step()` was called.
+            FailedPreconditionError: gradients are in flight, and `step()` was not called.
         """
         if self._barrier.updates.clear_gradients(set_to_none):
             super().zero_grad(set_to_none)
@@ -189,7 +191,7 @@ class _CrossBarrier(Averaging):
 
 
 class _Barrier:
-    """The hooks on a model by which its modules wait for their parameters."""
+    """The hooks on a model, which make its modules wait for their parameters."""
 
     def __init__(
         self,
@@ -208,7 +210,7 @@ class _Barrier:
             within = module.parameters(recurse=isinstance(module, opaque))
             needed = tuple(positions[id(p)] for p in within if id(p) in positions)
             if needed or module is model:
-                # Before other hooks, which may make the weights that the module uses out of its parameters.
+                # Before other hooks, which may compute the module's weights from its parameters.
                 hook = self._before_forward(name or type(model).__name__, needed)
                 self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
             self._hooks.append(module.register_state_dict_pre_hook(lambda *_: updates.settle()))
@@ -226,8 +228,8 @@ class _Barrier:
         updates = self.updates
 
         def wait(*_: object) -> None:
-            # A pass without gradients may use weights past the hooks, and nobody would notice in a backward pass. The
-            # whole model is asked: parts of it may be in eval() mode for good.
+            # A pass without gradients may use weights without these hooks, and no backward pass would detect that. The
+            # flag of the whole model decides, because parts of it may always be in eval() mode.
             if self._model.training and torch.is_grad_enabled():
                 updates.begin()
                 updates.need(needed, name)
@@ -250,12 +252,12 @@ class _Barrier:
 
 
 def _refuse_homeless(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises unless some module of `model` has each of the parameters: else nobody would wait for it."""
+    """Raises unless every parameter belongs to a module of `model`: otherwise nobody would wait for it."""
     at_home = {id(parameter) for parameter in model.parameters()}
     places = [(f"{g}.{i}", p) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])]
     homeless = [place for place, parameter in places if parameter.requires_grad and id(parameter) not in at_home]
     if homeless:
         raise InvalidArgumentError(
             f"the optimizer has parameters (group.position) that are not the model's: {', '.join(homeless)}; give a "
-            "module that holds all that it steps, such as nn.ModuleList([model, loss])"
+            "module that holds all parameters of the optimizer, such as nn.ModuleList([model, loss])"
         )

@@ -22,17 +22,16 @@ from gradlane.torch.compression import Compression, Compressor
 class DistributedDataParallel(nn.Module):
     """Wraps a module: all workers start from the parameters of rank 0, and every backward pass averages the gradients.
 
-    A gradient starts on its way as soon as autograd has made it, while the rest of the backward pass goes on. All are
-    complete when `backward()` returns, so gradient clipping, `GradScaler` and any optimizer work as in a single
-    process.
+    A gradient is submitted as soon as autograd has computed it, while the rest of the backward pass goes on. All
+    averages are complete when `backward()` returns, so gradient clipping, `GradScaler` and any optimizer work as in a
+    single process.
 
         model = gl.DistributedDataParallel(model)
         loss(model(x), y).backward()
         optimizer.step()
 
-    Every worker makes its wrappers in the same order, and runs the same number of backward passes. A backward pass
-    through no parameter of the module (`torch.autograd.grad`) is the worker's own business. To compile, wrap the
-    compiled module.
+    Every worker must make its wrappers in the same order, and run the same number of backward passes. Backward passes
+    that reach no parameter of the module (`torch.autograd.grad`) do not count. To compile, wrap the compiled module.
     """
 
     def __init__(
@@ -52,20 +51,21 @@ class DistributedDataParallel(nn.Module):
 
         Args:
             module: on CUDA devices, on the CPU or on both. Parameters with `requires_grad=False` are left alone.
-            device_ids: the one CUDA device that the whole module is on; inputs are brought there then. None or empty
-                leaves inputs where they are, as a module on several devices needs it.
+            device_ids: the one CUDA device of the whole module, to which inputs are moved. None or empty leaves inputs
+                where they are, as a module on several devices needs.
             broadcast_buffers: whether buffers of rank 0 replace those of the others before each training forward pass.
-            find_unused_parameters: whether a parameter may get no gradient. If so, workers that have none contribute
-                zeros where another has one; else all raise UnusedParametersError, which names parameters and ranks.
-            bucket_cap_mb: accepted and not used: the engine cuts and joins tensors by its own measure.
+            find_unused_parameters: whether a parameter may get no gradient. If so, workers without one contribute zeros
+                if another has one. If not, all raise UnusedParametersError, which names parameters and ranks.
+            bucket_cap_mb: accepted but not used, because the engine cuts and joins tensors by its own rules.
             compression: the element type on the wire.
             sparse: "allgather" sends the rows of sparse gradients, "dense" makes them dense.
-            priority: "backward" sends first what the next forward pass needs first; or a function of position and name.
-            name: goes before the names of the tensors; needed only where workers make wrappers in different orders.
+            priority: "backward" sends the gradients first that the next forward pass needs first; or a function of
+                position and name.
+            name: a prefix of the tensors' names; needed only if workers make wrappers in different orders.
         Raises:
             MismatchError: a worker's module has a parameter of another dtype or shape (both are named).
             UnsupportedError: a parameter is neither on the CPU nor on a CUDA device.
-            InvalidArgumentError: nothing is to be averaged, or `device_ids` is not where the module is.
+            InvalidArgumentError: there is nothing to average, or the module is not on `device_ids`.
         """
         super().__init__()
         del bucket_cap_mb
@@ -105,14 +105,14 @@ class DistributedDataParallel(nn.Module):
             inputs, keywords = _moved(inputs, self._device), _moved(keywords, self._device)
         if not torch.is_grad_enabled():
             return self.module(*inputs, **keywords)
-        self._backward_runs = False  # the end of a backward pass that raised was never announced
+        self._backward_runs = False  # a backward pass that raised did not reset it
         if self._synchronizes:
             self._refuse_unknown_parameters()
             if self.training:
                 self._copy_buffers()
         output = self.module(*inputs, **keywords)
-        # The hook runs in the outermost backward pass. A parameter's hook may run in an inner one, of reentrant
-        # checkpointing, whose end is not the end: hence the outputs.
+        # Hooks on the outputs run in the outermost backward pass. A parameter's hook may run in an inner pass of
+        # reentrant checkpointing, whose end is not the end of the backward pass.
         for tensor in _tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: self._enter_backward())
@@ -120,7 +120,7 @@ class DistributedDataParallel(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside only accumulate; the first one after it averages what has accumulated."""
+        """Backward passes inside only accumulate gradients; the first one after it averages them."""
         before, self._synchronizes = self._synchronizes, False
         try:
             yield
@@ -166,13 +166,13 @@ class DistributedDataParallel(nn.Module):
 
 
 def _sparse_positions(module: nn.Module, named: Sequence[tuple[str, nn.Parameter]]) -> frozenset[int]:
-    """Positions of the weights that get sparse gradients; a worker that happens to use none must know them too."""
+    """Positions of the weights with sparse gradients. A worker that uses none of them must know them too."""
     weights = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
     return frozenset(i for i, (_, parameter) in enumerate(named) if id(parameter) in weights)
 
 
 def _only_device(module: nn.Module, device_ids: Sequence[object] | None) -> torch.device | None:
-    """The device that inputs are brought to, if `device_ids` names one, which is that of the whole module."""
+    """The device to which inputs are moved, if `device_ids` names one; the whole module must be there."""
     if not device_ids:
         return None
     wanted = [torch.device("cuda", d) if isinstance(d, int) else torch.device(str(d)) for d in device_ids]
@@ -186,7 +186,7 @@ def _only_device(module: nn.Module, device_ids: Sequence[object] | None) -> torc
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """The same with all tensors in it on `device`."""
+    """A copy of `value` with all tensors in it on `device`."""
     match value:
         case torch.Tensor():
             return value.to(device, non_blocking=True)

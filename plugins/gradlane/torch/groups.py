@@ -1,6 +1,6 @@
-"""Reductions of many tensors in one call: `grouped_push_pull` and its variants, named as the forms for one tensor are.
+"""Reductions of many tensors in one call: `grouped_push_pull` and its variants, named as the forms for one tensor.
 
-For many small tensors they cost a fraction of as many calls: one entry into the engine, one handle, one wait.
+For many small tensors they cost a fraction of single calls: one entry into the engine, one handle, one wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _begin(
     compression: Compressor = Compression.none,
     timeout: float | None = None,
 ) -> Handle[list[torch.Tensor]]:
-    """What the four forms below have in common, and the one list of their arguments."""
+    """The common part of the four forms below, and the list of their arguments."""
     reduction = resolve(op, average, weight)
     tensors = list(tensors)
     names = names_of(name, len(tensors))
@@ -57,20 +57,20 @@ def _begin(
 def grouped_push_pull(tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any) -> list[torch.Tensor]:
     """Average many tensors over all workers in one call, into new ones.
 
-    They are declared by the first call, where they have not been before, and small neighbours then share messages; so
-    reduce together in every round what was reduced together once.
+    The first call declares the tensors that were not declared before, and small neighbours then share messages. So call
+    it with the same group in every round.
 
     Args:
         tensors: as for `push_pull`; of any shapes and element types, the same on all workers. They may be on several
-            devices; those of one device, or of the host, share messages among themselves.
-        name: a name for each, or one for all: tensor number i is then called `name.i`. Equal on all workers.
-        op: as for `push_pull`, for all of them; so are `average`, `weight`, `compression` and `timeout`.
-        priority: that of the first; each one after it is less urgent by 1.
+            devices; only tensors of the same device, or of the host, share messages.
+        name: a name for each tensor, or one for all: then tensor i has the name `name.i`. Equal on all workers.
+        op: as for `push_pull`, the same for all; so are `average`, `weight`, `compression` and `timeout`.
+        priority: of the first tensor; each further one has one less than the one before.
     Raises:
         MismatchError: a worker used one of the names with another dtype, shape or op (both are named).
         StallError: some workers did not contribute in time (they are named).
-        InvalidArgumentError: one of the tensors cannot be reduced, or a name comes twice; nothing was sent then.
-        UnsupportedError: one of the tensors is neither on the CPU nor on a CUDA device; nothing was sent then.
+        InvalidArgumentError: a tensor cannot be reduced, or a name occurs twice. In this case nothing was sent.
+        UnsupportedError: a tensor is neither on the CPU nor on a CUDA device. In this case nothing was sent.
     """
     return _begin(True, _copies(tensors, name), name, **options).wait()
 
@@ -79,10 +79,10 @@ def grouped_push_pull(tensors: Sequence[torch.Tensor], name: str | Sequence[str]
 def grouped_push_pull_async(
     tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any
 ) -> Handle[list[torch.Tensor]]:
-    """Starts what `grouped_push_pull` does; `synchronize(handle)` yields the new tensors.
+    """Like `grouped_push_pull`, but returns at once; `synchronize(handle)` yields the new tensors.
 
-    The handle is done when all of them are. If some fail it raises the error of the first that failed, once none of the
-    memory is in use any more; to cancel it cancels all.
+    The handle is done when all operations have ended. If some failed, it raises the error of the first of them, after
+    all memory is free. Cancelling it cancels all.
     """
     return _begin(False, _copies(tensors, name), name, **options)
 
@@ -99,7 +99,7 @@ def grouped_push_pull_(
 def grouped_push_pull_async_(
     tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any
 ) -> Handle[list[torch.Tensor]]:
-    """Starts what `grouped_push_pull_` does; no tensor may be touched until the handle is done."""
+    """Like `grouped_push_pull_`, but returns at once. Do not use any of the tensors until the handle is done."""
     return _begin(False, tensors, name, **options)
 
 
@@ -145,7 +145,7 @@ def _submit(
 
 
 def _places(wires: list[torch.Tensor]) -> tuple[list[int | None], list[int | None]]:
-    """The device of each tensor and the stream it is made in; nothing where all are in host memory."""
+    """The device of each tensor and the stream that computes it; empty if all are in host memory."""
     if not any([wire.is_cuda for wire in wires]):
         return [], []
     devices = [_tensors.device_of(wire) for wire in wires]
@@ -156,9 +156,9 @@ def _places(wires: list[torch.Tensor]) -> tuple[list[int | None], list[int | Non
 def _wires(
     names: tuple[str, ...], tensors: list[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
-    """What is sent for each tensor, itself if possible, and what is copied to which afterwards."""
+    """The tensor to send for each tensor, itself if possible, and the pairs that are copied back afterwards."""
     strided, kind = torch.strided, torch.Tensor
-    # All of them at a glance first: a look at a small tensor costs as much as everything else that is done with it.
+    # A quick check of all of them first: a check of a small tensor costs as much as everything else done with it.
     plain = [
         t.is_contiguous() for t in tensors if isinstance(t, kind) and (t.is_cpu or t.is_cuda) and t.layout is strided
     ]

@@ -1,10 +1,10 @@
-"""Gradlane under PyTorch's own `DistributedDataParallel`: its buckets are averaged by our servers.
+"""Gradlane under PyTorch's own `DistributedDataParallel`: our servers average its buckets.
 
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     ddp.register_comm_hook(gl.State(model), gl.ddp_comm_hook)
 
 PyTorch still wants a process group for its own control traffic; gloo will do. It checks the annotations of a hook as
-objects, so this file may not turn them into texts by `from __future__ import annotations`.
+objects, so this file cannot use `from __future__ import annotations`.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ from gradlane.torch.ops import reduce_in_place
 
 
 class State:
-    """What the hook must know of a model: how its parameters are called.
+    """The names of a model's parameters, for the hook.
 
-    Buckets are named after the parameters in them. Their index would not do: PyTorch rebuilds its buckets after the
-    first iteration and uses the indices again.
+    Buckets are named after the parameters in them. Their index will not do, because PyTorch rebuilds its buckets after
+    the first iteration and reuses the indices.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class State:
         names: Mapping[torch.Tensor, str] | None = None,
         name: str | None = None,
     ) -> None:
-        """Takes the names of a model.
+        """Reads the names of a model.
 
         Args:
             model: the module, wrapped or not.
             group: accepted if it spans all workers; averages over part of them are not supported.
             compression: the element type on the wire.
-            names: parameter to name, instead of `model`.
-            name: goes before the names of the tensors; needed only where workers make states in different orders.
+            names: names by parameter, instead of `model`.
+            name: a prefix of the tensors' names; needed only if workers make states in different orders.
         """
         if (model is None) == (names is None):
             raise InvalidArgumentError(
@@ -64,7 +64,7 @@ class State:
         self._names = {id(parameter): (position, n) for position, (parameter, n) in enumerate(pairs)}
 
     def bucket_name(self, bucket: distributed.GradBucket) -> tuple[str, int]:
-        """A name for the bucket that depends on its parameters alone, and the priority of the one needed first."""
+        """A name for the bucket, made of its parameters only, and the priority of the parameter needed first."""
         known = [self._names.get(id(parameter)) for parameter in bucket.parameters()]
         members = [member for member in known if member is not None]
         if len(members) < len(known):
@@ -79,12 +79,12 @@ class State:
 def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket over all workers; give it to `register_comm_hook`.
 
-    Errors of the engine surface from `backward()` as RuntimeError; their text begins with the type of ours.
+    `backward()` raises errors of the engine as RuntimeError; the text begins with the type of the original error.
     """
     buffer = bucket.buffer()
     name, priority = state.bucket_name(bucket)
     if buffer.is_sparse:
-        # Rows are gathered at once: how many there are is known only when all have said it.
+        # Gathers the rows here and now, because their number is known only when all workers have told theirs.
         transfer = SparseTransfer(buffer, name, Average)
         transfer.exchange()
         done: torch.futures.Future[torch.Tensor] = _future(buffer.device)
@@ -96,19 +96,19 @@ def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures
 
 
 def _future(device: torch.device) -> torch.futures.Future[Any]:
-    """A future of a tensor on this device; who waits for one of CUDA waits for the copies in its callbacks too."""
+    """A future of a tensor on this device. On CUDA, waiting for it includes the copies in its callbacks."""
     return torch.futures.Future(devices=[device] if device.type == "cuda" else None)
 
 
 class _Completions:
-    """One thread that completes futures when the engine reports their operations done, in whatever order that is."""
+    """One thread that completes futures when the engine reports the end of their operations, in any order."""
 
     _present: "_Completions | None" = None
     _making = threading.Lock()
 
     @classmethod
     def of_this_job(cls) -> "_Completions":
-        """The completions of the present session."""
+        """The completions of the current session."""
         session = _session.session()
         with cls._making:
             if cls._present is None or cls._present._session is not session:
@@ -121,7 +121,7 @@ class _Completions:
         self._lock = threading.Lock()
         self._waiting: dict[int, Callable[[], None]] = {}
         self._is_stopping = False
-        session.next_done(0.0)  # what ends before somebody asks is not told, as in a job of one, where all ends at once
+        session.next_done(0.0)  # reports begin with this call; in a job of one, operations end at once
         self._thread = threading.Thread(target=self._run, name="gradlane-completions", daemon=True)
         self._thread.start()
 
@@ -130,7 +130,7 @@ class _Completions:
     ) -> torch.futures.Future[torch.Tensor]:
         """A future of the operation that `start` begins, on a tensor on `device`."""
         arrived = _future(device)
-        # Under the lock the operation may end, but not be looked up before it is entered.
+        # The lock delays the lookup of an operation that ends before it is entered here.
         with self._lock:
             handle = start()
             key = handle.id
@@ -158,7 +158,7 @@ class _Completions:
             for key in ended:
                 with self._lock:
                     complete = self._waiting.pop(key, None)
-                if complete is not None:  # else somebody waits for the handle itself
+                if complete is not None:  # otherwise a caller waits for the handle itself
                     complete()
 
     def _stop(self) -> None:

@@ -1,7 +1,7 @@
-"""Reductions of tensors: `push_pull` and its variants, with BytePS's names beside ours.
+"""Reductions of tensors: `push_pull` and its variants, also under BytePS's names.
 
-A trailing underscore (BytePS: `_inplace`) puts the result where the input was. Non-contiguous tensors are copied and
-copied back.
+Variants with a trailing underscore (BytePS: `_inplace`) work in place. Non-contiguous tensors are copied and copied
+back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _begin(
     timeout: float | None = None,
     version: int = 0,
 ) -> Handle[torch.Tensor]:
-    """What the four forms below have in common, and the one list of their arguments."""
+    """The common part of the four forms below, and the list of their arguments."""
     del version
     reduction = resolve(op, average, weight)
     return reduce_in_place(
@@ -53,7 +53,7 @@ def _begin(
 
 
 def form_of(model: Callable[Concatenate[bool, P], Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Gives a function the arguments of `model` behind its first, for readers and for type checkers."""
+    """Gives a function the arguments of `model` after its first, for readers and for type checkers."""
     signature = inspect.signature(model)
     _, *parameters = signature.parameters.values()
 
@@ -73,10 +73,10 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
 
     Args:
         tensor: any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8; on one CUDA device or the
-            CPU. On a device it is read after what its current stream has to do by now.
+            CPU. On a device it is read after the work so far of its current stream.
         name: equal on all workers; its first use fixes dtype and shape.
         op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
-        average: BytePS's spelling: True for `Average`, False for `Sum`.
+        average: BytePS's form of `op`: True for `Average`, False for `Sum`.
         weight: this worker's weight in a `WeightedAverage`.
         priority: higher goes first; only the order matters.
         compression: the element type on the wire; equal on all workers and fixed with dtype and shape.
@@ -86,7 +86,7 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
         MismatchError: a worker used `name` with another dtype, shape or op (both are named).
         StallError: some workers did not contribute in time (they are named).
         UnsupportedError: the tensor is neither on the CPU nor on a CUDA device.
-        UnavailableError: it is on a CUDA device, and no driver was found; what was searched is said.
+        UnavailableError: it is on a CUDA device, and no driver was found; the message says where it was searched.
         FailedPreconditionError: its stream is being captured into a graph; reduce outside of graphs.
         DeviceError: the device failed.
     """
@@ -101,7 +101,7 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
 
 @form_of(_begin)
 def push_pull_async(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
-    """Starts what `push_pull` does, without its gradient; `synchronize(handle)` yields the new tensor."""
+    """Like `push_pull`, but not differentiable, and returns at once; `synchronize(handle)` yields the new tensor."""
     return _begin(False, copy_of(tensor), name, **options)
 
 
@@ -113,7 +113,7 @@ def push_pull_(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
 
 @form_of(_begin)
 def push_pull_async_(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
-    """Starts what `push_pull_` does; `tensor` may not be touched until the handle is done."""
+    """Like `push_pull_`, but returns at once. Do not use `tensor` until the handle is done."""
     return _begin(False, tensor, name, **options)
 
 
@@ -156,7 +156,7 @@ def reduce_in_place(
     timeout: float | None = None,
     waits: bool = False,
 ) -> Handle[torch.Tensor]:
-    """Starts a reduction whose result replaces `tensor`, from where it lies if it is contiguous.
+    """Starts a reduction whose result replaces `tensor`, without a copy if it is contiguous.
 
     With `waits` the caller waits for it next.
     """
@@ -182,7 +182,7 @@ def reduce_in_place(
 
 
 def wait_all(handles: Sequence[Handle[T]]) -> list[T]:
-    """Waits for every handle and only then raises the first error: no memory is in use any more when this is over."""
+    """Waits for every handle and only then raises the first error, so that no memory is in use afterwards."""
     results: list[T] = []
     first: BaseException | None = None
     for handle in handles:
@@ -196,13 +196,13 @@ def wait_all(handles: Sequence[Handle[T]]) -> list[T]:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy of a tensor, where it lies and without its history."""
+    """A contiguous copy of a tensor, on the same device and without its history."""
     _tensors.check_place(tensor)
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 class _PushPull(torch.autograd.Function):
-    """The mean (or sum) over workers of the losses has as gradient the mean (or sum) of their gradients."""
+    """The gradient of a mean (or sum) over workers is the mean (or sum) of their gradients."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str, options: dict[str, Any]) -> torch.Tensor:

@@ -31,25 +31,25 @@ def DistributedOptimizer(
 ) -> Kind:
     """Makes `optimizer` average its gradients over all workers; returns the same object, of a subclass of its class.
 
-    Gradients start on their way during the backward pass. If every parameter got one, all are complete when
-    `backward()` returns; else when `step()` or `synchronize()` is called: call the latter before you clip or unscale
-    gradients of a model that leaves parameters out. A parameter that only some workers used gets the average with zeros
-    from the others.
+    Gradients are submitted during the backward pass. If every parameter got one, all averages are complete when
+    `backward()` returns. Otherwise `step()` or `synchronize()` completes them: call `synchronize()` before you clip or
+    unscale gradients of a model that leaves parameters out. A parameter that only some workers used gets the average
+    with zeros from the others.
 
     Nothing is broadcast: call `broadcast_parameters` and `broadcast_optimizer_state` first.
 
     Args:
         optimizer: any torch optimizer over parameters on CUDA devices or the CPU.
-        named_parameters: `model.named_parameters()`; names parameters in errors and orders them. None names by
-            position.
+        named_parameters: `model.named_parameters()`: the names of parameters in errors, and their order. None names
+            them by position.
         compression: the element type on the wire.
         backward_passes_per_step: how many backward passes accumulate before they are averaged. Their sum is averaged:
             divide the loss by this number if you want their mean.
         op: `Average` or `Sum`.
         sparse_as_dense: whether sparse gradients are made dense instead of gathered.
-        name: goes before the names of the tensors; needed only where workers make optimizers in different orders.
+        name: a prefix of the tensors' names; needed only if workers make optimizers in different orders.
     Raises:
-        InvalidArgumentError: two parameters have one name, or one of the optimizer's has none.
+        InvalidArgumentError: two parameters have the same name, or a parameter of the optimizer has none.
         MismatchError: a worker's parameter has another dtype or shape (both are named).
     """
     if isinstance(optimizer, Averaging):
@@ -63,8 +63,8 @@ def DistributedOptimizer(
         op,
         sparse_as_dense,
     )
-    # The object changes its class instead of being made anew: constructors differ, and a learning rate scheduler made
-    # before refers to this object.
+    # Changes the class of the object instead of making a new one, because constructors differ, and an earlier learning
+    # rate scheduler refers to this object.
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
     optimizer._synchronizer = synchronizer  # type: ignore[attr-defined]
     # A hook and not an override of step(): schedulers replace step() on the object.
@@ -77,7 +77,7 @@ class Averaging(torch.optim.Optimizer):
 
 
 class _Distributed(Averaging):
-    """What a distributed optimizer offers beside its own class."""
+    """The methods of a distributed optimizer in addition to its own class."""
 
     _synchronizer: _Synchronizer
 
@@ -87,7 +87,7 @@ class _Distributed(Averaging):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Inside, `step()` takes the gradients as they are."""
+        """Inside, `step()` uses the gradients as they are."""
         with self._synchronizer.skipped():
             yield
 
@@ -99,7 +99,7 @@ class _Distributed(Averaging):
         """Clears the gradients.
 
         Raises:
-            FailedPreconditionError: some are on their way, as after a backward pass that left parameters out.
+            FailedPreconditionError: some are in flight, as after a backward pass that left parameters out.
         """
         self._synchronizer.refuse_in_flight("zero_grad()")
         super().zero_grad(set_to_none)
@@ -112,7 +112,7 @@ class _Distributed(Averaging):
 
 
 class _Synchronizer:
-    """Decides when gradients start on their way and when they must have arrived."""
+    """Decides when gradients are submitted and when they must have arrived."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Synchronizer:
     def before_step(
         self, optimizer: torch.optim.Optimizer, positional: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Completes the averages, or has the closure do so if there is one: it makes the gradients during the step."""
+        """Completes the averages. A closure makes the gradients during the step, so it is wrapped to complete them."""
         del optimizer
         closure = keywords.get("closure") or next(iter(positional[1:]), None)
         if closure is not None:

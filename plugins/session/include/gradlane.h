@@ -13,19 +13,19 @@
 //     gradlane_shutdown(session, 10000, NULL);
 //
 // ERRORS. Every function that can fail returns a GradlaneStatus, and describes the error in the GradlaneError that the
-// caller gives; NULL for no description. There is no last error of a thread or of the process. A function that fails has
-// no effect, unless its comment says otherwise.
+// caller gives; NULL for no description. No error is kept per thread or process. A function that fails has no effect,
+// unless its comment says otherwise.
 //
 // MEMORY. Structures, texts and arrays are read during the call only; the caller may free them when it returns. The
-// library keeps no pointer of the caller but these: `source` and `destination` of a submission, which it uses until the
-// operation has ended, and `callback` and `user`, which it uses once. Nothing that the library returns is to be freed;
-// sessions end by gradlane_shutdown, operations by gradlane_release.
+// library keeps only these pointers of the caller: `source` and `destination` of a submission, which it uses until the
+// operation has ended, and `callback` and `user`, which it uses once. Do not free anything that the library returns: end
+// sessions with gradlane_shutdown, and operations with gradlane_release.
 //
 // HANDLES. Sessions and operations are numbers. A number that was released, or is of another kind, is an error and never
 // undefined behaviour. A pointer that is neither NULL nor valid is undefined behaviour, as everywhere in C.
 //
 // THREADS. Every function may be called by several threads at once. In a forked child all calls that concern the parent's
-// sessions and operations fail. A process that exits without gradlane_shutdown is a lost worker to the others.
+// sessions and operations fail. The other workers treat a process that exits without gradlane_shutdown as lost.
 //
 // VERSIONS. Structures begin with their size, so that they can grow: a program that was compiled for an older header works
 // with a newer library. Compare gradlane_abi_version() with GRADLANE_ABI_VERSION at start.
@@ -40,17 +40,17 @@
 extern "C" {
 #endif
 
-// How a call ended. Values never change; new ones may be added.
+// The result of a call. Values never change; new ones may be added.
 typedef enum GradlaneStatus {
-    // The call succeeded, or the operation has ended well.
+    // The call or the operation succeeded.
     GRADLANE_STATUS_OK = 0,
     // The operation has not ended yet. This is not an error.
     GRADLANE_STATUS_PENDING = 1,
-    // An argument has no meaning, or workers disagree about a tensor.
+    // An argument is invalid, or workers disagree about a tensor.
     GRADLANE_STATUS_INVALID_ARGUMENT = 2,
     // Another process has the rank.
     GRADLANE_STATUS_ALREADY_EXISTS = 3,
-    // The state forbids the call: the handle was released, the session was shut down, the process was forked.
+    // The state does not allow the call: the handle was released, the session was shut down, or the process was forked.
     GRADLANE_STATUS_FAILED_PRECONDITION = 4,
     // The job, a peer or a device ended.
     GRADLANE_STATUS_ABORTED = 5,
@@ -64,16 +64,16 @@ typedef enum GradlaneStatus {
     GRADLANE_STATUS_CANCELLED = 9,
     // This process belongs to a past membership of the job.
     GRADLANE_STATUS_FENCED = 10,
-    // An identity was not proven.
+    // A peer could not prove its identity.
     GRADLANE_STATUS_UNAUTHENTICATED = 11,
-    // Bytes changed on their way.
+    // Bytes were damaged on the way.
     GRADLANE_STATUS_DATA_LOSS = 12,
     // A defect of Gradlane.
     GRADLANE_STATUS_INTERNAL = 13,
 } GradlaneStatus;
 
-// Where a call describes its error. The structure and the text belong to the caller. The library writes them only during the call that
-// they are given to, and only if that call returns an error.
+// The description of an error. The structure and the text belong to the caller. The library writes to them only during the call that gets
+// them, and only if that call returns an error.
 typedef struct GradlaneError {
     // In: `sizeof(GradlaneError)`.
     size_t struct_size;
@@ -83,30 +83,29 @@ typedef struct GradlaneError {
     size_t text_capacity;
     // Out: bytes of the whole description without its final zero. The text was cut if this is not below `text_capacity`.
     size_t text_bytes;
-    // Out: what the call returns, a `GradlaneStatus`.
+    // Out: the result of the call, a `GradlaneStatus`.
     int32_t status;
-    // Out: 1 if the same call may succeed later without any other change, else 0.
+    // Out: 1 if the same call may succeed later without other changes, else 0.
     int32_t retryable;
 } GradlaneError;
 
 // The version of this interface. It grows when a function or structure changes so that programs must be compiled again.
 #define GRADLANE_ABI_VERSION 1
 
-// A time without end, in milliseconds.
+// An unlimited time, in milliseconds.
 #define GRADLANE_FOREVER UINT64_C(18446744073709551615)
 
-// A place in a job. 0 is never a session.
+// A session: the membership of this process in a job. 0 is never a session.
 typedef uint64_t GradlaneSession;
 
-// An operation that was submitted. 0 is never an operation.
+// A submitted operation. 0 is never an operation.
 typedef uint64_t GradlaneOperation;
 
-// Runs once when an operation has ended, on a thread of the library. It may call any function of this library except
-// `gradlane_shutdown` of its own session. It must return soon, because it holds up other callbacks, and it must not throw.
-// `operation` may have been released by then.
+// Runs once when an operation has ended, on a thread of the library. It may call any function of this library except `gradlane_shutdown`
+// of its own session. It must return soon, because it delays other callbacks, and it must not throw. `operation` may already be released.
 typedef void (*GradlaneCallback)(void *user, GradlaneOperation operation);
 
-// Element types. Half-size floats are added in float32 and rounded once. Integer sums wrap.
+// Element types. 16-bit floats are added in float32 and rounded once. Integer sums wrap.
 typedef enum GradlaneDtype {
     // IEEE 754 single precision.
     GRADLANE_DTYPE_FLOAT32 = 1,
@@ -136,13 +135,13 @@ typedef enum GradlaneOp {
     GRADLANE_OP_MIN = 3,
     // The largest; NaN wins.
     GRADLANE_OP_MAX = 4,
-    // The mean by `weight`. Floating point only.
+    // The mean with the weights `weight`. Floating point only.
     GRADLANE_OP_WEIGHTED_MEAN = 5,
     // The bytes of the worker `root`.
     GRADLANE_OP_BROADCAST = 6,
 } GradlaneOp;
 
-// What holds a tensor.
+// The memory of a tensor.
 typedef enum GradlaneMemory {
     // Memory of this process.
     GRADLANE_MEMORY_HOST = 0,
@@ -150,8 +149,8 @@ typedef enum GradlaneMemory {
     GRADLANE_MEMORY_CUDA = 1,
 } GradlaneMemory;
 
-// A setting, as the configuration file has it, or one of `rank`, `size`, `local_rank`, `servers` and `coordinator` (a `host:port` or a join
-// string).
+// A setting, with its name in the configuration file, or one of `rank`, `size`, `local_rank`, `servers` and `coordinator` (a `host:port`
+// or a join string).
 typedef struct GradlaneSetting {
     // UTF-8, ended by a zero.
     const char *name;
@@ -159,7 +158,7 @@ typedef struct GradlaneSetting {
     const char *value;
 } GradlaneSetting;
 
-// What a name stands for, equal on all workers.
+// The declaration of a name, equal on all workers.
 typedef struct GradlaneTensor {
     // `sizeof(GradlaneTensor)`; in an array all are equal.
     size_t struct_size;
@@ -167,7 +166,7 @@ typedef struct GradlaneTensor {
     const char *name;
     // Dimensions in elements; NULL for a scalar.
     const uint64_t *shape;
-    // How many dimensions, at most 64.
+    // The number of dimensions, at most 64.
     size_t dimensions;
     // How the tensor travels between machines: NULL or "none" for the bytes as they are, "fp16" or "bf16" for elements of two bytes, which
     // are added in float32. Types that are as narrow, integers and broadcasts travel as they are in any case.
@@ -178,7 +177,7 @@ typedef struct GradlaneTensor {
     uint32_t reserved;
 } GradlaneTensor;
 
-// One tensor to reduce. Fields that are zero have their usual meaning, so a structure may be set to zero bytes first.
+// One tensor to reduce. A field of zero has its usual meaning, so a structure may be set to zero bytes first.
 typedef struct GradlaneSubmission {
     // `sizeof(GradlaneSubmission)`; in an array all are equal.
     size_t struct_size;
@@ -186,23 +185,25 @@ typedef struct GradlaneSubmission {
     const char *name;
     // Dimensions in elements; NULL for a scalar.
     const uint64_t *shape;
-    // How many dimensions, at most 64.
+    // The number of dimensions, at most 64.
     size_t dimensions;
     // How the tensor travels between machines: NULL or "none" for the bytes as they are, "fp16" or "bf16" for elements of two bytes, which
     // are added in float32. Types that are as narrow, integers and broadcasts travel as they are in any case.
     const char *codec;
-    // This worker's contribution: contiguous, in C order. Valid and not written by anything else until the operation has ended.
+    // This worker's contribution: contiguous, in C order. It must stay valid, and nothing else may write to it, until the operation has
+    // ended.
     void *source;
-    // Where the result goes, as long as the source and in the same memory. NULL, or equal to `source`, replaces the contribution; else
-    // the two do not overlap. Valid and not touched by anything else until the operation has ended.
+    // The memory for the result, as long as the source and on the same device or host. If it is NULL or equal to `source`, the result
+    // replaces the contribution; otherwise the two must not overlap. It must stay valid, and nothing else may read or write it, until the
+    // operation has ended.
     void *destination;
     // Bytes of the tensor: the product of the dimensions times the size of an element.
     size_t bytes;
-    // For memory of a device: the `CUstream` whose present work comes before the source is read. 0 is the default stream.
+    // For memory of a device: the `CUstream` whose work so far must end before the source is read. 0 is the default stream.
     uint64_t source_stream;
     // The same for the destination; ignored if the result replaces the contribution.
     uint64_t destination_stream;
-    // Milliseconds for the whole operation; 0 takes the job's step timeout, which bounds it in any case.
+    // Milliseconds for the whole operation; 0 takes the job's step timeout, which is also the upper bound.
     uint64_t timeout_ms;
     // This worker's weight in a `GRADLANE_OP_WEIGHTED_MEAN`, zero or positive; ignored otherwise.
     double weight;
@@ -210,7 +211,7 @@ typedef struct GradlaneSubmission {
     uint32_t dtype;
     // A `GradlaneOp`.
     uint32_t op;
-    // The rank whose bytes a `GRADLANE_OP_BROADCAST` gives to all; ignored otherwise.
+    // The rank whose bytes a `GRADLANE_OP_BROADCAST` sends to all; ignored otherwise.
     uint32_t root;
     // Higher goes first; only the order matters.
     int32_t priority;
@@ -220,30 +221,30 @@ typedef struct GradlaneSubmission {
     uint32_t device;
     // Called when the operation has ended; NULL for no call.
     GradlaneCallback callback;
-    // Given to `callback`.
+    // The last argument of `callback`.
     void *user;
 } GradlaneSubmission;
 
-// The version of the interface that this library has; compare it with `GRADLANE_ABI_VERSION`.
+// The version of this library's interface; compare it with `GRADLANE_ABI_VERSION`.
 uint32_t gradlane_abi_version(void);
 
-// The library's own version, as a text that lives as long as the library.
+// The library's own version, as a text that is valid as long as the library is loaded.
 const char *gradlane_version(void);
 
 // Joins the job that this process was started for, and returns once the job runs.
 //
-// The job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, `TF_CONFIG`, MPI, Slurm; otherwise this is a job of one.
-// Where the launcher brings no servers, rank 0 embeds them. `settings` go before the environment; NULL with a count of 0 for none.
-// `join_timeout` among them bounds the call. A process may have several sessions.
+// The job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, `TF_CONFIG`, MPI, Slurm; otherwise this is a job of one. If the
+// launcher starts no servers, rank 0 embeds them. `settings` override the environment; NULL with a count of 0 for none. The setting
+// `join_timeout` bounds the call. A process may have several sessions.
 //
 // `session` receives the session, which `gradlane_shutdown` ends.
 GradlaneStatus gradlane_init(const GradlaneSetting *settings, size_t settings_count, GradlaneSession *session, GradlaneError *error);
 
-// Leaves the job and ends the session, whatever is returned: its number leads nowhere afterwards.
+// Leaves the job and ends the session, also if it returns an error: the session's number is not valid afterwards.
 //
-// Pending operations fail and their memory is free when this returns; their numbers stay valid until they are released. The other workers
-// are waited for at most `grace_ms`, then servers that this process embeds stop. All callbacks have run when this returns. Not to be called
-// by a callback of this session.
+// Pending operations fail, and their memory is free when this returns; their numbers stay valid until they are released. Waits at most
+// `grace_ms` for the other workers, then stops servers that this process embeds. All callbacks have run when this returns. A callback of
+// this session must not call it.
 GradlaneStatus gradlane_shutdown(GradlaneSession session, uint64_t grace_ms, GradlaneError *error);
 
 // Writes this worker's number in the job, from 0, to `rank`.
@@ -254,14 +255,14 @@ GradlaneStatus gradlane_size(GradlaneSession session, uint32_t *size, GradlaneEr
 
 // Fixes dtype and shape of names ahead of their first use, in one round trip.
 //
-// With `fuse` other than 0 small neighbours may share messages; all tensors of the list must then be submitted in every round. Tensors
-// without elements are left out. `timeout_ms` bounds the wait; 0 waits as long as the job lives.
+// If `fuse` is not 0, small neighbours may share messages, and all tensors of the list must be submitted in every round. Tensors without
+// elements are left out. `timeout_ms` bounds the wait; 0 waits as long as the job lives.
 GradlaneStatus gradlane_declare(GradlaneSession session, const GradlaneTensor *tensors, size_t count, int32_t fuse, uint64_t timeout_ms, GradlaneError *error);
 
-// Waits until every worker has come to the barrier `name`, at most `timeout_ms`; 0 takes the job's step timeout.
+// Waits until every worker has called the barrier `name`, at most `timeout_ms`; 0 takes the job's step timeout.
 GradlaneStatus gradlane_barrier(GradlaneSession session, const char *name, uint64_t timeout_ms, GradlaneError *error);
 
-// Writes the metrics of this worker to `buffer` in Prometheus' text format, ended by a zero.
+// Writes the metrics of this worker to `buffer` in Prometheus' text format, with a terminating zero.
 //
 // `bytes`, unless it is NULL, receives the bytes of the whole text without the zero. The text was cut if that is not below `capacity`.
 GradlaneStatus gradlane_metrics(GradlaneSession session, char *buffer, size_t capacity, size_t *bytes, GradlaneError *error);
@@ -272,34 +273,34 @@ GradlaneStatus gradlane_metrics(GradlaneSession session, char *buffer, size_t ca
 // ended: until `gradlane_poll` or `gradlane_wait` returns anything but `GRADLANE_STATUS_PENDING` for it, or its callback runs.
 // The call waits while more bytes are unresolved than the setting `submit_bytes_max` allows.
 //
-// What can be known at once is an error of this call, and then no callback runs. Everything else is an error of the operation.
+// If the arguments are wrong, this call fails and no callback runs. All later errors are errors of the operation.
 GradlaneStatus gradlane_submit(GradlaneSession session, const GradlaneSubmission *submission, GradlaneOperation *operation, GradlaneError *error);
 
 // Submits a group of reductions as one operation, all or none.
 //
-// It costs far less than a call for each of many small tensors, which then share messages; a group that shares messages must be submitted
-// as a whole in every round. All members lie in the same memory, and have the same `op`, `root`, `weight` and `timeout_ms`. `callback` and
-// `user` are those of the first. The operation ends when all members have ended, with the error of the first that failed.
+// For many small tensors this costs far less than a call for each, because they share messages. Such a group must be submitted as a whole
+// in every round. All members must lie in the same memory, and have the same `op`, `root`, `weight` and `timeout_ms`. `callback` and
+// `user` are those of the first member. The operation ends when all members have ended, with the error of the first that failed.
 GradlaneStatus gradlane_submit_all(GradlaneSession session, const GradlaneSubmission *submissions, size_t count, GradlaneOperation *operation, GradlaneError *error);
 
-// Reduces a tensor and returns when the result is there. Faster than `gradlane_submit` and `gradlane_wait`, because the calling thread does
-// a part of the work. `callback` is not called.
+// Reduces a tensor and returns when the result has landed. Faster than `gradlane_submit` and `gradlane_wait`, because the calling thread
+// does a part of the work. `callback` is not called.
 GradlaneStatus gradlane_push_pull(GradlaneSession session, const GradlaneSubmission *submission, GradlaneError *error);
 
-// Waits until the operation has ended, at most `timeout_ms`; `GRADLANE_FOREVER` waits to its end, which the job's step timeout bounds.
+// Waits until the operation has ended, at most `timeout_ms`. `GRADLANE_FOREVER` waits until its end, which the job's step timeout bounds.
 //
-// Returns `GRADLANE_STATUS_PENDING` if it goes on, and otherwise how it ended. May be repeated, and called by several threads.
+// Returns `GRADLANE_STATUS_PENDING` if it has not ended, else its status. May be repeated, and called by several threads.
 GradlaneStatus gradlane_wait(GradlaneOperation operation, uint64_t timeout_ms, GradlaneError *error);
 
-// How the operation ended, or `GRADLANE_STATUS_PENDING`.
+// Returns the status of the operation, or `GRADLANE_STATUS_PENDING` if it has not ended.
 GradlaneStatus gradlane_poll(GradlaneOperation operation, GradlaneError *error);
 
-// Gives the operation up. It ends with `GRADLANE_STATUS_CANCELLED` once its memory is free, unless it has ended before. The other workers
-// hear that this contribution will not come: cancel on all of them, or on none.
+// Cancels the operation. It ends with `GRADLANE_STATUS_CANCELLED` once its memory is free, unless it has ended already. The other workers'
+// operations fail, because this contribution will not come: cancel on all workers, or on none.
 GradlaneStatus gradlane_cancel(GradlaneOperation operation, GradlaneError *error);
 
-// Forgets the operation: its number leads nowhere afterwards. The operation goes on if it has not ended; its memory stays in use until
-// then, which only its callback tells, or the end of the session.
+// Releases the number of the operation, which is not valid afterwards. An operation that has not ended goes on, and its memory stays in
+// use. Then only its callback or the end of the session tells when the memory is free.
 GradlaneStatus gradlane_release(GradlaneOperation operation, GradlaneError *error);
 
 #ifdef __cplusplus

@@ -27,7 +27,7 @@ impl Alone {
         Ok(Self { handles: AtomicU64::new(1), closed: AtomicBool::new(false), timeline, devices })
     }
 
-    /// Reduces tensors, all or none; `then` runs when they are done.
+    /// Reduces all tensors or none; `then` runs when they are done.
     pub(crate) fn reduce(
         &self,
         submissions: Vec<Submission>,
@@ -47,12 +47,12 @@ impl Alone {
         &self.timeline
     }
 
-    /// Reaches the devices of this process.
+    /// The devices of this process.
     pub(crate) fn devices(&self) -> &Arc<dyn Device> {
         &self.devices
     }
 
-    /// Ends the job; copies of devices that are under way fail. Idempotent.
+    /// Ends the job; device copies under way fail. Idempotent.
     pub(crate) fn leave(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.devices.shutdown();

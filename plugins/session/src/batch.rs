@@ -1,4 +1,4 @@
-//! Tensors that are submitted together, round after round, as the engine wants them.
+//! Tensors that are submitted together in every round, in the form of the engine.
 
 use gradlane_core::engine::{self, Member};
 use gradlane_core::types::{Priority, TensorSpec};
@@ -19,9 +19,9 @@ pub struct Batch {
 pub struct Lent<'a> {
     /// The contribution of each tensor.
     pub sources: &'a [usize],
-    /// Where each result goes; `None` where it replaces the contribution.
+    /// The address of each result; `None` if the results replace the contributions.
     pub destinations: Option<&'a [usize]>,
-    /// The streams of the sources, then those of the destinations unless these are the sources; or none at all.
+    /// The streams of the sources, followed by those of the destinations if these differ from the sources; or none at all.
     pub streams: &'a [Option<u64>],
 }
 
@@ -35,7 +35,7 @@ impl Batch {
         Ok(Self { batch: engine::Batch::new(tensors)?, lengths })
     }
 
-    /// The engine's half of it.
+    /// The engine's batch.
     pub fn tensors(&self) -> &engine::Batch {
         &self.batch
     }
@@ -46,10 +46,10 @@ impl Batch {
         self.lengths.len()
     }
 
-    /// The memory that `lender` makes of these addresses. The first tensor has `priority`, each one after it has one less.
+    /// Makes memory of these addresses with `lender`. The first tensor has `priority`, each further one has one less than the one before.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there are more addresses or streams than tensors, or fewer; those of [`Lender::lend`].
+    /// [`Error::InvalidArgument`] if the number of addresses or streams is wrong; those of [`Lender::lend`].
     ///
     /// # Safety
     /// As [`Lender::lend`], for each address and the length of its tensor.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-/// The numbers of operations that have ended. Numbers are collected from the first [`next`](Self::next) on.
+/// Collects the numbers of operations that have ended, from the first call of [`next`](Self::next) on.
 #[derive(Debug)]
 pub struct Completions {
     wanted: Arc<AtomicBool>,
@@ -22,7 +22,7 @@ impl Default for Completions {
 }
 
 impl Completions {
-    /// A function that notes the end of an operation; for the engine's thread that resolves it.
+    /// A function that records the end of an operation; the engine's thread that resolves it calls it.
     pub fn notifier(&self) -> impl Fn(u64) + Send + use<> {
         let (wanted, sender) = (Arc::clone(&self.wanted), self.sender.clone());
         move |id| {

@@ -1,4 +1,4 @@
-//! How fast the engine copies from and to a device with nothing around it. `make gpu-check` compares it with the machine's own figure.
+//! Measures how fast the engine alone copies from and to a device. `make gpu-check` compares the result with the machine's own figure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,27 +14,27 @@ use crate::devices::devices;
 use crate::memory::leased;
 use crate::settings::{Settings, config};
 
-/// A chunk that takes longer is not copied any more.
+/// The longest time for a chunk.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What to copy, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyOrder {
-    /// Which device.
+    /// The device.
     pub device: u16,
-    /// Where the memory begins on the device.
+    /// The first address of the memory on the device.
     pub address: u64,
-    /// How long it is.
+    /// Its length.
     pub bytes: usize,
     /// Bytes of one copy.
     pub chunk_bytes: usize,
-    /// How many copies are under way at once.
+    /// The number of copies under way at once.
     pub in_flight: usize,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
 }
 
-/// Which way bytes are copied.
+/// The direction of copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// From the device to pinned host memory.
@@ -45,7 +45,7 @@ pub enum Direction {
     Both,
 }
 
-/// How long it takes to copy the memory once.
+/// The time to copy the memory once.
 ///
 /// # Errors
 /// Those of the device; [`Error::Timeout`] if a copy does not end.
@@ -65,10 +65,10 @@ pub fn measure(settings: &Settings, order: CopyOrder) -> Result<Duration> {
     measured
 }
 
-/// The number of the direction, that of the lease, and how the copy of a chunk ended.
+/// The index of the direction, the index of the lease, and the outcome of a chunk's copy.
 type Ended = (usize, usize, Result<()>);
 
-/// One direction on its way.
+/// The state of one direction.
 struct Way {
     is_out: bool,
     memory: DeviceRegion,

@@ -11,7 +11,7 @@ use gradlane_core::device::{Device, Transfer};
 use gradlane_core::mem::{Lease, Ordinal};
 use gradlane_core::types::{DType, Done, Encoding};
 
-/// The CUDA devices of this process, found as these settings say.
+/// The CUDA devices of this process, with these settings.
 pub(crate) fn devices(config: &Config) -> Arc<dyn Device> {
     let config = config.clone();
     Arc::new(Late::new(move || Ok(Arc::new(CudaDevice::load(&config)?))))
@@ -19,15 +19,15 @@ pub(crate) fn devices(config: &Config) -> Arc<dyn Device> {
 
 /// Devices that are opened by their first use.
 ///
-/// Joining a job does not open them, because the driver takes some 100 ms to start, and a process that reduces only host memory should not pay that or have
-/// its threads. A framework that has put a tensor on a device has started the driver already, and then opening costs little.
+/// Joining a job does not open them. The driver takes some 100 ms to start and has threads, which a process that reduces only host memory
+/// does not need. A framework with a tensor on a device has started the driver already, so opening them costs little then.
 struct Late<Open> {
     open: Open,
     opened: OnceLock<Result<Arc<dyn Device>>>,
 }
 
 impl<Open: Fn() -> Result<Arc<dyn Device>>> Late<Open> {
-    /// Devices that `open` finds.
+    /// Devices that the function `open` finds.
     fn new(open: Open) -> Self {
         Self { open, opened: OnceLock::new() }
     }

@@ -1,4 +1,4 @@
-//! A coordinator and servers inside this process, and the file by which other processes of the user find them.
+//! A coordinator and servers inside this process, and the file with which other processes of the user find them.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub struct EmbeddedPlan {
     pub servers: u32,
     /// The job's name.
     pub job: String,
-    /// Whether the servers are processes of their own.
+    /// Whether the servers are separate processes.
     pub coordinator_only: bool,
 }
 
@@ -30,12 +30,12 @@ pub struct EmbeddedPlan {
 pub struct Embedded {
     inner: Mutex<Option<OwnProcess<gradlane_server::Embedded>>>,
     join: JoinString,
-    /// The file that leads to this job, while it lives.
+    /// The file with the join string of this job, while it runs.
     published: Mutex<Option<Published>>,
 }
 
 impl Embedded {
-    /// Starts to listen.
+    /// Starts coordinator and servers.
     ///
     /// # Errors
     /// As [`gradlane_server::Embedded::start`].
@@ -50,12 +50,12 @@ impl Embedded {
         Ok(Self { inner: Mutex::new(Some(OwnProcess::new(embedded))), join, published: Mutex::default() })
     }
 
-    /// What the workers need to join. It is a secret.
+    /// The join string for the workers. It is a secret.
     pub fn join(&self) -> &JoinString {
         &self.join
     }
 
-    /// Leaves the join string in this user's state directory, for processes that look for `job`, until [`stop`](Self::stop).
+    /// Writes the join string to this user's state directory, for processes that look for `job`, until [`stop`](Self::stop).
     ///
     /// # Errors
     /// As [`rendezvous::publish`] and [`rendezvous::state_dir`].

@@ -1,4 +1,4 @@
-//! A process in its job: the session, and the servers that this process embeds.
+//! The membership of a process in its job: the session, and the servers that this process embeds.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ impl Job {
     /// `generation` is that of [`Launch::entrance`].
     ///
     /// # Errors
-    /// [`Error::Config`] if nothing leads to the job; [`Error::NotFormed`] names the members that did not come.
+    /// [`Error::Config`] if the coordinator is unknown; [`Error::NotFormed`] names the members that did not join.
     pub fn enter(arguments: Settings, generation: u64) -> Result<Self> {
         let launch = Launch::detect(arguments)?;
         let (config, patience) = (&launch.config, launch.config.join_timeout);
@@ -46,7 +46,8 @@ impl Job {
         &self.session
     }
 
-    /// Leaves the job, then stops the embedded servers, which first let the other members leave. Each waits at most `grace`. Idempotent.
+    /// Leaves the job, then stops the embedded servers, which first wait for the other members to leave. Each step waits at most `grace`.
+    /// Idempotent.
     ///
     /// # Errors
     /// As [`Session::shutdown`] and [`Embedded::stop`].
@@ -55,7 +56,7 @@ impl Job {
         let Some(embedded) = &self.embedded else { return left };
         let stopped = embedded.stop(grace);
         match left {
-            // Members that still work can do so without this worker, but not without the servers that it embeds: `stop` reports them.
+            // Members that still work can continue without this worker, but not without its embedded servers: `stop` reports them.
             Ok(()) | Err(Error::Timeout { .. }) => stopped,
             Err(error) => Err(error),
         }

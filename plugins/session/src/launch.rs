@@ -1,4 +1,4 @@
-//! How a process finds its job: who it is, and what it has to do to enter.
+//! How a process finds its job: its place in the job, and how it enters.
 
 use std::time::Duration;
 
@@ -15,37 +15,38 @@ use crate::settings::{Settings, config};
 pub struct Launch {
     /// All settings, the arguments included.
     pub config: Config,
-    /// What placed this process: `gradlane`, `dmlc`, `torchrun`, `tf_config`, `mpi`, `slurm` or `single`.
+    /// The launcher that was detected: `gradlane`, `dmlc`, `torchrun`, `tf_config`, `mpi`, `slurm` or `single`.
     pub source: &'static str,
-    /// The rank; `None` where the coordinator assigns one.
+    /// The rank; `None` if the coordinator assigns one.
     pub rank: Option<u32>,
-    /// Number of workers; 0 where only the coordinator knows.
+    /// Number of workers; 0 if only the coordinator knows it.
     pub size: u32,
-    /// The job, by the name under which its join string is looked for.
+    /// The name of the job, under which its join string is published.
     pub job: String,
 }
 
-/// What a process has to do to enter its job.
+/// How a process enters its job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Entrance {
     /// It is a job of one, which needs no server.
     Alone,
     /// Joins by this join string.
     Join(JoinString),
-    /// Another process starts the coordinator, and leaves its join string under this job.
+    /// Waits for the join string that another process publishes with the coordinator.
     Find {
         /// The job's name in the directory of join strings.
         job: String,
     },
-    /// Starts the coordinator, and the servers if the launcher brings none, and leaves the join string under the plan's job.
+    /// Starts the coordinator, and the servers if the launcher starts none, and publishes the join string under the job's name.
     Embed(EmbeddedPlan),
 }
 
 impl Launch {
-    /// What `arguments` and the environment say. The argument `coordinator` is a `host:port` or a join string; the others are settings.
+    /// Detects the place of this process from `arguments` and the environment. The argument `coordinator` is a `host:port` or a join
+    /// string; the others are settings.
     ///
     /// # Errors
-    /// [`Error::Config`] if they contradict themselves, or one is unknown.
+    /// [`Error::Config`] if they contradict each other, or one is unknown.
     pub fn detect(mut arguments: Settings) -> Result<Self> {
         if let Some(address) = arguments.remove("coordinator") {
             if address.starts_with("gradlane") {
@@ -56,7 +57,7 @@ impl Launch {
                 arguments.insert("coordinator_port".to_owned(), port.to_owned());
             }
         }
-        // A process that asks for a place is a worker, whatever task its environment describes.
+        // A caller of this function is a worker, whatever task its environment describes.
         arguments.entry("role".to_owned()).or_insert_with(|| ProcessRole::Worker.name().to_owned());
         Ok(Self::of(config(&arguments)?))
     }
@@ -72,19 +73,19 @@ impl Launch {
         }
     }
 
-    /// What this process has to do to enter. `generation` is the number of jobs that it has entered before; it keeps the join string of a
-    /// past job from being found again.
+    /// How this process enters its job. `generation` is the number of jobs that it has entered before; it prevents that the join string of
+    /// a past job is used again.
     ///
     /// # Errors
-    /// [`Error::Config`] if the job has other workers, and nothing leads to its coordinator.
+    /// [`Error::Config`] if the job has other workers, and the coordinator is unknown.
     pub fn entrance(&self, generation: u64) -> Result<Entrance> {
         if let Some(join) = &self.config.join {
             return Ok(Entrance::Join(join.clone()));
         }
-        // Server tasks of `TF_CONFIG` are processes of their own, and bring no coordinator.
+        // Server tasks of `TF_CONFIG` are separate processes, without a coordinator.
         let has_server_tasks = self.source == "tf_config" && self.config.servers > 0;
         match self.source {
-            // The launcher runs the coordinator, and left its join string.
+            // The launcher runs the coordinator, and has published its join string.
             "gradlane" | "dmlc" => return Ok(Entrance::Find { job: self.job.clone() }),
             _ if self.size == 1 && !has_server_tasks => return Ok(Entrance::Alone),
             "single" => {
@@ -106,7 +107,7 @@ impl Launch {
         if self.rank != Some(0) {
             return Ok(Entrance::Find { job });
         }
-        // Only a job on several hosts, which may be those of server tasks too, needs to be reachable from others.
+        // The coordinator needs to be reachable from other hosts only if the job has several, including those of server tasks.
         let is_local = self.config.num_nodes.unwrap_or(1) == 1 && !has_server_tasks;
         Ok(Entrance::Embed(EmbeddedPlan {
             bind: if is_local { "127.0.0.1:0" } else { "0.0.0.0:0" }.to_owned(),
@@ -118,7 +119,7 @@ impl Launch {
     }
 }
 
-/// Waits up to `patience` for the join string that the coordinator of `job` left in this user's state directory.
+/// Waits up to `patience` until the coordinator of `job` has published its join string in this user's state directory.
 ///
 /// # Errors
 /// As [`rendezvous::find`] and [`rendezvous::state_dir`].

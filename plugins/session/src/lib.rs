@@ -1,8 +1,8 @@
 //! The engine as frameworks use it: [`Session`] in Rust, and the same behind the C interface of `include/gradlane.h` ([`c`]).
 //!
-//! Everything here is free of any framework and of Python. A binding adds three things: how its framework names memory, how it raises an
-//! [`Error`](gradlane_core::Error), and how it keeps a tensor alive ([`Owners`]). Python's native module is one binding, the C interface
-//! is another.
+//! Nothing here depends on a framework or on Python. A binding adds three things: how its framework describes memory, how it raises an
+//! [`Error`](gradlane_core::Error), and how it keeps a tensor alive ([`Owners`]). Python's native module is one binding, the C interface is
+//! another.
 //!
 //! ```text
 //!  binding ── Launch::detect ──► Entrance: alone, join, find, embed ──► Job (Session, Embedded)

@@ -1,4 +1,4 @@
-//! Memory that a framework lends: how long a tensor is, and as what the engine sees it.
+//! Memory that a framework lends: the length of a tensor, and its regions for the engine.
 
 use gradlane_core::cuda::Mark;
 use gradlane_core::device::Device;
@@ -22,24 +22,25 @@ pub fn tensor_bytes(tensor: &TensorSpec) -> Result<usize> {
 /// Makes memory for the engine from addresses that all lie in one place: in host memory, or on one device.
 pub struct Lender<'session> {
     place: Option<(&'session dyn Device, Ordinal)>,
-    /// How far each stream was when it was first asked for. The tensors of one call usually come from one stream.
+    /// The mark of each stream at its first use. The tensors of one call usually come from one stream.
     marks: Vec<(u64, Mark)>,
 }
 
 impl<'session> Lender<'session> {
-    /// For host memory, or for that of the device with this number.
+    /// A lender of host memory, or of memory of the device with this number.
     pub(crate) fn new(devices: &'session dyn Device, device: Option<u16>) -> Self {
         Self { place: device.map(|number| (devices, Ordinal(number))), marks: Vec::new() }
     }
 
-    /// The `bytes` bytes from `address`. The engine touches them only after the work that `stream` has at the moment.
+    /// The `bytes` bytes from `address`. The engine uses them only after the work so far of `stream`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for null; those of [`Device::mark`].
     ///
     /// # Safety
-    /// Until the operation that the memory is given to has ended, the bytes stay valid and initialised, and nothing outside of that
-    /// operation writes them or, if a result lands there, reads them. Memory of one operation overlaps only as its source and destination.
+    /// Until the operation that gets the memory has ended, the bytes stay valid and initialised. Nothing outside of the operation writes
+    /// them; if a result lands there, nothing outside reads them either. Regions of one operation overlap only as its source and
+    /// destination.
     #[expect(unsafe_code, reason = "a framework gives an address and a promise")]
     pub unsafe fn lend(&mut self, address: usize, bytes: usize, stream: Option<u64>) -> Result<Memory> {
         if address == 0 && bytes > 0 {
@@ -67,6 +68,6 @@ impl<'session> Lender<'session> {
 #[expect(unsafe_code, reason = "a copy of a device takes a region")]
 pub(crate) fn leased(lease: &mut gradlane_core::mem::Lease, bytes: usize) -> Region {
     assert!(bytes <= lease.len(), "{bytes} bytes of a lease of {}", lease.len());
-    // SAFETY: the lease is at least that long. `copy_speed` holds it and leaves it alone until the copy has ended.
+    // SAFETY: the lease is at least that long. `copy_speed` holds it and does not use it until the copy has ended.
     unsafe { Region::new(lease.as_mut_ptr(), bytes) }
 }

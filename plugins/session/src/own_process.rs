@@ -1,16 +1,16 @@
-//! Values that a forked child must not tear down: their threads live in the parent only, and waiting for them would never end.
+//! Values that a forked child must not drop: their threads exist only in the parent, so waiting for them would never end.
 
 use std::ops::Deref;
 
-/// A value that is dropped only by the process that made it. A forked child forgets its copy.
+/// A value that only the process that made it drops. A forked child forgets its copy.
 pub struct OwnProcess<T> {
-    /// Present until the drop.
+    /// `Some` until the drop.
     value: Option<T>,
     pid: u32,
 }
 
 impl<T> OwnProcess<T> {
-    /// Takes the value over for this process.
+    /// Wraps a value of this process.
     pub fn new(value: T) -> Self {
         Self { value: Some(value), pid: std::process::id() }
     }

@@ -1,12 +1,12 @@
-//! Keeps the objects alive whose memory is lent to the engine.
+//! Keeps objects alive while their memory is lent to the engine.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 /// The objects whose memory is lent to the engine, by the number of the operation.
 ///
-/// An engine thread only notes that an operation has ended. The objects are dropped by a thread of the framework, which may need a lock
-/// of that framework to do so.
+/// An engine thread only records that an operation has ended. A thread of the framework drops the objects, because that may need a lock of
+/// the framework.
 #[derive(Debug)]
 pub struct Owners<T> {
     held: Mutex<BTreeMap<u64, T>>,
@@ -25,13 +25,12 @@ impl<T> Owners<T> {
         self.held.lock().expect(LOCK).insert(id, owner);
     }
 
-    /// Notes that an operation has ended. Any thread may call it.
+    /// Records that an operation has ended. Any thread may call it.
     pub fn note_end(&self, id: u64) {
         self.ended.lock().expect(LOCK).push(id);
     }
 
-    /// Gives out the objects of the operations that have ended. The caller drops them, outside of all locks, because a drop may run code
-    /// of the framework.
+    /// Returns the objects of ended operations. The caller drops them outside of all locks, because a drop may run code of the framework.
     #[must_use = "the caller drops the objects on a thread that may"]
     pub fn release(&self) -> Vec<T> {
         let ended = std::mem::take(&mut *self.ended.lock().expect(LOCK));
@@ -44,7 +43,7 @@ impl<T> Owners<T> {
         for id in ended {
             match held.remove(&id) {
                 Some(owner) => released.push(owner),
-                // It ended before its submitter could hand over the owner.
+                // It ended before its submitter registered the owner.
                 None => unheld.push(id),
             }
         }

@@ -1,4 +1,4 @@
-//! A process's place in a job: what a framework can ask of the engine.
+//! The membership of a process in a job: the engine as frameworks use it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::devices::devices;
 use crate::memory::Lender;
 use crate::own_process::OwnProcess;
 
-/// A process's place in a job. All methods may be called by several threads at once. Dropping it leaves the job without waiting; a forked
+/// The membership of a process in a job. Several threads may call all methods at once. Dropping it leaves the job without waiting. A forked
 /// child that drops its copy does nothing.
 pub struct Session {
     place: OwnProcess<Place>,
@@ -31,10 +31,10 @@ enum Place {
     Alone(Alone),
 }
 
-/// What a worker asks for when it joins.
+/// The arguments of a joining worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JoinRequest {
-    /// The rank; `None` has the coordinator assign one.
+    /// The rank; `None` lets the coordinator assign one.
     pub rank: Option<u32>,
     /// How many workers the job has; 0 if this process does not know.
     pub workers: u32,
@@ -109,7 +109,7 @@ impl Session {
         }
     }
 
-    /// Makes memory for submissions to this session: host memory, or that of the device with this number.
+    /// A lender of memory for submissions to this session: host memory, or memory of the device with this number.
     pub fn lender(&self, device: Option<u16>) -> Lender<'_> {
         let devices: &dyn Device = match &*self.place {
             Place::Joined(engine) => &**engine.device().expect("given to the engine when it joined"),
@@ -118,8 +118,8 @@ impl Session {
         Lender::new(devices, device)
     }
 
-    /// Submits a reduction. With `waits` the caller waits for it next; the calling thread then does work of the engine, at most for so
-    /// long. `ended` runs when the operation has ended, as `then` of [`Engine::push_pull`].
+    /// Submits a reduction. With `waits` the caller waits for it next; the calling thread then does work of the engine, at most for that
+    /// time. `ended` runs when the operation has ended, like `then` of [`Engine::push_pull`].
     ///
     /// # Errors
     /// As [`Engine::push_pull`].
@@ -161,7 +161,7 @@ impl Session {
         }
     }
 
-    /// Arrives at the barrier `name`; the handle resolves once all workers have. See [`Engine::arrive`].
+    /// Enters the barrier `name`; the handle resolves once all workers have entered it. See [`Engine::arrive`].
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
         match &*self.place {
             Place::Joined(engine) => engine.arrive(name, timeout),
@@ -169,7 +169,7 @@ impl Session {
         }
     }
 
-    /// The metrics of this worker. In a job of one nothing travels, and all of them are 0.
+    /// The metrics of this worker. In a job of one nothing is sent, so all of them are 0.
     pub fn metrics(&self) -> Instance {
         match &*self.place {
             Place::Joined(engine) => engine.metrics().instance(engine.rank().0),
@@ -185,7 +185,7 @@ impl Session {
         }
     }
 
-    /// Records from now on what this worker does, in the file whose path is returned.
+    /// Records from now on what this worker does, and returns the path of the file.
     ///
     /// # Errors
     /// As [`Timeline::start`].
@@ -196,7 +196,7 @@ impl Session {
         }
     }
 
-    /// Completes the file of the timeline. Does nothing if none is recorded.
+    /// Completes the file of the timeline. Does nothing if no timeline is being recorded.
     pub fn stop_timeline(&self) {
         match &*self.place {
             Place::Joined(engine) => engine.stop_timeline(),
@@ -212,7 +212,7 @@ impl Session {
         }
     }
 
-    /// Leaves the job: pending operations fail, and the other workers are waited for at most `grace`. Idempotent.
+    /// Leaves the job: pending operations fail. Waits at most `grace` for the other workers. Idempotent.
     ///
     /// # Errors
     /// As [`Engine::shutdown`].

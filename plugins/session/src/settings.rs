@@ -1,4 +1,4 @@
-//! The settings of the process, as a binding gives them.
+//! Loads the settings of the process for a binding.
 
 use std::collections::BTreeMap;
 

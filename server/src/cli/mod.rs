@@ -1,6 +1,6 @@
 //! The command line: `gradlane` of the Python package and `gradlane-server`, one and the same.
 //!
-//! This file reads the arguments and chooses; [`roles`] runs a part of a job, [`crate::launch`] a whole one, [`status`] and
+//! This file parses the arguments and selects the command: [`roles`] runs a part of a job, [`crate::launch`] a whole one, [`status`] and
 //! [`crate::doctor`] report. All settings are knobs of [`gradlane_core::config`]; a flag here is only a short name for one.
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ pub fn main(argv: impl Iterator<Item = OsString>, program: &[OsString]) -> i32 {
     let cli = match Cli::try_parse_from(short_np(argv.collect())) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version go to standard output, complaints to standard error.
+            // Help and version go to standard output, errors to standard error.
             let _ = error.print();
             return error.exit_code();
         }
@@ -62,7 +62,7 @@ enum Command {
     Coordinator(Settings),
     /// Run a coordinator and its servers in one process
     Both(Settings),
-    /// Run what GRADLANE_ROLE or DMLC_ROLE says; a server if they say nothing
+    /// Run the role in GRADLANE_ROLE or DMLC_ROLE; a server if neither is set
     #[command(hide = true)]
     Serve(Settings),
     /// Show the members of a running job
@@ -71,12 +71,12 @@ enum Command {
     Config(Report),
     /// Show every metric that workers and servers have, its unit and meaning
     Metrics,
-    /// Look at this machine and say what to change
+    /// Check this machine and say what to change
     Doctor(Doctor),
     /// Measure: reductions, transports, latency, kernels
     #[command(disable_help_flag = true)]
     Bench {
-        /// What `gradlane-bench` takes; --help lists it
+        /// Arguments of `gradlane-bench`; --help lists them
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "WORDS")]
         words: Vec<OsString>,
     },
@@ -86,7 +86,7 @@ enum Command {
 struct Run {
     #[command(flatten)]
     settings: Settings,
-    /// Seconds that the survivors of a failure may take to end by themselves
+    /// Seconds for the other processes to end by themselves after one has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     grace: u32,
     /// The worker's command line
@@ -121,7 +121,7 @@ struct Doctor {
     json: bool,
 }
 
-/// Every flag but `-o` is the knob of its name.
+/// Every flag except `-o` is the setting with its name.
 #[derive(Args, Clone, Debug, Default)]
 struct Settings {
     /// Any setting by its name; `gradlane config` lists them. May be repeated
@@ -133,7 +133,7 @@ struct Settings {
     /// Number of workers
     #[arg(short = 'n', long, visible_alias = "np", value_name = "N")]
     workers: Option<String>,
-    /// Number of servers; with 0, a launcher or the first worker is one beside its own work
+    /// Number of servers; with 0, the launcher or the first worker embeds one
     #[arg(short = 's', long, value_name = "N")]
     servers: Option<String>,
     /// Name of the job
@@ -179,7 +179,7 @@ impl Command {
             Self::Metrics => say(&metrics::report()),
             Self::Bench { words } => bench::run(&words),
             Self::Doctor(Doctor { settings, json }) => {
-                // A server's settings, because a worker's place is of no interest here.
+                // Loaded for a server, because a worker's place does not matter here.
                 let config = settings.load(Some(ProcessRole::Server))?;
                 let mut findings = doctor::examine(Path::new("/"), &expectations(&config, program));
                 let mut lines = cuda::describe(&config);
@@ -212,7 +212,7 @@ impl Run {
 }
 
 impl Settings {
-    /// What was given, by the name of the knob.
+    /// The given settings by name.
     fn arguments(&self) -> Result<BTreeMap<String, String>> {
         let flags = [
             ("config", &self.config),
@@ -248,7 +248,7 @@ impl Settings {
         Ok(arguments)
     }
 
-    /// Loads the settings of this process, which is a `role` whatever the environment says, and starts its log.
+    /// Loads the settings of this process for `role`, whatever role the environment names, and starts its log.
     fn load(&self, role: Option<ProcessRole>) -> Result<Config> {
         let mut arguments = self.arguments()?;
         if let Some(role) = role {
@@ -267,7 +267,7 @@ impl Settings {
         let arguments = self.arguments()?;
         Ok(match Config::from_process(&arguments) {
             Ok((config, _)) if *config.origin("role") != Origin::Default => config.role,
-            // What is wrong is said when they are loaded for that role.
+            // Errors are reported when the settings are loaded for that role.
             Ok(_) | Err(_) => ProcessRole::Server,
         })
     }
@@ -281,7 +281,7 @@ fn start_log(config: &Config) -> Result<()> {
         hint: "give a level such as info, or directives such as info,gradlane_core::sched=trace".to_owned(),
     })?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // A process that has a log already, such as a test, keeps it.
+    // Keeps an existing log, such as that of a test.
     let _ = log.with_ansi(std::io::stderr().is_terminal()).try_init();
     Ok(())
 }
@@ -296,14 +296,14 @@ fn expectations(config: &Config, program: &[OsString]) -> doctor::Expectations {
     }
 }
 
-/// Prints a result. A reader that went away, such as `head`, is no failure.
+/// Prints a result. A reader that has closed the pipe, such as `head`, is no failure.
 fn say(text: &str) -> Result<i32> {
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
     Ok(exit::SUCCESS)
 }
 
-/// Makes `run -np 4` of MPI's and BytePS's launchers what it means here, `run -n 4`. Only among the launcher's own arguments: what
-/// follows the program's name is the program's.
+/// Turns `run -np 4` of MPI's and BytePS's launchers into `run -n 4`, but only among the launcher's own arguments, before the name of the
+/// program.
 fn short_np(mut argv: Vec<OsString>) -> Vec<OsString> {
     if argv.get(1).is_none_or(|command| command != "run") {
         return argv;
@@ -312,7 +312,7 @@ fn short_np(mut argv: Vec<OsString>) -> Vec<OsString> {
     while let Some(word) =
         argv.get(index).and_then(|word| word.to_str()).filter(|word| word.starts_with('-') && *word != "--")
     {
-        // Every argument of `run` takes a value: in the next word, unless it is in this one.
+        // Every argument of `run` has a value: in the next word, unless it is in the same one.
         let value_follows = match word {
             "-np" => {
                 argv[index] = "-n".into();

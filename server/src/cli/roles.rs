@@ -1,5 +1,5 @@
-//! The roles of a job that are processes of their own: a server, a coordinator, or both in one. Each lives as long as its job, or until
-//! a signal.
+//! The roles of a job that run as separate processes: a server, a coordinator, or both in one. Each lives as long as its job, or until a
+//! signal.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ use crate::signals::Interrupts;
 /// Runs a role until its job ends or a signal comes, and returns the exit code.
 ///
 /// # Errors
-/// Why it could not be started, or why the job failed.
+/// Why it could not start, or why the job failed.
 pub(super) fn run(role: ProcessRole, config: Config) -> Result<i32> {
     let (signals, interrupts) = unbounded();
     let _watch = Interrupts::watch(move |signal| {
@@ -43,7 +43,7 @@ pub(super) fn run(role: ProcessRole, config: Config) -> Result<i32> {
     }
 }
 
-/// A role that has been started.
+/// A running role.
 trait Live: Send + Sync + 'static {
     /// Blocks until the job has ended or [`Live::stop`] was called.
     fn wait(&self) -> Result<()>;
@@ -51,7 +51,7 @@ trait Live: Send + Sync + 'static {
     fn stop(&self);
 }
 
-/// Starts a role and waits for the end of its job. A signal ends the wait at any time; a start under way is left to end with the process.
+/// Starts a role and waits for the end of its job. A signal ends the wait at any time. A start under way ends with the process.
 fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts: &Receiver<i32>) -> Result<i32> {
     let started = in_thread(start)?;
     let role = select! {
@@ -68,7 +68,7 @@ fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts:
     outcome
 }
 
-/// Runs `work` in a thread of its own and delivers its outcome.
+/// Runs `work` in a separate thread and delivers its outcome.
 fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Receiver<Result<T>>> {
     let (done, outcome) = bounded(1);
     let run = move || {
@@ -81,7 +81,7 @@ fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'stati
 }
 
 fn panicked<T>(_: crossbeam_channel::RecvError) -> Result<T> {
-    Err(Error::Internal { what: "a thread of this role panicked; its message stands above".to_owned() })
+    Err(Error::Internal { what: "a thread of this role panicked; see its message above".to_owned() })
 }
 
 fn interrupted(signal: std::result::Result<i32, crossbeam_channel::RecvError>) -> i32 {
@@ -102,12 +102,12 @@ impl Live for Server {
     }
 
     fn stop(&self) {
-        // The rounds under way may take one of the two seconds; the farewell to the peers takes half of the other.
+        // Rounds under way may take one of the two seconds, and leaving the job half of the other.
         self.drain(Duration::from_secs(1));
     }
 }
 
-/// A coordinator that the others can find.
+/// A coordinator with a published join string.
 struct Coordinating {
     node: CoordinatorNode,
     _announced: Announced,
@@ -118,7 +118,7 @@ fn start_coordinator(config: Config) -> Result<Coordinating> {
     if config.servers == 0 {
         return Err(Error::Config {
             knob: "servers".to_owned(),
-            problem: "is 0, and a coordinator adds nothing itself".to_owned(),
+            problem: "is 0, but a coordinator adds no tensors itself".to_owned(),
             hint: "give the number of servers, or start the role `both`".to_owned(),
         });
     }
@@ -140,7 +140,7 @@ impl Live for Coordinating {
     }
 }
 
-/// What the members of a job that still runs are told; one that has ended tells nobody.
+/// The cause that the members of a running job get.
 fn stopped() -> Error {
     Error::Unavailable { what: "the coordinator".to_owned(), cause: "it was stopped by a signal".to_owned() }
 }
@@ -166,7 +166,7 @@ impl Live for Joint {
 
     fn stop(&self) {
         self.embedded.coordinator().stop(stopped());
-        // How the job ended was learnt by waiting.
+        // `wait` has reported how the job ended.
         let _ = self.embedded.stop(Duration::ZERO);
     }
 }
@@ -179,7 +179,7 @@ fn decider(mut config: Config) -> Result<(Config, u32)> {
     let Some(workers) = config.size else {
         return Err(Error::Config {
             knob: "size".to_owned(),
-            problem: "is not given, and a coordinator must know when its job is complete".to_owned(),
+            problem: "is not given, but a coordinator must know when its job is complete".to_owned(),
             hint: "give the number of workers: --workers, GRADLANE_SIZE or DMLC_NUM_WORKER".to_owned(),
         });
     };
@@ -191,13 +191,13 @@ fn decider(mut config: Config) -> Result<(Config, u32)> {
     Ok((config, workers))
 }
 
-/// A join string that was made known. Dropping it takes it back.
+/// A published join string. Dropping it removes the published files.
 struct Announced {
     _published: Option<Published>,
     join_file: Option<PathBuf>,
 }
 
-/// Makes the join string known: on standard output, in the join file, and to the user's own processes.
+/// Publishes the join string: on standard output, in the join file, and for the user's own processes.
 fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
     let published = match config.state_dir.as_deref() {
         Some(state_dir) => Some(rendezvous::publish(state_dir, &config.job, join)?),
@@ -206,7 +206,7 @@ fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
     if let Some(path) = &config.join_file {
         private_file::write(path, &format!("{join}\n"))?;
     }
-    // A reader that went away, such as `head -1`, is no reason to stop the job.
+    // A reader that has closed the pipe, such as `head -1`, must not stop the job.
     let mut stdout = std::io::stdout().lock();
     let _ = writeln!(stdout, "GRADLANE_JOIN={join}").and_then(|()| stdout.flush());
     Ok(Announced { _published: published, join_file: config.join_file.clone() })

@@ -16,7 +16,7 @@ use crate::launch::rendezvous;
 /// Asks the coordinator of the job that `config` names.
 ///
 /// # Errors
-/// Why it cannot be found or asked; somebody waits for the answer, so that happens within seconds.
+/// Why the coordinator cannot be found or does not answer. Fails within seconds, because a user waits.
 pub(super) fn ask(config: &Config) -> Result<Status> {
     const PATIENCE: Duration = Duration::from_secs(5);
     let patience = config.join_timeout.min(PATIENCE);
@@ -77,7 +77,7 @@ fn machines(status: &Status) -> BTreeMap<MachineId, usize> {
     numbers
 }
 
-/// The same for programs. Ages are in milliseconds.
+/// The same as JSON for programs. Ages are in milliseconds.
 pub(super) fn json(status: &Status) -> String {
     let view = &status.view;
     let machines = machines(status);

@@ -1,4 +1,4 @@
-//! The connections of the coordinator: which node is at the other end, which member it speaks for, and what is to be sent.
+//! The connections of the coordinator: the node at the other end, the member for which it speaks, and the commands to send.
 
 use std::collections::{BTreeMap, VecDeque};
 

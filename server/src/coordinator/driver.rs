@@ -43,11 +43,11 @@ enum Input {
 }
 
 impl CoordinatorNode {
-    /// Listens on `bind` and waits for the members. Keys, certificates and the term live in memory, or in `state_dir` so that a join
-    /// string stays valid over a restart.
+    /// Listens on `bind` and waits for the members. Keys, certificates and the term are kept in memory or in `state_dir`; with `state_dir`
+    /// a join string stays valid over a restart.
     ///
     /// # Errors
-    /// [`Error::Io`] if the address cannot be bound or the directory not be used.
+    /// [`Error::Io`] if the address cannot be bound or the directory cannot be used.
     pub fn start(machine: CoordinatorConfig, config: &Config, state_dir: Option<&Path>) -> Result<Self> {
         let clock = Clock::start();
         let authority = Arc::new(match state_dir {
@@ -83,7 +83,7 @@ impl CoordinatorNode {
         Ok(Self { join, authority, inputs, thread: Mutex::new(Some(thread)), end })
     }
 
-    /// What a node needs to join, in one string. It is a secret.
+    /// The join string: all that a node needs to join. It is a secret.
     pub fn join_string(&self) -> &JoinString {
         &self.join
     }
@@ -96,7 +96,7 @@ impl CoordinatorNode {
         self.authority.credentials(role)
     }
 
-    /// Reports that a process of this host has ended, so that its loss is not found out by silence.
+    /// Reports that a process of this host has ended, so that its loss is known at once and not only after a silence.
     pub fn report_death(&self, pid: u32, cause: String) {
         let _ = self.inputs.send(Input::Death { pid, cause });
     }
@@ -148,7 +148,7 @@ impl Drop for CoordinatorNode {
     }
 }
 
-/// An address that belongs to no host (RFC 5737): the route to it tells which of this host's addresses others see.
+/// An address that belongs to no host (RFC 5737). The route to it tells which address of this host others see.
 const ELSEWHERE: &str = "192.0.2.1:9";
 
 const LOCK: &str = "nobody panics while holding it";
@@ -163,7 +163,7 @@ struct Driver {
 
 impl Driver {
     fn run(&mut self, mut inputs: Inputs<Input>) {
-        /// For the last frames to leave, once the job has ended.
+        /// Time for the last frames to leave after the end of the job.
         const GRACE: Duration = Duration::from_millis(500);
         let mut stop_at = None;
         loop {
@@ -192,7 +192,7 @@ impl Driver {
                 Heard::Closed => break,
             }
         }
-        // Of use only if the owner stopped a job that had not ended by itself.
+        // Has an effect only if the owner stopped a job that had not ended by itself.
         self.end.set(match self.machine.view().phase {
             Phase::Aborted(cause) => Err(cause),
             Phase::Forming | Phase::Running | Phase::Ended => Ok(()),
@@ -200,7 +200,7 @@ impl Driver {
         self.listener.stop(Duration::from_millis(500));
     }
 
-    /// The job is over, but a process that asks late still gets its answer, until the owner stops the coordinator.
+    /// The job is over, but late requests are still answered until the owner stops the coordinator.
     fn wait_for_stop(&mut self, mut inputs: Inputs<Input>) {
         while let Heard::Input(input) = inputs.next(None) {
             match input {
@@ -224,7 +224,7 @@ impl Driver {
         }
     }
 
-    /// Carries out everything the machine wants; whether the job has ended.
+    /// Carries out all commands of the machine; returns whether the job has ended.
     fn drain(&mut self) -> bool {
         let mut ended = false;
         while let Some(command) = self.machine.next_command() {

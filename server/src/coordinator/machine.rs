@@ -1,4 +1,4 @@
-//! What each input means, in which stage of the job.
+//! Handles each input, according to the stage of the job.
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
@@ -18,19 +18,19 @@ use super::{Command, CoordinatorConfig, Event, questions};
 
 /// The job's single decider.
 ///
-/// Feed it what happens through the `handle_*` methods, then drain [`Coordinator::next_command`] completely and wait no longer than
-/// [`Coordinator::poll_timeout`]. The last event is [`Event::Finished`]. A member that lost its connection before it heard of the end
-/// may ask later, and is still answered.
+/// Report each event through a `handle_*` method, then drain [`Coordinator::next_command`] completely and wait no longer than
+/// [`Coordinator::poll_timeout`]. The last event is [`Event::Finished`]. A member that lost its connection before it learned of the end may
+/// ask later, and is still answered.
 ///
 /// - A connection says with [`Frame::Join`] which member it speaks for; before that it may only ask for the status. A newer connection
 ///   of the same process replaces the older one.
-/// - A lost connection is not a death: its process may come back until it was silent for `dead_timeout`. While the job forms it gives
-///   up its seat, though, and joins anew.
+/// - A lost connection is not a death: the process may come back until it was silent for `dead_timeout`. But while the job forms, the
+///   process loses its seat and must join again.
 /// - Every change of the view is a new epoch of this coordinator's term, and a view is shown to a member whenever it connects.
 /// - A member of a job of another term is refused with [`Error::OtherTerm`], because this coordinator knows nothing of that job.
-/// - [`verdict`](super::verdict) decides what a loss means. An abort ends the job with one cause, the first, and every member hears it.
-/// - A worker may leave while others still work. Barriers then fail, because they need it; a sum that needs it stalls, and the notice
-///   says that it left. The job is over when the last worker left. A server may not leave before: that is a loss like its death.
+/// - [`verdict`](super::verdict) decides what a loss means. An abort ends the job with its first cause, which every member gets.
+/// - A worker may leave while others still work. Barriers then fail, because they need it. A sum that needs it stalls, and the notice says
+///   that it left. The job is over when the last worker has left. A server that leaves earlier counts as lost.
 #[derive(Debug)]
 pub struct Coordinator {
     config: CoordinatorConfig,
@@ -69,7 +69,7 @@ impl Coordinator {
         }
     }
 
-    /// The next thing to do, until there is none.
+    /// The next command; `None` when all are drained.
     pub fn next_command(&mut self) -> Option<Command> {
         if self.connections.is_drained() && matches!(self.stage, Stage::Closing { .. }) && self.roster.all_know_end() {
             self.finish();
@@ -91,7 +91,7 @@ impl Coordinator {
         }
     }
 
-    /// The membership as it is. While the job forms, its members have the ranks that they would have if no other process came.
+    /// The current membership. While the job forms, its members have the ranks that they would get if no other process came.
     pub fn view(&self) -> View {
         View {
             job: self.config.job.clone(),
@@ -113,7 +113,7 @@ impl Coordinator {
         }
     }
 
-    /// A node sent something. Frames of a connection that was closed are ignored.
+    /// A node sent a frame. Frames of a closed connection are ignored.
     pub fn handle_frame(&mut self, now: Time, link: LinkId, frame: Frame) {
         let Some(Link { node, speaks_for }) = self.connections.get(link) else { return };
         if let Some(seat) = speaks_for.and_then(|identity| self.roster.seat_mut(identity)) {
@@ -126,7 +126,7 @@ impl Coordinator {
             }
             (Frame::Join(join), None) => self.handle_join(now, link, node, join),
             (Frame::Join(_), Some(_)) => self.close_protocol(link, "kind", "is a second join"),
-            (_, None) => self.close_protocol(link, "kind", "is not a join, which comes first"),
+            (_, None) => self.close_protocol(link, "kind", "came before a join; send the join first"),
             (Frame::Heartbeat { sent, progress }, Some(identity)) => {
                 if let Some(seat) = self.roster.seat_mut(identity) {
                     seat.progress = progress;
@@ -172,7 +172,8 @@ impl Coordinator {
         }
     }
 
-    /// A launcher saw a process end. That is known at once, where silence takes `dead_timeout`. A process that left in order is no loss.
+    /// A launcher saw a process end. So its loss is known at once and not only after `dead_timeout`. A process that left in order is no
+    /// loss.
     pub fn handle_death(&mut self, now: Time, pid: u32, host: &str, cause: String) {
         let is_it = |seat: &&Seat| seat.is_present() && seat.member.process.is(host, pid);
         let lost = |seat: &Seat| Lost { identity: seat.identity(), cause: cause.clone() };
@@ -247,7 +248,7 @@ impl Coordinator {
         }
         self.connections.assign(link, Some(identity));
         if let Some(earlier_link) = earlier_link {
-            // The seat has its new line already, so the end of the old connection must not take it down.
+            // The seat has its new connection already, so the end of the old one must not affect it.
             self.connections.assign(earlier_link, None);
             if same_life {
                 let what = "this connection".to_owned();
@@ -273,7 +274,7 @@ impl Coordinator {
         self.connections.event(Event::Formed { epoch: self.epoch });
     }
 
-    /// Shows a member that connected where the job is, and what it may have missed.
+    /// Tells a member that has connected the stage of the job, and the news that it may have missed.
     fn greet(&mut self, link: LinkId) {
         if matches!(self.stage, Stage::Forming { .. }) {
             return;
@@ -329,7 +330,7 @@ impl Coordinator {
         self.lose(now, loss);
     }
 
-    /// Gives members up, all at one time, and carries out the verdict.
+    /// Gives up these members at the same time, and carries out the verdict.
     fn lose(&mut self, now: Time, loss: Vec<Lost>) {
         let verdict = verdict(self.config.policy, &self.roster, &loss);
         let links: Vec<LinkId> =
@@ -359,7 +360,7 @@ impl Coordinator {
         }
     }
 
-    /// Goes on without these members, under a new view. What waited for them goes on with those that are left.
+    /// Goes on without these members, under a new view. Waiting barriers go on with the remaining workers.
     fn go_on(&mut self, now: Time, without: &[Identity]) {
         for identity in without {
             self.roster.apply(Change::Remove(*identity));
@@ -375,7 +376,7 @@ impl Coordinator {
         self.answer(answers);
     }
 
-    /// Ends the job, once: barriers that are open get the cause, and every member is told.
+    /// Ends the job, once: open barriers get the cause, and every member is told.
     fn end(&mut self, now: Time, outcome: Result<()>) {
         let formed = match self.stage {
             Stage::Forming { .. } => false,
@@ -445,7 +446,7 @@ impl Coordinator {
         self.dismiss(link, error);
     }
 
-    /// Tells a process that it is no member, and hangs up.
+    /// Tells a process that it is no member, and closes the connection.
     fn dismiss(&mut self, link: LinkId, error: Error) {
         self.connections.send(link, Frame::Refused(error.clone()));
         self.close(link, error);
@@ -479,7 +480,7 @@ impl Coordinator {
 
     fn answer(&mut self, answers: Vec<Answer>) {
         for Answer { worker, request, outcome } in answers {
-            // A worker without a connection is told when it asks again. One that was given up is fenced, whatever it waited for.
+            // A worker without a connection gets the answer when it asks again. A worker that was given up is fenced instead.
             let seat = self.roster.worker(worker).filter(|seat| seat.health != Health::Dead);
             if let Some(link) = seat.and_then(Seat::link) {
                 self.connections.send(link, Frame::BarrierDone { request, outcome });

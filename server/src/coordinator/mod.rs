@@ -48,7 +48,7 @@ mod specification;
 pub use machine::Coordinator;
 pub use verdict::Policy;
 
-/// The job as it was asked for.
+/// The requested job.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CoordinatorConfig {
     /// The job's name.
@@ -57,26 +57,26 @@ pub struct CoordinatorConfig {
     pub workers: u32,
     /// How many servers the job has; at least 1.
     pub servers: u32,
-    /// From the start until every member must have joined.
+    /// The time from the start until every member must have joined.
     pub form_timeout: Duration,
     /// Silence after which a member is suspect; a few heartbeats.
     pub suspect_timeout: Duration,
     /// Silence after which a member counts as dead; more than `suspect_timeout`.
     pub dead_timeout: Duration,
-    /// How long a coordinator stays after the end for members that have not confirmed to know.
+    /// How long a coordinator stays after the end for members that have not confirmed it.
     pub leave_grace: Duration,
-    /// A waiting sum is told of once in this time.
+    /// The interval in which a waiting sum is reported once.
     pub stall_interval: Duration,
     /// What the loss of a member means.
     pub policy: Policy,
     /// How tensors are cut into parts.
     pub layout: LayoutConfig,
-    /// A mistake to make on purpose, in tests.
+    /// A defect to plant, in tests.
     pub defect: Option<Defect>,
 }
 
 impl CoordinatorConfig {
-    /// A job of this size with the settings of the process; it forms before its members stop waiting for that.
+    /// A job of this size with the settings of the process. Its `form_timeout` ends before its members stop waiting.
     pub fn from_config(config: &Config, workers: u32, servers: u32) -> Self {
         Self {
             job: config.job.clone(),
@@ -100,7 +100,7 @@ impl CoordinatorConfig {
     }
 }
 
-/// What a [`Coordinator`] wants of its driver, in this order.
+/// A command of a [`Coordinator`] to its driver.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
     /// Send on a connection.
@@ -117,11 +117,11 @@ pub enum Command {
         /// Why; the peer is told.
         error: Error,
     },
-    /// For the log, and for the exit code.
+    /// An event for the log and the exit code.
     Event(Event),
 }
 
-/// What happened to the job.
+/// An event in the life of the job.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
     /// Every member is there.
@@ -129,11 +129,11 @@ pub enum Event {
         /// The epoch of the first view.
         epoch: Epoch,
     },
-    /// A process was not let in. For a duplicate rank the error names the holder, which is not disturbed.
+    /// A process was refused. For a duplicate rank the error names the holder, which is not affected.
     Refused {
         /// Its role, host and process.
         who: String,
-        /// What it was told.
+        /// The error that it got.
         error: Error,
     },
     /// A member is silent.
@@ -154,16 +154,16 @@ pub enum Event {
         /// The evidence.
         cause: String,
     },
-    /// What the loss of members means for the job.
+    /// The consequence of the loss of members.
     Decided {
-        /// What happens.
+        /// The consequence.
         what: &'static str,
         /// Why.
         reason: &'static str,
     },
-    /// One server has much more to sum than its share.
+    /// One server has a much larger load than its share.
     HotServer {
-        /// Which one, by how much, and what to do.
+        /// The server, its load, and what to do.
         warning: String,
     },
     /// A sum waits for some workers.

@@ -1,4 +1,4 @@
-//! What may be asked of the coordinator at which time, and the state of the job in numbers.
+//! Which requests the coordinator accepts at which time, and the state of the job in numbers.
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Member, Role, Time, View, WorkerId};
@@ -17,12 +17,16 @@ pub(super) fn asking_worker(stage: &Stage, roster: &Roster, identity: Identity) 
         |what: &str, hint: &str| Err(Error::FailedPrecondition { what: what.to_owned(), hint: hint.to_owned() });
     match stage {
         Stage::Forming { .. } => refused("the job has not formed yet", "wait for the running view"),
-        Stage::Running if identity.role != Role::Worker => refused("only workers declare and wait", "ask as one"),
+        Stage::Running if identity.role != Role::Worker => {
+            refused("only workers declare and wait", "send the request from a worker")
+        }
         Stage::Running => {
             let seat = roster.seat(identity).expect("the connection of a member that lost its seat is closed");
             match seat.health {
                 Health::Alive | Health::Suspect => Ok(WorkerId(seat.member.index)),
-                Health::Dead | Health::Left => refused("this worker left the job", "ask before leaving"),
+                Health::Dead | Health::Left => {
+                    refused("this worker left the job", "send requests before the worker leaves")
+                }
             }
         }
         Stage::Closing { outcome, .. } | Stage::Finished { outcome } => Err(over(outcome)),

@@ -16,9 +16,9 @@ use gradlane_core::wire::limits;
 pub(super) struct Registry {
     layouter: Layouter,
     tensors: BTreeMap<TensorKey, Entry>,
-    /// How long no new tensor must come before an uneven load is worth a warning: the first tensors of a model are never even.
+    /// The time without new tensors after which an uneven load is reported. The load of the first tensors of a model is never even.
     quiet: Duration,
-    /// When to look for an uneven load.
+    /// When to check for an uneven load.
     warn_at: Option<Time>,
 }
 
@@ -43,12 +43,12 @@ impl Registry {
         Self { layouter: Layouter::new(config, weights(view)), tensors: BTreeMap::new(), quiet, warn_at: None }
     }
 
-    /// What lies on which server.
+    /// The tensors and the server of each part.
     pub(super) fn placement(&self) -> &Placement {
         self.layouter.placement()
     }
 
-    /// A warning of a server with much more than its share, once for each time that new tensors came.
+    /// A warning about a server with much more than its share, once after each arrival of new tensors.
     pub(super) fn warning(&mut self, now: Time) -> Option<String> {
         self.warn_at.take_if(|at| *at <= now)?;
         self.placement().warning()
@@ -88,7 +88,7 @@ impl Registry {
         self.tensors.iter().filter_map(|(key, entry)| Some(Forgotten { key: *key, error: entry.failed.clone()? }))
     }
 
-    /// The names of the tensors in a part, the first few of them, or its key if it is not known.
+    /// The names of the first few tensors in a part, or its key if it is unknown.
     pub(super) fn name_of(&self, part: PartId) -> String {
         const NAMES_MAX: usize = 3;
         let Some(layout) = self.layouter.parts_of(part.key).find(|layout| layout.part == part) else {
@@ -120,8 +120,11 @@ impl Registry {
                 entry.check(worker, spec)?;
             } else if new.insert(key, spec.clone()).is_some_and(|twin| twin != *spec) {
                 return Err(Refusal::Asker(Error::InvalidArgument {
-                    what: format!("tensor {} is twice in one declaration, and different", spec.name),
-                    hint: "give each tensor a name of its own".to_owned(),
+                    what: format!(
+                        "tensor {} occurs twice in one declaration, with different specifications",
+                        spec.name
+                    ),
+                    hint: "give each tensor a different name".to_owned(),
                 }));
             }
         }
@@ -175,7 +178,7 @@ impl Entry {
             first: Claim { worker: self.by, value: first },
             second: Claim { worker, value: second },
         };
-        // Another name with the same hash: the tensor that came first is as good as before.
+        // Another name with the same hash. The tensor that came first is not affected.
         if self.spec.name != spec.name {
             return Err(Refusal::Asker(mismatch("name", self.spec.name.clone(), spec.name.clone())));
         }

@@ -1,11 +1,10 @@
 //! The members of the job: admission, ranks, and which connection speaks for which member.
 //!
-//! While the job forms, a seat lasts as long as its connection, and ranks are provisional. [`Roster::seal`] fixes both: from then on a
-//! seat belongs to one incarnation of one node, and a connection may come and go. [`Roster::apply`] is the one place where a member
-//! goes.
+//! While the job forms, a seat lasts as long as its connection, and ranks are provisional. [`Roster::seal`] fixes both: from then on a seat
+//! belongs to one incarnation of one node, and a connection may come and go. Only [`Roster::apply`] removes a member.
 //!
-//! Ranks that were asked for are given as asked. The other members get the lowest free ranks in the order of host name, process id and
-//! arrival: neighbours on a host are neighbours in rank, and the order in which a launcher starts processes does not matter.
+//! Members that ask for a rank get it. The others get the lowest free ranks in the order of host name, process id and arrival. So processes
+//! of one host have neighbouring ranks, and the order in which a launcher starts processes does not matter.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,7 +13,7 @@ use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Round, Tim
 use gradlane_core::wire::frame::{Health, Join, Progress};
 use gradlane_core::wire::limits;
 
-/// What identifies a member: the node of its certificate and its role. A process that works and serves holds two seats.
+/// What identifies a member: the node of its certificate and its role. A process that is both worker and server holds two seats.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Identity {
     pub(super) node: NodeId,
@@ -37,16 +36,16 @@ pub(super) struct Seat {
     pub(super) knows_end: bool,
 }
 
-/// How a member is reached.
+/// The connection of a member.
 #[derive(Debug)]
 pub(super) enum Line {
     /// This connection speaks for it.
     Up(LinkId),
-    /// It has none, since one ended this way.
+    /// It has none; the last one ended with this error.
     Down(Error),
 }
 
-/// How a member goes.
+/// How a member is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
     /// Before the seal: its seat is free for another process.
@@ -55,7 +54,7 @@ pub(super) enum Change {
     Leave(Identity),
     /// It is given up and may not come back. The view that ends the job still shows it.
     GiveUp(Identity),
-    /// It is given up, and the job goes on without it: the view does not show it any more, and its rank stays unused.
+    /// It is given up, and the job goes on without it. The view does not show it any more, and its rank stays unused.
     Remove(Identity),
 }
 
@@ -75,8 +74,8 @@ pub(super) struct Roster {
     seats: BTreeMap<Identity, Seat>,
     /// The workers by rank, once sealed.
     ranks: Vec<Identity>,
-    /// Lives that were replaced or given up, the oldest first. As many as there can be members: beyond, a replaced life that comes back
-    /// is refused as a stranger instead.
+    /// Incarnations that were replaced or given up, the oldest first, at most as many as there can be members. An older one that comes back
+    /// is refused as a stranger.
     fenced: VecDeque<(NodeId, Incarnation)>,
 }
 
@@ -86,7 +85,7 @@ impl Roster {
         Self { size, sealed: false, arrivals: 0, seats, ranks, fenced }
     }
 
-    /// Seats a new member before the seal, in place of an earlier life of the same node.
+    /// Seats a new member before the seal, in place of an earlier incarnation of the same node.
     ///
     /// # Errors
     /// Why there is no seat for it.
@@ -185,8 +184,8 @@ impl Roster {
         missing(Role::Worker).chain(missing(Role::Server)).collect()
     }
 
-    /// All members in the order of a view: workers by rank, then servers by index. Before the seal the indices are what they would be
-    /// if no other process came.
+    /// All members in the order of a view: workers by rank, then servers by index. Before the seal these are the indices if no other
+    /// process came.
     pub(super) fn in_order(&self) -> Vec<(Member, &Seat)> {
         let numbering = if self.sealed { BTreeMap::new() } else { self.numbering() };
         let mut members: Vec<(Member, &Seat)> = self
@@ -229,12 +228,12 @@ impl Roster {
         self.ranks.get(rank.0 as usize).and_then(|identity| self.seats.get(identity))
     }
 
-    /// Whether no worker is left that works.
+    /// Whether no working worker is left.
     pub(super) fn all_workers_left(&self) -> bool {
         self.seats.values().all(|seat| seat.member.process.role != Role::Worker || seat.health == Health::Left)
     }
 
-    /// Whether every member that is alive confirmed the end. That the end was sent is not enough: the connection may have been lost.
+    /// Whether every living member has confirmed the end. Sending it is not enough, because the connection may have been lost.
     pub(super) fn all_know_end(&self) -> bool {
         self.seats.values().all(|seat| seat.health == Health::Dead || seat.knows_end)
     }
@@ -280,7 +279,7 @@ impl Roster {
         self.seats.get_mut(&identity).is_some_and(|seat| std::mem::replace(&mut seat.health, health) != health)
     }
 
-    /// Remembers a life that may not come back.
+    /// Remembers an incarnation that may not come back.
     fn fence(&mut self, node: NodeId, incarnation: Incarnation) {
         if self.fenced.len() == limits::MEMBERS_MAX {
             self.fenced.pop_front();
@@ -288,7 +287,7 @@ impl Roster {
         self.fenced.push_back((node, incarnation));
     }
 
-    /// Whether this life was replaced or given up.
+    /// Whether this incarnation was replaced or given up.
     pub(super) fn is_fenced(&self, node: NodeId, incarnation: Incarnation) -> bool {
         self.fenced.contains(&(node, incarnation))
     }
@@ -299,7 +298,7 @@ impl Roster {
             ("number of servers", join.servers, self.size.servers),
         ] {
             if ours != 0 && ours != theirs {
-                // Seen from the process that is refused, because that process shows the error.
+                // From the view of the refused process, because it shows the error.
                 return Err(Error::Incompatible {
                     field: field.to_owned(),
                     ours: ours.to_string(),

@@ -1,7 +1,6 @@
-//! Turns a server's report of a sum that waits into one notice for people.
+//! Turns a server's report of a waiting sum into one notice for the log.
 //!
-//! A worker that is late is late with every part, and every server reports each of them. A few notices an interval tell as much as all of
-//! them.
+//! A late worker is late with every part, and every server reports each of them. A few notices per interval say as much as all of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,17 +11,17 @@ use gradlane_core::wire::frame::{Health, Stall};
 use super::registry::Registry;
 use super::roster::{Roster, Seat};
 
-/// Different sums that are told of in one interval.
+/// The most sums that are reported in one interval.
 const NOTICES_MAX: usize = 8;
 
-/// What was told of lately.
+/// The recently reported sums.
 #[derive(Debug)]
 pub(super) struct Stalls {
     interval: Duration,
     told: BTreeMap<(PartId, Round), Time>,
 }
 
-/// A sum that waits, for people.
+/// The notice of a waiting sum.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Notice {
     /// The tensors of the part, shortened.
@@ -38,7 +37,7 @@ impl Stalls {
         Self { interval, told: BTreeMap::new() }
     }
 
-    /// What to tell people of a sum that waits; `None` if enough was told of it, or if every missing worker was lost.
+    /// The notice of a waiting sum; `None` if there were enough of them, or if every missing worker was lost.
     pub(super) fn notice(
         &mut self,
         now: Time,
@@ -56,7 +55,7 @@ impl Stalls {
         Some(Notice { tensor, stall, detail })
     }
 
-    /// Whether to tell of this sum now.
+    /// Whether to report this sum now.
     fn is_news(&mut self, now: Time, part: PartId, round: Round) -> bool {
         self.told.retain(|_, told| now.since(*told) < self.interval);
         if self.told.contains_key(&(part, round)) || self.told.len() >= NOTICES_MAX {

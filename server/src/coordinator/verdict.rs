@@ -1,4 +1,4 @@
-//! What a loss means for the job: a pure function of the policy, the roster and the members that were lost.
+//! The consequence of a loss for the job: a pure function of the policy, the roster and the lost members.
 //!
 //! | lost | policy `Abort` | policy `Continue` |
 //! |---|---|---|
@@ -19,7 +19,7 @@ use super::roster::{Identity, Roster, Seat};
 /// What the coordinator does when a member of a running job is lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Policy {
-    /// The job fails, and every member hears the cause.
+    /// The job fails, and every member gets the cause.
     #[default]
     Abort,
     /// The job goes on with the workers that are left. The loss of a server still fails it, because its sums are lost.
@@ -34,7 +34,7 @@ pub(super) struct Lost {
     pub(super) cause: String,
 }
 
-/// What follows from a loss.
+/// The consequence of a loss.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Verdict {
     /// The job still forms: the seats are free for others.
@@ -47,7 +47,7 @@ pub(super) enum Verdict {
     Continue { without: Vec<Identity>, reason: &'static str },
 }
 
-/// Decides what the loss of these members, all noticed at one time, means for the job.
+/// Decides the consequence of the loss of these members, all noticed at the same time.
 pub(super) fn verdict(policy: Policy, roster: &Roster, loss: &[Lost]) -> Verdict {
     if !roster.is_sealed() {
         return Verdict::Free;

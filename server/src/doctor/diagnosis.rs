@@ -1,4 +1,4 @@
-//! Judges a machine: one finding a subject, with the line to type where something should change.
+//! Judges a machine: one finding per subject, with the command to type if something should change.
 
 use gradlane_core::config::units::print_bytes;
 
@@ -6,7 +6,7 @@ use super::finding::{Finding, Level};
 use super::machine::{Expectations, Machine, StateDir};
 use crate::os;
 
-/// Everything worth saying, from the processor outwards.
+/// All findings, from the processor outwards.
 pub(super) fn findings(machine: &Machine, expectations: &Expectations) -> Vec<Finding> {
     let mut findings = vec![sums(machine)];
     findings.extend(encryption(machine));
@@ -79,7 +79,7 @@ fn memory(machine: &Machine) -> Finding {
     finding(Level::Info, "memory", found)
 }
 
-/// Bursts overrun a small buffer, every overrun is a loss, and every loss halves the sender's window.
+/// Bursts overrun a small buffer. Every overrun loses packets, and every loss halves the sender's window.
 fn buffer(subject: &str, sysctl: &str, limit: Option<u64>, wanted: u64) -> Option<Finding> {
     let limit = limit?;
     Some(if limit >= wanted {
@@ -102,7 +102,7 @@ fn offload(machine: &Machine) -> Option<Finding> {
 }
 
 fn interfaces(machine: &Machine) -> Vec<Finding> {
-    /// What most networks that carry jumbo frames are set to.
+    /// The usual MTU of networks with jumbo frames.
     const JUMBO_MTU: u32 = 9000;
     let judge = |interface: &super::machine::Interface| {
         let subject = format!("interface {}", interface.name);
@@ -136,7 +136,9 @@ fn open_files(machine: &Machine) -> Option<Finding> {
 fn state_dir(machine: &Machine, expectations: &Expectations) -> Finding {
     let (path, user) = (expectations.state_dir.display(), os::effective_user());
     match machine.state_dir {
-        StateDir::Absent => finding(Level::Info, "state directory", format!("{path} will be made when it is needed")),
+        StateDir::Absent => {
+            finding(Level::Info, "state directory", format!("{path} does not exist yet; it is made when needed"))
+        }
         StateDir::NoDirectory => finding(Level::Warn, "state directory", format!("{path} is no directory"))
             .advise("remove it, or set state_dir to another path"),
         StateDir::Directory { owner, .. } if owner != user => {
@@ -157,7 +159,7 @@ fn state_dir(machine: &Machine, expectations: &Expectations) -> Finding {
 
 fn gpus(machine: &Machine) -> Vec<Finding> {
     if machine.gpus.is_empty() {
-        return vec![finding(Level::Info, "gpus", "none; the host's memory and cores do everything")];
+        return vec![finding(Level::Info, "gpus", "none; tensors are reduced in host memory")];
     }
     let mut findings = vec![finding(Level::Ok, "gpus", format!("{}: {}", machine.gpus.len(), machine.gpus.join(", ")))];
     findings.push(match &machine.libcuda {

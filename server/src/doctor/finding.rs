@@ -1,11 +1,11 @@
-//! One line of the report, and how good what it tells is.
+//! One line of the report, and its level.
 
-/// How good something is.
+/// The level of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
     /// As it should be.
     Ok,
-    /// A fact without a judgement.
+    /// A neutral fact.
     Info,
     /// Works, but someone should look.
     Warn,
@@ -25,12 +25,12 @@ impl Level {
 /// One line of the report.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// How good.
+    /// The level.
     pub level: Level,
-    /// What was looked at, such as `udp receive buffer`.
+    /// The subject, such as `udp receive buffer`.
     pub subject: String,
     /// What was found.
     pub found: String,
-    /// What to do; empty if there is nothing to do.
+    /// What to do; may be empty.
     pub advice: String,
 }

@@ -1,25 +1,25 @@
-//! Reads what the kernel and the file system tell of the machine. What cannot be read is absent, never an error.
+//! Reads facts about the machine from the kernel and the file system. A fact that cannot be read is absent, never an error.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What is expected of the machine.
+/// What a job expects of the machine.
 #[derive(Clone, Debug)]
 pub struct Expectations {
     /// The buffer that sockets will ask for.
     pub socket_buffer_bytes: u64,
     /// Where keys and join strings are kept.
     pub state_dir: PathBuf,
-    /// Directories with Python's `lib`, where a wheel may have brought NCCL; `/usr` and `/usr/local` are looked into anyway.
+    /// Directories with Python's `lib`, where a wheel may have installed NCCL; `/usr` and `/usr/local` are always searched.
     pub python_prefixes: Vec<PathBuf>,
 }
 
 /// The facts.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Machine {
-    /// The CPU's name and what it can do, as the kernel names it.
+    /// The CPU's name and its features, under the kernel's names.
     pub(super) cpu: String,
     pub(super) cpu_features: BTreeSet<String>,
     /// Cores that the kernel shows, and the share of them that a control group grants, in thousandths of a core.
@@ -35,7 +35,7 @@ pub(super) struct Machine {
     /// Major and minor version of Linux.
     pub(super) kernel: Option<(u32, u32)>,
     pub(super) interfaces: Vec<Interface>,
-    /// Models of the GPUs, or their device files where the driver does not name them.
+    /// Models of the GPUs, or their device files if the driver does not name them.
     pub(super) gpus: Vec<String>,
     pub(super) libcuda: Option<PathBuf>,
     pub(super) libnccl: Option<PathBuf>,
@@ -59,7 +59,7 @@ pub(super) enum StateDir {
     /// Made when it is needed.
     #[default]
     Absent,
-    /// Something else has its name.
+    /// The path exists but is no directory.
     NoDirectory,
     Directory {
         owner: u32,
@@ -152,7 +152,7 @@ fn gpus(root: &Path) -> Vec<String> {
     entries(&root.join("dev")).into_iter().map(|(name, _)| name).filter(|name| is_gpu(name)).collect()
 }
 
-/// Where the loader looks: its built-in directories, those in its configuration, and where container runtimes mount the driver.
+/// The directories of the loader: built-in ones, those in its configuration, and those in which container runtimes mount the driver.
 fn loader_directories(root: &Path) -> Vec<PathBuf> {
     let mut directories: Vec<PathBuf> =
         ["lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib", "usr/local/cuda/lib64"]

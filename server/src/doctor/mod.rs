@@ -1,8 +1,8 @@
 //! `gradlane doctor`: what this machine has for the job, and what to change.
 //!
-//! [`machine`] reads, [`diagnosis`] judges, this file shows. Reading starts at a root directory, so that tests can lay out a machine as
-//! files; nothing is loaded, started or changed. Only [`devices`] shows what was loaded: whether CUDA's driver can be used is known
-//! when it has been asked.
+//! [`machine`] reads, [`diagnosis`] judges, and this file prints. Reading starts at a root directory, so that tests can describe a machine
+//! with files; it loads, starts and changes nothing. Only [`devices`] comes from loaded libraries, because only the CUDA driver itself can
+//! tell whether it is usable.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -16,12 +16,12 @@ mod machine;
 pub use finding::{Finding, Level};
 pub use machine::Expectations;
 
-/// Looks at the machine below `root`, which is `/` but in tests.
+/// Examines the machine below `root`, which is `/` except in tests.
 pub fn examine(root: &Path, expectations: &Expectations) -> Vec<Finding> {
     diagnosis::findings(&machine::Machine::read(root, expectations), expectations)
 }
 
-/// What this program itself finds of devices, which its own libraries tell and no file: something to use, or a fact.
+/// The findings about devices from the libraries that this program has loaded.
 pub fn devices(lines: Vec<cuda::Line>) -> impl Iterator<Item = Finding> {
     lines.into_iter().map(|cuda::Line { usable, subject, found, advice }| Finding {
         level: if usable { Level::Ok } else { Level::Info },
@@ -31,7 +31,7 @@ pub fn devices(lines: Vec<cuda::Line>) -> impl Iterator<Item = Finding> {
     })
 }
 
-/// The report for people, one finding a line and its advice below it.
+/// The report for people: one line for each finding, with its advice below it.
 pub fn text(findings: &[Finding]) -> String {
     let width = findings.iter().map(|finding| finding.subject.len()).max().unwrap_or(0);
     let mut text = String::new();

@@ -1,7 +1,7 @@
 //! `gradlane run`: a whole job on this host with one command.
 //!
 //! The coordinator lives in this process; servers and workers are child processes that learn their place from `GRADLANE_*` variables.
-//! [`supervision`] decides how they end, [`supervisor`] starts and ends them; this file knows what a job consists of.
+//! [`supervision`] decides how they end, [`supervisor`] starts and ends them; this file lists the processes of a job.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -31,15 +31,15 @@ use supervisor::{Event, Failure, Supervisor, refused_start};
 /// What to launch.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// Settings of the launcher; `bind` is where the coordinator listens, the loopback address if nobody said.
+    /// Settings of the launcher. The coordinator listens on `bind`, or on the loopback address if it is not set.
     pub config: Config,
     /// The settings that were given on the launcher's command line, by name; the children get them too.
     pub settings: BTreeMap<String, String>,
-    /// How many workers.
+    /// The number of workers.
     pub workers: u32,
-    /// How many servers, as processes; 0 embeds one in the launcher.
+    /// The number of server processes; 0 embeds one in the launcher.
     pub servers: u32,
-    /// How long the survivors of a failure may take to end by themselves.
+    /// How long the other processes may take to end by themselves after one has failed.
     pub failure_grace: Duration,
     /// The command line that starts this command again.
     pub program: &'a [OsString],
@@ -47,11 +47,11 @@ pub struct Launch<'a> {
     pub worker: &'a [OsString],
 }
 
-/// Runs the job, and returns the exit code: 0 if all workers ended with 0, else that of the first process that failed, as a shell
-/// reports it. Failures are told on standard error as they happen.
+/// Runs the job, and returns the exit code: 0 if all workers ended with 0, else that of the first process that failed, as a shell reports
+/// it. Prints failures on standard error as they happen.
 ///
-/// Blocks; SIGINT and SIGTERM end everything within two seconds. Call it on a thread that lives until it returns, and not on two
-/// threads at once: the signals are the whole process's.
+/// Blocks; SIGINT and SIGTERM end everything within two seconds. Call it on a thread that lives until it returns, and not on two threads at
+/// once, because signals belong to the whole process.
 ///
 /// # Errors
 /// Why the job could not be started.
@@ -96,7 +96,7 @@ fn start_all(
     Ok(())
 }
 
-/// What of the job lives in this process.
+/// The parts of the job in this process.
 enum Host {
     Coordinator(CoordinatorNode),
     Embedded(Embedded),
@@ -127,7 +127,7 @@ impl Host {
         self.coordinator().join_string()
     }
 
-    /// The job can fail without a process that does: members that never join, or never speak again.
+    /// The job can fail although no process failed: members may never join, or fall silent.
     fn report_failure_to(self: &Arc<Self>, supervisor: &Supervisor) -> Result<()> {
         let (host, events) = (Arc::clone(self), supervisor.events());
         let watch = move || {
@@ -141,7 +141,7 @@ impl Host {
         }
     }
 
-    /// The workers have ended; whoever else may still ask is told so.
+    /// The workers have ended; the other members are told so.
     fn stop(&self) {
         match self {
             Self::Coordinator(coordinator) => coordinator.stop(Error::FailedPrecondition {
@@ -149,7 +149,7 @@ impl Host {
                 hint: "see what it printed".to_owned(),
             }),
             Self::Embedded(embedded) => {
-                // How the job ended was decided by the exit codes.
+                // The exit codes have decided the outcome of the job.
                 let _ = embedded.stop(Duration::ZERO);
             }
         }
@@ -171,7 +171,7 @@ fn processes(launch: &Launch, join: &JoinString) -> Vec<(Role, String, Command)>
     servers.chain(workers).collect()
 }
 
-/// A child with everything but its place. It inherits the launcher's environment, without the places that may stand in it.
+/// A command for a child, without its place in the job. It inherits the launcher's environment, except variables that name a place.
 fn command(line: &[OsString], launch: &Launch, join: &JoinString) -> Command {
     let (program, arguments) = line.split_first().expect("the caller gives a program");
     let mut command = Command::new(program);
@@ -183,7 +183,7 @@ fn command(line: &[OsString], launch: &Launch, join: &JoinString) -> Command {
         command.env(variable(name), value);
     }
     command.env(variable("join"), join.to_string());
-    // What the launcher was told to be is no business of its children.
+    // The launcher's own place is not that of its children.
     command.env_remove(variable("join_file"));
     command
 }
@@ -203,7 +203,7 @@ fn worker_place(launch: &Launch, rank: u32) -> Vec<(String, String)> {
 }
 
 fn server_place(launch: &Launch, index: u32) -> Vec<(String, String)> {
-    // Beside the coordinator, on a port of its own.
+    // On the coordinator's host, with a free port.
     let host = match launch.config.origin("bind") {
         Origin::Default => "127.0.0.1",
         Origin::Argument | Origin::Environment(_) | Origin::File(_) | Origin::Cluster(_) | Origin::Launcher(_) => {

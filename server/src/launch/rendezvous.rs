@@ -1,8 +1,8 @@
 //! Passes the join string from a coordinator to processes that were given only its `host:port`, through a file of the user.
 //!
-//! Launch scripts written for `DMLC_*` variables hold no secret, so there is nothing in them that could prove who may join. What such
-//! processes do share is the user's home directory: the coordinator writes its join string to `<state_dir>/jobs/<job>/join`, readable
-//! by the user alone, and the others wait for it. Whether a process needs this, and under which job, is decided by its caller.
+//! Launch scripts for `DMLC_*` variables hold no secret that could prove who may join. But such processes share the user's home directory:
+//! the coordinator writes its join string to `<state_dir>/jobs/<job>/join`, readable by the user alone, and the others wait for it. The
+//! caller decides whether a process needs this, and the job's name.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read};
@@ -18,7 +18,7 @@ use gradlane_core::{Error, Result};
 
 use crate::{os, private_file};
 
-/// A join string that can be found as long as this value lives.
+/// A published join string. Dropping it removes the file.
 #[derive(Debug)]
 pub struct Published {
     path: PathBuf,
@@ -34,14 +34,14 @@ impl Published {
 
 impl Drop for Published {
     fn drop(&mut self) {
-        // A later coordinator of the same job may have put its own in this place.
+        // A later coordinator of the same job may have replaced the file.
         if fs::read_to_string(&self.path).is_ok_and(|content| content == self.content) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Makes `join` known to the user's processes that look for `job`.
+/// Publishes `join` for the user's processes that look for `job`.
 ///
 /// # Errors
 /// [`Error::Config`] for a job that cannot be a file name, [`Error::Io`] if the directory cannot be written.
@@ -56,7 +56,7 @@ pub fn publish(state_dir: &Path, job: &str, join: &JoinString) -> Result<Publish
 
 /// Waits until the coordinator of `job` has published its join string.
 ///
-/// A file that a coordinator of this host left behind when it was killed does not count.
+/// Ignores a file that a killed coordinator of this host left behind.
 ///
 /// # Errors
 /// [`Error::Auth`] for a file that others could read or have written, [`Error::Config`] for a job that cannot be a file name,
@@ -88,8 +88,8 @@ pub fn find(state_dir: &Path, job: &str, patience: Duration) -> Result<JoinStrin
     })
 }
 
-/// The join string of this process: the one it was given, else that of its join file, else that of the user's coordinator of its job.
-/// Waits up to `patience` for the file to be written.
+/// The join string of this process: from its settings, else from its join file, else from the user's coordinator of its job. Waits up to
+/// `patience` for the file.
 ///
 /// # Errors
 /// As [`find`]; [`Error::Config`] without a directory to look into.
@@ -101,8 +101,8 @@ pub fn join_string(config: &Config, patience: Duration) -> Result<JoinString> {
     }
 }
 
-/// The job of this process: the name it was given, else one made of its coordinator's `host:port`, which all processes of the job were
-/// given alike.
+/// The job of this process: the name from its settings, else a name made of the coordinator's `host:port`, which is the same for all
+/// processes of the job.
 pub fn job(config: &Config) -> String {
     match (&config.coordinator_host, config.coordinator_port) {
         (Some(host), Some(port)) if *config.origin("job") == Origin::Default => {
@@ -114,7 +114,7 @@ pub fn job(config: &Config) -> String {
     }
 }
 
-/// Where this user's jobs keep their state.
+/// The directory for the state of this user's jobs.
 ///
 /// # Errors
 /// [`Error::Config`] if it is not known.
@@ -129,7 +129,7 @@ pub fn state_dir(config: &Config) -> Result<&Path> {
 /// The file of the join string in the job's directory.
 const JOIN: &str = "join";
 
-/// Where `job` keeps its state; made by whoever first keeps something there.
+/// The directory for the state of `job`; made at the first write.
 ///
 /// # Errors
 /// [`Error::Config`] for a job that cannot be a file name.
@@ -144,10 +144,10 @@ pub fn job_dir(state_dir: &Path, job: &str) -> Result<PathBuf> {
     Ok(state_dir.join("jobs").join(job))
 }
 
-/// Waits for a file that was given by name. Its permissions are the giver's business: secrets mounted into containers belong to root.
+/// Waits for a file that the user has named. Does not check its permissions, because secrets mounted into containers belong to root.
 fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
     let found = within(patience, || match File::open(path).and_then(|mut file| read_bounded(&mut file)) {
-        // Somebody may write it by hand, and not in one piece.
+        // It may be written by hand, and not at once.
         Ok(content) if content.trim().is_empty() => Ok(None),
         Ok(content) => content.lines().next().unwrap_or_default().parse().map(Some),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -162,9 +162,9 @@ fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
     })
 }
 
-/// Looks until there is something, at least once and at most for `patience`.
+/// Polls until there is a result, at least once and at most for `patience`.
 fn within<T>(patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
-    /// No event of a file system works for a shared one too; a look costs some microseconds.
+    /// Polls, because events of file systems do not work on shared ones; a poll takes some microseconds.
     const LOOK_EVERY: Duration = Duration::from_millis(50);
     let clock = Clock::start();
     loop {
@@ -182,7 +182,7 @@ fn within<T>(patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) ->
 fn create_private_dir(directory: &Path) -> Result<()> {
     let create = || {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        // An older directory may have been made by hand, with what the umask left.
+        // The directory may have been made by hand, with the permissions of the umask.
         fs::set_permissions(directory, Permissions::from_mode(0o700))
     };
     create().map_err(|error| io_error("creating", directory, &error))
@@ -191,7 +191,7 @@ fn create_private_dir(directory: &Path) -> Result<()> {
 /// The content of a file that only this user can have written and read; nothing if there is no file.
 fn read_private(path: &Path) -> Result<Option<String>> {
     let failed = |error: &io::Error| io_error("reading", path, error);
-    // The checks are made on the opened file, so that it cannot be exchanged between check and use; a link is not followed.
+    // Checks the opened file, so that it cannot be replaced between check and use. Does not follow links.
     let mut file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -219,7 +219,7 @@ fn read_bounded(file: &mut File) -> io::Result<String> {
 fn untrusted(path: &Path, problem: &str) -> Error {
     Error::Auth {
         problem: format!("the join file {} {problem}", path.display()),
-        hint: "whoever can read it can join the job: remove it, and start the coordinator again".to_owned(),
+        hint: "everybody who can read it can join the job: remove it, and start the coordinator again".to_owned(),
     }
 }
 
@@ -227,13 +227,13 @@ fn io_error(doing: &str, path: &Path, error: &io::Error) -> Error {
     Error::Io { what: format!("{doing} {}", path.display()), cause: error.to_string() }
 }
 
-/// Which process wrote a file, so that another one on its host can tell whether it still lives.
+/// The process that wrote a file, so that another process of its host can tell whether it still runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Author {
     pid: u32,
-    /// When the process started, in the kernel's ticks since boot: numbers are used again. 0 if the system does not tell.
+    /// The start time of the process in the kernel's ticks since boot, because process ids are reused. 0 if unknown.
     start: u64,
-    /// Process numbers mean something only inside their namespace; empty if the system does not tell.
+    /// The namespace of the process id; empty if unknown.
     namespace: String,
     host: String,
 }
@@ -255,7 +255,7 @@ impl Author {
         words.next().is_none().then_some(author)
     }
 
-    /// Whether it is known to have ended; of other hosts nothing is known.
+    /// Whether it is known to have ended. Nothing is known about processes of other hosts.
     fn is_gone(&self) -> bool {
         self.start != 0
             && self.host == process::host()

@@ -1,4 +1,4 @@
-//! Decides how a set of child processes ends: whose exit code counts, when the others are told to end, when they are killed.
+//! Decides how a set of child processes ends: which exit code counts, and when the others are terminated and killed.
 //!
 //! A pure machine; [`super::supervisor`] starts the processes, measures time and delivers the signals.
 
@@ -9,7 +9,7 @@ use gradlane_core::types::{Role, Time};
 
 use crate::ending::Ending;
 
-/// What the driver must do.
+/// An order to the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Command {
     /// Send this signal to every child that still runs.
@@ -22,13 +22,13 @@ pub(super) enum Command {
     Finish(i32),
 }
 
-/// What made the job end before its workers were done.
+/// The reason for which the job ends before its workers are done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cause {
-    /// A child ended so.
+    /// A child ended with this status.
     Child(Ending),
-    /// The coordinator gave the job up, with this exit code. A child that fails afterwards is the better explanation: its death is
-    /// often what the coordinator noticed first.
+    /// The coordinator gave the job up, with this exit code. A child that fails afterwards explains the failure better, because its death
+    /// is often what the coordinator noticed.
     Job(i32),
     /// The user or the system wants the launcher to end.
     Interrupt(i32),
@@ -45,7 +45,7 @@ enum Cause {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Running,
-    /// The survivors learn of the failure through the job and may end by themselves.
+    /// The other children learn of the failure through the job and may end by themselves.
     Grace {
         until: Time,
     },
@@ -73,7 +73,7 @@ pub(super) struct Supervision {
 }
 
 impl Supervision {
-    /// Without children; survivors of a failure get `grace` to end by themselves.
+    /// A machine without children. After a failure, the other children get `grace` to end by themselves.
     pub(super) fn new(grace: Duration) -> Self {
         Self { state: State::Running, cause: None, grace, running: Vec::new(), commands: VecDeque::new() }
     }
@@ -88,13 +88,13 @@ impl Supervision {
     pub(super) fn handle_exit(&mut self, now: Time, child: usize, ending: Ending) {
         self.running[child] = None;
         match self.state {
-            // A server that ends in order does so because the job has; its workers may still have things to do.
+            // A server that ends in order does so because the job has ended; its workers may still be busy.
             State::Running if ending.in_order() => {}
             State::Running | State::Grace { .. } if !ending.in_order() => {
                 self.commands.push_back(Command::ReportFailure { child, ending });
                 self.fail(now, Cause::Child(ending));
             }
-            // What ends after it was told to is not asked why.
+            // The status of a child that was told to end does not count.
             State::Running | State::Grace { .. } | State::Terminating { .. } | State::Killing | State::Over => {}
         }
         self.advance(now);
@@ -109,7 +109,7 @@ impl Supervision {
         self.advance(now);
     }
 
-    /// The launcher got `signal`. A second one does not wait any more.
+    /// The launcher got `signal`. A second signal kills the children at once.
     pub(super) fn handle_interrupt(&mut self, now: Time, signal: i32) {
         match self.state {
             State::Running | State::Grace { .. } => {
@@ -139,7 +139,7 @@ impl Supervision {
         }
     }
 
-    /// What to do next; to be drained after each input.
+    /// The next command; drain all after each input.
     pub(super) fn next_command(&mut self) -> Option<Command> {
         self.commands.pop_front()
     }
@@ -154,7 +154,7 @@ impl Supervision {
         }
     }
 
-    /// The transitions that follow from who still runs.
+    /// The transitions that depend on the children that still run.
     fn advance(&mut self, now: Time) {
         if self.running.iter().all(Option::is_none) {
             if self.state != State::Over {

@@ -1,4 +1,4 @@
-//! Starts child processes, waits for each on a thread of its own and carries out what [`Supervision`] decides.
+//! Starts child processes, waits for each on a separate thread, and carries out the commands of [`Supervision`].
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::supervision::{Command as Decision, Supervision};
 use crate::ending::Ending;
 use crate::os;
 
-/// What a supervisor reacts to.
+/// An input of a supervisor.
 pub(super) enum Event {
     /// A child has ended.
     Ended { child: usize, ending: Ending },
@@ -22,7 +22,7 @@ pub(super) enum Event {
     JobFailed { code: i32, error: Error },
 }
 
-/// What the user, and in part the coordinator, must be told at once.
+/// A failure, for the user and partly for the coordinator.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Failure {
     /// A child failed; `cause` is such as `worker 1 exited with code 3`.
@@ -31,7 +31,7 @@ pub(super) enum Failure {
     Job(Error),
 }
 
-/// A set of child processes that ends as one. Dropping it kills what still runs.
+/// A set of child processes that ends as one. Dropping it kills the children that still run.
 ///
 /// Start and run it on one thread that lives to the end: the kernel kills the children when that thread dies
 /// ([`os::die_with_this_thread`]).
@@ -50,7 +50,7 @@ struct Supervised {
 }
 
 impl Supervisor {
-    /// Without children; survivors of a failure get `grace` to end by themselves.
+    /// A supervisor without children. After a failure, the other children get `grace` to end by themselves.
     pub(super) fn new(grace: Duration) -> Self {
         let (events, received) = unbounded();
         let clock = Clock::start();
@@ -58,15 +58,15 @@ impl Supervisor {
         Self { clock, machine: Supervision::new(grace), children: Vec::new(), events, received }
     }
 
-    /// Where interrupts and the job's failure are reported.
+    /// The sender for signals and the job's failure.
     pub(super) fn events(&self) -> Sender<Event> {
         self.events.clone()
     }
 
-    /// Starts `command` as `name` (such as `worker 1`), without standard input: a terminal's input has no one owner among many.
+    /// Starts `command` as `name` (such as `worker 1`), without standard input, because several processes cannot share a terminal's input.
     ///
     /// # Errors
-    /// What the system said; the other children keep running.
+    /// The error of the system; the other children keep running.
     pub(super) fn spawn(&mut self, role: Role, name: String, mut command: Command) -> std::io::Result<()> {
         os::die_with_this_thread(&mut command);
         let process = command.stdin(Stdio::null()).spawn()?;
@@ -79,7 +79,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Runs until every child has ended, and returns the exit code of the whole. `failed` is told of failures as they happen.
+    /// Runs until every child has ended, and returns the exit code of the job. Calls `failed` for failures as they happen.
     pub(super) fn run(mut self, mut failed: impl FnMut(Failure)) -> i32 {
         let mut job_error = None;
         loop {
@@ -127,8 +127,8 @@ impl Supervisor {
 
     /// Signals the whole group of every child, the ended ones too, then reaps them: nothing that they started outlives the launcher.
     ///
-    /// After a success the leftovers are only asked to end: some exist to clean up after their parent, such as the resource tracker
-    /// of Python's multiprocessing, which ignores SIGTERM and ends by itself.
+    /// After a success, remaining processes only get SIGTERM. Some clean up after their parent, such as the resource tracker of Python's
+    /// multiprocessing, which ignores SIGTERM and ends by itself.
     fn sweep(&mut self, signal: i32) {
         for mut child in self.children.drain(..) {
             os::signal_group(child.process.id(), signal);
@@ -143,7 +143,7 @@ impl Drop for Supervisor {
     }
 }
 
-/// The exit code and the words for a program that could not be started; the codes are the shell's.
+/// The exit code and the message for a program that could not be started; the codes are those of the shell.
 pub(super) fn refused_start(program: &str, error: &std::io::Error) -> (i32, Error) {
     match error.kind() {
         std::io::ErrorKind::NotFound => (

@@ -1,18 +1,18 @@
-//! One sum in the making: which bytes of which contribution are in it, and the blocks of memory in which it grows.
+//! A sum while contributions arrive: the bytes of each contribution that are in it, and its blocks of memory.
 //!
-//! An [`Accumulator`] is fed with chunks as they arrive, cut anywhere. It is a list of *blocks*; a block is finished (divided, rounded,
-//! frozen) as soon as every contribution has passed it and the divisor is known, so that the first bytes of a sum can be on their way
-//! back while the last ones are still to come. All positions count bytes of a contribution as it travels, which is how the sum travels too;
-//! [`arithmetic`] knows what these mean.
+//! An [`Accumulator`] takes chunks as they arrive, cut anywhere. It is a list of *blocks*. A block is finished (divided, rounded, frozen)
+//! as soon as every contribution has passed it and the divisor is known. So the first bytes of a sum can leave before the last bytes of the
+//! contributions have come. All positions count bytes of a contribution's wire form, which is also the form of the sum; [`arithmetic`]
+//! knows their meaning.
 //!
-//! **Exactly once.** The ledger keeps for each worker how many bytes of its contribution were *taken*: its prefix. What lies below it is
-//! skipped, whatever an exchange brings there; what lies above is taken in order. So a transfer that breaks off may begin again at its
-//! first byte, and a repeat whose front is overwritten by bytes of the sum does no harm as long as the overwritten bytes are fewer than
-//! the prefix. They are: a byte of the sum leaves only when every prefix has passed it.
+//! **Exactly once.** For each worker, the ledger counts the bytes of its contribution that were *taken*: its prefix. Bytes within the
+//! prefix are skipped, whatever an exchange brings; bytes after it are taken in order. So a broken transfer may begin again at its first
+//! byte. A repeat whose first bytes are overwritten with the sum does no harm, because the overwritten bytes always lie within the prefix:
+//! a byte of the sum leaves only when every prefix has passed it.
 //!
-//! **One pass.** Of all contributions the one that is ahead *starts* the memory (its bytes are converted or copied there, nothing is set
-//! to zero before), the others are added. In the order of the ranks a contribution is added no further than the one before it has come;
-//! what is ahead of that is staged, which is the only copy that is ever made.
+//! **One pass.** The contribution that is ahead *starts* the memory: its bytes are converted or copied there, and nothing is set to zero
+//! before. The others are added. In rank order, a contribution is added only as far as the one before it has come. Bytes beyond that are
+//! staged, which is the only copy.
 
 use gradlane_core::mem::{Copies, Frozen, Lease, Pool};
 use gradlane_core::reduce::Kernels;
@@ -36,19 +36,19 @@ use contribution::Contribution;
 /// bookkeeping does not show.
 pub const BLOCK_BYTES: u64 = 256 << 10;
 
-/// What all sums of a server are made with.
+/// The settings of all sums of a server.
 #[derive(Clone, Debug)]
 pub struct Workshop {
     /// The arithmetic.
     pub kernels: Kernels,
     /// The memory.
     pub pool: Pool,
-    /// How bytes are copied whose turn has not come, which happens in rank order only.
+    /// Copies bytes that must wait for their turn, in rank order only.
     pub copies: Copies,
     /// Bytes of a contribution that one block holds; a multiple of eight, so that no element lies in two blocks. With a codec it is as many
     /// of them as whole units have.
     pub block_bytes: u64,
-    /// The mistake to make, for the tests of the simulation.
+    /// The defect to plant, for the tests of the simulation.
     pub defect: Option<Defect>,
 }
 
@@ -64,16 +64,16 @@ pub struct Accumulator {
     /// By rank, as in `spec.senders`.
     ledger: Vec<Contribution>,
     blocks: Vec<Block>,
-    /// Bytes, counted as those of a contribution, that the one that is ahead has started.
+    /// Bytes, counted as those of a contribution, that are started.
     started: u64,
-    /// Known once every sender has opened its exchange.
+    /// The divisor; known once every sender has opened its exchange.
     divisor: Option<f64>,
     /// Blocks that are finished, from the first.
     finished: usize,
     /// CRC-32C of the finished blocks, up to `checked`.
     checksum: u32,
     checked: usize,
-    /// Whether it will be asked for.
+    /// Whether the CRC will be needed.
     checks: bool,
     sealed: bool,
 }
@@ -121,7 +121,7 @@ impl Accumulator {
 
     /// `exchange` will bring the contribution of `worker` from its first byte; an earlier exchange of the worker brings nothing more.
     ///
-    /// The answer says whether nothing of it is needed any more, or nothing of it can be used.
+    /// Returns a receipt if nothing of it is needed any more, or nothing of it can be used.
     pub fn begin(&mut self, worker: WorkerId, exchange: ExchangeId, upload: Upload) -> Option<Receipt> {
         let defect = self.workshop.defect;
         let contribution = &mut self.ledger[self.spec.sender(worker)?];
@@ -160,7 +160,7 @@ impl Accumulator {
         self.finish_blocks();
     }
 
-    /// It is decided that the round has a sum: the last block may leave too.
+    /// The round has its sum: the last block may leave too.
     pub fn seal(&mut self) {
         self.sealed = true;
     }
@@ -181,7 +181,7 @@ impl Accumulator {
         self.sealed && self.finished == self.blocks.len()
     }
 
-    /// The CRC-32C of the finished blocks. Known already where a contribution came with one, computed now elsewhere.
+    /// The CRC-32C of the finished blocks. Computed while blocks were finished if a contribution came with one, else now.
     pub fn checksum(&mut self) -> u32 {
         self.check_blocks();
         self.checksum
@@ -195,7 +195,7 @@ impl Accumulator {
         self.checked = self.finished;
     }
 
-    /// Adds what may be added of bytes that were never taken before, and stages the rest.
+    /// Adds new bytes as far as their turn has come, and stages the rest.
     fn take(&mut self, index: usize, fresh: &[u8]) {
         let rest = if self.ledger[index].stages() { fresh } else { &fresh[self.absorb(index, fresh)..] };
         if !rest.is_empty() {
@@ -260,7 +260,7 @@ impl Accumulator {
             let at = ledger[index].added();
             let begin = at / *block_bytes * *block_bytes;
             let end = (begin + *block_bytes).min(*bytes);
-            // What was started is added to, what was not is started.
+            // Adds to started memory, and starts the rest.
             let is_started = at < *started;
             let until = if is_started { end.min(*started) } else { end };
             let run = (until - at).min(units.len() as u64);
@@ -281,7 +281,7 @@ impl Accumulator {
                     ledger[index].spoil();
                 }
             } else {
-                // Only a planted defect comes here: what every prefix has passed is never taken again.
+                // Only a planted defect comes here, because bytes that every prefix has passed are never taken again.
                 debug_assert!(workshop.defect.is_some(), "a finished block never changes");
             }
             ledger[index].advance(run);

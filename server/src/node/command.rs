@@ -1,4 +1,4 @@
-//! What a node asks of its driver, and what it hears of sums.
+//! The commands of a node to its driver, and the receipts of sums.
 
 use gradlane_core::codec;
 use gradlane_core::error::Error;
@@ -9,9 +9,9 @@ use gradlane_core::wire::{Sum, Target};
 /// The sum of one round of one part, from its first byte to its last reader.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId {
-    /// Which part.
+    /// The part.
     pub part: PartId,
-    /// Which sum of it.
+    /// The round.
     pub round: Round,
 }
 
@@ -40,9 +40,9 @@ pub enum Command {
     },
     /// Send an error; the exchange has ended.
     Reject {
-        /// To whom.
+        /// The exchange.
         exchange: ExchangeId,
-        /// What the exchange was about, under the server's epoch.
+        /// The target of the exchange, under the server's epoch.
         target: Target,
         /// Why.
         error: Error,
@@ -85,7 +85,7 @@ pub enum Step {
     },
     /// All contributions are whole: the last block may go too.
     Seal,
-    /// Free the memory. Blocks that were sent are kept by whoever sends them.
+    /// Free the memory. Blocks that are being sent stay alive until they are sent.
     Drop,
 }
 
@@ -126,7 +126,7 @@ impl SumSpec {
         codec::body_bytes(self.encoding, self.dtype, self.bytes).max()
     }
 
-    /// Bytes in which the part is added: half-size floats and what is encoded grow to f32, but a broadcast is kept bit for bit.
+    /// Bytes of memory for the sum: 16-bit floats and encoded elements become f32, but a broadcast keeps its bits.
     pub fn grown_bytes(&self) -> u64 {
         let accumulator = match (self.op, self.encoding) {
             (Op::Broadcast { .. }, _) => self.dtype,
@@ -144,17 +144,17 @@ pub struct Upload {
     pub weight: f64,
     /// CRC-32C of the contribution, as it was before anything landed on it.
     pub checksum: Option<u32>,
-    /// So many of its first bytes are overwritten with the sum.
+    /// How many of its first bytes are overwritten with the sum.
     pub landed: u64,
 }
 
-/// What became of a contribution.
+/// The receipt of a contribution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Receipt {
     /// All of it was taken.
     Whole,
-    /// All of it was taken, and it is not what was announced: the sum is spoiled.
+    /// All of it was taken, but its checksum is wrong: the sum is spoiled.
     Damaged,
-    /// Bytes of it that were never taken are overwritten: it cannot be had any more.
+    /// Bytes that were not taken are overwritten, so the contribution is lost.
     Lost,
 }

@@ -1,4 +1,4 @@
-//! How a node makes sums, and how much time and memory they may take.
+//! The settings of a node.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub struct NodeConfig {
     /// Add contributions in the order of the ranks, so that every run gives the same bits. Otherwise they are added in the order of
     /// arrival.
     pub deterministic: bool,
-    /// A round older than this is reported, again after each further such time. Not zero.
+    /// The age after which a round is reported, again and again. Not zero.
     pub stall_warn: Duration,
     /// A round older than this fails.
     pub step_timeout: Duration,
@@ -21,6 +21,6 @@ pub struct NodeConfig {
     /// A sum of at most this many bytes has one block. Its answer is not begun before the sum is complete, because that block cannot leave
     /// earlier.
     pub block_bytes: u64,
-    /// The mistake to make, for the tests of the simulation.
+    /// The defect to plant, for the tests of the simulation.
     pub defect: Option<Defect>,
 }

@@ -1,8 +1,8 @@
-//! Threads that do the arithmetic which the [node](crate::node::machine) asked for. A part lives in one lane, so that its steps and its bytes
-//! are worked off in their order.
+//! Threads that do the arithmetic for the [node](crate::node::machine). A part belongs to one lane, so that its steps and its bytes are
+//! processed in order.
 //!
 //! **The thread that holds a lane works.** A lane is a queue, the sums of its parts under a lock, and a thread that sleeps until it is
-//! notified. Jobs are taken off the queue under the lock only, so their order holds whichever thread works. Usually that is the lane's own
+//! notified. Jobs are taken from the queue only under the lock, so their order holds whichever thread works. Usually that is the lane's own
 //! thread. Three other threads may work instead ([`SumLanes::run`], [`inline_bytes_max`]):
 //! - a thread that brings few bytes, because waking another thread would take longer;
 //! - a thread that brings bytes faster than the lane adds them, which bounds the queue;
@@ -28,21 +28,21 @@ use crate::node::accumulator::Workshop;
 use crate::node::command::{Receipt, SlotId, Step};
 use crate::node::sum::{Event, Sums};
 
-/// Up to so many waiting bytes are worked off by the thread that brought them, on a machine of `cores`.
+/// The most waiting bytes that the thread that brought them adds itself, on a machine of `cores`.
 ///
 /// In general as many bytes as are added, at 10 GB/s, in the time that waking a thread takes. On a machine of two cores or fewer, receiving
 /// and the sending peer keep both cores busy: a woken lane would take a core from them and fetch the bytes from the other core's cache.
-/// There the lanes' threads only get what comes while another thread works.
+/// There the lanes' threads get only jobs that arrive while another thread works.
 pub(crate) fn inline_bytes_max(cores: usize) -> usize {
     if cores <= BUSY_CORES { BACKLOG_BYTES_MAX } else { 64 << 10 }
 }
 
-/// What receiving from one sender keeps busy, its own core included where it shares the machine.
+/// The cores that one sender keeps busy, including its own if it shares the machine.
 const BUSY_CORES: usize = 2;
-/// With more waiting bytes than this, the thread that brings a job works off the queue first.
+/// With more waiting bytes than this, the thread that brings a job processes the queue first.
 const BACKLOG_BYTES_MAX: usize = 8 << 20;
 
-/// After so many jobs the driver gets their outcomes.
+/// The number of jobs after which the driver gets their outcomes.
 const JOBS_AT_ONCE: usize = 8;
 
 /// One piece of work. Those of one part run in the order of their submission.
@@ -76,15 +76,15 @@ pub(crate) struct Told {
     pub(crate) receipt: Receipt,
 }
 
-/// Where what lanes have to say goes. Neither function blocks for long; `tell` may submit further jobs about the same part, `send` may not.
+/// The outputs of the lanes. Neither function blocks for long; `tell` may submit further jobs about the same part, `send` may not.
 pub(crate) struct Outlets {
-    /// To be sent, in order.
+    /// Sends blocks and answers, in order.
     pub(crate) send: Box<dyn Fn(Outgoing) + Send + Sync>,
-    /// For the node.
+    /// Reports receipts to the node.
     pub(crate) tell: Box<dyn Fn(Told) + Send + Sync>,
 }
 
-/// The threads, until they are dropped: then they finish what was submitted and end.
+/// The lanes. When dropped, their threads finish all submitted jobs and end.
 pub(crate) struct SumLanes {
     lanes: Vec<Arc<Lane>>,
     threads: Vec<JoinHandle<()>>,
@@ -112,7 +112,7 @@ impl SumLanes {
     /// Starts `threads` lanes. The thread that brings a job works off as many bytes of the lane as [`inline_bytes_max`] says.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives no thread.
+    /// [`Error::Io`] if the system cannot start a thread.
     pub(crate) fn new(
         threads: NonZeroUsize,
         inline_bytes_max: usize,
@@ -145,7 +145,7 @@ impl SumLanes {
         self.lanes[lane_of(job.part(), self.lanes.len())].push(job);
     }
 
-    /// Works off what is little, and wakes the threads for the rest. Called after jobs were submitted, without any lock.
+    /// Processes short queues on this thread, and wakes the lanes' threads for the others. Called after submitting jobs, without any lock.
     pub(crate) fn run(&self) {
         for lane in self.lanes.iter().filter(|lane| lane.waiting_jobs.load(Ordering::Acquire) > 0) {
             if lane.waiting_bytes.load(Ordering::Acquire) > BACKLOG_BYTES_MAX {
@@ -171,7 +171,7 @@ impl Drop for SumLanes {
             lane.ring();
         }
         for thread in self.threads.drain(..) {
-            // The last reference to a driver may go in one of its own lanes.
+            // The last reference to a driver may be dropped in one of its own lanes.
             if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
                 tracing::error!("a sum lane panicked");
             }
@@ -226,7 +226,7 @@ impl Lane {
         }
     }
 
-    /// Works off the queue, including what the receipts bring, until it is empty or `goes_on` says no of the bytes that wait; then the
+    /// Processes the queue, including jobs that receipts add, until it is empty or `goes_on` is false for the waiting bytes. The lane's
     /// thread gets the rest.
     fn work<'a>(&'a self, mut sums: MutexGuard<'a, Sums>, goes_on: impl Fn(usize) -> bool) {
         loop {
@@ -237,7 +237,7 @@ impl Lane {
                     told.push(Told { slot, worker, exchange, receipt });
                 }
             };
-            // A panic is a defect; it must cost the sums of this lane and not the thread that works here.
+            // A panic is a defect. It must end only the sums of this lane, not the thread that works here.
             let worked = catch_unwind(AssertUnwindSafe(|| self.some_jobs(&mut sums, &mut say)));
             if worked.is_err() {
                 tracing::error!("a sum lane panicked; its sums are lost");

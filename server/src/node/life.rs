@@ -1,8 +1,8 @@
-//! Where a server stands in its life.
+//! The states of a server, from joining to its end.
 
 use gradlane_core::{Error, Result};
 
-/// Where a server stands in its life.
+/// The state of a server.
 ///
 /// ```text
 ///                joined               drain                 nothing is open, or patience passed

@@ -46,7 +46,7 @@ use super::withdrawals::Withdrawals;
 #[cfg(test)]
 mod tests;
 
-/// Links of one process that count. A worker opens one, and a new one when that broke; links beyond these are the oldest, and are dead.
+/// The most links of one process. A worker opens one, and a new one when that broke. Older links beyond this number are dead.
 const LINKS_PER_NODE_MAX: usize = 8;
 
 /// The machine; the module's documentation says how to drive it.
@@ -83,7 +83,7 @@ impl Node {
         }
     }
 
-    /// What the driver must do next.
+    /// The next command to the driver.
     pub fn next_command(&mut self) -> Option<Command> {
         self.commands.pop_front().or_else(|| self.dense_sum.next_command())
     }
@@ -206,7 +206,7 @@ impl Node {
         self.dense_sum.is_drained()
     }
 
-    /// What the coordinator is told with each heartbeat.
+    /// The state for each heartbeat to the coordinator.
     pub fn progress(&self) -> Progress {
         self.dense_sum.progress()
     }
@@ -266,7 +266,7 @@ impl Node {
         }
     }
 
-    /// Rejects withdrawals whose senders are admitted no more.
+    /// Rejects withdrawals whose senders are no longer admitted.
     fn refuse_withdrawals(&mut self) {
         for exchange in self.withdrawals.exchanges() {
             let (node, target) = self.withdrawals.sender(exchange).expect("it is arriving");
@@ -289,8 +289,8 @@ impl Node {
     }
 }
 
-/// The form in which workers get the error that ended this server. That the server was shut out is no reason for workers to restart: they
-/// will hear from the coordinator why the job ended.
+/// The error for workers when this server has ended. Workers must not restart because this server was fenced; the coordinator will tell
+/// them why the job ended.
 fn for_workers(error: &Error) -> Error {
     match error {
         Error::Fenced { .. } => {

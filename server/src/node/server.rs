@@ -30,7 +30,7 @@ pub struct ServerOptions {
     pub coordinator: String,
     /// Proves the server's identity.
     pub credentials: Arc<Credentials>,
-    /// The index it must have; any if absent.
+    /// The requested index; `None` for any.
     pub index: Option<u32>,
 }
 
@@ -53,7 +53,7 @@ impl Server {
     /// # Errors
     /// [`Error::Io`] if the address cannot be bound.
     pub fn start(options: ServerOptions) -> Result<Self> {
-        // Sums lie where workers of this machine can read them, if they come that way.
+        // Sums lie in memory that workers of this machine can map, if shared memory is in use.
         let backing = Arc::new(SharedBacking::new());
         let pool = match options.config.transport {
             TransportChoice::Quic => Pool::new(),
@@ -72,7 +72,7 @@ impl Server {
         })
     }
 
-    /// The same for workers of this process alone, which come over `network`. It still joins its job over QUIC.
+    /// The same for workers of this process alone, which connect over `network`. It still joins its job over QUIC.
     ///
     /// # Errors
     /// [`Error::Io`] if the system gives no thread.
@@ -119,7 +119,7 @@ impl Server {
         Ok(Self { address, plane, membership })
     }
 
-    /// Where it accepts exchanges, `host:port`.
+    /// The address at which it accepts exchanges, `host:port`.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -134,7 +134,7 @@ impl Server {
         self.plane.memory_bytes()
     }
 
-    /// Where it stands in its life.
+    /// Its state.
     pub fn state(&self) -> ServerState {
         self.plane.state()
     }
@@ -174,7 +174,7 @@ impl Drop for Server {
 }
 
 const LOCK: &str = "nobody panics while holding it";
-/// How long peers may take to hear that a server is gone.
+/// How long peers may take to learn that a server is gone.
 const FAREWELL: Duration = Duration::from_millis(500);
 
 fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {

@@ -26,20 +26,20 @@ pub struct Sums {
     slots: BTreeMap<SlotId, Sum>,
 }
 
-/// What comes of a step or of received bytes.
+/// A result of a step or of received bytes.
 #[derive(Debug)]
 pub enum Event {
-    /// Something to be sent. Comes in the order in which it is to be sent.
+    /// Send this. Events come in the order of sending.
     Send(Outgoing),
-    /// The node is to hear of a contribution.
+    /// Report the receipt of a contribution to the node.
     Receipt {
-        /// Of which sum.
+        /// The sum.
         slot: SlotId,
-        /// Whose.
+        /// The worker.
         worker: WorkerId,
-        /// What brought it.
+        /// The exchange that brought it.
         exchange: ExchangeId,
-        /// What became of it.
+        /// The receipt.
         receipt: Receipt,
     },
 }
@@ -67,7 +67,7 @@ impl Sums {
         Self { workshop, slots: BTreeMap::new() }
     }
 
-    /// Carries out a step of the sum of `slot`. What comes of it goes to `say`.
+    /// Carries out a step of the sum of `slot`. Results go to `say`.
     pub fn step(&mut self, slot: SlotId, step: Step, say: &mut impl FnMut(Event)) {
         match step {
             Step::Begin(spec) => {
@@ -97,7 +97,7 @@ impl Sums {
                     sum.sent = 0;
                     sum.flow(say);
                 }
-                // The node never asks for what was not begun, so it was lost by a defect.
+                // The node never refers to a sum that was not begun, so a defect has lost it.
                 None => say(Event::Send(no_sum(exchange, header.target))),
             },
             Step::Seal => {
@@ -127,7 +127,7 @@ impl Sums {
         }
     }
 
-    /// Forgets all sums, after a defect left them in nobody knows which state. Whoever waits for one gets an error.
+    /// Drops all sums, after a defect left them in an unknown state. Their readers get an error.
     pub fn lose_all(&mut self, say: &mut impl FnMut(Event)) {
         for sum in std::mem::take(&mut self.slots).into_values() {
             for Answering { exchange, header, .. } in sum.answers.into_values() {
@@ -153,7 +153,7 @@ impl Sums {
 }
 
 impl Sum {
-    /// Sends every reader what it has not got.
+    /// Sends every reader its missing blocks.
     fn flow(&mut self, say: &mut impl FnMut(Event)) {
         let (ready, complete) = (self.accumulator.ready(), self.accumulator.is_complete());
         if self.answers.is_empty() || (ready.len() == self.sent && !complete) {

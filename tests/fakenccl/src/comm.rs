@@ -11,7 +11,7 @@ use crate::codes::{Failure, INTERNAL_ERROR, INVALID_ARGUMENT, Outcome};
 use crate::cuda::{Cuda, Place};
 use crate::library::Library;
 use crate::mail::exchange;
-use crate::meeting::{Lane, Meeting};
+use crate::meeting::{BarrierKind, Meeting};
 use crate::operation::{Factor, Memory, Reduction, Task, Turn, collective};
 use crate::settings::pass;
 use crate::shared::{Own, read};
@@ -256,12 +256,12 @@ impl Comm {
         let own = |own: Own, rank: usize| meeting.shared.own(rank, own);
         own(Own::Color, self.rank).store(shifted(color), Ordering::Release);
         own(Own::Key, self.rank).store(shifted(key), Ordering::Release);
-        meeting.barrier(Lane::Calls, &what, &self.aborted)?;
+        meeting.barrier(BarrierKind::Calls, &what, &self.aborted)?;
         let said = |rank: usize| {
             (own(Own::Color, rank).load(Ordering::Acquire), own(Own::Key, rank).load(Ordering::Acquire), rank)
         };
         let mut same: Vec<(u64, u64, usize)> = (0..self.ranks).map(said).collect();
-        meeting.barrier(Lane::Calls, &what, &self.aborted)?;
+        meeting.barrier(BarrierKind::Calls, &what, &self.aborted)?;
         if color < 0 {
             return Ok(None);
         }

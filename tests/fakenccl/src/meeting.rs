@@ -22,7 +22,7 @@ pub(crate) struct Meeting {
 
 /// Where ranks meet: operations in streams and calls of threads do not mix.
 #[derive(Clone, Copy)]
-pub(crate) enum Lane {
+pub(crate) enum BarrierKind {
     Operations = 0,
     Calls = 1,
 }
@@ -105,12 +105,12 @@ impl Meeting {
     }
 
     /// Waits until all ranks are here.
-    pub(crate) fn barrier(&self, lane: Lane, what: &dyn Fn() -> String, aborted: &AtomicBool) -> Outcome {
-        let own = match lane {
-            Lane::Operations => Own::Arrived,
-            Lane::Calls => Own::ArrivedCalls,
+    pub(crate) fn barrier(&self, kind: BarrierKind, what: &dyn Fn() -> String, aborted: &AtomicBool) -> Outcome {
+        let own = match kind {
+            BarrierKind::Operations => Own::Arrived,
+            BarrierKind::Calls => Own::ArrivedCalls,
         };
-        let number = self.arrived[lane as usize].fetch_add(1, Ordering::AcqRel) + 1;
+        let number = self.arrived[kind as usize].fetch_add(1, Ordering::AcqRel) + 1;
         self.shared.own(self.rank, own).store(number, Ordering::Release);
         self.shared.tell();
         let absent = || (0..self.ranks).find(|rank| self.shared.own(*rank, own).load(Ordering::Acquire) < number);

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::arithmetic::{Combine, Type, combine, divide, multiply, reciprocal};
 use crate::codes::{Failure, INVALID_USAGE, Outcome};
-use crate::meeting::{Lane, Meeting};
+use crate::meeting::{BarrierKind, Meeting};
 use crate::shared::{Descriptor, STAGING, read, write};
 
 /// What one call asks for. Addresses are those of the device.
@@ -174,7 +174,7 @@ pub(crate) fn collective(
 ) -> Outcome {
     let (rank, ranks, shared) = (meeting.rank, meeting.ranks, &meeting.shared);
     let what = || format!("{} (operation {})", task.name(), turn.number);
-    let meet = || meeting.barrier(Lane::Operations, &what, aborted);
+    let meet = || meeting.barrier(BarrierKind::Operations, &what, aborted);
     let ours = task.descriptor(turn);
     shared.describe(rank, ours);
     meet()?;

@@ -85,7 +85,7 @@ fn a_process_of_another_user_reaches_nobody() {
         let error = Connection::connect(Path::new(&path), PATIENCE).unwrap_err();
         assert!(error.to_string().contains("Permission denied"), "{error}");
     });
-    // The door of the directory is not the only one.
+    // The permissions of the directory are not the only protection.
     let open = |path: &Path| std::fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
     open(Path::new(&path));
     open(Path::new(&path).parent().unwrap());

@@ -174,7 +174,15 @@ fn machine<L>(ranks: u32) -> Vec<Agreement<L>> {
 fn all_reduce(part: u64) -> Wish {
     let part = PartId { key: TensorKey(part), index: 0 };
     let (device, priority) = (DeviceKind::Host, Priority(-(part.key.0 as i32)));
-    let claim =
-        Claim { op: Op::Sum, dtype: DType::F32, bytes: 8, device, lane: 0, failed: false, weight: 1.0, priority };
+    let claim = Claim {
+        op: Op::Sum,
+        dtype: DType::F32,
+        bytes: 8,
+        device,
+        device_index: 0,
+        failed: false,
+        weight: 1.0,
+        priority,
+    };
     Wish { part, round: Round(0), goal: Goal::AllReduce, failure: None, claim }
 }

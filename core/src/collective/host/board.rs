@@ -48,7 +48,7 @@ pub(super) enum Presence {
     Awaited = 3,
 }
 
-/// What the header of a board must say.
+/// The identity in the header of a board.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Identity {
     pub(super) job: u64,
@@ -57,7 +57,7 @@ pub(super) struct Identity {
 }
 
 impl Board {
-    /// The board of the leader, which makes it.
+    /// Makes the board, as the leader.
     pub(super) fn create(ranks: usize, identity: Identity) -> Result<Self> {
         let layout = Layout::new(ranks);
         let segment = Segment::create(layout.bytes())?;
@@ -68,7 +68,7 @@ impl Board {
         Ok(board)
     }
 
-    /// The board of another rank, in a segment that the leader made.
+    /// Opens the board of another rank, in the leader's segment.
     pub(super) fn open(segment: Segment, ranks: usize, me: usize, identity: Identity) -> Result<Self> {
         let layout = Layout::new(ranks);
         let board = Self { segment, layout, me };
@@ -104,7 +104,7 @@ impl Board {
         (0..self.layout.ranks).filter(move |rank| *rank != me)
     }
 
-    /// A counter of `rank`. All that the rank wrote before it counted is visible.
+    /// Reads a counter of `rank`. Everything that the rank wrote before it counted is visible.
     pub(super) fn count(&self, rank: usize, word: Word) -> u64 {
         self.segment.u64(self.layout.word(rank, word)).load(Ordering::Acquire)
     }
@@ -114,7 +114,7 @@ impl Board {
         self.segment.u64(self.layout.word(self.me, word)).store(count, Ordering::Release);
     }
 
-    /// Writes an announcement; whether there was room.
+    /// Writes an announcement; returns whether there was room.
     pub(super) fn announce(&self, announcement: Announcement) -> bool {
         if !self.may_announce() {
             return false;
@@ -130,13 +130,13 @@ impl Board {
         !self.is_full(self.me)
     }
 
-    /// Whether there is none for one of `rank`.
+    /// Whether there is no room for an announcement of `rank`.
     pub(super) fn is_full(&self, rank: usize) -> bool {
-        // A leader that claims to have read more than was written only hurts itself.
+        // A leader that claims to have read more than was written harms only itself.
         self.count(rank, Word::Announced).wrapping_sub(self.count(rank, Word::Heard)) >= ANNOUNCEMENTS
     }
 
-    /// The next announcement of `rank`, for the leader; an error if it means nothing.
+    /// The next announcement of `rank`, for the leader; an error if it is invalid.
     pub(super) fn hear(&self, rank: usize) -> std::result::Result<Option<Announcement>, Breakage> {
         let heard = self.segment.u64(self.layout.word(rank, Word::Heard));
         let number = heard.load(Ordering::Relaxed);
@@ -151,7 +151,7 @@ impl Board {
         known.map(Some).ok_or(Breakage::Confused(rank))
     }
 
-    /// How many more orders fit, for the slowest rank.
+    /// How many orders still fit for the slowest rank.
     pub(super) fn room(&self) -> u64 {
         let orders = self.orders();
         let unread = |rank| orders.wrapping_sub(self.count(rank, Word::Obeyed));
@@ -193,23 +193,23 @@ impl Board {
         Ok(Some(decisions))
     }
 
-    /// Says that chunk `number`, the first of a broadcast, holds an error of so many bytes, or none. A rank that sees the chunk counted
-    /// also sees this.
+    /// Sets the verdict of chunk `number`, the first of a broadcast: it holds an error of `error_bytes` bytes, or data if that is 0. A rank
+    /// that sees the chunk counted also sees it.
     pub(super) fn set_verdict(&self, number: u64, error_bytes: usize) {
         self.segment.u64(self.layout.verdict(number)).store(error_bytes as u64, Ordering::Relaxed);
     }
 
-    /// What [`set_verdict`](Self::set_verdict) said of a chunk that is counted.
+    /// The verdict of a chunk that is counted; see [`set_verdict`](Self::set_verdict).
     pub(super) fn verdict(&self, number: u64) -> usize {
         let bytes = self.segment.u64(self.layout.verdict(number)).load(Ordering::Relaxed);
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
-    /// Publishes this rank's notice about a device, unless there is one.
-    pub(super) fn post(&self, lane: u8, notice: &[u8]) {
+    /// Publishes this rank's notice about a device, unless it is published already.
+    pub(super) fn post(&self, device_index: u8, notice: &[u8]) {
         assert!((1..=NOTICE_BYTES_MAX).contains(&notice.len()), "a notice of {} bytes", notice.len());
-        let ready = self.noticed(self.me, lane);
-        let (_, start) = self.layout.notice(self.me, lane);
+        let ready = self.noticed(self.me, device_index);
+        let (_, start) = self.layout.notice(self.me, device_index);
         if ready.load(Ordering::Relaxed) != 0 {
             return;
         }
@@ -223,25 +223,25 @@ impl Board {
     }
 
     /// The notice of `rank` about a device, if it was published.
-    pub(super) fn notice(&self, rank: usize, lane: u8) -> Option<Vec<u8>> {
-        let bytes = self.noticed(rank, lane).load(Ordering::Acquire) as usize;
+    pub(super) fn notice(&self, rank: usize, device_index: u8) -> Option<Vec<u8>> {
+        let bytes = self.noticed(rank, device_index).load(Ordering::Acquire) as usize;
         let mut words = [0; NOTICE_BYTES_MAX / 8];
-        self.read(self.layout.notice(rank, lane).1, &mut words);
+        self.read(self.layout.notice(rank, device_index).1, &mut words);
         let mut notice: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         notice.truncate(bytes);
         (bytes > 0).then_some(notice)
     }
 
-    /// Sleeps until there may be a notice of `rank` about a device, at most for `timeout`; whether that came first.
-    pub(super) fn await_notice(&self, rank: usize, lane: u8, timeout: Duration) -> bool {
-        futex::wait(self.noticed(rank, lane), 0, timeout)
+    /// Sleeps until there may be a notice of `rank` about a device, at most for `timeout`. Returns whether it was woken.
+    pub(super) fn await_notice(&self, rank: usize, device_index: u8, timeout: Duration) -> bool {
+        futex::wait(self.noticed(rank, device_index), 0, timeout)
     }
 
-    fn noticed(&self, rank: usize, lane: u8) -> &AtomicU32 {
-        self.segment.u32(self.layout.notice(rank, lane).0)
+    fn noticed(&self, rank: usize, device_index: u8) -> &AtomicU32 {
+        self.segment.u32(self.layout.notice(rank, device_index).0)
     }
 
-    /// How many orders were given.
+    /// The number of orders so far.
     pub(super) fn orders(&self) -> u64 {
         self.segment.u64(Head::Orders as usize).load(Ordering::Acquire)
     }
@@ -257,7 +257,7 @@ impl Board {
             found if found == Presence::Idle as u32 && urgent => Word::Idle,
             _ => return,
         };
-        // One of several that knock at once is enough to wake it.
+        // If several ranks knock at once, one is enough to wake it.
         if presence.compare_exchange(found, Presence::Awake as u32, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             self.ring(rank, word);
         }
@@ -277,23 +277,23 @@ impl Board {
         futex::wake(bell);
     }
 
-    /// What a bell of this rank shows, to be handed to [`sleep`](Self::sleep).
+    /// The value of a bell of this rank, for [`sleep`](Self::sleep).
     pub(super) fn bell(&self, word: Word) -> u32 {
         self.segment.u32(self.layout.word(self.me, word)).load(Ordering::Acquire)
     }
 
-    /// Sleeps until a bell of this rank no longer shows `shown`, at most for `timeout`.
+    /// Sleeps until the value of a bell of this rank is not `shown` any more, at most for `timeout`.
     pub(super) fn sleep(&self, word: Word, shown: u32, timeout: Duration) {
         futex::wait(self.segment.u32(self.layout.word(self.me, word)), shown, timeout);
     }
 
-    /// Sets the presence of this rank. After it, look once more for new records.
+    /// Sets the presence of this rank. The caller must look once more for new records afterwards.
     pub(super) fn appear(&self, presence: Presence) {
         self.segment.u32(self.layout.word(self.me, Word::Presence)).store(presence as u32, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Says on which core this rank is driven; whether another rank was last driven there too.
+    /// Records the core on which this rank is driven. Returns whether another rank was last driven there.
     pub(super) fn settle_on(&self, core: usize) -> bool {
         // Only a hint, so no ordering is needed.
         let shown = |rank: usize| self.segment.u64(self.layout.word(rank, Word::Core));
@@ -406,8 +406,16 @@ mod tests {
     fn run(part: u64) -> Decision {
         let slot = (PartId { key: TensorKey(part), index: 0 }, Round(0));
         let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        let claim =
-            Claim { op: Op::Sum, dtype: DType::F32, bytes: 8, device, lane: 0, failed: false, weight: 1.0, priority };
+        let claim = Claim {
+            op: Op::Sum,
+            dtype: DType::F32,
+            bytes: 8,
+            device,
+            device_index: 0,
+            failed: false,
+            weight: 1.0,
+            priority,
+        };
         Decision::Run { slot, claim, failed: None, weights: vec![1.0; 2] }
     }
 }

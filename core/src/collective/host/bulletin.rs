@@ -11,33 +11,33 @@ use crate::collective::device::Bulletin;
 pub(super) struct BoardBulletin {
     board: Arc<Board>,
     writer: usize,
-    lane: u8,
+    device_index: u8,
 }
 
-/// How often a reader asks whether to give up.
+/// How often a reader checks whether to give up.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl BoardBulletin {
     /// The notice of the rank at position `writer`.
     pub(super) const fn new(board: Arc<Board>, writer: usize) -> Self {
-        Self { board, writer, lane: 0 }
+        Self { board, writer, device_index: 0 }
     }
 }
 
 impl Bulletin for BoardBulletin {
-    fn about(&self, lane: u8) -> Arc<dyn Bulletin> {
-        Arc::new(Self { lane, ..self.clone() })
+    fn about(&self, device_index: u8) -> Arc<dyn Bulletin> {
+        Arc::new(Self { device_index, ..self.clone() })
     }
 
     fn post(&self, notice: &[u8]) {
         assert_eq!(self.board.me, self.writer, "another rank's notice");
-        self.board.post(self.lane, notice);
+        self.board.post(self.device_index, notice);
     }
 
     fn read(&self, patience: Duration, gives_up: &dyn Fn() -> bool) -> Option<Vec<u8>> {
         let mut left = patience;
         loop {
-            if let Some(notice) = self.board.notice(self.writer, self.lane) {
+            if let Some(notice) = self.board.notice(self.writer, self.device_index) {
                 return Some(notice);
             }
             if left.is_zero() || gives_up() || self.board.broken().is_some() {
@@ -45,7 +45,7 @@ impl Bulletin for BoardBulletin {
             }
             let nap = left.min(LOOK);
             // A spurious wake-up makes the wait shorter, never longer.
-            if !self.board.await_notice(self.writer, self.lane, nap) {
+            if !self.board.await_notice(self.writer, self.device_index, nap) {
                 left -= nap;
             }
         }

@@ -1,4 +1,4 @@
-//! The driver's way to the road for memory of devices: what is on it, and what becomes of everybody when it breaks.
+//! Connects the driver to the road for device memory: counts the operations on it, and tells all ranks when it breaks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,25 +14,25 @@ use crate::types::Done;
 #[derive(Clone)]
 pub(super) struct Devices {
     road: Result<Arc<dyn DeviceRoad>>,
-    /// Whose memory it reaches: the ranks of this one's PCIe group, as positions among all of the machine.
+    /// The ranks that it connects: those of this rank's PCIe group, as positions among all of the machine.
     team: Arc<[usize]>,
     flight: Arc<Flight>,
 }
 
-/// What the road was given and has not reported yet.
+/// The operations on the road that have not ended.
 #[derive(Default)]
 struct Flight {
     operations: AtomicUsize,
     bytes: AtomicU64,
     /// The first error of the road.
     fault: Mutex<Option<Error>>,
-    /// Whether an error of the road is news.
+    /// Whether the road was ended already, so that an error of it is no news.
     over: AtomicBool,
 }
 
-/// Operations that came to the road together. Room is made for as many at once, so that groups do not crumble.
+/// Operations that came to the road together. Their room becomes free at once, so that groups do not become smaller and smaller.
 struct Landing {
-    /// Those that have not been reported.
+    /// How many have not ended.
     left: AtomicUsize,
     operations: usize,
     bytes: u64,
@@ -43,7 +43,7 @@ impl Devices {
         Self { road, team: team.into(), flight: Arc::default() }
     }
 
-    /// Whether an operation can be carried out here, as far as its memory is a device's.
+    /// Checks an operation on device memory; returns the index of its device.
     pub(super) fn check(&self, operation: &Operation) -> Result<u8> {
         match (&operation.memory, &self.road) {
             (Memory::Host { .. }, _) => Ok(0),
@@ -52,7 +52,7 @@ impl Devices {
         }
     }
 
-    /// Gives the road what is next, all that goes together, with the weights of all ranks of the machine.
+    /// Gives the road the next group, with the weights of all ranks of the machine.
     pub(super) fn issue(&self, operations: Vec<(Ordered, Done<f64>)>, board: &Arc<Board>) {
         let Ok(road) = &self.road else { unreachable!("it was checked before the others heard of it") };
         let bytes = operations.iter().map(|(ordered, _)| ordered.claim.bytes).sum();
@@ -71,7 +71,7 @@ impl Devices {
                     landed.fail(error, &board);
                 }
                 done.report(outcome.map(|()| total));
-                // Whoever waited until there is room, or until all is over. Nobody else needs to know.
+                // Wakes the driver, which may wait for room, or for the end of all operations.
                 board.knock(board.me, was_full);
             };
             (ordered, Done::new(hear))
@@ -79,7 +79,7 @@ impl Devices {
         road.issue(operations.into_iter().map(watched).collect());
     }
 
-    /// Whether the road has something under way.
+    /// Whether operations are on the road.
     pub(super) fn is_busy(&self) -> bool {
         self.flight.operations.load(Ordering::SeqCst) > 0
     }
@@ -95,7 +95,7 @@ impl Devices {
         self.flight.fault.lock().expect("nothing panics while it is held").clone()
     }
 
-    /// Ends what is under way. Does not wait.
+    /// Ends the operations under way. Does not wait.
     pub(super) fn abort(&self, cause: &Error) {
         self.flight.over.store(true, Ordering::SeqCst);
         if let Ok(road) = &self.road {
@@ -110,7 +110,7 @@ impl Devices {
         }
     }
 
-    /// One operation less; whether that makes room, which the last one of a group does.
+    /// Counts the end of an operation. Returns whether that makes room, which the last one of a group does.
     fn land(&self, Landing { left, operations, bytes }: &Landing) -> bool {
         if left.fetch_sub(1, Ordering::SeqCst) > 1 {
             return false;
@@ -121,7 +121,7 @@ impl Devices {
         was_full
     }
 
-    /// Tells everybody that this rank's devices do nothing any more, unless that was the wish.
+    /// Tells all ranks that this rank's devices failed, unless this rank ended the road itself.
     fn fail(&self, error: &Error, board: &Board) {
         if !self.flight.over.swap(true, Ordering::SeqCst) {
             self.flight.fault.lock().expect("nothing panics while it is held").get_or_insert_with(|| error.clone());
@@ -130,7 +130,7 @@ impl Devices {
     }
 }
 
-/// Whether the runs of contribution and result are as long as each other and whole elements, and all of them as long as the claim says.
+/// Whether the runs of contribution and result have equal lengths of whole elements, and the total length of the claim.
 pub(super) fn fits(memory: &DeviceMemory, bytes: u64, element_bytes: u64) -> bool {
     let DeviceMemory { source, destination, .. } = memory;
     let alike = source.len() == destination.len()

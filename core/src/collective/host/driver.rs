@@ -1,4 +1,4 @@
-//! The work of one rank, step by step: bring announcements and orders to and from the shared memory, and carry the orders out.
+//! The work of one rank, step by step: exchanges announcements and orders through the shared memory, and carries the orders out.
 //!
 //! The [`Agreement`] decides; this driver gives it shared memory and devices. A step never waits. The thread that holds the driver calls
 //! [`step`](Driver::step) as long as a step did something, and decides how to wait when it did nothing. The thread may change between any
@@ -19,15 +19,15 @@ use crate::collective::{Dataflow, Memory, Operation, Ordered};
 use crate::error::Error;
 use crate::types::{Done, Time};
 
-/// What other threads ask of the driver.
+/// A request of another thread to the driver.
 pub(super) enum Request {
     Run(Operation, Done<f64>),
-    /// This operation cannot be carried out here, and the other ranks must not wait for it.
+    /// This rank cannot carry out the operation, and the other ranks must not wait for it.
     Refuse(Slot, Error, Done<f64>),
     /// This rank will not submit this operation.
     Decline(Slot),
     Abandon(Slot),
-    /// The rank at this position said goodbye.
+    /// The rank at this position has left.
     Left(usize),
     /// The job is over.
     Abort(Error),
@@ -40,14 +40,14 @@ pub(super) struct Driver {
     agreement: Agreement<Load>,
     step_timeout: Duration,
     current: Option<(Running, Option<Done<f64>>)>,
-    /// When the current part last moved.
+    /// When the current part last made progress.
     moved: Time,
-    /// Chunks that were reduced so far; the same on all ranks between two parts.
+    /// The number of chunks reduced so far; equal on all ranks between two parts.
     chunks: u64,
     obeyed: u64,
     scratch: Scratch,
     devices: Devices,
-    /// Operations of the group that is being obeyed.
+    /// Operations of the group that is being carried out.
     gathered: Vec<(Ordered, Done<f64>)>,
     /// Since when some rank has no room for another order.
     blocked: Option<Time>,
@@ -79,7 +79,7 @@ impl Driver {
         }
     }
 
-    /// Takes a request in.
+    /// Handles a request.
     pub(super) fn handle(&mut self, now: Time, request: Request) {
         match request {
             Request::Run(Operation { part, round, goal, failure, claim, memory }, done) => {
@@ -101,7 +101,7 @@ impl Driver {
         self.act(now);
     }
 
-    /// Does all that can be done without waiting; whether there was anything to do.
+    /// Does all work that needs no waiting; returns whether there was any.
     pub(super) fn step(&mut self, now: Time) -> bool {
         if self.aborted {
             return false;
@@ -128,7 +128,7 @@ impl Driver {
         self.current.is_some() || self.agreement.is_busy()
     }
 
-    /// Whether others may wait for an answer of this rank, or it for them.
+    /// Whether another rank may wait for this one, or this one for another.
     pub(super) fn is_awaited(&self) -> bool {
         self.has_operations() || self.agreement.owes_answers()
     }
@@ -138,7 +138,7 @@ impl Driver {
         self.current.is_some()
     }
 
-    /// Whether a step would probably do something.
+    /// Whether a step would probably find work.
     pub(super) fn has_work(&self) -> bool {
         let board = &self.board;
         if self.aborted {
@@ -155,7 +155,7 @@ impl Driver {
         self.current.is_some() || leading || board.orders() != self.obeyed || self.agreement.has_orphans() || sayable
     }
 
-    /// Reads the records of the other ranks without acting on them; whether there were any.
+    /// Reads the records of the other ranks without acting on them; returns whether there were any.
     pub(super) fn listen(&mut self) -> bool {
         if self.aborted || self.board.broken().is_some() {
             return false;
@@ -166,7 +166,7 @@ impl Driver {
         })
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    /// When to call [`handle_timeout`](Self::handle_timeout).
     pub(super) fn poll_timeout(&mut self) -> Option<Time> {
         let stuck = self.current.as_ref().map(|_| self.moved).or(self.blocked).map(|since| since + self.step_timeout);
         self.agreement.poll_timeout().into_iter().chain(stuck).min()
@@ -188,7 +188,7 @@ impl Driver {
             && self.moved + self.step_timeout <= now
             && let Some(rank) = running.waits_for(&self.board)
         {
-            // The rest of the part will never come, or come when no rank expects it. The ranks cannot agree on an order again.
+            // The rest of the part will not come, or too late. The ranks cannot agree on an order again.
             self.board.break_down(Breakage::Stuck(rank));
         }
     }
@@ -216,7 +216,7 @@ impl Driver {
         Ok(moved | advanced)
     }
 
-    /// Tells the leader what was announced, and wakes it if that cannot wait.
+    /// Writes announcements for the leader, and wakes it if they are urgent.
     fn tell(&mut self) {
         self.say_the_unsaid();
         if self.agreement.take_urgency() {
@@ -236,7 +236,7 @@ impl Driver {
         said
     }
 
-    /// The leader hears what the others are ready for; whether that was something.
+    /// As the leader, reads the announcements of the others; returns whether there were any.
     fn hear(&mut self) -> Result<bool, Breakage> {
         if !self.agreement.leads() {
             return Ok(false);
@@ -256,7 +256,7 @@ impl Driver {
         Ok(moved)
     }
 
-    /// The leader's part: hears what the others are ready for, and orders what comes next once it has nothing to do itself.
+    /// The leader's work: reads announcements, and orders the next operations once it has no other work.
     fn lead(&mut self, now: Time) -> Result<bool, Breakage> {
         let mut moved = self.hear()?;
         while self.current.is_none()
@@ -276,7 +276,7 @@ impl Driver {
         Ok(moved)
     }
 
-    /// Acts on what is next: one order, or all of a group.
+    /// Carries out the next order, or the next group of orders.
     fn obey(&mut self, now: Time) -> Result<bool, Breakage> {
         let decisions: Option<Vec<Decision>> = self.board.obey(self.obeyed)?;
         let moved = match decisions {
@@ -291,7 +291,7 @@ impl Driver {
         Ok(moved)
     }
 
-    /// Carries out what the ranks agreed on.
+    /// Carries out the commands of the agreement.
     fn act(&mut self, now: Time) {
         while let Some(act) = self.agreement.next_act() {
             match act {
@@ -338,7 +338,7 @@ impl Driver {
         first
     }
 
-    /// Ends everything without waiting for the other ranks. What is on devices ends in order if nothing of it is under way.
+    /// Ends everything without waiting for the other ranks. The road of devices ends in order if no operation is on it.
     pub(super) fn end(&mut self) {
         let is_busy = self.devices.is_busy();
         self.fail(None, is_busy);

@@ -1,4 +1,4 @@
-//! What lies where in the segment that the ranks of a machine share.
+//! The layout of the segment that the ranks of a machine share.
 //!
 //! ```text
 //!  header | words of each rank | announcements of each rank | orders | staging: DEPTH x ranks x ranks slices | results: DEPTH x ranks
@@ -12,11 +12,11 @@ use crate::collective::order::Claim;
 
 /// The first word of a segment.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal6");
-/// How many chunks may be under way at once.
+/// The most chunks under way at once.
 pub(super) const DEPTH: u64 = 4;
-/// How many announcements of each rank the leader may have left unread.
+/// The most unread announcements of each rank.
 pub(super) const ANNOUNCEMENTS: u64 = 1024;
-/// How many orders some rank may have left unread.
+/// The most orders that some rank has not read.
 pub(super) const ORDERS: u64 = 64;
 /// Words of an announcement.
 pub(super) const ANNOUNCEMENT_WORDS: usize = 8;
@@ -25,10 +25,10 @@ pub(super) const ORDER_WORDS: usize = 16;
 
 const LINE: usize = 128;
 const HEADER_BYTES: usize = 4096;
-const RANK_BYTES: usize = (11 + Claim::LANES_MAX as usize * NOTICE_BYTES_MAX / LINE) * LINE;
-/// Staging and results together stay about this small, so that they stay in cache.
+const RANK_BYTES: usize = (11 + Claim::DEVICES_MAX as usize * NOTICE_BYTES_MAX / LINE) * LINE;
+/// The approximate size of staging and results together, small enough for the cache.
 const CACHED_BYTES: usize = 1 << 20;
-/// A slice is what one rank owns of a chunk.
+/// A slice is the share of a chunk that one rank owns.
 const SLICE_MIN: usize = 4 << 10;
 const SLICE_MAX: usize = 64 << 10;
 
@@ -46,7 +46,7 @@ pub(super) enum Head {
     Broken = LINE as isize,
     /// Orders written.
     Orders = 2 * LINE as isize,
-    /// What the first chunks of broadcasts hold, a word for each chunk that may be under way.
+    /// The verdicts of the first chunks of broadcasts, one word for each chunk that may be under way.
     Verdicts = 3 * LINE as isize,
 }
 
@@ -65,11 +65,11 @@ pub(super) enum Word {
     Reduced = 4 * LINE as isize,
     /// Chunks whose results it has taken.
     Taken = 5 * LINE as isize,
-    /// Announcements that it wrote.
+    /// The number of announcements that it wrote.
     Announced = 6 * LINE as isize,
-    /// Announcements of it that the leader has read.
+    /// The number of its announcements that the leader has read.
     Heard = 7 * LINE as isize,
-    /// Orders that it has read.
+    /// The number of orders that it has read.
     Obeyed = 8 * LINE as isize,
     /// One more than the number of the core on which it was last driven.
     Core = 9 * LINE as isize,
@@ -99,7 +99,7 @@ impl Layout {
         (self.results() + DEPTH as usize * self.ranks * self.slice) as u64
     }
 
-    /// Equal for builds that agree about all of this.
+    /// A hash of the layout, equal for builds with the same layout.
     pub(super) fn hash(self) -> u64 {
         let facts = [self.ranks, self.slice, DEPTH as usize, ANNOUNCEMENTS as usize, ORDERS as usize, RANK_BYTES];
         xxh3_64(format!("{facts:?} {ANNOUNCEMENT_WORDS} {ORDER_WORDS} {LINE} {}", self.bytes()).as_bytes())
@@ -115,11 +115,14 @@ impl Layout {
         HEADER_BYTES + rank * RANK_BYTES + word as usize
     }
 
-    /// Where `rank` says how long its notice about a device is, and the notice itself.
-    pub(super) fn notice(self, rank: usize, lane: u8) -> (usize, usize) {
-        assert!(lane < Claim::LANES_MAX, "device {lane} of {}", Claim::LANES_MAX);
-        let lane = usize::from(lane);
-        (self.word(rank, Word::Noticed) + 4 * lane, self.word(rank, Word::Notice) + lane * NOTICE_BYTES_MAX)
+    /// The offsets of the length and of the bytes of `rank`'s notice about a device.
+    pub(super) fn notice(self, rank: usize, device_index: u8) -> (usize, usize) {
+        assert!(device_index < Claim::DEVICES_MAX, "device {device_index} of {}", Claim::DEVICES_MAX);
+        let device_index = usize::from(device_index);
+        (
+            self.word(rank, Word::Noticed) + 4 * device_index,
+            self.word(rank, Word::Notice) + device_index * NOTICE_BYTES_MAX,
+        )
     }
 
     pub(super) fn announcement(self, rank: usize, number: u64) -> usize {
@@ -132,20 +135,20 @@ impl Layout {
         self.orders() + (number % ORDERS) as usize * self.order_bytes()
     }
 
-    /// Where `from` puts what `owner` reduces of chunk `number`.
+    /// The offset to which `from` copies the slice of chunk `number` that `owner` reduces.
     pub(super) fn staged(self, number: u64, from: usize, owner: usize) -> usize {
         assert!(from < self.ranks && owner < self.ranks, "rank {from} or {owner} of {}", self.ranks);
         let place = ((number % DEPTH) as usize * self.ranks + from) * self.ranks + owner;
         self.staging() + place * self.slice
     }
 
-    /// Where `owner` puts its slice of the result of chunk `number`; those of all owners lie side by side.
+    /// The offset of `owner`'s slice of the result of chunk `number`. The slices of all owners lie side by side.
     pub(super) fn result(self, number: u64, owner: usize) -> usize {
         assert!(owner < self.ranks, "rank {owner} of {}", self.ranks);
         self.results() + ((number % DEPTH) as usize * self.ranks + owner) * self.slice
     }
 
-    /// The word that says what chunk `number`, the first of a broadcast, holds.
+    /// The offset of the verdict of chunk `number`, the first of a broadcast.
     pub(super) fn verdict(self, number: u64) -> usize {
         Head::Verdicts as usize + (number % DEPTH) as usize * 8
     }

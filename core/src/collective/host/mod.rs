@@ -1,5 +1,5 @@
-//! The collective of the processes of one machine: a segment that all of them map, through which they agree on one order, and in which
-//! tensors in host memory are summed without a copy beyond it.
+//! The collective of the processes of one machine. They map a common segment, through which they agree on one order, and in which they sum
+//! tensors in host memory without further copies.
 //!
 //! ```text
 //!  run ─► requests ► Driver (one seat) ── announcements ──► leader's Order ── orders ──► every Driver: the same part at a time
@@ -8,7 +8,8 @@
 //!                               └───────────── memory of devices: handed in this order to a DeviceRoad (devices)
 //! ```
 //! A thread that waits for an operation may take the seat and do the work ([`Progress::poll`]). Otherwise a thread of the rank does it,
-//! which sleeps while there is nothing to do. A second thread sleeps on the sockets to the other ranks: their end is the end of the process.
+//! which sleeps while there is nothing to do. A second thread sleeps on the sockets to the other ranks, because the end of a socket is the
+//! end of its process.
 
 mod board;
 mod bulletin;
@@ -61,26 +62,26 @@ struct Core {
     /// The thread that holds this lock does the work.
     seat: Mutex<Driver>,
     requests: Mutex<VecDeque<Request>>,
-    /// Whether `requests` may hold any; read without the lock.
+    /// Whether there may be requests; read without the lock.
     requested: AtomicBool,
     /// Threads that are about to poll.
     announced: AtomicU32,
-    /// Until when the rank's own thread sleeps unless it is woken.
+    /// The time until which the rank's own thread sleeps, unless it is woken.
     naps_until: AtomicU64,
     /// Whether there are more ranks than cores.
     is_cramped: bool,
     step_timeout: Duration,
     devices: Devices,
     watch: Watch,
-    /// When this rank leaves the others, finished or not; `u64::MAX` until it is told to shut down.
+    /// When this rank leaves the others, even if it is not finished; `u64::MAX` until the shutdown.
     leaves: AtomicU64,
 }
 
-/// How long a thread that has nothing to do looks for work before it sleeps. Waking takes longer than most answers.
+/// How long an idle thread looks for work before it sleeps, because waking takes longer than most answers.
 const SPIN: Duration = Duration::from_micros(50);
 /// The same where there are more ranks than cores.
 const SPIN_CRAMPED: Duration = Duration::from_micros(3);
-/// Steps between two looks at the clock.
+/// Steps between two readings of the clock.
 const STEPS_PER_LOOK: u32 = 16;
 /// How long a rank that leaves waits until the others have read its withdrawals.
 const LEAVING: Duration = Duration::from_secs(1);
@@ -89,9 +90,8 @@ impl HostCollective {
     /// Meets the other ranks of this machine. `failed` says why the job failed meanwhile, if it did.
     ///
     /// # Errors
-    /// [`Error::NotFormed`] naming the ranks that did not come, [`Error::Unavailable`] if the first cannot be reached,
-    /// [`Error::Exhausted`] if there is not enough memory to share, what `failed` says, or why there is no road for devices where there
-    /// should be one.
+    /// [`Error::NotFormed`] naming the ranks that did not come, [`Error::Unavailable`] if the first cannot be reached, [`Error::Exhausted`]
+    /// if there is not enough memory to share, the error of `failed`, or the error of the road for devices.
     ///
     /// # Panics
     /// If there are fewer than two ranks or more than [`Order::RANKS_MAX`], or this one is not of its own group.
@@ -99,7 +99,7 @@ impl HostCollective {
         assert!((2..=Order::RANKS_MAX as usize).contains(&options.ranks.len()) && options.me < options.ranks.len());
         let meeting = rendezvous::meet(&options, failed)?;
         // All ranks are here, so the socket is not needed any more. Dropping it removes its file.
-        options.door = None;
+        options.listener = None;
         let board = Arc::new(meeting.board);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let is_cramped = cores < options.ranks.len();
@@ -180,7 +180,9 @@ impl Collective for HostCollective {
     fn run(&self, operation: Operation, done: Done<f64>) {
         // Checked on the caller's thread, because the first check may load libraries, and the driving thread must not wait for that.
         let request = match self.core.devices.check(&operation) {
-            Ok(lane) => Request::Run(Operation { claim: Claim { lane, ..operation.claim }, ..operation }, done),
+            Ok(device_index) => {
+                Request::Run(Operation { claim: Claim { device_index, ..operation.claim }, ..operation }, done)
+            }
             Err(error) => Request::Refuse(operation.slot(), error, done),
         };
         self.core.request(request);
@@ -204,7 +206,8 @@ impl Collective for HostCollective {
         if core.leaves.compare_exchange(u64::MAX, leaves.0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return;
         }
-        // The rank's own thread ends the open operations, even if another thread drives now. Then the watching thread says goodbye.
+        // The rank's own thread ends the open operations, even if another thread drives now. Then the watching thread announces that this
+        // rank leaves.
         core.request(Request::Close);
         core.board.ring(core.board.me, Word::Bell);
         core.board.ring(core.board.me, Word::Idle);
@@ -235,13 +238,13 @@ impl Core {
         (self.clock)()
     }
 
-    /// Hands a request to the driving thread. If no thread drives, this one takes the request in, and wakes the rank's own thread only
-    /// if there is work.
+    /// Hands a request to the driving thread. If no thread drives, this one handles the request, and wakes the rank's own thread only if
+    /// there is work.
     fn request(&self, request: Request) {
         self.requests.lock().expect(LOCK).push_back(request);
         self.requested.store(true, Ordering::SeqCst);
         match self.sit_down() {
-            // Takes in the requests and does no other work, because the submitting thread must not be held up.
+            // Handles the requests and does no other work, because the submitting thread must not be delayed.
             Some(mut driver) => {
                 self.take_requests(&mut driver);
                 self.stand_up(driver);
@@ -261,7 +264,7 @@ impl Core {
         Some(driver)
     }
 
-    /// As [`sit_down`](Self::sit_down). If another thread has the seat, it looks at everything once more after it has left.
+    /// As [`sit_down`](Self::sit_down). If another thread has the seat, that thread looks for work once more after it has left.
     fn sit_down_or_be_noticed(&self) -> Option<MutexGuard<'_, Driver>> {
         self.requested.store(true, Ordering::SeqCst);
         self.sit_down()
@@ -282,7 +285,7 @@ impl Core {
             // Look once more: until the line above, other ranks believed that this rank was awake and did not ring.
             let abandoned = !announced && driver.has_work();
             if abandoned && driver.listen() {
-                // Mostly the others only said that they are ready, which is no reason to wake a thread. They may have said more meanwhile.
+                // Mostly the others only announced that they are ready, which is no reason to wake a thread. But there may be more by now.
                 self.board.appear(Presence::Awake);
                 continue;
             }
@@ -305,7 +308,7 @@ impl Core {
         }
     }
 
-    /// Takes in the requests; whether there were any.
+    /// Handles the requests; returns whether there were any.
     fn take_requests(&self, driver: &mut Driver) -> bool {
         if !self.requested.swap(false, Ordering::SeqCst) {
             return false;
@@ -368,8 +371,8 @@ impl Core {
                 std::thread::yield_now();
                 SPIN_CRAMPED
             }
-            // The other rank has the core to itself until it wakes this one, which then runs on a free core. If both stayed awake, the
-            // system would leave them where they are.
+            // The other rank has the core for itself until it wakes this one, which then runs on a free core. If both stayed awake, the
+            // system would leave them on the same core.
             (false, true) => Duration::ZERO,
             (false, false) => SPIN,
         }
@@ -384,7 +387,7 @@ impl Core {
                 self.drive(driver, &|_| false, None);
             }
             // From here on a thread that leaves the seat with an earlier deadline rings. A later submission never has an earlier deadline,
-            // so it does not ring.
+            // so it need not ring.
             let now = self.now();
             let mut nap = self.step_timeout.min(NAP_MAX);
             self.naps_until.store((now + nap).0, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! How the ranks of a machine are told of each other before they meet.
+//! The options with which the ranks of a machine meet.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,26 +13,25 @@ use crate::types::{Epoch, Time};
 pub struct HostOptions {
     /// The job's name.
     pub job: String,
-    /// The membership in which it is done.
+    /// The epoch in which they meet.
     pub epoch: Epoch,
     /// The ranks of this machine in ascending order, at most [`Order::RANKS_MAX`](crate::collective::order::Order::RANKS_MAX); the first leads.
     pub ranks: Vec<LocalRank>,
     /// The position of this process among them.
     pub me: usize,
-    /// The positions of those whose devices are of its PCIe group, itself among them, ascending: they alone reduce memory of devices with
-    /// each other.
+    /// The positions of the ranks of its PCIe group, including its own, ascending. Only these reduce device memory with each other.
     pub group: Vec<usize>,
-    /// Where this process listens; the first needs it.
-    pub door: Option<PrivateSocket>,
-    /// How long the others may take to come.
+    /// The listening socket of this process; the first rank needs it.
+    pub listener: Option<PrivateSocket>,
+    /// How long the other ranks may take to join.
     pub join_timeout: Duration,
     /// How long a sum may take.
     pub step_timeout: Duration,
-    /// Every so many sums the oldest goes first.
+    /// Every `oldest_every`-th sum is the oldest; 0 for never.
     pub oldest_every: u32,
-    /// Counts what is copied into shared memory.
+    /// Counts the bytes that are copied into shared memory.
     pub copies: Copies,
-    /// How operations on memory of devices are carried out, or the error for callers that submit one.
+    /// Makes the road for device memory, or the error for callers that submit such an operation.
     pub devices: Result<MakeRoad>,
     /// A monotonic clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,

@@ -1,4 +1,4 @@
-//! What the driver keeps of an operation that this rank has come to and that was not ordered yet.
+//! An operation that this rank has submitted, until the leader orders it.
 
 use super::devices;
 use super::road::fits;
@@ -14,7 +14,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Reports to the caller that it will not begin.
+    /// Reports to the caller that the operation will not begin.
     pub(super) fn end(self, error: Error) {
         let Self { memory, done } = self;
         drop(memory);
@@ -22,7 +22,7 @@ impl Load {
     }
 }
 
-/// What `memory` is to an operation of this claim.
+/// The role of `memory` in an operation with this claim.
 pub(super) fn brought(memory: &Memory, claim: &Claim) -> Brought {
     let is_as_claimed = match memory {
         Memory::Host { source, destination } if source.is_empty() && destination.is_empty() => return Brought::Nothing,

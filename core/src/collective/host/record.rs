@@ -1,4 +1,4 @@
-//! Announcements and orders as words of shared memory. What is read is checked: a peer may be compromised or of another mind.
+//! Announcements and orders as words of shared memory. Every word that is read is checked, because a peer may be compromised.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ impl Announcement {
         }
     }
 
-    /// What the words say, if they say something.
+    /// Decodes an announcement; `None` if it is invalid.
     pub(super) fn of(words: [u64; ANNOUNCEMENT_WORDS]) -> Option<Self> {
         let [kind, key, index, round, bytes, weight, priority, _] = words;
         let slot = slot_of(key, index, round)?;
@@ -43,7 +43,7 @@ impl Announcement {
     }
 }
 
-/// A decision as words, the weights of the ranks last.
+/// Encodes a decision, with the weights of the ranks last.
 pub(super) fn order_words(decision: &Decision, ranks: usize) -> Vec<u64> {
     let mut words = vec![0; ORDER_WORDS];
     match decision {
@@ -78,7 +78,7 @@ pub(super) fn order_words(decision: &Decision, ranks: usize) -> Vec<u64> {
     words
 }
 
-/// What the words of an order say, if they say something that `ranks` ranks can act on.
+/// Decodes an order; `None` if it is invalid for `ranks` ranks.
 pub(super) fn order_of(words: &[u64], ranks: usize) -> Option<Decision> {
     let (fixed, weights) = words.split_at_checked(ORDER_WORDS)?;
     let slot = slot_of(fixed[1], fixed[2], fixed[3])?;
@@ -106,19 +106,19 @@ pub(super) fn order_of(words: &[u64], ranks: usize) -> Option<Decision> {
     Some(Decision::Fail { slot, failure })
 }
 
-/// Says of an order that the next one is of the same group.
+/// Marks an order: the next one belongs to the same group.
 pub(super) const fn mark_more(words: &mut [u64]) {
     words[0] |= MORE;
 }
 
-/// Whether the next order is of the same group; what is left says the decision.
+/// Removes that mark; returns whether it was set.
 pub(super) const fn take_more(words: &mut [u64]) -> bool {
     let more = words[0] & MORE != 0;
     words[0] &= !MORE;
     more
 }
 
-/// The highest bit of the byte that says which decision it is.
+/// The mark: the highest bit of the byte with the kind of the decision.
 const MORE: u64 = 1 << 7;
 
 fn header(kind: u64, claim: &Claim, slot: Slot) -> [u64; 5] {
@@ -131,16 +131,16 @@ fn kind_words(claim: &Claim) -> u64 {
         DeviceKind::Host => 0,
         DeviceKind::Cuda => CUDA,
     };
-    let flags = device | if claim.failed { FAILED } else { 0 } | claim.lane << LANE;
+    let flags = device | if claim.failed { FAILED } else { 0 } | claim.device_index << DEVICE_INDEX_SHIFT;
     let Claim { op, dtype, .. } = claim;
     u64::from(op.code()) << 8 | u64::from(*dtype as u8) << 16 | u64::from(flags) << 24 | u64::from(op.argument()) << 32
 }
 
-/// Bits of the byte beside reduction and element type.
+/// Bits of the flags byte.
 const CUDA: u8 = 1;
 const FAILED: u8 = 2;
-/// From here on it says which of the rank's devices.
-const LANE: u8 = 4;
+/// The higher bits hold the index of the device.
+const DEVICE_INDEX_SHIFT: u8 = 4;
 
 fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32) -> Option<Claim> {
     let [_, op, dtype, flags, a, b, c, d] = kind.to_le_bytes();
@@ -149,15 +149,15 @@ fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32) -> Option<Claim> 
     let op = Op::from_code(op, u32::from_le_bytes([a, b, c, d]))?;
     let dtype = DType::from_code(dtype)?;
     op.check(dtype).ok()?;
-    let lane = flags >> LANE;
-    let is_lane = lane < Claim::LANES_MAX && (lane == 0 || device == DeviceKind::Cuda);
-    let whole = bytes.is_multiple_of(dtype.bytes()) && is_lane && flags & 0b1100 == 0;
+    let device_index = flags >> DEVICE_INDEX_SHIFT;
+    let is_device_index = device_index < Claim::DEVICES_MAX && (device_index == 0 || device == DeviceKind::Cuda);
+    let whole = bytes.is_multiple_of(dtype.bytes()) && is_device_index && flags & 0b1100 == 0;
     whole.then_some(Claim {
         op,
         dtype,
         bytes,
         device,
-        lane,
+        device_index,
         failed,
         weight,
         priority: Priority(priority.cast_signed()),
@@ -169,7 +169,7 @@ fn slot_words((part, round): Slot) -> [u64; 3] {
 }
 
 fn slot_of(key: u64, index: u64, round: u64) -> Option<Slot> {
-    // One less than the last, so that there is a next.
+    // At most the last round but one, so that there is a next one.
     let round = Round(round.min(u64::MAX - 1));
     Some((PartId { key: TensorKey(key), index: u32::try_from(index).ok()? }, round))
 }
@@ -191,7 +191,7 @@ mod tests {
             dtype: DType::BF16,
             bytes: 6,
             device: DeviceKind::Cuda,
-            lane: 7,
+            device_index: 7,
             failed: true,
             weight: 0.5,
             priority: Priority(-7),
@@ -204,7 +204,8 @@ mod tests {
             assert_eq!(Announcement::of(announcement.words()), Some(announcement));
         }
         let neutral = Claim { weight: 1.0, priority: Priority(0), ..claim };
-        let other = Claim { op: Op::Sum, bytes: 8, device: DeviceKind::Host, lane: 0, failed: false, ..neutral };
+        let other =
+            Claim { op: Op::Sum, bytes: 8, device: DeviceKind::Host, device_index: 0, failed: false, ..neutral };
         let fail = |failure| Decision::Fail { slot, failure };
         for decision in [
             Decision::Run { slot, claim: neutral, failed: None, weights: vec![1.0, 0.25, 0.0] },
@@ -239,7 +240,7 @@ mod tests {
             dtype: DType::F32,
             bytes: 6,
             device: DeviceKind::Host,
-            lane: 0,
+            device_index: 0,
             failed: false,
             weight: 1.0,
             priority: Priority(0),

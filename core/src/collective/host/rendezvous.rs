@@ -1,4 +1,4 @@
-//! How the ranks of a machine find each other: the lowest listens, the others come, and each is given the segment.
+//! How the ranks of a machine meet: the lowest listens, the others connect, and each gets the shared segment.
 //!
 //! A process that connects must run as the same user, which the sockets check, and must be the incarnation of the rank that the view
 //! names.
@@ -19,12 +19,12 @@ use crate::local::{Connection, PrivateSocket, Segment};
 #[derive(Debug)]
 pub(super) struct Meeting {
     pub(super) board: Board,
-    /// Connections by position: to everybody for the leader, to the leader for the others.
+    /// Connections by position: the leader has one to every rank, the others have one to the leader.
     pub(super) peers: Vec<(usize, Connection)>,
 }
 
 const HELLO_BYTES: usize = 56;
-/// How often a waiting rank asks whether the job failed meanwhile.
+/// How often a waiting rank checks whether the job failed.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Meets the other ranks. `failed` says why the job failed, if it did.
@@ -34,9 +34,9 @@ pub(super) fn meet(options: &HostOptions, failed: &dyn Fn() -> Option<Error>) ->
         leader: options.ranks[0].incarnation.0,
         term: u64::from(options.epoch.term),
     };
-    match (options.me, &options.door) {
-        (0, Some(door)) => lead(options, identity, door, failed),
-        (0, None) => Err(Error::Internal { what: "the lowest rank of a machine has no door".to_owned() }),
+    match (options.me, &options.listener) {
+        (0, Some(listener)) => lead(options, identity, listener, failed),
+        (0, None) => Err(Error::Internal { what: "the lowest rank of a machine has no listening socket".to_owned() }),
         (_, _) => follow(options, identity),
     }
 }
@@ -44,7 +44,7 @@ pub(super) fn meet(options: &HostOptions, failed: &dyn Fn() -> Option<Error>) ->
 fn lead(
     options: &HostOptions,
     identity: Identity,
-    door: &PrivateSocket,
+    listener: &PrivateSocket,
     failed: &dyn Fn() -> Option<Error>,
 ) -> Result<Meeting> {
     let ranks = options.ranks.len();
@@ -60,16 +60,16 @@ fn lead(
             let missing = (0..ranks).filter(|rank| !came(rank)).map(|rank| options.ranks[rank].name.clone()).collect();
             return Err(Error::NotFormed { missing, waited });
         }
-        let Some(peer) = door.accept(LOOK)? else {
+        let Some(peer) = listener.accept(LOOK)? else {
             waited += LOOK;
             continue;
         };
-        // A stranger, or a process of another job or incarnation, is turned away without harm to this job.
+        // Refuses strangers, and processes of another job or incarnation, without harm to this job.
         let mut hello = [0; HELLO_BYTES];
         let Ok(Some(received)) = peer.recv(&mut hello, LOOK) else { continue };
         let known = |rank: &usize| hello == greeting(identity, options, *rank);
         let Some(rank) = (1..ranks).find(known).filter(|_| received.bytes == HELLO_BYTES) else {
-            tracing::warn!("a process that is not of this job came to the door of its machine");
+            tracing::warn!("refused a process on this machine that does not belong to this job");
             continue;
         };
         if peers.iter().any(|(other, _)| *other == rank) {
@@ -114,7 +114,7 @@ fn follow(options: &HostOptions, identity: Identity) -> Result<Meeting> {
     Ok(Meeting { board, peers: vec![(0, peer)] })
 }
 
-/// What `rank` says when it comes.
+/// The greeting of `rank`.
 fn greeting(identity: Identity, options: &HostOptions, rank: usize) -> [u8; HELLO_BYTES] {
     let mut hello = [0; HELLO_BYTES];
     let own = options.ranks[rank].incarnation.0;

@@ -1,4 +1,4 @@
-//! How the bytes of one part in host memory become a sum on all ranks.
+//! Reduces one part in host memory among the ranks.
 //!
 //! A part is processed in chunks, and a chunk is cut into one slice for each rank. For each chunk a rank
 //! 1. *stages*: copies its contribution to the others' slices into shared memory,
@@ -10,7 +10,8 @@
 //! result. Between two ranks these are 2 bytes read and 2 written for each byte of the part and rank; the shared ones stay in cache.
 //!
 //! If only one rank wants the result, only that rank takes it. A broadcast has one step: one rank shows whole chunks in the result area,
-//! and the others take them. The first chunk carries a verdict: it is either the beginning of the data or an error, which is all there is.
+//! and the others take them. The first chunk carries a verdict: it is either the beginning of the data or an error, and then nothing else
+//! follows.
 #![expect(unsafe_code, reason = "contributions and shared memory are known by address, who may touch them by counters")]
 
 use super::board::Board;
@@ -30,30 +31,30 @@ pub(super) struct Running {
     weights: Vec<f64>,
     dataflow: Dataflow,
     memory: Memory,
-    /// Why there is no result, if that is known.
+    /// The error, if there is no result.
     failure: Option<Error>,
-    /// How many chunks were processed before this part.
+    /// The number of chunks before this part.
     base: u64,
     chunks: u64,
-    /// How many chunks of this part this rank has finished, by step.
+    /// The number of chunks of this part that this rank has finished, by step.
     staged: u64,
     reduced: u64,
     taken: u64,
 }
 
-/// A part as one rank sees it, before it begins.
+/// One rank's side of a part, before it begins.
 pub(super) struct Part {
     pub(super) claim: Claim,
     pub(super) weights: Vec<f64>,
     pub(super) dataflow: Dataflow,
-    /// The error that this rank shows instead of data.
+    /// The error that this rank sends instead of data.
     pub(super) failure: Option<Error>,
-    /// As long as the claim says. No runs for a rank that does not want the result any more.
+    /// Its memory; the claim gives the length. No runs for a rank that does not want the result any more.
     pub(super) source: Vec<Region>,
     pub(super) destination: Vec<Region>,
 }
 
-/// Where contribution and result lie, possibly in the same memory. No runs if the rank contributes nothing and wants nothing.
+/// Contribution and result, possibly in the same memory. No runs if the rank contributes nothing and wants nothing.
 #[derive(Debug)]
 struct Memory {
     source: Runs,
@@ -64,7 +65,7 @@ struct Memory {
 #[derive(Debug)]
 struct Runs {
     regions: Vec<Region>,
-    /// Where in the part each of them ends.
+    /// The offset in the part at which each run ends.
     ends: Vec<usize>,
 }
 
@@ -73,7 +74,7 @@ struct Runs {
 pub(super) struct Scratch {
     kernels: Kernels,
     copies: Copies,
-    /// Half-size floats are added in full size; aligned for the widest vectors.
+    /// 16-bit floats are added in f32; aligned for the widest vectors.
     accumulator: Vec<u8>,
     /// A slice of a contribution that lies in several runs.
     gathered: Vec<u8>,
@@ -85,11 +86,11 @@ impl Scratch {
     }
 }
 
-/// How many chunks are staged before the first of them is reduced, so that a rank does not wait for one that is a little behind.
+/// How many chunks are staged before the first is reduced, so that a rank need not wait for one that is slightly behind.
 const AHEAD: u64 = 2;
 
 impl Running {
-    /// Begins a part, after `base` chunks of others before it.
+    /// Begins a part, after `base` chunks of earlier parts.
     pub(super) fn new(part: Part, base: u64, chunk_bytes: usize) -> Self {
         let Part { claim, weights, dataflow, failure, source, destination } = part;
         let chunks = claim.bytes.div_ceil(chunk_bytes as u64);
@@ -104,7 +105,7 @@ impl Running {
         Self { claim, weights, dataflow, memory, failure, base, chunks, staged: 0, reduced: 0, taken: 0 }
     }
 
-    /// Does all that can be done without waiting; whether there was anything to do.
+    /// Does all work that needs no waiting; returns whether there was any.
     pub(super) fn advance(&mut self, board: &Board, scratch: &mut Scratch) -> bool {
         match self.dataflow {
             Dataflow::Reduce { .. } => self.add_up(board, scratch),
@@ -142,20 +143,19 @@ impl Running {
         self.taken == self.chunks
     }
 
-    /// How many chunks will have been processed after it.
+    /// The number of chunks up to its end.
     pub(super) fn end(&self) -> u64 {
         self.base + self.chunks
     }
 
-    /// The rank that this one waits for.
+    /// The rank for which this one waits.
     pub(super) fn waits_for(&self, board: &Board) -> Option<usize> {
         let step =
             |rank: usize| [Word::Staged, Word::Reduced, Word::Taken].iter().map(|word| board.count(rank, *word)).min();
         board.others().min_by_key(|rank| step(*rank))
     }
 
-    /// Writes the result of `me` into its destination, if it is not there yet. Returns the sum of the weights of all ranks, or why there
-    /// is no result.
+    /// Writes the result of `me` into its destination, if it is not there yet. Returns the sum of the weights of all ranks, or the error.
     pub(super) fn settle(mut self, me: usize) -> Result<f64> {
         if let Some(error) = self.failure {
             return Err(error);
@@ -175,14 +175,14 @@ impl Running {
         board.count(rank, word) > self.base + number
     }
 
-    /// Whether `rank` has finished the step of the chunk that lay before in the place of chunk `number` of this part.
+    /// Whether `rank` has finished the step of the chunk that had the place of chunk `number` before.
     fn free(&self, board: &Board, rank: usize, word: Word, number: u64) -> bool {
         board.count(rank, word).saturating_add(DEPTH) > self.base + number
     }
 
     fn stage(&mut self, board: &Board, scratch: &Scratch) {
         let number = self.base + self.staged;
-        // A rank that contributes nothing still says how far it has come.
+        // A rank that contributes nothing still counts its progress.
         for owner in board.others().filter(|_| self.contributes(board.me)) {
             let (offset, len) = self.slice(board, self.staged, owner);
             let staged = board.layout.staged(number, board.me, owner);
@@ -234,7 +234,7 @@ impl Running {
         self.reduced += 1;
         board.set_count(Word::Reduced, number + 1);
         board.knock_others(false);
-        // After the others were told, because they wait for that and not for this.
+        // After the counter was set, because the other ranks wait for that and not for this.
         if self.wants_result(board) {
             self.memory.land(offset, result);
         }
@@ -264,7 +264,7 @@ impl Running {
         board.knock_others(false);
     }
 
-    /// Shows or takes one chunk of what `from` shows, if it is there or there is room for it.
+    /// Shows or takes one chunk of `from`'s data, if it is available or there is room for it.
     fn pass_on(&mut self, board: &Board, from: usize, scratch: &Scratch) -> bool {
         if self.is_over() {
             return false;
@@ -289,7 +289,7 @@ impl Running {
         true
     }
 
-    /// Shows a chunk, or the error instead of it, in a place from which all others have taken the chunk before.
+    /// Shows a chunk, or the error, in a place from which all others have taken the earlier chunk.
     fn show(&mut self, board: &Board, number: u64, scratch: &Scratch) {
         let (offset, len) = self.chunk(board, self.taken);
         let told = self.failure.as_ref().map(|error| bounded(error, board.layout.chunk()));
@@ -308,7 +308,7 @@ impl Running {
         }
     }
 
-    /// Takes a chunk that is shown, or learns the error.
+    /// Takes a shown chunk, or the error.
     fn look(&mut self, board: &Board, number: u64) {
         let told = if self.taken == 0 { board.verdict(number).min(board.layout.chunk()) } else { 0 };
         let (offset, len) = self.chunk(board, self.taken);
@@ -316,7 +316,7 @@ impl Running {
         // SAFETY: `Reduced` of the rank that shows it counts this chunk, and it writes here again only after `Taken` of ours does.
         let there = unsafe { board.segment.slice(board.layout.result(number, 0), shown) };
         if told > 0 {
-            // A copy, because bytes that others can write must not change between a check and their use.
+            // A copy, because other ranks could change the bytes between the check and their use.
             let body = there.to_vec();
             let error = reject::from_body(&body, "another rank of this machine");
             self.failure = Some(error.unwrap_or_else(|unreadable| unreadable));
@@ -333,7 +333,7 @@ impl Running {
         (offset, (bytes - offset).min(board.layout.chunk()))
     }
 
-    /// The slice of `owner` in a chunk: all as long, a multiple of 64 bytes, but for the last ones.
+    /// The slice of `owner` in a chunk. All slices have the same length, a multiple of 64 bytes, except the last ones.
     fn slice(&self, board: &Board, number: u64, owner: usize) -> (usize, usize) {
         let (offset, len) = self.chunk(board, number);
         let each = len.div_ceil(board.layout.ranks).next_multiple_of(SLICE_ALIGN);
@@ -352,7 +352,7 @@ impl Memory {
         self.destination.regions.is_empty()
     }
 
-    /// Copies a run of the contribution, which must not have been overwritten by the result yet, to where others see it.
+    /// Copies a run of the contribution into shared memory. The result must not have overwritten it yet.
     fn stage(&self, offset: usize, there: &mut [u8], copies: &Copies) {
         for (at, run) in self.source.of(offset, there.len()) {
             // SAFETY: the operation owns its contribution until it reports. The result may lie in the same memory; it is written through
@@ -361,7 +361,7 @@ impl Memory {
         }
     }
 
-    /// As many bytes of the contribution as `gathered` has: where they lie, or gathered there if they lie in several runs.
+    /// Bytes of the contribution: in place, or copied into `gathered` if they lie in several runs.
     fn contribution<'a>(&'a self, offset: usize, gathered: &'a mut [u8], copies: &Copies) -> &'a [u8] {
         if let [whole] = self.source.regions.as_slice() {
             // SAFETY: as in `stage`.
@@ -381,7 +381,7 @@ impl Memory {
         }
     }
 
-    /// Makes a run of the contribution the result.
+    /// Copies a run of the contribution to the result.
     fn keep(&mut self, offset: usize, len: usize) {
         for (at, there) in self.destination.of(offset, len) {
             for (within, from) in self.source.of(offset + at, there.len()) {
@@ -401,7 +401,7 @@ impl Runs {
         Self { ends: ends.collect(), regions }
     }
 
-    /// The runs of `len` bytes from `offset`, each with how many of these bytes come before it.
+    /// The runs of `len` bytes from `offset`, each with its offset in these bytes.
     fn of(&self, offset: usize, len: usize) -> impl Iterator<Item = (usize, Region)> {
         assert!(len == 0 || self.ends.last().is_some_and(|end| offset + len <= *end), "{INSIDE}");
         let first = self.ends.partition_point(|end| *end <= offset);
@@ -417,7 +417,7 @@ impl Runs {
     }
 }
 
-/// An error in at most `bytes_max` bytes. Those that do not fit name very many workers.
+/// Encodes an error in at most `bytes_max` bytes. Only errors that name very many workers do not fit.
 fn bounded(error: &Error, bytes_max: usize) -> Vec<u8> {
     let body = reject::to_body(error);
     if body.len() <= bytes_max {
@@ -427,7 +427,7 @@ fn bounded(error: &Error, bytes_max: usize) -> Vec<u8> {
     reject::to_body(&Error::Internal { what: error.to_string() })
 }
 
-/// Bytes that a part of `claim` needs; for the check that regions are as long.
+/// The bytes of a part of `claim`, to check the length of regions.
 pub(super) fn fits(claim: &Claim, regions: &[Region]) -> bool {
     regions.iter().map(|region| region.len() as u64).sum::<u64>() == claim.bytes
 }

@@ -264,16 +264,16 @@ fn a_rank_whose_connection_breaks_is_lost_to_all() {
 }
 
 #[test]
-fn a_stranger_at_the_door_is_turned_away_and_who_does_not_come_is_named() {
-    let door = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
-    let path = door.path();
-    let options = |me, door, job: &str| HostOptions {
+fn a_stranger_that_connects_is_refused_and_a_rank_that_does_not_come_is_named() {
+    let listener = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
+    let path = listener.path();
+    let options = |me, listener, job: &str| HostOptions {
         job: job.to_owned(),
         epoch: Epoch::default(),
         ranks: (0..2).map(|rank| local_rank(rank, path.to_str().unwrap())).collect(),
         me,
         group: vec![0, 1],
-        door,
+        listener,
         join_timeout: Duration::from_millis(400),
         step_timeout: PATIENCE,
         oldest_every: 16,
@@ -282,7 +282,7 @@ fn a_stranger_at_the_door_is_turned_away_and_who_does_not_come_is_named() {
         clock: clock().0,
     };
     std::thread::scope(|scope| {
-        let leader = scope.spawn(|| HostCollective::join(options(0, Some(door), "job"), &|| None));
+        let leader = scope.spawn(|| HostCollective::join(options(0, Some(listener), "job"), &|| None));
         let stranger = HostCollective::join(options(1, None, "another job"), &|| None);
         assert!(matches!(stranger, Err(Error::PeerLost { .. })), "{stranger:?}");
         let error = leader.join().unwrap().unwrap_err();
@@ -394,10 +394,10 @@ impl Machine {
 
     /// With these roads for memory of devices.
     fn with(ranks: usize, devices: &(dyn Fn(usize) -> Result<crate::collective::MakeRoad> + Sync)) -> Self {
-        let door = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
-        let path = door.path();
-        let (mut door, (clock, skew)) = (Some(door), clock());
-        let join = |me: usize, door: Option<PrivateSocket>| {
+        let listener = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
+        let path = listener.path();
+        let (mut listener, (clock, skew)) = (Some(listener), clock());
+        let join = |me: usize, listener: Option<PrivateSocket>| {
             let group = (0..ranks).collect();
             let ranks = (0..ranks).map(|rank| local_rank(rank, path.to_str().unwrap())).collect();
             let options = HostOptions {
@@ -406,7 +406,7 @@ impl Machine {
                 ranks,
                 me,
                 group,
-                door,
+                listener,
                 join_timeout: PATIENCE,
                 step_timeout: PATIENCE,
                 oldest_every: 16,
@@ -418,9 +418,12 @@ impl Machine {
         };
         let members = std::thread::scope(|scope| {
             let join = &join;
-            let doors: Vec<_> = (0..ranks).map(|_| door.take()).collect();
-            let joining: Vec<_> =
-                doors.into_iter().enumerate().map(|(me, door)| scope.spawn(move || join(me, door))).collect();
+            let listeners: Vec<_> = (0..ranks).map(|_| listener.take()).collect();
+            let joining: Vec<_> = listeners
+                .into_iter()
+                .enumerate()
+                .map(|(me, listener)| scope.spawn(move || join(me, listener)))
+                .collect();
             joining.into_iter().map(|member| member.join().unwrap()).collect()
         });
         assert!(!path.exists(), "nothing with a name is left once all are here");
@@ -528,7 +531,16 @@ fn slot(part: u64, round: u64) -> Slot {
 }
 
 fn claim(op: Op, dtype: DType, weight: f64) -> Claim {
-    Claim { op, dtype, bytes: 0, device: DeviceKind::Host, lane: 0, failed: false, weight, priority: Priority(0) }
+    Claim {
+        op,
+        dtype,
+        bytes: 0,
+        device: DeviceKind::Host,
+        device_index: 0,
+        failed: false,
+        weight,
+        priority: Priority(0),
+    }
 }
 
 #[expect(unsafe_code, reason = "a test's vector becomes a region")]
@@ -541,13 +553,13 @@ fn no_road() -> Error {
     Error::FailedPrecondition { what: "no road".to_owned(), hint: "build one".to_owned() }
 }
 
-fn local_rank(rank: usize, door: &str) -> LocalRank {
+fn local_rank(rank: usize, path: &str) -> LocalRank {
     LocalRank {
         rank: WorkerId(rank as u32),
         incarnation: Incarnation(100 + rank as u128),
         name: format!("worker {rank}"),
         place: "here (pid 1)".to_owned(),
-        door: door.to_owned(),
+        door: path.to_owned(),
     }
 }
 

@@ -1,7 +1,7 @@
-//! Notices the end of the other ranks: a goodbye, or that the process is gone.
+//! Watches the other ranks: each leaves with a goodbye message, or its process is gone.
 //!
-//! A socket that ends says so even of a process in another namespace; the process itself says so even while a child of it still holds
-//! the socket, as children that were forked and not executed do.
+//! Watches sockets and processes. The end of a socket is seen even for a process in another namespace. The end of a process is seen even
+//! while a forked child still holds its socket.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::collective::ranks::Breakage;
 use crate::error::Result;
 use crate::local::{Connection, socket};
 
-/// The connections to the other ranks: to everybody for the leader, to the leader for the others.
+/// The connections to the other ranks: the leader has one to every rank, the others have one to the leader.
 #[derive(Debug)]
 pub(super) struct Watch {
     peers: Vec<Peer>,
@@ -36,7 +36,7 @@ impl Watch {
         Ok(Self { peers: peers.into_iter().map(peer).collect(), stop, stopped })
     }
 
-    /// Watches until [`leave`](Self::leave). A rank that says goodbye is handed to `left`; the end of any other rank breaks the board.
+    /// Watches until [`leave`](Self::leave). Calls `left` for a rank that says goodbye; the end of any other rank breaks the board.
     pub(super) fn run(&self, board: &Board, left: impl Fn(usize)) {
         const FOREVER: Duration = Duration::from_secs(3600);
         let mut watched: Vec<&Peer> = self.peers.iter().collect();

@@ -1,6 +1,6 @@
-//! A communicator: the devices of a machine's ranks, of each rank one, as NCCL knows them.
+//! A communicator of NCCL: one device of each rank of a machine.
 //!
-//! No call blocks: what is not done when a call returns is asked for by [`state`](Comm::state). One thread at a time.
+//! No call blocks; [`state`](Comm::state) tells when a call is done. Used by one thread at a time.
 #![expect(unsafe_code, reason = "functions of NCCL are called")]
 
 use std::ffi::{c_int, c_void};
@@ -18,19 +18,19 @@ use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Ordinal};
 use crate::types::DType;
 
-/// This rank's side of a communicator. Dropping it leaves it as it is: it is either ended in order or given up.
+/// This rank's side of a communicator. Dropping it does nothing: end it in order, or abort it.
 pub(super) struct Comm {
     library: Arc<Library>,
     device: Ordinal,
     raw: ncclComm_t,
 }
 
-/// One call of NCCL, once for every run of memory.
+/// One operation of NCCL, called once for every run of memory.
 pub(super) struct Call {
     pub(super) step: Step,
     pub(super) dtype: DType,
     pub(super) memory: DeviceMemory,
-    /// By what the result is divided afterwards.
+    /// The divisor of the result afterwards.
     pub(super) divisor: Option<u32>,
 }
 
@@ -38,20 +38,20 @@ pub(super) struct Call {
 // never shared.
 unsafe impl Send for Comm {}
 
-/// Bytes of the name under which ranks find each other.
+/// Bytes of the id under which ranks connect.
 pub(super) const ID_BYTES: usize = size_of::<ncclUniqueId>();
 
-/// What the header that cudarc's types come from is the header of.
+/// The NCCL version of the header from which cudarc's types come.
 const HEADER_VERSION: u32 = 22800;
-/// What NCCL knows its own configuration by (`NCCL_API_MAGIC`).
+/// The magic number of NCCL's configuration (`NCCL_API_MAGIC`).
 const MAGIC: u32 = 0xcafe_beef;
 /// A setting that is left to NCCL (`NCCL_CONFIG_UNDEF_INT`).
 const UNDEFINED: c_int = c_int::MIN;
 
-/// A new name for a communicator, for the first rank.
+/// A new id for a communicator, for the first rank.
 ///
 /// # Errors
-/// [`Error::Device`] if NCCL finds no way by which ranks could meet.
+/// [`Error::Device`] if NCCL finds no network interface through which ranks can connect.
 pub(super) fn unique_id(library: &Library, device: Ordinal) -> Result<[u8; ID_BYTES]> {
     let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
     // SAFETY: it writes one id.
@@ -76,7 +76,7 @@ pub(super) fn copy_within(from: &DeviceRegion, to: &DeviceRegion, stream: &Strea
 }
 
 impl Comm {
-    /// Begins to meet the other ranks; `id` is the name that the first one made. The device's context is bound to this thread.
+    /// Begins to connect with the other ranks; `id` comes from the first rank. This thread must have bound the device's context.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -96,10 +96,10 @@ impl Comm {
         Ok(Self { library: Arc::clone(library), device, raw })
     }
 
-    /// Whether everything that was called is done or on its stream; while not, nothing else may be called but [`abort`](Self::abort).
+    /// Whether all calls are done or on their stream. Until then, only [`abort`](Self::abort) may be called.
     ///
     /// # Errors
-    /// [`Error::Device`] if something failed since, here or at another rank.
+    /// [`Error::Device`] if a call failed since, here or on another rank.
     pub(super) fn state(&self) -> Result<bool> {
         let mut state = SUCCESS;
         // SAFETY: the communicator lives, and it writes one number.
@@ -109,7 +109,7 @@ impl Comm {
         Ok(state != IN_PROGRESS)
     }
 
-    /// Whether what failed did so at another rank.
+    /// Whether another rank caused the failure.
     pub(super) fn blames_another(&self) -> bool {
         let mut state = SUCCESS;
         // SAFETY: the communicator lives, and it writes one number.
@@ -117,7 +117,7 @@ impl Comm {
         code == SUCCESS && state == REMOTE_ERROR
     }
 
-    /// Makes these calls on `stream`, each for every run of its memory; all of them are one group, which NCCL carries out side by side.
+    /// Makes these calls on `stream`, each for every run of its memory, as one group, which NCCL carries out side by side.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -182,7 +182,7 @@ impl Comm {
         }
     }
 
-    /// Begins to end it, when nothing is under way.
+    /// Begins to end it. No operation may be under way.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -191,7 +191,7 @@ impl Comm {
         self.checked("ncclCommFinalize", unsafe { (self.library.table.finalize)(self.raw) })
     }
 
-    /// Frees it, when [`finalize`](Self::finalize) is done.
+    /// Frees it after [`finalize`](Self::finalize) is done.
     pub(super) fn destroy(self) {
         // SAFETY: the communicator lives, and is not used after this.
         let code = unsafe { (self.library.table.destroy)(self.raw) };
@@ -258,7 +258,7 @@ fn config() -> ncclConfig_t {
 }
 
 fn address(region: &DeviceRegion) -> *mut c_void {
-    // The device's own counting; nothing here looks at it.
+    // An address of the device, which the host does not access.
     ptr::without_provenance_mut(usize::try_from(region.address()).expect("an address is a pointer"))
 }
 

@@ -1,5 +1,5 @@
-//! The one thread that calls NCCL: it meets the other ranks, issues the next operations, and looks for errors that NCCL does not report
-//! by itself.
+//! The one thread that calls NCCL: connects with the other ranks, issues operations, and polls for errors that NCCL does not report by
+//! itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,21 +14,22 @@ use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
 use crate::types::{DType, Done};
 
-/// How long to sleep before NCCL is asked again whether it is done with a call.
+/// The time between two checks whether NCCL is done with a call.
 const ASK: Duration = Duration::from_micros(50);
 
-/// The thread that issues.
+/// The state of the thread.
 pub(super) struct Issuer {
     pub(super) work: Arc<Work>,
     pub(super) library: Arc<Library>,
     pub(super) context: Arc<Context>,
 }
 
-/// The handles by which the device is used.
+/// The handles of the device.
 struct Lines {
     stream: Stream,
     reaper: Reaper,
-    /// Loaded before the first operation: the driver may let that wait for all that its device does. An error counts for the operations that need them.
+    /// Loaded before the first operation, because loading may wait for all work of the device. An error fails the operations that need
+    /// them.
     kernels: Result<Kernels>,
 }
 
@@ -41,7 +42,7 @@ enum Next {
 }
 
 impl Lines {
-    /// Puts the contribution times `share` where the result goes, from where it is reduced in place.
+    /// Copies the contribution times `share` to the memory of the result, where it is reduced in place.
     fn weigh(
         &self,
         share: f64,
@@ -56,7 +57,7 @@ impl Lines {
         Ok(DeviceMemory { source: weighed, destination, after: Vec::new() })
     }
 
-    /// Divides what has come to where the result goes.
+    /// Divides the result in place.
     fn divide(&self, divisor: u32, dtype: DType, result: &[DeviceRegion]) -> Result<()> {
         let kernels = self.kernels.as_ref().map_err(Clone::clone)?;
         result.iter().try_for_each(|run| kernels.divide(&self.stream, divisor, dtype, run))
@@ -72,7 +73,7 @@ impl Issuer {
         if let Err(error) = self.serve(&lines) {
             self.work.fail(error);
         }
-        // The stream stays until no operation on it is waited for.
+        // Keeps the stream until all operations on it have ended.
         let patience = GRACE + ABORT_PATIENCE + LOOK;
         drop(self.work.bell.wait_timeout_while(self.work.lock(), patience, |state: &mut State| state.is_busy()));
     }
@@ -124,8 +125,8 @@ impl Issuer {
         }
     }
 
-    /// Puts a group on the stream: first what its operations wait for and what is done by this device alone, then the calls of all of them
-    /// as one group of NCCL, which is the same on all ranks.
+    /// Puts a group on the stream: first the waits and the local work of its operations, then the calls of all of them as one group of
+    /// NCCL, which is the same on all ranks.
     fn issue(&self, lines: &Lines, group: Vec<Ordered>) -> Result<()> {
         if !self.is_met() {
             self.meet()?;
@@ -138,10 +139,10 @@ impl Issuer {
         }
         if !calls.is_empty() {
             self.with_comm(|comm| comm.call(&calls, &lines.stream))?;
-            // Before it has settled, what was called is not on the stream, and an event would come too early.
+            // Until NCCL has settled, its work is not on the stream, and an event would come too early.
             self.settle("issuing a collective operation", self.work.team.step_timeout)?;
-            // Not before NCCL is done with the calls, because only then its own work is on the stream; and not when all is over and the
-            // communicator gone, because then the memory may belong to another tensor.
+            // Only after NCCL is done with the calls, because only then its own work is on the stream. Not after an abort, because then the
+            // memory may belong to another tensor.
             let divided = calls.iter().filter_map(|call| Some((call.divisor?, call)));
             for (divisor, Call { dtype, memory, .. }) in divided {
                 self.with_comm(|_| lines.divide(divisor, *dtype, &memory.destination))?;
@@ -153,7 +154,7 @@ impl Issuer {
         Ok(())
     }
 
-    /// Puts on the stream what an operation needs before NCCL, or all of it; what is left to call.
+    /// Puts the local work of an operation on the stream; returns the calls of NCCL that are left.
     fn prepare(&self, lines: &Lines, step: Step, ordered: Ordered) -> Result<Option<Call>> {
         let Ordered { dataflow, claim, weights, memory } = ordered;
         if step == Step::Nothing {
@@ -176,10 +177,10 @@ impl Issuer {
         Ok(Some(Call { step, dtype: claim.dtype, memory, divisor }))
     }
 
-    /// What was issued is on its way, or done as far as there was nothing to do.
+    /// Records that the group is on the stream, or done if there was no work.
     fn fly(&self, lines: &Lines, event: Option<Arc<Event>>, steps: &[Step]) {
         let mut state = self.work.lock();
-        // None if they were reported meanwhile.
+        // `None` if they were reported meanwhile.
         let (mut over, mut waiting) = (Vec::new(), Vec::new());
         for (done, step) in std::mem::take(&mut state.issuing).into_iter().zip(steps) {
             if *step == Step::Nothing { over.push(done) } else { waiting.push(done) }
@@ -205,7 +206,7 @@ impl Issuer {
         self.work.comm.lock().expect(LOCK).is_some()
     }
 
-    /// Meets the other ranks, all of which come to their first operation now.
+    /// Connects with the other ranks, all of which come to their first operation now.
     fn meet(&self) -> Result<()> {
         let Team { me, ranks, bulletin, join_timeout, .. } = &self.work.team;
         let device = self.context.device();
@@ -219,7 +220,7 @@ impl Issuer {
             id.ok_or_else(|| Error::Device {
                 device: name(device),
                 what: "meeting the devices of this machine".to_owned(),
-                cause: format!("the first worker of the machine has not begun to within {join_timeout:?}"),
+                cause: format!("the first worker of the machine did not begin to connect within {join_timeout:?}"),
             })?
         };
         let mut comm = self.work.comm.lock().expect(LOCK);
@@ -231,12 +232,12 @@ impl Issuer {
         self.settle("meeting the devices of this machine", *join_timeout)
     }
 
-    /// Calls NCCL, unless all is over: `None` then.
+    /// Calls NCCL; `None` if everything has ended.
     fn with_comm<T>(&self, call: impl FnOnce(&Comm) -> Result<T>) -> Result<Option<T>> {
         self.work.comm.lock().expect(LOCK).as_ref().map(call).transpose()
     }
 
-    /// Waits until NCCL is done with what it was called for, or all is over.
+    /// Waits until NCCL is done with its calls, or everything has ended.
     fn settle(&self, what: &str, patience: Duration) -> Result<()> {
         let deadline = self.work.now() + patience;
         loop {
@@ -254,7 +255,7 @@ impl Issuer {
         }
     }
 
-    /// Looks for errors that NCCL does not report by itself.
+    /// Polls for errors that NCCL does not report by itself.
     fn look(&self) -> Result<()> {
         self.with_comm(Comm::state)?;
         let now = self.work.now();
@@ -277,11 +278,11 @@ impl Issuer {
         }
     }
 
-    /// Ends the communicator: in order, if nothing is wrong with it and the other ranks end it too.
+    /// Ends the communicator, in order if it has not failed and the other ranks end it too.
     fn close(&self) {
         let ended =
             self.with_comm(Comm::finalize).and_then(|_| self.settle("ending the communicator", FINALIZE_PATIENCE));
-        // Taken first, because a thread that only asks for it must not wait for its end.
+        // Taken out first, because a thread that only needs the lock must not wait for the end.
         let comm = self.work.comm.lock().expect(LOCK).take();
         match (comm, ended) {
             (None, _) => {}
@@ -294,14 +295,14 @@ impl Issuer {
     }
 }
 
-/// What the steps of a group are called.
+/// The name of a group in errors.
 fn what_of(steps: &[Step]) -> &'static str {
     let mut names = steps.iter().filter(|step| **step != Step::Nothing).map(|step| what(*step));
     let first = names.next().unwrap_or("nothing");
     if names.all(|name| name == first) { first } else { "a group of operations" }
 }
 
-/// What a step is called.
+/// The name of an operation in errors.
 const fn what(step: Step) -> &'static str {
     match step {
         Step::AllReduce(_) => "ncclAllReduce",

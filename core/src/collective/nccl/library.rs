@@ -1,4 +1,4 @@
-//! Where NCCL is, and whether it can be used.
+//! Finds NCCL, and checks its version.
 #![expect(unsafe_code, reason = "a library is opened")]
 
 use std::ffi::OsStr;
@@ -10,10 +10,10 @@ use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
 use super::table::Table;
 use crate::error::Error;
 
-/// The library, found and bound. It stays mapped for ever: its threads outlive all that was made with it.
+/// The library, found and bound. It stays mapped for ever, because its threads outlive all its users.
 pub(super) struct Library {
     pub(super) table: Table,
-    /// What it was found as.
+    /// Its path or name.
     pub(super) place: String,
     pub(super) version: Version,
 }
@@ -23,7 +23,7 @@ pub(super) struct Library {
 pub(super) struct Version(pub(super) u32);
 
 impl Version {
-    /// The first with communicators that do not block and end on request, sums with a factor, and errors with a text.
+    /// The first version with non-blocking communicators, an orderly end of them, sums with a factor, and texts for errors.
     pub(super) const NEEDED: Self = Self(21400);
 }
 
@@ -38,24 +38,24 @@ impl fmt::Display for Version {
     }
 }
 
-/// Why there is no NCCL that can be used.
+/// Why NCCL cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Absent {
-    /// None was found.
+    /// It was not found.
     NoLibrary {
-        /// Where it was looked for, each with the loader's words.
+        /// The places that were searched, each with the loader's message.
         searched: Vec<String>,
     },
-    /// Something was found that is no NCCL, or one that is far too old.
+    /// The library is no NCCL, or one that is far too old.
     MissingSymbol {
-        /// Which library.
+        /// The library.
         library: String,
-        /// What it lacks.
+        /// The missing symbol.
         name: &'static str,
     },
-    /// One that is too old.
+    /// It is too old.
     TooOld {
-        /// Which library.
+        /// The library.
         library: String,
         /// Its version.
         found: Version,
@@ -67,7 +67,7 @@ impl fmt::Display for Absent {
         match self {
             Self::NoLibrary { searched } => write!(f, "no NCCL: looked for {}", searched.join("; ")),
             Self::MissingSymbol { library, name } => {
-                write!(f, "{library} is no NCCL that can be used: it has no {name}")
+                write!(f, "{library} is no usable NCCL: it has no {name}")
             }
             Self::TooOld { library, found } => {
                 write!(f, "{library} is NCCL {found}, and at least {} is needed", Version::NEEDED)
@@ -92,14 +92,14 @@ impl Absent {
     }
 }
 
-/// The name under which everybody ships it.
+/// The name under which it is shipped.
 const NAME: &str = "libnccl.so.2";
 /// The name that development packages use, for systems without the other name.
 const PLAIN_NAME: &str = "libnccl.so";
 
 impl Library {
-    /// Looks for NCCL: at `path` alone if there is one; else the copy that this process has mapped, which is the framework's, and else where
-    /// the loader finds it. Nothing is tried after the first that is there.
+    /// Looks for NCCL: at `path` if it is given; else the copy that this process has mapped, which is the framework's; else on the loader's
+    /// path. Stops at the first library that exists.
     ///
     /// # Errors
     /// Why there is none.
@@ -119,7 +119,7 @@ impl Library {
     }
 
     fn of(library: Opened, place: String) -> Result<Self, Absent> {
-        // Kept open for ever, even if a symbol is missing, because its initialisers ran.
+        // Never closed, even if a symbol is missing, because its initialisers ran.
         let library: &'static Opened = Box::leak(Box::new(library));
         let table = Table::bind(library).map_err(|name| Absent::MissingSymbol { library: place.clone(), name })?;
         let version = Version(table.version_code());
@@ -140,13 +140,13 @@ impl fmt::Display for Library {
 enum Place {
     /// Already mapped into this process, under this name.
     Mapped(&'static str),
-    /// Where the loader finds it under this name or path.
+    /// On the loader's path, under this name or path.
     Named(PathBuf),
 }
 
 impl Place {
     fn open(&self) -> Result<Opened, String> {
-        /// Only what is mapped already.
+        /// Finds only a library that is mapped already.
         const RTLD_NOLOAD: i32 = libc::RTLD_NOLOAD;
         let (name, flags) = match self {
             Self::Mapped(name) => (OsStr::new(name), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD),
@@ -156,7 +156,7 @@ impl Place {
         let opened = unsafe { Opened::open(Some(name), flags) };
         opened.map_err(|error| match self {
             Self::Mapped(_) => "nobody has".to_owned(),
-            // The loader repeats the name.
+            // Removes the name, which the loader repeats.
             Self::Named(name) => innermost(&error).trim_start_matches(&format!("{}: ", name.display())).to_owned(),
         })
     }

@@ -5,12 +5,12 @@
 //!  issue ─► queue ─► gl-nccl: marks, kernels ─► one group of NCCL ─► event ─► reaper ─► Done of each
 //!  abort, an error of NCCL, a deadline ─► the end: the communicator is aborted, and everything reports the cause
 //! ```
-//! One thread a device issues, in the order and the groups that it is given: NCCL wants the same on all ranks. The communicator of a device
-//! is made at its first operation, to which all ranks come alike. What NCCL is told is decided in `program`, by one pure function.
+//! One thread per device issues groups in the given order, because NCCL needs the same order on all ranks. The communicator of a device is
+//! made at its first operation, which all ranks issue. `program`, a pure function, decides the calls of NCCL.
 
 mod comm;
+mod devices;
 mod issuer;
-mod lanes;
 mod library;
 mod program;
 mod road;
@@ -19,7 +19,7 @@ mod work;
 
 use std::sync::Arc;
 
-use self::lanes::{Lanes, Places};
+use self::devices::{NcclDevices, Places};
 use self::library::Library;
 use super::{DeviceRoad, MakeRoad};
 use crate::config::Config;
@@ -28,10 +28,10 @@ use crate::cuda::Line;
 /// Makes the road of a rank with these settings. Libraries are looked for at the first operation.
 pub fn road(config: &Config) -> MakeRoad {
     let places = Places { cuda: config.cuda_lib.clone(), nccl: config.nccl_lib.clone() };
-    Box::new(move |team| Ok(Arc::new(Lanes::new(team, places)) as Arc<dyn DeviceRoad>))
+    Box::new(move |team| Ok(Arc::new(NcclDevices::new(team, places)) as Arc<dyn DeviceRoad>))
 }
 
-/// Looks for NCCL as an engine with these settings would.
+/// Looks for NCCL as an engine with these settings does, and describes it.
 pub fn describe(config: &Config) -> Line {
     let subject = "nccl".to_owned();
     match Library::find(config.nccl_lib.as_deref()) {
@@ -41,7 +41,7 @@ pub fn describe(config: &Config) -> Line {
             subject,
             found: absent.to_string(),
             advice:
-                "needed only where several workers of a machine have devices; name it with nccl_lib if it is elsewhere"
+                "needed only if several workers of a machine have devices; name it with nccl_lib if it is in another place"
                     .to_owned(),
         },
     }

@@ -1,15 +1,15 @@
-//! What NCCL is told for an operation: pure, and the same on all ranks but for their positions.
+//! The calls of NCCL for an operation: pure, and the same on all ranks except for their positions.
 //!
 //! # Numbers
-//! - NCCL adds in the element's own type along rings and trees: f16 and bf16 are rounded at every step, where host memory rounds once.
+//! - NCCL adds in the element's own type along rings and trees, so f16 and bf16 are rounded at every step. Host memory rounds once.
 //! - A mean of floats multiplies each contribution by the reciprocal of the number of ranks, rounded to the element's type, and adds. Host
-//!   memory adds first and divides once. With 2, 4 or 8 ranks both are the same but at the ends of the range, because such products are
-//!   exact; with other numbers of ranks the rounded reciprocal shows in the last place. It stays so because a sum of f16 may be infinite
-//!   where the mean is not, and because a division would be one more walk over the memory.
-//! - For a weighted mean each contribution is multiplied by its share of the weights before NCCL sees it, by a kernel of ours: as in host
-//!   memory a contribution whose weight is zero is not looked at, so that nothing of it shows that is not finite, which NCCL's own
-//!   `ncclRedOpCreatePreMulSum` would multiply by zero.
-//! - Which of a number and a NaN is the smaller is NCCL's matter; in host memory NaN wins.
+//!   memory adds first and divides once. With 2, 4 or 8 ranks both give the same result except at the ends of the range, because such
+//!   products are exact. With other numbers of ranks the rounded reciprocal changes the last place. We accept this, because a sum of f16
+//!   may be infinite although the mean is not, and because a division would be another pass over the memory.
+//! - For a weighted mean, a kernel of ours first multiplies each contribution by its share of the weights. As in host memory, a
+//!   contribution with weight zero becomes zeros, even if it is not finite; NCCL's own `ncclRedOpCreatePreMulSum` would multiply a NaN by
+//!   zero.
+//! - For min and max, NCCL decides between a number and a NaN; in host memory NaN wins.
 //! - Sums of integers wrap, as elsewhere. NCCL rounds a mean of them towards zero; elsewhere it is rounded down. So the sum is divided by
 //!   a kernel of ours, and the mean is that of host memory.
 
@@ -17,7 +17,7 @@ use crate::collective::Dataflow;
 use crate::collective::order::Claim;
 use crate::types::{DType, Op};
 
-/// What one rank calls, once for every run of the memory.
+/// A call of one rank, once for every run of the memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Step {
     /// `ncclAllReduce`.
@@ -44,7 +44,7 @@ pub(super) enum Step {
     Nothing,
 }
 
-/// How contributions become one.
+/// The reduction.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Reduction {
     Sum,
@@ -54,18 +54,17 @@ pub(super) enum Reduction {
     Mean,
 }
 
-/// By what the contribution of the rank at position `me` is multiplied before it is reduced; `None` if by nothing. `weights` are those of
-/// all ranks.
+/// The factor of the contribution of the rank at position `me`, if there is one. `weights` are those of all ranks.
 pub(super) fn share(dataflow: Dataflow, claim: &Claim, weights: &[f64], me: usize) -> Option<f64> {
     let total: f64 = weights.iter().sum();
     match (dataflow, claim.op) {
-        // Other machines may have what makes it a mean.
+        // If all weights here are zero, other machines may have weights.
         (Dataflow::Reduce { .. }, Op::WeightedMean) => Some(if total > 0.0 { weights[me] / total } else { 0.0 }),
         _ => None,
     }
 }
 
-/// By what the sum that all ranks get is divided; `None` if by nothing, or if NCCL has done so. `ranks` contributed to it.
+/// The divisor of the sum that all ranks get; `None` if there is none, or if NCCL divides. `ranks` is the number of contributions.
 pub(super) fn divisor(dataflow: Dataflow, claim: &Claim, ranks: usize) -> Option<u32> {
     match (dataflow, claim.op) {
         (Dataflow::Reduce { taker: None, .. }, Op::Mean) if !claim.dtype.is_float() => {
@@ -75,7 +74,7 @@ pub(super) fn divisor(dataflow: Dataflow, claim: &Claim, ranks: usize) -> Option
     }
 }
 
-/// What the rank at position `me` calls for an operation.
+/// The calls of the rank at position `me` for an operation.
 pub(super) fn step(dataflow: Dataflow, claim: &Claim, me: usize) -> Step {
     match dataflow {
         Dataflow::Reduce { taker: None, .. } if claim.op == Op::Mean && claim.dtype.is_float() => {
@@ -91,10 +90,10 @@ pub(super) fn step(dataflow: Dataflow, claim: &Claim, me: usize) -> Step {
     }
 }
 
-/// How contributions are added, where NCCL does not divide.
+/// How contributions are added if NCCL does not divide.
 fn reduction(op: Op) -> Reduction {
     match op {
-        // A mean is divided once, by whoever knows all workers; contributions to a weighted mean are shares of it.
+        // A later step, which knows all workers, divides a mean. Contributions to a weighted mean are shares already.
         Op::Sum | Op::Mean | Op::WeightedMean => Reduction::Sum,
         Op::Min => Reduction::Min,
         Op::Max => Reduction::Max,
@@ -204,6 +203,6 @@ mod tests {
 
     fn claim(op: Op, dtype: DType) -> Claim {
         let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        Claim { op, dtype, bytes: 64, device, lane: 0, failed: false, weight: 1.0, priority }
+        Claim { op, dtype, bytes: 64, device, device_index: 0, failed: false, weight: 1.0, priority }
     }
 }

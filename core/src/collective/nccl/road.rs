@@ -1,4 +1,4 @@
-//! The road of one device of a rank: hands what comes to the one thread that speaks to NCCL about it.
+//! The road of one device of a rank: queues groups for the one thread that calls NCCL for it.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ pub(super) struct Road {
 }
 
 impl Road {
-    /// Starts it. The other ranks are met at the first operation.
+    /// Starts the road. It connects with the other ranks at the first operation.
     ///
     /// # Errors
-    /// [`Error::Device`] if the device cannot be used, [`Error::Io`] if the system gives no thread.
+    /// [`Error::Device`] if the device cannot be used, [`Error::Io`] if the system cannot start a thread.
     pub(super) fn start(team: Team, library: Arc<Library>, driver: &Arc<Driver>, device: Ordinal) -> Result<Self> {
         let context = driver.device(device)?;
         tracing::info!(%library, device = name(device), "devices of this machine are reduced by NCCL");
@@ -57,7 +57,7 @@ impl Road {
         self.work.lock().closing = true;
         self.work.bell.notify_all();
         self.thread.join(FINALIZE_PATIENCE);
-        // Whoever ends it reports to everybody, or has taken it upon itself to.
+        // The thread that ends the communicator reports all operations.
         drop(self.work.bell.wait_timeout_while(self.work.lock(), ABORT_PATIENCE, |state| state.ending));
     }
 }

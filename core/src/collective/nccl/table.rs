@@ -1,7 +1,7 @@
-//! The calls of NCCL that are made, as one table: a row is the only way to call one.
+//! The functions of NCCL that Gradlane calls, as one table. They are called through this table only.
 //!
-//! Types and constants are cudarc's. The functions are bound here, because cudarc's loader never tries `libnccl.so.2`, the only name that
-//! PyTorch ships, and takes results as a Rust enum, for which a code that it does not list is undefined behaviour.
+//! Types and constants are cudarc's. The functions are bound here for two reasons: cudarc's loader never tries `libnccl.so.2`, the only
+//! name that PyTorch ships, and its functions return a Rust enum, for which an unlisted code is undefined behaviour.
 #![expect(unsafe_code, reason = "symbols of a library have the types that its header says")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -12,11 +12,11 @@ use libloading::os::unix::Library;
 /// A result of NCCL.
 pub(super) type Code = u32;
 
-/// It went well.
+/// Success.
 pub(super) const SUCCESS: Code = 0;
 /// Another rank is gone or failed.
 pub(super) const REMOTE_ERROR: Code = 6;
-/// It was begun, and the communicator says when it has ended.
+/// The call was begun; the communicator tells when it has ended.
 pub(super) const IN_PROGRESS: Code = 7;
 
 macro_rules! calls {
@@ -30,7 +30,7 @@ macro_rules! calls {
             /// Finds every function in `library`, which must never be closed.
             ///
             /// # Errors
-            /// The name of the first that it lacks.
+            /// The name of the first function that it lacks.
             pub(super) fn bind(library: &Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: {
@@ -67,7 +67,7 @@ calls! {
 }
 
 impl Table {
-    /// What the library says that it is, such as 22809 for 2.28.9; 0 if it does not say.
+    /// The library's version, such as 22809 for 2.28.9; 0 if it is unknown.
     pub(super) fn version_code(&self) -> u32 {
         let mut version = 0;
         // SAFETY: it writes one number.
@@ -75,7 +75,7 @@ impl Table {
         if code == SUCCESS { version.unsigned_abs() } else { 0 }
     }
 
-    /// What a code means, in the library's words.
+    /// The library's text for a code.
     pub(super) fn describe(&self, code: Code, comm: ncclComm_t) -> String {
         // SAFETY: it returns a string of its own for any code.
         let meaning = unsafe { text((self.error_string)(code)) };

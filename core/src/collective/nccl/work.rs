@@ -1,11 +1,11 @@
-//! What the threads of a road share: what waits for its turn, what is under way, and how all of it ends.
+//! The shared state of a road's threads: waiting groups, groups under way, and the end.
 //!
 //! ```text
 //!   (nothing) ──first operation──► Meeting ──all ranks there──► Issuing ──shutdown, nothing under way──► Ended
 //!                                     └──── abort, error, deadline ────┴──► Ending ──► Ended
 //! ```
-//! While it ends, a thread of its own aborts the communicator, because that may hang when a device does; the waiting
-//! operations get the cause then, or after [`ABORT_PATIENCE`].
+//! In `Ending`, a separate thread aborts the communicator, because that may hang if a device does. The waiting operations get the cause
+//! after the abort, or after [`ABORT_PATIENCE`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -18,20 +18,20 @@ use crate::types::{Done, Time};
 
 /// How often the operations under way are checked for errors that NCCL does not report by itself, and for deadlines.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-/// How long an error of NCCL waits for its cause: a rank that dies is noticed by its neighbours at about the same time.
+/// How long an error of NCCL waits for its cause, because the ranks notice the death of another one at about the same time.
 pub(super) const GRACE: Duration = Duration::from_secs(1);
-/// How long NCCL may take to abort before the waiting operations fail all the same.
+/// How long NCCL may take to abort before the waiting operations fail anyway.
 pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the other ranks may take to end the communicator in order.
 pub(super) const FINALIZE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What the threads of a road share.
+/// The shared state of a road's threads.
 pub(super) struct Work {
     pub(super) team: Team,
     state: Mutex<State>,
-    /// Something of the state changed.
+    /// Notified when the state changes.
     pub(super) bell: Condvar,
-    /// Held for the moment of a call.
+    /// Held only during a call.
     pub(super) comm: Mutex<Option<Comm>>,
 }
 
@@ -39,25 +39,25 @@ pub(super) struct Work {
 pub(super) struct State {
     /// Groups that wait for their turn.
     pub(super) queue: VecDeque<Vec<(Ordered, Done<()>)>>,
-    /// Groups on the device's stream, by the order in which they came there.
+    /// Groups on the device's stream, in their order.
     pub(super) flying: BTreeMap<u64, Flying>,
     pub(super) flown: u64,
-    /// Of the group that was taken out of the queue and is not on the stream yet.
+    /// The operations of the group that was taken from the queue and is not on the stream yet.
     pub(super) issuing: Vec<Done<()>>,
-    /// Something failed, and its cause may still be found.
+    /// An operation failed, and the cause may still become known.
     failing: bool,
-    /// Why nothing is done any more.
+    /// The error after which no operation is issued.
     pub(super) over: Option<Error>,
     /// The communicator is being aborted.
     pub(super) ending: bool,
-    /// Nothing more will come.
+    /// The road was shut down.
     pub(super) closing: bool,
 }
 
 /// A group, whose operations end together.
 pub(super) struct Flying {
     pub(super) waiting: Vec<Done<()>>,
-    /// What it is, for errors.
+    /// Its name in errors.
     pub(super) what: &'static str,
     pub(super) deadline: Time,
 }
@@ -111,20 +111,20 @@ impl Work {
             work.abort_comm();
             work.report_all(&of_end);
         };
-        // It ends within its patience, so no thread needs to wait for it.
+        // No thread needs to wait for it, because it ends within its patience.
         if std::thread::Builder::new().name("gl-nccl-end".to_owned()).spawn(finish).is_err() {
             self.report_all(&cause);
         }
     }
 
-    /// Aborts the communicator, so that nothing of anybody's memory is used any more; gives up after a while.
+    /// Aborts the communicator, so that no memory is used any more; gives up after a while.
     fn abort_comm(self: &Arc<Self>) {
         let (aborting, aborted) = crossbeam_channel::bounded::<()>(0);
         let work = Arc::clone(self);
         let abort = move || {
-            // Dropped when it is done.
+            // Its drop signals the end of the abort.
             let _aborting = aborting;
-            // Taken first, because a thread that only asks for it must not wait for the abort.
+            // Taken out first, because a thread that only needs the lock must not wait for the abort.
             let comm = work.comm.lock().expect(LOCK).take();
             if let Some(comm) = comm {
                 comm.abort();
@@ -148,9 +148,9 @@ impl Work {
         }
     }
 
-    /// The stream has come to a group's end.
+    /// The stream has reached the end of a group.
     pub(super) fn landed(self: &Arc<Self>, number: u64, outcome: Result<()>) {
-        // Not what an abort has ended, and not what NCCL knows to have failed.
+        // Ignores groups that an abort has ended, and groups that NCCL reports as failed.
         let outcome = outcome.and_then(|()| match &*self.comm.lock().expect(LOCK) {
             Some(comm) => comm.state().map(drop),
             None => Ok(()),
@@ -170,7 +170,7 @@ impl Work {
         }
     }
 
-    /// Something failed on this rank's road, which is the end of it.
+    /// An error on this rank's road, which ends the road.
     pub(super) fn fail(self: &Arc<Self>, error: Error) {
         let mut state = self.lock();
         if state.over.is_some() || std::mem::replace(&mut state.failing, true) {
@@ -189,7 +189,7 @@ impl Work {
             drop(state);
             work.end(error);
         };
-        // Not on this thread, which may be the reaper's.
+        // On a separate thread, because this one may be the reaper's.
         if let Err(refused) = std::thread::Builder::new().name("gl-nccl-fail".to_owned()).spawn(wait) {
             self.end(Error::Io { what: "starting a thread".to_owned(), cause: refused.to_string() });
         }

@@ -238,7 +238,7 @@ fn claim() -> Claim {
         dtype: DType::F32,
         bytes: 4,
         device: DeviceKind::Host,
-        lane: 0,
+        device_index: 0,
         failed: false,
         weight: 1.0,
         priority: Priority(0),

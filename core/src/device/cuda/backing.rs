@@ -1,4 +1,4 @@
-//! Pinned host memory, from which devices copy at the rate of their bus.
+//! Pinned host memory, which devices copy at the rate of their bus.
 #![expect(unsafe_code, reason = "memory of the driver is known by address")]
 
 use std::ffi::c_uint;
@@ -16,40 +16,40 @@ use crate::mem::{Allocation, Backing, Ordinal, Place};
 
 /// The backing of pools of pinned memory, one for each kind of it: see [`OfKind`].
 ///
-/// Pinning takes milliseconds and serialises the driver, so that it is done in slabs, from which allocations are cut one after the other. Slabs
-/// double: a job of small tensors pins little, and one of large tensors pins seldom. Allocations come back only with the whole pool, which
-/// keeps what it has had.
+/// Pinning takes milliseconds and serialises the driver. So memory is pinned in slabs, and allocations are cut from a slab one after the
+/// other. Each slab is twice as large as the last: a job with small tensors pins little, and a job with large tensors pins seldom. The
+/// pools keep their allocations, so memory is only freed when the last pool is dropped.
 pub(super) struct PinnedBacking {
     driver: Arc<Driver>,
     bytes_max: usize,
     stock: Mutex<Stock>,
-    /// Set when a device may use slabs for ever.
+    /// Set if a device may use slabs for ever; then they are never freed.
     keeps: Arc<AtomicBool>,
 }
 
 struct Stock {
-    /// Slabs with room at their end, and where it begins.
+    /// Slabs with room at their end, and the offset of that room.
     open: Vec<(Arc<Slab>, usize)>,
     /// Size of the next slab.
     next_bytes: usize,
-    /// How many slabs were made that others can be shown, which is what the next one is called.
+    /// The number of slabs that other processes can map; also the number of the next one.
     shown: u32,
-    /// In all slabs.
+    /// Pinned bytes of all slabs.
     pinned_bytes: usize,
-    /// Whether somebody was told that not all could be pinned. Once: a job that goes beyond its limit does so in each step.
+    /// Whether the log said that not all memory could be pinned. Logged once, because a job beyond its limit is so in each step.
     warned: bool,
 }
 
-/// What is the same for all memory of a slab.
+/// The kind of the memory of a slab.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Kind {
-    /// The NUMA node on which it is asked for; anywhere, if none is told.
+    /// The preferred NUMA node, if any.
     pub(super) node: Option<u32>,
-    /// Whether other processes of the machine can be let read it. Else it is the driver's own.
+    /// Whether other processes of the machine can map it. If not, the driver allocates it.
     pub(super) shown: bool,
 }
 
-/// The part of a backing that is of one kind.
+/// A backing for memory of one kind.
 pub(super) struct OfKind {
     pub(super) backing: Arc<PinnedBacking>,
     pub(super) kind: Kind,
@@ -79,12 +79,12 @@ impl PinnedBacking {
         }
     }
 
-    /// Frees nothing any more: a device did not end in time, and what it still writes must not be anybody else's memory.
+    /// Never frees the slabs: a device did not end in time, and may still write to them.
     pub(super) fn keep(&self) {
         self.keeps.store(true, Ordering::Release);
     }
 
-    /// Memory of a slab of `kind`; none if no more can be pinned.
+    /// Memory of a slab of `kind`; `None` if no more can be pinned.
     fn allocation(&self, kind: Kind, bytes: usize) -> Option<Box<dyn Allocation>> {
         let bytes = bytes.next_multiple_of(ALIGN);
         let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +107,7 @@ impl PinnedBacking {
         }
     }
 
-    /// Pins a slab of `kind` that holds `bytes`: as large as the next should be, or else as large as can be had.
+    /// Pins a slab of `kind` for at least `bytes`. Its size is the planned one, or less if that cannot be pinned.
     fn pin(&self, stock: &mut Stock, kind: Kind, bytes: usize) -> std::result::Result<Arc<Slab>, Refusal> {
         let left = self.bytes_max.saturating_sub(stock.pinned_bytes);
         if left < bytes {
@@ -129,15 +129,15 @@ impl PinnedBacking {
     }
 
     fn allocate(&self, kind: Kind, number: u32, bytes: usize) -> Result<Slab> {
-        // Portable memory is pinned for all devices; which context makes it does not matter, but that no other device gets one.
+        // Portable memory is pinned for all devices, so any context will do. One in use avoids a context on another device.
         let context = self.driver.in_use().map_or_else(|| self.driver.device(Ordinal(0)), Ok)?;
-        // Pages are touched in the thread that asks.
+        // This thread touches the pages, which places them on its preferred node.
         let pinned = numa::near(kind.node, || {
             context.within(|| {
                 if kind.shown {
                     match registered(&context, bytes) {
                         Ok((start, segment)) => return Ok((start, Some(segment))),
-                        Err(error) => tracing::debug!(%error, "memory that servers could read is not pinned"),
+                        Err(error) => tracing::debug!(%error, "cannot pin memory that servers could read"),
                     }
                 }
                 Ok((allocated(&context, bytes)?, None))
@@ -147,7 +147,7 @@ impl PinnedBacking {
         Ok(Slab { context, kind, start, bytes, segment, number, kept: Arc::clone(&self.keeps) })
     }
 
-    /// Says once that copies will be slower, and what to raise.
+    /// Logs once that copies will be slower, and which limit to raise.
     fn warn(&self, stock: &mut Stock, refusal: &Refusal) {
         if std::mem::replace(&mut stock.warned, true) {
             return;
@@ -169,9 +169,9 @@ impl PinnedBacking {
     }
 }
 
-/// Memory of the driver's own, to be freed by it.
+/// Memory that the driver allocates and frees.
 fn allocated(context: &Context, bytes: usize) -> Result<NonNull<u8>> {
-    // Not write-combined: the processor adds and encrypts what is here, and would read it at a crawl.
+    // Not write-combined, because the processor adds and encrypts these bytes, and reads write-combined memory very slowly.
     const FLAGS: c_uint = cudarc::driver::sys::CU_MEMHOSTALLOC_PORTABLE;
     let mut start = ptr::null_mut();
     // SAFETY: it writes one address, which is freed in `Slab::drop`.
@@ -180,7 +180,7 @@ fn allocated(context: &Context, bytes: usize) -> Result<NonNull<u8>> {
     NonNull::new(start.cast()).ok_or_else(|| Error::Internal { what: "pinned memory at null".to_owned() })
 }
 
-/// Memory that other processes can map, which the driver knows as pinned.
+/// Memory that other processes can map, registered with the driver as pinned.
 fn registered(context: &Context, bytes: usize) -> Result<(NonNull<u8>, Segment)> {
     const FLAGS: c_uint = cudarc::driver::sys::CU_MEMHOSTREGISTER_PORTABLE;
     let segment = Segment::create_to_show(bytes as u64)?;
@@ -196,19 +196,19 @@ fn registered(context: &Context, bytes: usize) -> Result<(NonNull<u8>, Segment)>
 const SLAB_BYTES_MIN: usize = 1 << 20;
 /// The largest: sixteen parts of the usual size. Pinning it takes some ten milliseconds, which a step of such a job does not notice.
 const SLAB_BYTES_MAX: usize = 64 << 20;
-/// A slab with less room is forgotten: the smallest that the pool asks for.
+/// The smallest allocation of a pool. A slab with less room is not used further.
 const ROOM_MIN: usize = 1 << 10;
 
 /// Memory that the driver has pinned.
 struct Slab {
     context: Arc<Context>,
-    /// What was asked for, as far as there was such memory.
+    /// The kind that was requested.
     kind: Kind,
     start: NonNull<u8>,
     bytes: usize,
-    /// What others can be shown; absent where the driver allocated the memory.
+    /// The segment that other processes can map; `None` if the driver allocated the memory.
     segment: Option<Segment>,
-    /// What it is called by them.
+    /// The number by which other processes know it.
     number: u32,
     kept: Arc<AtomicBool>,
 }
@@ -235,7 +235,7 @@ impl Drop for Slab {
             None => self.context.checked("freeing pinned memory", unsafe { (api.host_free)(start) }),
         });
         if let Err(error) = freed {
-            // As the process ends there is no driver any more, and the memory goes with it.
+            // When the process ends, the driver is gone already, and the kernel frees the memory.
             tracing::debug!(%error, "pinned memory was not freed");
         }
     }

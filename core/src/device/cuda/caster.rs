@@ -1,9 +1,9 @@
-//! Casts on the way between a device and the host: a kernel makes the wire form, or elements of it, and a copy engine moves it.
+//! Casts in copies between a device and the host: a kernel encodes or decodes the wire form, and a copy engine moves it.
 //!
-//! The wire form lies in a buffer of the device's own between the two. Kernels and copies of one direction are in one stream, so that one
-//! buffer is enough: what comes next into it waits on the device for the last to be out. A kernel of 4 MiB takes about a tenth of its
-//! copy. A kernel that reads and writes memory of the host itself would need no buffer, but it would keep multiprocessors busy for as
-//! long as the bus takes, and it would fail where the memory is not pinned.
+//! Between the two, the wire form lies in a buffer in device memory. Kernels and copies of one direction share a stream, so one buffer is
+//! enough: the next use of the buffer waits on the device for the last one. A kernel of 4 MiB takes about a tenth of the time of its copy.
+//! A kernel that accesses host memory would need no buffer, but it would keep multiprocessors busy for as long as the bus takes, and it
+//! would fail if the memory is not pinned.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use crate::error::Result;
 use crate::mem::{DeviceRegion, Region};
 use crate::types::{DType, Encoding, Span};
 
-/// The kernels of one direction, and the memory between kernels and copies.
+/// The kernels of one direction, and the buffer between kernels and copies.
 pub(super) struct Caster {
     kernels: Kernels,
     buffer: DeviceMemory,
 }
 
-/// Of the buffer: the wire form of 4 MiB of f32, which a copy moves at the rate of the bus.
+/// Size of the buffer: the wire form of 4 MiB of f32, enough for copies at the rate of the bus.
 const BUFFER_BYTES: usize = 2 << 20;
 
 /// The type whose elements are an encoding of `dtype`, if a kernel casts to it and back.
@@ -32,7 +32,7 @@ pub(super) fn wire(dtype: DType, encoding: Encoding) -> Option<DType> {
 }
 
 impl Caster {
-    /// Loads the kernels and takes the buffer.
+    /// Loads the kernels and allocates the buffer.
     ///
     /// # Errors
     /// [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) if the driver cannot compile the kernels,
@@ -41,7 +41,7 @@ impl Caster {
         Ok(Self { kernels: Kernels::load(context)?, buffer: context.memory(BUFFER_BYTES)? })
     }
 
-    /// Submits that the elements of `from` are encoded, one run after the other, and copied to `to`.
+    /// Submits kernels that encode the elements of `from`, run after run, and copies of the result to `to`.
     pub(super) fn encode(&self, stream: &Stream, from: &[DeviceRegion], to: &Region, coding: &Coding) -> Result<()> {
         let wire = wire_of(coding);
         let mut at = 0;
@@ -60,7 +60,7 @@ impl Caster {
         Ok(())
     }
 
-    /// Submits that the wire form in `from` is copied to the device and decoded into `to`, one run after the other.
+    /// Submits copies of the wire form in `from` to the device, and kernels that decode it into `to`, run after run.
     pub(super) fn decode(&self, stream: &Stream, from: &Region, to: &[DeviceRegion], coding: &Coding) -> Result<()> {
         let wire = wire_of(coding);
         let mut at = 0;
@@ -82,7 +82,7 @@ impl Caster {
 }
 
 fn wire_of(coding: &Coding) -> DType {
-    wire(coding.dtype, coding.encoding).expect("what a device does not encode has no lane")
+    wire(coding.dtype, coding.encoding).expect("`route` refuses what a device does not encode")
 }
 
 /// Bytes of a run's elements in the wire form.
@@ -90,7 +90,7 @@ fn cast_bytes(run: &DeviceRegion, dtype: DType, wire: DType) -> u64 {
     run.len() as u64 / dtype.bytes() * wire.bytes()
 }
 
-/// The runs in order, cut and gathered so that the wire form of each batch fits the buffer.
+/// Cuts and gathers the runs, in order, into batches whose wire form fits the buffer.
 fn batches(runs: &[DeviceRegion], dtype: DType, wire: DType) -> Vec<Vec<DeviceRegion>> {
     let bytes_max = BUFFER_BYTES as u64 / wire.bytes() * dtype.bytes();
     let (mut batches, mut room) = (Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! Single copies, submitted to a stream: the calls of the driver.
+//! Submits single copies to a stream, with the functions of the driver.
 #![expect(unsafe_code, reason = "the driver copies between addresses")]
 
 use crate::cuda::{INVALID_VALUE, Stream, name};
@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Ordinal, Region};
 use crate::types::Span;
 
-/// Of a copy between device and host. At 55 GB/s it takes 76 µs, a dozen times what submitting takes, so that the engine never waits for
-/// the next, and a stream that is closed ends within that time.
+/// The largest single copy. At 55 GB/s it takes 76 µs, a dozen times the time to submit it, so the copy engine never waits for the next
+/// one, and a stream that is closed ends within that time.
 const CHUNK_BYTES: u64 = 4 << 20;
 
 /// Runs of at most [`CHUNK_BYTES`] that cover `run`.
@@ -48,12 +48,18 @@ pub(super) fn copy_within(stream: &Stream, from: &DeviceRegion, to: &DeviceRegio
     submitted(stream, "a copy on the device", from, code)
 }
 
-/// The driver looks addresses up before it copies; one that it does not know is the caller's mistake and no fault of the device.
+/// Checks the result of a submission. The driver looks up addresses first; an unknown address is a mistake of the caller and no fault of
+/// the device.
 fn submitted(stream: &Stream, what: &str, run: &DeviceRegion, code: u32) -> Result<()> {
     if code == INVALID_VALUE {
         let device: Ordinal = stream.context().device();
         return Err(Error::InvalidArgument {
-            what: format!("{}: the {} bytes at {:#x} are not memory of it", name(device), run.len(), run.address()),
+            what: format!(
+                "{}: the {} bytes at {:#x} are not memory of this device",
+                name(device),
+                run.len(),
+                run.address()
+            ),
             hint: "give a tensor of that device, and keep it until its handle has resolved".to_owned(),
         });
     }

@@ -1,8 +1,8 @@
-//! Devices of CUDA: a stream and a thread for each direction, pinned host memory, and outcomes from a reaper.
+//! CUDA devices: a stream and a thread for each direction of copies, pinned host memory, and outcomes from a reaper.
 //!
-//! Every copy is submitted by the thread of its direction and not by who asks for it: a copy from or to memory that is not pinned keeps
-//! its thread in the driver until it is done, marks included, and nothing but that direction shall wait for it. A stage's thread calls no
-//! function of CUDA but [`lease`](Device::lease)'s allocations, and the caller's thread no other than [`mark`](Device::mark)'s.
+//! The thread of a direction submits its copies, because a copy of memory that is not pinned blocks its thread in the driver until it is
+//! done, including the marks before it. So only that direction waits. The thread of a stage calls CUDA only in [`lease`](Device::lease),
+//! and the caller's thread only in [`mark`](Device::mark).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,49 +19,49 @@ use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Lease, Ordinal, Pool};
 use crate::types::{DType, Done, Encoding};
 use backing::{Kind, OfKind, PinnedBacking};
-use lane::{Direction, Job, Lane, ended};
+use copy_queue::{CopyQueue, Direction, Job, ended};
 
 mod backing;
 mod caster;
 mod copies;
-mod lane;
+mod copy_queue;
 
-/// All CUDA devices that the process sees. A device is first touched when something is marked or copied there.
+/// All CUDA devices that the process sees. The first mark or copy on a device makes its context.
 pub struct CudaDevice {
     driver: Arc<Driver>,
     pools: BTreeMap<Kind, Pool>,
-    /// The node of each device.
+    /// The NUMA node of each device.
     nodes: Vec<Option<u32>>,
     backing: Arc<PinnedBacking>,
     pinned_bytes_max: u64,
     patience: Duration,
     reaper: Arc<Reaper>,
-    lanes: Mutex<Lanes>,
+    queues: Mutex<CopyQueues>,
 }
 
 #[derive(Default)]
-struct Lanes {
-    open: BTreeMap<(Ordinal, Direction), Lane>,
+struct CopyQueues {
+    open: BTreeMap<(Ordinal, Direction), CopyQueue>,
     closed: bool,
 }
 
 impl CudaDevice {
-    /// Looks for the driver as `cuda_lib` says and starts what serves its devices. Touches none.
+    /// Looks for the driver as `cuda_lib` says, and starts the reaper. Makes no context.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] where there is no driver or no device, with what was searched and what to do; [`Error::Io`] if the system
-    /// gives no thread.
+    /// [`Error::Unavailable`] if there is no driver or no device, with the names that were tried and what to do; [`Error::Io`] if the
+    /// system cannot start a thread.
     pub fn load(config: &Config) -> Result<Self> {
         Self::load_below(Path::new("/"), config)
     }
 
-    /// The same on the machine below `root`.
+    /// The same for the machine below `root`.
     fn load_below(root: &Path, config: &Config) -> Result<Self> {
         let driver = Driver::load(config.cuda_lib.as_deref()).map_err(|absent| absent.error())?;
         match cuda::groups(&driver, root) {
             Ok(groups) => tracing::info!(driver = driver.library(), cuda = driver.version(), "{groups}"),
-            // Whatever it is, whoever uses a device hears of it.
-            Err(error) => tracing::warn!(%error, "how the devices are joined is not known"),
+            // The first use of a device reports the error to its caller.
+            Err(error) => tracing::warn!(%error, "the PCIe groups of the devices are unknown"),
         }
         let backing = Arc::new(PinnedBacking::new(Arc::clone(&driver), config.pinned_bytes_max));
         let nodes: Vec<_> = driver.ordinals().map(|device| cuda::numa_node(&driver, root, device)).collect();
@@ -75,27 +75,27 @@ impl CudaDevice {
             pinned_bytes_max: config.pinned_bytes_max,
             patience: config.shutdown_timeout,
             reaper: Arc::new(Reaper::start()?),
-            lanes: Mutex::default(),
+            queues: Mutex::default(),
         })
     }
 
-    /// How many devices there are; their ordinals count from 0.
+    /// The number of devices; their ordinals begin at 0.
     pub fn count(&self) -> usize {
         self.driver.ordinals().count()
     }
 
-    /// Hands a job to the thread of its direction, which is started with the first.
+    /// Hands a job to the thread of its direction, and starts that thread for the first job.
     fn submit(&self, device: Ordinal, direction: Direction, job: Job) {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        if lanes.closed {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if queues.closed {
             return job.done.err(ended());
         }
-        if let Some(lane) = lanes.open.get(&(device, direction)) {
-            return lane.submit(job);
+        if let Some(queue) = queues.open.get(&(device, direction)) {
+            return queue.submit(job);
         }
         let context = self.driver.device(device);
-        match context.and_then(|context| Lane::start(&context, direction, Arc::clone(&self.reaper))) {
-            Ok(lane) => lanes.open.entry((device, direction)).or_insert(lane).submit(job),
+        match context.and_then(|context| CopyQueue::start(&context, direction, Arc::clone(&self.reaper))) {
+            Ok(queue) => queues.open.entry((device, direction)).or_insert(queue).submit(job),
             Err(error) => job.done.err(error),
         }
     }
@@ -118,7 +118,7 @@ impl Device for CudaDevice {
                 hint: "raise pinned_bytes_max, or lower partition_bytes".to_owned(),
             });
         }
-        // Whether there is such a device, copies find out.
+        // A wrong ordinal is reported by the copy.
         let node = self.nodes.get(usize::from(device.0)).copied().flatten();
         Ok(self.pools[&Kind { node, shown }].lease(bytes))
     }
@@ -139,12 +139,12 @@ impl Device for CudaDevice {
 
     fn shutdown(&self) {
         let open = {
-            let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-            lanes.closed = true;
-            std::mem::take(&mut lanes.open)
+            let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+            queues.closed = true;
+            std::mem::take(&mut queues.open)
         };
-        // All are told before any is waited for.
-        let ends: Vec<_> = open.into_values().map(Lane::close).collect();
+        // Ends all threads before it waits for any.
+        let ends: Vec<_> = open.into_values().map(CopyQueue::close).collect();
         ends.iter().for_each(|thread| thread.join(self.patience));
         if !self.reaper.shutdown(self.patience) {
             self.backing.keep();
@@ -164,7 +164,7 @@ impl fmt::Debug for CudaDevice {
     }
 }
 
-/// Whose lane copies `transfer`; nobody's if there is nothing to copy.
+/// The device and the direction of the queue that copies `transfer`; `None` if there is nothing to copy.
 fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
     let (direction, runs, other): (_, &[DeviceRegion], _) = match transfer {
         Transfer::Out { from, to } => (Direction::Out, from, to.len()),
@@ -257,7 +257,7 @@ mod tests {
         let _near = [1000, 2000].map(|bytes| cuda.lease(near, bytes, false).unwrap());
         assert_eq!(counted(), [2, 1], "a slab of its own, and both leases in it");
         let _elsewhere = cuda.lease(Ordinal(u16::MAX), 1000, false).unwrap();
-        assert_eq!(counted(), [2, 1], "whose node is not known shares with others of that kind");
+        assert_eq!(counted(), [2, 1], "a device whose node is unknown shares the slabs of that kind");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! COMPRESS and DECOMPRESS: between elements and their wire form, in memory of the engine's own, from which PUSH sends and where the sum
+//! COMPRESS and DECOMPRESS: between elements and their wire form, in memory of the engine, from which PUSH sends and in which the sum
 //! lands. Each ends when the calling thread has encoded or decoded.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::mem::borrow::{self, Staging};
 use crate::sched::Task;
 use crate::types::LinkId;
 
-/// Encodes a contribution, into memory that it has until its sum is decoded.
+/// Encodes a contribution into memory that the task holds until its sum is decoded.
 pub(super) fn encode(
     shared: &Arc<Shared>,
     task: Task,
@@ -20,7 +20,7 @@ pub(super) fn encode(
     here_bytes_max: u64,
 ) {
     let Some(using) = shared.use_memory() else { return };
-    // A server of this machine reads it where it lies. Should another transport be taken in the end, this is memory as any.
+    // A server of this machine reads this memory in place. For other transports it is ordinary memory.
     let shown = link.is_some_and(|link| shared.transport.capabilities(link).zero_copy);
     let mut body = shared.wire.lease(task.bytes, shown);
     let (codec, kernels) = (coding.codec(), shared.wire.kernels);
@@ -29,7 +29,7 @@ pub(super) fn encode(
         assert_eq!(used, body.len(), "a body of {} has as many bytes as its header says", coding.encoding);
     });
     drop(using);
-    // After a panic there is no machine to hear it.
+    // After a panic there is no machine to report to.
     let _ = shared.with_pushing(here_bytes_max, |state, now| {
         let payload = state.payloads.get_mut(task.id).expect("a task has a payload until it is released");
         payload.set_wire(Some(Staging::new(body)));
@@ -37,7 +37,7 @@ pub(super) fn encode(
     });
 }
 
-/// Decodes a sum to where it goes.
+/// Decodes a sum into its destination.
 pub(super) fn decode(shared: &Arc<Shared>, task: Task, from: &Region, to: Vec<Region>, coding: Coding) {
     let Some(using) = shared.use_memory() else { return };
     let (codec, kernels, copies) = (coding.codec(), shared.wire.kernels, shared.metrics.copies());

@@ -1,5 +1,5 @@
-//! What the ranks of this machine do together: ALL_REDUCE, REDUCE and BROADCAST, and between PCIe groups PCIE_REDUCE and PCIE_BROADCAST.
-//! Each ends when this rank has what shall come of it.
+//! The collective stages: ALL_REDUCE, REDUCE and BROADCAST, and between PCIe groups PCIE_REDUCE and PCIE_BROADCAST. Each ends when this
+//! rank has its result.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, operation: Operation, ta
         });
     });
     collective.run(operation, done);
-    // It may have been abandoned before the collective knew of it.
+    // The task may have been abandoned before the collective got the operation.
     if shared.look(|state| state.worker.is_abandoned(task.id, slot)) {
         collective.abandon(slot);
     }

@@ -1,5 +1,5 @@
-//! COPYD2H and COPYH2D: between the memory of a device and what the network reads and writes. Each ends when the device has copied, wanted
-//! or not: until then it uses the memory.
+//! COPYD2H and COPYH2D: between the memory of a device and what the network reads and writes. Each ends when the device has copied, even if
+//! the task was abandoned, because the device uses the memory until then.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::mem::borrow::Staging;
 use crate::sched::Task;
 use crate::types::{Done, LinkId};
 
-/// Stages a contribution, in memory that it has until its sum is back on the device.
+/// Stages a contribution in memory that the task holds until its sum is back on the device.
 pub(super) fn to_host(
     shared: &Arc<Shared>,
     task: Task,
@@ -25,7 +25,7 @@ pub(super) fn to_host(
 ) {
     let device = device(shared);
     let len = usize::try_from(bytes).expect("at most PART_BYTES_MAX");
-    // A server of this machine reads it where it lies. Should another transport be taken in the end, this is memory as any.
+    // A server of this machine reads this memory in place. For other transports it is ordinary memory.
     let shown = link.is_some_and(|link| shared.transport.capabilities(link).zero_copy);
     let staging = match device.lease(from, len, shown) {
         Ok(lease) => Staging::new(lease),
@@ -37,7 +37,7 @@ pub(super) fn to_host(
         if contributes {
             return Some(transfer);
         }
-        // The sum needs its place all the same.
+        // The sum needs the memory anyway.
         state.worker.handle_copied(now, task.id, Ok(()));
         None
     });
@@ -52,7 +52,7 @@ pub(super) fn to_host(
     device.copy(transfer, &after, done);
 }
 
-/// Brings a sum to where it goes.
+/// Copies a sum to its destination.
 pub(super) fn to_device(shared: &Arc<Shared>, task: Task, transfer: Transfer, after: &[Mark]) {
     let reporter = Arc::clone(shared);
     let bytes = match &transfer {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use super::job::{Job, Work};
 use super::shared::Shared;
 
-/// Executes a job. It leads to exactly one report to the machine. What becomes ready by encoding and has at most `here_bytes_max` bytes is
-/// pushed by the calling thread too.
+/// Executes a job. Makes exactly one report to the machine. If encoding makes a push of at most `here_bytes_max` bytes ready, the calling
+/// thread pushes it too.
 pub(super) fn execute(shared: &Arc<Shared>, Job { task, work }: Job, here_bytes_max: u64) {
     match work {
         Work::Push { link, exchange, push } => push::execute(shared, task, link, exchange, push),

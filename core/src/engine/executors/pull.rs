@@ -1,4 +1,4 @@
-//! PULL: waits for the sum and lands it where it goes.
+//! PULL: waits for the sum and lands it in its destination.
 
 use std::sync::Arc;
 

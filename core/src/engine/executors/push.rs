@@ -1,4 +1,4 @@
-//! PUSH: a contribution leaves from where it lies. Ends when its last byte was handed over.
+//! PUSH: sends a contribution in place. Ends when the transport has taken its last byte.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Queues and gates: how a task comes to a stage, and what keeps it from it.
+//! Queues and gates: how a task comes to a stage, and the reasons for which it waits there.
 
 use std::collections::VecDeque;
 
@@ -34,7 +34,7 @@ impl Scheduler {
         }
     }
 
-    /// Where a task waits for `stage`.
+    /// The queue in which a task waits for `stage`.
     pub(super) fn queue(&mut self, stage: Stage, is_withdrawal: bool) -> &mut StageQueue {
         match (is_withdrawal, stage) {
             (true, Stage::Push) => &mut self.withdrawals,
@@ -57,7 +57,7 @@ impl Scheduler {
         self.enter(now, id, Stage::Push, Some(at));
     }
 
-    /// Whether one task more may be in `stage`.
+    /// Whether another task may run in `stage`.
     pub(super) fn has_room(&self, stage: Stage) -> bool {
         !stage.is_copy() || self.running[stage.index()] < self.config.copies_max
     }
@@ -91,7 +91,7 @@ impl Scheduler {
         }
     }
 
-    /// After the credit or the head of the queue has changed: what comes first now may fit.
+    /// Call after the credit or the head of the queue has changed, because the first task may fit now.
     pub(super) fn wake_if_ready(&mut self, stage: Stage) {
         if self.has_ready(stage) {
             self.wakes |= 1 << stage.index();
@@ -119,7 +119,8 @@ impl Scheduler {
         }
     }
 
-    /// A scan, because connections come and go rarely and an index would cost every move.
+    /// The queued tasks whose server is `server`. Scans all tasks, because connections change rarely and an index would slow down every
+    /// move.
     pub(super) fn waiting_to_go_to(&self, server: ServerId) -> Vec<TaskId> {
         let waits = |work: &Work| goes_to_server(work.stage) && matches!(work.place, Place::Queued(_));
         let tasks = self.tasks.iter().filter(|(_, work)| work.spec.server == server && waits(work));

@@ -1,9 +1,8 @@
-//! Who draws credit, who gives it back, and what becomes of credit that others wait for.
+//! When tasks draw and return credit, and when held credit is lent on.
 //!
-//! A task draws where it first holds memory of the engine's or bytes of a link: in COPYD2H if it lies in memory of a device, in COMPRESS if
-//! the host encodes it, else in PUSH. It gives back when it holds neither any more: at the end of COPYH2D, of DECOMPRESS or of PULL. So
-//! what is staged for the network is bounded as what is on it, by one number, and a task that is pushed was staged by the credit that it
-//! pushes with.
+//! A task draws credit when it first takes staging memory or bytes of a link: in COPYD2H if it lies in device memory, in COMPRESS if the
+//! host encodes it, else in PUSH. It returns its credit when it holds neither any more: at the end of COPYH2D, of DECOMPRESS or of PULL. So
+//! one limit bounds both the bytes on the network and the bytes staged for it, and a task uses the same credit for both.
 
 use std::cmp::Reverse;
 
@@ -16,7 +15,7 @@ use crate::sched::task::{Place, Work};
 use crate::types::Time;
 
 impl Scheduler {
-    /// Draws for a task that is taken for a stage that needs credit.
+    /// Draws credit for a task that is taken for a stage that needs it.
     pub(super) fn draw_credit(&mut self, id: TaskId) {
         let work = self.tasks.get_mut(id.0).expect("a task that is taken exists");
         if work.credit_place.is_none() {
@@ -26,8 +25,8 @@ impl Scheduler {
         }
     }
 
-    /// Nothing could be taken for `stage` in its turn. What was staged before it has its credit already, and what goes before it may be
-    /// waiting for just that: the most urgent of those goes. A pass over the holders, of whom there are few.
+    /// Called if the first task for `stage` did not fit. Takes the most urgent staged task instead: it already has its credit, and the
+    /// first task may be waiting for that very credit. Scans the tasks that hold credit, which are few.
     pub(super) fn take_funded(&mut self, stage: Stage, bytes_max: u64) -> Option<Entry> {
         if !self.has_staged {
             return None;
@@ -43,7 +42,7 @@ impl Scheduler {
         Some(entry)
     }
 
-    /// What a task drew, if it drew some and has it still.
+    /// The credit that a task holds, if any.
     pub(super) fn give_credit_back(&mut self, id: TaskId) {
         if !self.leave_holders(id) {
             return;
@@ -56,7 +55,7 @@ impl Scheduler {
         self.wake_for_credit();
     }
 
-    /// Takes a task out of those that hold credit; whether it was among them.
+    /// Removes a task from those that hold credit; returns whether it was one.
     pub(super) fn leave_holders(&mut self, id: TaskId) -> bool {
         let work = self.tasks.get_mut(id.0).expect("a task that drew credit exists");
         let Some(place) = work.credit_place.take() else {
@@ -69,7 +68,7 @@ impl Scheduler {
         true
     }
 
-    /// Nothing could be taken. If that is for want of credit, it must come back in time.
+    /// Called if nothing could be taken. If credit is missing, starts the wait after which credit is lent on.
     pub(super) fn expect_credit(&mut self, now: Time, stage: Stage) {
         let wants = needs_credit(stage) && self.has_room(stage) && self.queues[stage.index()].has_ready();
         if wants && self.credit_due.is_none() {
@@ -79,10 +78,10 @@ impl Scheduler {
         }
     }
 
-    /// No credit came back for a while. Who waits for its sum for so long, from a server or from the other PCIe groups, waits for other
-    /// workers and not for the network: its credit would keep back nothing but the part that those workers may be waiting for. So does who
-    /// repeats its push: a server that has counted the contribution before need not take it in again. And who was staged for a server that
-    /// is not connected now waits for that server.
+    /// Called when no credit came back for `credit_patience`. Lends on the credit of three kinds of tasks. A task that has waited that long
+    /// for its sum, from a server or from the other PCIe groups, waits for other workers and not for the network; its credit could keep
+    /// back the very part that those workers wait for. The same holds for a task that repeats its push, because a server that has counted
+    /// the contribution does not receive it again. A task that is staged for a server that is not connected waits for that server.
     pub(super) fn lend_credit_on(&mut self, now: Time) {
         self.credit_due = None;
         let is_held_up = |work: &Work| matches!(work.place, Place::Queued(gates) if !gates.open());
@@ -96,7 +95,7 @@ impl Scheduler {
         for id in waiting {
             self.give_credit_back(id);
         }
-        // If there was none to lend, the next attempt to take begins a new wait.
+        // If no credit could be lent, the next attempt to take a task begins a new wait.
         self.wake_for_credit();
     }
 

@@ -1,4 +1,4 @@
-//! What the end of a stage means for a task.
+//! The consequences of the end of a stage for its task.
 
 use super::Scheduler;
 use crate::pipeline::{Route, Stage};
@@ -8,7 +8,7 @@ use crate::sched::task::Outcome;
 use crate::types::{Defect, Time, planted};
 
 impl Scheduler {
-    /// The stage of a task ended for which a group waits.
+    /// Handles the end of a stage of a task for which a group waits.
     pub(super) fn finish_wanted(&mut self, now: Time, id: TaskId, outcome: Outcome) {
         let (stage, route) = self.whereabouts(id);
         match outcome {
@@ -24,11 +24,11 @@ impl Scheduler {
                 self.repeat(now, id, error, landed);
             }
             Outcome::Retry { error, .. } | Outcome::Failed(error) => {
-                // After PUSH the server knows: it said that there will be no sum.
+                // After PUSH the server needs no withdrawal: it has reported itself that there will be no sum.
                 if stage.precedes_push() {
                     self.withdraw_from(now, id, Some(&error));
                 }
-                // What the ranks do together fails on all of them.
+                // An operation of all ranks of the machine fails on all of them.
                 if self.pipeline.meeting_after(stage, route).is_some() && !stage.is_collective() {
                     return self.tell(now, id, Some(error));
                 }
@@ -39,7 +39,7 @@ impl Scheduler {
         }
     }
 
-    /// The stage of a task ended for which no group waits any more.
+    /// Handles the end of a stage of a task for which no group waits any more.
     pub(super) fn finish_unwanted(&mut self, now: Time, id: TaskId, outcome: Outcome) {
         let (stage, route) = self.whereabouts(id);
         let explains = self.failure(id).is_some();
@@ -53,7 +53,7 @@ impl Scheduler {
                     self.withdraw_from(now, id, None);
                 }
                 match self.pipeline.after(stage, route) {
-                    // Here it has the sum, or has nothing to do but what the others need it for.
+                    // Here the task has the sum, or only goes on because the other ranks need it.
                     Some(next) if is_awaited && (self.pipeline.has_sum_after(stage) || next.is_collective()) => {
                         self.enter(now, id, next, None);
                     }
@@ -62,7 +62,7 @@ impl Scheduler {
                 }
             }
             Outcome::Retry { .. } | Outcome::Failed(_) => {
-                // A task that explains has withdrawn before.
+                // A task that explains a failure has withdrawn already.
                 if stage.is_exchange() || stage.precedes_push() && !explains {
                     self.withdraw_from(now, id, None);
                 }
@@ -75,7 +75,7 @@ impl Scheduler {
         }
     }
 
-    /// What the end of a stage means for the credit of a task and for the rounds after it.
+    /// Returns credit and opens the next round of the part, as the end of a stage allows.
     fn pass(&mut self, id: TaskId) {
         let (stage, route) = self.whereabouts(id);
         if stage == ends_credit(route) {
@@ -86,7 +86,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives the credit of a task back that will push again. What is staged stays so, and holds what it drew for that.
+    /// Returns the credit of a task that will push again. A staged task keeps its memory and its credit.
     fn give_back_to_repeat(&mut self, id: TaskId) {
         let (_, route) = self.whereabouts(id);
         match is_staged(route) {

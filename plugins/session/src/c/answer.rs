@@ -1,4 +1,4 @@
-//! The end of a call: its status, the description of its error, and panics that go no further.
+//! The end of a call: returns its status, describes its error, and stops panics.
 #![expect(unsafe_code, reason = "the description is written to the caller's memory")]
 
 use std::any::Any;
@@ -24,8 +24,8 @@ pub(super) unsafe fn answer(
         Err(panic) => Error::Internal { what: format!("a panic: {}", message(&*panic)) },
     };
     let status = GradlaneStatus::from(failure.code());
-    // A structure that the caller did not set up is left alone; the status is returned all the same.
-    // SAFETY: the caller of this function promises that it can be read that far.
+    // Ignores a structure that the caller did not set up; the status is returned anyway. SAFETY: the caller of this function promises that
+    // it can be read that far.
     let is_usable =
         !error.is_null() && error.is_aligned() && unsafe { (*error).struct_size } >= size_of::<GradlaneError>();
     if is_usable {
@@ -40,8 +40,8 @@ pub(super) unsafe fn answer(
     status
 }
 
-/// Writes `text` and a zero to the caller's memory, cut where a character ends if there is too little of it. Returns the bytes of the
-/// whole text.
+/// Writes `text` and a zero to the caller's memory. If it does not fit, cuts it at the end of a character. Returns the bytes of the whole
+/// text.
 ///
 /// # Safety
 /// `to` is null, or has `capacity` bytes that nothing else uses meanwhile.

@@ -1,4 +1,4 @@
-//! Tells callers of the ends of their operations, on one thread a session, which starts with the first callback.
+//! Runs the callbacks of operations that have ended, on one thread per session, which starts with the first callback.
 //!
 //! The engine's threads must not run foreign code: they hold the engine's lock when an operation ends.
 
@@ -9,7 +9,7 @@ use std::thread::{JoinHandle, ThreadId};
 use crossbeam_channel::{Sender, unbounded};
 use gradlane_core::{Error, Result};
 
-/// A function of the caller that is to run once.
+/// A function of the caller, to be run once.
 pub(super) type Callback = Box<dyn FnOnce() + Send>;
 
 /// The callbacks of one session.
@@ -20,7 +20,7 @@ pub(super) struct Callbacks(Mutex<State>);
 struct State {
     /// Callbacks of operations that have not ended, by the engine's number.
     waiting: BTreeMap<u64, Callback>,
-    /// Operations that ended before their callback was handed over.
+    /// Operations that ended before their callback was registered.
     ended: BTreeSet<u64>,
     thread: Thread,
 }
@@ -38,7 +38,7 @@ impl Callbacks {
     /// Starts the thread, unless it runs.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system refuses a thread; [`Error::FailedPrecondition`] after [`finish`](Self::finish).
+    /// [`Error::Io`] if the system cannot start a thread; [`Error::FailedPrecondition`] after [`finish`](Self::finish).
     pub(super) fn start(&self) -> Result<()> {
         let mut state = self.0.lock().expect(LOCK);
         match state.thread {
@@ -61,7 +61,7 @@ impl Callbacks {
         }
     }
 
-    /// What the engine calls when the operation has ended that [`expect`](Self::expect) names.
+    /// The function that the engine calls at the end of an operation. [`expect`](Self::expect) registers the operation's callback.
     pub(super) fn ended(self: &Arc<Self>) -> impl FnOnce(u64) + Send + use<> {
         let callbacks = Arc::clone(self);
         move |id| {
@@ -73,7 +73,7 @@ impl Callbacks {
         }
     }
 
-    /// Hands over the callback of an operation that was submitted with [`ended`](Self::ended).
+    /// Registers the callback of an operation that was submitted with [`ended`](Self::ended).
     pub(super) fn expect(&self, id: u64, callback: Callback) {
         let mut state = self.0.lock().expect(LOCK);
         if state.ended.remove(&id) {
@@ -83,7 +83,7 @@ impl Callbacks {
         }
     }
 
-    /// Has a callback run, of an operation that needed no engine.
+    /// Runs the callback of an operation that did not need the engine.
     pub(super) fn run(&self, callback: Callback) {
         self.0.lock().expect(LOCK).send(callback);
     }
@@ -97,7 +97,7 @@ impl Callbacks {
         id == Some(std::thread::current().id())
     }
 
-    /// Waits until all callbacks of operations that have ended have run. No thread is left.
+    /// Waits until the callbacks of all ended operations have run, and ends the thread.
     pub(super) fn finish(&self) {
         let before = std::mem::replace(&mut self.0.lock().expect(LOCK).thread, Thread::Finished);
         if let Thread::Runs(sender, thread) = before {
@@ -111,7 +111,7 @@ impl State {
     fn send(&self, callback: Callback) {
         match &self.thread {
             Thread::Runs(sender, _) => sender.send(callback).expect("the thread ends after its sender"),
-            // The submission raced with the shutdown, which has ended it. Its caller is still told, and not under the lock of this state.
+            // The submission raced with the shutdown, which has ended it. Its callback still runs, outside of this lock.
             Thread::NotStarted | Thread::Finished => drop(std::thread::spawn(callback)),
         }
     }

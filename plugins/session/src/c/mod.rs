@@ -1,14 +1,14 @@
 //! The C interface: what `include/gradlane.h` declares. That header is generated from these files by `tests/build.rs`, and begins with a
 //! manual (`include/manual.txt`). A test fails when header and sources differ.
 //!
-//! Sessions and operations are integers that lead to a [`Table`](table::Table). An integer of the wrong kind, or of a value that was
+//! Sessions and operations are integers, which are keys of a [`Table`](table::Table). An integer of the wrong kind, or of a value that was
 //! released, is an error and never a stray pointer. Panics end in [`GradlaneStatus::Internal`](GradlaneStatus) and do not cross the
 //! boundary.
 //!
 //! # Safety
-//! Every function has the same contract. A pointer is null, or leads to what its documentation says: a structure whose first field is its
-//! size, a text that a zero ends, as many elements as the count beside it, or a variable. It is valid during the call, and nothing else
-//! writes it meanwhile. The memory of tensors is valid longer: until the operation that it was submitted for has ended.
+//! Every function has the same contract. A pointer is null, or points to what its documentation says: a structure whose first field is its
+//! size, a zero-terminated text, as many elements as its count argument says, or a variable. It is valid during the call, and nothing else
+//! writes to it meanwhile. The memory of a tensor must stay valid until its operation has ended.
 
 mod answer;
 mod callbacks;

@@ -1,4 +1,4 @@
-//! Submissions, and the operations that they become.
+//! Submissions, and their operations.
 #![expect(unsafe_code, reason = "functions that C calls")]
 #![expect(clippy::missing_safety_doc, reason = "one contract for all functions, in the documentation of the folder")]
 
@@ -21,7 +21,7 @@ use super::types::{
 use crate::batch::Batch;
 use crate::memory::Lender;
 
-/// The operations of this process, and the processes that submitted them; see `SESSIONS`.
+/// The operations of this process, each with the process that submitted it; see `SESSIONS`.
 static OPERATIONS: Table<(Handle, u32)> = Table::new(0x4F, "operation");
 
 /// Submits a reduction and returns at once.
@@ -30,7 +30,7 @@ static OPERATIONS: Table<(Handle, u32)> = Table::new(0x4F, "operation");
 /// ended: until `gradlane_poll` or `gradlane_wait` returns anything but `GRADLANE_STATUS_PENDING` for it, or its callback runs.
 /// The call waits while more bytes are unresolved than the setting `submit_bytes_max` allows.
 ///
-/// What can be known at once is an error of this call, and then no callback runs. Everything else is an error of the operation.
+/// If the arguments are wrong, this call fails and no callback runs. All later errors are errors of the operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_submit(
     session: GradlaneSession,
@@ -58,9 +58,9 @@ pub unsafe extern "C" fn gradlane_submit(
 
 /// Submits a group of reductions as one operation, all or none.
 ///
-/// It costs far less than a call for each of many small tensors, which then share messages; a group that shares messages must be submitted
-/// as a whole in every round. All members lie in the same memory, and have the same `op`, `root`, `weight` and `timeout_ms`. `callback` and
-/// `user` are those of the first. The operation ends when all members have ended, with the error of the first that failed.
+/// For many small tensors this costs far less than a call for each, because they share messages. Such a group must be submitted as a whole
+/// in every round. All members must lie in the same memory, and have the same `op`, `root`, `weight` and `timeout_ms`. `callback` and
+/// `user` are those of the first member. The operation ends when all members have ended, with the error of the first that failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_submit_all(
     session: GradlaneSession,
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn gradlane_submit_all(
         let Some(first) = given.first() else {
             return Err(Error::InvalidArgument {
                 what: "a group of no tensors".to_owned(),
-                hint: "leave the call out".to_owned(),
+                hint: "do not call gradlane_submit_all for an empty group".to_owned(),
             });
         };
         let key = submit_with(&member, (first.callback, first.user), |member, ended| {
@@ -96,8 +96,8 @@ pub unsafe extern "C" fn gradlane_submit_all(
     unsafe { answer(error, call) }
 }
 
-/// Reduces a tensor and returns when the result is there. Faster than `gradlane_submit` and `gradlane_wait`, because the calling thread does
-/// a part of the work. `callback` is not called.
+/// Reduces a tensor and returns when the result has landed. Faster than `gradlane_submit` and `gradlane_wait`, because the calling thread
+/// does a part of the work. `callback` is not called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_push_pull(
     session: GradlaneSession,
@@ -118,9 +118,9 @@ pub unsafe extern "C" fn gradlane_push_pull(
     unsafe { answer(error, call) }
 }
 
-/// Waits until the operation has ended, at most `timeout_ms`; `GRADLANE_FOREVER` waits to its end, which the job's step timeout bounds.
+/// Waits until the operation has ended, at most `timeout_ms`. `GRADLANE_FOREVER` waits until its end, which the job's step timeout bounds.
 ///
-/// Returns `GRADLANE_STATUS_PENDING` if it goes on, and otherwise how it ended. May be repeated, and called by several threads.
+/// Returns `GRADLANE_STATUS_PENDING` if it has not ended, else its status. May be repeated, and called by several threads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_wait(
     operation: GradlaneOperation,
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn gradlane_wait(
     unsafe { answer(error, call) }
 }
 
-/// How the operation ended, or `GRADLANE_STATUS_PENDING`.
+/// Returns the status of the operation, or `GRADLANE_STATUS_PENDING` if it has not ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_poll(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus {
     let call = || match find(operation)?.outcome() {
@@ -151,8 +151,8 @@ pub unsafe extern "C" fn gradlane_poll(operation: GradlaneOperation, error: *mut
     unsafe { answer(error, call) }
 }
 
-/// Gives the operation up. It ends with `GRADLANE_STATUS_CANCELLED` once its memory is free, unless it has ended before. The other workers
-/// hear that this contribution will not come: cancel on all of them, or on none.
+/// Cancels the operation. It ends with `GRADLANE_STATUS_CANCELLED` once its memory is free, unless it has ended already. The other workers'
+/// operations fail, because this contribution will not come: cancel on all workers, or on none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_cancel(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus {
     let call = || {
@@ -163,8 +163,8 @@ pub unsafe extern "C" fn gradlane_cancel(operation: GradlaneOperation, error: *m
     unsafe { answer(error, call) }
 }
 
-/// Forgets the operation: its number leads nowhere afterwards. The operation goes on if it has not ended; its memory stays in use until
-/// then, which only its callback tells, or the end of the session.
+/// Releases the number of the operation, which is not valid afterwards. An operation that has not ended goes on, and its memory stays in
+/// use. Then only its callback or the end of the session tells when the memory is free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_release(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus {
     let call = || OPERATIONS.remove(operation).map(|_| GradlaneStatus::Ok);
@@ -176,7 +176,7 @@ fn insert(handle: Handle) -> Result<GradlaneOperation> {
     OPERATIONS.insert((handle, std::process::id()))
 }
 
-/// The handle of an operation; a forked process has none, because nothing there would resolve it.
+/// The handle of an operation. Fails in a forked process, because nothing there would resolve it.
 fn find(operation: GradlaneOperation) -> Result<Handle> {
     let (handle, pid) = OPERATIONS.find(operation)?;
     refuse_forked(pid)?;
@@ -188,10 +188,10 @@ fn nothing_to_do() -> Handle {
     Handle::resolved(0, Ok(()))
 }
 
-/// The engine's function for the end of an operation.
+/// The function that the engine calls at the end of an operation.
 type Ended = Box<dyn FnOnce(u64) + Send>;
 
-/// Submits by `submit`, and has `callback` run when the operation has ended. `submit` returns no handle where there is nothing to reduce.
+/// Calls `submit`, and registers `callback` for the end of the operation. `submit` returns no handle if there is nothing to reduce.
 fn submit_with(
     member: &Member,
     callback: (GradlaneCallback, *mut c_void),
@@ -222,10 +222,10 @@ fn submit_with(
     Ok(operation)
 }
 
-/// An argument of the caller's for its own callback.
+/// The caller's argument for its callback.
 struct User(*mut c_void);
 
-// SAFETY: the library does not look at it. The documentation of `GradlaneCallback` tells the caller that it arrives on another thread.
+// SAFETY: the library does not use it. The documentation of `GradlaneCallback` says that it arrives on another thread.
 unsafe impl Send for User {}
 
 /// # Safety
@@ -235,7 +235,7 @@ unsafe fn one(submission: *const GradlaneSubmission) -> Result<GradlaneSubmissio
     unsafe { structures(submission, 1) }.map(|given| given[0])
 }
 
-/// The engine's submission; none if the tensor has no elements.
+/// The engine's submission; `None` if the tensor has no elements.
 ///
 /// # Safety
 /// The pointers of the structure are as its documentation says.
@@ -253,7 +253,7 @@ unsafe fn build(member: &Member, given: &GradlaneSubmission) -> Result<Option<Su
     Ok(Some(Submission { tensor, source, destination, op, weight, priority, timeout }))
 }
 
-/// The engine's batch and its memory; none if no tensor has elements.
+/// The engine's batch and its memory; `None` if no tensor has elements.
 ///
 /// # Safety
 /// The pointers of the structures are as their documentation says.
@@ -267,7 +267,7 @@ unsafe fn build_all(member: &Member, given: &[GradlaneSubmission]) -> Result<Opt
             what: format!(
                 "a group whose members 0 and {other} differ in op, root, weight, timeout_ms, memory or device"
             ),
-            hint: "submit a group for each".to_owned(),
+            hint: "submit a separate group for each".to_owned(),
         });
     }
     let mut lender = member.job.session().lender(device(given[0].memory, given[0].device)?);

@@ -1,4 +1,4 @@
-//! What C callers give: pointers, checked as far as they can be, to values.
+//! Reads the arguments of C callers: checks pointers as far as possible, and turns them into values.
 #![expect(unsafe_code, reason = "callers give pointers")]
 
 use std::ffi::{CStr, c_char};
@@ -23,7 +23,8 @@ impl Growing for GradlaneSubmission {
     const NAME: &'static str = "GradlaneSubmission";
 }
 
-/// The structures of an array. A caller of a later version may have longer ones, as long as it does not use what this version lacks.
+/// The structures of an array. A caller that was compiled for a later version may have longer ones, if it leaves the additional fields
+/// zero.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for null, a wrong size, or fields that this version lacks.
@@ -71,7 +72,7 @@ pub(super) unsafe fn structures<T: Growing>(first: *const T, count: usize) -> Re
 pub(super) unsafe fn text(text: *const c_char, noun: &str) -> Result<String> {
     let invalid = |problem: &str| Error::InvalidArgument {
         what: format!("{noun} {problem}"),
-        hint: "give a text in UTF-8, ended by a zero".to_owned(),
+        hint: "give a zero-terminated text in UTF-8".to_owned(),
     };
     if text.is_null() {
         return Err(invalid("is NULL"));
@@ -95,7 +96,7 @@ pub(super) unsafe fn write<T>(to: *mut T, noun: &str, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Refuses null where a result is to be written.
+/// Refuses null as the place for a result.
 pub(super) fn present<T>(to: *mut T, noun: &str) -> Result<()> {
     if !to.is_null() && to.is_aligned() {
         return Ok(());
@@ -106,10 +107,10 @@ pub(super) fn present<T>(to: *mut T, noun: &str) -> Result<()> {
     })
 }
 
-/// A tensor's name, dtype and shape, with a codec that this version knows.
+/// A tensor's name, dtype and shape, and its codec.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for what has no meaning.
+/// [`Error::InvalidArgument`] for a field without meaning.
 ///
 /// # Safety
 /// The pointers of the structure are null, or as its documentation says.
@@ -179,7 +180,7 @@ pub(super) fn op(code: u32, root: u32) -> Result<Op> {
     })
 }
 
-/// The device whose memory it is; `None` for host memory.
+/// The device of the memory; `None` for host memory.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for an unknown kind of memory, or an ordinal that no device has.

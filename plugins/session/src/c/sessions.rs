@@ -1,4 +1,4 @@
-//! Entering and leaving a job, and what a session can be asked.
+//! Functions that enter and leave a job, and query a session.
 #![expect(unsafe_code, reason = "functions that C calls")]
 #![expect(clippy::missing_safety_doc, reason = "one contract for all functions, in the documentation of the folder")]
 
@@ -26,9 +26,9 @@ pub(super) struct Member {
     pid: u32,
 }
 
-/// The sessions of this process. The interface is a process-wide thing in C: an integer must lead to its session without a context.
+/// The sessions of this process. A static, because in C an integer must find its session without a context.
 static SESSIONS: Table<Arc<Member>> = Table::new(0x53, "session");
-/// How many jobs this process has entered by this interface.
+/// How many jobs this process has entered through this interface.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// The session of an integer.
@@ -38,7 +38,7 @@ pub(super) fn member(session: GradlaneSession) -> Result<Arc<Member>> {
     Ok(member)
 }
 
-/// Refuses what belongs to process `owner` if that is not this one: the threads of a session do not live on in a forked child.
+/// Refuses a value of process `owner` in another process, because the threads of a session do not exist in a forked child.
 pub(super) fn refuse_forked(owner: u32) -> Result<()> {
     let pid = std::process::id();
     if owner == pid {
@@ -46,17 +46,17 @@ pub(super) fn refuse_forked(owner: u32) -> Result<()> {
     }
     Err(Error::FailedPrecondition {
         what: format!("process {pid} was forked from process {owner}, which has the session"),
-        hint: "call gradlane_init in a process that was started, not forked".to_owned(),
+        hint: "call gradlane_init in a process that was not forked from a member of a job".to_owned(),
     })
 }
 
-/// The version of the interface that this library has; compare it with `GRADLANE_ABI_VERSION`.
+/// The version of this library's interface; compare it with `GRADLANE_ABI_VERSION`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradlane_abi_version() -> u32 {
     GRADLANE_ABI_VERSION
 }
 
-/// The library's own version, as a text that lives as long as the library.
+/// The library's own version, as a text that is valid as long as the library is loaded.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradlane_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
@@ -65,9 +65,9 @@ pub extern "C" fn gradlane_version() -> *const c_char {
 
 /// Joins the job that this process was started for, and returns once the job runs.
 ///
-/// The job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, `TF_CONFIG`, MPI, Slurm; otherwise this is a job of one.
-/// Where the launcher brings no servers, rank 0 embeds them. `settings` go before the environment; NULL with a count of 0 for none.
-/// `join_timeout` among them bounds the call. A process may have several sessions.
+/// The job is found in the environment: `gradlane run`, `DMLC_*`, torchrun, `TF_CONFIG`, MPI, Slurm; otherwise this is a job of one. If the
+/// launcher starts no servers, rank 0 embeds them. `settings` override the environment; NULL with a count of 0 for none. The setting
+/// `join_timeout` bounds the call. A process may have several sessions.
 ///
 /// `session` receives the session, which `gradlane_shutdown` ends.
 #[unsafe(no_mangle)]
@@ -112,11 +112,11 @@ unsafe fn arguments(settings: *const GradlaneSetting, count: usize) -> Result<Se
     (0..count).map(setting).collect()
 }
 
-/// Leaves the job and ends the session, whatever is returned: its number leads nowhere afterwards.
+/// Leaves the job and ends the session, also if it returns an error: the session's number is not valid afterwards.
 ///
-/// Pending operations fail and their memory is free when this returns; their numbers stay valid until they are released. The other workers
-/// are waited for at most `grace_ms`, then servers that this process embeds stop. All callbacks have run when this returns. Not to be called
-/// by a callback of this session.
+/// Pending operations fail, and their memory is free when this returns; their numbers stay valid until they are released. Waits at most
+/// `grace_ms` for the other workers, then stops servers that this process embeds. All callbacks have run when this returns. A callback of
+/// this session must not call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_shutdown(
     session: GradlaneSession,
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn gradlane_shutdown(
     let call = || {
         if member(session)?.callbacks.is_this_thread() {
             return Err(Error::FailedPrecondition {
-                what: "gradlane_shutdown by a callback, for which it would wait".to_owned(),
+                what: "gradlane_shutdown was called by a callback of the session, for which it would wait".to_owned(),
                 hint: "call it on a thread of the program".to_owned(),
             });
         }
@@ -167,8 +167,8 @@ pub unsafe extern "C" fn gradlane_size(
 
 /// Fixes dtype and shape of names ahead of their first use, in one round trip.
 ///
-/// With `fuse` other than 0 small neighbours may share messages; all tensors of the list must then be submitted in every round. Tensors
-/// without elements are left out. `timeout_ms` bounds the wait; 0 waits as long as the job lives.
+/// If `fuse` is not 0, small neighbours may share messages, and all tensors of the list must be submitted in every round. Tensors without
+/// elements are left out. `timeout_ms` bounds the wait; 0 waits as long as the job lives.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_declare(
     session: GradlaneSession,
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn gradlane_declare(
     unsafe { answer(error, call) }
 }
 
-/// Waits until every worker has come to the barrier `name`, at most `timeout_ms`; 0 takes the job's step timeout.
+/// Waits until every worker has called the barrier `name`, at most `timeout_ms`; 0 takes the job's step timeout.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_barrier(
     session: GradlaneSession,
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn gradlane_barrier(
     unsafe { answer(error, call) }
 }
 
-/// Writes the metrics of this worker to `buffer` in Prometheus' text format, ended by a zero.
+/// Writes the metrics of this worker to `buffer` in Prometheus' text format, with a terminating zero.
 ///
 /// `bytes`, unless it is NULL, receives the bytes of the whole text without the zero. The text was cut if that is not below `capacity`.
 #[unsafe(no_mangle)]
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn gradlane_metrics(
     unsafe { answer(error, call) }
 }
 
-/// A limit of a call, where 0 stands for the setting.
+/// A timeout of a call; 0 means the setting.
 pub(super) fn limit(milliseconds: u64) -> Option<Duration> {
     match milliseconds {
         0 | GRADLANE_FOREVER => None,

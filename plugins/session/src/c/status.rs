@@ -1,22 +1,22 @@
-//! How calls end, as C sees it.
+//! The status codes and error descriptions of the C interface.
 
 use std::ffi::c_char;
 
 use gradlane_core::error::Code;
 
-/// How a call ended. Values never change; new ones may be added.
+/// The result of a call. Values never change; new ones may be added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub enum GradlaneStatus {
-    /// The call succeeded, or the operation has ended well.
+    /// The call or the operation succeeded.
     Ok = 0,
     /// The operation has not ended yet. This is not an error.
     Pending = 1,
-    /// An argument has no meaning, or workers disagree about a tensor.
+    /// An argument is invalid, or workers disagree about a tensor.
     InvalidArgument = 2,
     /// Another process has the rank.
     AlreadyExists = 3,
-    /// The state forbids the call: the handle was released, the session was shut down, the process was forked.
+    /// The state does not allow the call: the handle was released, the session was shut down, or the process was forked.
     FailedPrecondition = 4,
     /// The job, a peer or a device ended.
     Aborted = 5,
@@ -30,9 +30,9 @@ pub enum GradlaneStatus {
     Cancelled = 9,
     /// This process belongs to a past membership of the job.
     Fenced = 10,
-    /// An identity was not proven.
+    /// A peer could not prove its identity.
     Unauthenticated = 11,
-    /// Bytes changed on their way.
+    /// Bytes were damaged on the way.
     DataLoss = 12,
     /// A defect of Gradlane.
     Internal = 13,
@@ -57,8 +57,8 @@ impl From<Code> for GradlaneStatus {
     }
 }
 
-/// Where a call describes its error. The structure and the text belong to the caller. The library writes them only during the call that
-/// they are given to, and only if that call returns an error.
+/// The description of an error. The structure and the text belong to the caller. The library writes to them only during the call that gets
+/// them, and only if that call returns an error.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct GradlaneError {
@@ -70,8 +70,8 @@ pub struct GradlaneError {
     pub text_capacity: usize,
     /// Out: bytes of the whole description without its final zero. The text was cut if this is not below `text_capacity`.
     pub text_bytes: usize,
-    /// Out: what the call returns, a `GradlaneStatus`.
+    /// Out: the result of the call, a `GradlaneStatus`.
     pub status: i32,
-    /// Out: 1 if the same call may succeed later without any other change, else 0.
+    /// Out: 1 if the same call may succeed later without other changes, else 0.
     pub retryable: i32,
 }

@@ -1,13 +1,13 @@
-//! Values behind integers, for a language without ownership: an integer whose value is gone, or of another kind, leads nowhere.
+//! Values under integer keys, for a language without ownership. A key of a removed value, or of another kind, is an error.
 
 use std::sync::Mutex;
 
 use gradlane_core::{Error, Result};
 
-/// Values by integers that are never used twice.
+/// A table of values by integers that are never reused.
 ///
 /// An integer holds the kind of the table (8 bits), the generation of the slot (24 bits) and the slot's number from 1 (32 bits). A slot
-/// whose generations are used up is not used again.
+/// that has used all its generations is not used again.
 pub(super) struct Table<T> {
     kind: u8,
     noun: &'static str,
@@ -27,12 +27,12 @@ struct Slot<T> {
 const GENERATIONS: u32 = 1 << 24;
 
 impl<T: Clone> Table<T> {
-    /// An empty table. `noun` is how errors call its values.
+    /// An empty table. `noun` names its values in errors.
     pub(super) const fn new(kind: u8, noun: &'static str) -> Self {
         Self { kind, noun, slots: Mutex::new(Slots { all: Vec::new(), free: Vec::new() }) }
     }
 
-    /// Takes a value in, and returns its integer.
+    /// Inserts a value, and returns its integer.
     ///
     /// # Errors
     /// [`Error::Exhausted`] with 2^32 values.
@@ -46,7 +46,7 @@ impl<T: Clone> Table<T> {
                     return Err(Error::Exhausted {
                         what: format!("{}s of this process", self.noun),
                         limit: u32::MAX.to_string(),
-                        hint: "release what has ended".to_owned(),
+                        hint: "release the ones that have ended".to_owned(),
                     });
                 };
                 slots.all.push(Slot { generation: 0, value: None });
@@ -61,14 +61,14 @@ impl<T: Clone> Table<T> {
     /// The value of an integer.
     ///
     /// # Errors
-    /// [`Error::FailedPrecondition`] if it was removed, [`Error::InvalidArgument`] if it was never given out by this table.
+    /// [`Error::FailedPrecondition`] if it was removed, [`Error::InvalidArgument`] if it is not from this table.
     pub(super) fn find(&self, key: u64) -> Result<T> {
         let slots = self.slots.lock().expect(LOCK);
         let index = self.index(&slots, key)?;
         Ok(slots.all[index].value.clone().expect("its generation is the present one"))
     }
 
-    /// Takes the value of an integer out. The integer leads nowhere from now on.
+    /// Removes the value of an integer, which is not valid afterwards.
     ///
     /// # Errors
     /// As [`find`](Self::find).

@@ -5,21 +5,20 @@ use std::ffi::{c_char, c_void};
 /// The version of this interface. It grows when a function or structure changes so that programs must be compiled again.
 pub const GRADLANE_ABI_VERSION: u32 = 1;
 
-/// A time without end, in milliseconds.
+/// An unlimited time, in milliseconds.
 pub const GRADLANE_FOREVER: u64 = 0xFFFF_FFFF_FFFF_FFFF;
 
-/// A place in a job. 0 is never a session.
+/// A session: the membership of this process in a job. 0 is never a session.
 pub type GradlaneSession = u64;
 
-/// An operation that was submitted. 0 is never an operation.
+/// A submitted operation. 0 is never an operation.
 pub type GradlaneOperation = u64;
 
-/// Runs once when an operation has ended, on a thread of the library. It may call any function of this library except
-/// `gradlane_shutdown` of its own session. It must return soon, because it holds up other callbacks, and it must not throw.
-/// `operation` may have been released by then.
+/// Runs once when an operation has ended, on a thread of the library. It may call any function of this library except `gradlane_shutdown`
+/// of its own session. It must return soon, because it delays other callbacks, and it must not throw. `operation` may already be released.
 pub type GradlaneCallback = Option<unsafe extern "C" fn(user: *mut c_void, operation: GradlaneOperation)>;
 
-/// Element types. Half-size floats are added in float32 and rounded once. Integer sums wrap.
+/// Element types. 16-bit floats are added in float32 and rounded once. Integer sums wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum GradlaneDtype {
@@ -53,13 +52,13 @@ pub enum GradlaneOp {
     Min = 3,
     /// The largest; NaN wins.
     Max = 4,
-    /// The mean by `weight`. Floating point only.
+    /// The mean with the weights `weight`. Floating point only.
     WeightedMean = 5,
     /// The bytes of the worker `root`.
     Broadcast = 6,
 }
 
-/// What holds a tensor.
+/// The memory of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum GradlaneMemory {
@@ -69,8 +68,8 @@ pub enum GradlaneMemory {
     Cuda = 1,
 }
 
-/// A setting, as the configuration file has it, or one of `rank`, `size`, `local_rank`, `servers` and `coordinator` (a `host:port` or a join
-/// string).
+/// A setting, with its name in the configuration file, or one of `rank`, `size`, `local_rank`, `servers` and `coordinator` (a `host:port`
+/// or a join string).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct GradlaneSetting {
@@ -80,7 +79,7 @@ pub struct GradlaneSetting {
     pub value: *const c_char,
 }
 
-/// What a name stands for, equal on all workers.
+/// The declaration of a name, equal on all workers.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct GradlaneTensor {
@@ -90,7 +89,7 @@ pub struct GradlaneTensor {
     pub name: *const c_char,
     /// Dimensions in elements; NULL for a scalar.
     pub shape: *const u64,
-    /// How many dimensions, at most 64.
+    /// The number of dimensions, at most 64.
     pub dimensions: usize,
     /// How the tensor travels between machines: NULL or "none" for the bytes as they are, "fp16" or "bf16" for elements of two bytes, which
     /// are added in float32. Types that are as narrow, integers and broadcasts travel as they are in any case.
@@ -101,7 +100,7 @@ pub struct GradlaneTensor {
     pub reserved: u32,
 }
 
-/// One tensor to reduce. Fields that are zero have their usual meaning, so a structure may be set to zero bytes first.
+/// One tensor to reduce. A field of zero has its usual meaning, so a structure may be set to zero bytes first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct GradlaneSubmission {
@@ -111,23 +110,25 @@ pub struct GradlaneSubmission {
     pub name: *const c_char,
     /// Dimensions in elements; NULL for a scalar.
     pub shape: *const u64,
-    /// How many dimensions, at most 64.
+    /// The number of dimensions, at most 64.
     pub dimensions: usize,
     /// How the tensor travels between machines: NULL or "none" for the bytes as they are, "fp16" or "bf16" for elements of two bytes, which
     /// are added in float32. Types that are as narrow, integers and broadcasts travel as they are in any case.
     pub codec: *const c_char,
-    /// This worker's contribution: contiguous, in C order. Valid and not written by anything else until the operation has ended.
+    /// This worker's contribution: contiguous, in C order. It must stay valid, and nothing else may write to it, until the operation has
+    /// ended.
     pub source: *mut c_void,
-    /// Where the result goes, as long as the source and in the same memory. NULL, or equal to `source`, replaces the contribution; else
-    /// the two do not overlap. Valid and not touched by anything else until the operation has ended.
+    /// The memory for the result, as long as the source and on the same device or host. If it is NULL or equal to `source`, the result
+    /// replaces the contribution; otherwise the two must not overlap. It must stay valid, and nothing else may read or write it, until the
+    /// operation has ended.
     pub destination: *mut c_void,
     /// Bytes of the tensor: the product of the dimensions times the size of an element.
     pub bytes: usize,
-    /// For memory of a device: the `CUstream` whose present work comes before the source is read. 0 is the default stream.
+    /// For memory of a device: the `CUstream` whose work so far must end before the source is read. 0 is the default stream.
     pub source_stream: u64,
     /// The same for the destination; ignored if the result replaces the contribution.
     pub destination_stream: u64,
-    /// Milliseconds for the whole operation; 0 takes the job's step timeout, which bounds it in any case.
+    /// Milliseconds for the whole operation; 0 takes the job's step timeout, which is also the upper bound.
     pub timeout_ms: u64,
     /// This worker's weight in a `GRADLANE_OP_WEIGHTED_MEAN`, zero or positive; ignored otherwise.
     pub weight: f64,
@@ -135,7 +136,7 @@ pub struct GradlaneSubmission {
     pub dtype: u32,
     /// A `GradlaneOp`.
     pub op: u32,
-    /// The rank whose bytes a `GRADLANE_OP_BROADCAST` gives to all; ignored otherwise.
+    /// The rank whose bytes a `GRADLANE_OP_BROADCAST` sends to all; ignored otherwise.
     pub root: u32,
     /// Higher goes first; only the order matters.
     pub priority: i32,
@@ -145,6 +146,6 @@ pub struct GradlaneSubmission {
     pub device: u32,
     /// Called when the operation has ended; NULL for no call.
     pub callback: GradlaneCallback,
-    /// Given to `callback`.
+    /// The last argument of `callback`.
     pub user: *mut c_void,
 }

@@ -11,9 +11,8 @@ use crate::private_file;
 
 /// The term of a coordinator that starts now.
 ///
-/// With a state directory, which must exist, it is one more than that of the last start, and it is on the disk before this returns. A
-/// coordinator without one keeps nothing over a restart; its term is the wall clock in seconds, which grows, too, unless the clock is set
-/// back.
+/// With a state directory, which must exist, it is one more than that of the last start, and it is on the disk before this returns. Without
+/// one, the term is the wall clock in seconds, which also grows unless the clock is set back.
 ///
 /// # Errors
 /// [`Error::Io`] if the directory cannot be used, [`Error::FailedPrecondition`] if the journal is damaged.

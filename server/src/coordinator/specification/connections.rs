@@ -7,7 +7,7 @@ fn a_connection_must_join_before_it_says_anything_else() {
     let mut job = job(1);
     job.connect(0, 0);
     job.frame(0, Frame::Leave);
-    assert!(job.closed(0).to_string().contains("not a join"));
+    assert!(job.closed(0).to_string().contains("before a join"));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! How bytes of contributions become a sum, and a sum the bytes of its answer: element by element, bit for bit, or as a codec says.
+//! Adds bytes of contributions to a sum, and encodes the sum for its answer: by element, by bit, or with a codec.
 
 use gradlane_core::codec::{self, Codec, Malformed};
 use gradlane_core::mem::{Lease, Pool};
@@ -25,7 +25,7 @@ pub(super) struct Arithmetic {
 }
 
 impl Arithmetic {
-    /// That of a sum.
+    /// The arithmetic of a sum of plain or cast elements.
     ///
     /// # Panics
     /// If the encoding is none of the element type.
@@ -33,7 +33,7 @@ impl Arithmetic {
         Self::with(kernels, spec, codec::of(spec.encoding, spec.dtype))
     }
 
-    /// That of a sum whose bodies this codec makes.
+    /// The arithmetic of a sum with bodies of this codec.
     pub(super) fn with(kernels: Kernels, spec: &SumSpec, codec: Option<Box<dyn Codec>>) -> Self {
         let len = spec.bytes / spec.dtype.bytes();
         let grown = spec.grown_bytes();
@@ -62,11 +62,11 @@ impl Arithmetic {
         (bytes.div_ceil(self.unit.0) * self.unit.1).min(self.grown)
     }
 
-    /// Makes units of the first contribution the sum.
+    /// Starts the sum with units of the first contribution.
     pub(super) fn start(&self, weight: f64, units: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
         let Self { kernels, op, .. } = *self;
         match (op, &self.codec) {
-            // As bytes, whatever they are: a number that is read and written need not keep its bits.
+            // Copies bytes, because a number that is read and written need not keep its bits.
             (Op::Broadcast { .. }, _) => kernels.start(op, DType::U8, weight, units, sum),
             (_, Some(codec)) => return codec.start(kernels, op, weight, units, sum),
             (_, None) => kernels.start(op, self.dtype, weight, units, sum),
@@ -85,7 +85,7 @@ impl Arithmetic {
         }
     }
 
-    /// Divides and rounds a block of the sum, once, to the `bytes` of its answer; where it lies if it may stay there.
+    /// Divides and rounds a block of the sum, once, to the `bytes` of its answer; in place if possible.
     pub(super) fn finish(&self, pool: &Pool, divisor: f64, mut sum: Lease, bytes: usize) -> Lease {
         let Self { kernels, op, dtype, .. } = *self;
         if let Op::Broadcast { .. } = op {

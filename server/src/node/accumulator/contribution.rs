@@ -1,5 +1,4 @@
-//! How far one worker's contribution has come: the prefix that was taken of it, the split unit at its end, and in rank order what is
-//! staged.
+//! The progress of one worker's contribution: its prefix, the split unit at the end of it, and in rank order the staged bytes.
 
 use std::collections::VecDeque;
 
@@ -9,15 +8,15 @@ use gradlane_core::wire::checksum;
 
 use crate::node::command::{Receipt, Upload};
 
-/// The ledger's line of one worker.
+/// The ledger entry of one worker.
 ///
-/// `added <= taken`: in between lie a split unit and what is staged.
+/// `added <= taken`: a split unit and staged bytes lie in between.
 #[derive(Debug)]
 pub(super) struct Contribution {
-    /// The latest exchange that brings it, and how many bytes that one has brought.
+    /// Its latest exchange, and how many bytes that has brought.
     exchange: Option<(ExchangeId, u64)>,
     upload: Upload,
-    /// Bytes taken, of whichever exchange: what comes below is a repeat.
+    /// Bytes taken from all its exchanges. Bytes before this position are repeats.
     taken: u64,
     /// Their CRC-32C.
     crc: u32,
@@ -25,7 +24,7 @@ pub(super) struct Contribution {
     added: u64,
     /// The first bytes of a unit whose last ones have not come.
     split: Vec<u8>,
-    /// Whether some of what was added was no wire form.
+    /// Whether some added bytes were no valid wire form.
     spoiled: bool,
     staged: VecDeque<Staged>,
 }
@@ -57,14 +56,14 @@ impl Contribution {
         self.upload = upload;
     }
 
-    /// Loses the memory of what was taken, which nothing but a planted defect does.
+    /// Forgets the taken bytes; only a planted defect does this.
     pub(super) fn forget(&mut self) {
         (self.taken, self.crc, self.added) = (0, 0, 0);
         self.split.clear();
         self.staged.clear();
     }
 
-    /// What of the next bytes of `exchange` was never taken before, now taken; `None` if it brings nothing of this contribution.
+    /// Takes the new bytes among the next bytes of `exchange`, and returns them; `None` if `exchange` does not bring this contribution.
     pub(super) fn fresh<'a>(&mut self, exchange: ExchangeId, chunk: &'a [u8], bytes: u64) -> Option<&'a [u8]> {
         let (current, offset) = self.exchange.as_mut()?;
         if *current != exchange {
@@ -76,7 +75,7 @@ impl Contribution {
             usize::try_from(self.taken.saturating_sub(begin)).map_or(chunk.len(), |known| known.min(chunk.len()));
         let room = usize::try_from(bytes - self.taken).expect("within a part");
         let fresh = &chunk[known..];
-        // The transport lets no more through than the header announced.
+        // The transport passes no more bytes than the header announced.
         let fresh = &fresh[..fresh.len().min(room)];
         if self.upload.checksum.is_some() {
             self.crc = checksum(self.crc, fresh);
@@ -85,7 +84,7 @@ impl Contribution {
         Some(fresh)
     }
 
-    /// What is to be said of it once all of its `bytes` were taken.
+    /// The receipt, once all of its `bytes` were taken.
     pub(super) fn receipt(&self, bytes: u64) -> Option<Receipt> {
         if self.taken < bytes {
             return None;
@@ -106,7 +105,7 @@ impl Contribution {
         self.added += bytes;
     }
 
-    /// Some of what was added was no wire form of any number.
+    /// Some added bytes were no valid wire form of a number.
     pub(super) fn spoil(&mut self) {
         self.spoiled = true;
     }
@@ -116,7 +115,7 @@ impl Contribution {
         self.split.len()
     }
 
-    /// Completes the split unit, which has `unit` bytes, with the next bytes; what follows it.
+    /// Completes the split unit, which has `unit` bytes, with the next bytes. Returns the bytes after it.
     pub(super) fn carry<'a>(&mut self, bytes: &'a [u8], unit: usize) -> &'a [u8] {
         let (more, rest) = bytes.split_at(bytes.len().min(unit - self.split.len()));
         self.keep(more);

@@ -1,4 +1,4 @@
-//! The state of the dense sum and its inputs; the sibling files hold what an input leads to.
+//! The state of the dense sum and its inputs; the sibling files handle the inputs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::node::command::{Command, Receipt, SlotId};
 use crate::node::config::NodeConfig;
 use crate::node::membership::{Callers, Membership, Succession};
 
-/// Parts that one server may come to know: at 64 KiB, the smallest part of a large tensor, 64 GiB.
+/// The most parts of one server: 64 GiB at 64 KiB, the smallest part of a large tensor.
 pub(super) const PARTS_SEEN_MAX: usize = 1 << 20;
-/// Stalled rounds that are reported at a time, the oldest first: they explain the younger ones.
+/// The most stalled rounds in one report, the oldest first, because they explain the younger ones.
 pub(super) const STALLS_PER_REPORT: usize = 4;
 
 /// The machine. The parent module says what it decides.
@@ -35,7 +35,7 @@ pub(in crate::node) struct Aggregator {
     /// The memory of the whole node.
     pub(in crate::node) budget: Budget,
     pub(super) last_counted: Option<(TensorKey, Round)>,
-    /// The error of rounds that nobody had begun, once the server drains.
+    /// The error for rounds that no worker had begun when the server began to drain.
     pub(super) draining: Option<Error>,
     pub(super) commands: VecDeque<Command>,
 }
@@ -50,7 +50,7 @@ pub(super) struct Part {
     pub(super) latest: Option<Round>,
     /// Workers that asked for a later round than that: they contribute to none before it any more.
     pub(super) ahead: BTreeMap<WorkerId, Round>,
-    /// Since when a next round cannot begin, because somebody may want the sum in whose slot it belongs.
+    /// Since when the next round cannot begin, because a worker may still ask for the sum in its slot.
     pub(super) blocked: Option<Time>,
     pub(super) slots: [Option<Slot>; 2],
 }
@@ -103,7 +103,7 @@ impl Aggregator {
         }
     }
 
-    /// What is to be done next.
+    /// The next command.
     pub(in crate::node) fn next_command(&mut self) -> Option<Command> {
         self.commands.pop_front()
     }
@@ -154,7 +154,7 @@ impl Aggregator {
         exchange: ExchangeId,
         receipt: Receipt,
     ) {
-        // The sum needs nothing more of its body.
+        // The sum needs no more bytes of its body.
         self.unroute(exchange);
         let Some(Slot { state: RoundState::Open(open), arrived, .. }) = self.slot(id) else { return };
         let latest = open.uploads.get(&worker).is_some_and(|(latest, _)| *latest == exchange);
@@ -300,7 +300,7 @@ impl Aggregator {
         self.warned.map_or(oldest, |warned| warned.max(oldest)) + self.config.stall_warn
     }
 
-    /// Books what a round needs now, which is not more than before.
+    /// Reduces the booking of a round to its present needs.
     pub(super) fn book(&mut self, id: SlotId) {
         let Some(bytes) = self.slot(id).map(|slot| slot.needs(&self.config)) else { return };
         let slot = self.slot_mut(id).expect("was there");

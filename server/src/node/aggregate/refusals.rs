@@ -7,7 +7,7 @@ use gradlane_core::types::{Epoch, WorkerId};
 
 use crate::node::command::SlotId;
 
-/// The answer to a round whose sum nobody should want any more.
+/// The answer for a round whose sum has been freed.
 pub(super) fn over(id: SlotId) -> Error {
     Error::FailedPrecondition {
         what: format!("{} of tensor {} is over and its sum is gone", id.round, id.part.key),
@@ -21,7 +21,7 @@ pub(super) fn gave_up(id: SlotId, worker: WorkerId, waited: Duration) -> Error {
     Error::Stalled { tensor: id.part.key.to_string(), round: id.round, missing: vec![worker], waited, detail }
 }
 
-/// The answer to a repeat whose front is overwritten by a sum that this server knows nothing of.
+/// The answer to a repeat whose first bytes are overwritten with a sum that this server does not have.
 pub(super) fn lost(worker: WorkerId) -> Error {
     Error::FailedPrecondition {
         what: format!(

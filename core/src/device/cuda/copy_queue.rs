@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::local::OwnThread;
 use crate::types::{Done, Span};
 
-/// Where to. A device has an engine for each way, and two streams of one way take turns, so that one is enough.
+/// The direction of a copy. A device has one copy engine for each direction, which two streams would only share, so one stream is enough.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Direction {
     /// To the host.
@@ -23,63 +23,63 @@ pub(super) enum Direction {
     Within,
 }
 
-/// A copy that has been asked for.
+/// A submitted copy.
 pub(super) struct Job {
     pub(super) transfer: Transfer,
     pub(super) after: Vec<Mark>,
     pub(super) done: Done<()>,
 }
 
-/// What copies in one direction.
-pub(super) struct Lane {
-    jobs: Sender<Order>,
+/// The stream and the thread for one direction.
+pub(super) struct CopyQueue {
+    jobs: Sender<Command>,
     thread: OwnThread,
 }
 
-enum Order {
+enum Command {
     Copy(Job),
     End,
 }
 
-impl Lane {
+impl CopyQueue {
     /// Makes the stream and starts the thread.
     ///
     /// # Errors
-    /// [`Error::Device`] if the device gives no stream, [`Error::Io`] if the system gives no thread.
+    /// [`Error::Device`] if the device cannot make a stream, [`Error::Io`] if the system cannot start a thread.
     pub(super) fn start(context: &Arc<Context>, direction: Direction, reaper: Arc<Reaper>) -> Result<Self> {
         let stream = context.stream()?;
-        let (jobs, orders) = unbounded();
+        let (jobs, commands) = unbounded();
         let thread_name = match direction {
             Direction::Out => "gradlane-d2h",
             Direction::In => "gradlane-h2d",
             Direction::Within => "gradlane-d2d",
         };
-        let thread = OwnThread::start(thread_name, move || run(&stream, &reaper, &orders))?;
+        let thread = OwnThread::start(thread_name, move || run(&stream, &reaper, &commands))?;
         Ok(Self { jobs, thread })
     }
 
-    /// Copies after what was submitted before.
+    /// Submits a copy, which is made after all earlier ones.
     pub(super) fn submit(&self, job: Job) {
-        if let Err(unsent) = self.jobs.send(Order::Copy(job))
-            && let Order::Copy(job) = unsent.into_inner()
+        if let Err(unsent) = self.jobs.send(Command::Copy(job))
+            && let Command::Copy(job) = unsent.into_inner()
         {
             job.done.err(ended());
         }
     }
 
-    /// Ends the thread, which fails what it has not begun; returned so that it can be waited for.
+    /// Makes the thread fail all copies that it has not begun, and end. Returns it, so that the caller can wait for it.
     pub(super) fn close(self) -> OwnThread {
-        // A thread that has ended needs no word.
-        let _ = self.jobs.send(Order::End);
+        // The thread may have ended already.
+        let _ = self.jobs.send(Command::End);
         self.thread
     }
 }
 
-fn run(stream: &Stream, reaper: &Reaper, orders: &Receiver<Order>) {
+fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
     let bound = stream.context().bind();
     // Loaded for the first transfer that casts: most jobs have none.
     let mut caster = None;
-    while let Ok(Order::Copy(job)) = orders.recv() {
+    while let Ok(Command::Copy(job)) = commands.recv() {
         let Job { transfer, after, done } = job;
         let what = match &transfer {
             Transfer::Out { .. } => "a copy to the host",
@@ -91,19 +91,19 @@ fn run(stream: &Stream, reaper: &Reaper, orders: &Receiver<Order>) {
         let submitted = bound.clone().and_then(|()| submit(stream, &mut caster, &transfer, &after));
         match (submitted, stream.record()) {
             (Ok(()), Ok(event)) => reaper.when(event, what, done),
-            // What was submitted before the failure still uses the memory: its end is waited for, and then the failure is told.
+            // Copies that were submitted before the failure still use the memory, so the error is reported after their end.
             (Err(error), Ok(event)) => reaper.when(event, what, Done::new(move |_: Result<()>| done.err(error))),
             (Err(error), Err(_)) | (Ok(()), Err(error)) => done.err(error),
         }
     }
-    for order in orders.try_iter() {
-        if let Order::Copy(job) = order {
+    for command in commands.try_iter() {
+        if let Command::Copy(job) = command {
             job.done.err(ended());
         }
     }
 }
 
-/// Submits the waits and the copies, and waits for none: while the device copies one chunk the next is there already.
+/// Submits the waits and the copies without waiting, so that the device always has the next chunk.
 fn submit(stream: &Stream, caster: &mut Option<Caster>, transfer: &Transfer, after: &[Mark]) -> Result<()> {
     after.iter().try_for_each(|mark| stream.wait(mark))?;
     match transfer {

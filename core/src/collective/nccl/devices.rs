@@ -1,7 +1,7 @@
-//! The roads of one rank: finds NCCL at the first operation, and makes a road for each device as it is first used.
+//! NCCL for all devices of one rank: loads it at the first operation, and makes a road for each device at its first use.
 //!
-//! The first device that a rank uses meets the first ones of the others, the second the second ones, and so on: a model that is spread over
-//! devices is spread alike on all ranks.
+//! The first device that a rank uses reduces with the first ones of the other ranks, the second with the second ones, and so on. So a model
+//! on several devices must use them in the same order on all ranks.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -16,15 +16,15 @@ use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Ordinal};
 use crate::types::Done;
 
-/// Paths of the libraries, where the settings name them.
+/// Paths of the libraries, if the settings name them.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     pub(super) cuda: Option<PathBuf>,
     pub(super) nccl: Option<PathBuf>,
 }
 
-/// The roads of one rank.
-pub(super) struct Lanes {
+/// The devices of one rank, with a road for each.
+pub(super) struct NcclDevices {
     places: Places,
     team: Team,
     open: Mutex<Open>,
@@ -32,15 +32,15 @@ pub(super) struct Lanes {
 
 #[derive(Default)]
 struct Open {
-    /// From the first operation on.
+    /// The libraries, after the first operation.
     opened: Option<(Arc<Library>, Arc<Driver>)>,
-    /// As they were first used.
+    /// In the order of their first use.
     roads: Vec<(Ordinal, Arc<Road>)>,
-    /// Why no more are made.
+    /// The error after which no more are made.
     over: Option<Error>,
 }
 
-impl Lanes {
+impl NcclDevices {
     pub(super) fn new(team: Team, places: Places) -> Self {
         Self { places, team, open: Mutex::default() }
     }
@@ -50,31 +50,31 @@ impl Lanes {
     }
 }
 
-impl DeviceRoad for Lanes {
+impl DeviceRoad for NcclDevices {
     fn check(&self, memory: &DeviceMemory) -> Result<u8> {
         let device = device_of(memory)?;
         let mut open = self.open.lock().expect(LOCK);
         let known = open.roads.iter().position(|(other, _)| *other == device);
-        let lane = u8::try_from(known.unwrap_or(open.roads.len())).expect("at most LANES_MAX");
+        let device_index = u8::try_from(known.unwrap_or(open.roads.len())).expect("at most DEVICES_MAX");
         if known.is_some() {
-            return Ok(lane);
+            return Ok(device_index);
         }
         if let Some(cause) = &open.over {
             return Err(cause.clone());
         }
-        if lane == Claim::LANES_MAX {
+        if device_index == Claim::DEVICES_MAX {
             return Err(too_many(device));
         }
         let (library, driver) = open.opened(&self.places)?;
-        let team = Team { bulletin: self.team.bulletin.about(lane), ..self.team.clone() };
+        let team = Team { bulletin: self.team.bulletin.about(device_index), ..self.team.clone() };
         let road = Arc::new(Road::start(team, library, &driver, device)?);
         open.roads.push((device, road));
-        Ok(lane)
+        Ok(device_index)
     }
 
     fn issue(&self, group: Vec<(Ordered, Done<()>)>) {
         let Some((first, _)) = group.first() else { return };
-        let road = Arc::clone(&self.open.lock().expect(LOCK).roads[usize::from(first.claim.lane)].1);
+        let road = Arc::clone(&self.open.lock().expect(LOCK).roads[usize::from(first.claim.device_index)].1);
         road.issue(group);
     }
 
@@ -89,7 +89,7 @@ impl DeviceRoad for Lanes {
 }
 
 impl Open {
-    /// What every road needs.
+    /// The libraries that every road needs.
     fn opened(&mut self, places: &Places) -> Result<(Arc<Library>, Arc<Driver>)> {
         if let Some(opened) = &self.opened {
             return Ok(opened.clone());
@@ -110,14 +110,14 @@ fn device_of(memory: &DeviceMemory) -> Result<Ordinal> {
         None => Ok(device),
         Some(other) => Err(Error::InvalidArgument {
             what: format!("an operation on memory of {} and {}", name(device), name(other)),
-            hint: "bring a tensor and its result to one device".to_owned(),
+            hint: "put a tensor and its result on one device".to_owned(),
         }),
     }
 }
 
 fn too_many(device: Ordinal) -> Error {
     Error::InvalidArgument {
-        what: format!("memory of {}, a worker's device number {}", name(device), Claim::LANES_MAX + 1),
+        what: format!("memory of {}, a worker's device number {}", name(device), Claim::DEVICES_MAX + 1),
         hint: "start more workers with fewer devices each, or set local_reduce=off on all workers of the machine"
             .to_owned(),
     }
