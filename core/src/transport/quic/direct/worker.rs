@@ -11,9 +11,9 @@ use quinn_proto::{ClientConfig, ConnectionHandle, Dir, Event, Incoming, StreamEv
 
 use super::super::calls::{Call, Pull};
 use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode_reason};
+use super::super::commands::WeakCommands;
 use super::super::settings::Settings;
 use super::super::tls::{check_server, peer_of};
-use super::commands::WeakCommands;
 use super::dialing::{Dial, Phase, Then, resolve};
 use super::driver::{Net, Role};
 use super::exchange::{Exchange, Step};
@@ -26,32 +26,12 @@ use crate::transport::identity::SERVER_NAME;
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
-/// What the worker's thread is told.
-pub(super) enum Message {
-    Call(Call),
-    /// By a thread that asked for a name.
-    Resolved {
-        dial: u64,
-        addresses: Result<Vec<SocketAddr>>,
-    },
-}
-
-impl Message {
-    /// Answers for a transport that has been shut down.
-    pub(super) fn refuse(self) {
-        match self {
-            Self::Call(call) => call.refuse(),
-            Self::Resolved { .. } => {}
-        }
-    }
-}
-
 /// All links and exchanges of a worker.
 pub(super) struct Worker {
     tls: Arc<QuicClientConfig>,
     settings: Settings,
     /// For the threads that ask for names.
-    messages: WeakCommands<Message>,
+    calls: WeakCommands<Call>,
     dials: BTreeMap<u64, Dial>,
     dials_made: u64,
     links: BTreeMap<LinkId, Link>,
@@ -73,32 +53,30 @@ enum Owner {
 }
 
 impl Role for Worker {
-    type Command = Message;
+    type Command = Call;
     /// Who drops a transport waits for its thread, see `DROP_PATIENCE`.
     const GOODBYE: Duration = Duration::from_millis(500);
 
-    fn command(&mut self, net: &mut Net, message: Message) -> Option<Duration> {
-        match message {
-            Message::Call(Call::Connect { peer, patience, lost, done }) => {
-                self.connect(net, peer, patience, lost, done)
-            }
-            Message::Call(Call::Push { link, exchange, push, done }) => self.push(link, exchange, push, done),
-            Message::Call(Call::Pull { exchange, pull }) => self.pull(net, exchange, pull),
-            Message::Call(Call::Abandon { exchange }) => self.end_exchange(net, exchange, &Error::Cancelled),
-            Message::Call(Call::Disconnect { link }) => {
+    fn command(&mut self, net: &mut Net, call: Call) -> Option<Duration> {
+        match call {
+            Call::Connect { peer, patience, lost, done } => self.connect(net, peer, patience, lost, done),
+            Call::Push { link, exchange, push, done } => self.push(link, exchange, push, done),
+            Call::Pull { exchange, pull } => self.pull(net, exchange, pull),
+            Call::Abandon { exchange } => self.end_exchange(net, exchange, &Error::Cancelled),
+            Call::Disconnect { link } => {
                 if let Some(handle) = self.links.get(&link).map(|link| link.handle) {
                     net.close(handle, CLOSE_ORDERLY, Vec::new());
                     self.link_ended(net, link, &Error::Cancelled);
                 }
             }
-            Message::Call(Call::Shutdown { patience }) => return Some(patience),
-            Message::Resolved { dial, addresses } => self.resolved(net, dial, addresses),
+            Call::Shutdown { patience } => return Some(patience),
+            Call::Resolved { dial, addresses } => self.resolved(net, dial, addresses),
         }
         None
     }
 
-    fn refuse(&mut self, message: Message) {
-        message.refuse();
+    fn refuse(&mut self, call: Call) {
+        call.refuse();
     }
 
     /// No peer connects, because the endpoint has no configuration for it.
@@ -219,12 +197,12 @@ impl Role for Worker {
 }
 
 impl Worker {
-    pub(super) fn new(tls: Arc<QuicClientConfig>, settings: Settings, messages: WeakCommands<Message>) -> Self {
+    pub(super) fn new(tls: Arc<QuicClientConfig>, settings: Settings, calls: WeakCommands<Call>) -> Self {
         let (returning, returned) = unbounded();
         Self {
             tls,
             settings,
-            messages,
+            calls,
             dials: BTreeMap::new(),
             dials_made: 0,
             links: BTreeMap::new(),
@@ -253,10 +231,10 @@ impl Worker {
         }
         // Asking for a name blocks, and nothing bounds how long.
         let (address, name) = (dial.peer.address.clone(), dial.peer.name.clone());
-        let Some(messages) = self.messages.upgrade() else { return };
+        let Some(calls) = self.calls.upgrade() else { return };
         let ask = move || {
             let addresses = resolve(&address, &name);
-            drop(messages.send(Message::Resolved { dial: id, addresses }));
+            drop(calls.send(Call::Resolved { dial: id, addresses }));
         };
         if let Err(error) = std::thread::Builder::new().name("gradlane-resolve".to_owned()).spawn(ask) {
             let error = Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() };
