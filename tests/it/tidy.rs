@@ -53,7 +53,7 @@ const UNSAFE: [&str; 41] = [
     "core/src/reduce/f16c.rs",
     "core/src/reduce/kernels.rs",
     "core/src/transport/shm/memory.rs",
-    "core/src/transport/quic/direct/arena.rs",
+    "core/src/transport/quic/data/arena.rs",
     "plugins/session/src/batch.rs",
     "plugins/session/src/c/answer.rs",
     "plugins/session/src/c/operations.rs",
@@ -119,7 +119,7 @@ const DATA_PATH: [&str; 8] = [
 const BESIDE_THE_DATA_PATH: [&str; 7] = [
     "core/src/engine/trace/",
     "core/src/transport/quic/control/",
-    "core/src/transport/quic/direct/arena.rs",
+    "core/src/transport/quic/data/arena.rs",
     "core/src/transport/quic/enroll.rs",
     "core/src/transport/identity.rs",
     "core/src/transport/quic/tls.rs",

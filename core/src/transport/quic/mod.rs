@@ -1,7 +1,7 @@
 //! QUIC with mutual TLS: the transport between machines.
 //!
 //! A worker has one [`QuicTransport`], a server one listener ([`bind`]). Each runs on one thread, so that one core drives a link and no lock
-//! is on the data path ([`direct`]). An exchange is one bidirectional stream. Bytes are not copied before QUIC packs them: a push is sent
+//! is on the data path ([`data`]). An exchange is one bidirectional stream. Bytes are not copied before QUIC packs them: a push is sent
 //! from the caller's memory and a sum from the server's, reference-counted ([`Loan`](crate::mem::Loan), [`Frozen`](crate::mem::Frozen)).
 //!
 //! Who a peer is comes from its certificate ([`identity`](super::identity)), which a process gets from the coordinator with the join string
@@ -18,16 +18,16 @@ mod admission;
 mod calls;
 pub(super) mod closing;
 mod commands;
+mod data;
 mod delay;
 mod dial;
-mod direct;
 mod endpoint;
 mod socket;
 pub(super) mod tls;
 mod transport;
 
 pub use control::{ControlEvent, ControlIncoming, ControlLink, ControlListener};
-pub use direct::bind;
+pub use data::bind;
 pub use settings::{Congestion, Settings};
 pub use transport::QuicTransport;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::calls::{Call, Pull};
 use super::commands::Commands;
-use super::direct;
+use super::data;
 use super::settings::Settings;
 use crate::error::Result;
 use crate::local::{OwnThread, Progress};
@@ -27,7 +27,7 @@ impl QuicTransport {
     /// # Errors
     /// [`Error::Auth`] if the credentials are not usable, [`Error::Io`] if the system gives no socket or thread.
     pub fn new(credentials: &Credentials, settings: &Settings) -> Result<Self> {
-        direct::connect(credentials, settings).map(Self::driven)
+        data::connect(credentials, settings).map(Self::driven)
     }
 
     /// A transport whose thread takes `calls`.
