@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::identity::Credentials;
 use super::quic::{self, QuicTransport, Settings};
 use super::shm::{self, ShmTransport};
-use super::{Capabilities, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled, Push, Transport};
+use super::{Answer, Capabilities, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Push, Torn, Transport};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use crate::local::{Progress, SharedBacking};
@@ -115,7 +115,7 @@ impl Transport for Router {
         transport.push(link, exchange, push, done);
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
         self.of(exchange).pull(exchange, into, done);
     }
 

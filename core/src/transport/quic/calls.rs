@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::mem::Region;
-use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
+use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
@@ -43,19 +42,13 @@ pub(super) enum Call {
     },
 }
 
-/// Where a sum is wanted, and the callback that reports it.
-pub(super) struct Pull {
-    pub(super) into: Vec<Region>,
-    pub(super) end: PullEnd,
-}
-
 impl Call {
     /// Answers the call for a transport that is shut down.
     pub(super) fn refuse(self) {
         match self {
             Self::Connect { done, .. } => done.err(Error::Cancelled),
             Self::Push { done, .. } => done.err(link_gone()),
-            Self::Pull { pull, .. } => pull.end.torn(unknown_exchange()),
+            Self::Pull { pull, .. } => pull.done.err(unknown_exchange()),
             Self::Abandon { .. } | Self::Disconnect { .. } | Self::Shutdown { .. } | Self::Resolved { .. } => {}
         }
     }

@@ -3,16 +3,16 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::calls::{Call, Pull};
+use super::calls::Call;
 use super::commands::Commands;
 use super::data;
 use super::settings::Settings;
 use crate::error::Result;
 use crate::local::{OwnThread, Progress};
 use crate::mem::Region;
-use crate::transport::exchange::PullEnd;
+use crate::transport::exchange::Pull;
 use crate::transport::identity::Credentials;
-use crate::transport::{LinkLost, Peer, Pulled, Push, Transport};
+use crate::transport::{Answer, LinkLost, Peer, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// Carries exchanges over QUIC. Dropping it closes it.
@@ -56,8 +56,8 @@ impl Transport for QuicTransport {
         self.call(Call::Push { link, exchange, push, done });
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
-        self.call(Call::Pull { exchange, pull: Pull { into, end: PullEnd::new(done) } });
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+        self.call(Call::Pull { exchange, pull: Pull { into, done } });
     }
 
     fn abandon(&self, exchange: ExchangeId) {

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::inbound::Received;
-use super::layout::{EXCHANGES_MAX, bad};
+use super::layout::EXCHANGES_MAX;
 use super::link::Link;
 use crate::error::{Error, Result};
 use crate::transport::Incoming;
+use crate::transport::exchange::bad;
 use crate::types::{ExchangeId, LinkId};
 use crate::wire::Header;
 

@@ -1,5 +1,6 @@
 //! A worker's side: links to servers, and the exchanges under way on them.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn_proto::{ClientConfig, ConnectionHandle, Dir, Event, Incoming, StreamEvent, StreamId};
 
-use super::super::calls::{Call, Pull};
+use super::super::calls::Call;
 use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode_reason};
 use super::super::commands::WeakCommands;
 use super::super::settings::Settings;
@@ -21,7 +22,7 @@ use super::link::Link;
 use super::turns::Share;
 use crate::error::{Error, Result};
 use crate::mem::{Loan, Returned};
-use crate::transport::exchange::{link_gone, unknown_exchange};
+use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
 use crate::transport::identity::SERVER_NAME;
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
@@ -339,12 +340,12 @@ impl Worker {
     }
 
     fn pull(&mut self, net: &mut Net, id: ExchangeId, pull: Pull) {
-        match self.exchanges.get_mut(&id).filter(|exchange| exchange.is_unpulled()) {
+        match self.exchanges.get_mut(&id).filter(|exchange| !exchange.state.is_pulled()) {
             Some(exchange) => {
-                exchange.pulled(pull);
+                exchange.state.pull(pull);
                 self.read(net, id);
             }
-            None => pull.end.torn(unknown_exchange()),
+            None => pull.done.err(unknown_exchange()),
         }
     }
 
@@ -352,7 +353,7 @@ impl Worker {
     fn read(&mut self, net: &mut Net, id: ExchangeId) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let link = exchange.link;
-        if let (Some(known), false) = (self.links.get(&link), exchange.has_ended())
+        if let (Some(known), false) = (self.links.get(&link), exchange.state.has_ended())
             && let Some(connection) = net.connection(known.handle)
         {
             match exchange.read(connection, &known.peer.name) {
@@ -386,7 +387,7 @@ impl Worker {
     fn take_back(&mut self) {
         while let Ok((id, proof)) = self.returned.try_recv() {
             if let Some(exchange) = self.exchanges.get_mut(&id) {
-                exchange.returned(proof);
+                exchange.state.returned(proof);
                 if let Some(link) = self.links.get_mut(&exchange.link) {
                     link.pushing.leave(exchange.precedence);
                 }
@@ -396,16 +397,15 @@ impl Worker {
     }
 
     fn report(&mut self, id: ExchangeId) {
-        let Some(exchange) = self.exchanges.remove(&id) else { return };
-        let (link, stream, precedence) = (exchange.link, exchange.stream, exchange.precedence);
-        let bytes = exchange.bytes();
-        if let Some(kept) = exchange.report() {
-            self.exchanges.insert(id, kept);
+        let Entry::Occupied(entry) = self.exchanges.entry(id) else { return };
+        if !entry.get().state.is_over() {
             return;
         }
-        if let Some(link) = self.links.get_mut(&link) {
-            link.leave(id, precedence, stream, bytes);
+        let exchange = entry.remove();
+        if let Some(link) = self.links.get_mut(&exchange.link) {
+            link.leave(id, &exchange);
         }
+        exchange.report();
     }
 
     /// A link is over: first its exchanges fail, then it is told.
