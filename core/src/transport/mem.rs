@@ -13,13 +13,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
 
-use super::exchange::{Arrival, Pull, WorkerExchange, broken_off, link_gone, unknown_exchange};
+use super::exchange::{Arrival, Pull, ServerExchange, WorkerExchange, link_gone, reject_of, unknown_exchange};
 use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Push, Torn, Transport};
 use crate::error::{Error, Result};
 use crate::local::Progress;
 use crate::mem::{Copies, Frozen, Loan, Region, Returned};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
-use crate::wire::Sum;
+use crate::wire::{Reply, Sum};
 
 /// A network of its own: transports reach the listeners of the same value only. Ends when its last handle, transport and listener are
 /// dropped.
@@ -181,10 +181,10 @@ struct Exchange {
     /// The body until it has landed or is not wanted any more.
     body: Vec<Bytes>,
     returned: mpsc::Receiver<Returned>,
+    /// The server's side, as long as the server knows it.
+    server_side: Option<ServerExchange>,
     /// The sum as far as the server has sent it, until it lands.
     sum: Option<Answering>,
-    /// Whether the server knows it.
-    is_open: bool,
 }
 
 /// A sum that a server sends. It lands when it is complete.
@@ -309,8 +309,8 @@ impl Switch {
             arrival: Arrival::default(),
             body: loan.into_pieces(),
             returned,
+            server_side: Some(ServerExchange::new(&push.header)),
             sum: None,
-            is_open: true,
         };
         let address = address.clone();
         if push.header.body_bytes() == 0 {
@@ -325,35 +325,36 @@ impl Switch {
         match outgoing {
             Outgoing::Accept { exchange: id } => {
                 let copies = self.copies.clone();
-                let Some(exchange) = self.open_exchange(id) else { return };
+                let Some(exchange) = self.obey(id, |side| Ok(side.accept())) else { return };
                 // Copied, so that the worker has its memory back however long the server looks at it.
                 let chunks = exchange.body.drain(..).map(|piece| Bytes::from(copies.to_vec(&piece))).collect();
                 exchange.take_back();
                 self.tell(from, Incoming::Body { exchange: id, chunks });
             }
             Outgoing::Answer { exchange: id, header } => {
-                let Some(exchange) = self.open_exchange(id) else { return };
-                if !header.early {
+                let (reply, is_early) = (Reply::Sum(header.clone()), header.early);
+                let Some(exchange) = self.obey(id, |side| side.answer(&reply)) else { return };
+                if !is_early {
                     exchange.take_back();
                 }
                 exchange.sum = Some(Answering { header, blocks: Vec::new(), checksum: None });
             }
             Outgoing::Block { exchange: id, block } => {
-                if let Some(sum) = self.open_exchange(id).and_then(|exchange| exchange.sum.as_mut()) {
+                let exchange = self.obey(id, |side| side.block(block.len()));
+                if let Some(sum) = exchange.and_then(|exchange| exchange.sum.as_mut()) {
                     sum.blocks.push(block);
                 }
             }
             Outgoing::End { exchange: id, checksum } => {
-                if let Some(sum) = self.open_exchange(id).and_then(|exchange| exchange.sum.as_mut()) {
+                let exchange = self.obey(id, ServerExchange::end);
+                if let Some(sum) = exchange.and_then(|exchange| exchange.sum.as_mut()) {
                     sum.checksum = Some(checksum);
                     self.answered(from, id);
                 }
             }
-            Outgoing::Reject { exchange: id, target: _, error } => {
-                let Some(exchange) = self.open_exchange(id) else { return };
-                if exchange.sum.is_some() {
-                    return self.fail(id, &broken_off());
-                }
+            Outgoing::Reject { exchange: id, target, error } => {
+                let (header, _) = reject_of(target, &error);
+                let Some(exchange) = self.obey(id, |side| side.answer(&Reply::Reject(header))) else { return };
                 exchange.state.end(Ok(Answer::Reject(error)));
                 self.answered(from, id);
             }
@@ -361,15 +362,22 @@ impl Switch {
         }
     }
 
-    /// The exchange, unless its server has done with it.
-    fn open_exchange(&mut self, id: ExchangeId) -> Option<&mut Exchange> {
-        self.exchanges.get_mut(&id).filter(|exchange| exchange.is_open)
+    /// An exchange that its server knows, after a `command`. One that the server may not give now ends the exchange.
+    fn obey<T>(
+        &mut self,
+        id: ExchangeId,
+        command: impl FnOnce(&mut ServerExchange) -> Result<T>,
+    ) -> Option<&mut Exchange> {
+        if let Err(error) = command(self.exchanges.get_mut(&id)?.server_side.as_mut()?) {
+            self.fail(id, &error);
+        }
+        self.exchanges.get_mut(&id).filter(|exchange| exchange.server_side.is_some())
     }
 
     fn answered(&mut self, from: &str, id: ExchangeId) {
         self.tell(from, Incoming::Answered { exchange: id });
-        if let Some(exchange) = self.open_exchange(id) {
-            exchange.is_open = false;
+        if let Some(exchange) = self.exchanges.get_mut(&id) {
+            exchange.server_side = None;
             exchange.take_back();
         }
         self.settle(id);
@@ -377,8 +385,10 @@ impl Switch {
 
     /// Ends an exchange without an answer, for both sides; what the worker has not asked for yet it hears when it pulls.
     fn fail(&mut self, id: ExchangeId, error: &Error) {
-        let Some(exchange) = self.open_exchange(id) else { return };
-        exchange.is_open = false;
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        if exchange.server_side.take().is_none() {
+            return;
+        }
         exchange.state.end(Err(error.clone()));
         exchange.take_back();
         let link = exchange.link;

@@ -1,22 +1,14 @@
-//! One exchange of a server, as a field of its link.
-//!
-//! ```text
-//!  body    header read ──► Offered ──Accept──► Wanted, chunk after chunk ──► Whole
-//!                             └──Answer, Reject──► Refused ◄──┘ (an early answer leaves the body as it is)
-//!  answer  nothing ──Answer──► sum, block after block ──End──► complete ──► written ──► has reached the peer
-//!          nothing ──Reject──► error ──────────────────────────────┘
-//! ```
-//! Both run at once: a sum may begin while the body is still on its way.
+//! One exchange of a server over its stream: what was read of it, and what is still to be written. [`ServerExchange`] says what may come
+//! when.
 
 use bytes::Bytes;
-use quinn_proto::{Connection, ReadError, StreamId, WriteError};
+use quinn_proto::{Chunks, Connection, ReadError, StreamId, WriteError};
 
-use super::super::closing::{STREAM_ANSWERED, STREAM_GIVEN_UP, early_end, gave_up};
+use super::super::closing::{STREAM_ANSWERED, STREAM_GIVEN_UP, gave_up};
 use crate::error::{Error, Result};
-use crate::mem::Frozen;
-use crate::transport::exchange::{broken_off, reject_of};
+use crate::transport::exchange::ServerExchange;
 use crate::types::ExchangeId;
-use crate::wire::{HeaderReader, Request, Sum, Target};
+use crate::wire::{HeaderReader, Reply, Request};
 
 /// An exchange under way.
 pub(super) struct Served {
@@ -26,34 +18,13 @@ pub(super) struct Served {
     pub(super) precedence: i32,
     /// Of the request; the answer goes by it.
     pub(super) urgency: u8,
-    body: Body,
-    answer: Answer,
+    header: HeaderReader,
+    /// Absent until the header was read.
+    state: Option<ServerExchange>,
     /// What quinn-proto has not taken yet.
     unsent: Vec<Bytes>,
-}
-
-enum Body {
-    /// Its header is being read.
-    Header(HeaderReader),
-    /// Nobody has said whether it is wanted.
-    Offered { bytes: u64 },
-    /// It is passed on as it comes.
-    Wanted { bytes: u64, got: u64 },
-    /// It was passed on, or there is none; only the end of the stream is left to see.
-    Whole,
-    /// Nobody wants the rest.
-    Refused,
-}
-
-enum Answer {
-    /// Not begun.
-    Open,
-    /// Begun, with so many bytes after the last block.
-    Sum { trailer_bytes: usize },
-    /// All of it is in `unsent`, or written.
-    Complete,
-    /// Written with its end.
-    Finished,
+    /// The end of the answer was written.
+    is_finished: bool,
 }
 
 /// What reading found.
@@ -72,172 +43,117 @@ pub(super) enum Found {
 
 impl Served {
     pub(super) fn new(id: ExchangeId, stream: StreamId) -> Self {
-        let body = Body::Header(HeaderReader::default());
-        Self { id, stream, precedence: 0, urgency: 0, body, answer: Answer::Open, unsent: Vec::new() }
+        Self {
+            id,
+            stream,
+            precedence: 0,
+            urgency: 0,
+            header: HeaderReader::default(),
+            state: None,
+            unsent: Vec::new(),
+            is_finished: false,
+        }
     }
 
     /// Whether anybody has heard of it.
     pub(super) fn was_opened(&self) -> bool {
-        !matches!(self.body, Body::Header(_))
+        self.state.is_some()
     }
 
     /// Whether there is something to write.
     pub(super) fn is_writing(&self) -> bool {
-        !self.unsent.is_empty() || matches!(self.answer, Answer::Complete)
+        !self.unsent.is_empty() || self.is_ending()
+    }
+
+    /// Whether the end of the answer follows what is written.
+    fn is_ending(&self) -> bool {
+        !self.is_finished && self.state.as_ref().is_some_and(ServerExchange::is_complete)
     }
 
     /// Whether its answer was begun, and so has a place among the others.
     pub(super) fn is_answering(&self) -> bool {
-        !matches!(self.answer, Answer::Open)
+        self.state.as_ref().is_some_and(ServerExchange::is_answering)
     }
 
     /// Reads what has come, as far as it is wanted. Call it again until it finds nothing.
     pub(super) fn read(&mut self, connection: &mut Connection, peer: &str) -> Found {
-        if matches!(self.body, Body::Offered { .. } | Body::Refused) {
+        if self.state.as_ref().is_some_and(|state| !state.wants_body()) {
             return Found::Nothing;
         }
         let mut receiver = connection.recv_stream(self.stream);
         // Closed once its end was seen.
         let Ok(mut chunks) = receiver.read(true) else { return Found::Nothing };
-        let found = match &mut self.body {
-            Body::Header(reader) => loop {
-                if reader.missing() == 0 {
-                    break match reader.finish(peer).and_then(|header| header.into_request(peer)) {
-                        Ok(header) => {
-                            self.urgency = header.urgency();
-                            self.body = match header.body_bytes() {
-                                0 => Body::Whole,
-                                bytes => Body::Offered { bytes },
-                            };
-                            Found::Opened(header)
-                        }
-                        Err(error) => Found::Broken(error),
-                    };
-                }
-                match chunks.next(reader.missing()) {
-                    Ok(Some(chunk)) => reader.take(&chunk.bytes),
-                    Ok(None) => break Found::Broken(reader.finish(peer).expect_err("bytes are missing")),
-                    Err(ReadError::Blocked) => break Found::Nothing,
-                    Err(ReadError::Reset(_)) => break Found::Torn(gave_up(peer)),
-                }
-            },
-            Body::Wanted { bytes, got } => {
-                let mut pieces = Vec::new();
-                let end = loop {
-                    match chunks.next(usize::MAX) {
-                        Ok(Some(chunk)) if chunk.bytes.len() as u64 <= *bytes - *got => {
-                            *got += chunk.bytes.len() as u64;
-                            pieces.push(chunk.bytes);
-                        }
-                        Ok(Some(_)) => break Some(Found::Broken(early_end("body", "is longer than announced", peer))),
-                        Ok(None) if got == bytes => break None,
-                        Ok(None) => {
-                            let problem = format!("ends after {got} of {bytes} bytes");
-                            break Some(Found::Broken(early_end("body", &problem, peer)));
-                        }
-                        Err(ReadError::Blocked) => break None,
-                        // Once it is whole, a reset says only that the peer does not wait for acknowledgements.
-                        Err(ReadError::Reset(_)) if got == bytes => break None,
-                        Err(ReadError::Reset(_)) => break Some(Found::Torn(gave_up(peer))),
-                    }
-                };
-                if got == bytes {
-                    self.body = Body::Whole;
-                }
-                end.unwrap_or(if pieces.is_empty() { Found::Nothing } else { Found::Body(pieces) })
-            }
-            Body::Whole => match chunks.next(usize::MAX) {
-                Ok(Some(_)) => Found::Broken(early_end("body", "is longer than announced", peer)),
-                Ok(None) | Err(ReadError::Blocked | ReadError::Reset(_)) => Found::Nothing,
-            },
-            Body::Offered { .. } | Body::Refused => unreachable!("returned above"),
+        let found = match &mut self.state {
+            None => self.read_header(&mut chunks, peer),
+            Some(state) => read_body(state, &mut chunks, peer),
         };
         let _ = chunks.finalize();
         found
     }
 
-    /// The body is wanted.
-    pub(super) fn accept(&mut self) {
-        if let Body::Offered { bytes } = self.body {
-            self.body = Body::Wanted { bytes, got: 0 };
+    fn read_header(&mut self, chunks: &mut Chunks<'_>, peer: &str) -> Found {
+        while self.header.missing() > 0 {
+            match chunks.next(self.header.missing()) {
+                Ok(Some(chunk)) => self.header.take(&chunk.bytes),
+                Ok(None) => break,
+                Err(ReadError::Blocked) => return Found::Nothing,
+                Err(ReadError::Reset(_)) => return Found::Torn(gave_up(peer)),
+            }
+        }
+        match self.header.finish(peer).and_then(|header| header.into_request(peer)) {
+            Ok(header) => {
+                self.urgency = header.urgency();
+                self.state = Some(ServerExchange::new(&header));
+                Found::Opened(header)
+            }
+            Err(error) => Found::Broken(error),
         }
     }
 
-    /// The sum is to be sent. What is left of the body is refused, unless the answer is early.
+    fn state(&mut self) -> &mut ServerExchange {
+        self.state.as_mut().expect("only what was opened gets commands")
+    }
+
+    /// The body is wanted.
+    pub(super) fn accept(&mut self) {
+        self.state().accept();
+    }
+
+    /// An answer begins. What is left of the body is refused, unless the answer is early.
     ///
     /// # Errors
-    /// [`Error::Internal`] if it was answered before.
-    pub(super) fn answer(&mut self, connection: &mut Connection, header: &Sum, precedence: i32) -> Result<()> {
-        if !matches!(self.answer, Answer::Open) {
-            return Err(out_of_turn());
+    /// As for [`ServerExchange::answer`].
+    pub(super) fn answer(&mut self, connection: &mut Connection, reply: &Reply, precedence: i32) -> Result<()> {
+        let state = self.state();
+        state.answer(reply)?;
+        if state.refuses_body() && state.body_left() > 0 {
+            let _ = connection.recv_stream(self.stream).stop(STREAM_ANSWERED);
         }
-        if !header.early {
-            self.refuse(connection);
-        }
-        self.begin(connection, header.encode(), precedence);
-        self.answer = Answer::Sum { trailer_bytes: header.trailer_bytes() };
+        self.precedence = precedence;
+        // Fails only for a stream that was stopped, which is told by its event.
+        let _ = connection.send_stream(self.stream).set_priority(precedence);
+        self.unsent.push(Bytes::from(reply.encode()));
         Ok(())
     }
 
-    /// The next bytes of the sum.
+    /// The next bytes of the answer.
     ///
     /// # Errors
-    /// [`Error::Internal`] if no sum was begun.
-    pub(super) fn block(&mut self, block: Frozen) -> Result<()> {
-        if !matches!(self.answer, Answer::Sum { .. }) {
-            return Err(out_of_turn());
-        }
-        self.unsent.push(Bytes::from_owner(block));
+    /// As for [`ServerExchange::block`].
+    pub(super) fn block(&mut self, block: Bytes) -> Result<()> {
+        self.state().block(block.len())?;
+        self.unsent.push(block);
         Ok(())
     }
 
     /// All blocks were given.
     ///
     /// # Errors
-    /// [`Error::Internal`] if no sum was begun.
+    /// As for [`ServerExchange::end`].
     pub(super) fn last(&mut self, checksum: u32) -> Result<()> {
-        let Answer::Sum { trailer_bytes } = self.answer else { return Err(out_of_turn()) };
+        let trailer_bytes = self.state().end()?;
         self.unsent.push(Bytes::from(checksum.to_le_bytes()[..trailer_bytes].to_owned()));
-        self.answer = Answer::Complete;
         Ok(())
-    }
-
-    /// An error is to be sent. What is left of the body is refused.
-    ///
-    /// # Errors
-    /// [`broken_off`] if the sum was begun, [`Error::Internal`] if it was answered before.
-    pub(super) fn reject(
-        &mut self,
-        connection: &mut Connection,
-        target: Target,
-        error: &Error,
-        precedence: i32,
-    ) -> Result<()> {
-        match self.answer {
-            Answer::Open => {}
-            Answer::Sum { .. } => return Err(broken_off()),
-            Answer::Complete | Answer::Finished => return Err(out_of_turn()),
-        }
-        self.refuse(connection);
-        let (header, body) = reject_of(target, error);
-        self.begin(connection, Vec::from(header.encode()), precedence);
-        self.unsent.push(Bytes::from(body));
-        self.answer = Answer::Complete;
-        Ok(())
-    }
-
-    fn begin(&mut self, connection: &mut Connection, header: Vec<u8>, precedence: i32) {
-        self.precedence = precedence;
-        // Fails only for a stream that was stopped, which is told by its event.
-        let _ = connection.send_stream(self.stream).set_priority(precedence);
-        self.unsent.push(Bytes::from(header));
-    }
-
-    fn refuse(&mut self, connection: &mut Connection) {
-        if !matches!(self.body, Body::Whole) {
-            let _ = connection.recv_stream(self.stream).stop(STREAM_ANSWERED);
-            self.body = Body::Refused;
-        }
     }
 
     /// Writes as much as the connection takes, and returns how many bytes that were.
@@ -256,8 +172,8 @@ impl Served {
             }
         }
         self.unsent.drain(..taken);
-        if self.unsent.is_empty() && matches!(self.answer, Answer::Complete) {
-            self.answer = Answer::Finished;
+        if self.unsent.is_empty() && self.is_ending() {
+            self.is_finished = true;
             let _ = sender.finish();
         }
         bytes
@@ -270,6 +186,23 @@ impl Served {
     }
 }
 
-fn out_of_turn() -> Error {
-    Error::Internal { what: "an answer was begun twice or not at all".to_owned() }
+fn read_body(state: &mut ServerExchange, chunks: &mut Chunks<'_>, peer: &str) -> Found {
+    let mut pieces = Vec::new();
+    loop {
+        match chunks.next(usize::MAX) {
+            Ok(Some(chunk)) => match state.received(chunk.bytes.len(), peer) {
+                Ok(()) => pieces.push(chunk.bytes),
+                Err(error) => return Found::Broken(error),
+            },
+            Ok(None) => match state.body_ended(peer) {
+                Ok(()) => break,
+                Err(error) => return Found::Broken(error),
+            },
+            Err(ReadError::Blocked) => break,
+            // Once it is whole, a reset says only that the peer does not wait for acknowledgements.
+            Err(ReadError::Reset(_)) if state.body_left() == 0 => break,
+            Err(ReadError::Reset(_)) => return Found::Torn(gave_up(peer)),
+        }
+    }
+    if pieces.is_empty() { Found::Nothing } else { Found::Body(pieces) }
 }
