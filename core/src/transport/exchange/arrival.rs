@@ -48,8 +48,8 @@ impl Arrival {
     /// The next bytes, which are not more than it wants.
     ///
     /// # Errors
-    /// [`Error::Protocol`](crate::Error::Protocol) if they are more or mean nothing here, [`Error::Incompatible`](crate::Error::Incompatible) if the server speaks another
-    /// version.
+    /// [`Error::Protocol`](crate::Error::Protocol) if they are more or mean nothing here,
+    /// [`Error::Incompatible`](crate::Error::Incompatible) if the server speaks another version.
     pub(in crate::transport) fn take(&mut self, bytes: &[u8], peer: &str) -> Result<()> {
         if bytes.len() > self.wants() {
             let field = if matches!(self, Self::Reject { .. }) { "reject" } else { "sum" };

@@ -1,7 +1,7 @@
 //! What every transport does alike: the sides of one exchange as machines, and the checks of an answer.
 //!
-//! A worker's side is a [`WorkerExchange`] with the [`Arrival`] of its answer, a server's side is a [`ServerExchange`]. The transports own and drive them; here are neither
-//! sockets nor threads nor locks.
+//! A worker's side is a [`WorkerExchange`] with the [`Arrival`] of its answer, a server's side is a [`ServerExchange`]. The transports own
+//! and drive them. There are neither sockets nor threads nor locks here.
 
 mod arrival;
 mod checks;

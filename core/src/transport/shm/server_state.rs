@@ -13,7 +13,7 @@ use super::poller::Poller;
 use super::server_tables::{Discarded, Exchange, ServerTables};
 use crate::error::{Error, Result};
 use crate::local::SharedBacking;
-use crate::mem::{Copies, Frozen};
+use crate::mem::Copies;
 use crate::transport::exchange::{ServerExchange, reject_of};
 use crate::transport::identity::Credentials;
 use crate::transport::{Inbox, Incoming, Outgoing};
@@ -65,14 +65,17 @@ impl ServerState {
         match outgoing {
             Outgoing::Accept { exchange } => self.accept(exchange),
             Outgoing::Answer { exchange, header } => self.answer(exchange, &Reply::Sum(header)),
-            Outgoing::Block { exchange, block } => self.block(exchange, block),
+            Outgoing::Block { exchange, block } => self.block(exchange, block.len(), |link| {
+                let place = link.show(&self.shared_memory, &block);
+                (Bytes::from_owner(block), place)
+            }),
             Outgoing::End { exchange, checksum } => {
                 self.end(exchange, |name| Some(Message::End { exchange: name, checksum }));
             }
             Outgoing::Reject { exchange, target, error } => {
                 let (header, body) = reject_of(target, &error);
                 self.answer(exchange, &Reply::Reject(header));
-                self.send_bytes(exchange, (Bytes::from(body), None));
+                self.block(exchange, body.len(), |_| (Bytes::from(body), None));
                 self.end(exchange, |_| None);
             }
             Outgoing::Disconnect { link, reason } => {
@@ -134,28 +137,16 @@ impl ServerState {
         }
     }
 
-    fn block(&self, id: ExchangeId, block: Frozen) {
-        let Some((link, ..)) = self.exchange(id, |_| ()) else { return };
-        let place = link.show(&self.shared_memory, &block);
-        self.send_bytes(id, (Bytes::from_owner(block), place));
-    }
-
-    fn send_bytes(&self, id: ExchangeId, piece: Piece) {
-        let Some((link, name, given)) = self.exchange(id, |state| state.block(piece.0.len())) else { return };
-        // The end follows the last bytes at once, and a worker that wakes twice for a small sum takes twice as long.
-        let last = match given {
-            Ok(last) => last,
-            Err(reason) => return self.break_off(id, reason),
-        };
+    fn block(&self, id: ExchangeId, bytes: usize, piece: impl FnOnce(&Link) -> Piece) {
+        let Some((link, name, is_last)) = self.obey(id, |state| state.block(bytes)) else { return };
+        let piece = piece(&link);
         link.outbound().extend(name, [piece]);
-        self.pump(&link, last);
+        // The end follows the last bytes at once, and a worker that wakes twice for a small sum takes twice as long.
+        self.pump(&link, is_last);
     }
 
     fn end(&self, id: ExchangeId, message: impl FnOnce(u64) -> Option<Message>) {
-        let Some((link, name, given)) = self.exchange(id, ServerExchange::end) else { return };
-        if let Err(reason) = given {
-            return self.break_off(id, reason);
-        }
+        let Some((link, name, _)) = self.obey(id, ServerExchange::end) else { return };
         let ended = link.outbound().end(name, message(name));
         match ended {
             Ok(true) => self.through(link.id, Sent::Whole(name)),
@@ -168,15 +159,22 @@ impl ServerState {
         link.nudge();
     }
 
-    /// What `command` makes of an exchange, with the link and the worker's number of it.
-    fn exchange<T>(
+    /// What `command` makes of an exchange, with its link and the worker's number of it. A command out of turn ends the exchange.
+    fn obey<T>(
         &self,
         id: ExchangeId,
-        command: impl FnOnce(&mut ServerExchange) -> T,
+        command: impl FnOnce(&mut ServerExchange) -> Result<T>,
     ) -> Option<(Arc<Link>, u64, T)> {
         let mut tables = self.tables();
         let exchange = tables.exchanges.get_mut(&id)?;
-        Some((Arc::clone(&exchange.link), exchange.name, command(&mut exchange.state)))
+        match command(&mut exchange.state) {
+            Ok(made) => Some((Arc::clone(&exchange.link), exchange.name, made)),
+            Err(reason) => {
+                drop(tables);
+                self.break_off(id, reason);
+                None
+            }
+        }
     }
 
     fn break_off(&self, id: ExchangeId, reason: Error) {
