@@ -7,7 +7,7 @@ use std::time::Duration;
 use gradlane_core::Error;
 use gradlane_core::local::Progress;
 use gradlane_core::mem::Region;
-use gradlane_core::transport::{Capabilities, LinkLost, Peer, Pulled, Push, Torn, Transport};
+use gradlane_core::transport::{Answer, Capabilities, LinkLost, Peer, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId};
 use gradlane_core::wire::{Contribution, Request};
 
@@ -71,11 +71,11 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
         self.inner.push(link, exchange, push, done);
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
         let done = move |outcome: Result<_, Torn>| {
-            done(outcome.map_err(|Torn { error, landed }| Torn { error: lost(error), landed }));
+            done.report(outcome.map_err(|Torn { error, landed }| Torn { error: lost(error), landed }));
         };
-        self.inner.pull(exchange, into, Box::new(done));
+        self.inner.pull(exchange, into, Done::new(done));
     }
 
     fn abandon(&self, exchange: ExchangeId) {

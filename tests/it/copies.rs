@@ -11,7 +11,7 @@ use gradlane_core::mem::{Copies, Region};
 use gradlane_core::runtime::process;
 use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::quic::{QuicTransport, Settings};
-use gradlane_core::transport::{LinkLost, Peer, Pulled, Push, Transport};
+use gradlane_core::transport::{Answer, LinkLost, Peer, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId, Op, Role};
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config};
@@ -134,7 +134,7 @@ impl Transport for Staging {
         self.inner.connect(peer, patience, lost, done);
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
         self.inner.pull(exchange, into, done);
     }
 

@@ -186,8 +186,8 @@ impl RawWorker {
     }
 }
 
-fn pulled(sender: Sender<gradlane_core::Result<()>>) -> Box<dyn FnOnce(Result<Answer, Torn>) + Send> {
-    Box::new(move |outcome| {
+fn pulled(sender: Sender<gradlane_core::Result<()>>) -> Done<Answer, Torn> {
+    Done::new(move |outcome: Result<_, Torn>| {
         let outcome = match outcome {
             Ok(Answer::Sum(_)) => Ok(()),
             Ok(Answer::Reject(error)) => Err(error),

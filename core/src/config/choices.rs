@@ -44,16 +44,6 @@ choice! {
 }
 
 choice! {
-    /// Who drives the connections of the data path.
-    QuicDriver {
-        /// A loop of our own on a thread of its own. Linux only; elsewhere it means the same as `async`.
-        Direct = "direct",
-        /// The tasks of quinn's async layer.
-        Async = "async",
-    }
-}
-
-choice! {
     /// Which bodies and sums carry a CRC-32C.
     Checksum {
         /// Those that leave the machine. Memory that two processes map is the same memory: there is no road on which bits could change, and

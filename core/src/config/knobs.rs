@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::choices::{Checksum, Congestion, LocalReduce, QuicDriver, TransportChoice};
+use super::choices::{Checksum, Congestion, LocalReduce, TransportChoice};
 use super::kinds::{
     Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
 };
@@ -56,7 +56,7 @@ impl Knob {
     }
 }
 
-fn variable(name: &str) -> String {
+pub(super) fn variable(name: &str) -> String {
     format!("{PREFIX}{}", name.to_ascii_uppercase())
 }
 
@@ -175,8 +175,6 @@ knobs! {
         socket_buffer_bytes: Bytes = "16 MiB" in "64 KiB" to "1 GiB";
         /// Largest UDP payload; found out by probing if absent.
         datagram_bytes_max: Optional<Bytes> = "" in "1452" to "65507";
-        /// Who drives the connections between workers and servers.
-        quic_driver: QuicDriver = "direct";
         /// Congestion control between workers and servers: `cubic` shares a network fairly with TCP, `delay` keeps queues short.
         congestion: Congestion = "cubic";
         /// Which contributions and sums carry a CRC-32C: all (true), none (false), or auto for those that leave the machine, as shared

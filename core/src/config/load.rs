@@ -8,14 +8,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::kinds::Unit;
-use super::knobs::{Config, KNOBS, Knob};
+use super::knobs::{Config, KNOBS, Knob, variable};
 use super::origin::{Origin, PREFIX, written};
 use crate::error::{Error, Result};
 
 /// Something about the settings that is probably not what was meant, but does no harm.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Warning {
-    /// The environment variable.
+    /// The setting, as its source names it.
     pub variable: String,
     /// What it is taken for, and what to do.
     pub problem: String,
@@ -46,6 +46,10 @@ const UNREAD: [(&str, &str); 2] = [
     ("BYTEPS_SCHEDULING_CREDIT", "counts parts and is not read; set GRADLANE_CREDIT_BYTES, in bytes"),
     ("BYTEPS_ENABLE_ASYNC", "is not read: every sum has the contributions of all workers"),
 ];
+
+/// Settings of the version before that have no effect any more. They give a warning wherever they stand.
+const RETIRED: [(&str, &str); 1] =
+    [("quic_driver", "has no effect any more, and the next version refuses it: remove it")];
 
 impl Config {
     /// Loads the settings of this process: `arguments` by name of the knob, its environment, and the file that the argument `config`
@@ -78,7 +82,7 @@ impl Config {
     ) -> Result<(Self, Vec<Warning>)> {
         let environment: BTreeMap<String, String> =
             environment.into_iter().filter(|(_, value)| !value.trim().is_empty()).collect();
-        if let Some(name) = arguments.keys().find(|name| *name != FILE_ARGUMENT && Knob::find(name).is_none()) {
+        if let Some(name) = arguments.keys().find(|name| *name != FILE_ARGUMENT && !is_known(name)) {
             return Err(unknown(name, "is no argument"));
         }
         let keys = file.map(parse_file).transpose()?.unwrap_or_default();
@@ -101,7 +105,16 @@ impl Config {
         config.place(&environment)?;
         config.follow();
         config.check()?;
-        Ok((config, warnings(&environment)))
+        let mut warnings = warnings(&environment);
+        for (name, problem) in RETIRED {
+            let argument = arguments.contains_key(name).then_some(Origin::Argument);
+            let variable = Some(variable(name)).filter(|name| environment.contains_key(name)).map(Origin::Environment);
+            let key = file.filter(|_| keys.contains_key(name)).map(|file| Origin::File(file.path.clone()));
+            let origins = [argument, variable, key].into_iter().flatten();
+            let warn = |origin| Warning { variable: written(name, &origin), problem: problem.to_owned() };
+            warnings.extend(origins.map(warn));
+        }
+        Ok((config, warnings))
     }
 
     /// Where the value of the knob called `name` came from.
@@ -301,7 +314,7 @@ fn parse_file(file: &File) -> Result<BTreeMap<String, String>> {
         file.text.parse().map_err(|cause: toml::de::Error| bad("syntax", cause.message().to_owned()))?;
     let mut keys = BTreeMap::new();
     for (name, value) in table {
-        if Knob::find(&name).is_none() {
+        if !is_known(&name) {
             return Err(unknown(&name, &format!("is no setting, but stands in {}", file.path)));
         }
         let text = match value {
@@ -318,6 +331,10 @@ fn parse_file(file: &File) -> Result<BTreeMap<String, String>> {
     Ok(keys)
 }
 
+fn is_known(name: &str) -> bool {
+    Knob::find(name).is_some() || RETIRED.iter().any(|(retired, _)| *retired == name)
+}
+
 fn unknown(name: &str, problem: &str) -> Error {
     let hint = match nearest(name, KNOBS.iter().map(|knob| knob.name.to_owned())) {
         Some(near) => format!("did you mean {near}?"),
@@ -328,15 +345,17 @@ fn unknown(name: &str, problem: &str) -> Error {
 
 fn warnings(environment: &BTreeMap<String, String>) -> Vec<Warning> {
     let known: Vec<String> = KNOBS.iter().flat_map(Knob::variables).chain([FILE_VARIABLE.to_owned()]).collect();
+    let retired: Vec<String> = RETIRED.iter().map(|(name, _)| variable(name)).collect();
     // The prefix is left out of the comparison: a long common beginning would make everything look alike.
     let rest = |name: &str| name.strip_prefix(PREFIX).map(str::to_owned);
-    let unknown = environment.keys().filter(|name| !known.contains(name)).filter_map(|name| {
-        let problem = match nearest(&rest(name)?, known.iter().filter_map(|name| rest(name))) {
-            Some(near) => format!("is no setting; did you mean {PREFIX}{near}?"),
-            None => "is no setting; see `gradlane config` for all".to_owned(),
-        };
-        Some(Warning { variable: name.clone(), problem })
-    });
+    let unknown =
+        environment.keys().filter(|name| !known.contains(name) && !retired.contains(name)).filter_map(|name| {
+            let problem = match nearest(&rest(name)?, known.iter().filter_map(|name| rest(name))) {
+                Some(near) => format!("is no setting; did you mean {PREFIX}{near}?"),
+                None => "is no setting; see `gradlane config` for all".to_owned(),
+            };
+            Some(Warning { variable: name.clone(), problem })
+        });
     let unread = UNREAD
         .into_iter()
         .filter(|(name, _)| environment.get(*name).is_some_and(|value| value != "0"))

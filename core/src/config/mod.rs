@@ -18,7 +18,7 @@ pub mod report;
 mod tf_config;
 pub mod units;
 
-pub use choices::{Checksum, Congestion, LocalReduce, QuicDriver, TransportChoice};
+pub use choices::{Checksum, Congestion, LocalReduce, TransportChoice};
 pub use kinds::ProcessRole;
 pub use knobs::{Config, KNOBS, Knob};
 pub use launcher::{Launch, Launcher};

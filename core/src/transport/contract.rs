@@ -588,7 +588,7 @@ impl Worker {
     pub(super) fn pull(&self, id: ExchangeId, into: &mut [u8]) -> Due<std::result::Result<Answer, Torn>> {
         let (sender, due) = channel();
         let (first, second) = region_of(into).split_at(into.len() / 2);
-        self.transport.pull(id, vec![first, second], Box::new(move |outcome| drop(sender.send(outcome))));
+        self.transport.pull(id, vec![first, second], Done::new(move |outcome| drop(sender.send(outcome))));
         Due(due)
     }
 }

@@ -13,13 +13,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
 
-use super::exchange::{PullEnd, broken_off, check_crc, check_sum, link_gone, unknown_exchange};
-use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled, Push, Torn, Transport};
+use super::exchange::{Arrival, Pull, ServerExchange, WorkerExchange, link_gone, reject_of, unknown_exchange};
+use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Push, Torn, Transport};
 use crate::error::{Error, Result};
 use crate::local::Progress;
-use crate::mem::{Copies, Frozen, Landing, Loan, Region, Returned};
+use crate::mem::{Copies, Frozen, Loan, Region, Returned};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
-use crate::wire::{self, Request, Sum};
+use crate::wire::{Reply, Sum};
 
 /// A network of its own: transports reach the listeners of the same value only. Ends when its last handle, transport and listener are
 /// dropped.
@@ -105,8 +105,8 @@ impl Transport for MemTransport {
         self.network.call(Call::Push { link, key: (self.id, exchange), push, done });
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
-        self.network.call(Call::Pull { key: (self.id, exchange), into, done: PullEnd::new(done) });
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+        self.network.call(Call::Pull { key: (self.id, exchange), pull: Pull { into, done } });
     }
 
     fn abandon(&self, exchange: ExchangeId) {
@@ -140,7 +140,7 @@ enum Call {
     Outgoing { from: String, outgoing: Outgoing },
     Connect { transport: u64, node: NodeId, peer: Peer, lost: LinkLost, done: Done<LinkId> },
     Push { link: LinkId, key: Key, push: Push, done: Done<()> },
-    Pull { key: Key, into: Vec<Region>, done: PullEnd },
+    Pull { key: Key, pull: Pull },
     Abandon { key: Key },
     Disconnect { link: LinkId },
     Shutdown { transport: u64, reply: mpsc::Sender<()> },
@@ -175,23 +175,50 @@ struct Link {
 struct Exchange {
     key: Key,
     link: LinkId,
-    header: Request,
     server: String,
+    state: WorkerExchange,
+    arrival: Arrival,
     /// The body until it has landed or is not wanted any more.
     body: Vec<Bytes>,
     returned: mpsc::Receiver<Returned>,
-    pushing: Option<Done<()>>,
-    pulling: Option<(Vec<Region>, PullEnd)>,
-    /// The sum as far as the server has sent it.
-    answer: Option<(Sum, Vec<Frozen>)>,
-    /// What the server said or what went wrong; afterwards the server knows the exchange no more.
-    outcome: Option<Outcome>,
+    /// The server's side, as long as the server knows it.
+    server_side: Option<ServerExchange>,
+    /// The sum as far as the server has sent it, until it lands.
+    sum: Option<Answering>,
 }
 
-enum Outcome {
-    Sum { header: Sum, blocks: Vec<Frozen>, checksum: u32 },
-    Reject(Error),
-    Failed(Error),
+/// A sum that a server sends. It lands when it is complete.
+struct Answering {
+    header: Sum,
+    blocks: Vec<Frozen>,
+    /// Present once all blocks were given.
+    checksum: Option<u32>,
+}
+
+impl Exchange {
+    /// The server needs no more of the body.
+    fn take_back(&mut self) {
+        self.body.clear();
+        if self.state.is_lent() {
+            self.state.returned(self.returned.recv().expect("the body was dropped above"));
+        }
+        if let Some(done) = self.state.handed_over() {
+            done.ok(());
+        }
+    }
+
+    /// Lands a complete sum that is awaited.
+    fn land(&mut self) {
+        let is_complete = |sum: &mut Answering| sum.checksum.is_some();
+        let Some(sum) = self.sum.take_if(|sum| self.state.is_pulled() && is_complete(sum)) else { return };
+        let (arrival, server) = (&mut self.arrival, self.server.as_str());
+        *arrival = Arrival::Announced(sum.header);
+        let landed = self.state.place(arrival, server).and_then(|_| {
+            sum.blocks.iter().try_for_each(|block| arrival.take(block, server))?;
+            arrival.finish(sum.checksum, server)
+        });
+        self.state.end(landed);
+    }
 }
 
 impl Switch {
@@ -211,19 +238,22 @@ impl Switch {
                 done.report(self.connect(transport, node, peer, lost))
             }
             Call::Push { link, key, push, done } => self.push(link, key, push, done),
-            Call::Pull { key, into, done } => match self.by_key.get(&key) {
+            Call::Pull { key, pull } => match self.by_key.get(&key).copied() {
                 Some(id) => {
-                    let exchange = self.exchanges.get_mut(id).expect("both maps name the same exchanges");
-                    exchange.pulling = Some((into, done));
-                    let id = *id;
+                    let exchange = self.exchanges.get_mut(&id).expect("both maps name the same exchanges");
+                    exchange.state.pull(pull);
                     self.settle(id);
                 }
-                None => done.torn(unknown_exchange()),
+                None => pull.done.err(unknown_exchange()),
             },
             Call::Abandon { key } => {
                 if let Some(id) = self.by_key.get(&key).copied() {
-                    self.fail(id, Error::Cancelled);
-                    self.forget(id);
+                    self.fail(id, &Error::Cancelled);
+                    // Its answer may be complete.
+                    if let Some(exchange) = self.exchanges.get_mut(&id) {
+                        exchange.state.end(Err(Error::Cancelled));
+                        self.settle(id);
+                    }
                 }
             }
             Call::Disconnect { link } => self.close_links_by_id(link, &Error::Cancelled),
@@ -271,134 +301,118 @@ impl Switch {
         });
         self.names_given += 1;
         let id = ExchangeId(self.names_given);
-        let exchange = Exchange {
+        let mut exchange = Exchange {
             key,
             link,
-            header: push.header,
             server: server.clone(),
+            state: WorkerExchange::new(push.header, done),
+            arrival: Arrival::default(),
             body: loan.into_pieces(),
             returned,
-            pushing: Some(done),
-            pulling: None,
-            answer: None,
-            outcome: None,
+            server_side: Some(ServerExchange::new(&push.header)),
+            sum: None,
         };
         let address = address.clone();
+        if push.header.body_bytes() == 0 {
+            exchange.take_back();
+        }
         self.exchanges.insert(id, exchange);
         self.by_key.insert(key, id);
         self.tell(&address, Incoming::Opened { link, exchange: id, header: push.header });
-        if push.header.body_bytes() == 0 {
-            self.handed_over(id);
-        }
     }
 
     fn outgoing(&mut self, from: &str, outgoing: Outgoing) {
         match outgoing {
             Outgoing::Accept { exchange: id } => {
                 let copies = self.copies.clone();
-                let Some(exchange) = self.open_exchange(id) else { return };
+                let Some(exchange) = self.obey(id, |side| Ok(side.accept())) else { return };
                 // Copied, so that the worker has its memory back however long the server looks at it.
                 let chunks = exchange.body.drain(..).map(|piece| Bytes::from(copies.to_vec(&piece))).collect();
-                self.handed_over(id);
+                exchange.take_back();
                 self.tell(from, Incoming::Body { exchange: id, chunks });
             }
             Outgoing::Answer { exchange: id, header } => {
-                let Some(exchange) = self.open_exchange(id) else { return };
-                let early = header.early;
-                exchange.answer = Some((header, Vec::new()));
-                if !early {
-                    exchange.body.clear();
-                    self.handed_over(id);
+                let (reply, is_early) = (Reply::Sum(header.clone()), header.early);
+                let Some(exchange) = self.obey(id, |side| side.answer(&reply)) else { return };
+                if !is_early {
+                    exchange.take_back();
                 }
+                exchange.sum = Some(Answering { header, blocks: Vec::new(), checksum: None });
             }
             Outgoing::Block { exchange: id, block } => {
-                if let Some((_, blocks)) = self.open_exchange(id).and_then(|exchange| exchange.answer.as_mut()) {
-                    blocks.push(block);
+                let exchange = self.obey(id, |side| side.block(block.len()));
+                if let Some(sum) = exchange.and_then(|exchange| exchange.sum.as_mut()) {
+                    sum.blocks.push(block);
                 }
             }
             Outgoing::End { exchange: id, checksum } => {
-                let answer = self.open_exchange(id).and_then(|exchange| exchange.answer.take());
-                if let Some((header, blocks)) = answer {
-                    self.answer(from, id, Outcome::Sum { header, blocks, checksum });
+                let exchange = self.obey(id, ServerExchange::end);
+                if let Some(sum) = exchange.and_then(|exchange| exchange.sum.as_mut()) {
+                    sum.checksum = Some(checksum);
+                    self.answered(from, id);
                 }
             }
-            Outgoing::Reject { exchange: id, target: _, error } => {
-                let Some(exchange) = self.open_exchange(id) else { return };
-                if exchange.answer.is_some() {
-                    return self.fail(id, broken_off());
-                }
-                self.answer(from, id, Outcome::Reject(error));
+            Outgoing::Reject { exchange: id, target, error } => {
+                let (header, _) = reject_of(target, &error);
+                let Some(exchange) = self.obey(id, |side| side.answer(&Reply::Reject(header))) else { return };
+                exchange.state.end(Ok(Answer::Reject(error)));
+                self.answered(from, id);
             }
             Outgoing::Disconnect { link, reason } => self.close_links_by_id(link, &reason),
         }
     }
 
-    /// The exchange, unless its server has done with it.
-    fn open_exchange(&mut self, id: ExchangeId) -> Option<&mut Exchange> {
-        self.exchanges.get_mut(&id).filter(|exchange| exchange.outcome.is_none())
+    /// An exchange that its server knows, after a `command`. One that the server may not give now ends the exchange.
+    fn obey<T>(
+        &mut self,
+        id: ExchangeId,
+        command: impl FnOnce(&mut ServerExchange) -> Result<T>,
+    ) -> Option<&mut Exchange> {
+        if let Err(error) = command(self.exchanges.get_mut(&id)?.server_side.as_mut()?) {
+            self.fail(id, &error);
+        }
+        self.exchanges.get_mut(&id).filter(|exchange| exchange.server_side.is_some())
     }
 
-    fn answer(&mut self, from: &str, id: ExchangeId, outcome: Outcome) {
-        let Some(exchange) = self.open_exchange(id) else { return };
-        exchange.outcome = Some(outcome);
-        exchange.body.clear();
+    fn answered(&mut self, from: &str, id: ExchangeId) {
         self.tell(from, Incoming::Answered { exchange: id });
-        self.handed_over(id);
+        if let Some(exchange) = self.exchanges.get_mut(&id) {
+            exchange.server_side = None;
+            exchange.take_back();
+        }
         self.settle(id);
     }
 
-    fn handed_over(&mut self, id: ExchangeId) {
-        if let Some(done) = self.exchanges.get_mut(&id).and_then(|exchange| exchange.pushing.take()) {
-            done.ok(());
-        }
-    }
-
     /// Ends an exchange without an answer, for both sides; what the worker has not asked for yet it hears when it pulls.
-    fn fail(&mut self, id: ExchangeId, error: Error) {
-        let Some(exchange) = self.open_exchange(id) else { return };
-        exchange.body.clear();
-        exchange.outcome = Some(Outcome::Failed(error.clone()));
-        let (pushing, link) = (exchange.pushing.take(), exchange.link);
+    fn fail(&mut self, id: ExchangeId, error: &Error) {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        if exchange.server_side.take().is_none() {
+            return;
+        }
+        exchange.state.end(Err(error.clone()));
+        exchange.take_back();
+        let link = exchange.link;
         if let Some(address) = self.links.get(&link).map(|link| link.address.clone()) {
             self.tell(&address, Incoming::Torn { exchange: id, reason: error.clone() });
         }
         self.settle(id);
-        if let Some(done) = pushing {
-            self.forget(id);
-            done.err(error);
-        }
     }
 
-    /// Ends the exchange if its worker pulls and there is something to tell.
+    /// Reports the end of an exchange that is over.
     fn settle(&mut self, id: ExchangeId) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
-        if exchange.outcome.is_none() || exchange.pulling.is_none() {
-            return;
+        exchange.land();
+        if exchange.state.is_over() {
+            let exchange = self.exchanges.remove(&id).expect("found above");
+            self.by_key.remove(&exchange.key);
+            exchange.state.report(exchange.arrival.landed());
         }
-        let exchange = self.forget(id).expect("found above");
-        let (into, pull) = exchange.pulling.expect("checked above");
-        match exchange.outcome.expect("checked above") {
-            Outcome::Failed(error) => pull.torn(error),
-            Outcome::Reject(error) => pull.report(Ok(Answer::Reject(error))),
-            Outcome::Sum { header, blocks, checksum } => {
-                drop(exchange.body);
-                let returned = exchange.returned.recv().expect("the body was dropped above");
-                let landing = Landing::new(into, returned);
-                pull.report(land(&exchange.header, header, &blocks, checksum, landing, &exchange.server));
-            }
-        }
-    }
-
-    fn forget(&mut self, id: ExchangeId) -> Option<Exchange> {
-        let exchange = self.exchanges.remove(&id)?;
-        self.by_key.remove(&exchange.key);
-        Some(exchange)
     }
 
     fn close_links_by_id(&mut self, id: LinkId, reason: &Error) {
         let exchanges: Vec<ExchangeId> =
             self.exchanges.iter().filter(|(_, exchange)| exchange.link == id).map(|(exchange, _)| *exchange).collect();
-        exchanges.into_iter().for_each(|exchange| self.fail(exchange, reason.clone()));
+        exchanges.into_iter().for_each(|exchange| self.fail(exchange, reason));
         if let Some(link) = self.links.remove(&id) {
             self.tell(&link.address, Incoming::LinkDown { link: id, reason: reason.clone() });
             (link.lost)(id, reason.clone());
@@ -415,23 +429,6 @@ impl Switch {
             (listener.inbox)(event);
         }
     }
-}
-
-fn land(
-    push: &Request,
-    sum: Sum,
-    blocks: &[Frozen],
-    checksum: u32,
-    mut landing: Landing,
-    server: &str,
-) -> std::result::Result<Answer, Torn> {
-    let fits = check_sum(&sum, push, landing.bytes_left(), server);
-    fits.map_err(|error| Torn { error, landed: 0 })?;
-    blocks.iter().for_each(|block| landing.write(block));
-    let crc = blocks.iter().fold(0, |crc, block| wire::checksum(crc, block));
-    let whole = check_crc(&sum, checksum, crc, server);
-    whole.map_err(|error| Torn { error, landed: sum.body.bytes })?;
-    Ok(Answer::Sum(sum))
 }
 
 #[cfg(test)]

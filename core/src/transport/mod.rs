@@ -68,6 +68,13 @@ pub struct Torn {
     pub landed: u64,
 }
 
+/// It failed before anything was written.
+impl From<Error> for Torn {
+    fn from(error: Error) -> Self {
+        Self { error, landed: 0 }
+    }
+}
+
 /// A way to carry exchanges from a worker to its servers.
 ///
 /// **Memory.** The regions of a push and of a pull belong to the transport from the call until the exchange ends: until `pull`'s
@@ -82,7 +89,7 @@ pub trait Transport: Progress + Send + Sync {
     fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>);
 
     /// Waits for the sum of a pushed exchange and lands it in `into`, run after run. Ends the exchange.
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled);
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>);
 
     /// Gives an exchange up: its pending `done` reports [`Error::Cancelled`] soon, as soon as its memory is free. Unknown ids are
     /// ignored.
@@ -99,9 +106,6 @@ pub trait Transport: Progress + Send + Sync {
     /// Closes everything and waits, at most `patience`, until all memory is free and all threads ended.
     fn shutdown(&self, patience: Duration);
 }
-
-/// Reports the end of a pull.
-pub type Pulled = Box<dyn FnOnce(std::result::Result<Answer, Torn>) + Send>;
 
 /// Called once when an established link ends.
 pub type LinkLost = Box<dyn FnOnce(LinkId, Error) + Send>;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::identity::Credentials;
 use super::quic::{self, QuicTransport, Settings};
 use super::shm::{self, ShmTransport};
-use super::{Capabilities, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pulled, Push, Transport};
+use super::{Answer, Capabilities, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Push, Torn, Transport};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use crate::local::{Progress, SharedBacking};
@@ -115,7 +115,7 @@ impl Transport for Router {
         transport.push(link, exchange, push, done);
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
         self.of(exchange).pull(exchange, into, done);
     }
 
@@ -166,7 +166,7 @@ fn late(lost: Arc<Mutex<Option<LinkLost>>>) -> LinkLost {
 /// over QUIC too. These workers read sums that lie in `shared_memory` without a copy.
 ///
 /// # Errors
-/// As for [`quic::listener::bind`]; [`Error::Io`] if shared memory is the only choice and not to be had.
+/// As for [`quic::bind`]; [`Error::Io`] if shared memory is the only choice and not to be had.
 pub fn bind(
     config: &Config,
     credentials: &Credentials,
@@ -175,8 +175,7 @@ pub fn bind(
     inbox: Inbox,
 ) -> Result<(Listener, String)> {
     let inbox: Arc<dyn Fn(Incoming) + Send + Sync> = inbox.into();
-    let quic =
-        quic::listener::bind(&config.bind, credentials, &Settings::from_config(config), Half::Quic.inbox(&inbox))?;
+    let quic = quic::bind(&config.bind, credentials, &Settings::from_config(config), Half::Quic.inbox(&inbox))?;
     let shm = match config.transport {
         TransportChoice::Quic => None,
         TransportChoice::Shm => Some(bind_shm(config, credentials, shared_memory, copies, &inbox)?),

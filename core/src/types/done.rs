@@ -2,20 +2,20 @@
 
 use std::fmt;
 
-use crate::error::{Error, Result};
+use crate::error::Error;
 
 /// Reports the outcome of an operation exactly once.
 ///
 /// Dropping it unreported *is* a report: the waiter gets [`Error::Internal`]. A forgotten branch becomes an error on a handle, never
-/// a hang.
+/// a hang. `F` is the failure, where it says more than an error.
 #[must_use = "dropping a Done reports an error to whoever waits for it"]
-pub struct Done<T>(Option<Report<T>>);
+pub struct Done<T, F: From<Error> = Error>(Option<Report<T, F>>);
 
-type Report<T> = Box<dyn FnOnce(Result<T>) + Send>;
+type Report<T, F> = Box<dyn FnOnce(Result<T, F>) + Send>;
 
-impl<T> Done<T> {
+impl<T, F: From<Error>> Done<T, F> {
     /// A token that hands the outcome to `report`, on whatever thread completes the operation.
-    pub fn new(report: impl FnOnce(Result<T>) + Send + 'static) -> Self {
+    pub fn new(report: impl FnOnce(Result<T, F>) + Send + 'static) -> Self {
         Self(Some(Box::new(report)))
     }
 
@@ -26,25 +26,26 @@ impl<T> Done<T> {
 
     /// Reports failure.
     pub fn err(self, error: Error) {
-        self.report(Err(error));
+        self.report(Err(error.into()));
     }
 
     /// Reports `outcome`.
-    pub fn report(mut self, outcome: Result<T>) {
+    pub fn report(mut self, outcome: Result<T, F>) {
         let report = self.0.take().expect("taken only here and in drop");
         report(outcome);
     }
 }
 
-impl<T> Drop for Done<T> {
+impl<T, F: From<Error>> Drop for Done<T, F> {
     fn drop(&mut self) {
         if let Some(report) = self.0.take() {
-            report(Err(Error::Internal { what: "an operation was dropped before it reported".to_owned() }));
+            let error = Error::Internal { what: "an operation was dropped before it reported".to_owned() };
+            report(Err(error.into()));
         }
     }
 }
 
-impl<T> fmt::Debug for Done<T> {
+impl<T, F: From<Error>> fmt::Debug for Done<T, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Done")
     }

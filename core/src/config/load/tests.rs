@@ -41,6 +41,16 @@ fn a_knob_is_found_by_its_former_name_unless_its_name_is_given_too() {
 }
 
 #[test]
+fn a_setting_without_effect_warns_wherever_it_stands() {
+    let (config, warnings) =
+        load("quic_driver=async", "GRADLANE_QUIC_DRIVER=async", "quic_driver = \"direct\"").unwrap();
+    let named: Vec<&str> = warnings.iter().map(|warning| warning.variable.as_str()).collect();
+    assert_eq!(named, ["quic_driver", "GRADLANE_QUIC_DRIVER", "quic_driver in g.toml"]);
+    assert!(warnings.iter().all(|warning| warning.problem.contains("has no effect")));
+    assert_eq!(config, load("", "", "").unwrap().0);
+}
+
+#[test]
 fn a_file_holds_texts_numbers_and_flags() {
     let text = "partition_bytes = 1_048_576\nstall_warn = 0.5\ndeterministic = true\njob = \"a\"\nservers = 2";
     let (config, _) = Config::load(&BTreeMap::new(), [], Some(&file(text))).unwrap();

@@ -7,12 +7,12 @@ use super::super::shared::Shared;
 use crate::mem::Region;
 use crate::sched::Task;
 use crate::transport::{Answer, Torn};
-use crate::types::ExchangeId;
+use crate::types::{Done, ExchangeId};
 use crate::worker::Exchanged;
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task, exchange: ExchangeId, into: Vec<Region>) {
     let reporter = Arc::clone(shared);
-    let pulled = Box::new(move |answer: Result<Answer, Torn>| {
+    let pulled = Done::new(move |answer: Result<Answer, Torn>| {
         let outcome = match answer {
             Ok(Answer::Sum(header)) => {
                 Metrics::add(&reporter.metrics.pulls, 1);

@@ -6,7 +6,7 @@ use crate::engine::handle::Handle;
 use crate::local::Progress;
 use crate::mem::Copies;
 use crate::sched::SchedulerConfig;
-use crate::transport::{LinkLost, Peer, Pulled, Push};
+use crate::transport::{Answer, LinkLost, Peer, Push, Torn};
 use crate::types::{DeviceKind, Done, ExchangeId, LinkId};
 use crate::worker::WorkerSettings;
 
@@ -46,7 +46,7 @@ impl Progress for Nowhere {}
 impl Transport for Nowhere {
     fn connect(&self, _peer: Peer, _timeout: Duration, _lost: LinkLost, _done: Done<LinkId>) {}
     fn push(&self, _link: LinkId, _exchange: ExchangeId, _push: Push, _done: Done<()>) {}
-    fn pull(&self, _exchange: ExchangeId, _into: Vec<crate::mem::Region>, _done: Pulled) {}
+    fn pull(&self, _exchange: ExchangeId, _into: Vec<crate::mem::Region>, _done: Done<Answer, Torn>) {}
     fn abandon(&self, _exchange: ExchangeId) {}
     fn disconnect(&self, _link: LinkId) {}
     fn shutdown(&self, _patience: Duration) {}

@@ -8,7 +8,7 @@ use crossbeam_channel::bounded;
 use quinn::{Endpoint, Runtime, ServerConfig, TokioRuntime};
 
 use super::settings::Settings;
-use super::socket::BatchedSocket;
+use super::socket::PlainSocket;
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
 
@@ -36,7 +36,7 @@ where
         runtime.block_on(async {
             let socket = TokioRuntime.wrap_udp_socket(socket);
             let endpoint = socket.and_then(|socket| {
-                let socket = Arc::new(BatchedSocket(socket));
+                let socket = Arc::new(PlainSocket(socket));
                 Endpoint::new_with_abstract_socket(config, server, socket, Arc::new(TokioRuntime))
             });
             match endpoint {

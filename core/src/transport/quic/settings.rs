@@ -9,7 +9,7 @@ use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig,
 
 use super::delay::DelayConfig;
 use crate::config::Config;
-pub use crate::config::{Congestion, QuicDriver as Driver};
+pub use crate::config::Congestion;
 use crate::wire::header::HEADER_BYTES;
 
 /// What can be chosen about connections. The defaults suit a private network of a data centre.
@@ -29,8 +29,6 @@ pub struct Settings {
     pub socket_buffer_bytes: usize,
     /// The largest UDP payload; found out by probing if absent.
     pub datagram_bytes_max: Option<u16>,
-    /// Who drives the connections of the data path.
-    pub driver: Driver,
     /// How senders find out what the network can take.
     pub congestion: Congestion,
 }
@@ -47,7 +45,6 @@ impl Default for Settings {
             handshake_timeout: Duration::from_secs(3),
             socket_buffer_bytes: 16 << 20,
             datagram_bytes_max: None,
-            driver: if cfg!(target_os = "linux") { Driver::Direct } else { Driver::Async },
             congestion: Congestion::Cubic,
         }
     }
@@ -56,17 +53,11 @@ impl Default for Settings {
 impl Settings {
     /// The settings of a process.
     pub fn from_config(config: &Config) -> Self {
-        let defaults = Self::default();
-        let driver = match config.quic_driver {
-            Driver::Direct => defaults.driver,
-            Driver::Async => Driver::Async,
-        };
         Self {
             socket_buffer_bytes: usize::try_from(config.socket_buffer_bytes).unwrap_or(usize::MAX),
             datagram_bytes_max: config.datagram_bytes_max.map(|bytes| u16::try_from(bytes).unwrap_or(u16::MAX)),
-            driver,
             congestion: config.congestion,
-            ..defaults
+            ..Self::default()
         }
     }
 
@@ -100,12 +91,6 @@ impl Settings {
         let mut ack_frequency = AckFrequencyConfig::default();
         ack_frequency.ack_eliciting_threshold(VarInt::from_u32(ACK_EVERY)).max_ack_delay(Some(ACK_DELAY_MAX));
 
-        // Parts finish one after the other instead of all late together. The direct driver gives each stream a priority of its own, which
-        // only "fair" sending looks at before every packet. It also decides what comes next until the last moment; with tasks what is
-        // sent is bounded by the PUSH credit, not here.
-        let is_direct = self.driver == Driver::Direct;
-        let send_window = if is_direct { SEND_WINDOW_BYTES } else { u64::from(self.bytes_in_flight_max) };
-
         let idle_timeout = IdleTimeout::try_from(self.idle_timeout.min(Duration::from_secs(3600)));
         let mut transport = TransportConfig::default();
         transport
@@ -116,8 +101,10 @@ impl Settings {
             .keep_alive_interval(Some(self.keep_alive))
             .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
             .receive_window(VarInt::from_u32(self.bytes_in_flight_max))
-            .send_window(send_window)
-            .send_fairness(is_direct)
+            .send_window(SEND_WINDOW_BYTES)
+            // Parts finish one after the other instead of all late together: each stream has a priority of its own, which only "fair"
+            // sending looks at before every packet.
+            .send_fairness(true)
             .mtu_discovery_config(Some(mtu_discovery))
             .ack_frequency_config(Some(ack_frequency))
             .congestion_controller_factory(congestion);

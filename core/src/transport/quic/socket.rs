@@ -1,4 +1,4 @@
-//! The UDP socket below an endpoint: its buffers, and batches that fit what the kernel takes.
+//! UDP sockets and their buffers, and the socket below an endpoint of quinn's async layer.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -11,7 +11,6 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::settings::DATAGRAM_BYTES_MAX;
 use crate::error::{Error, Result};
 
 /// Reads an address to listen at.
@@ -43,47 +42,27 @@ fn open(address: SocketAddr, buffer_bytes: usize) -> io::Result<std::net::UdpSoc
     socket.bind(&address.into())?;
     // A burst that does not fit into the receive buffer is lost, and the loss halves the congestion window: with the default of
     // 208 KiB throughput collapses. Only a privileged process may exceed `net.core.rmem_max`.
-    #[cfg(target_os = "linux")]
-    let forced = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, buffer_bytes).is_ok();
-    #[cfg(not(target_os = "linux"))]
-    let forced = false;
-    if !forced {
+    if rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, buffer_bytes).is_err() {
         socket.set_recv_buffer_size(buffer_bytes)?;
     }
     socket.set_send_buffer_size(buffer_bytes)?;
     Ok(socket.into())
 }
 
-/// A socket that cuts batches of datagrams to what one system call takes.
+/// A socket that sends and receives datagrams one by one (the defaults of the trait), for connections that carry little.
 ///
-/// Segmentation offload sends at most 64 KiB a call, but quinn 0.11 batches ten datagrams whatever their size: with large ones every
-/// send would fail with EMSGSIZE and the connection would stand still. Cutting here, instead of telling quinn a smaller number, keeps
-/// full batches for the connections of the same endpoint whose datagrams are small.
-pub(super) struct BatchedSocket(pub(super) Arc<dyn AsyncUdpSocket>);
+/// Segmentation offload sends at most 64 KiB a call, but quinn 0.11 batches ten datagrams whatever their size: with large ones every send
+/// would fail with EMSGSIZE, and the connection would make no progress. For received batches quinn would reserve 64 times the largest
+/// datagram for each buffer.
+pub(super) struct PlainSocket(pub(super) Arc<dyn AsyncUdpSocket>);
 
-impl AsyncUdpSocket for BatchedSocket {
+impl AsyncUdpSocket for PlainSocket {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
         Arc::clone(&self.0).create_io_poller()
     }
 
-    fn try_send(&self, batch: &Transmit<'_>) -> io::Result<()> {
-        let Some(datagram) = batch.segment_size.filter(|_| batch.contents.len() > usize::from(DATAGRAM_BYTES_MAX))
-        else {
-            return self.0.try_send(batch);
-        };
-        let datagrams_a_call = (usize::from(DATAGRAM_BYTES_MAX) / datagram).max(1);
-        // If the socket is full in the middle of it, the whole batch is tried again: a datagram that arrives twice is dropped by its
-        // packet number.
-        for contents in batch.contents.chunks(datagrams_a_call * datagram) {
-            self.0.try_send(&Transmit {
-                destination: batch.destination,
-                ecn: batch.ecn,
-                contents,
-                segment_size: (contents.len() > datagram).then_some(datagram),
-                src_ip: batch.src_ip,
-            })?;
-        }
-        Ok(())
+    fn try_send(&self, datagram: &Transmit<'_>) -> io::Result<()> {
+        self.0.try_send(datagram)
     }
 
     fn poll_recv(
@@ -99,21 +78,12 @@ impl AsyncUdpSocket for BatchedSocket {
         self.0.local_addr()
     }
 
-    fn max_transmit_segments(&self) -> usize {
-        self.0.max_transmit_segments()
-    }
-
-    /// A received batch is no longer than a single datagram may be, so that buffers for one datagram suffice.
-    fn max_receive_segments(&self) -> usize {
-        1
-    }
-
     fn may_fragment(&self) -> bool {
         self.0.may_fragment()
     }
 }
 
-impl fmt::Debug for BatchedSocket {
+impl fmt::Debug for PlainSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

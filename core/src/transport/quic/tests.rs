@@ -22,17 +22,6 @@ mod versions;
 
 contract::promises!(Loopback::new());
 
-/// The promises once more, kept by quinn's async layer.
-mod tasks {
-    use super::*;
-
-    contract::promises!(Loopback { settings: tasks(), ..Loopback::new() });
-
-    pub(super) fn tasks() -> Settings {
-        Settings { driver: Driver::Async, ..Settings::default() }
-    }
-}
-
 #[test]
 fn a_newcomer_with_the_join_string_becomes_a_member() {
     let coordinator = Coordinator::new("resnet");
@@ -166,7 +155,7 @@ fn a_server_that_falls_silent_tears_what_is_under_way() {
             let _ = stuck.lock().unwrap().recv();
         }
     });
-    let listener = listener::bind("127.0.0.1:0", &credentials, &Settings::default(), stop).unwrap();
+    let listener = bind("127.0.0.1:0", &credentials, &Settings::default(), stop).unwrap();
     let idle_timeout = Duration::from_millis(500);
     let settings = Settings { idle_timeout, keep_alive: idle_timeout / 4, ..Settings::default() };
     let transport: Arc<dyn Transport> =
@@ -317,7 +306,7 @@ impl Loopback {
 impl World for Loopback {
     fn listen(&self, inbox: Inbox) -> (Listener, NodeId) {
         let credentials = self.credentials(Role::Server);
-        (listener::bind("127.0.0.1:0", &credentials, &self.settings, inbox).unwrap(), credentials.node())
+        (bind("127.0.0.1:0", &credentials, &self.settings, inbox).unwrap(), credentials.node())
     }
 
     fn transport(&self) -> Arc<dyn Transport> {

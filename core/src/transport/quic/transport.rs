@@ -1,22 +1,24 @@
-//! A worker's QUIC transport. It starts the driver that the settings name, and hands every call to the driver's thread.
+//! A worker's QUIC transport. It hands every call to its thread.
 
 use std::fmt;
 use std::time::Duration;
 
-use super::calls::{Call, DriverHandle, Pull};
-use super::client;
-use super::settings::{Driver, Settings};
+use super::calls::Call;
+use super::commands::Commands;
+use super::data;
+use super::settings::Settings;
 use crate::error::Result;
-use crate::local::Progress;
+use crate::local::{OwnThread, Progress};
 use crate::mem::Region;
-use crate::transport::exchange::PullEnd;
+use crate::transport::exchange::Pull;
 use crate::transport::identity::Credentials;
-use crate::transport::{LinkLost, Peer, Pulled, Push, Transport};
+use crate::transport::{Answer, LinkLost, Peer, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// Carries exchanges over QUIC. Dropping it closes it.
 pub struct QuicTransport {
-    driver: DriverHandle,
+    calls: Commands<Call>,
+    thread: OwnThread,
 }
 
 impl QuicTransport {
@@ -25,19 +27,19 @@ impl QuicTransport {
     /// # Errors
     /// [`Error::Auth`] if the credentials are not usable, [`Error::Io`] if the system gives no socket or thread.
     pub fn new(credentials: &Credentials, settings: &Settings) -> Result<Self> {
-        #[cfg(target_os = "linux")]
-        if settings.driver == Driver::Direct {
-            return super::direct::connect(credentials, settings).map(Self::driven);
-        }
-        client::connect(credentials, settings).map(Self::driven)
+        data::connect(credentials, settings).map(Self::driven)
     }
 
-    pub(super) fn driven(driver: DriverHandle) -> Self {
-        Self { driver }
+    /// A transport whose thread takes `calls`.
+    pub(super) fn driven((calls, thread): (Commands<Call>, OwnThread)) -> Self {
+        Self { calls, thread }
     }
 
     fn call(&self, call: Call) {
-        if self.driver.thread.is_ours() { (self.driver.calls)(call) } else { call.refuse() }
+        let refused = if self.thread.is_ours() { self.calls.send(call).err() } else { Some(call) };
+        if let Some(call) = refused {
+            call.refuse();
+        }
     }
 }
 
@@ -54,8 +56,8 @@ impl Transport for QuicTransport {
         self.call(Call::Push { link, exchange, push, done });
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
-        self.call(Call::Pull { exchange, pull: Pull { into, end: PullEnd::new(done) } });
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+        self.call(Call::Pull { exchange, pull: Pull { into, done } });
     }
 
     fn abandon(&self, exchange: ExchangeId) {
@@ -68,7 +70,7 @@ impl Transport for QuicTransport {
 
     fn shutdown(&self, patience: Duration) {
         self.call(Call::Shutdown { patience });
-        self.driver.thread.join(patience);
+        self.thread.join(patience);
     }
 }
 
@@ -80,7 +82,7 @@ impl Drop for QuicTransport {
 
 impl fmt::Debug for QuicTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QuicTransport").field("thread", &self.driver.thread).finish_non_exhaustive()
+        f.debug_struct("QuicTransport").field("thread", &self.thread).finish_non_exhaustive()
     }
 }
 

@@ -4,14 +4,14 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::client_state::ClientState;
-use super::client_tables::{ClientTables, End};
+use super::client_tables::ClientTables;
 use super::poller::{help, run};
 use crate::error::{Error, Result};
 use crate::local::{OwnThread, Progress};
 use crate::mem::{Copies, Region};
-use crate::transport::exchange::{PullEnd, link_gone, unknown_exchange};
+use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
 use crate::transport::identity::Credentials;
-use crate::transport::{Capabilities, LinkLost, Peer, Pulled, Push, Transport};
+use crate::transport::{Answer, Capabilities, LinkLost, Peer, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// Carries exchanges through memory that worker and server share. Dropping it closes it.
@@ -82,17 +82,16 @@ impl Transport for ShmTransport {
         self.state.push(link, exchange, push, done);
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Pulled) {
-        let pull = PullEnd::new(done);
+    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
         if !self.thread.is_ours() {
-            return pull.torn(unknown_exchange());
+            return done.err(unknown_exchange());
         }
-        self.state.pull(exchange, into, pull);
+        self.state.pull(exchange, Pull { into, done });
     }
 
     fn abandon(&self, exchange: ExchangeId) {
         if self.thread.is_ours() {
-            self.state.end(exchange, End::Abandoned);
+            self.state.end(exchange, Error::Cancelled);
         }
     }
 
@@ -118,7 +117,7 @@ impl Transport for ShmTransport {
         let exchanges: Vec<ExchangeId> = tables.exchanges.keys().copied().collect();
         drop(tables);
         self.state.dialled.notify_all();
-        exchanges.into_iter().for_each(|exchange| self.state.end(exchange, End::Abandoned));
+        exchanges.into_iter().for_each(|exchange| self.state.end(exchange, Error::Cancelled));
         self.state.poller.wake();
         self.thread.join(patience);
         let waiting = |tables: &mut ClientTables| tables.dialling > 0;

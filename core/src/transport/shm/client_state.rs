@@ -16,18 +16,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use super::client_tables::{ClientTables, Effects, End, Entry, Exchange};
+use super::client_tables::{ClientTables, Effects, Entry, Exchange};
 use super::greeting;
 use super::inbound::Received;
-use super::landing::{Arriving, Step};
-use super::layout::{Message, bad};
+use super::landing::Arriving;
+use super::layout::Message;
 use super::link::{Ended, Link, Parts, Pumped, Sent};
 use super::poller::{Happening, Poller, Side};
 use crate::error::{Error, Result};
-use crate::mem::{Copies, Loan, Region};
-use crate::transport::exchange::{PullEnd, broken_off, link_gone, unknown_exchange};
+use crate::mem::{Copies, Loan};
+use crate::transport::exchange::{Pull, WorkerExchange, bad, broken_off, costs_the_link, link_gone, unknown_exchange};
 use crate::transport::identity::{Credentials, PeerIdentity};
-use crate::transport::{Answer, LinkLost, Peer, Push, Torn};
+use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// All links and exchanges.
@@ -129,14 +129,10 @@ impl ClientState {
         let exchange = Exchange {
             link,
             name: 0,
-            push: push.header,
             body,
-            sending: true,
-            done: Some(done),
+            state: WorkerExchange::new(push.header, done),
             returned,
-            pull: None,
             arriving: Some(Arriving::default()),
-            end: None,
         };
         tables.exchanges.insert(id, exchange);
         let through = tables.begin_queued(link);
@@ -148,15 +144,14 @@ impl ClientState {
         shared.nudge();
     }
 
-    pub(super) fn pull(&self, id: ExchangeId, into: Vec<Region>, pull: PullEnd) {
+    pub(super) fn pull(&self, id: ExchangeId, pull: Pull) {
         let mut tables = self.tables();
-        let Some(exchange) = tables.exchanges.get_mut(&id).filter(|exchange| exchange.pull.is_none()) else {
+        let Some(exchange) = tables.exchanges.get_mut(&id).filter(|exchange| !exchange.state.is_pulled()) else {
             drop(tables);
-            return pull.torn(unknown_exchange());
+            return pull.done.err(unknown_exchange());
         };
-        exchange.pull = Some((into, pull));
-        let news = exchange.end.is_some() || exchange.arriving.as_ref().is_none_or(Arriving::has_news);
-        let accepts = !exchange.sending;
+        exchange.state.pull(pull);
+        let (news, accepts) = (exchange.has_news(), !exchange.state.is_lent());
         let (link, name) = (exchange.link, exchange.name);
         if news {
             tables.marked.insert(id);
@@ -171,15 +166,15 @@ impl ClientState {
         }
     }
 
-    /// Ends an exchange without an answer, unless it has ended already.
-    pub(super) fn end(&self, id: ExchangeId, end: End) {
+    /// Ends an exchange without an answer, unless it has ended already. The server is told of one that was given up.
+    pub(super) fn end(&self, id: ExchangeId, error: Error) {
         let mut tables = self.tables();
-        let abandoned = matches!(end, End::Abandoned);
+        let abandoned = matches!(error, Error::Cancelled);
         let Some(exchange) = tables.exchanges.get_mut(&id) else { return };
-        if exchange.end.is_some() && !abandoned {
+        if exchange.state.has_ended() && !abandoned {
             return;
         }
-        exchange.end = Some(end);
+        exchange.state.end(Err(error));
         let (name, link, waiting) = (exchange.name, exchange.link, std::mem::take(&mut exchange.body));
         let link = tables.links.get_mut(&link).map(|entry| {
             entry.queued.retain(|queued| *queued != id);
@@ -251,16 +246,16 @@ impl ClientState {
             drop(tables);
             return drop(received);
         };
-        let sending = exchange.sending;
+        let sending = exchange.state.is_lent();
         let arriving = exchange.arriving.as_mut().expect("the thread has it back while it receives");
-        let refused_before = arriving.refuses_body();
+        let refused_before = arriving.arrival.refuses_body();
         let outcome = match received {
             Received::Answer(_, header) => arriving.begin(&header, &link.peer),
             Received::Data(_, bytes) => arriving.take(bytes, &link.peer),
             Received::End(_, checksum) => arriving.end(checksum, &link.peer),
             Received::Break(_) => {
                 drop(tables);
-                return self.end(id, End::Failed(broken_off()));
+                return self.end(id, broken_off());
             }
             Received::Accept(_) => {
                 link.outbound().accept(name);
@@ -270,7 +265,7 @@ impl ClientState {
                 Err(bad(&link.peer, "kind", "is one that only a worker sends"))
             }
         };
-        let stop = sending && !refused_before && arriving.refuses_body();
+        let stop = sending && !refused_before && arriving.arrival.refuses_body();
         tables.marked.insert(id);
         drop(tables);
         match outcome {
@@ -285,71 +280,46 @@ impl ClientState {
 
     /// Lands the bytes that came for an exchange, or reports its end.
     fn advance(&self, id: ExchangeId) {
+        let mut tables = self.tables();
         loop {
-            let mut tables = self.tables();
-            let closing = tables.closing;
-            let Some(exchange) = tables.exchanges.get_mut(&id) else { return };
-            if let Some(end) = exchange.end.clone() {
-                if exchange.sending {
-                    return;
+            let ClientTables { links, exchanges, .. } = &mut *tables;
+            let Some(exchange) = exchanges.get_mut(&id) else { return };
+            if exchange.state.has_ended() {
+                if exchange.state.is_over() {
+                    let (exchange, through) = tables.forget(id);
+                    drop(tables);
+                    exchange.report();
+                    self.carry_out(through);
                 }
-                // An exchange that was pushed and not pulled yet reports its end to the pull.
-                let silent = exchange.done.is_none() && exchange.pull.is_none();
-                if silent && !closing && matches!(end, End::Failed(_)) {
-                    return;
-                }
-                let (exchange, through) = tables.forget(id);
-                drop(tables);
-                let landed = exchange.arriving.as_ref().map_or(0, |arriving| arriving.landed);
-                let error = end.error();
-                if let Some(done) = exchange.done {
-                    done.err(error.clone());
-                }
-                if let Some((_, pull)) = exchange.pull {
-                    pull.report(Err(Torn { error, landed }));
-                }
-                drop(exchange.arriving);
-                return self.carry_out(through);
+                return;
             }
-            let mut arriving = exchange.arriving.take().expect("only this thread takes it");
-            let (push, link) = (exchange.push, exchange.link);
-            if arriving.wants_place()
-                && !exchange.sending
-                && let Some((into, _)) = exchange.pull.as_mut()
-            {
-                let returned = exchange.returned.try_recv().expect("what is sent has returned");
-                arriving.place(std::mem::take(into), returned);
-            }
-            let link = tables.links.get(&link).map(|entry| Arc::clone(&entry.link));
-            drop(tables);
+            let link = links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
             let peer: &str = link.as_ref().map_or("the server", |link| &link.peer);
-            let step = arriving.advance(&push, peer);
-            let mut tables = self.tables();
+            let mut arriving = exchange.arriving.take().expect("only this thread takes it");
+            let step = match exchange.state.place(&mut arriving.arrival, peer) {
+                Ok(true) => {
+                    drop(tables);
+                    let step = arriving.advance(peer);
+                    tables = self.tables();
+                    step
+                }
+                Ok(false) => Ok(None),
+                Err(error) => Err(error),
+            };
             let exchange = tables.exchanges.get_mut(&id).expect("only this thread forgets it");
             exchange.arriving = Some(arriving);
             match step {
-                Ok(Step::Wait) if exchange.end.is_none() => return,
-                Ok(Step::Wait) => {}
-                Ok(Step::Done(answer)) => {
-                    let (exchange, through) = tables.forget(id);
-                    drop(tables);
-                    self.report(exchange, answer);
-                    return self.carry_out(through);
-                }
+                Ok(None) if !exchange.state.has_ended() => return,
+                Ok(None) => {}
+                Ok(Some(answer)) => exchange.state.end(Ok(answer)),
                 Err(error) => {
-                    exchange.end.get_or_insert(End::Failed(error.clone()));
-                    drop(tables);
-                    if let (Error::Protocol { .. }, Some(link)) = (&error, link) {
+                    exchange.state.end(Err(error.clone()));
+                    if let Some(link) = link.filter(|_| costs_the_link(&error)) {
                         link.fail(error);
                     }
                 }
             }
         }
-    }
-
-    fn report(&self, exchange: Exchange, answer: Answer) {
-        let (_, pull) = exchange.pull.expect("what is answered was pulled");
-        pull.report(Ok(answer));
     }
 
     /// Ends a link and all its exchanges, except those whose answer is here.
@@ -382,7 +352,7 @@ impl ClientState {
     fn lose(&self, entry: &Entry, id: ExchangeId, error: Error) {
         let mut tables = self.tables();
         let Some(exchange) = tables.exchanges.get_mut(&id) else { return };
-        exchange.end.get_or_insert(End::Failed(error));
+        exchange.state.end(Err(error));
         let (name, body) = (exchange.name, std::mem::take(&mut exchange.body));
         drop(tables);
         drop(body);

@@ -10,12 +10,10 @@ use super::landing::Arriving;
 use super::layout::{EXCHANGES_MAX, Message};
 use super::link::Link;
 use super::outbound::Piece;
-use crate::error::Error;
-use crate::mem::{Region, Returned};
+use crate::mem::Returned;
 use crate::transport::LinkLost;
-use crate::transport::exchange::PullEnd;
+use crate::transport::exchange::WorkerExchange;
 use crate::types::{Done, ExchangeId, LinkId};
-use crate::wire::Request;
 
 /// All links and exchanges.
 #[derive(Default)]
@@ -46,33 +44,13 @@ pub(super) struct Exchange {
     pub(super) link: LinkId,
     /// What the server calls it; 0 until it may begin.
     pub(super) name: u64,
-    pub(super) push: Request,
     /// The body of one that may not begin yet.
     pub(super) body: Vec<Piece>,
-    /// Whether the caller's memory may still be read.
-    pub(super) sending: bool,
-    pub(super) done: Option<Done<()>>,
+    pub(super) state: WorkerExchange,
+    /// Where the proof comes that nobody reads the caller's memory any more.
     pub(super) returned: mpsc::Receiver<Returned>,
-    pub(super) pull: Option<(Vec<Region>, PullEnd)>,
-    /// Absent while the thread is at it.
+    /// Absent while the thread lands a sum.
     pub(super) arriving: Option<Arriving>,
-    pub(super) end: Option<End>,
-}
-
-/// Why an exchange ends without an answer.
-#[derive(Clone, Debug)]
-pub(super) enum End {
-    Abandoned,
-    Failed(Error),
-}
-
-impl End {
-    pub(super) fn error(self) -> Error {
-        match self {
-            Self::Abandoned => Error::Cancelled,
-            Self::Failed(error) => error,
-        }
-    }
 }
 
 /// What is to be done without the lock.
@@ -87,9 +65,27 @@ pub(super) struct Effects {
 }
 
 impl Exchange {
+    /// Whether the thread has something to do for it.
+    pub(super) fn has_news(&self) -> bool {
+        self.state.has_ended() || self.arriving.as_ref().is_none_or(Arriving::has_news)
+    }
+
+    /// Nobody reads the caller's memory any more.
+    fn returned(&mut self) {
+        if self.state.is_lent() {
+            // The proof is here, or a thread that ends the exchange drops the last piece just now. It needs no lock for that.
+            self.state.returned(self.returned.recv().expect("a loan returns"));
+        }
+    }
+
+    /// Reports the end of an exchange that is over.
+    pub(super) fn report(self) {
+        self.state.report(self.arriving.map_or(0, |arriving| arriving.arrival.landed()));
+    }
+
     /// Whether the answer is here whole, whatever becomes of the link.
     pub(super) fn is_answered(&self) -> bool {
-        self.end.is_none() && self.arriving.as_ref().is_some_and(Arriving::is_whole)
+        !self.state.has_ended() && self.arriving.as_ref().is_some_and(Arriving::is_whole)
     }
 }
 
@@ -108,16 +104,16 @@ impl ClientTables {
             let body = std::mem::take(&mut exchange.body);
             let mut outbound = entry.link.outbound();
             if let Err(error) =
-                outbound.post(&Message::Open { exchange: exchange.name, header: exchange.push.encode() })
+                outbound.post(&Message::Open { exchange: exchange.name, header: exchange.state.push().encode() })
             {
                 entry.link.fail(error);
             }
             if body.is_empty() {
-                exchange.sending = false;
-                effects.done.extend(exchange.done.take());
+                exchange.returned();
+                effects.done.extend(exchange.state.handed_over());
                 continue;
             }
-            outbound.begin(exchange.name, exchange.push.urgency(), false);
+            outbound.begin(exchange.name, exchange.state.push().urgency(), false);
             outbound.extend(exchange.name, body);
             if let Err(error) = outbound.end(exchange.name, None) {
                 entry.link.fail(error);
@@ -129,16 +125,14 @@ impl ClientTables {
     /// The memory of an exchange is not read any more.
     pub(super) fn through(&mut self, id: ExchangeId) -> Effects {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return Effects::default() };
-        exchange.sending = false;
+        exchange.returned();
         let mut effects = Effects::default();
-        if exchange.end.is_none() {
-            effects.done.extend(exchange.done.take());
-            if exchange.pull.is_some() {
-                let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
-                effects.accept = link.map(|link| (link, exchange.name));
-            }
+        effects.done.extend(exchange.state.handed_over());
+        if exchange.state.is_pulled() && !exchange.state.has_ended() {
+            let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
+            effects.accept = link.map(|link| (link, exchange.name));
         }
-        effects.marked = exchange.end.is_some() || exchange.arriving.as_ref().is_none_or(Arriving::has_news);
+        effects.marked = exchange.has_news();
         if effects.marked {
             self.marked.insert(id);
         }

@@ -19,12 +19,13 @@ use std::time::Duration;
 use rustix::event::EventfdFlags;
 use rustls::CertificateError;
 
-use super::layout::{LAYOUT, SEGMENT_BYTES, bad};
+use super::layout::{LAYOUT, SEGMENT_BYTES};
 use super::link::Parts;
 use super::memory::Memory;
 use crate::error::{Error, Result};
 use crate::local::{Connection, Received, Segment, Shown};
 use crate::mem::Copies;
+use crate::transport::exchange::bad;
 use crate::transport::identity::SERVER_NAME;
 use crate::transport::identity::{Credentials, PeerIdentity};
 use crate::transport::quic::closing::auth_error;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::layout::{Message, bad};
+use super::layout::Message;
 use super::memory::Memory;
 use crate::error::Result;
 use crate::local::Shown;
 use crate::mem::Place;
+use crate::transport::exchange::bad;
 use crate::wire::header::HEADER_BYTES;
 
 /// The receiving half of a link; owned by its side's thread.

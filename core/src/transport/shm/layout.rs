@@ -13,8 +13,9 @@
 //! A sum that lies in memory which the server shows anyway is not copied into a cell, nor is a contribution that a worker has staged in such
 //! memory: it is lent where it lies, for a ticket.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::mem::Place;
+use crate::transport::exchange::bad;
 use crate::wire::header::HEADER_BYTES;
 
 /// Bytes of a segment.
@@ -213,16 +214,12 @@ impl Message {
     }
 }
 
-/// A peer did what the protocol does not allow.
-pub(super) fn bad(peer: &str, field: &str, problem: impl Into<String>) -> Error {
-    Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem: problem.into() }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::error::Error;
 
     fn samples() -> Vec<Message> {
         let header: [u8; HEADER_BYTES] = std::array::from_fn(|at| at as u8);

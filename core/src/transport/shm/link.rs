@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::inbound::{self, Inbound};
-use super::layout::{Message, RING_MESSAGES, SMALL_BYTES, bad};
+use super::layout::{Message, RING_MESSAGES, SMALL_BYTES};
 use super::memory::Memory;
 use super::outbound::{Next, Outbound, Piece, Published};
 use crate::error::{Error, Result};
@@ -15,6 +15,7 @@ use crate::local::socket::wait_any;
 use crate::local::{Connection, Received, SharedBacking, Shown};
 use crate::mem::borrow::Showable;
 use crate::mem::{Frozen, Place, Region};
+use crate::transport::exchange::bad;
 use crate::types::LinkId;
 use crate::wire::{limits, reject};
 

@@ -13,12 +13,13 @@ use bytes::Bytes;
 use rustix::fs::OFlags;
 
 use super::layout::{
-    ASLEEP_AT, CELLS, MESSAGE_WORDS, READ_AT, RELEASED_AT, RING_MESSAGES, SENT_AT, SLOTS, STARVED_AT, Words, bad,
-    cell_at, message_at,
+    ASLEEP_AT, CELLS, MESSAGE_WORDS, READ_AT, RELEASED_AT, RING_MESSAGES, SENT_AT, SLOTS, STARVED_AT, Words, cell_at,
+    message_at,
 };
 use crate::error::Result;
 use crate::local::{Segment, Shown};
 use crate::mem::Copies;
+use crate::transport::exchange::bad;
 
 /// The memory of one link, as one of its sides has it.
 pub(super) struct Memory {

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::cells::{Cells, Size};
-use super::layout::{CELLS, EXCHANGES_MAX, LARGE_BYTES, Message, RING_MESSAGES, SMALL_BYTES, Words, bad};
+use super::layout::{CELLS, EXCHANGES_MAX, LARGE_BYTES, Message, RING_MESSAGES, SMALL_BYTES, Words};
 use super::memory::Memory;
 use crate::error::Result;
 use crate::mem::Place;
+use crate::transport::exchange::bad;
 
 /// The sending half of a link.
 pub(super) struct Outbound {

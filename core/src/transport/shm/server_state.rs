@@ -10,11 +10,11 @@ use super::layout::Message;
 use super::link::{Ended, Link, Pumped, Sent};
 use super::outbound::Piece;
 use super::poller::Poller;
-use super::server_tables::{Discarded, Exchange, Intake, ServerTables};
+use super::server_tables::{Discarded, Exchange, ServerTables};
 use crate::error::{Error, Result};
 use crate::local::SharedBacking;
-use crate::mem::{Copies, Frozen};
-use crate::transport::exchange::{broken_off, reject_of};
+use crate::mem::Copies;
+use crate::transport::exchange::{ServerExchange, reject_of};
 use crate::transport::identity::Credentials;
 use crate::transport::{Inbox, Incoming, Outgoing};
 use crate::types::{ExchangeId, LinkId};
@@ -65,17 +65,17 @@ impl ServerState {
         match outgoing {
             Outgoing::Accept { exchange } => self.accept(exchange),
             Outgoing::Answer { exchange, header } => self.answer(exchange, &Reply::Sum(header)),
-            Outgoing::Block { exchange, block } => self.block(exchange, block),
+            Outgoing::Block { exchange, block } => self.block(exchange, block.len(), |link| {
+                let place = link.show(&self.shared_memory, &block);
+                (Bytes::from_owner(block), place)
+            }),
             Outgoing::End { exchange, checksum } => {
                 self.end(exchange, |name| Some(Message::End { exchange: name, checksum }));
             }
             Outgoing::Reject { exchange, target, error } => {
-                if self.tables().exchanges.get(&exchange).is_some_and(|exchange| exchange.answered) {
-                    return self.break_off(exchange);
-                }
                 let (header, body) = reject_of(target, &error);
                 self.answer(exchange, &Reply::Reject(header));
-                self.send_bytes(exchange, (Bytes::from(body), None));
+                self.block(exchange, body.len(), |_| (Bytes::from(body), None));
                 self.end(exchange, |_| None);
             }
             Outgoing::Disconnect { link, reason } => {
@@ -90,10 +90,11 @@ impl ServerState {
     fn accept(&self, id: ExchangeId) {
         let mut tables = self.tables();
         let Some(exchange) = tables.exchanges.get_mut(&id) else { return };
-        let Intake::Hold(held) = &mut exchange.intake else { return };
-        let chunks = std::mem::take(held);
-        exchange.intake = Intake::Accept;
-        let (link, name, left) = (Arc::clone(&exchange.link), exchange.name, exchange.body_left);
+        if !exchange.state.accept() {
+            return;
+        }
+        let chunks = std::mem::take(&mut exchange.held);
+        let (link, name, left) = (Arc::clone(&exchange.link), exchange.name, exchange.state.body_left());
         let told = !chunks.is_empty();
         if told {
             tables.events.push_back(Incoming::Body { exchange: id, chunks });
@@ -113,10 +114,12 @@ impl ServerState {
         let mut set = Bytes::from(header.encode());
         let head = *set.split_to(HEADER_BYTES).first_chunk().expect("a header has so many bytes");
         let mut tables = self.tables();
-        let Some(exchange) = tables.exchanges.get_mut(&id).filter(|exchange| !exchange.answered) else { return };
-        exchange.answered = true;
-        exchange.answer_left = header.body_bytes();
-        let refused = (!header.is_early()).then(|| std::mem::replace(&mut exchange.intake, Intake::Refuse));
+        let Some(exchange) = tables.exchanges.get_mut(&id) else { return };
+        if let Err(reason) = exchange.state.answer(header) {
+            drop(tables);
+            return self.break_off(id, reason);
+        }
+        let refused = exchange.state.refuses_body().then(|| std::mem::take(&mut exchange.held));
         let (link, name) = (Arc::clone(&exchange.link), exchange.name);
         let (urgency, accepted) = (exchange.urgency, exchange.accepted);
         // Under the lock, because a message of the worker about this exchange must find its answer begun.
@@ -134,25 +137,16 @@ impl ServerState {
         }
     }
 
-    fn block(&self, id: ExchangeId, block: Frozen) {
-        let Some((link, _)) = self.answering(id) else { return };
-        let place = link.show(&self.shared_memory, &block);
-        self.send_bytes(id, (Bytes::from_owner(block), place));
-    }
-
-    fn send_bytes(&self, id: ExchangeId, piece: Piece) {
-        let mut tables = self.tables();
-        let Some(exchange) = tables.exchanges.get_mut(&id).filter(|exchange| exchange.answered) else { return };
-        exchange.answer_left = exchange.answer_left.saturating_sub(piece.0.len() as u64);
-        // The end follows the last bytes at once, and a worker that wakes twice for a small sum takes twice as long.
-        let (link, name, last) = (Arc::clone(&exchange.link), exchange.name, exchange.answer_left == 0);
-        drop(tables);
+    fn block(&self, id: ExchangeId, bytes: usize, piece: impl FnOnce(&Link) -> Piece) {
+        let Some((link, name, is_last)) = self.obey(id, |state| state.block(bytes)) else { return };
+        let piece = piece(&link);
         link.outbound().extend(name, [piece]);
-        self.pump(&link, last);
+        // The end follows the last bytes at once, and a worker that wakes twice for a small sum takes twice as long.
+        self.pump(&link, is_last);
     }
 
     fn end(&self, id: ExchangeId, message: impl FnOnce(u64) -> Option<Message>) {
-        let Some((link, name)) = self.answering(id) else { return };
+        let Some((link, name, _)) = self.obey(id, ServerExchange::end) else { return };
         let ended = link.outbound().end(name, message(name));
         match ended {
             Ok(true) => self.through(link.id, Sent::Whole(name)),
@@ -165,16 +159,28 @@ impl ServerState {
         link.nudge();
     }
 
-    fn answering(&self, id: ExchangeId) -> Option<(Arc<Link>, u64)> {
-        let tables = self.tables();
-        let exchange = tables.exchanges.get(&id).filter(|exchange| exchange.answered)?;
-        Some((Arc::clone(&exchange.link), exchange.name))
+    /// What `command` makes of an exchange, with its link and the worker's number of it. A command out of turn ends the exchange.
+    fn obey<T>(
+        &self,
+        id: ExchangeId,
+        command: impl FnOnce(&mut ServerExchange) -> Result<T>,
+    ) -> Option<(Arc<Link>, u64, T)> {
+        let mut tables = self.tables();
+        let exchange = tables.exchanges.get_mut(&id)?;
+        match command(&mut exchange.state) {
+            Ok(made) => Some((Arc::clone(&exchange.link), exchange.name, made)),
+            Err(reason) => {
+                drop(tables);
+                self.break_off(id, reason);
+                None
+            }
+        }
     }
 
-    fn break_off(&self, id: ExchangeId) {
+    fn break_off(&self, id: ExchangeId, reason: Error) {
         let mut tables = self.tables();
         let Some(exchange) = tables.forget(id) else { return };
-        tables.events.push_back(Incoming::Torn { exchange: id, reason: broken_off() });
+        tables.events.push_back(Incoming::Torn { exchange: id, reason });
         tables.urgent = true;
         drop(tables);
         exchange.link.give_up(exchange.name);
@@ -248,7 +254,7 @@ impl ServerState {
             let wanted = match &event {
                 // Not expected any more if the exchange was answered meanwhile, and not early.
                 Incoming::Body { exchange, .. } => {
-                    tables.exchanges.get(exchange).is_some_and(|exchange| matches!(exchange.intake, Intake::Accept))
+                    tables.exchanges.get(exchange).is_some_and(|exchange| exchange.state.wants_body())
                 }
                 Incoming::LinkUp { .. }
                 | Incoming::LinkDown { .. }

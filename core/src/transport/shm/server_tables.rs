@@ -9,10 +9,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::inbound::Received;
-use super::layout::{EXCHANGES_MAX, bad};
+use super::layout::EXCHANGES_MAX;
 use super::link::Link;
 use crate::error::{Error, Result};
 use crate::transport::Incoming;
+use crate::transport::exchange::{ServerExchange, bad};
 use crate::types::{ExchangeId, LinkId};
 use crate::wire::Header;
 
@@ -41,21 +42,11 @@ pub(super) struct Exchange {
     pub(super) name: u64,
     /// The urgency of the request, which the answer has too.
     pub(super) urgency: u8,
-    pub(super) body_left: u64,
-    pub(super) intake: Intake,
+    pub(super) state: ServerExchange,
+    /// Bytes of a body that nobody has accepted. They wait where they lie.
+    pub(super) held: Vec<Bytes>,
     /// Whether the worker said that it takes the whole answer.
     pub(super) accepted: bool,
-    pub(super) answered: bool,
-    /// Bytes of the answer whose blocks were not given yet.
-    pub(super) answer_left: u64,
-}
-
-/// What is done with the bytes of a body.
-pub(super) enum Intake {
-    /// They wait where they lie.
-    Hold(Vec<Bytes>),
-    Accept,
-    Refuse,
 }
 
 impl ServerTables {
@@ -92,11 +83,9 @@ impl ServerTables {
                 link: Arc::clone(&entry.link),
                 name,
                 urgency: header.urgency(),
-                body_left: header.body_bytes(),
-                intake: Intake::Hold(Vec::new()),
+                state: ServerExchange::new(&header),
+                held: Vec::new(),
                 accepted: false,
-                answered: false,
-                answer_left: 0,
             };
             self.exchanges.insert(id, exchange);
             self.events.push_back(Incoming::Opened { link: link.id, exchange: id, header });
@@ -114,15 +103,14 @@ impl ServerTables {
         match received {
             Received::Open(..) => unreachable!("handled above"),
             Received::Data(_, bytes) => {
-                let left = exchange.body_left.checked_sub(bytes.len() as u64);
-                exchange.body_left = left.ok_or_else(|| bad(peer, "body", "is longer than announced"))?;
-                match &mut exchange.intake {
-                    Intake::Hold(held) => held.push(bytes),
-                    Intake::Accept => match self.events.back_mut() {
-                        Some(Incoming::Body { exchange, chunks }) if *exchange == id => chunks.push(bytes),
-                        _ => self.events.push_back(Incoming::Body { exchange: id, chunks: vec![bytes] }),
-                    },
-                    Intake::Refuse => return Ok(Discarded { _bytes: Some(bytes), ..Discarded::default() }),
+                exchange.state.received(bytes.len(), peer)?;
+                if exchange.state.refuses_body() {
+                    return Ok(Discarded { _bytes: Some(bytes), ..Discarded::default() });
+                }
+                match self.events.back_mut() {
+                    _ if !exchange.state.wants_body() => exchange.held.push(bytes),
+                    Some(Incoming::Body { exchange, chunks }) if *exchange == id => chunks.push(bytes),
+                    _ => self.events.push_back(Incoming::Body { exchange: id, chunks: vec![bytes] }),
                 }
             }
             Received::Accept(_) => {

@@ -599,7 +599,7 @@ fn push(worker: &Worker, id: ExchangeId, staging: &Staging) -> Due<Result<()>> {
 
 fn pull(worker: &Worker, id: ExchangeId, staging: &Staging) -> Due<std::result::Result<Answer, Torn>> {
     let (sender, due) = std::sync::mpsc::channel();
-    worker.transport.pull(id, vec![staging.region()], Box::new(move |outcome| drop(sender.send(outcome))));
+    worker.transport.pull(id, vec![staging.region()], Done::new(move |outcome| drop(sender.send(outcome))));
     Due(due)
 }
 

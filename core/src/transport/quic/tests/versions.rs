@@ -41,11 +41,11 @@ fn a_node_and_a_coordinator_of_another_version_part_at_once() {
 
 #[test]
 fn a_server_and_a_worker_of_another_version_part_at_once() {
-    for (version, driver, length) in cases() {
-        let world = Loopback { settings: Settings { driver, ..Settings::default() }, ..Loopback::new() };
+    for (version, length) in cases() {
+        let world = Loopback::new();
         let server = Server::new(&world);
         let told = tell(&server.peer.address, &world.authority, header_of(version, length));
-        assert_eq!(both(told.soon().unwrap()), [version, VERSION], "{driver:?}, {length} bytes");
+        assert_eq!(both(told.soon().unwrap()), [version, VERSION], "{length} bytes");
         let link = server.up();
         let Incoming::LinkDown { link: down, .. } = server.next() else { panic!("nothing was opened") };
         assert_eq!(down, link);
@@ -54,8 +54,8 @@ fn a_server_and_a_worker_of_another_version_part_at_once() {
 
 #[test]
 fn a_worker_and_a_server_of_another_version_part_at_once() {
-    for (version, driver, length) in cases() {
-        let world = Loopback { settings: Settings { driver, ..Settings::default() }, ..Loopback::new() };
+    for (version, length) in cases() {
+        let world = Loopback::new();
         let credentials = world.credentials(Role::Server);
         let (address, told) = answering(&credentials, header_of(version, length));
         let peer = Peer { address, socket_path: String::new(), node: credentials.node(), name: "server 0".to_owned() };
@@ -65,18 +65,14 @@ fn a_worker_and_a_server_of_another_version_part_at_once() {
         let mut memory = contract::pattern(1000, 1);
         let _sent = worker.push(ExchangeId(1), &mut memory);
         let torn = worker.pull(ExchangeId(1), &mut memory).soon().expect_err("its answer means nothing here");
-        assert_eq!(both(torn.error), [VERSION, version], "{driver:?}, {length} bytes");
-        assert_eq!(both(told.soon()), [version, VERSION], "{driver:?}, {length} bytes");
+        assert_eq!(both(torn.error), [VERSION, version], "{length} bytes");
+        assert_eq!(both(told.soon()), [version, VERSION], "{length} bytes");
     }
 }
 
-/// Both drivers against headers of other versions, as long as ours and shorter.
-fn cases() -> impl Iterator<Item = (u8, Driver, usize)> {
-    let drivers = [Driver::Direct, Driver::Async];
-    let of = move |version| {
-        drivers.into_iter().flat_map(move |driver| [HEADER_BYTES, 40].map(|length| (version, driver, length)))
-    };
-    OTHERS.into_iter().flat_map(of)
+/// Headers of other versions, as long as ours and shorter.
+fn cases() -> impl Iterator<Item = (u8, usize)> {
+    OTHERS.into_iter().flat_map(|version| [HEADER_BYTES, 40].map(|length| (version, length)))
 }
 
 /// Begins as every header does; what follows the version is in nobody's layout.

@@ -58,11 +58,11 @@ impl Link {
         precedence
     }
 
-    /// Removes an exchange that has ended. Its part had so many `bytes`.
-    pub(super) fn leave(&mut self, id: ExchangeId, precedence: i32, stream: Option<StreamId>, bytes: u64) {
-        self.writers.remove(&(Reverse(precedence), id));
-        self.bytes_open -= bytes;
-        if let Some(stream) = stream {
+    /// Removes an exchange that is over.
+    pub(super) fn leave(&mut self, id: ExchangeId, exchange: &Exchange) {
+        self.writers.remove(&(Reverse(exchange.precedence), id));
+        self.bytes_open -= exchange.state.push().part_bytes();
+        if let Some(stream) = exchange.stream {
             self.streams.remove(&stream);
         }
     }
@@ -79,7 +79,7 @@ impl Link {
                 is_ahead = false;
             }
             let Some(exchange) = exchanges.get_mut(&id) else { continue };
-            if exchange.stream.is_none() && exchange.is_writing() && may_open {
+            if exchange.stream.is_none() && exchange.state.is_pushing() && may_open {
                 exchange.stream = self.first_stream.take().or_else(|| connection.streams().open(Dir::Bi));
                 may_open = exchange.stream.is_some();
                 if let Some(stream) = exchange.stream {
@@ -89,7 +89,7 @@ impl Link {
             }
             let written = exchange.write(connection);
             self.handed.took(precedence.0, written as u64);
-            if exchange.is_writing() {
+            if exchange.state.is_pushing() {
                 self.writers.insert((precedence, id));
             }
         }

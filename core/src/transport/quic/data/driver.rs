@@ -17,7 +17,7 @@ use quinn_proto::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::commands::{Inbox, Next};
+use super::super::commands::{Inbox, Next};
 use super::turns::{Share, Turns};
 use super::wire::{Batch, Wire};
 use crate::error::Error;

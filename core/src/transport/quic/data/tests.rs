@@ -1,4 +1,4 @@
-//! What the direct driver does beyond the promises of every transport, which `quic::tests` hold it to.
+//! What the data path does beyond the promises of every transport, which `quic::tests` hold it to.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

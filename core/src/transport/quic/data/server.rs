@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use quinn_proto::{
     ConnectionError, ConnectionHandle, Dir, Event, Incoming as NewConnection, StreamEvent, StreamId, VarInt,
 };
@@ -16,8 +17,10 @@ use super::served::{Found, Served};
 use super::turns::Share;
 use super::urgency::{Classes, Handed, precedence};
 use crate::error::Error;
+use crate::transport::exchange::reject_of;
 use crate::transport::{Inbox, Incoming, Outgoing};
 use crate::types::{ExchangeId, LinkId};
+use crate::wire::Reply;
 
 /// What the owner of a listener asks for.
 pub(super) enum Command {
@@ -269,13 +272,16 @@ impl Server {
             }
             Outgoing::Answer { header, .. } => {
                 link.answers = link.answers.wrapping_add(1);
-                served.answer(connection, &header, precedence(served.urgency, link.answers))
+                served.answer(connection, &Reply::Sum(header), precedence(served.urgency, link.answers))
             }
-            Outgoing::Block { block, .. } => served.block(block),
+            Outgoing::Block { block, .. } => served.block(Bytes::from_owner(block)),
             Outgoing::End { checksum, .. } => served.last(checksum),
             Outgoing::Reject { target, error, .. } => {
                 link.answers = link.answers.wrapping_add(1);
-                served.reject(connection, target, &error, precedence(served.urgency, link.answers))
+                let (header, body) = reject_of(target, &error);
+                let precedence = precedence(served.urgency, link.answers);
+                let begun = served.answer(connection, &Reply::Reject(header), precedence);
+                begun.and_then(|()| served.block(Bytes::from(body))).and_then(|()| served.last(0))
             }
             Outgoing::Disconnect { .. } => unreachable!("obeyed above"),
         };

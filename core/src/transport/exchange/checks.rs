@@ -1,44 +1,15 @@
-//! What every transport does alike: the worker's checks of an answer, and a pull that cannot be forgotten.
+//! What every transport checks of an answer, and the errors that they have in common.
 
-use super::{Answer, Pulled, Torn};
 use crate::error::{Error, Result};
 use crate::types::Encoding;
 use crate::wire::{Reject, Request, Sum, Target, reject};
-
-/// Reports the end of a pull exactly once: dropped unreported, it reports a failure, so that a forgotten branch is no hang.
-pub(super) struct PullEnd(Option<Pulled>);
-
-impl PullEnd {
-    pub(super) fn new(done: Pulled) -> Self {
-        Self(Some(done))
-    }
-
-    pub(super) fn report(mut self, outcome: std::result::Result<Answer, Torn>) {
-        self.0.take().expect("taken only here and in drop")(outcome);
-    }
-
-    /// The pull failed before anything was written.
-    pub(super) fn torn(self, error: Error) {
-        self.report(Err(Torn { error, landed: 0 }));
-    }
-}
-
-impl Drop for PullEnd {
-    fn drop(&mut self) {
-        if let Some(done) = self.0.take() {
-            let error = Error::Internal { what: "a pull was dropped before it reported".to_owned() };
-            done(Err(Torn { error, landed: 0 }));
-        }
-    }
-}
 
 /// Whether `sum` answers `push` and fits into `landing_bytes`.
 ///
 /// # Errors
 /// [`Error::Protocol`] naming the field in which it does not.
-pub(super) fn check_sum(sum: &Sum, push: &Request, landing_bytes: usize, peer: &str) -> Result<()> {
-    let bad =
-        |field: &str, problem: String| Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem };
+pub(in crate::transport) fn check_sum(sum: &Sum, push: &Request, landing_bytes: usize, peer: &str) -> Result<()> {
+    let bad = |field: &str, problem: String| bad(peer, field, problem);
     let Request::Contribute(push) = push else {
         return Err(bad("kind", "is a sum where a withdrawal was to be rejected".to_owned()));
     };
@@ -58,11 +29,22 @@ pub(super) fn check_sum(sum: &Sum, push: &Request, landing_bytes: usize, peer: &
     Ok(())
 }
 
+/// What `peer` says cannot be; `field` names what is wrong.
+pub(in crate::transport) fn bad(peer: &str, field: &str, problem: impl Into<String>) -> Error {
+    Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem: problem.into() }
+}
+
+/// Whether an answer that failed with `error` costs the server its link: not if bytes were damaged on their way, or if the server gave the
+/// exchange up.
+pub(in crate::transport) fn costs_the_link(error: &Error) -> bool {
+    !matches!(error, Error::Checksum { .. } | Error::Unavailable { .. })
+}
+
 /// Whether a sum with the CRC-32C `got` is the one that was `sent`, which counts only if its header says that it was computed.
 ///
 /// # Errors
 /// [`Error::Checksum`].
-pub(super) fn check_crc(sum: &Sum, sent: u32, got: u32, peer: &str) -> Result<()> {
+pub(in crate::transport) fn check_crc(sum: &Sum, sent: u32, got: u32, peer: &str) -> Result<()> {
     if !sum.checksum || sent == got {
         return Ok(());
     }
@@ -70,18 +52,18 @@ pub(super) fn check_crc(sum: &Sum, sent: u32, got: u32, peer: &str) -> Result<()
 }
 
 /// A reject as it is sent: its header and what follows.
-pub(super) fn reject_of(target: Target, error: &Error) -> (Reject, Vec<u8>) {
+pub(in crate::transport) fn reject_of(target: Target, error: &Error) -> (Reject, Vec<u8>) {
     let body = reject::to_body(error);
     (Reject { target, error_bytes: body.len() as u64 }, body)
 }
 
 /// What a worker hears whose answer was begun and not brought to its end.
-pub(super) fn broken_off() -> Error {
+pub(in crate::transport) fn broken_off() -> Error {
     Error::Unavailable { what: "the sum".to_owned(), cause: "the server broke off sending it".to_owned() }
 }
 
 /// What a caller hears who pulls an exchange that is over or never was.
-pub(super) fn unknown_exchange() -> Error {
+pub(in crate::transport) fn unknown_exchange() -> Error {
     Error::FailedPrecondition {
         what: "the exchange has ended or was never begun".to_owned(),
         hint: "push before pulling, and pull once".to_owned(),
@@ -89,6 +71,6 @@ pub(super) fn unknown_exchange() -> Error {
 }
 
 /// What a caller hears who pushes to a link that is gone.
-pub(super) fn link_gone() -> Error {
+pub(in crate::transport) fn link_gone() -> Error {
     Error::Unavailable { what: "the server".to_owned(), cause: "the link is closed; connect again".to_owned() }
 }

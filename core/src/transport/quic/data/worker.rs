@@ -1,5 +1,6 @@
 //! A worker's side: links to servers, and the exchanges under way on them.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,11 +10,11 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn_proto::{ClientConfig, ConnectionHandle, Dir, Event, Incoming, StreamEvent, StreamId};
 
-use super::super::calls::{Call, Pull};
+use super::super::calls::Call;
 use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode_reason};
+use super::super::commands::WeakCommands;
 use super::super::settings::Settings;
 use super::super::tls::{check_server, peer_of};
-use super::commands::WeakCommands;
 use super::dialing::{Dial, Phase, Then, resolve};
 use super::driver::{Net, Role};
 use super::exchange::{Exchange, Step};
@@ -21,37 +22,17 @@ use super::link::Link;
 use super::turns::Share;
 use crate::error::{Error, Result};
 use crate::mem::{Loan, Returned};
-use crate::transport::exchange::{link_gone, unknown_exchange};
+use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
 use crate::transport::identity::SERVER_NAME;
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
-
-/// What the worker's thread is told.
-pub(super) enum Message {
-    Call(Call),
-    /// By a thread that asked for a name.
-    Resolved {
-        dial: u64,
-        addresses: Result<Vec<SocketAddr>>,
-    },
-}
-
-impl Message {
-    /// Answers for a transport that has been shut down.
-    pub(super) fn refuse(self) {
-        match self {
-            Self::Call(call) => call.refuse(),
-            Self::Resolved { .. } => {}
-        }
-    }
-}
 
 /// All links and exchanges of a worker.
 pub(super) struct Worker {
     tls: Arc<QuicClientConfig>,
     settings: Settings,
     /// For the threads that ask for names.
-    messages: WeakCommands<Message>,
+    calls: WeakCommands<Call>,
     dials: BTreeMap<u64, Dial>,
     dials_made: u64,
     links: BTreeMap<LinkId, Link>,
@@ -73,32 +54,30 @@ enum Owner {
 }
 
 impl Role for Worker {
-    type Command = Message;
+    type Command = Call;
     /// Who drops a transport waits for its thread, see `DROP_PATIENCE`.
     const GOODBYE: Duration = Duration::from_millis(500);
 
-    fn command(&mut self, net: &mut Net, message: Message) -> Option<Duration> {
-        match message {
-            Message::Call(Call::Connect { peer, patience, lost, done }) => {
-                self.connect(net, peer, patience, lost, done)
-            }
-            Message::Call(Call::Push { link, exchange, push, done }) => self.push(link, exchange, push, done),
-            Message::Call(Call::Pull { exchange, pull }) => self.pull(net, exchange, pull),
-            Message::Call(Call::Abandon { exchange }) => self.end_exchange(net, exchange, &Error::Cancelled),
-            Message::Call(Call::Disconnect { link }) => {
+    fn command(&mut self, net: &mut Net, call: Call) -> Option<Duration> {
+        match call {
+            Call::Connect { peer, patience, lost, done } => self.connect(net, peer, patience, lost, done),
+            Call::Push { link, exchange, push, done } => self.push(link, exchange, push, done),
+            Call::Pull { exchange, pull } => self.pull(net, exchange, pull),
+            Call::Abandon { exchange } => self.end_exchange(net, exchange, &Error::Cancelled),
+            Call::Disconnect { link } => {
                 if let Some(handle) = self.links.get(&link).map(|link| link.handle) {
                     net.close(handle, CLOSE_ORDERLY, Vec::new());
                     self.link_ended(net, link, &Error::Cancelled);
                 }
             }
-            Message::Call(Call::Shutdown { patience }) => return Some(patience),
-            Message::Resolved { dial, addresses } => self.resolved(net, dial, addresses),
+            Call::Shutdown { patience } => return Some(patience),
+            Call::Resolved { dial, addresses } => self.resolved(net, dial, addresses),
         }
         None
     }
 
-    fn refuse(&mut self, message: Message) {
-        message.refuse();
+    fn refuse(&mut self, call: Call) {
+        call.refuse();
     }
 
     /// No peer connects, because the endpoint has no configuration for it.
@@ -219,12 +198,12 @@ impl Role for Worker {
 }
 
 impl Worker {
-    pub(super) fn new(tls: Arc<QuicClientConfig>, settings: Settings, messages: WeakCommands<Message>) -> Self {
+    pub(super) fn new(tls: Arc<QuicClientConfig>, settings: Settings, calls: WeakCommands<Call>) -> Self {
         let (returning, returned) = unbounded();
         Self {
             tls,
             settings,
-            messages,
+            calls,
             dials: BTreeMap::new(),
             dials_made: 0,
             links: BTreeMap::new(),
@@ -253,10 +232,10 @@ impl Worker {
         }
         // Asking for a name blocks, and nothing bounds how long.
         let (address, name) = (dial.peer.address.clone(), dial.peer.name.clone());
-        let Some(messages) = self.messages.upgrade() else { return };
+        let Some(calls) = self.calls.upgrade() else { return };
         let ask = move || {
             let addresses = resolve(&address, &name);
-            drop(messages.send(Message::Resolved { dial: id, addresses }));
+            drop(calls.send(Call::Resolved { dial: id, addresses }));
         };
         if let Err(error) = std::thread::Builder::new().name("gradlane-resolve".to_owned()).spawn(ask) {
             let error = Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() };
@@ -361,12 +340,12 @@ impl Worker {
     }
 
     fn pull(&mut self, net: &mut Net, id: ExchangeId, pull: Pull) {
-        match self.exchanges.get_mut(&id).filter(|exchange| exchange.is_unpulled()) {
+        match self.exchanges.get_mut(&id).filter(|exchange| !exchange.state.is_pulled()) {
             Some(exchange) => {
-                exchange.pulled(pull);
+                exchange.state.pull(pull);
                 self.read(net, id);
             }
-            None => pull.end.torn(unknown_exchange()),
+            None => pull.done.err(unknown_exchange()),
         }
     }
 
@@ -374,7 +353,7 @@ impl Worker {
     fn read(&mut self, net: &mut Net, id: ExchangeId) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let link = exchange.link;
-        if let (Some(known), false) = (self.links.get(&link), exchange.has_ended())
+        if let (Some(known), false) = (self.links.get(&link), exchange.state.has_ended())
             && let Some(connection) = net.connection(known.handle)
         {
             match exchange.read(connection, &known.peer.name) {
@@ -408,7 +387,7 @@ impl Worker {
     fn take_back(&mut self) {
         while let Ok((id, proof)) = self.returned.try_recv() {
             if let Some(exchange) = self.exchanges.get_mut(&id) {
-                exchange.returned(proof);
+                exchange.state.returned(proof);
                 if let Some(link) = self.links.get_mut(&exchange.link) {
                     link.pushing.leave(exchange.precedence);
                 }
@@ -418,16 +397,15 @@ impl Worker {
     }
 
     fn report(&mut self, id: ExchangeId) {
-        let Some(exchange) = self.exchanges.remove(&id) else { return };
-        let (link, stream, precedence) = (exchange.link, exchange.stream, exchange.precedence);
-        let bytes = exchange.bytes();
-        if let Some(kept) = exchange.report() {
-            self.exchanges.insert(id, kept);
+        let Entry::Occupied(entry) = self.exchanges.entry(id) else { return };
+        if !entry.get().state.is_over() {
             return;
         }
-        if let Some(link) = self.links.get_mut(&link) {
-            link.leave(id, precedence, stream, bytes);
+        let exchange = entry.remove();
+        if let Some(link) = self.links.get_mut(&exchange.link) {
+            link.leave(id, &exchange);
         }
+        exchange.report();
     }
 
     /// A link is over: first its exchanges fail, then it is told.

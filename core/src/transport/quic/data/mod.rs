@@ -1,8 +1,8 @@
-//! QUIC without an async runtime: one thread, one socket, quinn-proto driven by a loop of our own.
+//! The data path of QUIC: one thread, one socket, and quinn-proto driven by a loop of our own, without an async runtime.
 //!
-//! The same exchanges, rules and errors as the tasks of quinn's async layer, at a smaller price a packet: a batch of datagrams is received
-//! into memory of which the chunks of a stream are slices, and handed to quinn-proto, the exchanges and the socket again without a lock, a
-//! channel or a wake-up between them.
+//! A batch of datagrams is received into memory of which the chunks of a stream are slices. It is handed to quinn-proto, to the exchanges
+//! and to the socket again without a lock, a channel or a wake-up between them. The tasks of quinn's async layer cost a fifth to a
+//! half more processor time a byte (`bench/DECISIONS.md`), so only control connections and enrolment use them.
 //!
 //! [`driver`] is the loop, with the socket ([`wire`]), its memory ([`arena`]), the queue of commands ([`commands`]) and whose turn it is to send ([`turns`]) below it. What happens on connections it tells a role: the [`worker`]'s with its [`link`]s and [`exchange`]s, or the [`server`]'s with those
 //! it has [`served`].
@@ -14,7 +14,8 @@
 //! long as it has not left, its connection goes before the others ([`urgency`]).
 
 use super::admission::AdmissionControl;
-use super::calls::DriverHandle;
+use super::calls::Call;
+use super::commands::{self, Commands};
 use super::settings::Settings;
 use super::socket;
 use super::tls::{self, Admission};
@@ -25,10 +26,9 @@ use crate::transport::{Inbox, Listener};
 use driver::Net;
 use server::{Command, Server};
 use wire::Wire;
-use worker::{Message, Worker};
+use worker::Worker;
 
 mod arena;
-mod commands;
 mod dialing;
 mod driver;
 mod exchange;
@@ -44,26 +44,24 @@ mod worker;
 mod tests;
 
 /// Starts a driver that connects from any free port with `credentials`.
-pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<DriverHandle> {
+pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<(Commands<Call>, OwnThread)> {
     connect_on(open(socket::bind_any(settings.socket_buffer_bytes)?)?, credentials, settings)
 }
 
-fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<DriverHandle> {
+fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<(Commands<Call>, OwnThread)> {
     let tls = tls::client(credentials)?;
-    let (messages, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
+    let (calls, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), None);
-    let worker = Worker::new(tls, settings.clone(), messages.downgrade());
+    let worker = Worker::new(tls, settings.clone(), calls.downgrade());
     let thread = OwnThread::start("gradlane-quic", move || driver::run(net, worker, inbox))?;
-    let calls = move |call| {
-        if let Err(refused) = messages.send(Message::Call(call)) {
-            refused.refuse();
-        }
-    };
-    Ok(DriverHandle { calls: Box::new(calls), thread })
+    Ok((calls, thread))
 }
 
-/// Listens at `address`; see [`listener::bind`](super::listener::bind).
-pub(super) fn bind(address: &str, credentials: &Credentials, settings: &Settings, inbox: Inbox) -> Result<Listener> {
+/// Listens at `address`, `ip:port`; port 0 takes any free one. Peers must show a certificate of the same job.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if `address` is not one, [`Error::Io`] if it is taken, [`Error::Auth`] if the credentials are unusable.
+pub fn bind(address: &str, credentials: &Credentials, settings: &Settings, inbox: Inbox) -> Result<Listener> {
     let wire = open(socket::bind(socket::parse(address)?, settings.socket_buffer_bytes)?)?;
     listen_on(wire, credentials, settings, inbox)
 }

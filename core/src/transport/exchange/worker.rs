@@ -1,0 +1,145 @@
+//! A worker's side of one exchange: who waits for it, where its memory is, and how it ended. Pure.
+
+use super::arrival::Arrival;
+use crate::error::{Error, Result};
+use crate::mem::{Region, Returned};
+use crate::transport::{Answer, Torn};
+use crate::types::Done;
+use crate::wire::Request;
+
+/// One exchange, from its push to its reports. The bytes of its answer are in an [`Arrival`], so that they can land while another thread
+/// changes this.
+///
+/// ```text
+///  the push      pushing ──handed_over──► pushed
+///  the memory    lent ──returned──► back ──place──► the landing has it
+///  the answer    nobody waits ──pull──► awaited         (a sum lands once it is announced, awaited, and the memory is back)
+///  the end       none ──end──► ended ──is_over──► report
+/// ```
+/// The four go on independently of each other, in every order: an answer may come before the memory is back or before the pull, and an end
+/// at any time. So after `returned`, after `pull`, and after a header was read, the transport tries [`place`](Self::place) again; and after
+/// `returned`, `pull` and `end` it looks whether the exchange [`is_over`](Self::is_over). If so, it forgets the exchange and calls
+/// [`report`](Self::report), which calls back.
+pub(in crate::transport) struct WorkerExchange {
+    push: Request,
+    /// Present until the push has reported.
+    pushing: Option<Done<()>>,
+    memory: Memory,
+    pulling: Option<Pull>,
+    end: Option<Result<Answer>>,
+}
+
+/// Where a sum is wanted, and who waits for it.
+pub(in crate::transport) struct Pull {
+    /// Empty once the sum lands.
+    pub(in crate::transport) into: Vec<Region>,
+    pub(in crate::transport) done: Done<Answer, Torn>,
+}
+
+enum Memory {
+    /// Pieces of the contribution are with the transport.
+    Lent,
+    /// Nothing refers to it.
+    Back(Returned),
+    /// The landing has the proof.
+    Landing,
+}
+
+impl WorkerExchange {
+    /// An exchange whose contribution is lent to the transport.
+    pub(in crate::transport) fn new(push: Request, done: Done<()>) -> Self {
+        Self { push, pushing: Some(done), memory: Memory::Lent, pulling: None, end: None }
+    }
+
+    /// What the worker says.
+    pub(in crate::transport) fn push(&self) -> &Request {
+        &self.push
+    }
+
+    /// Whether there is more of the contribution to hand over.
+    pub(in crate::transport) fn is_pushing(&self) -> bool {
+        self.pushing.is_some() && self.end.is_none()
+    }
+
+    /// The contribution was handed over, or the server needs no more of it. Returns the token that reports it, the first time.
+    #[must_use]
+    pub(in crate::transport) fn handed_over(&mut self) -> Option<Done<()>> {
+        self.pushing.take_if(|_| !matches!(self.end, Some(Err(_))))
+    }
+
+    /// Whether the transport may refer to the contribution's memory.
+    pub(in crate::transport) fn is_lent(&self) -> bool {
+        matches!(self.memory, Memory::Lent)
+    }
+
+    /// The last reference to the contribution's memory was dropped.
+    pub(in crate::transport) fn returned(&mut self, proof: Returned) {
+        self.memory = Memory::Back(proof);
+    }
+
+    /// Whether the answer is awaited.
+    pub(in crate::transport) fn is_pulled(&self) -> bool {
+        self.pulling.is_some()
+    }
+
+    /// The answer is awaited from now on. An exchange is pulled once.
+    pub(in crate::transport) fn pull(&mut self, pull: Pull) {
+        self.pulling = Some(pull);
+    }
+
+    /// Gives an announced sum its place if it is awaited and the memory is back. Returns whether the answer can take bytes.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if the sum does not answer the push.
+    pub(in crate::transport) fn place(&mut self, arrival: &mut Arrival, peer: &str) -> Result<bool> {
+        let Some(pull) = &mut self.pulling else { return Ok(false) };
+        if arrival.needs_place() {
+            arrival.check(&self.push, &pull.into, peer)?;
+            match std::mem::replace(&mut self.memory, Memory::Landing) {
+                Memory::Back(proof) => arrival.place(std::mem::take(&mut pull.into), proof),
+                other => self.memory = other,
+            }
+        }
+        Ok(!arrival.needs_place())
+    }
+
+    /// Whether it has ended.
+    pub(in crate::transport) fn has_ended(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// It is over, by this answer or error. The first end stays, but what is given up reports nothing that nobody asked for.
+    pub(in crate::transport) fn end(&mut self, outcome: Result<Answer>) {
+        let is_given_up = matches!(outcome, Err(Error::Cancelled)) && self.pushing.is_none() && self.pulling.is_none();
+        if self.end.is_none() || is_given_up {
+            self.end = Some(outcome);
+        }
+    }
+
+    /// Whether everything can be reported: it has ended and its memory is free. An end that nobody asked for waits for its pull, unless the
+    /// exchange was given up.
+    pub(in crate::transport) fn is_over(&self) -> bool {
+        let is_awaited = match &self.end {
+            None => false,
+            Some(Ok(_)) => self.pulling.is_some(),
+            Some(Err(Error::Cancelled)) => true,
+            Some(Err(_)) => self.pulling.is_some() || self.pushing.is_some(),
+        };
+        is_awaited && !self.is_lent()
+    }
+
+    /// Reports the end of an exchange that is over, of whose sum so many bytes have `landed`. Calls back.
+    pub(in crate::transport) fn report(self, landed: u64) {
+        let end = self.end.expect("only what is over is reported");
+        if let Some(done) = self.pushing {
+            // An answer needs no more of the contribution.
+            done.report(end.as_ref().map(drop).map_err(Error::clone));
+        }
+        if let Some(pull) = self.pulling {
+            pull.done.report(end.map_err(|error| Torn { error, landed }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! One exchange of a server over its stream: what was read of it, and what is still to be written. [`ServerExchange`] says what may come
+//! when.
+
+use bytes::Bytes;
+use quinn_proto::{Chunks, Connection, ReadError, StreamId, WriteError};
+
+use super::super::closing::{STREAM_ANSWERED, STREAM_GIVEN_UP, gave_up};
+use crate::error::{Error, Result};
+use crate::transport::exchange::ServerExchange;
+use crate::types::ExchangeId;
+use crate::wire::{HeaderReader, Reply, Request};
+
+/// An exchange under way.
+pub(super) struct Served {
+    pub(super) id: ExchangeId,
+    stream: StreamId,
+    /// Which of two streams of a link goes first; given with the answer.
+    pub(super) precedence: i32,
+    /// Of the request; the answer goes by it.
+    pub(super) urgency: u8,
+    header: HeaderReader,
+    /// Absent until the header was read.
+    state: Option<ServerExchange>,
+    /// What quinn-proto has not taken yet.
+    unsent: Vec<Bytes>,
+    /// The end of the answer was written.
+    is_finished: bool,
+}
+
+/// What reading found.
+pub(super) enum Found {
+    /// Nothing to tell.
+    Nothing,
+    /// The exchange begins.
+    Opened(Request),
+    /// The next bytes of the body.
+    Body(Vec<Bytes>),
+    /// The peer gave it up.
+    Torn(Error),
+    /// The peer broke the protocol, which costs it the link.
+    Broken(Error),
+}
+
+impl Served {
+    pub(super) fn new(id: ExchangeId, stream: StreamId) -> Self {
+        Self {
+            id,
+            stream,
+            precedence: 0,
+            urgency: 0,
+            header: HeaderReader::default(),
+            state: None,
+            unsent: Vec::new(),
+            is_finished: false,
+        }
+    }
+
+    /// Whether anybody has heard of it.
+    pub(super) fn was_opened(&self) -> bool {
+        self.state.is_some()
+    }
+
+    /// Whether there is something to write.
+    pub(super) fn is_writing(&self) -> bool {
+        !self.unsent.is_empty() || self.is_ending()
+    }
+
+    /// Whether the end of the answer follows what is written.
+    fn is_ending(&self) -> bool {
+        !self.is_finished && self.state.as_ref().is_some_and(ServerExchange::is_complete)
+    }
+
+    /// Whether its answer was begun, and so has a place among the others.
+    pub(super) fn is_answering(&self) -> bool {
+        self.state.as_ref().is_some_and(ServerExchange::is_answering)
+    }
+
+    /// Reads what has come, as far as it is wanted. Call it again until it finds nothing.
+    pub(super) fn read(&mut self, connection: &mut Connection, peer: &str) -> Found {
+        if self.state.as_ref().is_some_and(|state| !state.wants_body()) {
+            return Found::Nothing;
+        }
+        let mut receiver = connection.recv_stream(self.stream);
+        // Closed once its end was seen.
+        let Ok(mut chunks) = receiver.read(true) else { return Found::Nothing };
+        let found = match &mut self.state {
+            None => self.read_header(&mut chunks, peer),
+            Some(state) => read_body(state, &mut chunks, peer),
+        };
+        let _ = chunks.finalize();
+        found
+    }
+
+    fn read_header(&mut self, chunks: &mut Chunks<'_>, peer: &str) -> Found {
+        while self.header.missing() > 0 {
+            match chunks.next(self.header.missing()) {
+                Ok(Some(chunk)) => self.header.take(&chunk.bytes),
+                Ok(None) => break,
+                Err(ReadError::Blocked) => return Found::Nothing,
+                Err(ReadError::Reset(_)) => return Found::Torn(gave_up(peer)),
+            }
+        }
+        match self.header.finish(peer).and_then(|header| header.into_request(peer)) {
+            Ok(header) => {
+                self.urgency = header.urgency();
+                self.state = Some(ServerExchange::new(&header));
+                Found::Opened(header)
+            }
+            Err(error) => Found::Broken(error),
+        }
+    }
+
+    fn state(&mut self) -> &mut ServerExchange {
+        self.state.as_mut().expect("only what was opened gets commands")
+    }
+
+    /// The body is wanted.
+    pub(super) fn accept(&mut self) {
+        self.state().accept();
+    }
+
+    /// An answer begins. What is left of the body is refused, unless the answer is early.
+    ///
+    /// # Errors
+    /// As for [`ServerExchange::answer`].
+    pub(super) fn answer(&mut self, connection: &mut Connection, reply: &Reply, precedence: i32) -> Result<()> {
+        let state = self.state();
+        state.answer(reply)?;
+        if state.refuses_body() && state.body_left() > 0 {
+            let _ = connection.recv_stream(self.stream).stop(STREAM_ANSWERED);
+        }
+        self.precedence = precedence;
+        // Fails only for a stream that was stopped, which is told by its event.
+        let _ = connection.send_stream(self.stream).set_priority(precedence);
+        self.unsent.push(Bytes::from(reply.encode()));
+        Ok(())
+    }
+
+    /// The next bytes of the answer.
+    ///
+    /// # Errors
+    /// As for [`ServerExchange::block`].
+    pub(super) fn block(&mut self, block: Bytes) -> Result<()> {
+        self.state().block(block.len())?;
+        self.unsent.push(block);
+        Ok(())
+    }
+
+    /// All blocks were given.
+    ///
+    /// # Errors
+    /// As for [`ServerExchange::end`].
+    pub(super) fn last(&mut self, checksum: u32) -> Result<()> {
+        let trailer_bytes = self.state().end()?;
+        self.unsent.push(Bytes::from(checksum.to_le_bytes()[..trailer_bytes].to_owned()));
+        Ok(())
+    }
+
+    /// Writes as much as the connection takes, and returns how many bytes that were.
+    pub(super) fn write(&mut self, connection: &mut Connection) -> usize {
+        let mut sender = connection.send_stream(self.stream);
+        let (mut taken, mut bytes) = (0, 0);
+        while taken < self.unsent.len() {
+            match sender.write_chunks(&mut self.unsent[taken..]) {
+                Ok(written) => {
+                    bytes += written.bytes;
+                    taken += written.chunks;
+                }
+                Err(WriteError::Blocked) => break,
+                // Told by its event.
+                Err(WriteError::Stopped(_) | WriteError::ClosedStream) => taken = self.unsent.len(),
+            }
+        }
+        self.unsent.drain(..taken);
+        if self.unsent.is_empty() && self.is_ending() {
+            self.is_finished = true;
+            let _ = sender.finish();
+        }
+        bytes
+    }
+
+    /// It is over: what its streams still hold is dropped.
+    pub(super) fn end(&self, connection: &mut Connection) {
+        let _ = connection.send_stream(self.stream).reset(STREAM_GIVEN_UP);
+        let _ = connection.recv_stream(self.stream).stop(STREAM_GIVEN_UP);
+    }
+}
+
+fn read_body(state: &mut ServerExchange, chunks: &mut Chunks<'_>, peer: &str) -> Found {
+    let mut pieces = Vec::new();
+    loop {
+        match chunks.next(usize::MAX) {
+            Ok(Some(chunk)) => match state.received(chunk.bytes.len(), peer) {
+                Ok(()) => pieces.push(chunk.bytes),
+                Err(error) => return Found::Broken(error),
+            },
+            Ok(None) => match state.body_ended(peer) {
+                Ok(()) => break,
+                Err(error) => return Found::Broken(error),
+            },
+            Err(ReadError::Blocked) => break,
+            // Once it is whole, a reset says only that the peer does not wait for acknowledgements.
+            Err(ReadError::Reset(_)) if state.body_left() == 0 => break,
+            Err(ReadError::Reset(_)) => return Found::Torn(gave_up(peer)),
+        }
+    }
+    if pieces.is_empty() { Found::Nothing } else { Found::Body(pieces) }
+}
