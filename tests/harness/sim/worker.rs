@@ -16,6 +16,7 @@ use super::transport::Transport;
 use super::workload::{Plan, timing};
 use super::world::{Address, Context, Input, Process, Who};
 
+mod coding;
 mod links;
 mod memory;
 mod neighbours;
@@ -29,6 +30,7 @@ pub(super) use self::neighbours::Note;
 use self::links::Dialled;
 use self::memory::Payload;
 use self::neighbours::Neighbours;
+use self::stages::Copying;
 use self::training::{Awaited, Script};
 
 /// A running worker.
@@ -43,8 +45,8 @@ pub(super) struct WorkerProcess {
     payloads: BTreeMap<TaskId, Payload>,
     /// Tasks whose sum has come.
     summed: BTreeSet<TaskId>,
-    /// Tasks that a device copies, and whether to it.
-    copying: BTreeMap<TaskId, bool>,
+    /// Tasks that a device copies.
+    copying: BTreeMap<TaskId, Copying>,
     /// The other ranks of this machine, once they have met.
     neighbours: Option<Neighbours>,
     /// What they said before.
@@ -192,6 +194,7 @@ impl WorkerProcess {
             }
             Command::Release(task) => {
                 self.unstage(task);
+                self.drop_body(task);
                 self.summed.remove(&task);
                 self.payloads.remove(&task);
             }
@@ -234,7 +237,7 @@ impl WorkerProcess {
             }
         };
         let [source, destination] = [0, 1].map(|place| self.worker.pieces(task).map(region(place)).collect());
-        Payload::Pieces { source, destination, staging: None }
+        Payload::Pieces { source, destination, staging: None, body: None }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::pipeline::LayoutConfig;
-use gradlane_core::types::{DType, Defect, DeviceKind, Op, Priority, TensorSpec, Time, WorkerId};
+use gradlane_core::types::{DType, Defect, DeviceKind, Encoding, Op, Priority, TensorSpec, Time, WorkerId};
 
 use super::faults::{self, Fault, FaultClasses};
 use super::known::Known;
@@ -119,6 +119,8 @@ pub(super) struct Tensor {
     pub(super) only_step: Option<u64>,
     /// Whether it lies in memory of a device.
     pub(super) on_device: bool,
+    /// Whether that device knows its codec.
+    pub(super) device_encodes: bool,
     /// Whether its sums depend on the order of the ranks.
     pub(super) rough: bool,
 }
@@ -340,12 +342,15 @@ fn tensors(random: &mut Random, topology: &Topology, deterministic: bool) -> Vec
         // Where machines add for themselves, the order in which their sums are added depends on who owns a part.
         let in_order = !topology.has_teams() || topology.is_one_machine() && !on_device;
         let rough = deterministic && in_order && dtype.is_float() && random.chance(50);
+        let is_encoded = !rough && Encoding::F16.encodes(dtype) && random.chance(40);
+        let codec = if is_encoded { random.pick(&[Encoding::F16, Encoding::BF16]) } else { Encoding::Plain };
+        let device_encodes = on_device && random.chance(50);
         for index in 0..random.between(1, 4) {
             // Of at least so many that every rank shows in the result, unless there is none.
             let elements: u64 = random.pick(&[0, 1, 3, 17, 64, 100, 130, 300, 700]);
             let elements = if elements == 0 { 0 } else { elements.max(u64::from(workers)) };
             let shape = if random.chance(30) { vec![elements, 1] } else { vec![elements] };
-            let spec = TensorSpec::new(format!("list{list}.{index}"), dtype, shape);
+            let spec = TensorSpec::new(format!("list{list}.{index}"), dtype, shape).with_codec(codec);
             let priority = Priority::of_position(position);
             tensors.push(Tensor {
                 spec,
@@ -354,6 +359,7 @@ fn tensors(random: &mut Random, topology: &Topology, deterministic: bool) -> Vec
                 in_place: random.chance(60),
                 only_step: None,
                 on_device,
+                device_encodes,
                 rough,
             });
             position += 1;
@@ -374,6 +380,7 @@ fn add_one_shot_names(tensors: &mut Vec<Tensor>, steps: u64, per_step: u64) {
             in_place: true,
             only_step: Some(step),
             on_device: false,
+            device_encodes: false,
             rough: false,
         });
     }

@@ -116,6 +116,11 @@ impl Calls {
         (0..self.keys.len()).filter(shares).filter_map(move |at| self.calls.get(&(who, at, round)))
     }
 
+    /// Whether a call ended with a result.
+    pub(super) fn has_result(&self, id: CallId) -> bool {
+        self.calls.get(&id).is_some_and(|call| call.ended.is_some_and(|(_, well)| well))
+    }
+
     /// The open calls of a worker.
     pub(super) fn open_of(&self, who: Who) -> impl Iterator<Item = (usize, u64)> {
         let of = self.calls.range((who, 0, 0)..=(who, usize::MAX, u64::MAX));

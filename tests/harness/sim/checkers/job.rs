@@ -315,7 +315,9 @@ impl Witness {
     /// A worker's wait at a barrier ended.
     pub(in crate::sim) fn passes(&mut self, who: Who, name: &str, outcome: &Result<()>) {
         let now = self.world;
-        let missing = self.job.missing_at_barrier_of(who);
+        // Nobody waits for workers that were lost.
+        let mut missing = self.job.missing_at_barrier_of(who);
+        missing.retain(|other| self.job.is_present(*other));
         let barrier = self.job.barriers.get_mut(name).expect("it arrived there");
         barrier.waiting.remove(&who);
         let (since, timeout) = barrier.arrived[&who];
@@ -329,9 +331,8 @@ impl Witness {
             self.report(Checker::Liveness, text);
         }
         let Err(error) = outcome else {
-            let absent: Vec<Who> = missing.into_iter().filter(|other| self.job.is_present(*other)).collect();
-            if !absent.is_empty() {
-                self.report(Checker::Barrier, format!("{who} passes barrier {name:?} without {absent:?}"));
+            if !missing.is_empty() {
+                self.report(Checker::Barrier, format!("{who} passes barrier {name:?} without {missing:?}"));
             }
             return;
         };
@@ -360,7 +361,8 @@ impl Witness {
             (Ok(()), Some(Err(_))) => self.job.ended_in_order,
             (Err(Error::Fenced { .. }), _) => self.job.shut_out.contains(&me),
             (Err(error), Some(Err(cause))) if error == cause => true,
-            (Err(error), _) => self.is_of_the_end(me.who, error) || self.is_refusal_of(me, error),
+            // It may have ended long ago.
+            (Err(error), _) => self.is_end_since(Time::ZERO, me.who, error) || self.is_refusal_of(me, error),
         };
         if !fits {
             let text = format!("{} ended with {ended:?}, the job with {cause:?}", me.who);
@@ -371,6 +373,11 @@ impl Witness {
     /// Whether `error` is the end of the job, as this process may see it: the cause that the coordinator gave, or the loss of the
     /// coordinator by a process that could not reach it.
     pub(super) fn is_of_the_end(&self, who: Who, error: &Error) -> bool {
+        let patience = timing::CONTROL_LOST + timing::DEAD * 2;
+        self.is_end_since(self.world - patience * 3, who, error)
+    }
+
+    fn is_end_since(&self, since: Time, who: Who, error: &Error) -> bool {
         if self.job.cause.as_ref() == Some(error) {
             return true;
         }
@@ -384,8 +391,7 @@ impl Witness {
             Error::Timeout { what, .. } => what.starts_with("joining the job"),
             _ => false,
         };
-        let patience = timing::CONTROL_LOST + timing::DEAD * 2;
-        let apart = self.evidence.apart(who, Who::Coordinator, self.world - patience * 3, self.world);
+        let apart = self.evidence.apart(who, Who::Coordinator, since, self.world);
         lost && (self.evidence.coordinator_killed() || apart >= timing::DEAD)
     }
 

@@ -62,8 +62,6 @@ impl Witness {
 
     /// The workers that have no result of a round: they have not submitted it, wait themselves, or gave it up.
     fn missing_in(&self, tensor: usize, round: u64) -> Vec<Who> {
-        let has_result =
-            |who| self.calls.of_round(who, tensor, round).any(|call| call.ended.is_some_and(|(_, well)| well));
-        self.job.workers().filter(|who| !has_result(*who)).collect()
+        self.job.workers().filter(|who| !self.calls.has_result((*who, tensor, round))).collect()
     }
 }

@@ -28,8 +28,9 @@ pub(in crate::sim) struct Buffer {
 /// What a task moves.
 #[derive(Debug)]
 pub(super) enum Payload {
-    /// Tensors: where contribution and result lie, and where both are staged, if they are.
-    Pieces { source: Vec<Region>, destination: Vec<Region>, staging: Option<Region> },
+    /// Tensors: where contribution and result lie, where both are staged, if they are, and where both are as they travel, if they are
+    /// encoded on the host.
+    Pieces { source: Vec<Region>, destination: Vec<Region>, staging: Option<Region>, body: Option<Region> },
     /// Why this worker withdraws from a round.
     Message(Vec<u8>),
 }
@@ -37,6 +38,16 @@ pub(super) enum Payload {
 impl Payload {
     /// What is pushed.
     pub(super) fn contribution(&self) -> Vec<Region> {
+        self.body().map_or_else(|| self.elements(), |body| vec![body])
+    }
+
+    /// Where the sum lands.
+    pub(super) fn landing(&self) -> Vec<Region> {
+        self.body().map_or_else(|| self.result(), |body| vec![body])
+    }
+
+    /// What is encoded.
+    pub(super) fn elements(&self) -> Vec<Region> {
         match self {
             Self::Pieces { staging: Some(staging), .. } => vec![*staging],
             Self::Pieces { source, staging: None, .. } => source.clone(),
@@ -44,12 +55,27 @@ impl Payload {
         }
     }
 
-    /// Where the sum lands.
-    pub(super) fn landing(&self) -> Vec<Region> {
+    /// Where the sum goes when it is decoded.
+    pub(super) fn result(&self) -> Vec<Region> {
         match self {
             Self::Pieces { staging: Some(staging), .. } => vec![*staging],
             Self::Pieces { destination, staging: None, .. } => destination.clone(),
             Self::Message(_) => Vec::new(),
+        }
+    }
+
+    /// Keeps the part in this memory between COMPRESS and DECOMPRESS; what it was in before.
+    pub(super) fn set_body(&mut self, region: Option<Region>) -> Option<Region> {
+        match self {
+            Self::Pieces { body, .. } => std::mem::replace(body, region),
+            Self::Message(_) => None,
+        }
+    }
+
+    fn body(&self) -> Option<Region> {
+        match self {
+            Self::Pieces { body, .. } => *body,
+            Self::Message(_) => None,
         }
     }
 

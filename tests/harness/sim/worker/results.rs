@@ -2,8 +2,8 @@
 
 use gradlane_core::error::Result;
 use gradlane_core::sched::{Attempt, Task, TaskId};
-use gradlane_core::types::{DeviceKind, Op};
-use gradlane_core::wire::{Contributors, Sum};
+use gradlane_core::types::{DeviceKind, Encoding, Op};
+use gradlane_core::wire::{Contribute, Contributors, Sum};
 
 use super::super::checkers::Checker;
 use super::super::oracle;
@@ -79,7 +79,7 @@ impl WorkerProcess {
     }
 
     /// What is sent must be the caller's own contribution or what its machine makes of it, and the sum of the round before must have come.
-    pub(super) fn check_push(&self, context: &mut Context, task: &Task, body: Option<&[u8]>) {
+    pub(super) fn check_push(&self, context: &mut Context, task: &Task, header: &Contribute, body: Option<&[u8]>) {
         let now = context.now;
         let earlier = |other: TaskId| {
             let part = self.worker.part(other);
@@ -90,12 +90,15 @@ impl WorkerProcess {
             context.witness.fail(now, Checker::Rounds, text);
         }
         let Some(mut body) = body else { return };
+        let encoding = header.body().map_or(Encoding::Plain, |body| body.encoding);
+        let divisor = if matches!(header.op, Op::Sum | Op::Mean) { header.weight } else { 1.0 };
         // What the repeat says to be overwritten may be anything; all that follows is the caller's.
         let mut overwritten = if let Attempt::Resumed { landed } = task.attempt { landed as usize } else { 0 };
         for piece in self.worker.pieces(task.id) {
             let (tensor, round) = self.script.operations[&piece.submission].members[piece.tensor];
             let due = oracle::pushed(&context.plan, tensor, round, self.worker.rank().0);
             let due = &due[piece.span.offset as usize..piece.span.end() as usize];
+            let due = oracle::on_wire(&context.plan, tensor, due, encoding, divisor);
             let (sent, rest) = body.split_at(due.len());
             let skipped = overwritten.min(due.len());
             if sent[skipped..] != due[skipped..] {
@@ -121,12 +124,12 @@ impl WorkerProcess {
         }
         context.witness.summed(self.me.who, header, &ranks);
         if context.plan.classes.survivors {
-            self.check_part(context, task, &ranks);
+            self.check_part(context, task, header.body.encoding, &ranks);
         }
     }
 
     /// A part of a sum must be that of the ranks that its header names.
-    fn check_part(&self, context: &mut Context, task: TaskId, ranks: &[u32]) {
+    fn check_part(&self, context: &mut Context, task: TaskId, encoding: Encoding, ranks: &[u32]) {
         let landing = self.payloads[&task].landing();
         let bytes = gather(context, self.me, &self.memory, &landing, DeviceKind::Host);
         let mut rest = bytes.as_slice();
@@ -134,12 +137,18 @@ impl WorkerProcess {
             let (tensor, round) = self.script.operations[&piece.submission].members[piece.tensor];
             let due = oracle::result_of(&context.plan, tensor, round, ranks);
             let run = piece.span.offset as usize..piece.span.end() as usize;
-            let (got, after) = rest.split_at(run.len());
+            let sent = oracle::on_wire(&context.plan, tensor, &due[run.clone()], encoding, 1.0);
+            let (got, after) = rest.split_at(sent.len());
             rest = after;
-            if *got != due[run.clone()] {
-                let mut whole = due.clone();
-                whole[run].copy_from_slice(got);
-                let why = oracle::explain(&context.plan, tensor, round, &due, &whole);
+            if *got != *sent {
+                let why = match encoding {
+                    Encoding::Plain => {
+                        let mut whole = due.clone();
+                        whole[run].copy_from_slice(got);
+                        oracle::explain(&context.plan, tensor, round, &due, &whole)
+                    }
+                    Encoding::F16 | Encoding::BF16 => format!("it differs, as {encoding}"),
+                };
                 let (who, op) = (self.me.who, context.plan.op(tensor, round));
                 let text = format!("{who}: tensor {tensor}, round {round}, {op} of ranks {ranks:?}: {why}");
                 context.witness.fail(context.now, Checker::Sum, text);

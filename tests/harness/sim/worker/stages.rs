@@ -1,8 +1,9 @@
 //! What each stage does with a task, and the end of its exchange.
 
+use gradlane_core::codec::Coding;
 use gradlane_core::pipeline::Stage;
 use gradlane_core::sched::{Task, TaskId};
-use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId, Span};
+use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId};
 use gradlane_core::wire::{Contribute, Contribution, Request, Target};
 use gradlane_core::worker::{Action, Exchanged, Step};
 
@@ -11,7 +12,16 @@ use super::super::oracle;
 use super::super::transport::Ending;
 use super::super::world::{Context, Input};
 use super::WorkerProcess;
+use super::coding::{decoded, encoded};
 use super::memory::{Buffer, Payload, Region, gather, scatter};
+
+/// A copy between a device and the host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copying {
+    to_device: bool,
+    /// How the device encodes or decodes what it copies, if it does.
+    coding: Option<Coding>,
+}
 
 impl WorkerProcess {
     pub(super) fn run_stage(&mut self, context: &mut Context, stage: Stage) {
@@ -21,9 +31,18 @@ impl WorkerProcess {
             match action {
                 Action::Push { link, exchange, header } => self.push(context, task, (link, exchange), header),
                 Action::Pull { exchange } => self.pull(context, task, exchange),
-                Action::CopyToHost { contributes, .. } => self.copy_to_host(context, task, contributes),
-                Action::CopyToDevice { .. } => self.copy(context, task.id, true),
-                Action::Encode { .. } | Action::Decode { .. } => unreachable!("no tensor has a codec"),
+                Action::CopyToHost { bytes, coding, contributes, .. } => {
+                    let staging = self.lease(bytes);
+                    self.payload(task.id).stage(staging);
+                    match contributes {
+                        true => self.copy(context, task.id, Copying { to_device: false, coding }),
+                        // The sum needs its place all the same.
+                        false => self.worker.handle_copied(context.now, task.id, Ok(())),
+                    }
+                }
+                Action::CopyToDevice { coding } => self.copy(context, task.id, Copying { to_device: true, coding }),
+                Action::Encode { coding, .. } => self.encode(context, task, coding),
+                Action::Decode { coding } => self.decode(context, task, coding),
                 Action::Meet(meeting) => self.meet(context, task, meeting),
             }
             self.settle(context);
@@ -43,7 +62,7 @@ impl WorkerProcess {
                 if sends_body {
                     bytes = gather(context, self.me, &self.memory, &contribution, DeviceKind::Host);
                 }
-                self.check_push(context, &task, sends_body.then_some(bytes.as_slice()));
+                self.check_push(context, &task, header, sends_body.then_some(bytes.as_slice()));
                 let is_checked = context.plan.settings.checksum && !bytes.is_empty();
                 if let Contribution::First { checksum, .. } = &mut header.contribution {
                     *checksum = is_checked.then(|| crc32c::crc32c(&bytes));
@@ -100,40 +119,30 @@ impl WorkerProcess {
         }
     }
 
-    /// Stages a contribution, in memory that it has until its sum is back on the device.
-    fn copy_to_host(&mut self, context: &mut Context, task: Task, contributes: bool) {
-        let buffer = self.memory.len();
-        let bytes = vec![oracle::JUNK; task.bytes as usize];
-        self.memory.push(Buffer { bytes, lent: true, place: DeviceKind::Host });
-        self.payload(task.id).stage(Region { buffer, span: Span { offset: 0, bytes: task.bytes } });
-        if contributes {
-            return self.copy(context, task.id, false);
-        }
-        // The sum needs its place all the same.
-        self.worker.handle_copied(context.now, task.id, Ok(()));
-    }
-
-    /// Lets the device copy what a task moves, one way or the other, in its own time.
-    fn copy(&mut self, context: &mut Context, task: TaskId, to_device: bool) {
-        self.copying.insert(task, to_device);
+    /// Lets the device copy what a task moves, in its own time.
+    fn copy(&mut self, context: &mut Context, task: TaskId, copying: Copying) {
+        self.copying.insert(task, copying);
         let after = context.random.millis(0, 4);
         context.post(self.me, after, Input::Copied { task });
     }
 
     /// The device has copied.
     pub(super) fn copied(&mut self, context: &mut Context, task: TaskId) {
-        let to_device = self.copying.remove(&task).expect("copied once");
-        let Payload::Pieces { source, destination, staging } = &self.payloads[&task] else {
+        let Copying { to_device, coding } = self.copying.remove(&task).expect("copied once");
+        let Payload::Pieces { source, destination, staging, .. } = &self.payloads[&task] else {
             unreachable!("only tensors on a device are copied")
         };
         let staged = [staging.expect("staged from COPYD2H to COPYH2D")];
         let (source, destination) = (source.clone(), destination.clone());
         if to_device {
             let bytes = gather(context, self.me, &self.memory, &staged, DeviceKind::Host);
+            let bytes = coding.map_or_else(|| bytes.clone(), |coding| decoded(coding, &bytes));
             scatter(context, self.me, &mut self.memory, &destination, &bytes, DeviceKind::Cuda);
             self.unstage(task);
         } else {
             let bytes = gather(context, self.me, &self.memory, &source, DeviceKind::Cuda);
+            let staged_bytes = staged[0].span.bytes;
+            let bytes = coding.map_or_else(|| bytes.clone(), |coding| encoded(coding, &bytes, staged_bytes));
             scatter(context, self.me, &mut self.memory, &staged, &bytes, DeviceKind::Host);
         }
         self.worker.handle_copied(context.now, task, Ok(()));
@@ -142,6 +151,13 @@ impl WorkerProcess {
     /// Gives back what a task was staged in, if it was.
     pub(super) fn unstage(&mut self, task: TaskId) {
         if let Some(Region { buffer, .. }) = self.payload(task).unstage() {
+            self.give_back(buffer);
+        }
+    }
+
+    /// Gives back what a task was encoded in, if it was.
+    pub(super) fn drop_body(&mut self, task: TaskId) {
+        if let Some(Region { buffer, .. }) = self.payload(task).set_body(None) {
             self.give_back(buffer);
         }
     }

@@ -172,7 +172,7 @@ impl WorkerProcess {
     /// The memory of a round of a tensor, filled with this worker's contribution, and what the machine is told of it.
     fn lend(&mut self, context: &Context, tensor: usize, round: u64) -> ([usize; 2], Tensor) {
         let plan = &context.plan;
-        let workload::Tensor { spec, priority, in_place, on_device, .. } = &plan.tensors[tensor];
+        let workload::Tensor { spec, priority, in_place, on_device, device_encodes, .. } = &plan.tensors[tensor];
         let place = if *on_device { DeviceKind::Cuda } else { DeviceKind::Host };
         let source = self.memory.len();
         let contribution = oracle::contribution(plan, tensor, round, self.worker.rank().0);
@@ -183,7 +183,10 @@ impl WorkerProcess {
             self.memory.push(Buffer { bytes: vec![oracle::JUNK; bytes as usize], lent: true, place });
         }
         let device = on_device.then_some(Ordinal(0));
-        ([source, destination], Tensor { key: spec.key(), bytes, device, device_encodes: false, priority: *priority })
+        (
+            [source, destination],
+            Tensor { key: spec.key(), bytes, device, device_encodes: *device_encodes, priority: *priority },
+        )
     }
 
     fn terms(&self, context: &Context, tensor: usize, round: u64, timeout: Option<Duration>) -> Terms {
