@@ -34,6 +34,10 @@ pub(super) fn explain(ranks: &[LocalRank], (part, place): Slot, failure: Failure
             let detail = format!("{} gave this round up", worker(rank));
             stalled(1 << rank, waited, detail)
         }
+        Failure::WentOn { rank } => {
+            let detail = format!("{} gave this round up and went on to a later one", worker(rank));
+            stalled(1 << rank, waited, detail)
+        }
         Failure::Overdue { missing, waited } => {
             stalled(missing, waited, "their processes run on this machine, and did not submit it".to_owned())
         }

@@ -56,8 +56,13 @@ pub enum Failure {
         /// Its claim.
         theirs: Claim,
     },
-    /// A rank withdrew, or went on to a later round.
+    /// A rank withdrew.
     GaveUp {
+        /// The rank.
+        rank: u32,
+    },
+    /// A rank went on to a later round, and did not say that it withdrew.
+    WentOn {
         /// The rank.
         rank: u32,
     },
@@ -301,7 +306,7 @@ impl Order {
             .map(|(slot, _)| *slot)
             .collect();
         for slot in given_up {
-            self.fail(slot, Failure::GaveUp { rank });
+            self.fail(slot, Failure::WentOn { rank });
         }
         let failed: Vec<Slot> = self.failed.range(earlier).map(|(slot, _)| *slot).collect();
         for slot in failed {
@@ -324,7 +329,7 @@ impl Order {
         }
         let gone = missing & self.announced(slot);
         if gone != 0 {
-            self.fail(slot, Failure::GaveUp { rank: gone.trailing_zeros() });
+            self.fail(slot, Failure::WentOn { rank: gone.trailing_zeros() });
         }
     }
 

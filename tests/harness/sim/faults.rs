@@ -74,7 +74,7 @@ impl FaultClasses {
             partitions: on(35),
             pauses: on(35),
             replays: on(20),
-            cancels: on(15),
+            cancels: on(30),
             deadlines: on(15),
             mismatch: on(8),
             duplicates: on(20),

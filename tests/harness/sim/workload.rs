@@ -286,11 +286,18 @@ impl Plan {
                     [(tensor, round)] => Action::Submit { tensor, round, timeout },
                     _ => Action::SubmitAll { members: members.clone(), timeout },
                 });
-                // What is given up in the last step is followed by nothing that would tell the others so.
-                let percent = if step + 1 == self.steps { 40 } else { 12 };
+                // Nothing comes before what is given up in the first step. Before a barrier, nothing comes after it that would tell the others.
+                let is_before_barrier = barriers.contains(&step);
+                let percent = if is_before_barrier {
+                    70
+                } else if step == 0 {
+                    40
+                } else {
+                    12
+                };
                 for (tensor, round) in members {
                     if self.classes.cancels && random.chance(percent) {
-                        if random.chance(70) {
+                        if random.chance(if is_before_barrier { 10 } else { 70 }) {
                             script.push(Action::Think(random.millis(0, 300)));
                         }
                         script.push(Action::Cancel { tensor, round });

@@ -66,6 +66,7 @@ pub(super) fn order_words(decision: &Decision, ranks: usize) -> Vec<u64> {
                     ]);
                 }
                 Failure::GaveUp { rank } => (words[0], words[5]) = (3, u64::from(rank)),
+                Failure::WentOn { rank } => (words[0], words[5]) = (6, u64::from(rank)),
                 Failure::Overdue { missing, waited } => {
                     words[0] = 4;
                     words[5..7].copy_from_slice(&[missing, nanos(waited)]);
@@ -101,6 +102,7 @@ pub(super) fn order_of(words: &[u64], ranks: usize) -> Option<Decision> {
         3 => Failure::GaveUp { rank: rank(fixed[5])? },
         4 => Failure::Overdue { missing: fixed[5], waited: Duration::from_nanos(fixed[6]) },
         5 => Failure::Left { missing: fixed[5] },
+        6 => Failure::WentOn { rank: rank(fixed[5])? },
         _ => return None,
     };
     Some(Decision::Fail { slot, failure })
@@ -212,6 +214,7 @@ mod tests {
             Decision::Run { slot, claim: neutral, failed: Some(2), weights: vec![1.0; 3] },
             fail(Failure::Mismatch { first: 2, ours: neutral, second: 0, theirs: other }),
             fail(Failure::GaveUp { rank: 1 }),
+            fail(Failure::WentOn { rank: 2 }),
             fail(Failure::Overdue { missing: 0b101, waited: Duration::from_secs(2) }),
             fail(Failure::Left { missing: 0b100 }),
         ] {

@@ -91,7 +91,7 @@ fn who_withdraws_or_goes_on_is_named() {
     assert_eq!(failures(&mut order), [(slot(1, 0), Failure::GaveUp { rank: 0 })]);
     order.handle_ready(0, slot(1, 1), claim());
     order.handle_ready(1, slot(1, 2), claim());
-    assert_eq!(failures(&mut order), [(slot(1, 1), Failure::GaveUp { rank: 1 })], "round 0 was failed before");
+    assert_eq!(failures(&mut order), [(slot(1, 1), Failure::WentOn { rank: 1 })], "round 0 was failed before");
     order.handle_ready(0, slot(1, 2), claim());
     assert_eq!(runs(&mut order), [1]);
     order.handle_withdrawn(0, slot(1, 2));
@@ -145,7 +145,7 @@ fn a_round_that_a_rank_has_passed_fails_as_soon_as_it_is_begun() {
     let mut order = Order::new(2, 0);
     order.handle_ready(1, slot(1, 5), claim());
     order.handle_ready(0, slot(1, 4), claim());
-    assert_eq!(failures(&mut order), [(slot(1, 4), Failure::GaveUp { rank: 1 })]);
+    assert_eq!(failures(&mut order), [(slot(1, 4), Failure::WentOn { rank: 1 })]);
 }
 
 #[test]

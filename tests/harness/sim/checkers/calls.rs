@@ -302,8 +302,17 @@ impl Witness {
                 let waited_long = waited.mul_f64(DRIFT) >= timing::STEP;
                 let explained = |rank: &WorkerId| {
                     self.job.worker_of_rank(rank.0).is_some_and(|who| {
+                        // A server knows which machine does not come, and not which of its ranks the others there wait for.
+                        let is_machine = detail.contains("machines came for part");
+                        let is_it = |other: &Who| *other == who || is_machine && self.job.shares_machine(*other, who);
+                        let mut awaited = self.job.workers().filter(is_it);
+                        // A rank tells those of its machine that it gives up before it goes on, unless they will all hear why.
+                        let is_silent = detail.ends_with("went on to a later one");
+                        if is_silent && who != me.who && self.job.shares_machine(who, me.who) {
+                            return self.is_explained_on_machine(who, tensor, round, detail);
+                        }
                         self.is_explained_on_machine(who, tensor, round, detail)
-                            || self.is_missing_explained(who, tensor, round, waited_long)
+                            || awaited.any(|other| self.is_missing_explained(other, tensor, round, waited_long))
                     })
                 };
                 !missing.is_empty() && missing.iter().all(explained)
@@ -362,8 +371,12 @@ impl Witness {
             // worker gave the round up, the ranks of its machine may hear of those parts first.
             detail if ["gave this round up", "and went on to a later one"].iter().any(|end| detail.ends_with(end)) => {
                 let partners = self.calls.partners_of(tensor);
-                let gave_up =
-                    |who| self.calls.given_up_since(who, tensor, round).is_some_and(|since| since <= self.world);
+                // A rank of a machine that gives up by itself says so. It goes on in silence only if all will hear why.
+                let is_silent = detail.ends_with("later one");
+                let gave_up = |other: Who| {
+                    let since = self.calls.given_up_since(other, tensor, round).filter(|since| *since <= self.world);
+                    since.is_some() && !(is_silent && other == who)
+                };
                 let is_told =
                     partners.iter().any(told) || self.is_short(None, tensor) || self.job.workers().any(gave_up);
                 is_told || self.evidence.is_damaged(&partners, round)
