@@ -98,7 +98,7 @@ def _begin(
 
 
 def broadcast(buffer: T, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None) -> T:
-    """Give every worker the bytes of `buffer` on `root_rank`, in place.
+    """Give every worker the bytes of `buffer` on `root_rank`, in place. Every worker waits for all others, the root too.
 
     Args:
         buffer: as for `push_pull`; all bits are kept, including NaN and -0.0.

@@ -10,6 +10,7 @@ use gradlane_tests::over::Over;
 matrix! {
     [locally, over_shm, over_quic]:
         workers_that_want_different_reductions_all_learn_both,
+        a_broadcast_about_which_workers_disagree_fails_on_its_root_too,
         a_disagreement_about_one_tensor_leaves_the_others_alone;
 }
 
@@ -53,6 +54,26 @@ fn workers_that_want_different_reductions_all_learn_both(over: Over) {
         let text = error.to_string();
         assert!(text.starts_with("tensor a: "), "{text}");
         assert!(text.contains("worker 0 has op sum") && text.contains("worker 1 has op max"), "{text}");
+    }
+}
+
+fn a_broadcast_about_which_workers_disagree_fails_on_its_root_too(over: Over) {
+    let cluster = Cluster::start(over, 2, 1);
+    let from = |root| Op::Broadcast { root: WorkerId(root) };
+    let outcomes = all(&cluster.workers, |engine| {
+        let floats = |name, len| Tensor::new(name, vec![1_f32; len]);
+        match engine.rank() {
+            WorkerId(0) => ["root", "op", "shape", "dtype"].map(|name| floats(name, 8).reduce(engine, from(0))),
+            WorkerId(_) => [
+                floats("root", 8).reduce(engine, from(1)),
+                floats("op", 8).reduce(engine, Op::Sum),
+                floats("shape", 9).reduce(engine, from(0)),
+                Tensor::new("dtype", vec![1_i32; 8]).reduce(engine, from(0)),
+            ],
+        }
+    });
+    for (outcome, wrong) in outcomes.iter().flat_map(|outcomes| outcomes.iter().zip(["op", "op", "shape", "dtype"])) {
+        assert!(matches!(outcome, Err(Error::Mismatch { field, .. }) if field == wrong), "{wrong}: {outcome:?}");
     }
 }
 

@@ -98,7 +98,7 @@ def test_the_device_is_a_number_or_an_object_that_has_one(device):
 
 
 def test_an_array_that_does_not_say_where_it_is_is_refused_with_a_remedy():
-    with pytest.raises(InvalidArgumentError, match="which device.*DLPack"):
+    with pytest.raises(InvalidArgumentError, match="does not name its device.*DLPack"):
         _buffers.locate(Interface(device=None), writable=True)
 
 

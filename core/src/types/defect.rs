@@ -83,7 +83,7 @@ pub enum Defect {
     IncompleteForEver,
     /// The tensors of a refused list are not declared again. Shows when workers disagree about one of them.
     RefusedListDropped,
-    /// A part begins with whatever round its first push names. Shows when a listener gives up the first broadcast.
+    /// A part begins with whatever round its first push names. Shows when a member names a far one.
     FirstRoundUnchecked,
     /// The attempt in a request is not compared. Shows when a member sends another one.
     AttemptIgnored,

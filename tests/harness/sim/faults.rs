@@ -79,7 +79,7 @@ impl FaultClasses {
             mismatch: on(8),
             duplicates: on(20),
             drift: on(50),
-            intruders: on(15),
+            intruders: on(20),
             refusals: on(3),
             one_shot_names: on(20),
             subsets: on(20),
@@ -232,7 +232,12 @@ pub(super) fn schedule(classes: FaultClasses, workers: u32, servers: u32, random
     }
     if classes.intruders {
         for _ in 0..random.between(3, 20) {
-            faults.push((when(random), Fault::Intrude { who: random.pick(&members) }));
+            // Mostly a worker, because it can name tensors and rounds.
+            let who = match random.chance(70) {
+                true => Who::Worker(random.below(u64::from(workers)) as u32),
+                false => random.pick(&members),
+            };
+            faults.push((when(random), Fault::Intrude { who }));
         }
     }
     faults

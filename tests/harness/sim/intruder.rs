@@ -23,7 +23,7 @@ pub(super) const REQUEST: u64 = u64::MAX;
 pub(super) fn intrude(context: &mut Context, who: Who) {
     let exchange = context.some_exchange(who);
     match exchange {
-        Some((exchange, link)) if context.random.chance(60) => push(context, exchange, link),
+        Some((exchange, link)) if context.random.chance(85) => push(context, exchange, link),
         Some(_) | None => say(context, who),
     }
 }
@@ -72,11 +72,14 @@ fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
     let sent = Header::decode(&entry.header, "a worker").expect("a worker sends what a server reads");
     let Header::Contribute(sent) = sent else { return };
     let Target { epoch, round, .. } = sent.target;
+    // Perhaps of a tensor that nobody has pushed yet.
+    let tensor = context.random.below(context.plan.tensors.len() as u64) as usize;
+    let part = PartId { key: context.plan.tensors[tensor].spec.key(), index: 0 };
     let about = |target| Header::Contribute(Contribute { target, ..sent });
     let wrong = match context.random.below(7) {
         0 => Header::Reject(Reject { target: sent.target, error_bytes: body.len() as u64 }),
         1 => about(Target { service: Service::Unknown(u8::MAX), ..sent.target }),
-        2 => about(Target { round: Round(round.0 + ROUNDS_AHEAD), ..sent.target }),
+        2 => about(Target { part, round: Round(round.0 + ROUNDS_AHEAD), ..sent.target }),
         3 => about(Target { attempt: u16::MAX, ..sent.target }),
         4 => about(Target { epoch: Epoch { number: epoch.number + 1, ..epoch }, ..sent.target }),
         _ => about(Target { epoch: Epoch { term: epoch.term + 1, ..epoch }, ..sent.target }),

@@ -266,15 +266,11 @@ impl Aggregator {
         }
     }
 
-    /// Whether it drains and nothing is open any more: no exchange is under way, and every round has failed or has a sum that all callers
-    /// have asked for.
-    ///
-    /// A broadcast has its sum when its root came; it stays open for the other workers.
+    /// Whether it drains and nothing is open any more: no exchange is under way, and every round has its sum or has failed.
     pub(in crate::node) fn is_drained(&self) -> bool {
         let settled = |slot: &Slot| match slot.state {
             RoundState::Open(_) | RoundState::Restarted => false,
-            RoundState::Published(_) => slot.all_came(),
-            RoundState::Failed(_) => true,
+            RoundState::Published(_) | RoundState::Failed(_) => true,
         };
         let slots = || self.parts.values().flat_map(|part| part.slots.iter().flatten());
         self.draining.is_some() && self.exchanges.is_empty() && slots().all(settled)

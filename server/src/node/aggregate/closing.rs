@@ -12,7 +12,7 @@ use super::round::{Open, Published, RoundState, Slot};
 use crate::node::command::{Command, SlotId, Step};
 
 impl Aggregator {
-    /// Counts a worker: all of its contribution is in the sum, or it has none to make. Seals the sum when every sender was counted.
+    /// Counts a worker: all of its contribution is in the sum, or it has none to make. Seals the sum when every caller was counted.
     pub(super) fn count(&mut self, now: Time, id: SlotId, worker: WorkerId) {
         self.last_counted = Some((id.part.key, id.round));
         let open = self.open_mut(id);
@@ -26,12 +26,12 @@ impl Aggregator {
         self.reach(id, worker);
     }
 
-    /// Lets the sum flow once every sender has begun, or where there is only one block, once every sender was counted.
+    /// Lets the sum flow once every caller has begun, or where there is only one block, once every caller was counted.
     pub(super) fn flow(&mut self, id: SlotId) {
         let slot = self.slot(id).expect("open");
         let RoundState::Open(open) = &slot.state else { unreachable!("only an open round begins to flow") };
         let may_flow =
-            if slot.spec.body().bytes > self.config.block_bytes { slot.begun(open) } else { slot.complete() };
+            if slot.spec.body().bytes > self.config.block_bytes { slot.all_began(open) } else { slot.all_came() };
         if open.flowing.is_some() || !may_flow {
             return;
         }
@@ -59,11 +59,11 @@ impl Aggregator {
         }
     }
 
-    /// Once every sender was counted the sum exists, and nothing that becomes of the round takes it away from those who listen.
+    /// Once every caller was counted the sum exists, and nothing that becomes of the round takes it away from those who listen.
     fn seal(&mut self, id: SlotId) {
         let slot = self.slot(id).expect("open");
         let RoundState::Open(Open { flowing: Some(published), .. }) = &slot.state else { return };
-        if !slot.complete() {
+        if !slot.all_came() {
             return;
         }
         let published = published.clone();

@@ -161,7 +161,6 @@ impl Aggregator {
             (_, Some(_)) if ahead == 0 && before_latest.is_none_or(|id| self.slot(id).is_none()) => return Ok(()),
             (Some(latest), Some(slowest)) => format!("{slowest} is still before {latest}"),
             (Some(latest), None) => format!("nobody came to the round after {latest}"),
-            // A worker that gave up its wait for a broadcast goes on to the next round, perhaps before the root has come.
             (None, _) => format!("nobody came to {first}"),
         };
         // Somebody who never comes, because it gave up the tensor or left the job, must not stop the others for ever.
@@ -173,15 +172,15 @@ impl Aggregator {
         Err(Error::Unavailable { what: format!("{} of tensor {}", id.round, id.part.key), cause })
     }
 
-    /// `worker` asks for the round `next`, so it is done with all before, whatever became of them: a sum that still needs its
-    /// contribution will never be.
+    /// `worker` asks for the round `next`, so it is done with all before, whatever became of them: a sum for which it has not come will
+    /// never be.
     fn pass(&mut self, now: Time, next: SlotId, worker: WorkerId) {
         let part = self.parts.get_mut(&next.part).expect("it is known");
         part.ahead.insert(worker, next.round);
         for id in self.alive(next.part) {
             // That all came to one round may end the one before.
             let Some(slot) = self.slot(id) else { continue };
-            if slot.spec.sends_body(worker) && !slot.arrived.contains(worker) {
+            if !slot.arrived.contains(worker) {
                 match &slot.state {
                     RoundState::Open(open) => {
                         let waited = open.since.map(|since| now.since(since)).unwrap_or_default();
@@ -211,7 +210,7 @@ impl Aggregator {
         let ahead = self.parts.get(&id.part).into_iter().flat_map(|part| &part.ahead);
         for worker in ahead.filter(|(_, round)| **round > id.round).map(|(worker, _)| *worker) {
             slot.arrived.insert(worker);
-            if let (true, RoundState::Open(_)) = (slot.spec.sends_body(worker), &slot.state) {
+            if let RoundState::Open(_) = slot.state {
                 slot.state = RoundState::Failed(gave_up(id, worker, Duration::ZERO));
             }
         }

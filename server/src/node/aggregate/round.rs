@@ -19,11 +19,11 @@ use crate::node::membership::Callers;
 /// A round in its slot.
 ///
 /// ```text
-///              first push          every sender began        every sender counted         every worker reached the next round
+///              first push          every caller began        every caller counted         every worker reached the next round
 ///   (absent) ─────────────► Open ─────────────────► Open ─────────────────────► Published ──────────────────────► (absent)
 ///                            │                   (flowing)                                                            ▲
 ///                            │ claims differ, step timeout, no divisor, damage,│
-///                            │ a sender gave up                                │                                      │
+///                            │ a caller gave up                                │                                      │
 ///                            └─────────────────────────────────────────────────┴───► Failed ──────────────────────────┘
 ///   Open ─── the view lost workers ───► Restarted ─── next push ───► Open, with the next attempt
 ///   Restarted ─── a survivor will not send again ───► Failed
@@ -60,7 +60,8 @@ pub(super) struct Slot {
     pub(super) due: Callers,
     /// How often it restarted.
     pub(super) attempt: u16,
-    /// The callers whose contribution was counted. Also those that came and send none, and all that came to a failed round.
+    /// The callers that were counted: all of their contribution is here, or they came to a broadcast and send none. In a failed round all
+    /// that came.
     pub(super) arrived: WorkerSet,
     pub(super) state: RoundState,
     /// Bytes of memory accounted to it.
@@ -73,32 +74,19 @@ impl Slot {
         Self { id, spec, due, attempt, arrived: WorkerSet::default(), state, booked: 0 }
     }
 
-    /// The senders that are due and were not counted.
+    /// The callers that are due and were not counted.
     pub(super) fn missing(&self) -> Vec<WorkerId> {
-        let is_missing = |worker: &WorkerId| self.spec.sends_body(*worker) && !self.arrived.contains(*worker);
-        self.due.ranks.iter().copied().filter(is_missing).collect()
+        self.due.ranks.iter().copied().filter(|worker| !self.arrived.contains(*worker)).collect()
     }
 
-    /// Whether every caller came to this round.
+    /// Whether every caller was counted.
     pub(super) fn all_came(&self) -> bool {
         self.arrived.contains_all(&self.due.set)
     }
 
-    /// Whether the contribution of every sender has begun, so that the divisor is known and the sum may flow.
-    pub(super) fn begun(&self, open: &Open) -> bool {
-        self.has_all_senders(&open.begun)
-    }
-
-    /// Whether every sender was counted.
-    pub(super) fn complete(&self) -> bool {
-        self.has_all_senders(&self.arrived)
-    }
-
-    fn has_all_senders(&self, workers: &WorkerSet) -> bool {
-        match self.spec.sender {
-            Some(sender) => workers.contains(sender),
-            None => workers.contains_all(&self.due.set),
-        }
+    /// Whether every caller has come, with a contribution that is under way or counted: the divisor is known and the sum may flow.
+    pub(super) fn all_began(&self, open: &Open) -> bool {
+        self.due.ranks.iter().all(|worker| self.arrived.contains(*worker) || open.begun.contains(*worker))
     }
 
     /// What the sum of so many workers is divided by; an error where that is no number one can divide by.
@@ -153,9 +141,9 @@ pub(super) struct Open {
     pub(super) begun: WorkerSet,
     /// The exchanges that get the sum: the latest one of each worker.
     pub(super) listeners: BTreeMap<WorkerId, ExchangeId>,
-    /// Workers that withdrew after they had begun to contribute, and why. They will not send again.
+    /// Workers that withdrew after they had begun to contribute, and why. They will not come again.
     pub(super) withdrawn: BTreeMap<WorkerId, Error>,
-    /// Present once every sender has begun: the sum flows to the listeners.
+    /// Present once every caller has come: the sum flows to the listeners.
     pub(super) flowing: Option<Published>,
 }
 

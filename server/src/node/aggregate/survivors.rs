@@ -68,7 +68,7 @@ impl Aggregator {
         {
             return Some(no_root(id, root, self.workers().len()));
         }
-        let is_due = |worker: &WorkerId| slot.due.set.contains(*worker) && slot.spec.sends_body(*worker);
+        let is_due = |worker: &WorkerId| slot.due.set.contains(*worker);
         if let Some((_, cause)) = open.withdrawn.iter().find(|(worker, _)| is_due(worker)) {
             return Some(cause.clone());
         }

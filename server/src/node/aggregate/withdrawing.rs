@@ -23,10 +23,6 @@ impl Aggregator {
         let cause = error.of_one_who_gave_up(worker, target.part.key.to_string(), target.round);
         // A withdrawal does not say how long the part is.
         let claim = Spec::of(worker, target.part, *dtype, *op, &membership.machines);
-        let id = SlotId { part: target.part, round: target.round };
-        if self.slot(id).is_none() && !claim.sends_body(worker) {
-            return Ok(cause);
-        }
         let id = self.locate(now, claim, target, callers, Opener::Withdrawal(&cause))?;
         self.fall_out(id, worker, &cause);
         Ok(cause)
@@ -36,9 +32,7 @@ impl Aggregator {
     /// before its last byte: it would count as if it had contributed.
     fn fall_out(&mut self, id: SlotId, worker: WorkerId, cause: &Error) {
         let slot = self.slot(id).expect("located");
-        if let RoundState::Open(open) = &slot.state
-            && slot.spec.sends_body(worker)
-        {
+        if let RoundState::Open(open) = &slot.state {
             let (under_way, counted) = (self.is_under_way(open, worker), slot.arrived.contains(worker));
             if under_way || counted {
                 self.open_mut(id).withdrawn.insert(worker, cause.clone());

@@ -3,16 +3,29 @@
 use super::*;
 
 #[test]
-fn receivers_send_no_body_and_wait_for_the_root() {
+fn receivers_send_no_body_and_all_wait_for_each_other() {
     let mut world = World::of(3);
     let one = world.open(1, receiver(0));
     assert_eq!(steps(&world.commands()).count(), 1, "the round begins");
     let root = world.push(0, broadcast(0));
+    assert_eq!(answered(&world.commands()), [], "rank 2 has not come");
+    let two = world.open(2, receiver(0));
     let commands = world.commands();
     assert!(commands.contains(&step(Step::Publish { divisor: 1.0 })));
-    assert_eq!(answered(&commands), [one, root], "rank 2 need not have come");
-    let late = world.open(2, receiver(0));
-    assert_eq!(answered(&world.commands()), [late]);
+    assert_eq!(answered(&commands), [one, root, two]);
+}
+
+#[test]
+fn a_root_hears_of_receivers_that_do_not_come() {
+    let mut world = World::of(3);
+    world.push(0, broadcast(0));
+    world.open(2, receiver(0));
+    world.pass(Duration::from_secs(60));
+    let commands = world.commands();
+    let missing: Vec<_> = errors(&commands)
+        .map(|error| matches!(error, Error::Stalled { missing, .. } if *missing == [WorkerId(1)]))
+        .collect();
+    assert_eq!(missing, [true; 2]);
 }
 
 #[test]
@@ -33,16 +46,15 @@ fn a_root_that_does_not_exist_is_an_error_on_every_worker() {
 }
 
 #[test]
-fn a_root_two_rounds_ahead_of_a_receiver_is_asked_to_come_back() {
-    let mut world = World::of(2);
-    world.push(0, broadcast(0));
-    world.push(0, broadcast(1));
-    world.commands();
-    world.open(0, broadcast(2));
-    assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
-    world.open(1, receiver(0));
-    world.open(1, receiver(1));
-    world.commands();
-    let exchange = world.open(0, broadcast(2));
-    assert_eq!(received(&world.commands()), [exchange]);
+fn whoever_does_not_wait_for_a_broadcast_ends_it_for_all() {
+    for (hasty, patient) in [(0, 1), (1, 0)] {
+        let header = |rank, round| if rank == 0 { broadcast(round) } else { receiver(round) };
+        let mut world = World::of(2);
+        world.push(patient, header(patient, 0));
+        world.open(hasty, header(hasty, 1));
+        let commands = world.commands();
+        let blamed =
+            matches!(errors(&commands).next(), Some(Error::Stalled { missing, .. }) if *missing == [WorkerId(hasty)]);
+        assert!(blamed, "{commands:?}");
+    }
 }

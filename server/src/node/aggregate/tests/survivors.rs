@@ -146,12 +146,9 @@ fn a_published_sum_is_kept_until_all_survivors_passed_it_and_no_longer() {
 #[test]
 fn a_sum_that_only_the_lost_worker_had_not_passed_goes_with_it() {
     let mut world = World::of(3);
-    for (round, receivers) in [(0, [1, 2].as_slice()), (1, &[1])] {
-        world.push(0, broadcast(round));
-        receivers.iter().for_each(|rank| {
-            world.open(*rank, receiver(round));
-        });
-    }
+    world.everybody(header(0));
+    world.push(0, header(1));
+    world.open(1, sized(20, header(1)));
     assert!(!world.commands().contains(&drops(0)), "worker 2 may still ask");
     world.lose(3, &[2]);
     assert!(world.commands().contains(&drops(0)));
@@ -235,6 +232,9 @@ fn a_broadcast_whose_root_is_lost_fails_unless_it_was_published() {
 
     let mut world = World::of(3);
     world.push(2, from_the_lost(broadcast(0)));
+    for rank in [0, 1] {
+        world.open(rank, from_the_lost(receiver(0)));
+    }
     world.commands();
     world.lose(3, &[2]);
     let late = [0, 1].map(|rank| world.open(rank, next_epoch(from_the_lost(receiver(0)))));

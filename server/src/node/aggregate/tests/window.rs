@@ -138,12 +138,13 @@ fn a_part_begins_with_the_first_round_of_the_view() {
 }
 
 #[test]
-fn a_listener_that_goes_on_before_the_first_broadcast_waits_for_it_and_ends_it_for_nobody() {
+fn a_receiver_that_goes_on_before_the_first_broadcast_waits_for_it_and_ends_it() {
     let mut world = World::of(3);
     world.open(1, header(1));
     assert_eq!(rejected(&world.commands()), [Code::Unavailable]);
-    let answers = [world.push(0, broadcast(0)), world.open(2, receiver(0))];
-    assert_eq!(answered(&world.commands()), answers);
+    world.open(0, broadcast(0));
+    world.open(2, receiver(0));
+    assert_eq!(rejected(&world.commands()), [Code::DeadlineExceeded; 2]);
     let answers = world.everybody(header(1));
     assert_eq!(answered(&world.commands()), answers);
 }

@@ -111,17 +111,14 @@ fn an_upload_that_begins_anew_is_under_way_again() {
 }
 
 #[test]
-fn receivers_of_a_broadcast_give_up_alone() {
-    let mut world = World::of(3);
-    world.withdraw(1, receiver(0), &mismatch());
-    world.push(0, broadcast(0));
-    world.withdraw(1, receiver(0), &mismatch());
-    let other = world.open(2, receiver(0));
-    assert!(answered(&world.commands()).contains(&other));
-    // Without its root there is none.
-    world.withdraw(0, broadcast(1), &mismatch());
-    world.open(1, receiver(1));
-    assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch()]);
+fn whoever_gives_a_broadcast_up_ends_it_for_all() {
+    for (gives_up, comes) in [(0, 1), (1, 0)] {
+        let header = |rank| if rank == 0 { broadcast(0) } else { receiver(0) };
+        let mut world = World::of(2);
+        world.withdraw(gives_up, header(gives_up), &mismatch());
+        world.open(comes, header(comes));
+        assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch()]);
+    }
 }
 
 #[test]
