@@ -108,13 +108,13 @@ impl Poller {
     }
 
     /// Call it with `true` before the last check for work that precedes [`wait`](Self::wait), and with `false` after the wait.
-    pub(super) fn set_asleep(&self, asleep: bool) {
+    fn set_asleep(&self, asleep: bool) {
         self.asleep.store(asleep, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Sleeps until a descriptor is ready, at most for `timeout`.
-    pub(super) fn wait(&self, timeout: Option<Duration>) -> Vec<Happening> {
+    fn wait(&self, timeout: Option<Duration>) -> Vec<Happening> {
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(timeout.subsec_nanos()),
@@ -194,7 +194,7 @@ impl Default for Pace {
 
 /// Works until there is nothing to do, and then sleeps once. Returns true if `enough` is true, `until` has passed, or the side is over.
 ///
-/// A thread gives its seat up before it sleeps, so that another thread may work. A peer's bell wakes all threads that sleep.
+/// A thread gives its seat up before it sleeps, so that another thread may work. A peer's bell wakes one of those that sleep.
 fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Option<Instant>) -> bool {
     let poller = side.poller();
     let mut seat = poller.seats.sit_down();
@@ -208,8 +208,7 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
     loop {
         let busy = side.turn(&links);
         if enough() || side.is_over() || until.is_some_and(|until| until <= now()) {
-            links.iter().for_each(|link| link.set_asleep(true));
-            poller.set_asleep(true);
+            let links = rest(side, true);
             drop(seat);
             // Work that came since the last turn is for the thread that sleeps.
             if side.has_work() || links.iter().any(|link| link.has_news()) {
@@ -230,9 +229,7 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
             break;
         }
     }
-    links.iter().for_each(|link| link.set_asleep(true));
-    poller.set_deep(!pace.light);
-    poller.set_asleep(true);
+    let links = rest(side, !pace.light);
     let news = side.has_work() || enough() || links.iter().any(|link| link.has_news());
     let left = until.map(|until| until.saturating_duration_since(now()));
     let patience = match (news || (!pace.light && side.has_leisurely_work()), pace.light) {
@@ -248,6 +245,18 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
         happened.into_iter().for_each(|happening| side.happened(happening));
     }
     false
+}
+
+/// Says that who has news must ring from now on; all links, also one that was made since the last look at them.
+///
+/// First the side and then its links: whoever adds a link wakes the side afterwards, so that either this sees the link or it rings.
+fn rest(side: &impl Side, deep: bool) -> Vec<Arc<Link>> {
+    let poller = side.poller();
+    poller.set_asleep(true);
+    let links = side.links();
+    links.iter().for_each(|link| link.set_asleep(true));
+    poller.set_deep(deep);
+    links
 }
 
 /// Looks for a moment whether work comes; whether it did.

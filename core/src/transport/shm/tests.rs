@@ -2,7 +2,8 @@
 
 use std::cell::OnceCell;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -519,6 +520,81 @@ fn a_server_that_breaks_the_protocol_is_left_with_a_typed_error() {
         assert!(sum.soon().is_err(), "{what}");
         assert!(worker.transport.capabilities(LinkId(1)).zero_copy);
     }
+}
+
+/// A side to which a link is added while its thread works, after it looked which links there are.
+struct Joined {
+    poller: poller::Poller,
+    links: Mutex<Vec<Arc<link::Link>>>,
+    late: Arc<link::Link>,
+    turns: AtomicU32,
+    added: mpsc::Sender<()>,
+    heard: mpsc::Sender<u64>,
+    over: AtomicBool,
+}
+
+impl poller::Side for Joined {
+    fn poller(&self) -> &poller::Poller {
+        &self.poller
+    }
+
+    fn links(&self) -> Vec<Arc<link::Link>> {
+        self.links.lock().unwrap().clone()
+    }
+
+    fn turn(&self, links: &[Arc<link::Link>]) -> bool {
+        // The first time that nothing came is followed by a short sleep, and the second time by a long one.
+        if self.turns.fetch_add(1, Ordering::Relaxed) == 1 {
+            self.poller.watch(&self.late).unwrap();
+            self.links.lock().unwrap().push(Arc::clone(&self.late));
+            self.poller.wake();
+            self.added.send(()).unwrap();
+        }
+        let heard = |received: inbound::Received| self.heard.send(received.exchange()).unwrap();
+        links.iter().filter(|link| link.drain(heard)).count() > 0
+    }
+
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn has_leisurely_work(&self) -> bool {
+        false
+    }
+
+    fn happened(&self, _: poller::Happening) {}
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn a_link_that_is_made_while_the_thread_works_wakes_it() {
+    let world = Machine::new();
+    let socket = PrivateSocket::listen(world.directory.path()).unwrap();
+    let (worker, server) = (world.credentials(Role::Worker), world.credentials(Role::Server));
+    let (parts, peer) = std::thread::scope(|scope| {
+        let peer = scope.spawn(|| welcome(&socket, &server).unwrap().0);
+        let parts = greeting::connect(&socket.path(), "server 0", &worker, &Copies::default(), |_| Ok(())).unwrap();
+        (parts, peer.join().unwrap())
+    });
+    let ((added, is_added), (heard, hears)) = (mpsc::channel(), mpsc::channel());
+    let late = Arc::new(link::Link::new(LinkId(1), "server 0".into(), parts));
+    let (poller, links, turns) = (poller::Poller::new().unwrap(), Mutex::default(), AtomicU32::new(0));
+    let side = Joined { poller, links, late, turns, added, heard, over: AtomicBool::new(false) };
+    std::thread::scope(|scope| {
+        scope.spawn(|| poller::run(&side));
+        is_added.recv_timeout(SOON).unwrap();
+        peer.memory.write(0, &Message::Accept { exchange: 7 }.encode());
+        peer.memory.nudge();
+        let heard = hears.recv_timeout(SOON);
+        side.over.store(true, Ordering::Relaxed);
+        side.poller.wake();
+        // Without this a thread that hears nothing would sleep for ever.
+        peer.connection.close();
+        assert_eq!(heard, Ok(7));
+    });
 }
 
 fn welcome(
