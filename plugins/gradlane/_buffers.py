@@ -186,6 +186,11 @@ def _of_cuda_array(array: Any, writable: bool) -> DeviceBuffer:
 
 
 def _of_dlpack(tensor: Any, writable: bool) -> Buffer:
+    if getattr(tensor, "is_neg", bool)():
+        # PyTorch lends such memory without a word.
+        raise InvalidArgumentError(
+            f"{type(tensor).__name__} is a view that negates its memory; give tensor.resolve_neg(), or use gradlane.torch"
+        )
     is_cuda = _dlpack.device_of(tensor)[0] == _dlpack.CUDA
     try:
         # The producer makes this stream wait for its own stream, and the engine waits for this one. It is the legacy

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import gradlane  # noqa: E402
 import gradlane.torch as gl  # noqa: E402
 from torch import nn  # noqa: E402
 from training import adamw, assert_close, assert_equal_everywhere, batches, made, mine, mlp, step  # noqa: E402
@@ -68,6 +69,27 @@ def test_strided_tensors_are_copied_and_copied_back():
     assert matrix[:, 1].tolist() == [3.0, 12.0] and matrix[0, 0] == 0
 
 
+@pytest.mark.over("local")
+def test_views_that_negate_or_conjugate_their_memory_are_reduced_by_their_values():
+    memory = torch.tensor([1.0, 2.0]) * (gl.rank() + 1)
+    view = torch._neg_view(memory)
+    assert gl.push_pull(view, "negated", op=gl.Sum).tolist() == [-3.0, -6.0]
+    gl.push_pull_(view, "negated in place", op=gl.Max)
+    assert view.tolist() == [-1.0, -2.0] and memory.tolist() == [1.0, 2.0]
+    memory *= gl.rank() + 1
+    [mean] = gl.grouped_push_pull([view], "negated group")
+    gl.grouped_push_pull_([view], "negated group in place")
+    assert mean.tolist() == view.tolist() == [-1.5, -3.0]
+    memory += gl.rank()
+    gl.broadcast_parameters({"negated": view})
+    assert view.tolist() == [-1.5, -3.0]
+    conjugate = torch.tensor([complex(gl.rank(), gl.rank() + 1)]).conj()
+    gl.broadcast_(conjugate, name="conjugated")
+    assert conjugate.tolist() == [-1j] and conjugate.is_conj()
+    with pytest.raises(gl.Error, match="resolve_neg"):
+        gradlane.push_pull(view, "negated without PyTorch")
+
+
 def test_a_group_is_averaged_at_once():
     tensors = [torch.full((n,), float(gl.rank())) for n in (1, 5, 0, 3)]
     averages = gl.grouped_push_pull(tensors, "group")
@@ -126,6 +148,71 @@ def test_push_pull_is_differentiable():
     assert tensor.grad.tolist() == [1.5] * 3
     with pytest.raises(gl.Error, match="has no gradient"):
         gl.push_pull(tensor, "not differentiable", op=gl.Max)
+
+
+@pytest.mark.over("local")
+@pytest.mark.parametrize("form", ["grouped_push_pull", "grouped_push_pull_async", "push_pull_async"])
+def test_every_form_that_makes_new_tensors_is_differentiable(form):
+    first, second = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+    if form == "push_pull_async":
+        handle = gl.push_pull_async(first * 2, form, op=gl.Sum)
+        with torch.no_grad():
+            sums = [gl.synchronize(handle)]
+    else:
+        sums = getattr(gl, form)([first * 2, torch.ones(2), second], form, op=gl.Sum)
+        sums = sums if form == "grouped_push_pull" else gl.synchronize(sums)
+        assert [total.requires_grad for total in sums] == [True, False, True]
+        (sums[2].sum() * (gl.rank() + 1)).backward()
+        assert second.grad.tolist() == [3.0] * 2 and first.grad.tolist() == [0.0] * 3
+        sums = gl.grouped_push_pull([first * 2], f"{form} again", op=gl.Sum)
+    first.grad = None
+    (sums[0].sum() * (gl.rank() + 1)).backward()
+    assert first.grad.tolist() == [6.0] * 3
+    with pytest.raises(gl.Error, match="has no gradient"):
+        getattr(gl, form)([first] if "grouped" in form else first, f"{form} max", op=gl.Max)
+
+
+@pytest.mark.over("local")
+def test_a_gradient_of_a_gradient_is_reduced_too():
+    tensor = torch.full((2,), 3.0, requires_grad=True)
+    cube = gl.push_pull(tensor, "twice", op=gl.Sum) ** 3
+    [gradient] = torch.autograd.grad(cube.sum(), tensor, create_graph=True)
+    gradient.sum().backward()
+    # With the sum s = 6: each of two workers adds 3 s^2, and then 6 s for each of the two, twice.
+    assert gradient.tolist() == [216.0] * 2 and tensor.grad.tolist() == [144.0] * 2
+
+
+@pytest.mark.over("local")
+def test_what_autograd_has_saved_is_known_to_have_changed():
+    for name, reduce in {
+        "alone": gl.push_pull_,
+        "together": lambda tensor, name: gl.grouped_push_pull_([tensor], name),
+        "sent": lambda tensor, name: gl.broadcast_(tensor, name=name),
+    }.items():
+        weight = torch.ones(2, requires_grad=True)
+        saved = torch.ones(2)
+        product = weight * saved
+        reduce(saved, f"saved {name}")
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+@pytest.mark.over("local")
+def test_what_autograd_has_computed_is_not_changed_in_place():
+    weight = torch.ones(2, requires_grad=True)
+    for reduce in (gl.push_pull_, gl.push_pull_async_):
+        with pytest.raises(gl.Error, match=r"use push_pull, or tensor.detach"):
+            reduce(weight * 2, "computed")
+    for reduce in (gl.grouped_push_pull_, gl.grouped_push_pull_async_):
+        with pytest.raises(gl.Error, match=r"computed\.1.*use push_pull, or tensor.detach"):
+            reduce([torch.ones(2), weight * 2], "computed")
+    with pytest.raises(gl.Error, match=r"use push_pull, or tensor.detach"):
+        gl.broadcast_(weight * 2, name="computed")
+    with torch.no_grad():
+        assert gl.push_pull_(weight * (gl.rank() + 1), "not recorded").tolist() == [1.5] * 2
+    with torch.inference_mode():
+        assert gl.push_pull_(torch.ones(2), "inference", op=gl.Sum).tolist() == [2.0] * 2
+
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from gradlane._handle import Handle
 from gradlane._objects import Gathering
 from gradlane._reduction import Average, ReduceOp, Sum
 from gradlane.errors import InvalidArgumentError
+from gradlane.torch import _tensors
 
 _INDEX_BYTES = 8
 
@@ -66,5 +67,5 @@ class SparseTransfer:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    tensor = tensor.cpu().contiguous()
+    tensor = _tensors.dense(tensor.cpu())
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()) if tensor.numel() else b""

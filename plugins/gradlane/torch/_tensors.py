@@ -71,6 +71,19 @@ def stream_of(device: int) -> int:
     return handle
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the memory of `tensor` holds its values one after the other.
+
+    Some views, such as `z.conj().imag`, only note that their values are the negatives of what is in memory.
+    """
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` without its history, or a copy if it is not dense."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 def land(reduced: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copies a result into `tensor`, in the current stream of its device."""
     tensor.copy_(reduced)
@@ -108,7 +121,7 @@ def submit_in_place(
 ) -> Handle[torch.Tensor]:
     """Starts an operation from and into the memory of a contiguous tensor; `waits` as for `submit`."""
     place = locate(tensor)
-    return submit(
+    handle = submit(
         name,
         place,
         place,
@@ -121,19 +134,26 @@ def submit_in_place(
         timeout=timeout,
         waits=waits,
     )
+    note_changed([tensor])
+    return handle
+
+
+def note_changed(tensors: Iterable[torch.Tensor]) -> None:
+    """Tells autograd that an operation in place changes these tensors: what it has saved of them is not what it was."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
 def submit_bits(
     tensor: torch.Tensor, name: str, root: int, *, timeout: float | None = None, waits: bool = False
 ) -> Handle[torch.Tensor]:
     """Starts the broadcast of a tensor of any element type and strides; the handle yields `tensor`, overwritten."""
-    wire, dense, tensor = bits(tensor)
+    wire, source, tensor = bits(tensor)
     handle = submit_in_place(wire, name, "broadcast", root=root, timeout=timeout, waits=waits)
-    if dense.data_ptr() == tensor.data_ptr():
+    if source.data_ptr() == tensor.data_ptr():
         return handle.then(lambda _: tensor)
 
     def back(_: torch.Tensor) -> torch.Tensor:
-        land(dense, tensor)
+        land(source, tensor)
         return tensor
 
     return handle.then(back)
@@ -147,8 +167,8 @@ def bits(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     """
     check_place(tensor)
     tensor = tensor.detach()
-    dense = tensor.contiguous()
-    return (dense if is_reducible(dense.dtype) else dense.reshape(-1).view(torch.uint8)), dense, tensor
+    source = dense(tensor)
+    return (source if is_reducible(source.dtype) else source.reshape(-1).view(torch.uint8)), source, tensor
 
 
 def is_reducible(dtype: torch.dtype) -> bool:

@@ -17,7 +17,7 @@ from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane.torch import _tensors
 from gradlane.torch._tensors import NAMES
 from gradlane.torch.compression import Compression, Compressor
-from gradlane.torch.ops import copy_of, form_of
+from gradlane.torch.ops import check_in_place, copy_of, form_of, is_differentiable, join_graph
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def _begin(
 
 @form_of(_begin)
 def grouped_push_pull(tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any) -> list[torch.Tensor]:
-    """Average many tensors over all workers in one call, into new ones.
+    """Average many tensors over all workers in one call, into new ones. Differentiable, as `push_pull` is.
 
     The first call declares the tensors that were not declared before, and small neighbours then share messages. So call
     it with the same group in every round.
@@ -72,7 +72,7 @@ def grouped_push_pull(tensors: Sequence[torch.Tensor], name: str | Sequence[str]
         InvalidArgumentError: a tensor cannot be reduced, or a name occurs twice. In this case nothing was sent.
         UnsupportedError: a tensor is neither on the CPU nor on a CUDA device. In this case nothing was sent.
     """
-    return _begin(True, _copies(tensors, name), name, **options).wait()
+    return _begin_copies(True, tensors, name, options).wait()
 
 
 @form_of(_begin)
@@ -84,14 +84,18 @@ def grouped_push_pull_async(
     The handle is done when all operations have ended. If some failed, it raises the error of the first of them, after
     all memory is free. Cancelling it cancels all.
     """
-    return _begin(False, _copies(tensors, name), name, **options)
+    return _begin_copies(False, tensors, name, options)
 
 
 @form_of(_begin)
 def grouped_push_pull_(
     tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any
 ) -> list[torch.Tensor]:
-    """Average many tensors over all workers in one call, in place. Arguments and errors: see `grouped_push_pull`."""
+    """Average many tensors over all workers in one call, in place. Arguments and errors: see `grouped_push_pull`.
+
+    Tensors that autograd has computed are refused, as by `push_pull_`.
+    """
+    tensors = _checked(tensors, name)
     return _begin(True, tensors, name, **options).wait()
 
 
@@ -100,6 +104,7 @@ def grouped_push_pull_async_(
     tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any
 ) -> Handle[list[torch.Tensor]]:
     """Like `grouped_push_pull_`, but returns at once. Do not use any of the tensors until the handle is done."""
+    tensors = _checked(tensors, name)
     return _begin(False, tensors, name, **options)
 
 
@@ -133,6 +138,7 @@ def _submit(
     devices, streams = _places(wires)
     options |= {"devices": devices, "streams": streams}
     handle = submit_all(names, dtypes, shapes, addresses, None, op, owner=wires, result=result, **options)
+    _tensors.note_changed(wires)
     if not backs:
         return handle
 
@@ -160,7 +166,7 @@ def _wires(
     strided, kind = torch.strided, torch.Tensor
     # A quick check of all of them first: a check of a small tensor costs as much as everything else done with it.
     plain = [
-        t.is_contiguous() for t in tensors if isinstance(t, kind) and (t.is_cpu or t.is_cuda) and t.layout is strided
+        _tensors.is_dense(t) for t in tensors if isinstance(t, kind) and (t.is_cpu or t.is_cuda) and t.layout is strided
     ]
     if len(plain) == len(tensors) and all(plain):
         return tensors, []
@@ -171,9 +177,29 @@ def _wires(
 
 def _wire(tensor: torch.Tensor) -> torch.Tensor:
     _tensors.check_place(tensor)
-    return tensor.detach().contiguous()
+    return _tensors.dense(tensor)
 
 
-def _copies(tensors: Sequence[torch.Tensor], name: str | Sequence[str]) -> list[torch.Tensor]:
+def _checked(tensors: Sequence[torch.Tensor], name: str | Sequence[str]) -> list[torch.Tensor]:
     tensors = list(tensors)
-    return [located(one, copy_of, tensor) for one, tensor in zip(names_of(name, len(tensors)), tensors, strict=True)]
+    for one, tensor in zip(names_of(name, len(tensors)), tensors, strict=True):
+        located(one, check_in_place, tensor)
+    return tensors
+
+
+def _begin_copies(
+    waits: bool, tensors: Sequence[torch.Tensor], name: str | Sequence[str], options: dict[str, Any]
+) -> Handle[list[torch.Tensor]]:
+    """Begins with copies. The results are part of the graph of `tensors`."""
+    tensors = list(tensors)
+    names = names_of(name, len(tensors))
+    copies = [located(one, copy_of, tensor) for one, tensor in zip(names, tensors, strict=True)]
+    differentiable = is_differentiable(tensors, options)
+    handle = _begin(waits, copies, names, **options)
+    if not differentiable:
+        return handle
+
+    def again(positions: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        return grouped_push_pull(gradients, [f"{names[at]}.backward" for at in positions], **options)
+
+    return handle.then(lambda means: join_graph(means, tensors, again))

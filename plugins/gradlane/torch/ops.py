@@ -52,6 +52,20 @@ def _begin(
     )
 
 
+def _begin_copy(waits: bool, tensor: torch.Tensor, name: str, options: dict[str, Any]) -> Handle[torch.Tensor]:
+    """Begins with a copy. The result is part of the graph of `tensor`."""
+    _tensors.check_place(tensor)
+    differentiable = is_differentiable([tensor], options)
+    handle = _begin(waits, copy_of(tensor), name, **options)
+    if not differentiable:
+        return handle
+
+    def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [push_pull(gradient, f"{name}.backward", **options) for gradient in gradients]
+
+    return handle.then(lambda mean: join_graph([mean], [tensor], again)[0])
+
+
 def form_of(model: Callable[Concatenate[bool, P], Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
     """Gives a function the arguments of `model` after its first, for readers and for type checkers."""
     signature = inspect.signature(model)
@@ -90,30 +104,29 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
         FailedPreconditionError: its stream is being captured into a graph; reduce outside of graphs.
         DeviceError: the device failed.
     """
-    if tensor.requires_grad and torch.is_grad_enabled():
-        reduction = resolve(*(options.get(option) for option in ("op", "average", "weight")))
-        if reduction not in (Average, Sum):
-            raise InvalidArgumentError(f"op={reduction.name} has no gradient; use tensor.detach(), or Average or Sum")
-        result: torch.Tensor = _PushPull.apply(tensor, name, options)  # type: ignore[no-untyped-call]
-        return result
-    return _begin(True, copy_of(tensor), name, **options).wait()
+    return _begin_copy(True, tensor, name, options).wait()
 
 
 @form_of(_begin)
 def push_pull_async(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
-    """Like `push_pull`, but not differentiable, and returns at once; `synchronize(handle)` yields the new tensor."""
-    return _begin(False, copy_of(tensor), name, **options)
+    """Like `push_pull`, but returns at once; `synchronize(handle)` yields the new tensor."""
+    return _begin_copy(False, tensor, name, options)
 
 
 @form_of(_begin)
 def push_pull_(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
-    """Average `tensor` over all workers, in place. Arguments and errors are those of `push_pull`."""
+    """Average `tensor` over all workers, in place. Arguments and errors are those of `push_pull`.
+
+    A tensor that autograd has computed is refused, because its graph would not know of the new values. Use `push_pull`.
+    """
+    check_in_place(tensor)
     return _begin(True, tensor, name, **options).wait()
 
 
 @form_of(_begin)
 def push_pull_async_(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
     """Like `push_pull_`, but returns at once. Do not use `tensor` until the handle is done."""
+    check_in_place(tensor)
     return _begin(False, tensor, name, **options)
 
 
@@ -125,6 +138,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None
 ) -> torch.Tensor:
     """Give every worker the bits of `tensor` on `root_rank`, in place; any element type."""
+    check_in_place(tensor)
     return _tensors.submit_bits(tensor, check_name(name), check_root(root_rank), timeout=timeout, waits=True).wait()
 
 
@@ -163,7 +177,7 @@ def reduce_in_place(
     _tensors.check_place(tensor)
     plain = tensor.detach()
     handle = _tensors.submit_in_place(
-        plain.contiguous(),
+        _tensors.dense(plain),
         name,
         op.native,
         weight=weight,
@@ -174,7 +188,7 @@ def reduce_in_place(
     )
 
     def land(reduced: torch.Tensor) -> torch.Tensor:
-        if reduced is not plain:
+        if reduced.data_ptr() != plain.data_ptr():
             _tensors.land(reduced, plain)
         return tensor
 
@@ -201,15 +215,52 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-class _PushPull(torch.autograd.Function):
+def check_in_place(tensor: torch.Tensor) -> None:
+    """Raises if an operation in place would change the values of `tensor` without its graph."""
+    if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
+        raise InvalidArgumentError(
+            f"autograd has computed the tensor of shape {list(tensor.shape)}, and its graph would not know of an "
+            "operation in place; use push_pull, or tensor.detach()"
+        )
+
+
+def is_differentiable(tensors: Sequence[torch.Tensor], options: Mapping[str, Any]) -> bool:
+    """Whether the reduction of `tensors` is to be part of their graph.
+
+    Raises:
+        InvalidArgumentError: it is, and the operation has no gradient.
+    """
+    if not torch.is_grad_enabled() or not any([tensor.requires_grad for tensor in tensors]):
+        return False
+    reduction = resolve(*(options.get(option) for option in ("op", "average", "weight")))
+    if reduction not in (Average, Sum):
+        raise InvalidArgumentError(f"op={reduction.name} has no gradient; use tensor.detach(), or Average or Sum")
+    return True
+
+
+def join_graph(reduced: list[torch.Tensor], tensors: Sequence[torch.Tensor], again: Again) -> list[torch.Tensor]:
+    """Makes the means (or sums) of `tensors` part of their graph; `again` reduces gradients in the same way."""
+    with torch.enable_grad():  # whoever waits for a handle may do so under no_grad()
+        return list(_Reduction.apply(reduced, again, *tensors))  # type: ignore[no-untyped-call]
+
+
+Again = Callable[[list[int], list[torch.Tensor]], Sequence[torch.Tensor]]
+"""Reduces the gradients of the tensors at these positions."""
+
+
+class _Reduction(torch.autograd.Function):
     """The gradient of a mean (or sum) over workers is the mean (or sum) of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str, options: dict[str, Any]) -> torch.Tensor:
-        ctx.arguments = (f"{name}.backward", options)
-        return _begin(True, copy_of(tensor), name, **options).wait()
+    def forward(ctx: Any, reduced: list[torch.Tensor], again: Again, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.again = again
+        ctx.mark_non_differentiable(
+            *[mean for mean, tensor in zip(reduced, tensors, strict=True) if not tensor.requires_grad]
+        )
+        return tuple(reduced)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        name, options = ctx.arguments
-        return _begin(True, copy_of(gradient), name, **options).wait(), None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        needed = [at for at, need in enumerate(ctx.needs_input_grad[2:]) if need]
+        means = dict(zip(needed, ctx.again(needed, [gradients[at] for at in needed]), strict=True))
+        return None, None, *[means.get(at) for at in range(len(gradients))]
