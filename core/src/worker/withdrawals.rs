@@ -66,10 +66,14 @@ impl Worker {
     fn withdraw(&mut self, now: Time, part: &ReadyPart, error: &Error) {
         let submissions = || part.tickets.iter().filter_map(|id| self.submissions.get(id));
         let groups: Vec<GroupId> = submissions().filter_map(|submission| submission.group).collect();
-        let device =
-            submissions().flat_map(|submission| submission.tensors.as_slice()).find_map(|tensor| tensor.device);
-        let memory = device.map_or(DeviceKind::Host, |_| DeviceKind::Cuda);
-        self.commands.extend(self.decline(part, memory));
+        // Of submissions that have ended nobody knows any more where their memory was.
+        let memory = match submissions().flat_map(|submission| submission.tensors.as_slice()).next() {
+            Some(tensor) => vec![tensor.device.map_or(DeviceKind::Host, |_| DeviceKind::Cuda)],
+            None => vec![DeviceKind::Host, DeviceKind::Cuda],
+        };
+        let mut declined: Vec<Command> = memory.into_iter().filter_map(|memory| self.decline(part, memory)).collect();
+        declined.dedup();
+        self.commands.extend(declined);
         let priority = self.most_urgent;
         let spec = TaskSpec {
             part: part.layout.part,

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{PartLayout, TensorKey, Time, WorkerId};
+use gradlane_core::types::{DType, PartLayout, TensorKey, Time, WorkerId};
 
 use super::{Checker, Witness};
 use crate::sim::known::Known;
@@ -39,6 +39,8 @@ pub(super) type CallId = (Who, usize, u64);
 pub(super) struct Calls {
     keys: Vec<TensorKey>,
     names: Vec<String>,
+    /// Whether the ranks of a machine reduce each tensor among themselves. Else each pushes its own contribution.
+    meets: Vec<bool>,
     /// The call that a worker never makes, though all others do.
     forgets: Option<(Who, TensorKey, u64)>,
     /// How many rounds a server without memory may prefer to one that it refuses; 0 if servers have enough.
@@ -79,6 +81,10 @@ impl Calls {
         Self {
             keys: plan.tensors.iter().map(|tensor| tensor.spec.key()).collect(),
             names: plan.tensors.iter().map(|tensor| tensor.spec.name.clone()).collect(),
+            meets: {
+                let alone = |dtype| dtype == DType::F16 && !plan.topology.is_one_machine();
+                plan.tensors.iter().map(|tensor| !alone(tensor.spec.dtype)).collect()
+            },
             forgets: plan.forgets.map(|(worker, tensor)| {
                 (Who::Worker(worker), plan.tensors[tensor].spec.key(), plan.rounds(tensor).saturating_sub(1))
             }),
@@ -308,7 +314,8 @@ impl Witness {
                         let mut awaited = self.job.workers().filter(is_it);
                         // A rank tells those of its machine that it gives up before it goes on, unless they will all hear why.
                         let is_silent = detail.ends_with("went on to a later one");
-                        if is_silent && who != me.who && self.job.shares_machine(who, me.who) {
+                        let meets = self.calls.meets[tensor] && self.job.shares_machine(who, me.who);
+                        if is_silent && who != me.who && meets {
                             return self.is_explained_on_machine(who, tensor, round, detail);
                         }
                         self.is_explained_on_machine(who, tensor, round, detail)

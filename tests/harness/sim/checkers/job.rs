@@ -60,6 +60,9 @@ struct Barrier {
     broken: bool,
 }
 
+/// Longer than a message travels.
+const ON_ITS_WAY: Duration = Duration::from_secs(1);
+
 impl Job {
     /// The coordinator gave this process up, or told it so.
     fn shut_out(&mut self, address: Address) {
@@ -324,6 +327,9 @@ impl Witness {
         let waited = now.since(since);
         let impatient = barrier.arrived.values().any(|(_, timeout)| *timeout < timing::BARRIER);
         let in_vain = barrier.broken;
+        // The coordinator may not know yet of those who have just come.
+        let is_new = |other: &Who| barrier.arrived.get(other).is_some_and(|(at, _)| *at + ON_ITS_WAY > now);
+        let just_came: Vec<Who> = barrier.arrived.keys().copied().filter(is_new).collect();
         barrier.broken |= outcome.is_err();
         let bound = timeout.mul_f64(1.02) + timing::DEAD * 2 + self.evidence.still(who, since, now);
         if waited > bound {
@@ -337,6 +343,7 @@ impl Witness {
             return;
         };
         self.calls.held_up(who, since, now);
+        missing.extend(just_came);
         // Somebody waits for a short time only, or is late because of a fault.
         let explained = impatient
             || in_vain
