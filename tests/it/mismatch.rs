@@ -1,8 +1,8 @@
 //! Workers that disagree about a tensor are told so, all of them and by name; calls without meaning are refused at once.
 
 use gradlane_core::Error;
-use gradlane_core::engine::Submission;
-use gradlane_core::types::{Op, WorkerId};
+use gradlane_core::engine::{Batch, BatchSubmission, Member, Submission};
+use gradlane_core::types::{DType, Op, TensorSpec, WorkerId};
 use gradlane_tests::cluster::{Cluster, Tensor, all};
 use gradlane_tests::matrix;
 use gradlane_tests::over::Over;
@@ -11,7 +11,8 @@ matrix! {
     [locally, over_shm, over_quic]:
         workers_that_want_different_reductions_all_learn_both,
         a_broadcast_about_which_workers_disagree_fails_on_its_root_too,
-        a_disagreement_about_one_tensor_leaves_the_others_alone;
+        a_disagreement_about_one_tensor_leaves_the_others_alone,
+        memory_in_use_is_refused_until_its_operation_has_ended;
 }
 
 #[test]
@@ -90,6 +91,34 @@ fn a_disagreement_about_one_tensor_leaves_the_others_alone(over: Over) {
         good.data
     });
     assert!(sums.iter().flatten().all(|sum| *sum == 2.0));
+}
+
+fn memory_in_use_is_refused_until_its_operation_has_ended(over: Over) {
+    let cluster = Cluster::start(over, 2, 1);
+    let [zero, one] = &cluster.workers[..] else { unreachable!("two") };
+    let mut tensor = Tensor::new("first", vec![1_f32; 100]);
+    let mut other = Tensor::new("other", vec![1_f32; 100]);
+    let first = tensor.push_pull(zero, Op::Sum).unwrap();
+    let named = |name: &str| TensorSpec::new(name, DType::F32, vec![100]);
+    let batch = Batch::new(vec![named("other"), named("again")]).unwrap();
+    let again = Submission { tensor: named("again"), ..tensor.submission(Op::Sum) };
+    let refused = zero.push_pull(again, |_| {}).unwrap_err().to_string();
+    assert!(refused.contains("tensor again: its memory is in use for tensor first"), "{refused}");
+    let member = |tensor: &mut Tensor<f32>| {
+        let Submission { source, destination, priority, .. } = tensor.submission(Op::Sum);
+        Member { source, destination, priority }
+    };
+    let members = vec![member(&mut other), member(&mut tensor)];
+    let all = BatchSubmission { batch: &batch, members, op: Op::Sum, weight: 1.0, timeout: None };
+    let refused = zero.push_pull_all(all, |_| {}).unwrap_err().to_string();
+    assert!(refused.contains("tensor again: its memory is in use for tensor first"), "{refused}");
+    Tensor::new("first", vec![1_f32; 100]).reduce(one, Op::Sum).unwrap();
+    assert_eq!(first.wait(None), Ok(()));
+    let mut theirs = Tensor::new("other", vec![1_f32; 100]);
+    let begun = theirs.push_pull(one, Op::Sum).unwrap();
+    assert_eq!(other.reduce(zero, Op::Sum), Ok(()), "what was refused with another tensor was not taken");
+    assert_eq!(begun.wait(None), Ok(()));
+    assert_eq!((tensor.data[0], other.data[0]), (2.0, 2.0));
 }
 
 #[test]

@@ -146,8 +146,10 @@ impl Engine {
                 let device_encodes = encodes(&batch.tensors[index], source, self.device());
                 Tensor { key: batch.keys[index], bytes, device, device_encodes, priority: *priority }
             };
-            let Accepted { first, submissions } =
-                state.worker.submit_all(now, &batch.tensors, describe, Terms { op, weight, timeout })?;
+            let memory = members.iter().map(|Member { source, destination, .. }| (source, destination));
+            state.take_memory(&batch.tensors, memory.clone())?;
+            let accepted = state.worker.submit_all(now, &batch.tensors, describe, Terms { op, weight, timeout });
+            let Accepted { first, submissions } = accepted.inspect_err(|_| state.loans.give_back_all(memory))?;
             entered();
             let ids = first..first + submissions.len() as u64;
             let (handle, done) = Handle::new(first, Some(self.canceller(ids.clone())), leaving(room, then));
@@ -159,7 +161,7 @@ impl Engine {
                         members[*index].take().expect("each member is in one submission");
                     (source, destination)
                 });
-                state.lend(id, memory.collect(), Open::member(&open));
+                state.loans.lend(id, memory.collect(), Open::member(&open));
             }
             Ok(handle)
         });

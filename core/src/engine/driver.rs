@@ -278,15 +278,17 @@ impl Engine {
         let room = Room::enter(&self.room, bytes, timeout)?;
         entered();
 
-        Metrics::add(&self.shared.metrics.submissions, 1);
         let (device, device_encodes) = (source.device(), encodes(&tensor, &source, self.device()));
         let described = Tensor { key: tensor.key(), bytes, device, device_encodes, priority };
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
+            state.take_memory(std::slice::from_ref(&tensor), std::iter::once((&source, &destination)))?;
             let id = state.worker.submit(now, &tensor, described, Terms { op, weight, timeout });
             let (handle, done) = Handle::new(id, Some(Arc::clone(&self.cancel)), leaving(room, then));
-            state.lend(id, vec![(source, destination)], done);
-            handle
-        })?;
+            state.loans.lend(id, vec![(source, destination)], done);
+            Ok(handle)
+        });
+        let handle = handle.flatten()?;
+        Metrics::add(&self.shared.metrics.submissions, 1);
         Ok(self.polling(handle))
     }
 

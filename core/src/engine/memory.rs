@@ -38,6 +38,14 @@ impl Memory {
         self.len() == 0
     }
 
+    /// The address of the first byte, on its device or in this process.
+    pub(super) fn address(&self) -> u64 {
+        match self {
+            Self::Host(region) => region.address(),
+            Self::Device { region, .. } => region.address(),
+        }
+    }
+
     /// The device of the memory; `None` for the host.
     pub fn device(&self) -> Option<Ordinal> {
         match self {

@@ -15,6 +15,7 @@
 
 mod bell;
 mod handle;
+mod loans;
 mod memory;
 mod metrics;
 mod milestones;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::loans::{InUse, Loans};
 use super::memory::Memory;
 use super::payload::Payload;
 use super::trace::{Subject, TaskTrace, Timeline};
@@ -14,8 +15,7 @@ use crate::worker::{Command, Dial, Held, Load, Stuck, Worker};
 /// The machine and what belongs to its ids.
 pub(super) struct State {
     pub(super) worker: Worker,
-    /// By submission.
-    lent: BTreeMap<u64, Lent>,
+    pub(super) loans: Loans,
     pub(super) payloads: SideTable<TaskId, Payload>,
     /// By request: callers that wait for a declaration.
     waiters: BTreeMap<u64, Done<()>>,
@@ -27,12 +27,6 @@ pub(super) struct State {
     pub(super) closed: bool,
     /// Carried out after the lock is released.
     effects: Vec<Effect>,
-}
-
-/// The memory of a submission, source and destination of each tensor, and the token that resolves its handle.
-struct Lent {
-    memory: Vec<(Memory, Memory)>,
-    done: Done<()>,
 }
 
 /// The work to do after the lock is released.
@@ -58,17 +52,16 @@ pub(super) enum Effect {
 
 /// The remains of a state whose machine panicked.
 pub(super) struct Wreck {
-    lent: BTreeMap<u64, Lent>,
+    loans: Loans,
     payloads: SideTable<TaskId, Payload>,
     waiters: BTreeMap<u64, Done<()>>,
 }
 
 impl Wreck {
     /// Ends every handle. By then nothing uses the memory any more.
-    pub(super) fn report(self, error: &Error) {
+    pub(super) fn report(mut self, error: &Error) {
         drop(self.payloads);
-        let submissions = self.lent.into_values().map(|lent| lent.done);
-        submissions.chain(self.waiters.into_values()).for_each(|done| done.err(error.clone()));
+        self.loans.end_all().into_iter().chain(self.waiters.into_values()).for_each(|done| done.err(error.clone()));
     }
 }
 
@@ -76,7 +69,7 @@ impl State {
     pub(super) fn new(worker: Worker) -> Self {
         Self {
             worker,
-            lent: BTreeMap::new(),
+            loans: Loans::default(),
             payloads: SideTable::new(),
             waiters: BTreeMap::new(),
             armed: None,
@@ -86,9 +79,26 @@ impl State {
         }
     }
 
-    /// Keeps the memory of a submission until it ends; `done` reports the end.
-    pub(super) fn lend(&mut self, submission: u64, memory: Vec<(Memory, Memory)>, done: Done<()>) {
-        self.lent.insert(submission, Lent { memory, done });
+    /// Takes the memory of tensors, source and destination of each, all or nothing. [Lend](Loans::lend) it next.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if an operation that has not ended uses some of it.
+    pub(super) fn take_memory<'a>(
+        &mut self,
+        specs: &[TensorSpec],
+        tensors: impl Iterator<Item = (&'a Memory, &'a Memory)> + Clone,
+    ) -> Result<()> {
+        let Err(InUse { tensor, by }) = self.loans.take(tensors) else { return Ok(()) };
+        let by = by.and_then(|(submission, at)| self.worker.name_in(submission, at));
+        let by = by.map_or_else(|| "another tensor of this call".to_owned(), |name| format!("tensor {name}"));
+        Err(Error::InvalidArgument {
+            what: format!(
+                "tensor {}: its memory is in use for {by}, whose operation has not ended",
+                specs[tensor].name
+            ),
+            hint: "wait for that operation first; if two wrappers or optimizers reduce the same gradients, keep one"
+                .to_owned(),
+        })
     }
 
     /// Reports the answer to a declaration to `done`.
@@ -123,8 +133,7 @@ impl State {
                     continue;
                 }
                 Command::Resolve { submission, tensors, outcome } => {
-                    let lent = self.lent.remove(&submission).expect("memory is lent until its submission ends");
-                    Effect::Resolve(lent.done, outcome, tensors)
+                    Effect::Resolve(self.loans.end(submission), outcome, tensors)
                 }
                 Command::Wake(stage) => Effect::Wake(stage),
                 Command::Abandon(held) => Effect::Abandon(held),
@@ -164,7 +173,7 @@ impl State {
         self.closed = true;
         self.effects.clear();
         Wreck {
-            lent: std::mem::take(&mut self.lent),
+            loans: std::mem::take(&mut self.loans),
             payloads: std::mem::take(&mut self.payloads),
             waiters: std::mem::take(&mut self.waiters),
         }
@@ -178,15 +187,15 @@ impl State {
                 if let Some(trace) = &mut self.trace {
                     trace.submitted(now, task, subject(&self.worker, task), || self.worker.names(task));
                 }
-                let mut of: Option<(u64, &Lent)> = None;
+                let mut of: Option<(u64, &[(Memory, Memory)])> = None;
                 let memory = self.worker.pieces(task).map(|piece| {
                     // Neighbours mostly are of one submission.
-                    let lent = match of {
-                        Some((submission, lent)) if submission == piece.submission => lent,
-                        Some(_) | None => &self.lent[&piece.submission],
+                    let memory = match of {
+                        Some((submission, memory)) if submission == piece.submission => memory,
+                        Some(_) | None => self.loans.of(piece.submission),
                     };
-                    of = Some((piece.submission, lent));
-                    let (source, destination) = &lent.memory[piece.tensor];
+                    of = Some((piece.submission, memory));
+                    let (source, destination) = &memory[piece.tensor];
                     (source.part(piece.span), destination.part(piece.span))
                 });
                 Payload::load(memory)

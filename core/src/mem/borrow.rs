@@ -67,6 +67,11 @@ impl Region {
         self.len == 0
     }
 
+    /// Where it begins.
+    pub(crate) fn address(&self) -> u64 {
+        self.ptr.addr().get() as u64
+    }
+
     /// The first `at` bytes and the rest.
     ///
     /// # Panics

@@ -307,6 +307,12 @@ impl Worker {
         self.names_of(self.part(task))
     }
 
+    /// The name of a tensor by its position in a submission that has not ended.
+    pub fn name_in(&self, submission: u64, position: usize) -> Option<&str> {
+        let tensor = self.submissions.get(&submission)?.tensors.as_slice().get(position)?;
+        self.registry.name_of(tensor.key)
+    }
+
     /// Every task that is not released.
     pub fn tasks(&self) -> impl Iterator<Item = TaskId> {
         self.tasks.iter().map(|(task, _)| task)

@@ -21,6 +21,7 @@ from gradlane._reduction import ReduceOp
 from gradlane._window import Window, forward_order
 from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from gradlane.torch import _tensors
+from gradlane.torch._owners import own
 from gradlane.torch._partial import InFlight, PartialStep, Settings, settings_of, veil
 from gradlane.torch.compression import Compressor
 from gradlane.torch.ops import reduce_in_place, wait_all
@@ -89,6 +90,7 @@ class Deferred:
         self._is_complete = False
         for slot in self._slots:
             _tensors.check_place(slot.parameter)
+        own(self, parameters)
         named = ((self._window.name(slot.position), slot.parameter) for slot in self._slots)
         _tensors.declare_tensors(_session.session(), named, codec=compression.codec, fuse=True, timeout=None)
 

@@ -17,6 +17,7 @@ from gradlane._reduction import ReduceOp
 from gradlane._window import Window
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
+from gradlane.torch._owners import own
 from gradlane.torch._sparse import SparseTransfer
 from gradlane.torch.compression import Compressor
 from gradlane.torch.ops import reduce_in_place, wait_all
@@ -55,7 +56,7 @@ class Gradients:
             refuse_unused: whether a parameter without a gradient, on any worker, is an error.
         Raises:
             MismatchError: a worker has one of the parameters in another dtype or shape (both are named).
-            InvalidArgumentError: a parameter cannot be reduced.
+            InvalidArgumentError: a parameter cannot be reduced, or something else averages its gradient already.
         """
         if sparse not in ("allgather", "dense"):
             raise InvalidArgumentError(f'sparse={sparse!r} is no policy; use "allgather" or "dense"')
@@ -67,6 +68,7 @@ class Gradients:
         self._window: Window[Transfer] = Window(namespace, [name for name, _ in parameters], self._start)
         for parameter in self._parameters:
             _tensors.check_place(parameter)
+        own(self, parameters)
         dense = (i for i in range(len(parameters)) if i not in self._gathered)
         named = ((self._window.name(i), self._parameters[i]) for i in dense)
         _tensors.declare_tensors(_session.session(), named, codec=compression.codec, fuse=True, timeout=None)

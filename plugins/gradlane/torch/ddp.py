@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _names, _tensors
 from gradlane._window import forward_order
 from gradlane.torch._gradients import Gradients, Priority, SparsePolicy
+from gradlane.torch._owners import watch
 from gradlane.torch.broadcast import broadcast_tensors
 from gradlane.torch.compression import Compression, Compressor
 
@@ -65,7 +66,8 @@ class DistributedDataParallel(nn.Module):
         Raises:
             MismatchError: a worker's module has a parameter of another dtype or shape (both are named).
             UnsupportedError: a parameter is neither on the CPU nor on a CUDA device.
-            InvalidArgumentError: there is nothing to average, or the module is not on `device_ids`.
+            InvalidArgumentError: there is nothing to average, something else averages the gradients already, or the
+                module is not on `device_ids`.
         """
         super().__init__()
         del bucket_cap_mb
@@ -96,8 +98,7 @@ class DistributedDataParallel(nn.Module):
         self._synchronizes = True
         self._backward_runs = False
         self._any_gradient = False
-        for position, (_, parameter) in enumerate(named):
-            parameter.register_post_accumulate_grad_hook(self._hook(position))
+        watch(self, [parameter for _, parameter in named], DistributedDataParallel._gradient_is_ready)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Runs the module."""
@@ -127,17 +128,13 @@ class DistributedDataParallel(nn.Module):
         finally:
             self._synchronizes = before
 
-    def _hook(self, position: int) -> Callable[[torch.Tensor], None]:
-        def gradient_is_ready(parameter: torch.Tensor) -> None:
-            del parameter
-            self._enter_backward()
-            self._any_gradient = True
-            if self._synchronizes:
-                self._gradients.submit(position)
-            else:
-                self._gradients.mark_used(position)
-
-        return gradient_is_ready
+    def _gradient_is_ready(self, position: int) -> None:
+        self._enter_backward()
+        self._any_gradient = True
+        if self._synchronizes:
+            self._gradients.submit(position)
+        else:
+            self._gradients.mark_used(position)
 
     def _enter_backward(self) -> None:
         if not self._backward_runs:

@@ -14,6 +14,7 @@ from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.torch import _names
 from gradlane._window import forward_order
 from gradlane.torch._gradients import Gradients
+from gradlane.torch._owners import watch
 from gradlane.torch.compression import Compression, Compressor
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
@@ -49,7 +50,8 @@ def DistributedOptimizer(
         sparse_as_dense: whether sparse gradients are made dense instead of gathered.
         name: a prefix of the tensors' names; needed only if workers make optimizers in different orders.
     Raises:
-        InvalidArgumentError: two parameters have the same name, or a parameter of the optimizer has none.
+        InvalidArgumentError: two parameters have the same name, a parameter of the optimizer has none, or something else
+            averages their gradients already.
         MismatchError: a worker's parameter has another dtype or shape (both are named).
     """
     if isinstance(optimizer, Averaging):
@@ -137,8 +139,7 @@ class _Synchronizer:
             priority=forward_order,
             refuse_unused=False,
         )
-        for position, (_, parameter) in enumerate(named):
-            parameter.register_post_accumulate_grad_hook(self._hook(position))
+        watch(self, [parameter for _, parameter in named], _Synchronizer._gradient_is_ready)
 
     def synchronize(self) -> None:
         if not self._is_complete:
@@ -183,21 +184,16 @@ class _Synchronizer:
 
         return evaluate
 
-    def _hook(self, position: int) -> Callable[[torch.Tensor], None]:
-        def gradient_is_ready(parameter: torch.Tensor) -> None:
-            del parameter
-            self._is_complete = False
-            self._passed[position] += 1
-            if self._passed[position] < self.passes:
-                self._gradients.mark_used(position)
-                return
-            self._gradients.submit(position)
-            # Waiting for less than all could deadlock: what this worker lacks may be what another one, waiting as well,
-            # has.
-            if self._gradients.all_submitted:
-                torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
-
-        return gradient_is_ready
+    def _gradient_is_ready(self, position: int) -> None:
+        self._is_complete = False
+        self._passed[position] += 1
+        if self._passed[position] < self.passes:
+            self._gradients.mark_used(position)
+            return
+        self._gradients.submit(position)
+        # Waiting for less than all could deadlock: what this worker lacks may be what another one, waiting as well, has.
+        if self._gradients.all_submitted:
+            torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
 
 
 def name_parameters(
