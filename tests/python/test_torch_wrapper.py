@@ -1,5 +1,8 @@
 """`DistributedDataParallel`: which parameters take part, when gradients are complete, what is said of mistakes."""
 
+import gc
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,6 +10,7 @@ torch = pytest.importorskip("torch")
 import gradlane.torch as gl  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.optim import SGD  # noqa: E402
 from training import (  # noqa: E402
     assert_close,
     assert_equal_everywhere,
@@ -332,6 +336,35 @@ def test_two_wrappers_do_not_meet():
     (first(ONES).sum() + second(ONES * (gl.rank() + 1)).sum()).backward()
     assert first.module.weight.grad.tolist() == [[1.0] * 4]
     assert second.module.weight.grad.tolist() == [[1.5] * 4] * 2
+
+
+def test_a_gradient_is_averaged_by_one_wrapper_or_optimizer():
+    model = Branches()
+    wrapper = gl.DistributedDataParallel(model)
+    for wrap in (gl.DistributedDataParallel, lambda m: gl.DistributedOptimizer(SGD(m.parameters(), 0.1))):
+        with pytest.raises(gl.Error, match="averaged already"):
+            wrap(model)
+    wrapper(ONES * (gl.rank() + 1), "left", "right").sum().backward()
+    assert_equal_gradients(model)
+    del wrapper
+    gl.DistributedDataParallel(model)
+
+
+@pytest.mark.parametrize(
+    "wrap", [gl.DistributedDataParallel, lambda m: gl.DistributedOptimizer(SGD(m.parameters(), 0.1))]
+)
+def test_who_averages_gradients_is_freed_with_its_last_reference(wrap):
+    model = Branches()
+    wrapper = wrap(model)
+    output = wrapper(ONES, "left", "right") if isinstance(wrapper, nn.Module) else model(ONES, "left", "right")
+    output.sum().backward()
+    freed = [weakref.ref(wrapper), weakref.ref(model.left.weight)]
+    del wrapper, output
+    gc.collect()
+    assert freed[0]() is None and not model.left.weight._post_accumulate_grad_hooks
+    del model
+    gc.collect()
+    assert freed[1]() is None
 
 
 def test_data_loader_processes_do_not_disturb_the_job():

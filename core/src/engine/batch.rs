@@ -147,9 +147,16 @@ impl Engine {
                 Tensor { key: batch.keys[index], bytes, device, device_encodes, priority: *priority }
             };
             let memory = members.iter().map(|Member { source, destination, .. }| (source, destination));
-            state.take_memory(&batch.tensors, memory.clone())?;
+            let taken = state.loans.take_all(memory);
+            let taken = taken.map_err(|in_use| state.refusal(in_use, &batch.tensors))?;
             let accepted = state.worker.submit_all(now, &batch.tensors, describe, Terms { op, weight, timeout });
-            let Accepted { first, submissions } = accepted.inspect_err(|_| state.loans.give_back_all(memory))?;
+            let Accepted { first, submissions } = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    state.loans.give_back(taken);
+                    return Err(error);
+                }
+            };
             entered();
             let ids = first..first + submissions.len() as u64;
             let (handle, done) = Handle::new(first, Some(self.canceller(ids.clone())), leaving(room, then));
@@ -161,7 +168,7 @@ impl Engine {
                         members[*index].take().expect("each member is in one submission");
                     (source, destination)
                 });
-                state.loans.lend(id, memory.collect(), Open::member(&open));
+                state.loans.lend(id, &taken, memory.collect(), Open::member(&open));
             }
             Ok(handle)
         });

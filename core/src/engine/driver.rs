@@ -281,10 +281,11 @@ impl Engine {
         let (device, device_encodes) = (source.device(), encodes(&tensor, &source, self.device()));
         let described = Tensor { key: tensor.key(), bytes, device, device_encodes, priority };
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
-            state.take_memory(std::slice::from_ref(&tensor), std::iter::once((&source, &destination)))?;
+            let taken = state.loans.take(&source, &destination);
+            let taken = taken.map_err(|in_use| state.refusal(in_use, std::slice::from_ref(&tensor)))?;
             let id = state.worker.submit(now, &tensor, described, Terms { op, weight, timeout });
             let (handle, done) = Handle::new(id, Some(Arc::clone(&self.cancel)), leaving(room, then));
-            state.loans.lend(id, vec![(source, destination)], done);
+            state.loans.lend(id, &taken, vec![(source, destination)], done);
             Ok(handle)
         });
         let handle = handle.flatten()?;

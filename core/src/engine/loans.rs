@@ -4,9 +4,9 @@
 //! mixture, so it is refused. Operations that only read the same memory do not disturb each other.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::memory::Memory;
-use crate::mem::Ordinal;
 use crate::types::Done;
 
 /// The memory of the open submissions.
@@ -14,55 +14,82 @@ use crate::types::Done;
 pub(super) struct Loans {
     /// By submission.
     lent: BTreeMap<u64, Lent>,
-    /// Where results land: by the begin of a run, its end. No two of them overlap.
-    landing: BTreeMap<Place, u64>,
-    /// What is only read: by begin and end of a run, how many operations read it.
-    read: BTreeMap<(Place, u64), u32>,
-    /// The length of the longest run since nothing was read.
-    longest_read: u64,
+    /// What single tensors use.
+    singles: Singles,
+    /// What batches use, by the number of the batch.
+    batches: BTreeMap<u64, Runs>,
+    begun: u64,
 }
 
 /// The memory of a submission, source and destination of each tensor, and the token that resolves its handle.
-pub(super) struct Lent {
-    pub(super) memory: Vec<(Memory, Memory)>,
-    pub(super) done: Done<()>,
+struct Lent {
+    memory: Vec<(Memory, Memory)>,
+    done: Done<()>,
+    batch: Option<Arc<Batch>>,
 }
 
-/// An address of a device, or of the host.
-type Place = (Option<Ordinal>, u64);
+/// Memory that was taken, to be [lent](Loans::lend). It is given back with the last submission that has it.
+pub(super) struct Taken(Option<Arc<Batch>>);
+
+/// The number of a batch, held by each of its submissions.
+struct Batch(u64);
 
 /// A tensor that cannot be lent, because an operation that has not ended uses its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct InUse {
     /// Its position among those that were to be lent.
     pub(super) tensor: usize,
-    /// The other operation's submission, and the tensor's position in it; `None` if it is one of those that were to be lent.
-    pub(super) by: Option<(u64, usize)>,
+    /// For what its memory is in use.
+    pub(super) by: User,
+}
+
+/// What uses memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum User {
+    /// The tensor at this position of this submission.
+    Tensor(u64, usize),
+    /// A tensor that has its result, of a batch that has not ended.
+    Batch,
+    /// Another one of those that were to be lent.
+    ThisCall,
 }
 
 impl Loans {
-    /// Takes the memory of tensors, source and destination of each, all or nothing. [`lend`](Self::lend) it next.
-    pub(super) fn take<'a>(
-        &mut self,
-        tensors: impl Iterator<Item = (&'a Memory, &'a Memory)> + Clone,
-    ) -> Result<(), InUse> {
-        for (at, (source, destination)) in tensors.clone().enumerate() {
-            if let Err(run) = self.take_one(source, destination) {
-                self.give_back_all(tensors.take(at));
-                return Err(InUse { tensor: at, by: self.user(run) });
-            }
+    /// Takes the memory of a tensor, source and destination. [`lend`](Self::lend) it next.
+    pub(super) fn take(&mut self, source: &Memory, destination: &Memory) -> Result<Taken, InUse> {
+        let (from, to) = (Run::of(source), Run::of(destination));
+        let is_free = |runs: &Runs| !runs.use_one(from, to);
+        if to.is_empty() || (self.batches.values().all(is_free) && self.singles.take(from, to)) {
+            return Ok(Taken(None));
         }
-        Ok(())
+        Err(InUse { tensor: 0, by: self.user(from, to) })
     }
 
-    /// Gives memory back that was taken and is not lent after all.
-    pub(super) fn give_back_all<'a>(&mut self, tensors: impl Iterator<Item = (&'a Memory, &'a Memory)>) {
-        tensors.for_each(|(source, destination)| self.give_back(source, destination));
+    /// Takes the memory of a batch of tensors, source and destination of each, all or nothing. [Lend](Self::lend) it next.
+    ///
+    /// A batch may have a thousand tensors. It is kept sorted and apart, which costs a tenth of as many entries among the single ones.
+    pub(super) fn take_all<'a>(
+        &mut self,
+        tensors: impl Iterator<Item = (&'a Memory, &'a Memory)> + Clone,
+    ) -> Result<Taken, InUse> {
+        let pairs = || tensors.clone().map(|(source, destination)| (Run::of(source), Run::of(destination)));
+        let used = pairs().position(|(from, to)| {
+            !to.is_empty()
+                && (self.singles.use_one(from, to) || self.batches.values().any(|runs| runs.use_one(from, to)))
+        });
+        if let Some(tensor) = used {
+            let (from, to) = pairs().nth(tensor).expect("found there");
+            return Err(InUse { tensor, by: self.user(from, to) });
+        }
+        let runs = Runs::new(pairs()).map_err(|tensor| InUse { tensor, by: User::ThisCall })?;
+        self.begun += 1;
+        self.batches.insert(self.begun, runs);
+        Ok(Taken(Some(Arc::new(Batch(self.begun)))))
     }
 
     /// Keeps memory that was taken until the submission ends; `done` reports the end.
-    pub(super) fn lend(&mut self, submission: u64, memory: Vec<(Memory, Memory)>, done: Done<()>) {
-        self.lent.insert(submission, Lent { memory, done });
+    pub(super) fn lend(&mut self, submission: u64, taken: &Taken, memory: Vec<(Memory, Memory)>, done: Done<()>) {
+        self.lent.insert(submission, Lent { memory, done, batch: taken.0.clone() });
     }
 
     /// The memory of a submission, source and destination of each tensor.
@@ -78,9 +105,19 @@ impl Loans {
     /// # Panics
     /// If it has ended before.
     pub(super) fn end(&mut self, submission: u64) -> Done<()> {
-        let lent = self.lent.remove(&submission).expect("memory is lent until its submission ends");
-        lent.memory.iter().for_each(|(source, destination)| self.give_back(source, destination));
-        lent.done
+        let Lent { memory, done, batch } = self.lent.remove(&submission).expect("lent until its submission ends");
+        match batch {
+            Some(batch) => self.give_back(Taken(Some(batch))),
+            None => memory.iter().for_each(|(from, to)| self.singles.give_back(Run::of(from), Run::of(to))),
+        }
+        done
+    }
+
+    /// Gives a batch's memory back, if no other submission of the batch has it.
+    pub(super) fn give_back(&mut self, taken: Taken) {
+        if let Some(Batch(number)) = taken.0.and_then(Arc::into_inner) {
+            self.batches.remove(&number);
+        }
     }
 
     /// Ends all submissions; the tokens that resolve their handles.
@@ -88,36 +125,55 @@ impl Loans {
         std::mem::take(self).lent.into_values().map(|lent| lent.done).collect()
     }
 
-    /// Takes the memory of one tensor; the run that is in use, if one is.
-    fn take_one(&mut self, source: &Memory, destination: &Memory) -> Result<(), Run> {
-        let (from, to) = (Run::of(source), Run::of(destination));
-        if to.is_empty() {
-            return Ok(());
-        }
-        if self.lands_on(to) || self.reads(to) {
-            return Err(to);
-        }
-        if from != to {
-            if self.lands_on(from) || from.overlaps(to) {
-                return Err(from);
-            }
-            *self.read.entry((from.start, from.end)).or_default() += 1;
-            self.longest_read = self.longest_read.max(from.end - from.start.1);
+    /// What uses some of these bytes.
+    fn user(&self, from: Run, to: Run) -> User {
+        let user = self.lent.iter().find_map(|(submission, Lent { memory, .. })| {
+            let uses = |(source, destination): &(Memory, Memory)| {
+                let (read, landing) = (Run::of(source), Run::of(destination));
+                landing.overlaps(to) || landing.overlaps(from) || read.overlaps(to)
+            };
+            memory.iter().position(uses).map(|at| User::Tensor(*submission, at))
+        });
+        user.unwrap_or(if from != to && from.overlaps(to) { User::ThisCall } else { User::Batch })
+    }
+}
+
+/// The memory of single tensors.
+#[derive(Default)]
+struct Singles {
+    /// Where results land: by the begin of a run, its end. No two of them overlap.
+    landing: BTreeMap<u64, u64>,
+    /// What is only read: by begin and end of a run, how many operations read it.
+    read: BTreeMap<(u64, u64), u32>,
+    /// The length of the longest run since nothing was read.
+    longest_read: u64,
+}
+
+impl Singles {
+    /// Takes the memory of a tensor; whether it was free.
+    fn take(&mut self, from: Run, to: Run) -> bool {
+        if self.use_one(from, to) || (from != to && from.overlaps(to)) {
+            return false;
         }
         self.landing.insert(to.start, to.end);
-        Ok(())
+        if from != to {
+            *self.read.entry((from.start, from.end)).or_default() += 1;
+            self.longest_read = self.longest_read.max(from.end - from.start);
+        }
+        true
     }
 
-    fn give_back(&mut self, source: &Memory, destination: &Memory) {
-        let (from, to) = (Run::of(source), Run::of(destination));
+    /// Whether the memory of a tensor is in use.
+    fn use_one(&self, from: Run, to: Run) -> bool {
+        self.lands_on(to) || self.reads(to) || (from != to && self.lands_on(from))
+    }
+
+    fn give_back(&mut self, from: Run, to: Run) {
         if to.is_empty() {
             return;
         }
         self.landing.remove(&to.start);
-        if from == to {
-            return;
-        }
-        if let Some(readers) = self.read.get_mut(&(from.start, from.end)) {
+        if let Some(readers) = self.read.get_mut(&(from.start, from.end)).filter(|_| from != to) {
             *readers -= 1;
             if *readers == 0 {
                 self.read.remove(&(from.start, from.end));
@@ -128,48 +184,82 @@ impl Loans {
         }
     }
 
-    /// Whether a result lands in some of these bytes. Of disjoint runs, only the last that begins before their end can reach into them.
+    /// Of disjoint runs, only the last that begins before the end of `run` can reach into it.
     fn lands_on(&self, run: Run) -> bool {
-        let last = self.landing.range(..(run.start.0, run.end)).next_back();
+        let last = self.landing.range(..run.end).next_back();
         last.is_some_and(|(start, end)| Run { start: *start, end: *end }.overlaps(run))
     }
 
-    /// Whether some of these bytes are read.
     fn reads(&self, run: Run) -> bool {
-        let first = (run.start.0, run.start.1.saturating_sub(self.longest_read));
-        let mut near = self.read.range((first, 0)..((run.start.0, run.end), 0));
+        let mut near = self.read.range((run.start.saturating_sub(self.longest_read), 0)..(run.end, 0));
         near.any(|((start, end), _)| Run { start: *start, end: *end }.overlaps(run))
-    }
-
-    /// The submission and the position in it of a tensor that uses some of these bytes.
-    fn user(&self, run: Run) -> Option<(u64, usize)> {
-        self.lent.iter().find_map(|(submission, lent)| {
-            let uses = |memory: &Memory| Run::of(memory).overlaps(run);
-            let at = lent.memory.iter().position(|(source, destination)| uses(source) || uses(destination))?;
-            Some((*submission, at))
-        })
     }
 }
 
-/// Bytes that lie side by side.
+/// The memory of a batch, sorted.
+struct Runs {
+    /// Disjoint.
+    landing: Vec<Run>,
+    read: Vec<Run>,
+    /// The length of the longest run that is read.
+    longest_read: u64,
+}
+
+impl Runs {
+    /// The runs of these tensors, each read from and landing in; the position of one that uses the memory of another.
+    fn new(pairs: impl Iterator<Item = (Run, Run)> + Clone) -> Result<Self, usize> {
+        let mut landing: Vec<Run> = pairs.clone().map(|(_, to)| to).filter(|to| !to.is_empty()).collect();
+        landing.sort_unstable_by_key(|run| run.start);
+        let apart = |pair: &[Run]| !pair[0].overlaps(pair[1]);
+        let own_result = |from: Run, to: Run| from == to || to.is_empty();
+        let mut read: Vec<Run> = Vec::new();
+        read.extend(pairs.clone().filter(|(from, to)| !own_result(*from, *to)).map(|(from, _)| from));
+        read.sort_unstable_by_key(|run| run.start);
+        let longest_read = read.iter().map(|run| run.end - run.start).max().unwrap_or(0);
+        let runs = Self { landing, read, longest_read };
+        if runs.landing.windows(2).all(apart) && !runs.read.iter().any(|from| runs.lands_on(*from)) {
+            return Ok(runs);
+        }
+        let mut before = Singles::default();
+        let taken = |(from, to): (Run, Run)| to.is_empty() || before.take(from, to);
+        Err(pairs.map(taken).position(|taken| !taken).unwrap_or(0))
+    }
+
+    /// Whether the memory of a tensor is in use.
+    fn use_one(&self, from: Run, to: Run) -> bool {
+        self.lands_on(to) || self.reads(to) || (from != to && self.lands_on(from))
+    }
+
+    fn lands_on(&self, run: Run) -> bool {
+        let after = self.landing.partition_point(|landing| landing.start < run.end);
+        after.checked_sub(1).is_some_and(|last| self.landing[last].overlaps(run))
+    }
+
+    fn reads(&self, run: Run) -> bool {
+        let first = self.read.partition_point(|read| read.start + self.longest_read < run.start);
+        self.read[first..].iter().take_while(|read| read.start < run.end).any(|read| read.overlaps(run))
+    }
+}
+
+/// Bytes that lie side by side. Host and devices share one space of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Run {
-    start: Place,
+    start: u64,
     end: u64,
 }
 
 impl Run {
     fn of(memory: &Memory) -> Self {
-        let start = (memory.device(), memory.address());
-        Self { start, end: start.1 + memory.len() as u64 }
+        let start = memory.address();
+        Self { start, end: start + memory.len() as u64 }
     }
 
     fn is_empty(self) -> bool {
-        self.start.1 == self.end
+        self.start == self.end
     }
 
     fn overlaps(self, other: Self) -> bool {
-        self.start.0 == other.start.0 && self.start.1 < other.end && other.start.1 < self.end
+        self.start < other.end && other.start < self.end
     }
 }
 
@@ -177,76 +267,132 @@ impl Run {
 mod tests {
     use super::*;
     use crate::cuda::Mark;
-    use crate::mem::DeviceRegion;
+    use crate::mem::{DeviceRegion, Ordinal};
+
+    /// Where a tensor is read from and where its result lands: address and length.
+    type Pair = [(u64, usize); 2];
 
     #[test]
     fn memory_in_which_a_result_lands_is_nobody_elses() {
-        let mut loans = Loans::default();
-        lend(&mut loans, 1, &[(at(100, 50), at(100, 50)), (at(300, 10), at(400, 10))]);
-        for (source, destination) in [
-            (at(100, 50), at(100, 50)),
-            (at(149, 1), at(149, 1)),
-            (at(90, 11), at(90, 11)),
-            (at(90, 100), at(90, 100)),
-            (at(120, 1), at(500, 1)),
-        ] {
-            let taken = loans.take([(&source, &destination)].into_iter());
-            assert_eq!(taken, Err(InUse { tensor: 0, by: Some((1, 0)) }), "{source:?}");
+        for as_batch in [false, true] {
+            let mut loans = Loans::default();
+            let in_place = lend(&mut loans, as_batch, &[[(100, 50); 2]]);
+            let apart = lend(&mut loans, as_batch, &[[(300, 10), (400, 10)]]);
+            let in_use = [
+                (in_place, [(100, 50); 2]),
+                (in_place, [(149, 1); 2]),
+                (in_place, [(90, 11); 2]),
+                (in_place, [(90, 100); 2]),
+                (in_place, [(120, 1), (500, 1)]),
+                (apart, [(300, 1); 2]),
+                (apart, [(309, 5); 2]),
+                (apart, [(290, 11); 2]),
+                (apart, [(405, 1), (500, 1)]),
+                (apart, [(500, 1), (302, 1)]),
+            ];
+            for (by, pair) in in_use {
+                assert_eq!(one(&mut loans, pair), Err(InUse { tensor: 0, by: User::Tensor(by, 0) }), "{pair:?}");
+                assert_eq!(
+                    all(&mut loans, &[[(900, 1); 2], pair]),
+                    Err(InUse { tensor: 1, by: User::Tensor(by, 0) }),
+                    "{pair:?}"
+                );
+            }
+            lend(&mut loans, as_batch, &[[(150, 50); 2]]);
+            lend(&mut loans, as_batch, &[[(50, 50); 2]]);
+            let _ = loans.end(in_place);
+            lend(&mut loans, as_batch, &[[(100, 50); 2]]);
         }
-        for memory in [at(300, 1), at(309, 5), at(290, 11), at(405, 1)] {
-            let taken = loans.take([(&memory, &memory)].into_iter());
-            assert_eq!(taken, Err(InUse { tensor: 0, by: Some((1, 1)) }), "{memory:?}");
-        }
-        lend(&mut loans, 2, &[(at(150, 50), at(150, 50)), (at(50, 50), at(50, 50))]);
-        let _ = loans.end(1);
-        lend(&mut loans, 3, &[(at(100, 50), at(100, 50)), (at(300, 110), at(300, 110))]);
     }
 
     #[test]
-    fn many_may_read_and_devices_have_addresses_of_their_own() {
-        let mut loans = Loans::default();
-        lend(&mut loans, 1, &[(at(100, 50), at(200, 50))]);
-        lend(&mut loans, 2, &[(at(100, 50), at(300, 50)), (at(120, 50), at(400, 50))]);
-        let _ = loans.end(1);
-        let again = at(149, 1);
-        assert_eq!(loans.take([(&again, &again)].into_iter()), Err(InUse { tensor: 0, by: Some((2, 0)) }));
-        let there = on_device(100, 50);
-        lend(&mut loans, 3, &[(there, on_device(100, 50))]);
-        let _ = loans.end(2);
-        lend(&mut loans, 4, &[(at(100, 50), at(100, 50))]);
+    fn many_may_read_the_same_memory() {
+        for as_batch in [false, true] {
+            let mut loans = Loans::default();
+            let first = lend(&mut loans, as_batch, &[[(100, 50), (200, 50)]]);
+            let second = lend(&mut loans, as_batch, &[[(100, 50), (300, 50)]]);
+            let third = lend(&mut loans, as_batch, &[[(120, 70), (1000, 70)]]);
+            let _ = loans.end(first);
+            assert_eq!(one(&mut loans, [(110, 1); 2]), Err(InUse { tensor: 0, by: User::Tensor(second, 0) }));
+            let _ = loans.end(second);
+            assert_eq!(one(&mut loans, [(189, 9); 2]), Err(InUse { tensor: 0, by: User::Tensor(third, 0) }));
+            lend(&mut loans, as_batch, &[[(100, 20); 2]]);
+            let _ = loans.end(third);
+            lend(&mut loans, as_batch, &[[(120, 30); 2]]);
+        }
     }
 
     #[test]
-    fn a_group_is_lent_whole_or_not_at_all_and_no_bytes_disturb_nobody() {
+    fn a_batch_is_taken_whole_or_not_at_all_and_given_back_with_its_last_submission() {
         let mut loans = Loans::default();
-        let group = [at(0, 10), at(10, 10), at(5, 1)];
-        let taken = loans.take(group.iter().map(|memory| (memory, memory)));
-        assert_eq!(taken, Err(InUse { tensor: 2, by: None }), "within the group");
-        lend(&mut loans, 1, &[(at(0, 20), at(0, 20)), (at(7, 0), at(7, 0))]);
-        lend(&mut loans, 2, &[(at(7, 0), at(7, 0))]);
-        assert_eq!(loans.end_all().len(), 2);
-        lend(&mut loans, 3, &[(at(0, 20), at(0, 20))]);
-        let (source, destination) = (at(30, 10), at(35, 10));
-        assert_eq!(loans.take([(&source, &destination)].into_iter()), Err(InUse { tensor: 0, by: None }));
+        for (at, second) in
+            [[(5, 1); 2], [(5, 1), (20, 1)], [(20, 10), (25, 10)], [(20, 1), (9, 1)]].into_iter().enumerate()
+        {
+            let own = all(&mut loans, &[[(0, 10); 2], second]);
+            assert_eq!(own, Err(InUse { tensor: 1, by: User::ThisCall }), "{at}");
+        }
+        assert_eq!(one(&mut loans, [(20, 10), (25, 10)]), Err(InUse { tensor: 0, by: User::ThisCall }));
+        let batch = [[(0, 10); 2], [(10, 10); 2]];
+        let taken = all(&mut loans, &batch).map(|taken| batch.map(|pair| put(&mut loans, &taken, pair)));
+        let [first, second] = taken.expect("free");
+        let _ = loans.end(first);
+        assert_eq!(one(&mut loans, [(0, 1); 2]), Err(InUse { tensor: 0, by: User::Batch }));
+        assert!(all(&mut loans, &[[(15, 1); 2]]).is_err());
+        let _ = loans.end(second);
+        let again = all(&mut loans, &batch).expect("all of it was given back");
+        loans.give_back(again);
+        lend(&mut loans, false, &[[(0, 20); 2]]);
+        assert_eq!(loans.end_all().len(), 1);
+        lend(&mut loans, true, &[[(0, 20); 2]]);
     }
 
-    fn lend(loans: &mut Loans, submission: u64, tensors: &[(Memory, Memory)]) {
-        let again = |memory: &Memory| memory.part(crate::types::Span { offset: 0, bytes: memory.len() as u64 });
-        assert_eq!(loans.take(tensors.iter().map(|(source, destination)| (source, destination))), Ok(()));
-        let memory = tensors.iter().map(|(source, destination)| (again(source), again(destination))).collect();
-        loans.lend(submission, memory, Done::new(|_| {}));
+    #[test]
+    fn tensors_without_bytes_disturb_nobody() {
+        let mut loans = Loans::default();
+        let whole = lend(&mut loans, false, &[[(0, 20); 2]]);
+        let none = lend(&mut loans, false, &[[(7, 0); 2]]);
+        assert!(all(&mut loans, &[[(7, 0); 2], [(7, 0); 2]]).is_ok());
+        let _ = loans.end(none);
+        assert!(one(&mut loans, [(7, 1); 2]).is_err());
+        let _ = loans.end(whole);
+        lend(&mut loans, true, &[[(7, 1); 2]]);
     }
 
-    /// As far as loans are concerned, host memory has no more than an address.
-    fn at(address: u64, len: usize) -> Memory {
-        on(Ordinal(0), address, len)
+    /// Lends one tensor, alone or as a batch; the submission.
+    fn lend(loans: &mut Loans, as_batch: bool, pairs: &[Pair; 1]) -> u64 {
+        let taken = if as_batch { all(loans, pairs) } else { one(loans, pairs[0]) };
+        put(loans, &taken.expect("free"), pairs[0])
     }
 
-    fn on_device(address: u64, len: usize) -> Memory {
-        on(Ordinal(1), address, len)
+    fn put(loans: &mut Loans, taken: &Taken, [from, to]: Pair) -> u64 {
+        let submission = loans.lent.last_key_value().map_or(0, |(last, _)| last + 1);
+        loans.lend(submission, taken, vec![(memory(from), memory(to))], Done::new(|_| {}));
+        submission
     }
 
-    fn on(device: Ordinal, address: u64, len: usize) -> Memory {
-        Memory::Device { region: DeviceRegion::new(device, address, len), after: Mark::Reached }
+    fn one(loans: &mut Loans, [from, to]: Pair) -> Result<Taken, InUse> {
+        loans.take(&memory(from), &memory(to))
+    }
+
+    fn all(loans: &mut Loans, pairs: &[Pair]) -> Result<Taken, InUse> {
+        let memory: Vec<_> = pairs.iter().map(|[from, to]| (memory(*from), memory(*to))).collect();
+        loans.take_all(memory.iter().map(|(from, to)| (from, to)))
+    }
+
+    /// As far as loans are concerned, memory has an address and a length.
+    fn memory((address, len): (u64, usize)) -> Memory {
+        Memory::Device { region: DeviceRegion::new(Ordinal(0), address, len), after: Mark::Reached }
+    }
+
+    impl PartialEq for Taken {
+        fn eq(&self, other: &Self) -> bool {
+            self.0.as_ref().map(|batch| batch.0) == other.0.as_ref().map(|batch| batch.0)
+        }
+    }
+
+    impl std::fmt::Debug for Taken {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_tuple("Taken").field(&self.0.as_ref().map(|batch| batch.0)).finish()
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::loans::{InUse, Loans};
+use super::loans::{InUse, Loans, User};
 use super::memory::Memory;
 use super::payload::Payload;
 use super::trace::{Subject, TaskTrace, Timeline};
@@ -79,26 +79,21 @@ impl State {
         }
     }
 
-    /// Takes the memory of tensors, source and destination of each, all or nothing. [Lend](Loans::lend) it next.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if an operation that has not ended uses some of it.
-    pub(super) fn take_memory<'a>(
-        &mut self,
-        specs: &[TensorSpec],
-        tensors: impl Iterator<Item = (&'a Memory, &'a Memory)> + Clone,
-    ) -> Result<()> {
-        let Err(InUse { tensor, by }) = self.loans.take(tensors) else { return Ok(()) };
-        let by = by.and_then(|(submission, at)| self.worker.name_in(submission, at));
-        let by = by.map_or_else(|| "another tensor of this call".to_owned(), |name| format!("tensor {name}"));
-        Err(Error::InvalidArgument {
-            what: format!(
-                "tensor {}: its memory is in use for {by}, whose operation has not ended",
-                specs[tensor].name
-            ),
+    /// What the caller is told whose tensors cannot be lent.
+    pub(super) fn refusal(&self, InUse { tensor, by }: InUse, specs: &[TensorSpec]) -> Error {
+        let by = match by {
+            User::Tensor(submission, at) => {
+                format!("tensor {}", self.worker.name_in(submission, at).unwrap_or_default())
+            }
+            User::Batch => "a batch".to_owned(),
+            User::ThisCall => "another tensor of this call".to_owned(),
+        };
+        let name = &specs[tensor].name;
+        Error::InvalidArgument {
+            what: format!("tensor {name}: its memory is in use for {by}, whose operation has not ended"),
             hint: "wait for that operation first; if two wrappers or optimizers reduce the same gradients, keep one"
                 .to_owned(),
-        })
+        }
     }
 
     /// Reports the answer to a declaration to `done`.

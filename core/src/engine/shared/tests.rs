@@ -25,7 +25,11 @@ fn a_panic_of_the_machine_ends_every_handle_with_a_typed_error() {
 /// The handle of a submission that nothing ends.
 fn lend(shared: &Arc<Shared>, id: u64) -> Handle {
     let (handle, done) = Handle::new(id, None, |_| {});
-    shared.with(|state, _| state.loans.lend(id, Vec::new(), done)).unwrap();
+    let lend = |state: &mut State, _| {
+        let taken = state.loans.take_all(std::iter::empty()).expect("nothing is in use");
+        state.loans.lend(id, &taken, Vec::new(), done);
+    };
+    shared.with(lend).unwrap();
     handle
 }
 

@@ -70,6 +70,8 @@ impl Link {
     pub(super) fn new(id: LinkId, peer: Arc<str>, parts: Parts) -> Self {
         let Parts { connection, bell, life, memory } = parts;
         let memory = Arc::new(memory);
+        // A thread that sleeps looks at links that it knew when it woke. The peer must ring until it has seen this one.
+        memory.set_asleep(true);
         Self {
             id,
             connection,

@@ -208,7 +208,8 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
     loop {
         let busy = side.turn(&links);
         if enough() || side.is_over() || until.is_some_and(|until| until <= now()) {
-            let links = rest(side, true);
+            links.iter().for_each(|link| link.set_asleep(true));
+            poller.set_asleep(true);
             drop(seat);
             // Work that came since the last turn is for the thread that sleeps.
             if side.has_work() || links.iter().any(|link| link.has_news()) {
@@ -229,7 +230,9 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
             break;
         }
     }
-    let links = rest(side, !pace.light);
+    links.iter().for_each(|link| link.set_asleep(true));
+    poller.set_deep(!pace.light);
+    poller.set_asleep(true);
     let news = side.has_work() || enough() || links.iter().any(|link| link.has_news());
     let left = until.map(|until| until.saturating_duration_since(now()));
     let patience = match (news || (!pace.light && side.has_leisurely_work()), pace.light) {
@@ -245,18 +248,6 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
         happened.into_iter().for_each(|happening| side.happened(happening));
     }
     false
-}
-
-/// Says that who has news must ring from now on; all links, also one that was made since the last look at them.
-///
-/// First the side and then its links: whoever adds a link wakes the side afterwards, so that either this sees the link or it rings.
-fn rest(side: &impl Side, deep: bool) -> Vec<Arc<Link>> {
-    let poller = side.poller();
-    poller.set_asleep(true);
-    let links = side.links();
-    links.iter().for_each(|link| link.set_asleep(true));
-    poller.set_deep(deep);
-    links
 }
 
 /// Looks for a moment whether work comes; whether it did.
