@@ -36,7 +36,7 @@ def test_it_stays_an_optimizer_of_its_class():
 
 def test_gradients_are_complete_when_backward_returns_if_all_are_there():
     model = two_layers()
-    distributed(model)
+    optimizer = distributed(model)  # noqa: F841  (without a reference it would be freed)
     (model["left"](ONES * (gl.rank() + 1)) + model["right"](ONES)).sum().backward()
     assert model["left"].weight.grad.tolist() == [[1.5] * 4]
 

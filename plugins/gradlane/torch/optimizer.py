@@ -37,6 +37,8 @@ def DistributedOptimizer(
     unscale gradients of a model that leaves parameters out. A parameter that only some workers used gets the average
     with zeros from the others.
 
+    Keep the optimizer: with its last reference the averaging ends.
+
     Nothing is broadcast: call `broadcast_parameters` and `broadcast_optimizer_state` first.
 
     Args:
