@@ -1,8 +1,8 @@
-//! The declarations of a member without an answer yet. Decides which of them share a frame; the member sends them.
+//! The declarations of a member that have no answer yet. Decides which of them share a frame. The member sends them.
 //!
 //! A training loop without explicit declarations declares each tensor at its first submission, one after the other. While one frame is
 //! under way, further declarations wait and share the next frame. So a model takes two or three round trips instead of one for each tensor.
-//! Declarations whose tensors may share parts have a frame of their own.
+//! A declaration whose tensors may share parts has its own frame.
 //!
 //! The coordinator accepts a frame as a whole or not at all. A refused frame of several declarations is sent again in halves, so that one
 //! refused tensor does not fail the others.
@@ -19,14 +19,13 @@ use super::MemberEvent;
 #[derive(Default, Debug)]
 pub(super) struct Declarations {
     unanswered: BTreeMap<u64, Declaration>,
-    /// By the number of a frame, its first request: the requests that it asks.
+    /// The requests of each frame under way. The number of a frame is its first request.
     asked: BTreeMap<u64, Vec<u64>>,
-    /// Requests that wait for the frames of others like them, in order.
+    /// Requests that wait until an earlier frame of the same kind is answered, in order.
     waiting: VecDeque<u64>,
 }
 
-// It has no deadline of its own: a coordinator that is there answers at once, and one that is not is the member's
-// `control_lost_timeout`.
+// It has no deadline of its own. A connected coordinator answers at once. For a lost one the member has `control_lost_timeout`.
 #[derive(Debug)]
 struct Declaration {
     tensors: Vec<TensorSpec>,
@@ -49,7 +48,7 @@ impl Declarations {
     /// Keeps a declaration until it is answered. Returns its frame, unless it waits for another one under way.
     ///
     /// # Errors
-    /// A declaration that the coordinator would refuse as malformed. Sending it would end the connection, again and again.
+    /// If the coordinator would refuse the declaration as malformed. Sending it would end the connection, again after each reconnection.
     pub(super) fn declare(&mut self, request: u64, tensors: Vec<TensorSpec>, fuse: bool) -> Result<Option<Frame>> {
         limits::check_tensors(&tensors)?;
         self.unanswered.insert(request, Declaration { tensors, fuse });
@@ -89,7 +88,7 @@ impl Declarations {
                 for request in requests {
                     let declaration = self.unanswered.remove(&request).expect("asked until answered");
                     let keys = declaration.tensors.iter().map(TensorSpec::key);
-                    // Each once, though two of these tensors may share it.
+                    // Each part once, even if several of these tensors share it.
                     let parts: BTreeSet<usize> = keys.filter_map(|key| parts_of.get(&key)).flatten().copied().collect();
                     let layouts = parts.into_iter().map(|position| layouts[position].clone()).collect();
                     answered.events.push(MemberEvent::Declared { request, outcome: Ok(layouts) });
@@ -118,7 +117,7 @@ impl Declarations {
         self.asked.keys().any(|number| !self.unanswered[number].fuse)
     }
 
-    /// Those that waited, as many as one frame may carry.
+    /// The next waiting requests, as many as one frame may carry.
     fn next_joined(&mut self) -> Vec<u64> {
         let mut requests = Vec::new();
         let mut tensors = 0;

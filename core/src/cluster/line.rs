@@ -35,14 +35,15 @@ enum State {
     Dialling,
     Up {
         heartbeat_at: Time,
-        /// The coordinator showed a formed view on this very connection, so it knows the member. Nothing is asked before.
+        /// Whether the coordinator showed a formed view on this connection, so that it knows the member. The member sends no requests
+        /// before.
         welcomed: bool,
     },
     /// The membership is over.
     Cut,
 }
 
-/// What a connection needs at this time.
+/// The next action of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Due {
     Dial,
@@ -85,7 +86,7 @@ impl Line {
         }
     }
 
-    /// The coordinator spoke, so the next attempt to connect follows soon.
+    /// The coordinator sent a frame, so the next attempt to connect follows after the shortest pause.
     pub(super) fn heard(&mut self) {
         self.pause = self.redial_min;
     }
@@ -106,7 +107,7 @@ impl Line {
         }
     }
 
-    /// Takes what is due at `now`.
+    /// Takes the action that is due at `now`, if any.
     pub(super) fn take_due(&mut self, now: Time) -> Option<Due> {
         match &mut self.state {
             State::Resting { until } if *until <= now => {

@@ -1,7 +1,7 @@
-//! The node's side of the control protocol, as a machine.
+//! The node's side of the control protocol, as a state machine.
 //!
-//! Decides when to connect, which frames to send, which view is the newest, and when the job is over for this process. Its driver has the
-//! sockets and the clock. The worker and the server decide what a view, a layout or a failure means for the tensors in flight.
+//! Decides when to connect, which frames to send, which view is the newest, and when the job is over for this process. Its driver owns the
+//! sockets and the clock. The worker and the server decide how a view, a layout or a failure affects the tensors in flight.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,22 +18,22 @@ use super::{MemberCommand, MemberConfig, MemberEvent};
 
 /// A node's membership in a job.
 ///
-/// Report each event through a `handle_*` method, and call the methods for requests of the process, then drain [`Member::next_command`]
-/// completely and wait no longer than [`Member::poll_timeout`]. The first command is [`MemberCommand::Dial`].
+/// Report each event through a `handle_*` method, and call the methods for requests of the process. Then drain [`Member::next_command`]
+/// completely, and wait no longer than [`Member::poll_timeout`]. The first command is [`MemberCommand::Dial`].
 ///
-/// - A lost connection is dialled again, and every request without an answer is sent again. The job goes on meanwhile, until the
+/// - After a lost connection the member dials again, and sends every request without an answer again. The job goes on meanwhile, until the
 ///   coordinator was silent for `control_lost_timeout`.
 /// - Every [`Member::declare`] and [`Member::barrier`] ends in exactly one event with its number.
-/// - A view replaces the one before as a whole, and only if its (term, number) is newer. The process is told of each view once. A view
-///   that is older, or that has the number of the known view but other contents, ends the membership with an error.
-/// - The end of the job and a refusal are answered with [`Frame::Leave`], so that the coordinator knows that they arrived.
-/// - The last event is [`MemberEvent::Failed`] or [`MemberEvent::Left`], once. Later calls are answered with that end as the cause.
+/// - A view replaces the one before as a whole, and only if its (term, number) is newer. The member tells the process of each view once. A
+///   view that is older, or that has the number of the known view but other contents, ends the membership with an error.
+/// - The member answers the end of the job and a refusal with [`Frame::Leave`], so that the coordinator knows that they arrived.
+/// - The last event is [`MemberEvent::Failed`] or [`MemberEvent::Left`], once. Later requests fail with that end as the cause.
 #[derive(Debug)]
 pub struct Member {
     config: MemberConfig,
     standing: Standing,
     line: Line,
-    /// When the coordinator last spoke. `None` if it never did.
+    /// When the last frame of the coordinator arrived. `None` before the first.
     heard: Option<Time>,
     started: Time,
     requests: Requests,
@@ -53,14 +53,14 @@ pub struct Member {
 /// Leaving    Leaving       Leaving        Ended (left)     Ended (failed)                 Ended (failed) after control_lost_timeout
 /// Ended      -             -              -                -                              -
 /// ```
-/// (1) A job ends when its workers left. That is the order to leave for its servers, even for a server that missed that the job had
+/// (1) A job ends when its workers have left. The ended view orders its servers to leave, even a server that missed that the job had
 /// formed. For a worker it is a failure.
 #[derive(Debug)]
 enum Standing {
     Joining,
     Active,
     Leaving,
-    /// Every later request is answered with this cause.
+    /// Every later request fails with this cause.
     Ended(Error),
 }
 
@@ -105,8 +105,8 @@ impl Member {
 
     /// The connection ended, or did not come up.
     pub fn handle_disconnected(&mut self, now: Time, error: Error) {
-        // A process that is not let in, or that speaks another version, will not be let in by a second attempt. A member of a formed job
-        // was let in before, so there the connection is at fault.
+        // If the coordinator refuses a process, or the versions differ, a second attempt does not help. A member of a formed job was
+        // accepted before, so there the connection is at fault.
         let refused = matches!(error, Error::Auth { .. } | Error::Incompatible { .. });
         if refused && matches!(self.standing, Standing::Joining) && self.line.is_in_use() {
             return self.fail(error);
@@ -177,9 +177,9 @@ impl Member {
         self.progress = progress;
     }
 
-    /// Asks for the layout of `tensors`, which may share parts if `fuse`; without, several that are asked for one after the other go
-    /// in one frame. Ends in [`MemberEvent::Declared`] with the returned number:
-    /// soon while the coordinator is there, after its return otherwise. May be called before the job formed.
+    /// Asks for the layout of `tensors`. With `fuse`, these tensors may share parts. Without it, several declarations may share a frame.
+    /// Ends in [`MemberEvent::Declared`] with the returned number: soon if the coordinator is connected, otherwise after it has returned.
+    /// May be called before the job formed.
     pub fn declare(&mut self, tensors: Vec<TensorSpec>, fuse: bool) -> u64 {
         let request = self.requests.number();
         let asked = self.may_ask().and_then(|()| self.requests.declare(request, tensors, fuse));
@@ -190,8 +190,8 @@ impl Member {
         request
     }
 
-    /// Arrives at the barrier `name`. Ends in [`MemberEvent::BarrierDone`] with the returned number: when all workers arrived, or
-    /// with an error at the latest shortly after `timeout`.
+    /// Arrives at the barrier `name`. Ends in [`MemberEvent::BarrierDone`] with the returned number: when all workers have arrived, or with
+    /// an error, at the latest shortly after `timeout`.
     pub fn barrier(&mut self, now: Time, name: String, timeout: Duration) -> u64 {
         let request = self.requests.number();
         let asked = self.may_ask().and_then(|()| self.requests.barrier(now, request, name, timeout));
@@ -202,13 +202,14 @@ impl Member {
         request
     }
 
-    /// Reports that a sum waits for contributions. Forgotten without a connection: a sum that still waits is reported again.
+    /// Reports that a sum waits for contributions. Without a connection the report is dropped. The caller reports a sum that still waits
+    /// again.
     pub fn report_stall(&mut self, stall: Stall) {
         self.ask(Frame::Stall(stall));
     }
 
-    /// Leaves in order. Ends in [`MemberEvent::Left`] once all workers have left; before the job formed, at once. Unanswered requests fail.
-    /// Calling it again changes nothing.
+    /// Leaves in order. Ends in [`MemberEvent::Left`] once all workers have left, or at once if the job has not formed. Unanswered requests
+    /// fail. Calling it again changes nothing.
     pub fn leave(&mut self) {
         match self.standing {
             Standing::Joining => {
@@ -226,7 +227,7 @@ impl Member {
         }
     }
 
-    /// The membership as last heard. `None` before the job formed.
+    /// The last view of the membership. `None` before the job formed.
     pub fn view(&self) -> Option<&View> {
         self.view.as_ref()
     }
@@ -259,7 +260,7 @@ impl Member {
         }
     }
 
-    /// Whether `view` is newer than the known one; `false` if it is the known one.
+    /// Whether `view` is newer than the known one. `false` if it is the same.
     ///
     /// # Errors
     /// If it is older, or differs from the known view of the same number.
@@ -429,7 +430,8 @@ impl Member {
         }
     }
 
-    /// Sends a frame that only a member may send. Without a connection it is dropped: requests are kept and sent at the next welcome.
+    /// Sends a frame that only a member may send. Without a welcomed connection the frame is dropped. Requests are kept and sent again at
+    /// the next welcome.
     fn ask(&mut self, frame: Frame) {
         if self.line.is_welcomed() {
             self.send(frame);

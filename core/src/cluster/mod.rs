@@ -1,8 +1,8 @@
 //! A node's side of the job's membership.
 //!
 //! [`Member`] speaks the control protocol with the coordinator: it joins, keeps the connection alive, asks for layouts and barriers,
-//! and tells its process when the job is over and why. What a membership *is* stands in [`View`](crate::types::View). The
-//! coordinator, in the server crate, decides it.
+//! and tells its process when the job is over and why. [`View`](crate::types::View) describes the membership. The coordinator, in the
+//! server crate, decides it.
 
 use std::time::Duration;
 
@@ -18,45 +18,45 @@ mod requests;
 
 pub use member::Member;
 
-/// What a process is and how long it waits.
+/// The identity of a process in a job, and its timeouts.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MemberConfig {
-    /// What it says of itself.
+    /// The description of itself that it sends.
     pub process: Process,
-    /// The rank or index it must have; any if absent.
+    /// The rank or index that it must have. Any if absent.
     pub requested: Option<u32>,
     /// How many workers the job must have; 0 if this process does not know.
     pub workers: u32,
     /// How many servers the job must have; 0 if this process does not know.
     pub servers: u32,
-    /// Where the driver dials to, for messages.
+    /// The address of the coordinator, for error messages.
     pub coordinator: String,
-    /// A sign of life is sent this often.
+    /// The time between two heartbeats.
     pub heartbeat_interval: Duration,
-    /// From the start until the job must have formed.
+    /// The time from the start until the job must have formed.
     pub join_timeout: Duration,
-    /// How long a formed job goes on without a word from the coordinator.
+    /// How long a formed job goes on without a frame from the coordinator.
     pub control_lost_timeout: Duration,
-    /// The pause before the second attempt to connect; doubles with each failure.
+    /// The pause before the second attempt to connect. It doubles with each failure.
     pub redial_min: Duration,
-    /// The longest pause.
+    /// The longest pause between two attempts.
     pub redial_max: Duration,
 }
 
-/// What a [`Member`] wants of its driver, in this order.
+/// A command of a [`Member`] for its driver. The driver carries them out in order.
 #[derive(Clone, PartialEq, Debug)]
 pub enum MemberCommand {
-    /// Connect to the coordinator; report by `handle_connected` or `handle_disconnected`.
+    /// Connect to the coordinator. Report the outcome with `handle_connected` or `handle_disconnected`.
     Dial,
     /// Send on the current connection.
     Send(Frame),
-    /// Close the connection, or stop connecting, once everything was sent. Nothing needs to be reported any more.
+    /// Close the connection, or stop connecting, once everything was sent. The driver need not report anything any more.
     Hangup,
-    /// Tell the process.
+    /// Tell the process this event.
     Event(MemberEvent),
 }
 
-/// What a process learns of its job.
+/// An event of the job, for the process.
 #[derive(Clone, PartialEq, Debug)]
 pub enum MemberEvent {
     /// The job formed. Comes once, before any other view.
@@ -66,42 +66,43 @@ pub enum MemberEvent {
         /// All members.
         view: View,
     },
-    /// The membership changed and the job goes on: this view replaces the one before as a whole. Each view comes once, in the order of
-    /// their epochs. The view that ends the job comes to servers only, because it says which workers were lost before; for workers
-    /// [`MemberEvent::Failed`] or [`MemberEvent::Left`] says all.
+    /// The membership changed and the job goes on. This view replaces the one before as a whole. Each view comes once, in the order of the
+    /// epochs. The view that ends the job comes to servers only, because it says which workers were lost before. A worker gets
+    /// [`MemberEvent::Failed`] or [`MemberEvent::Left`] instead.
     View(View),
     /// Answers [`Member::declare`].
     Declared {
-        /// Of the declaration.
+        /// The number of the declaration.
         request: u64,
-        /// Every part that holds bytes of the declared tensors, or why they cannot be used.
+        /// Every part that holds bytes of the declared tensors, or the error if they cannot be used.
         outcome: Result<Vec<PartLayout>>,
     },
     /// Answers [`Member::barrier`].
     BarrierDone {
-        /// Of the arrival.
+        /// The number of the arrival.
         request: u64,
-        /// Passed, or why not.
+        /// Passed, or the error.
         outcome: Result<()>,
     },
     /// This tensor failed for good on every worker. May be repeated after a reconnection.
     Forget {
-        /// Which tensor.
+        /// The tensor.
         key: TensorKey,
-        /// Why.
+        /// The reason.
         error: Error,
     },
-    /// A tensor waits for some ranks; for the log.
+    /// A tensor waits for some ranks. This is for the log.
     StallNotice {
         /// Its name.
         tensor: String,
-        /// What its server reported.
+        /// The report of its server.
         stall: Stall,
-        /// What the missing ranks did last.
+        /// The last work of the missing ranks.
         detail: String,
     },
-    /// The job is over for this process, with the original cause: refused, aborted, fenced, the coordinator lost, not joined in time.
+    /// The job is over for this process because of this error. It is the original cause: the process was refused or fenced or did not join
+    /// in time, the job was aborted, or the coordinator was lost.
     Failed(Error),
-    /// The job is over in order.
+    /// The job is over for this process, without an error.
     Left,
 }

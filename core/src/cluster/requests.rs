@@ -1,4 +1,4 @@
-//! The requests of a member without an answer yet. Decides when to give one up; the member sends them.
+//! The requests of a member that have no answer yet. Decides when to give one up. The member sends them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::wire::{Frame, limits};
 use super::MemberEvent;
 use super::declarations::{Answered, Declarations};
 
-/// How long a barrier's answer may take beyond its timeout: a round trip and a reconnection.
+/// How much later than its timeout a barrier's answer may come: enough for a round trip and a reconnection.
 const ANSWER_MARGIN: Duration = Duration::from_secs(2);
 
-/// Unanswered questions by request number. Numbers rise over both kinds and are never used twice.
+/// Unanswered requests by number. Declarations and barriers share one rising sequence of numbers, and no number is used twice.
 #[derive(Default, Debug)]
 pub(super) struct Requests {
     last: u64,
@@ -29,21 +29,21 @@ struct Barrier {
 }
 
 impl Requests {
-    /// The number of the next question.
+    /// A number for the next request.
     pub(super) fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    /// Keeps a declaration until it is answered: see [`Declarations::declare`].
+    /// Keeps a declaration until it is answered. See [`Declarations::declare`].
     pub(super) fn declare(&mut self, request: u64, tensors: Vec<TensorSpec>, fuse: bool) -> Result<Option<Frame>> {
         self.declarations.declare(request, tensors, fuse)
     }
 
-    /// Keeps an arrival at a barrier until it is answered; returns its frame.
+    /// Keeps an arrival at a barrier until it is answered. Returns its frame.
     ///
     /// # Errors
-    /// A name that cannot travel, or more barriers than the coordinator remembers answers for.
+    /// If the name cannot be sent, or if there are more barriers than the coordinator remembers answers for.
     pub(super) fn barrier(&mut self, now: Time, request: u64, name: String, timeout: Duration) -> Result<Frame> {
         limits::check_name("a barrier", &name)?;
         if self.barriers.len() >= limits::BARRIERS_MAX {
@@ -65,10 +65,10 @@ impl Requests {
         self.declarations.frames().chain(barriers).collect()
     }
 
-    /// Takes the answer to a frame of declarations; it leads to nothing if they were given up before.
+    /// Takes the answer to a frame of declarations. Does nothing if they were given up before.
     ///
     /// # Errors
-    /// What is wrong with `request`.
+    /// The fault of `request`, as text.
     pub(super) fn declared(
         &mut self,
         request: u64,

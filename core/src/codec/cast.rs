@@ -1,5 +1,5 @@
-//! Casts: f32 and f64 travel as f16 or bfloat16. The arithmetic is that of [`reduce`](crate::reduce) for tensors of the wire type, which
-//! are added in f32 and rounded once as well.
+//! Casts: f32 and f64 travel as f16 or bfloat16. The arithmetic is that of [`reduce`](crate::reduce) for tensors of the wire type: they are
+//! added in f32 and rounded once as well.
 //!
 //! # Values
 //! | value | f16 | bf16 |
@@ -25,24 +25,24 @@ pub struct Cast {
     wire: DType,
 }
 
-/// Bytes of f32, in which sums are and through which f64 is cast.
+/// Bytes of one f32. Sums are f32, and f64 is cast through f32.
 const F32_BYTES: usize = 4;
-/// Elements of f64 that are cast at a time, through f32 on the stack.
+/// Number of f64 elements that are cast at a time, through f32 on the stack.
 const F64_RUN: usize = 512;
 
 impl Cast {
-    /// From `elements` to `wire`.
+    /// A cast from `elements` to `wire`.
     ///
     /// # Panics
-    /// If these are not f32 or f64, and f16 or bf16.
+    /// Unless `elements` is f32 or f64, and `wire` is f16 or bf16.
     pub fn new(elements: DType, wire: DType) -> Self {
         assert!(matches!(elements, DType::F32 | DType::F64), "casts are for f32 and f64, not {elements}");
         assert!(matches!(wire, DType::F16 | DType::BF16), "casts are to f16 and bf16, not {wire}");
         Self { elements, wire }
     }
 
-    /// How the kernels fold a contribution with this weight. That of a sum and a mean is the divisor of [`Codec::divisor`], which the
-    /// kernels know as the weight of a weighted mean.
+    /// The operation with which the kernels fold a contribution with this weight. For a sum or a mean, the weight is the divisor of
+    /// [`Codec::divisor`], which the kernels apply as the weight of a weighted mean.
     fn folding(op: Op, weight: f64) -> Op {
         match op {
             Op::Sum | Op::Mean if weight != 1.0 => Op::WeightedMean,
@@ -51,13 +51,13 @@ impl Cast {
         }
     }
 
-    /// Divides f32 and rounds them to the wire type.
+    /// Divides f32 elements and rounds them to the wire type.
     fn narrow(self, kernels: Kernels, divisor: f64, floats: &[u8], body: &mut [u8]) {
         let op = if divisor == 1.0 { Op::Sum } else { Op::Mean };
         kernels.finish(op, self.wire, divisor, floats, body);
     }
 
-    /// The exact values of the wire type as f32.
+    /// Writes the exact values of the wire type as f32.
     fn widen(self, kernels: Kernels, body: &[u8], floats: &mut [u8]) {
         kernels.start(Op::Sum, self.wire, 1.0, body, floats);
     }
@@ -89,10 +89,10 @@ impl Codec for Cast {
     fn divisor(&self, op: Op, ranks: NonZeroU32) -> f64 {
         let adds = match op {
             Op::Sum | Op::Mean => true,
-            // What the ranks of a machine make of theirs is no larger than what each has.
+            // The result of a machine's ranks is no larger than the largest contribution.
             Op::Min | Op::Max | Op::WeightedMean | Op::Broadcast { .. } => false,
         };
-        // bf16 has the range of f32, in which the ranks added.
+        // bf16 has the range of f32, and the ranks added in f32.
         if adds && self.wire == DType::F16 { f64::from(ranks.get().next_power_of_two()) } else { 1.0 }
     }
 

@@ -1,4 +1,4 @@
-//! What a codec does, in the words that all codecs share.
+//! The interface of a codec: the terms and operations that all codecs share.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -9,14 +9,14 @@ use crate::types::{DType, Encoding, Op};
 /// How many bytes a body has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BodyBytes {
-    /// Always so many.
+    /// Always this number.
     Exact(u64),
-    /// So many at most.
+    /// At most this number.
     AtMost(u64),
 }
 
 impl BodyBytes {
-    /// The bytes of a buffer that holds any such body.
+    /// The size of a buffer that holds any such body.
     pub const fn max(self) -> u64 {
         match self {
             Self::Exact(bytes) | Self::AtMost(bytes) => bytes,
@@ -40,9 +40,9 @@ impl BodyBytes {
 /// A run of elements that is encoded on its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unit {
-    /// How many elements.
+    /// Its number of elements.
     pub len: u64,
-    /// How many bytes of the body at most.
+    /// Its largest number of bytes in the body.
     pub bytes: u64,
 }
 
@@ -51,9 +51,9 @@ pub struct Unit {
 pub struct Coding {
     /// The type of the elements.
     pub dtype: DType,
-    /// What they are on the wire.
+    /// Their encoding on the wire.
     pub encoding: Encoding,
-    /// What they are divided by before they are encoded: see [`Codec::divisor`].
+    /// The divisor of the elements before they are encoded: see [`Codec::divisor`].
     pub divisor: f64,
 }
 
@@ -75,12 +75,12 @@ impl std::error::Error for Malformed {}
 /// An encoding of elements of one type.
 ///
 /// Elements and bodies are little-endian bytes at any address; the sum is f32. Every call may be cut into runs of whole
-/// [units](Self::unit). The [`Kernels`] are the caller's choice and do not change a bit of the result, except the payload of a NaN.
+/// [units](Self::unit). The caller chooses the [`Kernels`]. The choice changes no bit of the result, except the payload of a NaN.
 ///
 /// # Panics
-/// All methods on buffers, if their lengths do not fit each other. A body from a peer passes [`BodyBytes::check`] before.
+/// All methods on buffers panic if the lengths of the buffers do not fit together. A body from a peer passes [`BodyBytes::check`] before.
 pub trait Codec: fmt::Debug + Send + Sync {
-    /// What it makes.
+    /// The encoding that it produces.
     fn encoding(&self) -> Encoding;
 
     /// The bytes of a body of `len` elements.
@@ -89,21 +89,21 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// The smallest run of a part of `len` elements that is encoded on its own.
     fn unit(&self, len: u64) -> Unit;
 
-    /// What the sum of `ranks` ranks is divided by before it is encoded, so that it stays in the range of the wire form as long as their
-    /// mean does: a power of two, so that the division loses nothing. The server multiplies by it: the contribution's weight in
-    /// [`start`](Self::start) and [`add`](Self::add).
+    /// The divisor of the sum of `ranks` ranks before encoding. It keeps the sum in the range of the wire form if the mean is in that
+    /// range. It is a power of two, so the division loses nothing. The server multiplies by it: it passes the divisor as the contribution's
+    /// weight to [`start`](Self::start) and [`add`](Self::add).
     fn divisor(&self, op: Op, ranks: NonZeroU32) -> f64;
 
-    /// Encodes elements divided by `divisor`; how many bytes of `body` it used.
+    /// Encodes elements divided by `divisor`. Returns how many bytes of `body` it used.
     fn encode(&self, kernels: Kernels, divisor: f64, elements: &[u8], body: &mut [u8]) -> usize;
 
-    /// Decodes a body, or as many units of one as fill `elements`.
+    /// Decodes a body, or as many of its units as fill `elements`.
     ///
     /// # Errors
-    /// [`Malformed`] where the body has the right length and is wrong all the same.
+    /// [`Malformed`] if the body has the right length but wrong content.
     fn decode(&self, kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed>;
 
-    /// Makes the first contribution the sum, whatever the sum held: `weight` times the elements of `body`.
+    /// Makes the first contribution the sum, and overwrites the old content of the sum: `weight` times the elements of `body`.
     ///
     /// # Errors
     /// As for [`decode`](Self::decode).
@@ -115,6 +115,6 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// As for [`decode`](Self::decode).
     fn add(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed>;
 
-    /// Divides the sum as `op` says and encodes it, which rounds it once; how many bytes of `body` it used.
+    /// Divides the sum as `op` says and encodes it, which rounds it once. Returns how many bytes of `body` it used.
     fn finish(&self, kernels: Kernels, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> usize;
 }

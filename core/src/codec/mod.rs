@@ -1,34 +1,36 @@
-//! Codecs: how the elements of a part become the bytes of a body, and how a server adds bodies without making them elements first.
+//! Codecs: how the elements of a part become the bytes of a body, and how a server adds bodies without first decoding them to elements.
 //!
 //! ```text
 //!  worker                                     server                                worker
 //!  elements ──encode──► body ═══════► body ──start, add──► sum (f32) ──finish──► body ═══► body ──decode──► elements
 //! ```
-//! So the wire form is rounded twice, whatever the number of workers: each contribution once, and the sum once. Ranks of one machine reduce
-//! before they encode, so that a machine's contribution is encoded once. Where nothing travels between machines, nothing is encoded.
+//! So values are rounded to the wire form twice, whatever the number of workers: each contribution once, and the sum once. Ranks of one
+//! machine reduce before they encode, so a machine's contribution is encoded once. If nothing travels between machines, nothing is encoded.
 //!
 //! A tensor's codec is agreed at its declaration ([`TensorSpec::codec`](crate::types::TensorSpec::codec)).
 //!
 //! # Where it works
-//! A worker's COMPRESS and DECOMPRESS call [`Codec::encode`] and [`Codec::decode`] on whole parts, or a device does as much in its copies
-//! ([`pipeline::plan`](crate::pipeline::plan) says when). The body lies in memory of the engine's own, from which it is pushed and where
-//! the sum lands. Credit, checksums, resumed bodies and the blocks of a server count bytes of the body. Parts are cut by bytes of elements,
-//! because ranks of one machine and copies of devices work on elements; so a part of 4 MiB has a body of 2 MiB, and placement counts it so.
+//! A worker's COMPRESS and DECOMPRESS call [`Codec::encode`] and [`Codec::decode`] on whole parts, or a device does the same in its copies
+//! ([`pipeline::plan`](crate::pipeline::plan) says when). The body lies in the engine's own memory. It is pushed from there, and the sum
+//! lands there. Credit, checksums, resumed bodies and the blocks of a server count bytes of the body. Parts are cut by bytes of elements,
+//! because ranks of one machine and copies of devices work on elements. So a part of 4 MiB may have a body of 2 MiB, and placement counts
+//! these 2 MiB.
 //!
 //! # How later codecs fit
 //! - **Blocks.** [`Codec::unit`] is the smallest run that is encoded on its own: one element for a cast, a block with its scale for a
-//!   quantiser, the whole part for a sparsifier. A server adds, and sends back, whole units; so sums of casts and quantisers flow block by
-//!   block as plain ones do.
+//!   quantiser, the whole part for a sparsifier. A server adds whole units and sends whole units back. So sums of casts and quantisers flow
+//!   block by block, as plain ones do.
 //! - **Variable length.** [`Codec::body_bytes`] is exact or a bound. A receiver calls [`BodyBytes::check`] with the length that a header
-//!   announces, before it reserves memory or reads a byte. COMPRESS and the servers' sums take exact lengths only: the first codec with a
-//!   bound has to bring a length for each contribution there.
-//! - **State.** A codec has none: the methods take `&self`. Error feedback is a buffer of f32 beside the (tensor, part) that is added to
-//!   the elements before `encode`, and becomes their difference from `decode` after it. Both ends need only these two methods for it, so
-//!   that it wraps any codec. Its owner drops it with the name and when the layout or the set of workers changes.
-//! - **Randomness.** A codec that draws random numbers gets its seed, made of part and round, where it is made ([`of`]): equal on all
-//!   workers and in a repeat.
-//! - **A value that it cannot hold.** Casts carry NaN and infinities. A codec that cannot reports it from `encode`, and that body is sent
-//!   plain, as its header can say. A server refuses bodies of several encodings in one round, until there is such a codec.
+//!   announces, before it reserves memory or reads a byte. COMPRESS and the servers' sums take exact lengths only. The first codec with a
+//!   bound must add a length for each contribution there.
+//! - **State.** A codec has none: the methods take `&self`. Error feedback is a buffer of f32 for each (tensor, part). It is added to the
+//!   elements before `encode`. After `encode` it becomes their difference from the result of `decode`. Both ends need only these two
+//!   methods for it, so it can wrap any codec. Its owner drops it with the name, and when the layout or the set of workers changes.
+//! - **Randomness.** A codec that draws random numbers gets a seed when it is made ([`of`]). The seed comes from part and round, so it is
+//!   equal on all workers and in a repeat.
+//! - **Values that a codec cannot hold.** Casts can hold NaN and infinities. A codec that cannot hold a value reports this from `encode`.
+//!   Then that body is sent plain, as its header can say. A server refuses bodies of several encodings in one round, until such a codec
+//!   exists.
 
 mod interface;
 
@@ -41,10 +43,10 @@ use std::num::NonZeroU32;
 
 use crate::types::{DType, Encoding, Op};
 
-/// The codec that makes `encoding` of elements of type `dtype`; `None` where bodies are plain, and nothing is to be encoded.
+/// The codec that makes `encoding` of elements of type `dtype`. `None` if bodies are plain and need no codec.
 ///
 /// # Panics
-/// If there is none; see [`Encoding::for_dtype`].
+/// If there is no such codec; see [`Encoding::for_dtype`].
 pub fn of(encoding: Encoding, dtype: DType) -> Option<Box<dyn Codec>> {
     assert!(encoding.encodes(dtype), "codec {encoding} does not encode {dtype}");
     match encoding {
@@ -55,7 +57,7 @@ pub fn of(encoding: Encoding, dtype: DType) -> Option<Box<dyn Codec>> {
 }
 
 impl Coding {
-    /// How a part is encoded that `ranks` ranks have reduced; `None` where its body is plain.
+    /// How a part is encoded after `ranks` ranks have reduced it; `None` if its body is plain.
     ///
     /// # Panics
     /// If `encoding` does not encode that type.
@@ -64,13 +66,13 @@ impl Coding {
         Some(Self { dtype, encoding, divisor })
     }
 
-    /// What encodes and decodes it.
+    /// The codec that encodes and decodes it.
     pub fn codec(&self) -> Box<dyn Codec> {
         of(self.encoding, self.dtype).expect("made by `of`, of a part that is not plain")
     }
 }
 
-/// The bytes of a body with the elements of `part_bytes` bytes of `dtype`.
+/// The length of a body that holds the elements of `part_bytes` bytes of `dtype`.
 ///
 /// # Panics
 /// If `encoding` does not encode that type.

@@ -1,16 +1,17 @@
-//! One rank's side of the agreement among the ranks of a machine: which operations this rank is ready for, which one all ranks do next,
-//! and why an operation fails.
+//! One rank's side of the agreement among the ranks of a machine: the operations for which this rank is ready, the operation that all ranks
+//! do next, and the reason why an operation fails.
 //!
 //! # Driving it
 //! Every rank has one [`Agreement`]. The lowest rank is the *leader*, and its agreement holds the [`Order`].
 //!
-//! 1. Hand in what the rank is ready for ([`handle_wish`](Agreement::handle_wish)), gives up ([`handle_abandoned`](Agreement::handle_abandoned))
-//!    or will never be ready for ([`handle_declined`](Agreement::handle_declined)).
+//! 1. Hand in the operations for which the rank is ready ([`handle_wish`](Agreement::handle_wish)), those that it gives up
+//!    ([`handle_abandoned`](Agreement::handle_abandoned)), and those for which it will never be ready
+//!    ([`handle_declined`](Agreement::handle_declined)).
 //! 2. Bring every [`unsaid`](Agreement::unsaid) announcement to the leader, in order, and call [`said`](Agreement::said) for each. The
 //!    leader's driver gives it to [`hear`](Agreement::hear), and calls [`weigh`](Agreement::weigh) when there are no more.
 //! 3. The leader's driver asks for decisions ([`lead`](Agreement::lead)) when it has nothing under way in host memory and has obeyed all
-//!    its own orders. Bring them to every rank, also to the leader, and all decisions of one answer at once.
-//! 4. Every rank obeys them in that order ([`obey`](Agreement::obey)), the next ones when it has nothing under way in host memory.
+//!    its own orders. Bring them to every rank, also to the leader. Bring all decisions of one answer at once.
+//! 4. Every rank obeys them in that order ([`obey`](Agreement::obey)). It takes the next ones when it has nothing under way in host memory.
 //! 5. After every call, carry out each [`next_act`](Agreement::next_act), and set a timer to [`poll_timeout`](Agreement::poll_timeout).
 //!
 //! `L` is the driver's load of an operation: its memory, and the token of its caller.
@@ -47,10 +48,10 @@ pub struct Agreement<L> {
     acts: VecDeque<Act<L>>,
     /// Whether an announcement is urgent for the leader.
     urgent: bool,
-    /// The leader has left: no more orders will come.
+    /// Whether the leader has left. Then no more orders will come.
     orphaned: bool,
     closed: Option<Error>,
-    /// Decisions that a planted defect obeys after later ones.
+    /// Decisions that a planted defect holds back, to obey them after later ones.
     held_back: Vec<Decision>,
 }
 
@@ -69,7 +70,7 @@ struct Pending<L> {
 /// How long the leader may take to answer an urgent announcement. It needs processor time for the answer only.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// So many deadlines of operations that have ended may stay in the heap. Below that, clearing them costs more than it saves.
+/// How many deadlines of ended operations may stay in `due`. Below that, clearing them costs more than it saves.
 const DUE_SLACK: usize = 64;
 
 impl<L> Agreement<L> {
@@ -94,7 +95,7 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// The rank is ready for an operation, to which it brings this memory.
+    /// The rank is ready for an operation. `brought` describes its memory.
     pub fn handle_wish(&mut self, now: Time, wish: Wish, load: L, brought: Brought) {
         let slot = wish.slot();
         let wrong = |what: String| Some(Error::Internal { what: format!("part {}, {} {what}", slot.0, wish.round) });
@@ -122,8 +123,8 @@ impl<L> Agreement<L> {
         self.announce(Announcement::Ready(slot, claim));
     }
 
-    /// The rank will not take part in an operation for which it was not ready, and for which the others may be. Returns why nothing is
-    /// accepted any more, if so.
+    /// The rank will not take part in an operation for which it was not ready, and for which the others may be. Returns the reason if the
+    /// agreement accepts nothing any more.
     pub fn handle_declined(&mut self, slot: Slot) -> Option<Error> {
         if self.closed.is_none() {
             self.announce(Announcement::Withdrawn(slot));
@@ -137,8 +138,8 @@ impl<L> Agreement<L> {
         if !self.waits_for_owner(&pending.wish) {
             return self.withdraw(now, slot);
         }
-        // The others need this rank to take part, but not its memory. On devices there is no other memory to take part with: there it ends
-        // when the owner comes, which has its own deadlines.
+        // The others need this rank to take part, but not its memory. On devices it cannot take part without memory. There the operation
+        // ends when the owner comes, which has its own deadlines.
         let is_host = pending.wish.claim.device == DeviceKind::Host;
         let pending = self.pending.get_mut(&slot).expect("found above");
         if let Some(load) = pending.load.take_if(|_| is_host) {
@@ -146,7 +147,7 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// The rank at this position left in order.
+    /// The rank at this position left in an orderly way.
     pub fn handle_left(&mut self, rank: usize) {
         match &mut self.order {
             Some(order) => order.handle_left(u32::try_from(rank).expect("at most RANKS_MAX")),
@@ -154,7 +155,7 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// No more operations will follow. Pending ones may still end; those without a waiting caller are given up.
+    /// No more operations will follow. Pending ones may still end. The agreement gives up those without a waiting caller.
     pub fn handle_closed(&mut self, now: Time) {
         self.closed.get_or_insert_with(shut_down);
         let unwanted = self.pending.iter().filter(|(_, pending)| pending.load.is_none());
@@ -163,8 +164,8 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// Ends all operations, also later ones, without waiting for other ranks. The cause is that of the first call, or the shutdown if there
-    /// was one. Returns the cause.
+    /// Ends all operations, also later ones, without waiting for other ranks. The first cause counts: the one of an earlier call, or the
+    /// shutdown after [`handle_closed`](Self::handle_closed). Without a `cause` it is the shutdown. Returns the cause.
     pub fn fail(&mut self, cause: Option<Error>) -> Error {
         let error = self.closed.get_or_insert_with(|| cause.unwrap_or_else(shut_down)).clone();
         self.unsaid.clear();
@@ -238,7 +239,7 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// The leader has read all announcements. Only now it acts on complaints, because a late rank may have announced meanwhile.
+    /// The leader has read all announcements. It acts on complaints only now, because a late rank may have announced meanwhile.
     pub fn weigh(&mut self) {
         let Some(order) = &mut self.order else { return };
         for (slot, waited) in self.complaints.drain(..) {
@@ -254,12 +255,12 @@ impl<L> Agreement<L> {
     /// The next decisions for all ranks, at most `orders` orders.
     ///
     /// # Panics
-    /// If it may not lead.
+    /// If this rank does not lead or there is no decision.
     pub fn lead(&mut self, orders: u64, room: Room) -> Vec<Decision> {
         group::next(self.order.as_mut().expect("it leads"), orders, &room)
     }
 
-    /// The next act for the driver; drain them after every input.
+    /// The next act for the driver. The driver must drain them after every input.
     pub fn next_act(&mut self) -> Option<Act<L>> {
         self.acts.pop_front()
     }
@@ -337,7 +338,7 @@ impl<L> Agreement<L> {
     fn withdraw(&mut self, now: Time, slot: Slot) {
         let Some(pending) = self.pending.get_mut(&slot).filter(|pending| !pending.withdrawn) else { return };
         pending.withdrawn = true;
-        // From now on it does not wait for the other ranks, but for the leader's answer.
+        // From now on the operation does not wait for the other ranks, but for the leader's answer.
         self.due.remove(&(pending.since + self.party.step_timeout, slot));
         self.due.insert((now + ANSWER_PATIENCE, slot));
         self.announce(Announcement::Withdrawn(slot));
@@ -349,7 +350,7 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// Whether another rank owns its source and comes to it when it can.
+    /// Whether another rank owns the source of the operation. That rank comes when it can.
     fn waits_for_owner(&self, wish: &Wish) -> bool {
         wish.goal.bringer().is_some_and(|owner| owner != self.party.ranks[self.party.me].rank)
     }

@@ -1,4 +1,4 @@
-//! The order of the common operations of the ranks of one machine: operations for which all ranks are ready, the most urgent first.
+//! Orders the common operations of the ranks of one machine: the operations for which all ranks are ready, the most urgent first.
 //!
 //! The lowest rank, the *leader*, holds the [`Order`]. Every rank announces the parts for which it is ready. The order answers each part
 //! and round with one [`Decision`], and all ranks carry out the decisions in the same order. So all ranks work on the same part, and memory
@@ -22,27 +22,27 @@ use crate::types::{Defect, Machines, PartId, Priority, Round, planted};
 /// A decision, which all ranks carry out.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Decision {
-    /// Reduce it.
+    /// All ranks carry out the operation.
     Run {
         /// The operation.
         slot: Slot,
-        /// The fields on which all ranks agree, and whether one of them failed; the other fields are those of the first rank.
+        /// The fields on which all ranks agree, and whether one rank failed. The other fields come from the rank that claimed first.
         claim: Claim,
-        /// The rank that sends an error instead, if any. Then nothing else happens.
+        /// The rank that sends an error instead, if any. Then the ranks do nothing else.
         failed: Option<u32>,
         /// The weight of each rank.
         weights: Vec<f64>,
     },
-    /// It will not be reduced.
+    /// No rank carries out the operation.
     Fail {
         /// The operation.
         slot: Slot,
-        /// Why.
+        /// The reason.
         failure: Failure,
     },
 }
 
-/// Why an operation fails. Ranks are positions among those of the machine; sets of ranks have one bit each.
+/// Why an operation fails. A rank is its position among the ranks of the machine. A set of ranks has one bit for each.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Failure {
     /// Two ranks claim different things.
@@ -80,7 +80,7 @@ pub enum Failure {
     },
 }
 
-/// The machine: `handle_*` in, [`next_decision`](Self::next_decision) out.
+/// The state machine. Its inputs are the `handle_*` methods, its output is [`next_decision`](Self::next_decision).
 #[derive(Debug)]
 pub struct Order {
     ranks: u32,
@@ -90,7 +90,7 @@ pub struct Order {
     ready: BTreeSet<(Reverse<Priority>, u64, Slot)>,
     /// The same operations by age.
     ages: BTreeSet<(u64, Slot)>,
-    /// What each rank announced, by part.
+    /// The announcements of each rank, by part.
     announcements: BTreeMap<PartId, Vec<Announced>>,
     /// Failures that some ranks may not know yet.
     failed: BTreeMap<Slot, Failure>,
@@ -114,12 +114,12 @@ struct Pending {
     weights: Vec<f64>,
 }
 
-/// What one rank announced of one part.
+/// The announcements of one rank for one part.
 #[derive(Clone, Default, Debug)]
 struct Announced {
-    /// It takes part in no round before this one any more, unless it did.
+    /// The rank begins to take part in no round before this one any more.
     passed: Round,
-    /// Rounds from there on for which it has nothing. It says so at once, while earlier rounds may still wait.
+    /// This round or later ones for which the rank has no data. It announces them at once, while it may still come to earlier rounds.
     early: BTreeSet<Round>,
 }
 
@@ -130,11 +130,11 @@ impl Announced {
 }
 
 impl Order {
-    /// The most ranks of a machine, because sets of them have one bit each.
+    /// The most ranks of a machine. A set of ranks has one bit for each.
     pub const RANKS_MAX: u32 = Machines::RANKS_MAX;
 
-    /// The order among `ranks` ranks in which every `oldest_every`-th decision goes to the operation that has waited longest, so that a
-    /// stream of urgent parts starves no other; 0 for strict priority.
+    /// The order among `ranks` ranks. Every `oldest_every`-th decision goes to the operation that has waited longest, so that a stream of
+    /// urgent parts starves no other part. 0 for strict priority.
     ///
     /// # Panics
     /// If there are no ranks or more than [`RANKS_MAX`](Self::RANKS_MAX).
@@ -156,14 +156,14 @@ impl Order {
         }
     }
 
-    /// The same with a planted defect, for the simulation.
+    /// The same order with a planted defect, for the simulation.
     #[must_use]
     pub fn planting(self, defect: Option<Defect>) -> Self {
         Self { defect, ..self }
     }
 
-    /// `rank` is ready to reduce `slot`, or has to tell the others why it has nothing of it. A rank announces the rounds of a part in
-    /// order, except those for which it has nothing.
+    /// `rank` is ready to carry out `slot`, or must tell the others why it has no data for it. A rank announces the rounds of a part in
+    /// order, except those for which it has no data.
     pub fn handle_ready(&mut self, rank: u32, slot: Slot, claim: Claim) {
         match claim.failed {
             true => self.announce_early(rank, slot),
@@ -240,8 +240,8 @@ impl Order {
         Some(Decision::Run { slot, claim, failed, weights })
     }
 
-    /// The operation that [`next_decision`](Self::next_decision) would run, and its claim; `None` if there is none or the next decision is
-    /// a failure.
+    /// The operation that [`next_decision`](Self::next_decision) would run, and its claim. `None` if there is none or if the next decision
+    /// is a failure.
     pub fn upcoming(&self) -> Option<(Slot, &Claim)> {
         let (slot, _) = self.next_ready().filter(|_| !self.has_failure())?;
         Some((slot, &self.pending[&slot].claim))
@@ -262,12 +262,12 @@ impl Order {
         !self.failed.is_empty()
     }
 
-    /// The ranks for which `slot` waits, one bit each; none if it is not pending.
+    /// The ranks for which `slot` waits, one bit each. 0 if it is not pending.
     pub fn missing(&self, slot: Slot) -> u64 {
         self.pending.get(&slot).map_or(0, |pending| self.everybody() & !pending.arrived)
     }
 
-    /// The next operation for which all ranks are ready, and whether it goes because it has waited longest.
+    /// The next operation for which all ranks are ready, and whether it is chosen because it has waited longest.
     fn next_ready(&self) -> Option<(Slot, bool)> {
         let oldest_turn = self.oldest_every > 0 && self.decided + 1 >= self.oldest_every;
         let slot = if oldest_turn { self.ages.first()?.1 } else { self.ready.first()?.2 };
@@ -278,7 +278,7 @@ impl Order {
         u64::MAX >> (Self::RANKS_MAX - self.ranks)
     }
 
-    /// `rank` has nothing of `slot`. It may still come to earlier rounds.
+    /// `rank` takes no part in `slot` or has no data for it. It may still come to earlier rounds.
     fn announce_early(&mut self, rank: u32, slot: Slot) {
         if planted(self.defect, Defect::EarlyWordPasses) {
             return self.pass(rank, slot);
@@ -314,7 +314,7 @@ impl Order {
         }
     }
 
-    /// Updates a pending operation: all ranks are ready, some may still come, or one never will.
+    /// Updates a pending operation. It is ready if all ranks are, waits if the others may still come, and fails if one never will.
     fn complete_or_hopeless(&mut self, slot: Slot) {
         let pending = &self.pending[&slot];
         let missing = self.everybody() & !pending.arrived;
@@ -346,7 +346,7 @@ impl Order {
         }
     }
 
-    /// The ranks that will say no more of a slot, a bit each.
+    /// The ranks that announce nothing more about a slot, one bit each.
     fn announced(&self, (part, round): Slot) -> u64 {
         let announced = self.announcements.get(&part).into_iter().flatten();
         announced.enumerate().fold(0, |ranks, (rank, announced)| ranks | u64::from(announced.has(round)) << rank)

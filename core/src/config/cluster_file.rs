@@ -1,4 +1,4 @@
-//! The static cluster file: a job written down with all its addresses, for hosts on which nobody has to find anything.
+//! The static cluster file. It lists a job with all its addresses, for hosts where no discovery is needed.
 //!
 //! ```toml
 //! [cluster]
@@ -10,9 +10,9 @@
 //! 2 = "n3"
 //! ```
 //!
-//! The same file serves all processes: `role`, with `rank` or `server_index`, chooses the task. Indices may have gaps, as where a host
-//! was taken out; the ranks and server indices of the job close them, in the same order. What this file says goes before a launcher and
-//! after everything else, but for the two indices, which it translates.
+//! The same file serves all processes: `role`, with `rank` or `server_index`, selects the task. Indices may have gaps, for example if a
+//! host was taken out. The ranks and server indices of the job close the gaps and keep the order. Values from this file override a
+//! launcher. Arguments, environment and configuration file override this file, except for the two indices, which it translates.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use super::launcher::{Launch, Launcher};
 use super::load::File;
 use crate::error::{Error, Result};
 
-/// A job, written down.
+/// A job from a cluster file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ClusterFile {
     path: String,
@@ -72,10 +72,10 @@ impl ClusterFile {
         })
     }
 
-    /// The names of the knobs that it sets for the process with these settings, and their values.
+    /// The names of the knobs that the file sets for the process with these settings, and their values.
     ///
     /// # Errors
-    /// [`Error::Config`] for a task that the file does not have, with those that it has.
+    /// [`Error::Config`] for a task that is not in the file. The error lists the tasks that are.
     pub(super) fn values(&self, config: &Config) -> Result<Vec<(&'static str, String)>> {
         let (host, port) = split(&self.coordinator);
         let mut values = vec![
@@ -101,13 +101,13 @@ impl ClusterFile {
                 values.push(("bind", format!("0.0.0.0:{port}")));
                 values.push(("advertise", host.to_owned()));
             }
-            // A server that asks for no index gets any, and a coordinator has none.
+            // A server that asks for no index gets any index. A coordinator has none.
             (ProcessRole::Server, _, None) | (ProcessRole::Coordinator | ProcessRole::Both, _, _) => {}
         }
         Ok(values)
     }
 
-    /// Where `index` stands among the tasks of a job.
+    /// The position of `index` among the tasks of a job.
     fn position(&self, job: &str, tasks: &BTreeMap<u32, String>, knob: &str, index: u32) -> Result<usize> {
         let position = tasks.keys().position(|known| *known == index);
         position.ok_or_else(|| self.no_task(knob, format!("is {index}, which is no {job} of the file"), job, tasks))

@@ -1,4 +1,4 @@
-//! The kinds of values that knobs have: how each is written, read and compared with its limits.
+//! The kinds of values that knobs have: how each kind is written, read and compared with its limits.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,21 +9,21 @@ use super::units::{parse_bytes, parse_duration, print_bytes, print_duration};
 use crate::error::Error;
 use crate::types::JoinString;
 
-/// A kind of value. Types that implement it stand in the table of knobs and have no values of their own.
+/// A kind of value. Types that implement it are named in the table of knobs; no value of these types is ever made.
 pub trait Kind {
-    /// What the field of the configuration holds.
+    /// The type of the configuration field.
     type Value;
-    /// For the documentation and for hints.
+    /// How to write the value, for the documentation and for hints.
     const UNIT: Unit;
 
     /// # Errors
-    /// What is wrong with the text, as the end of a sentence that begins with it.
+    /// A description of the fault, as the end of a sentence that begins with the text.
     fn parse(text: &str) -> Result<Self::Value, String>;
 
-    /// The text that [`Kind::parse`] reads back; only a mask where the value is secret.
+    /// The text that [`Kind::parse`] reads back. For a secret it is only a mask.
     fn print(value: &Self::Value) -> String;
 
-    /// What is compared with the limits of the knob; `None` where there is no order.
+    /// The number that is compared with the limits of the knob; `None` if the kind has no order.
     fn quantity(_value: &Self::Value) -> Option<u128> {
         None
     }
@@ -32,7 +32,7 @@ pub trait Kind {
 /// How the values of a knob are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
-    /// Bytes; a plain number or with a unit.
+    /// Bytes; a plain number or a number with a unit.
     Bytes,
     /// A length of time; a plain number is seconds.
     Duration,
@@ -242,7 +242,7 @@ impl Kind for LogFilter {
     type Value = String;
     const UNIT: Unit = Unit::Text;
 
-    /// Takes BytePS's names of the levels too.
+    /// Also accepts BytePS's names of the levels.
     fn parse(text: &str) -> Result<String, String> {
         let text = Text::parse(text)?;
         Ok(match text.to_ascii_uppercase().as_str() {

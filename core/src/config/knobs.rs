@@ -1,5 +1,5 @@
-//! The one table of knobs. A row makes the field of [`Config`], the environment variable, the key of the file, the parser, the line
-//! of the report and its documentation; adding a knob is adding a row.
+//! The one table of knobs. A row makes the field of [`Config`], the environment variable, the key of the file, the parser, the line of the
+//! report and its documentation. To add a knob, add a row.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use super::origin::{Origin, PREFIX};
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Knob {
-    /// What it belongs to, such as `Failures`.
+    /// Its topic, such as `Failures`.
     pub topic: &'static str,
     /// Its key in the file and among the arguments, and the name of its field.
     pub name: &'static str,
-    /// The name that it had in the version before, which still works; empty if it had the same.
+    /// Its name in the previous version, which still works; empty if it was the same.
     pub former: &'static str,
     /// Environment variables of BytePS, ps-lite and others that mean the same; read after ours, in this order.
     pub aliases: &'static [&'static str],
     /// How its value is written.
     pub unit: Unit,
-    /// The value if nobody says otherwise; empty for none.
+    /// The value if no source gives one; empty for none.
     pub default: &'static str,
     /// The smallest and the largest value.
     pub range: Option<(&'static str, &'static str)>,
@@ -33,7 +33,7 @@ pub struct Knob {
 }
 
 impl Knob {
-    /// The row of the knob called `name`, now or in the version before.
+    /// The row of the knob with this name, in this version or the previous one.
     pub fn find(name: &str) -> Option<&'static Self> {
         KNOBS.iter().find(|knob| knob.name == name || !knob.former.is_empty() && knob.former == name)
     }

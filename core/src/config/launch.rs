@@ -1,5 +1,5 @@
-//! Who a worker is, from the variables that launchers set. The first family that is there decides; a family that is there in part is
-//! an error, because guessing the rest gives two processes one rank.
+//! Finds the place of a worker from the variables that launchers set. The first family with a variable set decides. A family with only some
+//! of its variables set is an error, because guessing the rest would give two processes one rank.
 
 use super::launcher::{Launch, Launcher};
 use super::tf_config::TfConfig;
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 impl Launch {
     /// Finds the place of this worker. `env` gives the value of a variable.
     ///
-    /// Where a launcher does not say how many workers share a host, every worker is taken for the only one of its host.
+    /// If a launcher does not say how many workers share a host, each worker is treated as the only one of its host.
     ///
     /// # Errors
     /// [`Error::Config`] naming the variable that is missing, is no number, or is beyond its count.
@@ -26,8 +26,8 @@ impl Launch {
         } else if env("PMI_RANK").is_some() || env("PMI_SIZE").is_some() {
             pmi(&Family { launcher: Launcher::Mpi, env })
         } else if env("SLURM_PROCID").is_some() && env("SLURM_STEP_NODELIST").is_some() {
-            // The script of a batch job sees SLURM_PROCID=0 and SLURM_NTASKS too, but it is one process, not a rank: only srun
-            // makes steps.
+            // The script of a batch job also sees SLURM_PROCID=0 and SLURM_NTASKS, but it is one process, not a rank: only srun makes
+            // steps.
             slurm(&Family { launcher: Launcher::Slurm, env })
         } else {
             Ok(place(Launcher::Single, 0, 1))
@@ -53,16 +53,16 @@ impl Launch {
         Ok(())
     }
 
-    /// With this place on its host; hosts are taken to have equally many workers, filled in order of rank.
+    /// With this place on its host. All hosts are assumed to have the same number of workers, filled in order of rank.
     fn on_host(self, (local_rank, local_size): (u32, u32)) -> Self {
-        // A local size of 0 is refused by `check`, whatever is computed from it here.
+        // `check` refuses a local size of 0, so the values computed here from 0 do not matter.
         let divisor = local_size.max(1);
         let (node_rank, num_nodes) = (self.rank / divisor, self.size.div_ceil(divisor));
         Self { local_rank, local_size, node_rank, num_nodes, ..self }
     }
 }
 
-/// What `TF_CONFIG` says of this process, whatever its role, unless variables that go before it are there.
+/// The content of `TF_CONFIG` for this process, whatever its role. `None` if variables are set that have precedence over it.
 ///
 /// # Errors
 /// As [`TfConfig::find`].
@@ -73,7 +73,7 @@ pub(super) fn described(env: &impl Fn(&str) -> Option<String>) -> Result<Option<
     TfConfig::find(env)
 }
 
-/// Any of these tells that its family is there, in whole or in part.
+/// If any of these is set, its family is present, completely or in part.
 const GRADLANE: [&str; 2] = ["GRADLANE_RANK", "GRADLANE_SIZE"];
 const DMLC: [&str; 3] = ["DMLC_WORKER_ID", "DMLC_NUM_WORKER", "DMLC_ROLE"];
 const TORCHRUN: [&str; 2] = ["RANK", "WORLD_SIZE"];
@@ -82,8 +82,8 @@ fn set(env: &impl Fn(&str) -> Option<String>, family: &[&str]) -> bool {
     family.iter().any(|name| env(name).is_some())
 }
 
-/// The number of workers that ps-lite's variables tell to a coordinator: `DMLC_NUM_WORKER` hosts of `BYTEPS_LOCAL_SIZE` workers, one
-/// each where that is not said.
+/// The number of workers that ps-lite's variables give to a coordinator: `DMLC_NUM_WORKER` hosts of `BYTEPS_LOCAL_SIZE` workers. The
+/// default is one worker per host.
 ///
 /// # Errors
 /// [`Error::Config`] naming the variable that is no number.
@@ -119,7 +119,7 @@ fn torchrun(family: &Family<'_, impl Fn(&str) -> Option<String>>) -> Result<Laun
     let launch = place(family.launcher, family.required("RANK")?, family.required("WORLD_SIZE")?)
         .on_host(family.pair("LOCAL_RANK", "LOCAL_WORLD_SIZE")?);
     let node_rank = family.optional("GROUP_RANK")?.unwrap_or(launch.node_rank);
-    // Hosts may have unequal numbers of workers, so that the last of them lies beyond the count of equal ones.
+    // Hosts may have different numbers of workers. Then the last host may lie beyond the number of hosts computed for equal ones.
     let num_nodes = family.optional("GROUP_WORLD_SIZE")?.unwrap_or(launch.num_nodes.max(node_rank.saturating_add(1)));
     Ok(Launch { node_rank, num_nodes, ..launch })
 }
@@ -199,7 +199,7 @@ impl<E: Fn(&str) -> Option<String>> Family<'_, E> {
         self.optional(name)?.ok_or_else(|| self.missing(name))
     }
 
-    /// A local rank and its count: both, or neither for the only worker of a host.
+    /// A local rank and its count. Both must be set, or neither: then this is the only worker of its host.
     fn pair(&self, rank: &str, size: &str) -> Result<(u32, u32)> {
         match (self.optional(rank)?, self.optional(size)?) {
             (Some(rank), Some(size)) => Ok((rank, size)),

@@ -1,17 +1,17 @@
-//! The place of a worker in its job, and who can say it.
+//! The place of a worker in its job, and the launchers that can tell it.
 
 use std::fmt;
 
 /// The place of a worker in its job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Launch {
-    /// Who said so.
+    /// The source of these values.
     pub launcher: Launcher,
     /// From 0.
     pub rank: u32,
     /// Number of workers.
     pub size: u32,
-    /// Among the workers of this host.
+    /// Rank among the workers of this host.
     pub local_rank: u32,
     /// Number of workers of this host.
     pub local_size: u32,
@@ -28,11 +28,11 @@ pub enum Launcher {
     Gradlane,
     /// `DMLC_WORKER_ID`, `DMLC_NUM_WORKER` and `BYTEPS_LOCAL_RANK`, `BYTEPS_LOCAL_SIZE`: BytePS and ps-lite.
     Dmlc,
-    /// `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`: torchrun and all that imitate it.
+    /// `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`: torchrun and all launchers that imitate it.
     Torchrun,
     /// `TF_CONFIG`: TensorFlow, and the schedulers that write it.
     TfConfig,
-    /// `OMPI_COMM_WORLD_*` of Open MPI, or `PMI_*` of MPICH and its kin.
+    /// `OMPI_COMM_WORLD_*` of Open MPI, or `PMI_*` of MPICH and related launchers.
     Mpi,
     /// `SLURM_*` of a step that `srun` started.
     Slurm,
@@ -67,7 +67,7 @@ impl Launch {
         ]
     }
 
-    /// The place of the worker of `rank`, where each has the host at its index of `hosts`.
+    /// The place of the worker of `rank`. `hosts` has the host of each rank.
     pub(super) fn among(launcher: Launcher, hosts: &[&str], rank: usize) -> Self {
         let count = |of: usize| u32::try_from(of).expect("nobody writes down so many hosts");
         let shared = |workers: &[&str]| count(workers.iter().filter(|host| **host == hosts[rank]).count());

@@ -1,7 +1,8 @@
-//! Joins the sources of settings in their order: arguments of the call, environment (ours, then aliases), file, cluster file,
-//! launcher, default.
+//! Combines the sources of settings in their order: arguments of the call, environment (ours, then aliases), file, cluster file, launcher,
+//! default.
 //!
-//! Pure but for the cluster file, and for [`Config::from_process`], the only place of the engine that reads the environment.
+//! All functions are pure, with two exceptions: the cluster file is read, and [`Config::from_process`] is the only place in the engine that
+//! reads the environment.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,12 +13,12 @@ use super::knobs::{Config, KNOBS, Knob, variable};
 use super::origin::{Origin, PREFIX, written};
 use crate::error::{Error, Result};
 
-/// Something about the settings that is probably not what was meant, but does no harm.
+/// A setting that is probably a mistake but does no harm.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Warning {
     /// The setting, as its source names it.
     pub variable: String,
-    /// What it is taken for, and what to do.
+    /// How the setting is interpreted, and what to do.
     pub problem: String,
 }
 
@@ -30,7 +31,7 @@ impl fmt::Display for Warning {
 /// A configuration file: `name = value` for knobs by name, in TOML.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct File {
-    /// For messages.
+    /// Its path, for messages.
     pub path: String,
     /// Its contents.
     pub text: String,
@@ -38,16 +39,16 @@ pub struct File {
 
 /// Names the configuration file.
 const FILE_VARIABLE: &str = "GRADLANE_CONFIG";
-/// The argument that names it.
+/// The argument that names the configuration file.
 const FILE_ARGUMENT: &str = "config";
 
-/// Variables of BytePS that people set and that mean nothing here.
+/// Variables of BytePS that people set but that have no meaning here.
 const UNREAD: [(&str, &str); 2] = [
     ("BYTEPS_SCHEDULING_CREDIT", "counts parts and is not read; set GRADLANE_CREDIT_BYTES, in bytes"),
     ("BYTEPS_ENABLE_ASYNC", "is not read: every sum has the contributions of all workers"),
 ];
 
-/// Settings of the version before that have no effect any more. They give a warning wherever they stand.
+/// Settings of the previous version that no longer have an effect. They cause a warning in any source.
 const RETIRED: [(&str, &str); 1] =
     [("quic_driver", "has no effect any more, and the next version refuses it: remove it")];
 
@@ -70,11 +71,12 @@ impl Config {
 
     /// Loads settings from these sources.
     ///
-    /// An empty environment variable counts as not set. An unknown `GRADLANE_*` variable is a warning, because environments are
-    /// inherited from who knows where; an unknown argument or key of the file is an error.
+    /// An empty environment variable counts as not set. An unknown `GRADLANE_*` variable is only a warning, because processes inherit
+    /// environments from unknown sources. An unknown argument or key of the file is an error.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the source, for a cluster file that cannot be read, and for what is unknown, malformed, out of range or in conflict.
+    /// [`Error::Config`] naming the source, for a cluster file that cannot be read, and for settings that are unknown, malformed, out of
+    /// range or in conflict.
     pub fn load(
         arguments: &BTreeMap<String, String>,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -161,7 +163,7 @@ impl Config {
         match (path.strip_prefix("~"), home, self.origin(name)) {
             (Err(_), _, _) => Ok(Some(path.to_owned())),
             (Ok(rest), Some(home), _) => Ok(Some(Path::new(home).join(rest))),
-            // A default is nobody's wish: without a home there is just no default.
+            // No user asked for a default. Without a home directory there is no default.
             (Ok(_), None, Origin::Default) => Ok(None),
             (Ok(_), None, origin) => Err(Error::Config {
                 knob: written(name, origin),
@@ -171,7 +173,7 @@ impl Config {
         }
     }
 
-    /// A default that would contradict what the user chose gives way: who says "fail after 2 s" need not say when to warn.
+    /// Changes defaults that would contradict the user's choices. A user who sets "fail after 2 s" need not also set when to warn.
     fn follow(&mut self) {
         let chosen = |config: &Self, name| *config.origin(name) != Origin::Default;
         if !chosen(self, "stall_warn") && self.stall_warn >= self.step_timeout {
@@ -208,7 +210,7 @@ impl Config {
     }
 }
 
-/// Two knobs that cannot both have their values.
+/// Two knobs whose values contradict each other.
 struct Conflict {
     knob: &'static str,
     other: &'static str,
@@ -346,7 +348,7 @@ fn unknown(name: &str, problem: &str) -> Error {
 fn warnings(environment: &BTreeMap<String, String>) -> Vec<Warning> {
     let known: Vec<String> = KNOBS.iter().flat_map(Knob::variables).chain([FILE_VARIABLE.to_owned()]).collect();
     let retired: Vec<String> = RETIRED.iter().map(|(name, _)| variable(name)).collect();
-    // The prefix is left out of the comparison: a long common beginning would make everything look alike.
+    // The comparison leaves out the prefix, because a long common prefix would make all names look similar.
     let rest = |name: &str| name.strip_prefix(PREFIX).map(str::to_owned);
     let unknown =
         environment.keys().filter(|name| !known.contains(name) && !retired.contains(name)).filter_map(|name| {
@@ -363,7 +365,7 @@ fn warnings(environment: &BTreeMap<String, String>) -> Vec<Warning> {
     unknown.chain(unread).collect()
 }
 
-/// The candidate with the fewest typing mistakes, if they are few.
+/// The candidate with the fewest differences from `name`, if they are few.
 fn nearest(name: &str, candidates: impl Iterator<Item = String>) -> Option<String> {
     candidates
         .map(|candidate| (strsim::damerau_levenshtein(name, &candidate), candidate))

@@ -1,9 +1,9 @@
 //! The settings of a process: read once, from one table of knobs, each value with its origin.
 //!
-//! [`knobs`] is the table; the typed [`Config`], its parsing, printing and documentation are made from it. [`load`] joins the sources
-//! in their order: arguments of the call, environment, file, `cluster_file`, what a launcher such as `torchrun` says, default; `place`
-//! fills in what cluster file and launcher know. [`launch`] knows the launchers, `tf_config` the one that describes the whole job,
-//! [`kinds`], `choices` and [`units`] how a value is written, [`report`] how all of them are shown.
+//! [`knobs`] is the table. The typed [`Config`], its parsing, printing and documentation are made from it. [`load`] combines the sources in
+//! their order: arguments of the call, environment, file, `cluster_file`, a launcher such as `torchrun`, default. `place` fills in the
+//! values that the cluster file and the launcher know. [`launch`] knows the launchers, and `tf_config` knows the one that describes the
+//! whole job. [`kinds`], `choices` and [`units`] say how a value is written, and [`report`] says how all values are shown.
 
 mod choices;
 mod cluster_file;

@@ -4,13 +4,13 @@ use std::fmt;
 
 use super::launcher::Launcher;
 
-/// Begins the names of our environment variables.
+/// Prefix of our environment variables.
 pub(super) const PREFIX: &str = "GRADLANE_";
 
 /// Where a value came from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Origin {
-    /// Nobody gave one.
+    /// No source gave a value.
     Default,
     /// An argument of the call or of the command line.
     Argument,
@@ -36,7 +36,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A knob as the user wrote it.
+/// The name of a knob as the user wrote it.
 pub(super) fn written(name: &str, origin: &Origin) -> String {
     match origin {
         Origin::Default | Origin::Argument => name.to_owned(),

@@ -1,5 +1,5 @@
-//! The place of a process in its job, from those who know the whole job: the cluster file, then the launcher. What the user said of it
-//! goes first.
+//! The place of a process in its job, from the sources that know the whole job: the cluster file, then the launcher. The user's own
+//! settings have precedence.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,8 @@ use super::origin::{Origin, written};
 use crate::error::Result;
 
 impl Config {
-    /// Fills in what the cluster file knows and the user did not set, and translates the index that chose the task in it.
+    /// Fills in the values that the cluster file knows and the user did not set. Also translates the index that selected the task in the
+    /// file.
     ///
     /// # Errors
     /// [`Error::Config`] for a file that cannot be read, is malformed, or does not have this process.
@@ -30,7 +31,7 @@ impl Config {
         Ok(())
     }
 
-    /// Fills in what the launcher knows and the user did not set.
+    /// Fills in the values that the launcher knows and the user did not set.
     ///
     /// # Errors
     /// [`Error::Config`] naming the variable that is missing or malformed.
@@ -44,7 +45,7 @@ impl Config {
         Ok(())
     }
 
-    /// Names of knobs with their values and sources.
+    /// The names of the knobs that launchers set, with their values and sources.
     fn said_by_launcher(
         &self,
         environment: &BTreeMap<String, String>,

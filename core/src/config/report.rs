@@ -1,4 +1,4 @@
-//! All settings, as a person wants to see them and as a file wants to have them.
+//! All settings, as a table for people and as a file.
 
 use std::fmt::Write as _;
 
@@ -30,7 +30,7 @@ impl Config {
         text
     }
 
-    /// A file that gives these settings again. What only this process has stands in it as a comment: the secret, and the place that a
+    /// A file that produces these settings again. Settings of this process only are written as comments: secrets, and the place that a
     /// launcher or the cluster file assigned.
     pub fn to_toml(&self) -> String {
         let mut text = String::from(
@@ -54,7 +54,7 @@ impl Config {
     }
 }
 
-/// A value in TOML: numbers and flags bare, everything else quoted.
+/// A value in TOML: numbers and flags without quotes, everything else quoted.
 fn literal(knob: &Knob, value: String) -> String {
     match knob.unit {
         Unit::Count | Unit::Flag if !value.is_empty() => value,

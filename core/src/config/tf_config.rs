@@ -4,8 +4,8 @@
 //! {"cluster": {"chief": ["n0:1"], "worker": ["n1:1", "n2:1"], "ps": ["n3:1"]}, "task": {"type": "worker", "index": 0}}
 //! ```
 //!
-//! Chief and workers are workers here, the chief first; parameter servers are servers. The addresses only tell who shares a host: those
-//! ports are TensorFlow's. Whether this variable decides is the business of [`super::launch`].
+//! The chief and the workers are workers here, the chief first. Parameter servers are servers. The addresses only tell which tasks share a
+//! host, because their ports belong to TensorFlow. [`super::launch`] decides whether this variable is used.
 
 use std::collections::BTreeMap;
 
@@ -21,14 +21,14 @@ const VARIABLE: &str = "TF_CONFIG";
 /// The kinds of tasks that take part in a job, in the order of their ranks.
 const KINDS: [&str; 3] = ["chief", "worker", "ps"];
 
-/// What the variable says.
+/// The content of the variable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct TfConfig {
-    /// A name that all tasks of the cluster derive alike.
+    /// A name that all tasks of the cluster derive in the same way.
     pub(super) job: String,
     /// Number of parameter servers.
     pub(super) servers: u32,
-    /// Who this process is.
+    /// The task of this process.
     pub(super) task: Task,
 }
 
@@ -42,10 +42,10 @@ pub(super) enum Task {
 }
 
 impl TfConfig {
-    /// Reads the variable; nothing if it is not set, or names no cluster, as in a job of one process.
+    /// Reads the variable. `None` if it is not set, or names no cluster, as in a job of one process.
     ///
     /// # Errors
-    /// [`Error::Config`] for what is malformed, and for a task that the cluster does not have, with those that it has.
+    /// [`Error::Config`] for malformed content, and for a task that is not in the cluster. The error lists the tasks that are.
     pub(super) fn find(env: &impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
         let Some(text) = env(VARIABLE) else { return Ok(None) };
         let value: Value = serde_json::from_str(&text).map_err(|cause| bad(format!("is no JSON: {cause}")))?;
@@ -57,7 +57,7 @@ impl TfConfig {
         Ok(Some(Self { job: cluster.name(), servers: cluster.count("ps"), task }))
     }
 
-    /// What this process does.
+    /// The role of this process.
     pub(super) fn role(&self) -> ProcessRole {
         match self.task {
             Task::Worker(_) => ProcessRole::Worker,
@@ -80,7 +80,7 @@ impl TfConfig {
         }
     }
 
-    /// The names of the knobs that it sets beside the place of a worker, and their values.
+    /// The names of the other knobs that it sets besides the place of a worker, and their values.
     pub(super) fn values(&self) -> Vec<(&'static str, String)> {
         let mut values = vec![
             ("role", self.role().name().to_owned()),
@@ -94,7 +94,7 @@ impl TfConfig {
     }
 }
 
-/// The addresses of all tasks, by place of the kind in [`KINDS`] and index. Indices may have gaps; ranks close them.
+/// The addresses of all tasks, by the position of the kind in [`KINDS`] and by index. Indices may have gaps; ranks close them.
 struct Cluster {
     tasks: BTreeMap<(usize, u64), String>,
 }
@@ -120,7 +120,7 @@ impl Cluster {
         Ok(Self { tasks })
     }
 
-    /// Who the task `value` is.
+    /// The task that `value` describes.
     fn task(&self, value: &Value) -> Result<Task> {
         let kind = value["type"].as_str().unwrap_or_default();
         if kind == "evaluator" {
@@ -146,7 +146,7 @@ impl Cluster {
         Ok(Task::Worker(Launch::among(Launcher::TfConfig, &hosts, rank)))
     }
 
-    /// A name made of all tasks, whatever the order and the spacing in which they were written.
+    /// A name made from all tasks. It does not depend on their order or spacing in the text.
     fn name(&self) -> String {
         let lines: Vec<String> = self
             .names()

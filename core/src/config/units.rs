@@ -1,11 +1,12 @@
-//! Quantities as people write them: `4 MiB`, `250ms`, `2m`. Exact: what does not come out whole is refused, never rounded.
+//! Quantities as people write them: `4 MiB`, `250ms`, `2m`. Values are exact: a value that is not a whole number of the smallest unit is
+//! refused, never rounded.
 
 use std::time::Duration;
 
 /// Parses a number of bytes; a plain number is bytes. `KiB` counts 1024, `KB` counts 1000, in either case.
 ///
 /// # Errors
-/// What is wrong with the text, as the end of a sentence that begins with it.
+/// A description of the fault, as the end of a sentence that begins with the text.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let bytes = scaled(text, BYTES)?;
     u64::try_from(bytes).map_err(|_| "is too large".to_owned())
@@ -30,7 +31,7 @@ pub fn print_duration(duration: Duration) -> String {
     print(duration.as_nanos(), &["s", "ms", "us", "ns"], TIMES)
 }
 
-/// A unit and how many of the smallest it holds; the empty name is that of a plain number.
+/// A unit and the number of smallest units in it. The empty name is that of a plain number.
 type Units = &'static [(&'static str, u128)];
 
 const BYTES: Units = &[
@@ -58,7 +59,8 @@ const TIMES: Units = &[
     ("h", 3_600_000_000_000),
 ];
 
-/// `number` or `number unit` in the smallest unit. The fraction is scaled as an integer: a float would make 0.1 s some other time.
+/// `number` or `number unit`, in the smallest unit. The fraction is scaled as an integer, because a float would make 0.1 s a different
+/// time.
 fn scaled(text: &str, units: Units) -> Result<u128, String> {
     let text = text.trim();
     let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
@@ -81,7 +83,7 @@ fn scaled(text: &str, units: Units) -> Result<u128, String> {
     Ok(scaled / divisor)
 }
 
-/// More digits than any quantity here has, few enough that ten to their power is a `u128`.
+/// More digits than any quantity here has, and few enough that ten to this power fits a `u128`.
 const DIGITS_MAX: usize = 24;
 
 fn print(quantity: u128, names: &[&str], units: Units) -> String {

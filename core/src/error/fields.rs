@@ -1,4 +1,4 @@
-//! The types that a field of an error can have. What writes, reads or shows errors handles these types, and needs to know no variant.
+//! The types that a field of an error can have. Code that writes, reads or shows errors handles these types. It need not know any variant.
 
 use std::time::Duration;
 

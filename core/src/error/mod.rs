@@ -1,7 +1,7 @@
-//! What can go wrong, as values: each names the fault, the parties and what to do next.
+//! Errors as values. Each names the fault, the parties and what to do next.
 //!
-//! Errors are cloned to every waiter and travel between processes (`wire::reject`), so they hold plain data only. All of them stand in
-//! one table, [`ERRORS`].
+//! Errors are cloned for every waiter and travel between processes (`wire::reject`), so they hold plain data only. One table, [`ERRORS`],
+//! lists all of them.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Error {
         self.code().retryable()
     }
 
-    /// This error as the peer must hear it. In an incompatibility the two sides change places, because the peer shows the text to its user.
+    /// This error as the peer must see it. In an incompatibility the two sides are swapped, because the peer shows the text to its user.
     #[must_use]
     pub fn told_to_peer(&self) -> Self {
         match self {
@@ -41,14 +41,14 @@ impl Error {
         }
     }
 
-    /// Whether it concerns the worker alone that got it: its caller gave up, or the job goes on without it. Other workers are told of it by
-    /// [`of_one_who_gave_up`](Self::of_one_who_gave_up).
+    /// Whether it concerns only the worker that got it: its caller gave up, or the job continues without it.
+    /// [`of_one_who_gave_up`](Self::of_one_who_gave_up) makes the error that other workers get.
     pub fn concerns_one_worker(&self) -> bool {
         matches!(self, Self::Cancelled | Self::Timeout { .. } | Self::Fenced { .. })
     }
 
-    /// The error for workers that wait for a round of `tensor` from which `worker` withdrew because of this error. It is this error itself
-    /// where that names a fault of the round or of the job. Otherwise it is a stall that names `worker` and this error.
+    /// The error for workers that wait for a round of `tensor` from which `worker` withdrew because of this error. If this error names a
+    /// fault of the round or of the job, it is this error itself. Otherwise it is a stall that names `worker` and this error.
     #[must_use]
     pub fn of_one_who_gave_up(&self, worker: WorkerId, tensor: String, round: Round) -> Self {
         match self {

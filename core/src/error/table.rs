@@ -91,7 +91,7 @@ macro_rules! errors {
     };
 }
 
-// The code 16 belonged to an error that exists no more; no other may have it.
+// The code 16 belonged to an error that no longer exists. No other error may have it.
 errors! {
     /// An argument of a call has no meaning here.
     #[error("{what}; {hint}")]
@@ -285,7 +285,7 @@ errors! {
 pub enum Code {
     /// The caller gave something without meaning.
     InvalidArgument,
-    /// Another process has it.
+    /// Another process already has it.
     AlreadyExists,
     /// The state forbids it.
     FailedPrecondition,
@@ -299,7 +299,7 @@ pub enum Code {
     ResourceExhausted,
     /// The caller cancelled.
     Cancelled,
-    /// A message of a past membership.
+    /// A message of a membership that has passed.
     Fenced,
     /// The identity is not proven.
     Unauthenticated,

@@ -1,7 +1,7 @@
 //! Memory for a pool that other processes of the machine can read in place.
 //!
-//! It is allocated in segments of growing size, so that a large model needs few descriptors and a small one little memory. A pool keeps its
-//! memory; the segments are freed with the last piece of it.
+//! It is allocated in segments of growing size. So a large model needs few descriptors, and a small model needs little memory. A pool keeps
+//! its memory. A segment is freed with the last piece of it.
 #![expect(unsafe_code, reason = "a pool reaches its memory by address")]
 
 use std::os::fd::BorrowedFd;
@@ -14,7 +14,7 @@ use crate::mem::pool::{ALIGN, Allocation, Backing, Place};
 /// A backing whose memory other processes can map.
 #[derive(Debug, Default)]
 pub struct SharedBacking {
-    /// The number of its first segment.
+    /// The number of the first segment of this backing.
     first: u32,
     fields: Mutex<Vec<Field>>,
 }
@@ -27,12 +27,12 @@ struct Field {
 }
 
 impl SharedBacking {
-    /// No memory yet.
+    /// A backing without memory; it allocates segments on demand.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// No memory yet; the numbers of its segments count from `first`, so that a process can have several of these.
+    /// As [`new`](Self::new), with segment numbers from `first` on, so that a process can have several backings.
     pub fn numbered_from(first: u32) -> Self {
         Self { first, ..Self::default() }
     }
@@ -64,7 +64,7 @@ impl Backing for SharedBacking {
         let offset = field.taken;
         field.taken += bytes;
         let segment = Arc::clone(&field.segment);
-        // SAFETY: what was taken before ends at `offset`, so that nobody else has these bytes, now or later.
+        // SAFETY: earlier allocations end at `offset`, so no other allocation has these bytes, now or later.
         let start = unsafe { segment.slice_mut(offset, bytes) }.as_mut_ptr();
         let start = NonNull::new(start).expect("a slice is somewhere");
         let segment_number = self.first.checked_add(u32::try_from(number).ok()?)?;
@@ -82,10 +82,10 @@ struct Shared {
 
 // SAFETY: memory belongs to the process, not to a thread.
 unsafe impl Send for Shared {}
-// SAFETY: it is only reached through a pool's slab, whose rules are those of any memory.
+// SAFETY: only a pool's slab reaches it, by the usual rules of shared and exclusive references.
 unsafe impl Sync for Shared {}
 
-// SAFETY: zeroed by the system, mapped as long as `segment` lives, and never given to anybody else.
+// SAFETY: zeroed by the system, mapped as long as `segment` lives, and never given out twice.
 unsafe impl Allocation for Shared {
     fn start(&self) -> NonNull<u8> {
         self.start
@@ -124,7 +124,7 @@ mod tests {
             let Place { segment, offset } = frozen.place().unwrap();
             let segment = backing.segment(segment).unwrap();
             let shown = Shown::map(segment.fd().try_clone_to_owned().unwrap(), segment.bytes() as u64).unwrap();
-            // SAFETY: frozen, so nobody writes it.
+            // SAFETY: it is frozen, so no code writes it.
             let seen = unsafe { shown.slice(usize::try_from(offset).unwrap(), 400_000) };
             assert!(seen.iter().all(|byte| *byte == value));
         }

@@ -9,11 +9,11 @@ use rustix::thread::futex::{Flags, wait as wait_word, wake as wake_word};
 use super::socket::timespec;
 
 /// Sleeps while `word` is `expected`, at most for `timeout`. Returns whether it was woken or found another value. May also return early for
-/// no reason, so look at the word again.
+/// no reason, so the caller must read the word again.
 ///
 /// The word may lie in a [`Segment`](super::Segment); sleepers of all processes that map it are woken.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) -> bool {
-    // After any other result than a timeout the caller looks at the word again: it changed, a signal came, or another thread woke this one.
+    // After any result but a timeout the caller reads the word again: it changed, a signal came, or another thread woke this one.
     !matches!(wait_word(word, Flags::empty(), expected, Some(&timespec(timeout))), Err(Errno::TIMEDOUT))
 }
 

@@ -1,8 +1,8 @@
 //! Tools for processes of one user on one machine: shared memory, sockets that pass it on, and a futex. Also threads that can be joined
 //! with a deadline, memory near a NUMA node, and progress: which thread does the work of a component, and how long it looks for work.
 //!
-//! The users of this module decide the content of the memory, its writers, and the messages. Nothing here has a name that outlives the
-//! processes, except the directory of a [`PrivateSocket`], which the next one of the same user removes.
+//! The users of this module decide the content of the memory, its writers, and the messages. Only one thing here has a name that can
+//! outlive the processes: the directory of a [`PrivateSocket`]. The next [`PrivateSocket`] of the same user removes it.
 
 pub mod backing;
 pub mod futex;

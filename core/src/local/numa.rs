@@ -27,7 +27,7 @@ pub(crate) fn near<T>(node: Option<u32>, work: impl FnOnce() -> T) -> T {
 struct Restored(Policy);
 
 impl Restored {
-    /// Prefers `node` from now on; nothing where the thread's memory is bound.
+    /// Prefers `node` from now on. Changes nothing and returns `None` if the thread's memory is bound to nodes.
     fn preferring(node: u32) -> io::Result<Option<Self>> {
         let wanted = Policy::preferring(node)?;
         let before = Policy::of_this_thread()?;
@@ -56,7 +56,7 @@ struct Policy {
 
 impl Policy {
     /// # Errors
-    /// If no machine has such a node.
+    /// If the number of the node is higher than any that a kernel supports.
     fn preferring(node: u32) -> io::Result<Self> {
         let mut nodes = [0; WORDS];
         let (word, bit) = (node as usize / WORD_BITS, node as usize % WORD_BITS);
@@ -68,7 +68,7 @@ impl Policy {
     fn of_this_thread() -> io::Result<Self> {
         let mut policy = Self { mode: 0, nodes: [0; WORDS] };
         let nowhere: c_ulong = 0;
-        // SAFETY: it writes one number and at most as many bits as there are; no address is asked about.
+        // SAFETY: the call writes one number and at most `BITS` - 1 bits, for which there is room. It asks about no address.
         let code = unsafe {
             let (mode, nodes) = (&raw mut policy.mode, policy.nodes.as_mut_ptr());
             libc::syscall(libc::SYS_get_mempolicy, mode, nodes, BITS, nowhere, nowhere)
@@ -79,7 +79,7 @@ impl Policy {
     /// Sets it as the policy of this thread.
     fn adopt(&self) -> io::Result<()> {
         let mode = std::ffi::c_long::from(self.mode);
-        // SAFETY: it reads the bits and changes nothing but where pages of this thread will lie.
+        // SAFETY: the call reads the bits. It changes only the nodes on which pages of this thread will lie.
         let code = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, self.nodes.as_ptr(), BITS) };
         if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -88,9 +88,9 @@ impl Policy {
 /// The flags of a mode.
 const FLAGS: c_int = libc::MPOL_F_STATIC_NODES | libc::MPOL_F_RELATIVE_NODES | libc::MPOL_F_NUMA_BALANCING;
 const WORD_BITS: usize = c_ulong::BITS as usize;
-/// The most nodes of a kernel.
+/// Words for the bits of 1024 nodes, the most that a kernel supports.
 const WORDS: usize = 1024 / WORD_BITS;
-/// The kernel subtracts one.
+/// The number of bits to pass to the kernel, which subtracts one.
 const BITS: c_ulong = 1024 + 1;
 
 /// Whether the kernel lets this process set its memory policy.
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_node_that_is_not_known_or_not_there_changes_nothing() {
         let Some(before) = spread() else { return };
-        // The last that a kernel may know, and one that none does.
+        // The highest node that a kernel supports, and two that no kernel supports.
         for node in [None, Some(1023), Some(1024), Some(u32::MAX)] {
             assert_eq!(near(node, || Policy::of_this_thread().unwrap()), before, "{node:?}");
             assert_eq!(Policy::of_this_thread().unwrap(), before, "{node:?}");
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(Policy::of_this_thread().unwrap(), bound);
     }
 
-    /// A policy that is nobody's default, for the thread of this test; none where the kernel refuses.
+    /// Sets a policy that is no thread's default for the thread of this test, and returns it. `None` if the kernel refuses.
     fn spread() -> Option<Policy> {
         let policy = Policy { mode: libc::MPOL_INTERLEAVE, ..Policy::preferring(0).unwrap() };
         can_prefer().then(|| {

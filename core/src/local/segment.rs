@@ -1,8 +1,8 @@
-//! Memory that several processes map: a sealed memfd, known by its descriptor only.
+//! Memory that several processes map: a sealed memfd. It has no name; a process reaches it through its descriptor only.
 //!
-//! Seals fix its length, so that no peer can shrink it under a reader, which would get SIGBUS. Its pages are reserved when it is made, so
-//! that a lack of memory is an error then and not a signal later. It has no name, and is freed with its last descriptor and mapping,
-//! whatever kills the processes. The pages are charged to the memory cgroup of the process that makes it, not to `/dev/shm`.
+//! Seals fix its length. Otherwise a peer could shrink it, and a reader would get SIGBUS. Its pages are reserved when it is created, so
+//! that a lack of memory is an error at that time and not a signal later. The system frees it with its last descriptor and mapping, also if
+//! the processes are killed. The pages are charged to the memory cgroup of the process that creates it, not to `/dev/shm`.
 #![expect(unsafe_code, reason = "memory that other processes write is reached by address")]
 
 use std::ffi::c_void;
@@ -19,13 +19,13 @@ use crate::error::{Error, Result};
 /// The seals of a segment's length.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// The additional seal of memory that only its maker writes.
+/// The seals of memory that only its maker writes: the same, and one more against new mappings for writing.
 const SEALS_TO_SHOW: SealFlags = SEALS.union(SealFlags::FUTURE_WRITE);
 
 /// A mapping of shared memory.
 ///
-/// Peers are processes of the same user, which keep to the protocol of the segment's user or may be compromised: whatever is
-/// read here is checked before it is used as an index or a length.
+/// Peers are processes of the same user. They follow the protocol of the module that uses the segment, but a peer may be compromised. So
+/// the reader checks every value before it uses the value as an index or a length.
 pub struct Segment {
     start: NonNull<u8>,
     bytes: usize,
@@ -41,12 +41,12 @@ impl Segment {
     /// New memory of `bytes` bytes, all zero.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] if there is not so much memory, [`Error::Io`] if the system refuses for another reason.
+    /// [`Error::Exhausted`] if there is not enough memory, [`Error::Io`] if the system refuses for another reason.
     pub fn create(bytes: u64) -> Result<Self> {
         Self::sealed(bytes, SEALS)
     }
 
-    /// New memory of `bytes` bytes, all zero, that no other process can map for writing; peers map it with a [`Shown`].
+    /// New memory of `bytes` bytes, all zero, that no other process can map for writing. Peers map it with a [`Shown`].
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -75,7 +75,7 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Maps a segment of another process, after checking that it has `bytes` bytes and keeps them.
+    /// Maps a segment of another process. Checks first that its length is `bytes` bytes and cannot change.
     ///
     /// # Errors
     /// [`Error::Protocol`] if it is not a sealed segment of this length.
@@ -103,7 +103,7 @@ impl Segment {
         Self::mapped(fd, bytes, access)
     }
 
-    /// Its descriptor, to be sent to a peer.
+    /// Its descriptor, for sending to a peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -119,7 +119,7 @@ impl Segment {
     /// If it does not lie within the segment at a multiple of 4.
     pub fn u32(&self, offset: usize) -> &AtomicU32 {
         let word = self.at(offset, size_of::<AtomicU32>(), align_of::<AtomicU32>()).cast();
-        // SAFETY: within the mapping and aligned, checked by `at`; peers write it as an atomic too, any bits are a value.
+        // SAFETY: within the mapping and aligned, checked by `at`; peers write it as an atomic too; any bits are a valid value.
         unsafe { AtomicU32::from_ptr(word.as_ptr()) }
     }
 
@@ -136,8 +136,8 @@ impl Segment {
     /// The `bytes` bytes from `offset`.
     ///
     /// # Safety
-    /// No process and no thread writes them while the slice lives, by the protocol of the segment's user: a sequence number
-    /// loaded with `Acquire` says that they are complete and stay so.
+    /// No process and no thread writes them while the slice lives. The protocol of the module that uses the segment ensures this: a
+    /// sequence number loaded with `Acquire` says that the bytes are complete and do not change.
     ///
     /// # Panics
     /// If they do not lie within the segment.
@@ -149,7 +149,8 @@ impl Segment {
     /// The `bytes` bytes from `offset`, to be written.
     ///
     /// # Safety
-    /// No process and no other thread reads or writes them while the slice lives, by the protocol of the segment's user.
+    /// No process and no other thread reads or writes them while the slice lives. The protocol of the module that uses the segment ensures
+    /// this.
     ///
     /// # Panics
     /// If they do not lie within the segment.
@@ -162,7 +163,7 @@ impl Segment {
         unsafe { std::slice::from_raw_parts_mut(self.at(offset, bytes, 1).as_ptr(), bytes) }
     }
 
-    /// The address of `offset`, of which `bytes` bytes lie within the segment.
+    /// The address of `offset`, after checking that `bytes` bytes from there lie within the segment.
     fn at(&self, offset: usize, bytes: usize, align: usize) -> NonNull<u8> {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         assert!(inside && offset.is_multiple_of(align), "{bytes} bytes at {offset} of a segment of {}", self.bytes);
@@ -173,7 +174,7 @@ impl Segment {
     fn mapped(fd: OwnedFd, bytes: u64, access: ProtFlags) -> Result<Self> {
         let failed = |error| io(format!("mapping {bytes} bytes of shared memory"), error);
         let length = usize::try_from(bytes).map_err(|_| failed(rustix::io::Errno::OVERFLOW))?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that anybody has.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, &fd, 0) };
         let start = NonNull::new(start.map_err(failed)?.cast::<u8>()).expect("nothing is mapped at null");
         Ok(Self { start, bytes: length, fd })
@@ -182,7 +183,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours alone and whatever was borrowed from it is gone with `self`.
+        // SAFETY: only this value owns the mapping, and no borrow of it outlives `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast::<c_void>(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
     }
@@ -194,12 +195,13 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// A mapping of what another process made with [`Segment::create_to_show`]: it can be read here and not written.
+/// A mapping of memory that another process created with [`Segment::create_to_show`]. This process can read it and cannot write it.
 #[derive(Debug)]
 pub struct Shown(Segment);
 
 impl Shown {
-    /// Maps what another process shows, after making sure that it has `bytes` bytes, keeps them, and is written by its maker only.
+    /// Maps the memory of another process. Checks first that its length is `bytes` bytes and cannot change, and that only its maker writes
+    /// it.
     ///
     /// # Errors
     /// [`Error::Protocol`] if it is anything else.
@@ -207,7 +209,7 @@ impl Shown {
         Segment::checked(fd, bytes, SEALS_TO_SHOW, ProtFlags::READ).map(Self)
     }
 
-    /// The word of 4 bytes at `offset`, with all that was written before it.
+    /// The word of 4 bytes at `offset`. Everything that was written before this word is visible.
     ///
     /// # Panics
     /// If it does not lie within the segment at a multiple of 4.
@@ -215,7 +217,7 @@ impl Shown {
         self.0.u32(offset).load(Ordering::Acquire)
     }
 
-    /// The word of 8 bytes at `offset`, with all that was written before it.
+    /// The word of 8 bytes at `offset`. Everything that was written before this word is visible.
     ///
     /// # Panics
     /// If it does not lie within the segment at a multiple of 8.
@@ -253,10 +255,10 @@ mod tests {
     fn two_mappings_show_the_same_bytes() {
         let ours = Segment::create(8192).unwrap();
         let theirs = Segment::map(ours.fd().try_clone_to_owned().unwrap(), 8192).unwrap();
-        // SAFETY: nobody else looks at these bytes yet.
+        // SAFETY: no other code reads these bytes yet.
         unsafe { ours.slice_mut(5000, 3) }.copy_from_slice(b"sum");
         ours.u64(8).store(u64::MAX, Ordering::Release);
-        // SAFETY: nobody writes any more.
+        // SAFETY: no code writes them any more.
         assert_eq!(unsafe { theirs.slice(5000, 3) }, b"sum");
         assert_eq!((theirs.u64(8).load(Ordering::Acquire), theirs.u32(16).load(Ordering::Acquire)), (u64::MAX, 0));
     }

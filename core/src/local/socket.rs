@@ -21,13 +21,13 @@ use rustix::net::{
 
 use crate::error::{Error, Result};
 
-/// Descriptors that one message carries at most.
+/// The most descriptors of one message.
 pub const FDS_MAX: usize = 8;
 
 const PREFIX: &str = "gradlane-";
 const SOCKET: &str = "socket";
 
-/// A listening socket that only processes of the same user reach. Its directory goes when it is dropped.
+/// A listening socket that only processes of the same user reach. Dropping it removes its directory.
 #[derive(Debug)]
 pub struct PrivateSocket {
     listener: OwnedFd,
@@ -84,7 +84,7 @@ impl PrivateSocket {
         self.directory.join(SOCKET)
     }
 
-    /// Accepts the next connection; `None` if none came for `timeout`, or if a process of another user came, which is turned away.
+    /// Accepts the next connection. `None` if none came for `timeout`, or if a process of another user connected; that one is refused.
     ///
     /// # Errors
     /// [`Error::Io`] if the system refuses.
@@ -100,7 +100,7 @@ impl PrivateSocket {
         }
     }
 
-    /// For waiting on several things at once: readable when [`accept`](Self::accept) has something.
+    /// For waiting on several descriptors at once: readable when [`accept`](Self::accept) has a connection.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
@@ -117,11 +117,11 @@ impl Connection {
     /// Connects to the [`PrivateSocket`] at `path`.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if nobody listens there or takes the connection for `timeout`, [`Error::Auth`] if it is another user.
+    /// [`Error::Unavailable`] if no process listens there or accepts the connection for `timeout`, [`Error::Auth`] if it is another user's.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
         let connected = || {
             let fd = socket()?;
-            // A queue of connections that nobody takes would block.
+            // Without a timeout this would block while the listener's queue is full.
             sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(timeout))?;
             rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
             Ok(fd)
@@ -201,7 +201,7 @@ impl Connection {
             Err(Errno::CONNRESET) => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        // Taken out in any case, because a descriptor that stays in the buffer would stay open.
+        // Taken out even if an error follows, because a descriptor that stays in the buffer would stay open.
         let fds: Vec<OwnedFd> = control.drain().flat_map(descriptors).collect();
         if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(Error::Protocol {
@@ -213,20 +213,20 @@ impl Connection {
         Ok((message.bytes > 0).then_some(Received { bytes: message.bytes, fds }))
     }
 
-    /// Ends both directions: the peer, and whoever waits on this end, sees the end of the connection.
+    /// Ends both directions. The peer sees the end of the connection, and so does a thread that waits on this end.
     pub fn close(&self) {
         // Fails only if the peer closed first.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 
-    /// What becomes readable when the peer's process ends, though a child of it may keep the connection open. `None` where the system
-    /// does not tell, as across the bounds of containers.
+    /// A descriptor that becomes readable when the peer's process ends, even if a child of it keeps the connection open. `None` if the
+    /// system does not tell, for example when the peer is in another container.
     pub fn peer_process(&self) -> Option<OwnedFd> {
         let peer = sockopt::socket_peercred(&self.0).ok()?;
         rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).ok()
     }
 
-    /// For waiting on several things at once: readable when [`recv`](Self::recv) has something to say.
+    /// For waiting on several descriptors at once: readable when [`recv`](Self::recv) has a message or the end of the connection.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -244,7 +244,7 @@ impl Connection {
     }
 }
 
-/// Waits until one of `fds` has something to say: a bit each, or an empty answer after `timeout`.
+/// Waits until one of `fds` is readable or has ended. Returns one flag for each, all false after `timeout`.
 ///
 /// # Errors
 /// [`Error::Io`] if the system refuses.
@@ -384,7 +384,7 @@ mod tests {
         let alive = PrivateSocket::listen(parent.path()).unwrap();
         let killed = PrivateSocket::listen(parent.path()).unwrap();
         let left = killed.path();
-        // The descriptor goes, the name stays: what SIGKILL leaves.
+        // Closes the descriptor and keeps the name, as SIGKILL does.
         let bound = parent.path().join("kept");
         fs::rename(left.parent().unwrap(), &bound).unwrap();
         drop(killed);

@@ -8,12 +8,12 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use crate::error::{Error, Result};
 
-/// A thread that can be waited for with a deadline, and only by the process that has it.
+/// A thread that its own process can wait for with a deadline. Other processes cannot wait for it.
 #[derive(Debug)]
 pub(crate) struct OwnThread {
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: Receiver<()>,
-    /// The process that has the thread: a fork's child inherits this value, but no threads.
+    /// The process that has the thread. The child of a fork inherits this value, but no threads.
     process: u32,
 }
 
@@ -25,7 +25,7 @@ impl OwnThread {
     pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Self> {
         let (ending, ended) = bounded::<()>(0);
         let body = move || {
-            // Dropped when the thread ends, however it ends.
+            // Dropped when the thread ends, also when it panics.
             let _ending = ending;
             body();
         };
@@ -36,13 +36,13 @@ impl OwnThread {
         Ok(Self { thread: Mutex::new(Some(thread)), ended, process: std::process::id() })
     }
 
-    /// Whether the thread can still be spoken to: not in the child of a fork.
+    /// Whether the thread belongs to this process. It does not in the child of a fork.
     pub(crate) fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// Waits for the thread, which was told to end within `patience`; one that does not goes on alone. On the thread itself, as when a
-    /// callback drops its driver, it does not wait.
+    /// Waits for the thread, which was told to end within `patience`. If it does not end in time, logs a warning and leaves it running.
+    /// Does not wait on the thread itself, for example when a callback drops its driver.
     pub(crate) fn join(&self, patience: Duration) {
         if !self.is_ours() {
             return;

@@ -32,8 +32,8 @@ pub(crate) struct Showable<'a> {
     pub(crate) place: Place,
     /// The descriptor that the process maps, and its length.
     pub(crate) mapped: (BorrowedFd<'a>, usize),
-    /// Keeps the memory from being leased again while a reference exists. This process does not read the bytes: as soon as the other
-    /// process has read them, a sum may land there.
+    /// Keeps the memory from being leased again while a reference exists. This process does not read the bytes, because a sum may be
+    /// written there as soon as the other process has read them.
     pub(crate) bytes: Bytes,
 }
 
@@ -46,9 +46,9 @@ impl Region {
     /// The `len` bytes from `ptr`.
     ///
     /// # Safety
-    /// Until the operation that gets this region reports its end, the bytes stay valid and initialised. Nobody outside of the operation
-    /// writes them. If the operation lands bytes there, nobody outside reads them either. Regions may overlap only as the push and the pull
-    /// of one exchange.
+    /// Until the operation that gets this region reports its end, the bytes stay valid and initialised. No code outside of the operation
+    /// writes them. If the operation writes bytes there, no code outside reads them either. Regions may overlap only as the push and the
+    /// pull of one exchange.
     ///
     /// # Panics
     /// If `ptr` is null and `len` is not 0.
@@ -67,7 +67,7 @@ impl Region {
         self.len == 0
     }
 
-    /// Where it begins.
+    /// The address of its first byte.
     pub(crate) fn address(&self) -> u64 {
         self.ptr.addr().get() as u64
     }
@@ -100,9 +100,9 @@ impl Region {
         self.again().split_at(offset).1.split_at(len).0
     }
 
-    /// Its bytes for another process to read; `None` if they do not lie in memory that other processes can map.
+    /// Its bytes for another process to read. `None` if they do not lie in memory that other processes can map.
     ///
-    /// They need no [`Loan`], because the sum lands only after the peer has read them.
+    /// They need no [`Loan`], because the sum is written there only after the peer has read them.
     pub(crate) fn showable(&self) -> Option<Showable<'_>> {
         let lease = self.staged.as_ref()?;
         let (place, fd, bytes) = lease.shown()?;
@@ -127,7 +127,7 @@ impl Region {
     /// Its bytes.
     ///
     /// # Safety
-    /// Nobody writes them while the slice lives, not through an overlapping region either.
+    /// No code writes them while the slice lives, not through an overlapping region either.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: valid and initialised by the contract of `new`, not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
@@ -136,7 +136,7 @@ impl Region {
     /// Its bytes, mutable.
     ///
     /// # Safety
-    /// Nobody else reads or writes them while the slice lives, not through an overlapping region either.
+    /// No other code reads or writes them while the slice lives, not through an overlapping region either.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: valid and initialised by the contract of `new`, exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
@@ -179,15 +179,15 @@ impl Staging {
 
 /// The CRC-32C of the bytes of `regions`, one after the other.
 ///
-/// An operation calls it on its own contribution before it lends it, so that no other thread writes it meanwhile.
+/// An operation calls it on its own contribution before it lends the contribution. So no other thread writes the bytes meanwhile.
 pub(crate) fn checksum(regions: &[Region]) -> u32 {
     // SAFETY: the regions are written by a `Landing` only, which this operation makes after its contribution was sent.
     regions.iter().fold(0, |crc, region| wire::checksum(crc, unsafe { region.as_slice() }))
 }
 
-/// Calls `read` with the bytes of `regions` in one piece: in place if they are one run, else a copy, which `copies` counts.
+/// Calls `read` with the bytes of `regions` in one piece: in place if they are one run, else in a copy, which `copies` counts.
 ///
-/// The current step of an operation calls it, with memory of that operation, so that nobody writes it meanwhile.
+/// The current step of an operation calls it, with memory of that operation. So no other code writes the memory meanwhile.
 pub(crate) fn read<T>(regions: &[Region], copies: &Copies, read: impl FnOnce(&[u8]) -> T) -> T {
     if let [region] = regions {
         // SAFETY: an operation is in one step at a time, and this step does not write.
@@ -204,10 +204,10 @@ pub(crate) fn read<T>(regions: &[Region], copies: &Copies, read: impl FnOnce(&[u
     read(&gathered)
 }
 
-/// Calls `write` with memory for the bytes of `regions` in one piece: the memory itself if they are one run, else a buffer that is copied
-/// there afterwards, which `copies` counts.
+/// Calls `write` with memory for the bytes of `regions` in one piece: the memory itself if they are one run, else a buffer. The buffer is
+/// copied to the regions afterwards, and `copies` counts that.
 ///
-/// Called in the same way as [`read`], with memory that the step does not read otherwise.
+/// Called in the same way as [`read`], with memory that the step does not read elsewhere.
 pub(crate) fn fill<T>(mut regions: Vec<Region>, copies: &Copies, write: impl FnOnce(&mut [u8]) -> T) -> T {
     if let [region] = regions.as_mut_slice() {
         // SAFETY: an operation is in one step at a time, and this step uses these bytes here only.
@@ -234,7 +234,7 @@ pub struct Loan {
 }
 
 impl Loan {
-    /// Lends `regions`. `returned` is called once, by the thread that drops the last piece; it must not block.
+    /// Lends `regions`. The thread that drops the last piece calls `returned` once. `returned` must not block.
     pub fn new(regions: Vec<Region>, returned: impl FnOnce(Returned) + Send + 'static) -> Self {
         let ticket = Arc::new(Ticket(Mutex::new(Some(Box::new(returned)))));
         let pieces = regions
@@ -265,7 +265,8 @@ struct Kept(Region);
 
 impl AsRef<[u8]> for Kept {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: asked for once, as the bytes are made, when their writer has ended; afterwards nobody here looks at them (`Showable`).
+        // SAFETY: called once, when the `Bytes` are created. Their writer has ended then. Later this process does not read them
+        // (`Showable`).
         unsafe { self.0.as_slice() }
     }
 }
@@ -325,7 +326,7 @@ impl Landing {
             let region = self.rest.pop().expect("regions hold bytes_left bytes");
             let at = bytes.len().min(region.len());
             let (mut now, later) = region.split_at(at);
-            // SAFETY: nobody reads the regions of this exchange any more (`Returned`), and a `Landing` is their only writer.
+            // SAFETY: no code reads the regions of this exchange any more (`Returned`), and a `Landing` is their only writer.
             unsafe { now.as_mut_slice() }.copy_from_slice(&bytes[..at]);
             bytes = &bytes[at..];
             if !later.is_empty() {

@@ -1,9 +1,8 @@
-//! The only function with which the data path copies bytes of tensors, so that every copy is counted.
+//! The only type with which the data path copies bytes of tensors, so that every copy is counted.
 //!
-//! It counts staging: copies to memory that is neither the destination nor handed to the system. Two kinds of necessary writes have
-//! functions of their own and are not counted: a sum that lands in the caller's memory ([`Landing`](super::Landing)), and a contribution
-//! that is added to an accumulator or becomes one ([`Kernels`](crate::reduce::Kernels)). The encryption of a transport is not counted
-//! either.
+//! It counts staging: copies to memory that is neither the destination nor handed to the system. Two kinds of necessary writes have their
+//! own functions and are not counted: a sum that is written to the caller's memory ([`Landing`](super::Landing)), and a contribution that
+//! is added to an accumulator or becomes one ([`Kernels`](crate::reduce::Kernels)). The encryption of a transport is not counted either.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Copies(Arc<AtomicU64>);
 
 impl Copies {
-    /// Copies `from` to `to`, a stage on the way to the destination of the bytes.
+    /// Copies `from` to `to`, which is staging memory before the destination of the bytes.
     ///
     /// # Panics
     /// If their lengths differ.

@@ -16,7 +16,7 @@ impl fmt::Display for Ordinal {
 
 /// A run of a device's memory, lent until the operation that gets it reports its end.
 ///
-/// Unlike a [`Region`](super::Region) it gives no access to its bytes: only copies of its device read or write them.
+/// Unlike a [`Region`](super::Region) it gives no access to its bytes. Only its device reads or writes them.
 #[derive(PartialEq, Eq, Debug)]
 pub struct DeviceRegion {
     device: Ordinal,
@@ -62,7 +62,7 @@ impl DeviceRegion {
         Self { device: self.device, address: self.address + span.offset, len }
     }
 
-    /// The same bytes again, for the next stage or attempt of an operation, which begins when the one before has ended.
+    /// The same bytes again, for the next stage or attempt of an operation. The next one begins only after this one has ended.
     pub(crate) const fn again(&self) -> Self {
         Self { device: self.device, address: self.address, len: self.len }
     }

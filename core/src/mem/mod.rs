@@ -1,4 +1,4 @@
-//! Host memory with one writer at a time, visible in its type.
+//! Host memory with one writer at a time. The types enforce this.
 //!
 //! Memory of the engine: [`Lease`] (mutable, owned) → [`Frozen`] (shared) → back to the [`Pool`]. Memory of the caller: a [`Loan`] lends a
 //! [`Region`] for reading. When its last reader drops it, the loan returns a proof, [`Returned`]; a [`Landing`] needs this proof to write

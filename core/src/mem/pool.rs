@@ -1,7 +1,8 @@
 //! Pooled host memory: memory that is leased repeatedly is allocated and initialised once.
 //!
-//! Lengths are rounded up to size classes, four to a doubling, so that at most a fifth of a slab is unused and slabs of nearly equal
-//! parts are interchangeable. The pool never shrinks by itself: a training step needs the same memory as the one before.
+//! Lengths are rounded up to size classes, four for each doubling. So at most a fifth of a slab is unused, except in the smallest class,
+//! and slabs of nearly equal parts are interchangeable. The pool never shrinks, because a training step needs the same memory as the one
+//! before.
 #![expect(unsafe_code, reason = "slabs are raw allocations, for their alignment and their single initialisation")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -18,19 +19,19 @@ pub struct Pool(Arc<Stock>);
 
 /// A source of memory for a pool instead of the heap, such as memory that other processes can map.
 pub trait Backing: Send + Sync {
-    /// Allocates `bytes` bytes, aligned to a cache line; `None` if there are none left, and then the pool uses the heap.
+    /// Allocates `bytes` bytes, aligned to a cache line. If there is not enough memory it returns `None`, and the pool uses the heap.
     fn allocation(&self, bytes: usize) -> Option<Box<dyn Allocation>>;
 }
 
 /// Memory of a [`Backing`], until it is dropped.
 ///
 /// # Safety
-/// The requested number of bytes from `start` must be initialised, stay in place, and be accessed through this value only.
+/// The requested number of bytes from `start` must be initialised and stay in place. They must be accessed through this value only.
 #[expect(unsafe_code, reason = "the promise is about raw memory")]
 pub unsafe trait Allocation: Send + Sync {
     /// Its first byte.
     fn start(&self) -> NonNull<u8>;
-    /// Its place for other processes, if they can map it.
+    /// Its place in memory that other processes can map. `None` if they cannot map it.
     fn place(&self) -> Option<Place> {
         None
     }
@@ -82,7 +83,7 @@ impl Pool {
         self.shelves(|shelves| shelves.bytes_in_use)
     }
 
-    /// Bytes the pool has allocated, in use or not.
+    /// Bytes that the pool has allocated, in use or not.
     pub fn bytes_held(&self) -> usize {
         self.shelves(|shelves| shelves.bytes_held)
     }
@@ -94,7 +95,7 @@ impl Pool {
         });
     }
 
-    /// A panic cannot leave the shelves inconsistent, because no code of callers runs under the lock.
+    /// Calls `with` under the lock. A panic cannot leave the shelves inconsistent, because no code of callers runs under the lock.
     fn shelves<T>(&self, with: impl FnOnce(&mut Shelves) -> T) -> T {
         with(&mut self.0.shelves.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -129,12 +130,12 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Ends writing: from now on the memory can be shared for reading.
+    /// Ends writing. From now on the memory can be shared for reading.
     pub fn freeze(self) -> Frozen {
         Frozen(Arc::new(self))
     }
 
-    /// Its place for other processes, and the descriptor that they map, if they can.
+    /// Its place for other processes, the descriptor that they map, and the descriptor's length in bytes. `None` if they cannot map it.
     pub(super) fn shown(&self) -> Option<(Place, BorrowedFd<'_>, usize)> {
         let allocation = self.slab().allocation.as_ref()?;
         let (fd, bytes) = allocation.mapped()?;
@@ -179,7 +180,7 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Memory that is not written while it is shared. Clones share it; dropping the last one returns the memory to its pool.
+/// Memory that is not written while it is shared. Clones share it. Dropping the last one returns the memory to its pool.
 #[derive(Clone)]
 pub struct Frozen(Arc<Lease>);
 
@@ -210,7 +211,7 @@ impl fmt::Debug for Frozen {
     }
 }
 
-/// One allocation, a whole size class long and initialised from its first byte to its last.
+/// One allocation. Its length is a whole size class, and all its bytes are initialised.
 struct Slab {
     ptr: NonNull<u8>,
     layout: Layout,
@@ -241,7 +242,8 @@ impl Slab {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `ptr` is valid for `len` initialised bytes, by `new` or by the promise of an allocation, which live as long as `self` and are written only through `&mut self`.
+        // SAFETY: `ptr` is valid for `len` initialised bytes, by `new` or by the promise of an allocation. They live as long as `self`, and
+        // are written only through `&mut self`.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len()) }
     }
 
@@ -260,14 +262,14 @@ impl Drop for Slab {
     }
 }
 
-// SAFETY: a slab is plain bytes with one owner; which thread that is does not matter.
+// SAFETY: a slab is plain bytes with one owner, which may be on any thread.
 unsafe impl Send for Slab {}
 // SAFETY: a shared slab is only read; see `bytes`.
 unsafe impl Sync for Slab {}
 
 /// The alignment of every slab: a cache line, which suits every vector instruction.
 pub const ALIGN: usize = 64;
-/// The smallest slab. Smaller ones would save nothing worth a size class.
+/// The smallest slab. Smaller slabs would save too little memory to need their own size classes.
 const CLASS_MIN: usize = 1 << 10;
 
 /// The smallest class that holds `len` bytes: `CLASS_MIN`, or 4, 5, 6 or 7 times a power of two.

@@ -1,7 +1,7 @@
-//! The layout of all tensors of a job: which parts there are, what lies in each, and who sums it.
+//! The layout of all tensors of a job: its parts, what lies in each part, and which server sums it.
 //!
-//! The coordinator owns one [`Layouter`] and asks it at the first declaration of each name; what it answered once never changes. Whether
-//! a declaration agrees with an earlier one is not checked here.
+//! The coordinator owns one [`Layouter`] and asks it at the first declaration of each name. An answer never changes later. This module does
+//! not check whether a declaration agrees with an earlier one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,8 +32,8 @@ impl Layouter {
         Self { config, placement, tensors: BTreeMap::new(), parts: BTreeMap::new() }
     }
 
-    /// Every part that holds bytes of these tensors, in the order of `specs`, each once. Tensors that are not known yet are laid out
-    /// together, with `fuse` the small ones sharing parts; an empty tensor has no parts.
+    /// Every part that holds bytes of these tensors, in the order of `specs`. Each part is listed once. Tensors that are not known yet are
+    /// laid out together. With `fuse`, small ones share parts. An empty tensor has no parts.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a tensor of 2^64 bytes or more, [`Error::Exhausted`] if the job would have more parts than
@@ -160,7 +160,7 @@ mod tests {
                 let (even, arriving) = (together.placement().imbalance(), one_by_one.placement().imbalance());
                 println!("{name:<12}{servers:>8}{parts:>8}{even:>14.4}{arriving:>22.4}");
                 assert!(even <= 1.05, "{name} over {servers} servers: {even}");
-                // Without knowing what comes later a greedy choice cannot promise more; it must not need a warning.
+                // A greedy choice does not know which tensors come later, so it cannot promise more. It must not cause a warning.
                 assert!(arriving <= HOT_SERVER_IMBALANCE, "{name} over {servers} servers, one by one: {arriving}");
             }
         }
@@ -303,7 +303,7 @@ mod tests {
         Layouter::new(LayoutConfig::default(), vec![1.0; servers])
     }
 
-    /// Of a server beside each of `n` workers, and one on each of `k` further machines.
+    /// The weights of one server on the machine of each of `n` workers, and one server on each of `k` further machines.
     fn weights(n: u32, k: u32) -> Vec<f64> {
         let workers: Vec<Option<u32>> = (0..n).map(Some).collect();
         let servers: Vec<Option<u32>> = (0..n + k).map(Some).collect();

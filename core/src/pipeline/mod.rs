@@ -1,7 +1,7 @@
 //! From tensors to parts, and from parts to work: which stages a part passes, how tensors are cut and fused, which server sums what.
 //!
-//! Everything here is decided from sizes and topology alone, without clock or randomness, so that the same declarations give the
-//! same answer everywhere. When a part moves from stage to stage is the business of [`sched`](crate::sched).
+//! All decisions here follow from sizes and topology alone, without a clock or randomness. So the same declarations give the same answer on
+//! every process. [`sched`](crate::sched) decides when a part moves from stage to stage.
 
 pub mod neighbours;
 pub mod stage;

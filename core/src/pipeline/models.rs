@@ -1,5 +1,5 @@
-//! The parameter lists of well-known models, names and shapes in the order of their definition: what placement is tested with and
-//! what benchmarks reduce.
+//! The parameter lists of well-known models: names and shapes in the order of their definition. The tests of placement and the benchmarks
+//! use them.
 //!
 //! Names and shapes are those of torchvision (ResNet-50, VGG-16) and of Hugging Face's `BertModel` (BERT-large, uncased) and `GPT2Model`
 //! (GPT-2, the smallest).
@@ -13,7 +13,7 @@ pub const VGG16_PARAMETERS: u64 = 138_357_544;
 /// Parameters of BERT-large with its pooler.
 pub const BERT_LARGE_PARAMETERS: u64 = 335_141_888;
 
-/// Parameters of the smallest GPT-2, whose output shares the embedding of its input.
+/// Parameters of the smallest GPT-2. Its output layer shares the embedding of its input.
 pub const GPT2_PARAMETERS: u64 = 124_439_808;
 
 /// ResNet-50: 161 tensors, mostly small ones.
@@ -45,7 +45,7 @@ pub fn resnet50() -> Vec<TensorSpec> {
 /// VGG-16: 32 tensors, three quarters of the bytes in one of them.
 pub fn vgg16() -> Vec<TensorSpec> {
     let mut list = List::default();
-    // Positions in torchvision's `features`, where activations and poolings have numbers too.
+    // Positions in torchvision's `features`. Activations and poolings have positions there too.
     let convolutions = [
         (0, 64, 3),
         (2, 64, 64),

@@ -1,33 +1,33 @@
-//! Which devices of a machine are near each other: whether bytes go from one to another without the host's processor in between.
+//! Which devices of a machine are near each other, so that bytes go from one to another without passing the host's processor.
 //!
-//! Devices are neighbours if they reach each other's memory (over NVLink, or as peers on PCIe where the driver grants it) or hang below the
-//! same PCIe switch; a *PCIe group* is everything that is joined by such steps. What goes from one group to another passes memory of the
-//! host. There may be any number of groups, and they need not be of one size.
+//! Devices are neighbours if they reach each other's memory (over NVLink, or as peers on PCIe if the driver allows it) or if they are below
+//! the same PCIe switch. A *PCIe group* holds all devices that are connected by such steps. Data between two groups passes host memory.
+//! There may be any number of groups, and their sizes may differ.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// How a device is joined to its machine.
+/// How a device is connected to its machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attachment {
     /// What it is called in messages, such as `cuda:1`.
     pub name: String,
     /// The PCI devices from the root complex down to this one, both among them: `pci0000:3a`, `0000:3a:00.0`, ... Empty if not known.
     pub path: Vec<String>,
-    /// The NUMA node of its root complex, if the machine tells.
+    /// The NUMA node of its root complex, if the machine reports one.
     pub numa_node: Option<u32>,
-    /// Those whose memory it reaches, as positions in the list that it is part of.
+    /// The devices whose memory it can reach, as positions in the list that contains this device.
     pub peers: Vec<usize>,
 }
 
 impl Attachment {
-    /// The ports of switches above the device. Not the root port: what two devices have in common there, a processor joins.
+    /// The switch ports above the device. The root port is not included: a processor connects two devices that share only the root port.
     fn switch_ports(&self) -> &[String] {
         let [_root_complex, _root_port, below @ ..] = self.path.as_slice() else { return &[] };
         below.split_last().map_or(&[], |(_device, ports)| ports)
     }
 
-    /// Whether nothing is known of what joins it to others: hypervisors show devices without the bridges that they hang on.
+    /// Whether nothing is known about its connection to other devices. Hypervisors show devices without the bridges above them.
     fn is_hidden(&self) -> bool {
         self.path.len() <= 2 && self.peers.is_empty()
     }
@@ -37,7 +37,7 @@ impl Attachment {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PcieGroups {
     groups: Vec<Group>,
-    /// What makes neighbours of the devices of some group.
+    /// The reasons why the devices of some group are neighbours.
     joined_by: BTreeSet<Joint>,
 }
 
@@ -49,21 +49,21 @@ struct Group {
     numa_nodes: BTreeSet<u32>,
 }
 
-/// Why two devices are of one group.
+/// Why two devices are in one group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Joint {
     Peers,
     Switch,
-    /// Neither shows its bridges, so nothing says that they are apart.
+    /// Neither device shows its bridges, so nothing says that they are far apart.
     NotTold,
 }
 
 impl PcieGroups {
     /// The groups of `devices`, ordered by their first members.
     ///
-    /// Peers that do not exist are left out: a process may be shown fewer devices than its driver tells of.
+    /// Peers that do not exist are ignored: a process may see fewer devices than its driver reports.
     pub fn of(devices: &[Attachment]) -> Self {
-        // Every device begins in a group of its own, named after its first member; each joint merges two.
+        // Every device starts in a group of its own, named after its first member. Each joint merges two groups.
         let mut group_of: Vec<usize> = (0..devices.len()).collect();
         let mut joined_by = BTreeSet::new();
         for (later, device) in devices.iter().enumerate() {
@@ -85,7 +85,7 @@ impl PcieGroups {
         Self { groups: firsts.into_iter().map(group).collect(), joined_by }
     }
 
-    /// How many there are.
+    /// The number of groups.
     pub fn len(&self) -> usize {
         self.groups.len()
     }
@@ -95,14 +95,15 @@ impl PcieGroups {
         self.groups.is_empty()
     }
 
-    /// How many devices a group has, where there are several groups of one size, of devices that follow each other; else `None`.
+    /// The number of devices in each group. `None` unless there are several groups, all have the same size, and each holds consecutive
+    /// devices.
     pub fn switch_size(&self) -> Option<usize> {
         let size = self.groups.first().filter(|_| self.groups.len() > 1)?.members.len();
         let in_order = self.groups.iter().flat_map(|group| &group.members).copied().eq(0..size * self.groups.len());
         (in_order && self.groups.iter().all(|group| group.members.len() == size)).then_some(size)
     }
 
-    /// The devices of each group, as positions in the list that was given.
+    /// The devices of each group, as positions in the list given to [`of`](Self::of).
     pub fn members(&self) -> impl Iterator<Item = &[usize]> {
         self.groups.iter().map(|group| group.members.as_slice())
     }

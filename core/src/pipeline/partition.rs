@@ -1,10 +1,10 @@
-//! How tensors are cut into parts and which small ones share a part; sizes only, no servers' names and no loads.
+//! How tensors are cut into parts, and which small tensors share a part. It uses sizes only: no server names and no loads.
 //!
-//! A tensor larger than a part is cut into parts of nearly equal size, as many as a multiple of the number of equal shares that the
-//! servers' weights add up to, where the parts stay large enough: then the tensor alone loads the servers by their weights, whatever
-//! lies on them already. VGG-16's fc6 (411 MB) is 98 parts of 4 MiB; over 16 equal servers, two of them would carry 7 and the others 6,
-//! and 112 parts of 3.7 MB load all alike. Where that many parts would be too small there are as many as may be: the smaller the
-//! parts, the closer the loads come to the weights.
+//! A tensor larger than a part is cut into parts of nearly equal size. Their number is a multiple of `shares`, the number of equal shares
+//! that gives each server its weight. Then the tensor alone loads the servers by their weights, and it does not matter which parts the
+//! servers already have. Example: VGG-16's fc6 (411 MB) is 98 parts of 4 MiB. Over 16 equal servers, two servers would carry 7 parts and
+//! the others 6. With 112 parts of 3.7 MB all servers carry the same load. If so many parts would each be too small, the tensor has as many
+//! parts as the minimum size allows: the smaller the parts, the closer the loads are to the weights.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -12,18 +12,18 @@ use std::num::NonZeroU64;
 use crate::types::{DType, Encoding, Span, span};
 use crate::wire::limits::PART_BYTES_MAX;
 
-/// Elements to which the edges of parts are aligned, so that up to 64 local ranks own equal shards.
+/// Part edges are aligned to this many elements, so that up to 64 local ranks own equal shards.
 const ALIGN_ELEMENTS: u64 = 64;
 
-/// How large parts are.
+/// The sizes of parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayoutConfig {
-    /// Bytes of a part at most; about 4 MiB for each local rank that owns a shard of it.
+    /// Largest size of a part in bytes; about 4 MiB for each local rank that owns a shard of it.
     pub partition_bytes: u64,
-    /// Bytes of a tensor at most to share its part with others.
+    /// Largest size in bytes of a tensor that shares its part with others.
     pub fuse_bytes: u64,
-    /// Bytes below which a part is not made smaller for the sake of even load: a part costs its header, its queue places and an
-    /// answer, whatever its size.
+    /// A part is not made smaller than this many bytes to balance load. Each part costs a header, places in queues and an answer, whatever
+    /// its size.
     pub part_bytes_min: u64,
 }
 
@@ -33,8 +33,8 @@ impl Default for LayoutConfig {
     }
 }
 
-/// In how many parts a tensor of `bytes` bytes is cut if multiples of `shares` parts load the servers as they should; 0 for an empty
-/// tensor. Of equal servers, `shares` is their number.
+/// The number of parts of a tensor of `bytes` bytes; 0 for an empty tensor. A multiple of `shares` parts loads the servers by their
+/// weights. For equal servers, `shares` is the number of servers.
 pub fn part_count(bytes: u64, dtype: DType, shares: u64, config: &LayoutConfig) -> u64 {
     let align = align(dtype);
     let units = bytes.div_ceil(align);
@@ -66,10 +66,10 @@ pub struct Item {
     pub bytes: u64,
 }
 
-/// Groups the positions of `items` that share a part, in order of first position; tensors that are cut or large stand alone.
+/// Groups the positions of `items` that share a part, in order of first position. Tensors that are large or cut have no companions.
 ///
-/// Small tensors join the open part of their dtype and codec until it is full. A large tensor between two small ones does not part them: in a
-/// convolutional network that would leave every pair of normalisation parameters alone.
+/// Small tensors join the open part of their dtype and codec until it is full. A large tensor between two small ones does not separate
+/// them. Otherwise, in a convolutional network, each pair of normalisation parameters would have a part of its own.
 pub fn fuse(items: &[Item], config: &LayoutConfig) -> Vec<Vec<usize>> {
     let bytes_max = config.partition_bytes.min(PART_BYTES_MAX);
     let mut groups: Vec<Vec<usize>> = Vec::new();

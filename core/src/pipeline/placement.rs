@@ -1,8 +1,8 @@
 //! Which server sums which part: greedy by size and weighted.
 //!
-//! Parts of one declaration are placed largest first, each on the server that would be the least loaded with it, load relative to
-//! weight; ties go to the lowest index. A hash of the key, as BytePS has it, is blind to size: of 16
-//! servers its worst carries 1.66 times the mean of VGG-16, with this placement 1.0 times.
+//! The parts of one declaration are placed largest first. Each goes to the server whose load, relative to its weight, would be lowest with
+//! that part added. Ties go to the lowest index. BytePS hashes the key, which ignores size: with VGG-16 on 16 servers, its most loaded
+//! server carries 1.66 times the mean. With this placement it carries 1.0 times the mean.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,16 +18,16 @@ const HOT_SERVER_BYTES_MIN: u64 = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct Placement {
     servers: Vec<Load>,
-    /// Of how many equal parts every server can have exactly its share.
+    /// The number of equal parts with which every server can have exactly its share.
     shares: u64,
     /// The bytes of every placed part.
     parts: BTreeMap<PartId, u64>,
 }
 
-/// What lies on one server.
+/// The load of one server.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Load {
-    /// Its share of the work relative to the others'; 0 gets nothing while another server has a weight.
+    /// Its share of the work relative to the other servers. A server of weight 0 gets nothing while another server has a weight.
     pub weight: f64,
     /// Bytes of the parts on it.
     pub bytes: u64,
@@ -69,7 +69,8 @@ impl Placement {
         &self.servers
     }
 
-    /// Of how many equal parts every server can have exactly its share, where that is no very large number.
+    /// The number of equal parts with which every server can have exactly its share. If that needs a very large number, the number of
+    /// servers that take parts.
     pub fn shares(&self) -> u64 {
         self.shares
     }
@@ -79,12 +80,12 @@ impl Placement {
         self.servers.iter().map(|server| u64::from(server.weight > 0.0)).sum()
     }
 
-    /// The largest load over its fair share, 1.0 being even; 1.0 when nothing is placed.
+    /// The largest load of a server, divided by its fair share. 1.0 means even; 1.0 also when nothing is placed.
     pub fn imbalance(&self) -> f64 {
         self.hottest().map_or(1.0, |(_, imbalance)| imbalance)
     }
 
-    /// What to tell the user when one server has much more than its share.
+    /// The warning for the user if one server has much more than its share.
     pub fn warning(&self) -> Option<String> {
         let total: u64 = self.servers.iter().map(|server| server.bytes).sum();
         let (server, imbalance) = self.hottest().filter(|(_, imbalance)| *imbalance > HOT_SERVER_IMBALANCE)?;
@@ -114,7 +115,7 @@ impl Placement {
             .max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))
     }
 
-    /// A scan over the servers: there are few, and a heap cannot order them, since what `bytes` add to a load depends on the weight.
+    /// This scans all servers, because there are few. A heap cannot order them, because the load that `bytes` add depends on the weight.
     fn least_loaded_with(&self, bytes: u64) -> ServerId {
         let load = |server: &Load| (server.bytes + bytes) as f64 / server.weight;
         (0u32..)
@@ -134,12 +135,12 @@ impl Placement {
     }
 }
 
-/// The weights of the servers, in their order, from the machines on which workers and servers run; `None` is an unknown machine.
+/// The weights of the servers, in their order, from the machines of workers and servers. `None` is an unknown machine.
 ///
-/// All network interfaces carry the same number of bytes with them, and no split ends earlier (Jiang et al., "A Unified Architecture
-/// for Accelerating Distributed DNN Training", OSDI 2020, section 4.1). With n machines that have workers and k that have servers
-/// only, each of the k weighs 2(n−1) and a server beside workers n−k; with k ≥ n the servers beside workers sum nothing. Servers of one
-/// machine split its weight. While any machine is unknown all servers weigh the same.
+/// With these weights, all network interfaces carry the same number of bytes, and no other split finishes earlier (Jiang et al., "A Unified
+/// Architecture for Accelerating Distributed DNN Training", OSDI 2020, section 4.1). Let n machines have workers, and k machines have
+/// servers only. Then each of the k weighs 2(n−1), and a server on a worker's machine weighs n−k. With k ≥ n, servers on workers' machines
+/// sum nothing. Servers of one machine split its weight. If any machine is unknown, all servers weigh the same.
 pub fn weights_for<M: Ord>(workers: &[Option<M>], servers: &[Option<M>]) -> Vec<f64> {
     let known = |machines: &[Option<M>]| machines.iter().all(Option::is_some);
     if !known(workers) || !known(servers) {
@@ -152,7 +153,7 @@ pub fn weights_for<M: Ord>(workers: &[Option<M>], servers: &[Option<M>]) -> Vec<
     }
     let extras = serving.keys().filter(|machine| !training.contains(*machine)).count();
     let (n, k) = (training.len() as f64, extras as f64);
-    // Where all machines that sum are of one kind there is nothing to weigh, and one of the formulas would give all of them zero.
+    // If all serving machines are of one kind, they weigh the same. One of the formulas would give weight zero to all of them.
     let one_kind = extras == 0 || extras == serving.len();
     let weight_of = |machine: &M| match training.contains(machine) {
         _ if one_kind => 1.0,
@@ -162,8 +163,8 @@ pub fn weights_for<M: Ord>(workers: &[Option<M>], servers: &[Option<M>]) -> Vec<
     servers.iter().flatten().map(|machine| weight_of(machine) / f64::from(serving[machine])).collect()
 }
 
-/// Of how many equal parts every server can have exactly its share: the number of servers if they weigh the same. Where only a very
-/// fine cut would do, the number of servers with a weight.
+/// The number of equal parts with which every server can have exactly its share. This is the number of servers if they weigh the same. If
+/// only more than `FINEST` parts would do, it is the number of servers with a weight.
 fn even_shares(servers: &[Load]) -> u64 {
     const FINEST: u64 = 4096;
     let total: f64 = servers.iter().map(|server| server.weight).sum();
@@ -231,7 +232,8 @@ mod tests {
                 let (workers, servers) = machines(n, k);
                 let weights = weights_for(&workers, &servers);
                 let total: f64 = weights.iter().sum();
-                // Of a model of size 1, a worker's machine sends what others sum and the sums it made; an extra one only sums.
+                // For a model of size 1, a worker's machine sends the data that others sum and the sums that it made. An extra machine only
+                // sums.
                 let (machines, extras) = (f64::from(n), f64::from(k));
                 let optimal =
                     2.0 * machines * (machines - 1.0) / (machines * machines + extras * machines - 2.0 * extras);

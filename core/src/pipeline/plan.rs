@@ -1,4 +1,4 @@
-//! Which stages a part passes on this rank. The one place that knows what topology means for the work.
+//! Which stages a part passes on this rank. Only this module derives the stages from the topology.
 //!
 //! | topology | stages |
 //! |---|---|
@@ -13,10 +13,10 @@
 //!
 //! Ranks of one machine without a local collective count as machines with one rank each.
 //!
-//! A pipeline has the stages that any part of its rank may need; the stages that a part passes are its [`Route`]. Tensors in host memory
-//! pass no copies, also where there are devices, and know no PCIe groups. Tensors without a codec pass no COMPRESS and no DECOMPRESS,
-//! which stand in every pipeline that pushes and are left out above. Of the ranks of a machine that reduce among themselves before
-//! they push, each exchanges only the parts that it owns, whole: see [`Duty`].
+//! A pipeline has the stages that any part of its rank may need. The stages that one part passes are its [`Route`]. Tensors in host memory
+//! pass no copies, even where there are devices, and ignore PCIe groups. Tensors without a codec pass no COMPRESS and no DECOMPRESS. Every
+//! pipeline that pushes has these two stages; the table leaves them out. If the ranks of a machine reduce among themselves before they
+//! push, each rank exchanges whole the parts that it owns, and no others: see [`Duty`].
 //!
 //! # Where a codec works
 //! | part | encoded | decoded |
@@ -26,11 +26,11 @@
 //! | on another device, or in several PCIe groups | COMPRESS, after the host has added the groups | DECOMPRESS |
 //! | where nothing is pushed | nowhere | nowhere |
 //!
-//! A device that has a kernel for a codec applies it in its copies, because then only the wire form crosses the PCIe bus and no processor
-//! touches it: a cast halves both copies. A stage of its own before COPYD2H would keep encoded parts in the memory of the device while
-//! they wait for their copies, which belongs to the training job. PCIe groups copy plain elements, because the host adds what they bring.
-//! The ranks of a machine reduce before the codec works, so that a machine's sum is encoded once. A codec saves bytes between machines;
-//! on one machine it is not applied, and its sums are more exact by its rounding.
+//! A device that has a kernel for a codec applies it in its copies. Then only the wire form crosses the PCIe bus, and no processor touches
+//! it: a cast halves the bytes of both copies. A separate stage before COPYD2H would keep encoded parts in device memory while they wait
+//! for their copies, and that memory belongs to the training job. PCIe groups copy plain elements, because the host adds the contributions
+//! of the groups. The ranks of a machine reduce before the codec works, so a machine's sum is encoded once. A codec saves bytes between
+//! machines. On one machine it is not applied, so sums there have no rounding by the codec.
 
 use crate::types::DeviceKind;
 use std::fmt;
@@ -38,48 +38,49 @@ use std::fmt;
 use super::stage::Stage;
 use super::topology::Topology;
 
-/// What a rank does about one part, where several ranks of its machine reduce it.
+/// The duty of a rank for one part, if several ranks of its machine reduce the part.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Duty {
-    /// All stages: it reduces with the others, or with nobody where the pipeline has no REDUCE, and exchanges what comes of it.
+    /// All stages. It reduces with the others, or with nobody if the pipeline has no REDUCE, and exchanges the result.
     Owner,
-    /// It has what its PCIe group reduced, and another rank of its machine exchanges the part: all stages but those of the exchange.
+    /// It holds the sum of its PCIe group, and another rank of its machine exchanges the part. It passes all stages but those of the
+    /// exchange.
     Holder,
-    /// Others hold the part and exchange it: only what the ranks of the machine do together.
+    /// Other ranks hold the part and exchange it. It passes only the stages that the ranks of the machine do together.
     Member,
-    /// Nothing that it has is reduced on a device: no REDUCE and no BROADCAST. It exchanges its own contribution, or, where nothing is
-    /// exchanged, brings it to PCIE_REDUCE.
+    /// Nothing on this rank is reduced on a device, so it passes no REDUCE and no BROADCAST. It exchanges its own contribution. Where
+    /// nothing is exchanged, it brings the contribution to PCIE_REDUCE.
     Alone,
 }
 
 /// Which of the stages of its rank a part passes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Route {
-    /// What the rank does about it.
+    /// What the rank does with the part.
     pub duty: Duty,
-    /// What holds its tensors.
+    /// The kind of memory that holds its tensors.
     pub memory: DeviceKind,
     /// Whether it passes COMPRESS and DECOMPRESS; see [`Pipeline::needs_coding`].
     pub coded: bool,
 }
 
 impl Route {
-    /// That of a part in this memory, whose body is plain or encoded by a device.
+    /// The route of a part in this memory, whose body is plain or encoded by a device.
     pub const fn new(duty: Duty, memory: DeviceKind) -> Self {
         Self { duty, memory, coded: false }
     }
 
-    /// That of a part in host memory.
+    /// The route of a part in host memory.
     pub const fn host(duty: Duty) -> Self {
         Self::new(duty, DeviceKind::Host)
     }
 
-    /// That of a part in memory of a device.
+    /// The route of a part in memory of a device.
     pub const fn device(duty: Duty) -> Self {
         Self::new(duty, DeviceKind::Cuda)
     }
 
-    /// The same through COMPRESS and DECOMPRESS.
+    /// The same route, with COMPRESS and DECOMPRESS.
     #[must_use]
     pub const fn coded(self) -> Self {
         Self { coded: true, ..self }
@@ -125,27 +126,28 @@ impl Pipeline {
         &self.stages
     }
 
-    /// Where a part begins; `None` if there is nothing to do.
+    /// The first stage of a part; `None` if there is nothing to do.
     pub fn first(&self, route: Route) -> Option<Stage> {
         self.passed(route).next()
     }
 
-    /// What follows `stage`; `None` after the last.
+    /// The stage after `stage`; `None` after the last.
     pub fn after(&self, stage: Stage, route: Route) -> Option<Stage> {
         self.passed(route).find(|later| *later > stage)
     }
 
-    /// What the ranks of a machine do first together with a part of this rank; `None` if nothing.
+    /// The first stage that the ranks of a machine do together with a part of this rank; `None` if there is none.
     pub fn first_meeting(&self, route: Route) -> Option<Stage> {
         self.passed(route).find(|stage| stage.is_collective())
     }
 
-    /// Where the others of its machine wait for a part of this rank, once it has passed `stage`; `None` if they do not.
+    /// The next stage at which the other ranks of its machine wait for a part of this rank that has passed `stage`; `None` if there is
+    /// none.
     pub fn meeting_after(&self, stage: Stage, route: Route) -> Option<Stage> {
         self.passed(route).find(|later| *later > stage && later.is_collective())
     }
 
-    /// Whether a part that has passed `stage` is what its rank, and those who take it from there, wait for.
+    /// Whether a part that has passed `stage` has its sum: the sum that its rank, and other ranks that get it from there, wait for.
     pub fn has_sum_after(&self, stage: Stage) -> bool {
         let ends_exchange = stage == Stage::Pull || stage.follows_pull();
         if self.pushes() { ends_exchange } else { ends_exchange || stage == Stage::PcieReduce }
@@ -202,7 +204,7 @@ impl fmt::Display for Pipeline {
         }
         let kinds = [Route::device(Duty::Owner), Route::host(Duty::Owner)].map(|route| {
             let stages = self.passed(route.coded());
-            // In brackets what only tensors with a codec pass.
+            // Stages that only tensors with a codec pass are in brackets.
             let name = |stage: Stage| if stage.is_coding() { format!("[{stage}]") } else { stage.to_string() };
             stages.map(name).collect::<Vec<_>>().join(" -> ")
         });

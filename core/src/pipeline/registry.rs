@@ -1,18 +1,19 @@
-//! What a worker knows of its tensors: what it declared, how they lie in parts, which round each is in, and which fused parts still
-//! wait for some of their tensors.
+//! What a worker knows about its tensors: their declarations, their parts, the round of each, and which fused parts still wait for some of
+//! their tensors.
 //!
 //! ```text
 //!  unknown ──declaring──► Declaring ──handle_declared(Ok)──► Ready
 //!                             │                               │
 //!                             └──handle_declared(Err)──► Failed ◄── handle_forget
 //! ```
-//! `Failed` is final, except where a declaration failed by a cause that may pass: such a tensor may be declared again.
-//! The deadline of a submission, and what becomes of it, are the scheduler's.
+//! `Failed` is final, with one exception: a tensor may be declared again if its declaration failed for a cause that may pass. The scheduler
+//! decides the deadline of a submission and its outcome.
 //!
-//! **Incomplete parts.** A round of a shared part is sent when all its tensors were submitted. If some of them do not come, the round is
-//! given up after a while, with an error that names them. To send only the tensors that came would be kinder, but a worker cannot know
-//! whether the others leave out the same tensors: two workers would send different bytes for one part, or each step would need a question
-//! and an answer more. A tensor that comes after its round was given up fails at once and is counted, because the other workers count it.
+//! **Incomplete parts.** A round of a shared part is sent when all its tensors were submitted. If some of them do not come, the worker
+//! gives the round up after a while, with an error that names them. The alternative is to send only the tensors that came. But a worker
+//! cannot know whether the other workers leave out the same tensors: two workers would send different bytes for one part, or each step
+//! would need one more question and answer. A tensor that comes after its round was given up fails at once. Its round still counts, because
+//! the other workers count it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,7 +30,7 @@ pub struct Registry {
     parts: BTreeMap<PartId, Arc<PartLayout>>,
     requests: BTreeMap<u64, Vec<TensorKey>>,
     fusing: BTreeMap<(PartId, Round), Assembly>,
-    /// Those of them that were not given up, by the time at which their first tensor came.
+    /// The entries of `fusing` that were not given up, by the time at which their first tensor came.
     incomplete: BTreeSet<(Time, PartId, Round)>,
 }
 
@@ -54,7 +55,7 @@ enum State {
 #[derive(Clone, Debug)]
 struct Share {
     part: Arc<PartLayout>,
-    /// Of the tensor among the part's pieces.
+    /// Position of the tensor among the part's pieces.
     position: usize,
 }
 
@@ -63,25 +64,25 @@ struct Share {
 struct Assembly {
     op: Op,
     weight: f64,
-    /// In piece order.
+    /// The submissions that have come, in piece order.
     tickets: Vec<Option<u64>>,
-    /// How many of them are missing.
+    /// The number of missing tensors.
     missing: usize,
     /// When the first tensor came.
     since: Time,
-    /// Why nothing will come of it any more.
+    /// Why this round can no longer complete, if it was given up.
     given_up: Option<Error>,
 }
 
-/// A tensor that may be submitted next, or has no layout yet.
+/// A tensor that may be submitted next, or that has no layout yet.
 struct Admitted<'registry> {
     lookup: Lookup,
     round: Round,
-    /// None without a layout.
+    /// Empty if the tensor has no layout.
     parts: &'registry [Share],
 }
 
-/// What is known of a tensor.
+/// What is known about a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lookup {
     /// Nothing: declare it.
@@ -99,17 +100,17 @@ pub struct Submitted {
     pub name: Arc<str>,
     /// Which sum of the tensor this is.
     pub round: Round,
-    /// In how many parts it takes part; 0 for an empty tensor.
+    /// The number of its parts; 0 for an empty tensor.
     pub shares: u32,
-    /// What can go on its way now, in the same order on each rank: a server sends back what has come from all of them. The tensor's other
-    /// parts wait for the tensors they are shared with.
+    /// The parts that can be sent now, in the same order on each rank: a server sends back what has come from all of them. The tensor's
+    /// other parts wait for the tensors that share them.
     pub ready: Vec<ReadyPart>,
 }
 
 /// A part all of whose tensors were submitted.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReadyPart {
-    /// What it consists of and who sums it.
+    /// Its content and its server.
     pub layout: Arc<PartLayout>,
     /// Which sum.
     pub round: Round,
@@ -117,7 +118,7 @@ pub struct ReadyPart {
     pub op: Op,
     /// This worker's weight in a weighted mean.
     pub weight: f64,
-    /// The submissions that it serves, in piece order; a single one if that brings all pieces.
+    /// The submissions that it serves, in piece order. It is a single one if that submission brings all pieces.
     pub tickets: Vec<u64>,
 }
 
@@ -134,7 +135,7 @@ impl Registry {
         }
     }
 
-    /// What is known of this tensor.
+    /// What is known about this tensor.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if this worker declared the name with another dtype, shape or codec before, else the tensor's own failure.
@@ -157,7 +158,7 @@ impl Registry {
     /// As [`lookup`](Self::lookup), for a tensor of this key that is to be submitted next with this reduction.
     ///
     /// # Errors
-    /// What [`submit`](Self::submit) would refuse it for, besides.
+    /// Also the errors with which [`submit`](Self::submit) would refuse it.
     fn admit(&self, key: TensorKey, spec: &TensorSpec, op: Op, weight: f64) -> Result<Admitted<'_>> {
         let known = self.tensors.get(&key);
         let lookup = self.known(known, spec)?;
@@ -166,7 +167,7 @@ impl Registry {
         };
         op.check(spec.dtype)?;
         let round = Round(*rounds);
-        // Mostly nothing is half complete, and then there is nothing to agree with.
+        // Usually no round is half complete, and then there is nothing to agree with.
         for share in parts.iter().filter(|share| share.part.pieces.len() > 1 && !self.fusing.is_empty()) {
             self.agree(&share.part, round, key, op, weight)?;
         }
@@ -183,7 +184,7 @@ impl Registry {
         self.requests.insert(request, specs.iter().map(TensorSpec::key).collect());
     }
 
-    /// Ends a request that asked for several tensors: those that still wait for its answer. `None` if it asked for one.
+    /// Ends a request that asked for several tensors. Returns the tensors that still wait for its answer; `None` if it asked for one.
     pub fn take_list(&mut self, request: u64) -> Option<Vec<TensorSpec>> {
         self.requests.get(&request).filter(|keys| keys.len() > 1)?;
         let keys = self.requests.remove(&request)?;
@@ -192,7 +193,7 @@ impl Registry {
         Some(tensors.filter(waits).map(|tensor| tensor.spec.clone()).collect())
     }
 
-    /// Takes the coordinator's answer: the tensors that became ready or failed by it. An answer nobody waits for is ignored.
+    /// Takes the coordinator's answer. Returns the tensors that it made ready or failed. An answer that nobody waits for is ignored.
     pub fn handle_declared(&mut self, request: u64, outcome: Result<Vec<PartLayout>>) -> Vec<TensorKey> {
         let mut keys = self.requests.remove(&request).unwrap_or_default();
         keys.retain(|key| match self.tensors.get(key).map(|tensor| &tensor.state) {
@@ -220,8 +221,8 @@ impl Registry {
         keys
     }
 
-    /// Takes the coordinator's word that a tensor failed for good: it, and the tensors that share a part with it and can never be sent
-    /// without it, by key. Their open submissions must be failed by the caller.
+    /// Takes the coordinator's message that a tensor failed for good. Returns this tensor and the tensors that share a part with it, which
+    /// can never be sent without it. The caller must fail their open submissions.
     pub fn handle_forget(&mut self, key: TensorKey, error: Error) -> Vec<TensorKey> {
         let mut failed = BTreeSet::new();
         let mut next = vec![key];
@@ -243,12 +244,12 @@ impl Registry {
         failed.into_iter().collect()
     }
 
-    /// Submits the next round of a tensor under `ticket`, which the caller chose and uses once. Rounds may be queued ahead.
+    /// Submits the next round of a tensor under `ticket`. The caller chooses the ticket and uses it once. Rounds may be queued ahead.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the reduction has no meaning for the dtype or differs from that of the tensors it shares a part
-    /// with; the tensor's own failure; [`Error::FailedPrecondition`] if it is not ready. A submission that is refused for these is not
-    /// counted. One whose round was given up is refused for the same reason, and counted.
+    /// [`Error::InvalidArgument`] if the reduction has no meaning for the dtype, or differs from that of the tensors that share a part with
+    /// it; the tensor's own failure; [`Error::FailedPrecondition`] if it is not ready. A submission that is refused for these reasons is
+    /// not counted. If the round was given up, the submission is refused with the error of that round, and it is counted.
     pub fn submit(&mut self, now: Time, key: TensorKey, op: Op, weight: f64, ticket: u64) -> Result<Submitted> {
         let (name, parts, round) = self.submittable(key, op)?;
         for share in parts.iter().filter(|share| share.part.pieces.len() > 1) {
@@ -264,12 +265,13 @@ impl Registry {
         Ok(Submitted { name, round, shares, ready })
     }
 
-    /// Since when the oldest round of a shared part waits for some of its tensors.
+    /// The time since which the oldest incomplete round of a shared part waits for some of its tensors.
     pub fn oldest_incomplete(&self) -> Option<Time> {
         self.incomplete.first().map(|(since, ..)| *since)
     }
 
-    /// Gives that round up. Returns what came of it, and why it fails: here, and for the tensors that come later.
+    /// Gives up the oldest incomplete round. Returns the part with the tensors that came, and the error. Tensors of the round that come
+    /// later fail with the same error.
     pub fn give_up_oldest(&mut self, now: Time) -> Option<(ReadyPart, Error)> {
         const NAMES_MAX: usize = 8;
         let (since, part, round) = self.incomplete.pop_first()?;
@@ -305,15 +307,15 @@ impl Registry {
         self.tensors.get(&key).map(|tensor| tensor.spec.name.as_str())
     }
 
-    /// Every known part, one a line, for people.
+    /// Every known part, one per line, for people to read.
     pub fn describe(&self) -> String {
         self.parts.values().map(|part| format!("{part}\n")).collect()
     }
 
-    /// The tensors without whose submission on this worker the parts that `ticket` shares cannot be sent; by key where this worker
-    /// never declared them.
+    /// The tensors that must still be submitted on this worker before the parts that `ticket` shares can be sent. A tensor that this worker
+    /// never declared is named by its key.
     pub fn waiting_for(&self, ticket: u64) -> Vec<String> {
-        // A scan, because it is asked for when something stalls, and an index would cost every submission.
+        // This is a scan, because it runs only when something stalls. An index would cost time in every submission.
         let mut names = Vec::new();
         for ((part, _), assembly) in &self.fusing {
             let Some(layout) = self.parts.get(part).filter(|_| assembly.tickets.contains(&Some(ticket))) else {
@@ -406,7 +408,7 @@ impl Registry {
         })
     }
 
-    /// Adds a tensor to a round of a shared part; the part, if that completes it.
+    /// Adds a tensor to a round of a shared part. Returns the part if this tensor completes it.
     fn assemble(
         &mut self,
         now: Time,
@@ -445,7 +447,8 @@ impl Registry {
     }
 }
 
-/// The parts of a tensor in the order of its bytes, if they tile it: what the coordinator says must not lead outside the tensor.
+/// The parts of a tensor in the order of its bytes, if they tile it. The check is needed because the coordinator's answer must not lead
+/// outside the tensor.
 fn tiling(spec: &TensorSpec, parts: Vec<Arc<PartLayout>>) -> Result<Vec<Share>> {
     let key = spec.key();
     let share = |part: Arc<PartLayout>| {

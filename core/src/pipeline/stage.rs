@@ -2,28 +2,28 @@
 
 use std::fmt;
 
-/// One step of a part's life. Waiting is not a stage; what a part waits for is a gate on the stage that must not begin yet.
+/// One step of a part's life. Waiting is not a stage: a part waits at a gate before the stage that must not begin yet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Stage {
-    /// Sums over the ranks of a machine and leaves all of them with the whole sum: REDUCE and BROADCAST at once, chunk by chunk,
-    /// where nothing comes between them.
+    /// Sums over the ranks of a machine and gives all of them the whole sum: REDUCE and BROADCAST at once, chunk by chunk. It is used if no
+    /// stage is needed between the two.
     AllReduce,
-    /// Sums over the ranks of a machine; each rank is left with what it owns.
+    /// Sums over the ranks of a machine; each rank keeps what it owns.
     Reduce,
     /// Copies the contribution from the device to host memory.
     CopyD2H,
-    /// Sums on the host what the PCIe groups of one machine reduced on their own.
+    /// Sums on the host the results of the PCIe groups of one machine.
     PcieReduce,
-    /// Encodes the contribution as its tensor's codec says. Not where the device did so in COPYD2H.
+    /// Encodes the contribution as its tensor's codec says. Skipped if the device did so in COPYD2H.
     Compress,
     /// Sends the contribution to its server.
     Push,
     /// Receives the sum.
     Pull,
-    /// Decodes the sum. Not where the device does so in COPYH2D.
+    /// Decodes the sum. Skipped if the device does so in COPYH2D.
     Decompress,
-    /// Brings the sum on the host to one rank of every PCIe group of the machine.
+    /// Brings the sum from the host to one rank of every PCIe group of the machine.
     PcieBroadcast,
     /// Copies the sum back to the device.
     CopyH2D,
@@ -50,7 +50,7 @@ impl Stage {
         Self::Broadcast,
     ];
 
-    /// Those that the ranks of a machine do together, in one order.
+    /// The stages that the ranks of a machine do together, in one order.
     pub const COLLECTIVE: [Self; 5] =
         [Self::AllReduce, Self::Reduce, Self::PcieReduce, Self::PcieBroadcast, Self::Broadcast];
 
@@ -69,7 +69,7 @@ impl Stage {
         matches!(self, Self::Compress | Self::Decompress)
     }
 
-    /// Whether it is one that only memory of devices needs.
+    /// Whether only device memory needs this stage.
     pub const fn is_staging(self) -> bool {
         matches!(self, Self::CopyD2H | Self::PcieReduce | Self::PcieBroadcast | Self::CopyH2D)
     }
@@ -79,7 +79,7 @@ impl Stage {
         matches!(self, Self::CopyD2H | Self::CopyH2D)
     }
 
-    /// Whether it is a half of the exchange with a server: a failure there may be repeated from PUSH.
+    /// Whether it is one half of the exchange with a server. A part that fails there may be repeated from PUSH.
     pub const fn is_exchange(self) -> bool {
         match self {
             Self::Push | Self::Pull => true,
@@ -109,7 +109,7 @@ impl Stage {
         }
     }
 
-    /// Whether the contribution is still on its way to PUSH: the server has heard nothing of a part that ends here.
+    /// Whether the contribution has not yet reached PUSH: the server knows nothing of a part that ends here.
     pub const fn precedes_push(self) -> bool {
         match self {
             Self::AllReduce | Self::Reduce | Self::CopyD2H | Self::PcieReduce | Self::Compress => true,
@@ -117,7 +117,7 @@ impl Stage {
         }
     }
 
-    /// Whether the sum has come: a part that ends here has had its exchange.
+    /// Whether the sum has arrived: a part that ends here has finished its exchange.
     pub const fn follows_pull(self) -> bool {
         match self {
             Self::Decompress | Self::PcieBroadcast | Self::CopyH2D | Self::Broadcast => true,
@@ -131,7 +131,7 @@ impl Stage {
         }
     }
 
-    /// Whether it is the first that the ranks of a machine do together with a part: no rank has yet promised the others anything.
+    /// Whether it is the first stage that the ranks of a machine do together with a part: no rank has promised the others anything yet.
     pub const fn opens_collective(self) -> bool {
         match self {
             Self::AllReduce | Self::Reduce => true,
@@ -147,7 +147,7 @@ impl Stage {
         }
     }
 
-    /// What it is called in messages and timelines.
+    /// Its name in messages and timelines.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "ALL_REDUCE",

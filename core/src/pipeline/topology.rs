@@ -1,4 +1,4 @@
-//! Where the ranks of a job run and what joins them; the only facts from which a pipeline is made.
+//! Where the ranks of a job run and how they are connected. A pipeline is made from these facts only.
 
 use std::fmt;
 
@@ -11,11 +11,12 @@ pub struct Topology {
     pub machines: u32,
     /// Ranks on this machine; at least 1.
     pub local_ranks: u32,
-    /// Groups of this machine's devices that reduce each for itself before the host adds what they have; 1 where all reduce together.
+    /// Number of groups of this machine's devices that each reduce separately, before the host adds their results; 1 if all devices reduce
+    /// together.
     pub pcie_groups: u32,
-    /// What may hold this rank's tensors, besides host memory.
+    /// The kind of device that may hold this rank's tensors, besides host memory.
     pub device: DeviceKind,
-    /// Whether the ranks of this machine can reduce among themselves. If not, each pushes for itself.
+    /// Whether the ranks of this machine can reduce among themselves. If not, each rank pushes its own contribution.
     pub local_collective: bool,
 }
 
@@ -25,7 +26,7 @@ impl Topology {
         Self { machines: 1, local_ranks: 1, pcie_groups: 1, device, local_collective: false }
     }
 
-    /// `ranks` processes that push each for itself, wherever they run.
+    /// `ranks` processes of which each pushes its own contribution. It does not matter where they run.
     pub const fn flat(ranks: u32, device: DeviceKind) -> Self {
         Self { machines: ranks, ..Self::single(device) }
     }

@@ -1,12 +1,12 @@
-//! The two half-size floats to f32 and back, rounding to nearest even: integer arithmetic without a branch, so that the compiler
-//! turns a loop over it into vectors of whatever width it is compiled for.
+//! Conversion of the two half-size floats to f32 and back, rounding to nearest even. It is integer arithmetic without branches, so that the
+//! compiler can turn a loop over it into vectors of any width.
 //!
-//! The processor's own f16 instructions are one step instead of about ten, but need a hand-written loop for every instruction set. There
-//! is one where it pays, in `f16c`; with wider vectors both wait for memory.
+//! The processor's own f16 instructions take one step instead of about ten, but need a hand-written loop for every instruction set. The
+//! only such loop is in `f16c`, where it is faster. With wider vectors both variants wait for memory.
 
 /// Bits between the mantissas of f16 (10) and f32 (23).
 const F16_SHIFT: u32 = 13;
-/// The difference of the exponents' biases, 127 - 15, in place.
+/// The difference of the exponents' biases, 127 - 15, at the position of the f32 exponent.
 const F16_REBIAS: u32 = 112 << 23;
 const F32_INFINITY: u32 = 0x7f80_0000;
 const F32_MAGNITUDE: u32 = 0x7fff_ffff;
@@ -31,13 +31,14 @@ pub(super) fn f16_to_f32(bits: u16) -> f32 {
     )
 }
 
-/// The f16 nearest to a value; of two equally near ones the even. What rounds to 65,536 or more is infinite.
+/// The f16 nearest to a value; of two equally near ones the even one. Values that round to 65,536 or more become infinite.
 #[inline(always)]
 pub(super) fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
     let sign = (bits >> 16) & 0x8000;
     let magnitude = bits & F32_MAGNITUDE;
-    // Half a step less one, and one more where the kept mantissa is odd: the carry rounds to nearest even, into the exponent too.
+    // Adds half a step less one, and one more if the kept mantissa is odd. The carry rounds to nearest even, and also goes into the
+    // exponent.
     let nearest = magnitude.wrapping_add(0x0fff + ((magnitude >> F16_SHIFT) & 1));
     let normal = nearest.wrapping_sub(F16_REBIAS) >> F16_SHIFT;
     // Numbers in [0.5, 1) have f16's subnormal step, 2^-24, so this addition leaves the rounded mantissa in the low bits.
@@ -61,12 +62,12 @@ pub(super) fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// The bfloat16 nearest to a value; of two equally near ones the even.
+/// The bfloat16 nearest to a value; of two equally near ones the even one.
 #[inline(always)]
 pub(super) fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    // Rounding could carry a NaN's payload away and leave an infinity.
+    // Rounding could carry the payload of a NaN away and leave an infinity.
     let nan = (bits >> 16) | 0x0040;
     (if bits & F32_MAGNITUDE > F32_INFINITY { nan } else { nearest }) as u16
 }
@@ -129,12 +130,12 @@ mod tests {
         }
     }
 
-    /// The bits of a value, a signalling NaN made quiet: whether a conversion does that is the processor's affair.
+    /// The bits of a value, with a signalling NaN made quiet, because whether a conversion does that depends on the processor.
     fn quiet(value: f32) -> u32 {
         value.to_bits() | if value.is_nan() { 0x0040_0000 } else { 0 }
     }
 
-    /// A value between the two next to it in its bits.
+    /// A value, between the two values next to it in bits.
     fn with_neighbours(value: f32) -> [f32; 3] {
         [value.to_bits().wrapping_sub(1), value.to_bits(), value.to_bits().wrapping_add(1)].map(f32::from_bits)
     }

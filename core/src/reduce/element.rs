@@ -1,4 +1,4 @@
-//! What one element is: how it lies in bytes, in which type it is added, and the arithmetic of that type.
+//! The properties of one element: its bytes, the type in which it is added, and the arithmetic of that type.
 //!
 //! Everything here is a few instructions and always inlined, because it becomes the body of a loop that is compiled once for every
 //! instruction set (`kernels`). Loading and storing go through byte arrays: a buffer from the network may start at any address.
@@ -11,12 +11,12 @@ use super::convert::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub(super) trait Element: Copy {
     /// The bytes of one element.
     type Bytes: Copy;
-    /// The type in which it is added; `DType::accumulator` of it.
+    /// The type in which it is added: its `DType::accumulator`.
     type Sum: Number;
 
-    /// Bytes as whole elements; a rest shorter than one is left out.
+    /// Bytes as whole elements; a remainder shorter than one element is left out.
     fn elements(bytes: &[u8]) -> &[Self::Bytes];
-    /// The same, to be written.
+    /// The same as `elements`, for writing.
     fn elements_mut(bytes: &mut [u8]) -> &mut [Self::Bytes];
     fn load(bytes: Self::Bytes) -> Self;
     fn store(self) -> Self::Bytes;
@@ -32,18 +32,19 @@ pub(super) trait Element: Copy {
     fn unpack(packed: Self::Sum) -> Self;
 }
 
-/// A type in which contributions are added: IEEE arithmetic or two's complement, one rounding an operation, nothing fused.
+/// A type in which contributions are added: IEEE arithmetic or two's complement, with one rounding per operation and no fused operations.
 pub(super) trait Number: Element<Sum = Self> {
     const ZERO: Self;
 
     fn plus(self, other: Self) -> Self;
-    /// The smaller; NaN if either is, and -0 before +0, so that the order of contributions does not show.
+    /// The smaller value. NaN if either is NaN, and -0 before +0, so that the result does not depend on the order of contributions.
     fn smaller(self, other: Self) -> Self;
-    /// The larger; NaN if either is, and +0 before -0.
+    /// The larger value. NaN if either is NaN, and +0 before -0.
     fn larger(self, other: Self) -> Self;
-    /// Times a factor that is rounded to this type first; an integer's product is taken in f64, rounded down and saturates.
+    /// Multiplies by a factor that is first rounded to this type. The product of an integer is computed in f64, rounded down, and
+    /// saturates.
     fn times(self, factor: f64) -> Self;
-    /// Divided by a divisor that is rounded to this type first; an integer's quotient is rounded down.
+    /// Divides by a divisor that is first rounded to this type. The quotient of an integer is rounded down.
     fn over(self, divisor: f64) -> Self;
 }
 
@@ -135,8 +136,8 @@ macro_rules! float {
             }
             #[inline(always)]
             fn smaller(self, other: Self) -> Self {
-                // Neither is smaller: equal numbers have equal bits but for the sign of zero, and the union of a NaN's bits with
-                // any others is a NaN.
+                // Neither is smaller. Equal numbers have equal bits, except for the sign of zero. The bits of a NaN combined with any other
+                // bits are a NaN.
                 let both = Self::from_bits(self.to_bits() | other.to_bits());
                 if self < other {
                     self
@@ -185,8 +186,8 @@ macro_rules! integer {
             }
             #[inline(always)]
             fn over(self, divisor: f64) -> Self {
-                // In i64 because the divisor may not fit this type: 200 workers and i8. For a positive divisor Euclid's division
-                // is the one that rounds down.
+                // In i64, because the divisor may not fit this type, for example 200 workers and i8. For a positive divisor, Euclidean
+                // division rounds down.
                 i64::from(self).div_euclid(divisor as i64) as Self
             }
         }

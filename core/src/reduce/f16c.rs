@@ -1,9 +1,9 @@
-//! f16 with the conversions of x86 processors (F16C), eight elements at a time, for those that have no wider vectors.
+//! f16 with the conversion instructions of x86 processors (F16C), eight elements at a time, for processors without wider vectors.
 //!
-//! The portable conversions are about ten instructions where these are one. With AVX-512 the loop waits for memory all the same; with
-//! AVX2 it waits for them. Every processor with AVX2 has F16C.
+//! The portable conversions take about ten instructions; here it is one. With AVX-512 the portable loop waits for memory anyway. With AVX2
+//! its conversions are the limit. Every processor with AVX2 has F16C.
 //!
-//! The same bits as the portable loops, but for the payload of a NaN.
+//! The results have the same bits as those of the portable loops, except the payload of a NaN.
 #![expect(unsafe_code, reason = "vectors are loaded from and stored to bytes at any address")]
 
 use std::arch::x86_64::{
@@ -19,7 +19,7 @@ type Halves = [u8; 16];
 /// Eight f32.
 type Floats = [u8; 32];
 
-/// Walks over as many whole vectors as there are; what is returned is left to do.
+/// Processes as many whole vectors as there are. Returns the rest of the work.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn vectors(pass: Pass<'_>) -> Pass<'_> {
     match pass {
@@ -74,7 +74,7 @@ fn widen(halves: &Halves) -> __m256 {
     _mm256_cvtph_ps(unsafe { _mm_loadu_si128(halves.as_ptr().cast()) })
 }
 
-/// To nearest, ties to even.
+/// Rounds to nearest, ties to even.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn narrow(halves: &mut Halves, floats: __m256) {

@@ -1,7 +1,7 @@
-//! Which vector instructions the loops use: chosen once, by asking the processor, and carried in a value.
+//! Chooses the vector instructions of the loops. The choice is made once, by asking the processor, and is stored in a value.
 //!
-//! The loops exist once (`passes`) and are compiled once for every entry of [`Isa`]; the compiler makes the vectors. On aarch64
-//! NEON belongs to the base instruction set, so there the portable loops are the NEON loops.
+//! The loops exist once (`passes`) and are compiled once for every entry of [`Isa`]; the compiler makes the vectors. On aarch64 NEON
+//! belongs to the base instruction set, so there the portable loops are the NEON loops.
 
 use std::fmt;
 
@@ -10,19 +10,19 @@ use super::f16c;
 use super::passes::Pass;
 use crate::types::DType;
 
-/// The compiled loops that this processor runs best. Its methods, in the parent module, are the reductions.
+/// The fastest compiled loops for this processor. Its methods, in the parent module, are the reductions.
 ///
-/// All kernels give the same bits for the same calls, but for the payload of a NaN.
+/// All kernels give the same bits for the same calls, except for the payload of a NaN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kernels {
-    // Private, and set only after asking the processor: that is what makes `run` sound.
+    // Private, and set only after asking the processor. This makes `run` sound.
     isa: Isa,
 }
 
 /// Instruction sets beyond the one that the whole program is compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Isa {
-    /// Whatever the target guarantees: SSE2 on x86-64, NEON on aarch64.
+    /// The instructions that the target guarantees: SSE2 on x86-64, NEON on aarch64.
     Portable,
     /// AVX2 with F16C.
     #[cfg(target_arch = "x86_64")]
@@ -32,12 +32,12 @@ enum Isa {
 }
 
 impl Kernels {
-    /// The widest that this processor has.
+    /// The kernels with the widest vectors that this processor has.
     pub fn detect() -> Self {
         *Self::all().last().expect("the portable kernels are always there")
     }
 
-    /// Those that run everywhere.
+    /// The kernels that run on every processor.
     pub const fn portable() -> Self {
         Self { isa: Isa::Portable }
     }

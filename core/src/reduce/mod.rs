@@ -1,7 +1,7 @@
 //! Arithmetic of a round: contributions are folded into an accumulator, and the accumulator becomes the result.
 //!
-//! This module decides how numbers are added, rounded and divided. Who contributes, in which order, and who may read the result is
-//! decided by the server's rounds; how many threads share a part, by their driver: every call may be cut into runs of whole elements.
+//! This module decides how numbers are added, rounded and divided. The server's rounds decide which workers contribute, in which order, and
+//! who may read the result. Their driver decides how many threads share a part: every call may be cut into runs of whole elements.
 //!
 //! ```
 //! use gradlane_core::reduce::{Kernels, accumulator_bytes};
@@ -19,14 +19,14 @@
 //!
 //! # Numbers
 //! - Elements are little-endian, at any address. An accumulator holds elements of [`DType::accumulator`].
-//! - Floats are added one contribution after the other in the order of the calls, each addition rounded as IEEE 754 says and none
-//!   fused with a product: the same calls give the same bits on every machine, but for the payload of a NaN.
+//! - Floats are added one contribution after the other, in the order of the calls. Each addition is rounded as IEEE 754 says, and none is
+//!   fused with a product. So the same calls give the same bits on every machine, except for the payload of a NaN.
 //! - f16 and bf16 are added, weighted and divided in f32, and rounded to nearest even once, by [`Kernels::finish`].
 //! - Integer sums wrap; an integer mean is rounded down.
-//! - Min and max do not depend on the order: NaN wins, and -0 is below +0.
+//! - Min and max do not depend on the order: NaN wins, and -0 counts as smaller than +0.
 //! - A broadcast keeps every bit.
 //!
-//! An accumulator that starts at a multiple of 64 bytes is fastest: elsewhere the widest vectors straddle cache lines.
+//! An accumulator that starts at a multiple of 64 bytes is fastest. At other addresses the widest vectors cross cache lines.
 
 mod convert;
 mod element;
@@ -45,19 +45,19 @@ pub fn accumulator_bytes(dtype: DType, bytes: u64) -> u64 {
     bytes / dtype.bytes() * dtype.accumulator().bytes()
 }
 
-/// The reductions. `weight` counts for [`Op::WeightedMean`] only; a weight of zero means that the contribution is not looked at.
+/// The reductions. `weight` is used for [`Op::WeightedMean`] only. With a weight of zero the contribution is not read.
 ///
 /// # Panics
-/// All of them, if a buffer is no whole number of elements, if two buffers are not of the same number of elements, or if `op` has no
-/// meaning for `dtype` ([`Op::check`]).
+/// Every method panics if a buffer does not hold a whole number of elements, if two buffers differ in their number of elements, or if `op`
+/// has no meaning for `dtype` ([`Op::check`]).
 impl Kernels {
-    /// Makes the first contribution the accumulator, whatever the accumulator held.
+    /// Makes the first contribution the accumulator, and overwrites its old content.
     pub fn start(self, op: Op, dtype: DType, weight: f64, contribution: &[u8], accumulator: &mut [u8]) {
         check(op, dtype, contribution, accumulator);
         self.run(dtype, Pass::Start { op, weight, contribution, accumulator });
     }
 
-    /// Folds a further contribution into the accumulator. A broadcast has one contribution; a second would replace it.
+    /// Folds a further contribution into the accumulator. A broadcast has one contribution; a second one would replace it.
     pub fn add(self, op: Op, dtype: DType, weight: f64, contribution: &[u8], accumulator: &mut [u8]) {
         check(op, dtype, contribution, accumulator);
         self.run(dtype, Pass::Add { op, weight, contribution, accumulator });
@@ -65,8 +65,8 @@ impl Kernels {
 
     /// Writes the result of a round into `out`.
     ///
-    /// `divisor` counts for the means only: the number of contributors of [`Op::Mean`], the sum of the weights of
-    /// [`Op::WeightedMean`]. A float divided by a weight of zero in all is NaN.
+    /// `divisor` is used for the means only. It is the number of contributors for [`Op::Mean`], and the sum of the weights for
+    /// [`Op::WeightedMean`]. If the weights of a float mean add up to zero, the result is NaN.
     ///
     /// # Panics
     /// Also if an integer mean has no contributor.
@@ -76,8 +76,8 @@ impl Kernels {
         self.run(dtype, Pass::Finish { op, divisor, accumulator, out });
     }
 
-    /// Turns the accumulator itself into the result, without a copy; for a sum, a minimum, a maximum or a broadcast nothing is left
-    /// to do. `divisor` as for [`finish`](Self::finish).
+    /// Turns the accumulator itself into the result, without a copy. For a sum, a minimum, a maximum or a broadcast there is nothing to do.
+    /// `divisor` as for [`finish`](Self::finish).
     ///
     /// # Panics
     /// Also for f16 and bf16, whose accumulator is of another type.

@@ -1,4 +1,4 @@
-//! The loops: each operation as one walk over memory, written once for all element types and all instruction sets.
+//! The loops: each operation is one pass over memory, written once for all element types and all instruction sets.
 //!
 //! Everything is inlined into its caller, so that a caller compiled for wider vectors gets loops of wider vectors.
 
@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::element::{Element, Number};
 use crate::types::{DType, Op};
 
-/// One walk over memory. Lengths were checked by whoever made it.
+/// One pass over memory. The code that made it has checked the lengths.
 pub(super) enum Pass<'a> {
     /// The first contribution becomes the accumulator.
     Start { op: Op, weight: f64, contribution: &'a [u8], accumulator: &'a mut [u8] },
@@ -15,14 +15,14 @@ pub(super) enum Pass<'a> {
     Add { op: Op, weight: f64, contribution: &'a [u8], accumulator: &'a mut [u8] },
     /// The accumulator becomes the result.
     Finish { op: Op, divisor: f64, accumulator: &'a [u8], out: &'a mut [u8] },
-    /// The same where it lies; only if the element type is its own accumulator.
+    /// The accumulator becomes the result in place; only for an element type that is its own accumulator.
     FinishInPlace { op: Op, divisor: f64, accumulator: &'a mut [u8] },
     /// Every element is multiplied.
     Scale { factor: f64, data: &'a mut [u8] },
 }
 
 impl Pass<'_> {
-    /// Walks over elements of type `dtype`.
+    /// Runs the pass over elements of type `dtype`.
     #[inline(always)]
     pub(super) fn run(self, dtype: DType) {
         match dtype {
@@ -56,7 +56,7 @@ impl Pass<'_> {
 fn start<E: Element>(op: Op, weight: f64, contribution: &[u8], accumulator: &mut [u8]) {
     match op {
         Op::Sum | Op::Mean | Op::Min | Op::Max => map::<E, E::Sum>(contribution, accumulator, E::widen),
-        // Not 0·x: a worker without samples often has NaN to offer, the mean over none.
+        // Not 0·x: a worker without samples often contributes NaN, because it computed a mean over nothing.
         Op::WeightedMean if weight == 0.0 => map::<E, E::Sum>(contribution, accumulator, |_| E::Sum::ZERO),
         Op::WeightedMean => map::<E, E::Sum>(contribution, accumulator, |x| x.widen().times(weight)),
         Op::Broadcast { .. } => map::<E, E::Sum>(contribution, accumulator, E::pack),

@@ -1,4 +1,4 @@
-//! What a reduction means, on numbers that can be checked by eye, and that all kernels agree.
+//! What a reduction means, on numbers that can be checked by eye. Also checks that all kernels agree.
 
 use half::{bf16, f16};
 
@@ -42,7 +42,7 @@ fn an_integer_mean_may_have_more_contributors_than_its_type_counts() {
 
 #[test]
 fn half_floats_are_added_in_f32_and_rounded_once() {
-    // 2048 + 1 is not an f16: rounded after each addition the ones would vanish one by one.
+    // 2048 + 1 is not an f16. With rounding after each addition, each one would be lost.
     let ones = [2048.0, 1.0, 1.0, 1.0, 1.0].map(|x| of_f16(&[x]));
     assert_eq!(f16s(&reduce(Op::Sum, DType::F16, &ones)), [2052.0]);
     let ones = [256.0, 1.0, 1.0, 1.0, 1.0].map(|x| of_bf16(&[x]));
@@ -170,7 +170,7 @@ fn all_kernels_round_every_half_float_back_to_itself() {
 
 #[test]
 fn all_kernels_add_and_divide_every_half_float_alike() {
-    // Every bit pattern, subnormals and infinities among them, at an odd address and with a tail; where one gives NaN, all do.
+    // Every bit pattern, including subnormals and infinities, at an odd address and with a tail. Where one kernel gives NaN, all do.
     let every: Vec<u8> = (0..=u16::MAX).chain(0..5).flat_map(u16::to_le_bytes).collect();
     let other = of_f16(&[1.5]).repeat(every.len() / 2);
     for op in [Op::Sum, Op::Mean, Op::WeightedMean] {
@@ -238,7 +238,7 @@ fn reduce_with(kernels: Kernels, op: Op, dtype: DType, contributions: &[Vec<u8>]
     out
 }
 
-/// Accumulator and result of three weighted contributions, then scaled, in buffers that start `misplaced` bytes into theirs.
+/// Accumulator and result of three weighted contributions, then scaled. The buffers start `misplaced` bytes into their allocations.
 fn rounds_at(kernels: Kernels, op: Op, dtype: DType, elements: usize, misplaced: usize) -> (Vec<u8>, Vec<u8>) {
     let bytes = elements * dtype.bytes() as usize;
     let shifted = |content: &[u8]| [&vec![0; misplaced], content].concat();
@@ -261,7 +261,8 @@ fn ops_of(dtype: DType) -> impl Iterator<Item = Op> {
     all.into_iter().filter(move |op| op.check(dtype).is_ok())
 }
 
-/// Any bits but NaN, whose payload an addition may choose, and infinities, which make NaN: the top bit of the exponent is cleared.
+/// Random bits without NaN and infinities: the top bit of the exponent is cleared. An addition may choose the payload of a NaN, and
+/// infinities can give NaN.
 fn noise(dtype: DType, elements: usize, seed: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut state = seed;

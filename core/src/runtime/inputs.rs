@@ -1,5 +1,5 @@
-//! What the driver of a machine handles next: an input, or that its deadline has come. Decides which of them comes first; leaves to the
-//! driver what either means.
+//! Decides what the driver of a state machine handles next: an input, or the deadline of the machine. The driver decides what to do with
+//! either.
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
@@ -8,36 +8,36 @@ use crate::types::Time;
 
 /// The inputs of a driver, with its deadlines among them.
 ///
-/// A channel hands out what it holds whatever the time is, and where inputs come faster than a busy machine lets their reader run, it
-/// always holds something. Left to the channel, a deadline would then never come. Here it comes after the inputs that were there when it
-/// passed, and before those that came later: a driver that slept gets the inputs of that time before it is told the time, so that it
-/// does not take its own sleep for the silence of others.
+/// A channel returns its inputs at any time. If inputs arrive faster than a busy computer lets the driver run, the channel is never empty,
+/// and with the channel alone the deadline would never come. Here the deadline comes after the inputs that were in the channel when it
+/// passed, and before later inputs. So a driver that slept too long gets the inputs of that time before it learns the time. Otherwise it
+/// would take its own sleep for the silence of others.
 #[derive(Debug)]
 pub struct Inputs<T> {
     received: Receiver<T>,
     clock: Clock,
-    /// How many inputs still come before the deadline that passed; `None` while none has passed.
+    /// How many inputs come before the deadline that has passed. `None` while no deadline has passed.
     before_due: Option<usize>,
 }
 
-/// What a driver handles next.
+/// The next event for a driver.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Heard<T> {
-    /// Something came.
+    /// An input arrived.
     Input(T),
     /// The deadline has come.
     Due,
-    /// Nothing will come any more: all senders are gone.
+    /// No more inputs will arrive, because all senders are gone.
     Closed,
 }
 
 impl<T> Inputs<T> {
-    /// What `received` brings, with deadlines by `clock`.
+    /// The inputs from `received`, with deadlines by `clock`.
     pub fn new(received: Receiver<T>, clock: Clock) -> Self {
         Self { received, clock, before_due: None }
     }
 
-    /// Waits for the next input, until `due`; without one, as long as it takes.
+    /// Waits for the next input until `due`. Waits without a limit if `due` is `None`.
     pub fn next(&mut self, due: Option<Time>) -> Heard<T> {
         let Some(due) = due else {
             self.before_due = None;

@@ -1,4 +1,4 @@
-//! Drives a [`Member`] machine over the control connection: one thread that sleeps on a channel.
+//! Drives a [`Member`] state machine over the control connection. One thread does it, which sleeps on a channel.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::transport::quic::control::{ControlEvent, ControlLink};
 use crate::types::{Done, PartLayout, TensorSpec};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
-/// A process's place in a job: its connection to the coordinator and what came of it.
+/// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
 #[derive(Debug)]
 pub struct Membership {
     inputs: Sender<Input>,
@@ -25,7 +25,7 @@ pub struct Membership {
 /// How to join.
 #[derive(Debug)]
 pub struct MembershipOptions {
-    /// Who this process is and how patient.
+    /// The identity and the timeouts of this process.
     pub member: MemberConfig,
     /// The coordinator's `host:port`.
     pub coordinator: String,
@@ -43,8 +43,8 @@ enum Input {
 }
 
 impl Membership {
-    /// Starts to join. `events` is called on the membership's thread, in order; declarations and barriers are reported to their
-    /// `Done` instead. `progress` is asked before each heartbeat.
+    /// Starts to join. Calls `events` on the membership's thread, in order, but reports declarations and barriers to their `Done`. Calls
+    /// `progress` before each heartbeat.
     pub fn start(
         options: MembershipOptions,
         clock: Clock,
@@ -75,7 +75,7 @@ impl Membership {
         Ok(Self { inputs, thread: Some(thread) })
     }
 
-    /// Declares tensors; `done` gets every part that holds bytes of them.
+    /// Declares tensors. `done` gets every part that holds bytes of them.
     pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, done: Done<Vec<PartLayout>>) {
         self.send(Input::Declare { tensors, fuse, done });
     }
@@ -85,17 +85,17 @@ impl Membership {
         self.send(Input::Barrier { name, timeout, done });
     }
 
-    /// Tells the coordinator of a round that waits.
+    /// Tells the coordinator that a round waits.
     pub fn report_stall(&self, stall: Stall) {
         self.send(Input::Stall(stall));
     }
 
-    /// Leaves in order; [`MemberEvent::Left`] follows once the whole job ended.
+    /// Leaves in order. [`MemberEvent::Left`] follows once the whole job has ended.
     pub fn leave(&self) {
         self.send(Input::Leave);
     }
 
-    /// Closes the connection and ends the thread. What is pending fails.
+    /// Closes the connection and ends the thread. Pending requests fail.
     pub fn stop(&mut self) {
         self.send(Input::Stop);
         if let Some(thread) = self.thread.take()
@@ -106,7 +106,7 @@ impl Membership {
     }
 
     fn send(&self, input: Input) {
-        // After the end there is nobody to receive; a `Done` inside then reports by being dropped.
+        // After the end nothing receives the input. It is dropped, and a `Done` in it then reports an error.
         let _ = self.inputs.send(input);
     }
 }
@@ -124,7 +124,7 @@ struct Driver {
     credentials: Arc<Credentials>,
     inputs: Sender<Input>,
     link: Option<ControlLink>,
-    /// Counts dials, so that late events of an earlier connection are known as such.
+    /// Counts dials, so that late events of an earlier connection can be recognised.
     dials: u64,
     declarations: BTreeMap<u64, Done<Vec<PartLayout>>>,
     barriers: BTreeMap<u64, Done<()>>,
@@ -171,7 +171,7 @@ impl Driver {
         }
     }
 
-    /// Carries out everything the machine wants.
+    /// Carries out all commands of the machine.
     fn drain(&mut self) {
         while let Some(command) = self.member.next_command() {
             match command {
@@ -225,7 +225,7 @@ impl Driver {
 /// Asks the coordinator at `address` for the state of the job, without being a member of it.
 ///
 /// # Errors
-/// [`Error::Timeout`] after `patience`, or why the connection failed.
+/// [`Error::Timeout`] after `patience`, or the reason why the connection failed.
 pub fn status(address: &str, credentials: &Credentials, patience: Duration) -> Result<Status> {
     let (sender, received) = unbounded();
     let link = ControlLink::dial(

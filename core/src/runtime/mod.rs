@@ -1,7 +1,7 @@
-//! What every process of a job is made of, whatever its role: the clock, deadlines that are called back, inputs in their order, and the
-//! connection to the coordinator.
+//! The parts that every process of a job has, in any role: the clock, the timer that calls back at deadlines, the order of inputs and
+//! deadlines, and the connection to the coordinator.
 //!
-//! Workers and servers stand on it. It knows no tensors: the [engine](crate::engine) and the server's drivers bring those.
+//! Workers and servers use it. It knows no tensors: the [engine](crate::engine) and the server's drivers handle those.
 
 mod clock;
 mod inputs;

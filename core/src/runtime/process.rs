@@ -1,4 +1,4 @@
-//! What this process says of itself when it joins.
+//! The description of itself that this process sends when it joins.
 
 use std::net::UdpSocket;
 
@@ -6,7 +6,7 @@ use crate::cluster::MemberConfig;
 use crate::config::Config;
 use crate::types::{Incarnation, MachineId, Process, Role};
 
-/// The membership settings of this process, for any rank; the caller fills in what it asks for.
+/// The membership settings of this process, for any rank. The caller fills in its own requests.
 pub fn member(role: Role, config: &Config) -> MemberConfig {
     MemberConfig {
         process: Process {
@@ -32,13 +32,13 @@ pub fn host() -> String {
     gethostname::gethostname().to_string_lossy().into_owned()
 }
 
-/// The machine this process runs on, by the name that the settings give it, or else as the system tells it: one boot, the
-/// same namespaces of networks and files, one user.
+/// The machine on which this process runs: a hash of the name in the settings. Without a name, a hash of the boot, the namespaces of
+/// network and files, and the user.
 fn machine(config: &Config) -> MachineId {
     let name = config.machine.clone().or_else(|| {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let network = std::fs::read_link("/proc/self/ns/net").ok()?;
-        // A container with files of its own does not see the sockets of the others.
+        // A container with its own files does not see the sockets of processes outside.
         let files = std::fs::read_link("/proc/self/ns/mnt").ok()?;
         let user = rustix::process::geteuid().as_raw();
         Some(format!("{} {} {} {user}", boot.trim(), network.display(), files.display()))
@@ -46,18 +46,18 @@ fn machine(config: &Config) -> MachineId {
     name.map_or(MachineId::UNKNOWN, |name| MachineId(xxhash_rust::xxh3::xxh3_64(name.as_bytes())))
 }
 
-/// Draws the identity of this life of the process.
+/// Draws a random identity for this run of the process.
 ///
 /// # Panics
-/// If the operating system has no randomness to give; nothing secure could be done then.
+/// If the operating system provides no randomness, because nothing secure is possible without it.
 fn incarnation() -> Incarnation {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the operating system provides randomness");
     Incarnation(u128::from_le_bytes(bytes))
 }
 
-/// The address under which others reach a socket bound to `bound`: the host given by the user; else the bound one; else, for a socket
-/// bound to every address, the one this host uses to reach `towards`.
+/// The address under which others reach a socket bound to `bound`. Its host is the one that the user gives. Otherwise it is the bound host,
+/// or, for a socket bound to every address, the address that this host uses to reach `towards`.
 pub fn announced(bound: &str, advertise: Option<&str>, towards: &str) -> String {
     let (host, port) = bound.rsplit_once(':').expect("a bound address has a port");
     let any = matches!(host, "0.0.0.0" | "[::]");

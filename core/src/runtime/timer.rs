@@ -1,4 +1,4 @@
-//! Wakes a driver when its machines want to be told the time. Sleeps on a channel otherwise.
+//! Calls a driver back at the deadlines of its state machines. Sleeps on a channel otherwise.
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -9,7 +9,7 @@ use super::Clock;
 use crate::error::{Error, Result};
 use crate::types::Time;
 
-/// A thread that calls back at a deadline that can be moved forward at any time.
+/// A thread that calls back at a deadline. A caller can set an earlier deadline at any time.
 #[derive(Debug)]
 pub struct Timer {
     armed: Arc<Mutex<Option<Time>>>,
@@ -18,7 +18,7 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// Starts the thread. `on_due` is called when the armed time has come and says when to call it next.
+    /// Starts the thread. It calls `on_due` when the armed time has come. `on_due` returns when to call it next.
     pub fn start(name: &str, clock: Clock, on_due: impl Fn(Time) -> Option<Time> + Send + 'static) -> Result<Self> {
         let (bell, rung) = bounded::<()>(1);
         let armed = Arc::new(Mutex::new(None));
@@ -32,7 +32,7 @@ impl Timer {
             match woken {
                 Ok(()) => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    // Taken before the call: whoever arms during it is not overwritten.
+                    // Cleared before the call, so that a time that is armed during the call is kept.
                     *armed_there.lock().expect(LOCK) = None;
                     if let Some(next) = on_due(clock.now()) {
                         earlier(&armed_there, next);
@@ -54,7 +54,7 @@ impl Timer {
         if earlier(&self.armed, due)
             && let Some(bell) = &self.bell
         {
-            // A full bell rings already.
+            // If the channel is full, the thread is being woken already.
             let _ = bell.try_send(());
         }
     }
@@ -78,7 +78,7 @@ impl Drop for Timer {
 
 const LOCK: &str = "nobody panics while holding the armed time";
 
-/// Arms `due` unless something earlier is armed; whether it did.
+/// Arms `due` unless that time or an earlier one is armed. Returns whether it armed it.
 fn earlier(armed: &Mutex<Option<Time>>, due: Time) -> bool {
     let mut armed = armed.lock().expect(LOCK);
     if armed.is_some_and(|armed| armed <= due) {

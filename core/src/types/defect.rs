@@ -1,22 +1,22 @@
-//! Planted defects: what the simulation must be able to catch.
+//! Planted defects: mistakes that the simulation must be able to catch.
 //!
-//! A machine under test can be told to make one known mistake. The words exist in every build, so that a machine's configuration has
-//! one shape; the mistakes themselves are compiled only with the `testing` feature, because [`planted`] is `false` without it.
+//! A state machine under test can be told to make one known mistake. The names exist in every build, so that the configuration has one
+//! form. The mistakes themselves are compiled only with the `testing` feature, because [`planted`] is `false` without it.
 
-/// A known mistake that a machine makes on purpose.
+/// A known mistake that a state machine makes on purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Defect {
-    /// What was taken of a contribution that broke off is added once more by its repeat. Shows when a stream is reset or a connection lost
-    /// within a body.
+    /// After a contribution broke off, its repeat adds again the bytes that were already added. Shows when a stream is reset or a
+    /// connection is lost within a body.
     PrefixIgnored,
     /// A push of an earlier membership is accepted. Shows when a process resumes after the epoch moved on.
     StaleEpochAccepted,
     /// A block of a sum is sent while one contribution has not passed it.
     BlockSentEarly,
-    /// A repeat whose front is overwritten by the sum is added from its front. Shows when a stream is reset within an answer that began
-    /// before its contribution was whole.
+    /// The server adds a repeat from its front, although the sum has overwritten that front. Shows when a stream is reset within an answer
+    /// that began before its contribution was complete.
     ResumedGarbage,
-    /// One slot a part instead of two, and no look at the round: the next round overwrites a sum that a slow worker has not read.
+    /// One slot per part instead of two, and no check of the round: the next round overwrites a sum that a slow worker has not read.
     OneSlot,
     /// A contribution that broke off half-way marks its worker as counted. Shows when a stream is reset or a connection lost.
     TornCounted,
@@ -31,16 +31,15 @@ pub enum Defect {
     CreditLeaked,
     /// A round of a part is pushed before the sum of the round before has arrived.
     RoundGateOpen,
-    /// When the pause before a repeat is over, nobody is woken.
+    /// When the pause before a repeat is over, the driver is not woken.
     RetryForgotten,
-    /// A contribution is pushed again without saying that the sum had begun to land on top of it. Shows when a connection is lost in a
-    /// pull.
+    /// A contribution is pushed again without telling that the sum had begun to overwrite it. Shows when a connection is lost in a pull.
     LandingForgotten,
     /// A failed group resolves twice.
     HandleTwice,
     /// A failed group never resolves.
     GroupLost,
-    /// A worker that gives a round up tells nobody. Shows when a caller cancels.
+    /// A worker that gives up a round tells nobody. Shows when a caller cancels.
     GivenUpInSilence,
     /// A view goes to all members but the last. Shows when a member dies.
     ViewNotBroadcast,
@@ -50,50 +49,51 @@ pub enum Defect {
     BarrierCountsRequests,
     /// The answer of a barrier is not remembered: a repeat opens the barrier anew. Shows when the answer was lost.
     BarrierAnswerForgotten,
-    /// A rank obeys two orders of its machine in the other order.
+    /// A rank executes two orders of its machine in the wrong order.
     OrdersSwapped,
-    /// The leader of a machine orders what one rank has not come to.
+    /// The leader of a machine orders an operation for which one rank is not ready.
     OrderedTooEarly,
-    /// A rank of a machine that has nothing of what the others wait for is taken to have it. Shows when the owner of a part fails.
+    /// A rank that does not have the data that the others of its machine wait for is treated as if it had them. Shows when the owner of a
+    /// part fails.
     FailureNotTold,
-    /// A rank that gives up what it does with the others of its machine does not say so. Shows when a caller cancels.
+    /// A rank that gives up an operation with the others of its machine does not tell them. Shows when a caller cancels.
     WithdrawnInSilence,
-    /// A rank that ends a task before its machine began with it does not say so. Shows when a caller cancels a round that waits for the
-    /// round before.
+    /// A rank that ends a task before its machine began with it does not tell the others. Shows when a caller cancels a round that waits
+    /// for the round before.
     DeclinedInSilence,
-    /// A rank that has nothing of a later round is taken to have passed the earlier ones.
+    /// A rank that reports that it has no data for a later round is treated as if it had finished the earlier ones.
     EarlyWordPasses,
-    /// What is pending on a machine is not ended when a rank of it is lost.
+    /// Operations pending on a machine do not end when one of its ranks is lost.
     LossKeptPending,
     /// Another rank than the owner gets the sum of a machine.
     OwnerMistaken,
     /// The owner pushes its own contribution instead of the sum of its machine.
     MachineSumNotTaken,
-    /// A machine's weighted mean counts with the weight of its owner alone.
+    /// A machine's weighted mean uses the weight of its owner only.
     MachineWeightForgotten,
     /// The last PCIe group of a machine is left out of the machine's sum.
     GroupLeftOut,
-    /// A holder of a part of its PCIe group does not copy it to the host.
+    /// The rank that holds a part for its PCIe group does not copy it to the host.
     HolderStagesNothing,
     /// The tensors of a batch that share a part use the memory of the first one.
     BatchMemoryMixed,
-    /// A batch ends with its last member but one.
+    /// A batch ends when its last member but one ends.
     BatchEndsEarly,
     /// A round of a shared part waits for its tensors for ever. Shows when a tensor is left out of a step.
     IncompleteForEver,
     /// The tensors of a refused list are not declared again. Shows when workers disagree about one of them.
     RefusedListDropped,
-    /// A part begins with whatever round its first push names. Shows when a member names a far one.
+    /// A part begins with any round that its first push names. Shows when a member names a round far ahead.
     FirstRoundUnchecked,
     /// The attempt in a request is not compared. Shows when a member sends another one.
     AttemptIgnored,
-    /// When a round fails, one worker that waits for it is not told.
+    /// When a round fails, one worker that waits for it does not hear of it.
     FailureUntold,
-    /// A deterministic sum is added by arrival.
+    /// A deterministic sum is added in the order of arrival.
     AddedByArrival,
-    /// An open round goes on with the contribution of a worker that was lost. Shows when the job goes on without it.
+    /// An open round continues with the contribution of a worker that was lost. Shows when the job continues without it.
     RestartSkipped,
-    /// A survivor that has not heard of a loss is fenced instead of asked to come back.
+    /// A surviving worker that has not heard of a loss is fenced instead of asked to send again.
     SurvivorFenced,
 }
 
@@ -145,7 +145,7 @@ impl Defect {
     ];
 }
 
-/// Whether the mistake `asked` was chosen; never without the `testing` feature.
+/// Whether the mistake `asked` was chosen. Always `false` without the `testing` feature.
 pub const fn planted(chosen: Option<Defect>, asked: Defect) -> bool {
     match chosen {
         Some(chosen) => cfg!(feature = "testing") && chosen as u8 == asked as u8,

@@ -1,13 +1,13 @@
-//! Which kinds of memory hold tensors.
+//! The kinds of memory that hold tensors.
 
 use std::fmt;
 
-/// What holds tensors.
+/// A kind of memory that holds tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DeviceKind {
-    /// Host memory: a part is pushed from where it lies, and its sum lands in its place.
+    /// Host memory: a part is pushed from where it lies, and its sum overwrites it.
     Host,
-    /// A CUDA device, or its twin in tests: memory that the network cannot reach.
+    /// A CUDA device, or its replacement in tests: memory that the network cannot reach.
     Cuda,
 }
 

@@ -1,4 +1,4 @@
-//! The one completion shape: `op(args, Done)`.
+//! The completion callback that all asynchronous operations use: `op(args, Done)`.
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use crate::error::Error;
 
 /// Reports the outcome of an operation exactly once.
 ///
-/// Dropping it unreported *is* a report: the waiter gets [`Error::Internal`]. A forgotten branch becomes an error on a handle, never
-/// a hang. `F` is the failure, where it says more than an error.
+/// Dropping it without a report *is* a report: the waiter gets [`Error::Internal`]. So a forgotten branch becomes an error on a handle,
+/// never a hang. `F` is the failure type, if a failure says more than an error.
 #[must_use = "dropping a Done reports an error to whoever waits for it"]
 pub struct Done<T, F: From<Error> = Error>(Option<Report<T, F>>);
 
 type Report<T, F> = Box<dyn FnOnce(Result<T, F>) + Send>;
 
 impl<T, F: From<Error>> Done<T, F> {
-    /// A token that hands the outcome to `report`, on whatever thread completes the operation.
+    /// A token that passes the outcome to `report`, on the thread that completes the operation.
     pub fn new(report: impl FnOnce(Result<T, F>) + Send + 'static) -> Self {
         Self(Some(Box::new(report)))
     }

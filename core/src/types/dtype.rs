@@ -86,8 +86,8 @@ impl fmt::Display for DType {
 impl FromStr for DType {
     type Err = Error;
 
-    /// Parses NumPy's and PyTorch's names and the short ones (`f32`, `bf16`). `bool` is refused with advice: a sum of truth values
-    /// has no agreed meaning.
+    /// Parses the names of NumPy and PyTorch, and the short ones (`f32`, `bf16`). `bool` is refused with advice, because a sum of truth
+    /// values has no agreed meaning.
     fn from_str(text: &str) -> Result<Self, Error> {
         let short = |dtype: Self| match dtype {
             Self::F32 => "f32",

@@ -1,4 +1,5 @@
-//! The wire forms of a part's elements: a closed word that travels in declarations and in headers. [`codec`](crate::codec) makes them.
+//! The wire forms of a part's elements: a closed set of names, sent in declarations and in headers. [`codec`](crate::codec) makes the
+//! forms.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,12 +9,13 @@ use crate::error::Error;
 
 /// How a body encodes the elements of a part.
 ///
-/// A declaration says how the parts of a tensor travel, which is the tensor's codec, and all workers say the same. A header says how its
-/// body is encoded: as the tensor's codec does, or [`Plain`](Self::Plain). The discriminants are wire codes and never change; 0 is no code.
+/// A declaration names the encoding of a tensor's parts, which is the tensor's codec. All workers declare the same one. A header says how
+/// its body is encoded: with the tensor's codec, or [`Plain`](Self::Plain). The discriminants are wire codes and never change; 0 is not a
+/// code.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum Encoding {
-    /// The elements as they are.
+    /// The elements unchanged.
     #[default]
     Plain = 1,
     /// f32 and f64 travel as f16: half the bytes of f32, 11 bits of precision, infinite from 65,520 on.
@@ -22,16 +24,16 @@ pub enum Encoding {
     BF16 = 3,
 }
 
-/// What is to be known of an encoding without running its codec.
+/// The facts about an encoding that are needed without running its codec.
 struct Row {
     encoding: Encoding,
-    /// As users write it.
+    /// The name that users write.
     name: &'static str,
     /// The element types that it encodes.
     dtypes: &'static [DType],
 }
 
-/// A new encoding is a variant above, a row here, and a codec that [`codec::of`](crate::codec::of) returns.
+/// To add an encoding, add a variant above, a row here, and a codec that [`codec::of`](crate::codec::of) returns.
 const TABLE: [Row; 3] = [
     Row { encoding: Encoding::Plain, name: "none", dtypes: &DType::ALL },
     Row { encoding: Encoding::F16, name: "fp16", dtypes: &[DType::F32, DType::F64] },
@@ -59,8 +61,8 @@ impl Encoding {
         self.row().dtypes.contains(&dtype)
     }
 
-    /// This encoding where it encodes `dtype`, else [`Plain`](Self::Plain): integers and elements that are as narrow already travel as they
-    /// are.
+    /// This encoding if it encodes `dtype`, else [`Plain`](Self::Plain): integers, and elements that are already as narrow, travel
+    /// unchanged.
     #[must_use]
     pub fn for_dtype(self, dtype: DType) -> Self {
         if self.encodes(dtype) { self } else { Self::Plain }

@@ -7,17 +7,18 @@ use data_encoding::BASE32_NOPAD;
 
 use crate::error::{Error, Result};
 
-/// Where the coordinator is, who it must turn out to be, and the secret that lets a process enrol.
+/// The address of the coordinator, the identity that it must prove, and the secret with which a process may enrol.
 ///
-/// Written `gradlane1.<host:port>.<base32 CA hash>.<base32 secret>`, in lower case and without padding. It is read from the right,
-/// because hosts contain dots. `Display` shows the secret, since it is what a coordinator prints for its workers; `Debug` masks it.
+/// The text form is `gradlane1.<host:port>.<base32 CA hash>.<base32 secret>`, in lower case and without padding. It is parsed from the
+/// right, because hosts contain dots. `Display` shows the secret, because a coordinator prints this string for its workers. `Debug` masks
+/// it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinString {
     /// `host:port` of the coordinator.
     pub address: String,
     /// The SHA-256 of the public key (SPKI) of the job's certificate authority.
     pub ca_hash: [u8; 32],
-    /// Proves at enrolment that its holder was invited. Never sent.
+    /// Proves at enrolment that the process was invited. Never sent.
     pub secret: [u8; 16],
 }
 
@@ -68,7 +69,7 @@ impl FromStr for JoinString {
     }
 }
 
-/// Begins every join string; the digit is the version of the format.
+/// Every join string begins with it. The digit is the version of the format.
 const PREFIX: &str = "gradlane1";
 
 fn is_other_version(prefix: &str) -> bool {

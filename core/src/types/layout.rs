@@ -1,10 +1,11 @@
-//! How tensors lie in parts, and which server sums which part. Decided once, by the coordinator, at the first declaration of a name.
+//! How tensors are laid out in parts, and which server sums which part. The coordinator decides this once, at the first declaration of a
+//! name.
 
 use std::fmt;
 
 use super::{DType, Encoding, PartId, ServerId, Span, TensorKey};
 
-/// What a worker declares of a tensor. Its first use on any worker fixes dtype, shape and codec for the job.
+/// A worker's declaration of a tensor. The first declaration on any worker fixes dtype, shape and codec for the job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorSpec {
     /// Equal on all workers.
@@ -18,12 +19,12 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// A tensor that travels as it is.
+    /// A tensor that travels without encoding.
     pub fn new(name: impl Into<String>, dtype: DType, shape: Vec<u64>) -> Self {
         Self { name: name.into(), dtype, shape, codec: Encoding::Plain }
     }
 
-    /// The same with a codec, where that encodes its elements; else it travels as it is.
+    /// The same tensor with a codec, if the codec encodes its elements. Otherwise the tensor travels without encoding.
     #[must_use]
     pub fn with_codec(self, codec: Encoding) -> Self {
         Self { codec: codec.for_dtype(self.dtype), ..self }
@@ -43,7 +44,7 @@ impl TensorSpec {
 /// A run of a tensor's bytes within a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Whose bytes.
+    /// The tensor that has these bytes.
     pub tensor: TensorKey,
     /// Which bytes of that tensor.
     pub span: Span,
@@ -60,9 +61,9 @@ pub struct PartLayout {
     pub dtype: DType,
     /// The codec of all its tensors.
     pub codec: Encoding,
-    /// Who sums it.
+    /// The server that sums it.
     pub server: ServerId,
-    /// What it consists of; never empty.
+    /// The pieces that it consists of; never empty.
     pub pieces: Vec<Piece>,
 }
 

@@ -1,12 +1,12 @@
-//! Which workers reduce a part among themselves, and which of them exchanges it with its server: functions of the view alone, so that
-//! workers and servers agree without a word.
+//! Which workers reduce a part among themselves, and which of them exchanges it with its server. These are functions of the view alone, so
+//! workers and servers agree without messages.
 //!
-//! The workers of a machine reduce together if there are several, all of them known to be there and willing. For each part one of them,
-//! its *owner*, exchanges what they reduced; the parts of a tensor go round among them, so that all their links and cores work. Everybody
-//! else owns all its parts itself.
+//! The workers of a machine reduce together if there are several and if all of them are known to be present and willing. For each part one
+//! of them, its *owner*, exchanges their result. The parts of a tensor are distributed among them in turn, so that all their links and
+//! cores work. A worker that reduces alone owns all its parts itself.
 //!
-//! Where the devices of a machine lie in several PCIe groups, each group reduces first for one of its workers, the *holder* of the part
-//! in that group. The owner is one of the holders; the groups take turns, and within each its workers do.
+//! If the devices of a machine are in several PCIe groups, each group first reduces to one of its workers, the *holder* of the part in that
+//! group. The owner is one of the holders. The groups take turns, and within each group its workers take turns.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +17,9 @@ use super::{DType, MachineId, Member, Op, PartId, View, WorkerId};
 pub struct Machines {
     /// By rank.
     workers: Vec<WorkerId>,
-    /// Those that reduce among themselves, one a machine.
+    /// The workers that reduce among themselves; one team per machine.
     teams: Vec<Team>,
-    /// Where in `teams` a worker is.
+    /// The index in `teams` of a worker's team.
     team_of: BTreeMap<WorkerId, usize>,
 }
 
@@ -28,21 +28,21 @@ pub struct Machines {
 struct Team {
     /// By rank.
     ranks: Vec<WorkerId>,
-    /// The same by PCIe group; one group of all where nothing lies between their devices.
+    /// The same ranks by PCIe group. There is one group of all ranks if their devices need no grouping.
     groups: Vec<Group>,
 }
 
-/// The workers of a team whose devices are of one PCIe group.
+/// The workers of a team whose devices are in one PCIe group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Group {
     /// By rank.
     ranks: Vec<WorkerId>,
-    /// Those of them that may hold parts, by rank; at least one.
+    /// The ranks that may hold parts, by rank; at least one.
     roots: Vec<WorkerId>,
 }
 
 impl Machines {
-    /// How many workers of a machine may reduce among themselves: sets of them have a bit each.
+    /// How many workers of a machine may reduce among themselves. Sets of them use one bit for each.
     pub const RANKS_MAX: u32 = 64;
 
     /// The machines of `view`.
@@ -66,22 +66,23 @@ impl Machines {
         Self { workers, teams, team_of }
     }
 
-    /// The workers that `worker` reduces with, itself among them, by rank; `None` if it reduces alone.
+    /// The workers that reduce with `worker`, including itself, by rank; `None` if it reduces alone.
     pub fn team(&self, worker: WorkerId) -> Option<&[WorkerId]> {
         self.team_with(worker).map(|team| team.ranks.as_slice())
     }
 
-    /// How many PCIe groups the team of `worker` has; 1 where all ranks of a machine reduce at once, and for a worker that reduces alone.
+    /// The number of PCIe groups in the team of `worker`. It is 1 if all ranks of a machine reduce at once, and for a worker that reduces
+    /// alone.
     pub fn groups(&self, worker: WorkerId) -> usize {
         self.team_with(worker).map_or(1, |team| team.groups.len())
     }
 
-    /// The workers of the PCIe group of `worker`, itself among them, by rank; `None` if it reduces alone.
+    /// The workers of the PCIe group of `worker`, including itself, by rank; `None` if it reduces alone.
     pub fn group(&self, worker: WorkerId) -> Option<&[WorkerId]> {
         self.team_with(worker).map(|team| team.group_of(worker).ranks.as_slice())
     }
 
-    /// Machines that reduce among themselves, and workers that do not.
+    /// The number of machines that reduce among themselves, plus the number of workers that reduce alone.
     pub fn len(&self) -> usize {
         self.workers.len() - self.team_of.len() + self.teams.len()
     }
@@ -91,11 +92,11 @@ impl Machines {
         self.workers.is_empty()
     }
 
-    /// The workers whose contribution to a part of this type comes with that of `worker`, itself among them, by rank; `None` if it comes
-    /// alone.
+    /// The workers whose contribution to a part of this type comes together with that of `worker`, including itself, by rank; `None` if its
+    /// contribution comes alone.
     ///
-    /// Half-precision floats (f16) come alone: the sum of one machine may leave their range, 65504, where that of all machines does not,
-    /// and their mean all the more.
+    /// Contributions in half precision (f16) come alone. The sum of one machine may leave their range, 65504, even if the sum of all
+    /// machines does not. Their mean stays in range even more often.
     pub fn partners(&self, dtype: DType, worker: WorkerId) -> Option<&[WorkerId]> {
         self.team(worker).filter(|_| dtype != DType::F16)
     }
@@ -108,7 +109,7 @@ impl Machines {
         }
     }
 
-    /// The worker that has the sum of a part over the PCIe group of `worker`; it may be `worker` itself.
+    /// The worker that has the sum of a part over the PCIe group of `worker`. It may be `worker` itself.
     pub fn holder(&self, part: PartId, dtype: DType, worker: WorkerId) -> WorkerId {
         match self.team_with(worker) {
             Some(team) if dtype != DType::F16 => team.group_of(worker).holder(team.turn(part).1),
@@ -131,8 +132,8 @@ impl Machines {
         self.workers.iter().copied().filter(is_owner).collect()
     }
 
-    /// Whether `owner`, one of the [`owners`](Self::owners) of a part, sends a body: everybody, but in a broadcast only the one whose
-    /// contribution the root's is part of.
+    /// Whether `owner`, one of the [`owners`](Self::owners) of a part, sends a body. Every owner does, except in a broadcast: there only
+    /// the owner does whose contribution includes the root's.
     pub fn sends_body(&self, op: Op, part: PartId, dtype: DType, owner: WorkerId) -> bool {
         match op {
             Op::Broadcast { root } => self.owner(part, dtype, root) == owner,
@@ -162,8 +163,8 @@ impl Team {
         self.groups.iter().find(of).expect("every worker of a team is of one of its groups")
     }
 
-    /// Which group has the owner of a part, and how often each group had its turn before. The parts of one tensor go round; those of small
-    /// tensors are spread by the hash of their names.
+    /// The index of the group that has the owner of a part, and the number of earlier turns of each group. The parts of one tensor are
+    /// distributed in turn. The parts of small tensors are spread by the hash of their names.
     fn turn(&self, part: PartId) -> (usize, u64) {
         let holders: usize = self.groups.iter().map(|group| group.roots.len()).sum();
         let turn = part.key.0 % holders as u64 + u64::from(part.index);
@@ -171,7 +172,7 @@ impl Team {
         (usize::try_from(turn % groups).expect("below RANKS_MAX"), turn / groups)
     }
 
-    /// By group.
+    /// The holders of a part, by group.
     fn holders(&self, part: PartId) -> impl Iterator<Item = WorkerId> {
         let (_, turn) = self.turn(part);
         self.groups.iter().map(move |group| group.holder(turn))
@@ -188,7 +189,7 @@ impl Group {
         let ranks: Vec<WorkerId> = members.iter().copied().map(worker).collect();
         let roots: Vec<WorkerId> =
             members.iter().filter(|member| member.process.wiring.holds).map(|member| worker(member)).collect();
-        // If no process holds the wiring of its group, all of them may.
+        // If no member of the group has `holds` set, all of them may hold parts.
         Self { roots: if roots.is_empty() { ranks.clone() } else { roots }, ranks }
     }
 
@@ -285,7 +286,7 @@ mod tests {
             holders.iter().for_each(|holder| held[holder.0 as usize] += 1);
             owned[owners[0].0 as usize] += 1;
         }
-        // Where turns begin depends on the name, so that a few parts more or less fall on each.
+        // The start of the turns depends on the name, so each rank may get a few parts more or less.
         let nearly = |found: [u32; 7], expected: [u32; 7]| {
             found.iter().zip(expected).all(|(found, expected)| found.abs_diff(expected) <= 3)
         };
@@ -319,7 +320,7 @@ mod tests {
     fn machines(members: &[Place]) -> Machines {
         Machines::of(&View::of_workers(members))
     }
-    /// A machine whose workers are of these PCIe groups; those of `others` are no roots.
+    /// A machine whose workers are in these PCIe groups. The workers in `others` are not roots.
     fn wired(groups: &[u32], others: &[usize]) -> Machines {
         let mut view = View::of_workers(&vec![(7, "socket"); groups.len()]);
         for (position, (member, group)) in view.members.iter_mut().zip(groups).enumerate() {

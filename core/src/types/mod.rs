@@ -1,4 +1,4 @@
-//! The words of the engine: identities, element types, reductions, time.
+//! The basic types of the engine: identities, element types, reductions, time.
 
 pub mod defect;
 pub mod device;

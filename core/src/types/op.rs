@@ -10,17 +10,17 @@ use crate::error::{Error, Result};
 pub enum Op {
     /// Sum over the workers. Integers wrap.
     Sum,
-    /// Sum divided by the number of contributors. Integers divide rounding down.
+    /// Sum divided by the number of contributors. Integer division rounds down.
     Mean,
-    /// Smallest; NaN wins.
+    /// Smallest value; NaN wins.
     Min,
-    /// Largest; NaN wins.
+    /// Largest value; NaN wins.
     Max,
-    /// Σ wᵢ·xᵢ / Σ wᵢ with one weight a worker, such as its number of samples. Floating point only.
+    /// Σ wᵢ·xᵢ / Σ wᵢ with one weight per worker, such as its number of samples. Floating point only.
     WeightedMean,
-    /// The bytes of `root`, unchanged. The others send no body.
+    /// The bytes of `root`, unchanged. The other workers send no body.
     Broadcast {
-        /// Whose bytes everybody gets.
+        /// The worker whose bytes every worker gets.
         root: WorkerId,
     },
 }
@@ -38,7 +38,7 @@ impl Op {
         }
     }
 
-    /// The rank that a broadcast carries beside its code; 0 for the others.
+    /// The rank that a broadcast carries with its code; 0 for the other reductions.
     pub const fn argument(self) -> u32 {
         match self {
             Self::Broadcast { root } => root.0,
@@ -59,7 +59,7 @@ impl Op {
         })
     }
 
-    /// Refuses what has no meaning: a weighted mean of integers.
+    /// Refuses a reduction that has no meaning: a weighted mean of integers.
     pub fn check(self, dtype: DType) -> Result<()> {
         if self == Self::WeightedMean && !dtype.is_float() {
             return Err(Error::InvalidArgument {

@@ -1,7 +1,7 @@
 //! Urgency of a tensor.
 
-/// Higher goes first; only the order matters. By convention minus the position in the model's parameter order: what the next
-/// forward pass needs first is most urgent.
+/// Higher values go first; only the order matters. By convention it is minus the position in the model's parameter order, because the next
+/// forward pass needs the first parameters first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Priority(pub i32);
 

@@ -1,4 +1,4 @@
-//! What a process says of itself when it joins a job.
+//! The facts that a process announces about itself when it joins a job.
 
 use super::{Incarnation, MachineId, Role};
 
@@ -22,21 +22,22 @@ pub struct Process {
     pub machine: MachineId,
     /// Path of the socket at which processes of its machine reach it; empty for none.
     pub socket_path: String,
-    /// How a worker's device is joined to the others of its machine.
+    /// How a worker's device is connected to the other devices of its machine.
     pub wiring: Wiring,
 }
 
-/// How the device of a worker is joined to those of the other workers of its machine, and what it may do for them.
+/// How the device of a worker is connected to those of the other workers of its machine, and what it may do for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wiring {
-    /// Its PCIe group, from 1; those of one group reduce among themselves first. 0 if nothing is known, or nothing lies between devices.
+    /// Its PCIe group, from 1. The devices of one group reduce among themselves first. 0 if no group is known, or nothing lies between
+    /// devices.
     pub pcie_group: u32,
-    /// Whether it may hold what others reduce, and exchange it for them.
+    /// Whether it may hold the results of other workers' reductions, and exchange them for those workers.
     pub holds: bool,
 }
 
 impl Process {
-    /// A process of which nothing else is known: no host, no address, an unknown machine.
+    /// A process with no other facts known: no host, no address, an unknown machine.
     pub fn new(role: Role, incarnation: Incarnation) -> Self {
         Self {
             role,

@@ -1,14 +1,14 @@
-//! What a process does in a job.
+//! The role of a process in a job.
 
 use std::fmt;
 
-/// What a process does in a job.
+/// The role of a process in a job.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Role {
     /// Contributes gradients and receives sums.
     Worker = 1,
-    /// Adds.
+    /// Adds contributions.
     Server = 2,
     /// Decides membership, declarations and placement (the *scheduler* of ps-lite and BytePS).
     Coordinator = 3,

@@ -1,4 +1,4 @@
-//! The one place for offsets, lengths and shard arithmetic. Bytes are `u64` everywhere, so tensors over 4 GiB need no care elsewhere.
+//! All arithmetic of offsets, lengths and shards. Bytes are `u64` everywhere, so other code needs no special care for tensors over 4 GiB.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -7,7 +7,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 pub struct Span {
     /// First byte.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
@@ -18,29 +18,29 @@ impl Span {
     }
 }
 
-/// The shards of `bytes` bytes among `ranks`: equal, a multiple of `align` each, so that a reduce-scatter works; the remainder is the
-/// tail, owned by the last rank.
+/// Divides `bytes` bytes into shards among `ranks`. The shards are equal, and each is a multiple of `align`, so that a reduce-scatter
+/// works. The remainder is the tail, owned by the last rank.
 ///
-/// NCCL requires equal counts per rank (NCCL user guide, "Collectives"). The tail is not padded: padding would put bytes on the
-/// wire that no rank owns, and the tail is shorter than `ranks * align`.
+/// NCCL requires equal counts per rank (NCCL user guide, "Collectives"). The tail is not padded, because padding would put bytes on the
+/// wire that no rank owns. The tail is shorter than `ranks * align`.
 pub fn shards(bytes: u64, ranks: NonZeroU32, align: NonZeroU64) -> Shards {
     let each = bytes / u64::from(ranks.get()) / align * align.get();
     Shards { each, ranks, tail: bytes - each * u64::from(ranks.get()) }
 }
 
-/// What [`shards`] found.
+/// The result of [`shards`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shards {
-    /// Bytes of every rank's shard, the last rank's tail not counted.
+    /// Bytes of every rank's shard, without the last rank's tail.
     pub each: u64,
-    /// How many shards.
+    /// Number of shards.
     pub ranks: NonZeroU32,
     /// Bytes after the last shard.
     pub tail: u64,
 }
 
 impl Shards {
-    /// The shard that `rank` owns, the tail included for the last.
+    /// The shard that `rank` owns. For the last rank it includes the tail.
     ///
     /// # Panics
     /// If there is no such rank.

@@ -3,7 +3,8 @@
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// A moment on a monotonic clock, in nanoseconds since an origin that the driver chose. Machines are handed it and never ask.
+/// A moment on a monotonic clock, in nanoseconds since an origin that the driver chose. State machines get it as an argument and never read
+/// a clock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Time(pub u64);
 
@@ -11,7 +12,7 @@ impl Time {
     /// The clock's origin.
     pub const ZERO: Self = Self(0);
 
-    /// How long ago `earlier` was; zero if it lies ahead.
+    /// The time since `earlier`; zero if `earlier` is in the future.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

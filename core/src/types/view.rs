@@ -1,4 +1,4 @@
-//! The membership of a job as the coordinator decided it. Every member holds a copy; only the coordinator makes a new one.
+//! The membership of a job, as decided by the coordinator. Every member holds a copy; only the coordinator makes a new one.
 
 use super::{Epoch, NodeId, Process, Role, Round, ServerId, WorkerId, WorkerSet};
 use crate::error::Error;
@@ -9,11 +9,11 @@ use super::{Incarnation, MachineId};
 /// A process with its place in the job.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Member {
-    /// What it said of itself.
+    /// The facts that it announced about itself.
     pub process: Process,
     /// Its identity, from its certificate.
     pub node: NodeId,
-    /// Rank of a worker, index of a server. It keeps the number for as long as it is a member.
+    /// Rank of a worker, or index of a server. The member keeps the number as long as it is a member.
     pub index: u32,
     /// The first round of each part that a worker contributes to: 0 for those that formed the job.
     pub first_round: Round,
@@ -34,11 +34,11 @@ impl Member {
 /// The state of the whole job.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Phase {
-    /// Members are still missing.
+    /// Not all members have joined yet.
     Forming,
-    /// Every member is there.
+    /// All members have joined.
     Running,
-    /// All workers left in order.
+    /// All workers left in an orderly way.
     Ended,
     /// The job failed; every call that waits gets this cause.
     Aborted(Error),
@@ -68,7 +68,7 @@ impl View {
         self.members.iter().filter(|member| member.process.role == Role::Server)
     }
 
-    /// The workers that a round of a part is due from.
+    /// The workers that must contribute to a round of a part.
     ///
     /// # Panics
     /// If a rank is not below [`WorkerSet::WORKERS_MAX`]; a view that was read from the wire has none.

@@ -1,10 +1,10 @@
-//! A set of workers as bits: which ranks contributed to a sum, or which ranks a round is due from.
+//! A set of workers as bits: the ranks that contributed to a sum, or the ranks from which a round is due.
 
 use std::fmt;
 
 use super::WorkerId;
 
-/// Workers by rank. Ranks lie below [`WorkerSet::WORKERS_MAX`].
+/// Workers by rank. Ranks are below [`WorkerSet::WORKERS_MAX`].
 ///
 /// The bytes are the wire form: worker `r` is bit `r % 8` of byte `r / 8`, and the last byte is not zero. So two equal sets have equal
 /// bytes, and a set takes one bit for each rank up to its highest one.
@@ -12,7 +12,7 @@ use super::WorkerId;
 pub struct WorkerSet(Vec<u8>);
 
 impl WorkerSet {
-    /// Ranks of one job, and so the highest rank plus one.
+    /// Maximum number of workers of one job, which is also the highest rank plus one.
     pub const WORKERS_MAX: usize = 4_096;
 
     /// Adds a worker. Returns whether it was not in the set.

@@ -1,5 +1,5 @@
-//! Writing and reading the fields of a control frame. The reader trusts nothing: every length has a limit, and each failure names
-//! the field it happened in.
+//! Writes and reads the fields of a control frame. The reader trusts nothing: every length has a limit, and each failure names the field in
+//! which it happened.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ impl Writer {
         self.0.extend_from_slice(bytes);
     }
 
-    /// A text: `u32` length, then UTF-8. What is longer than `limit` is cut at a character, so that the reader accepts it.
+    /// A text: `u32` length, then UTF-8. A text longer than `limit` is cut at a character boundary, so that the reader accepts it.
     pub(super) fn text(&mut self, text: &str, limit: usize) {
         let end = (0..=text.len().min(limit)).rev().find(|at| text.is_char_boundary(*at)).expect("0 is a boundary");
         let cut = &text[..end];
@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
         Self { rest: bytes, peer }
     }
 
-    /// The error for a field of this peer that cannot be.
+    /// The error for a field of this peer that has an impossible value.
     pub(super) fn bad(&self, field: &str, problem: impl Into<String>) -> Error {
         Error::Protocol { peer: self.peer.to_owned(), field: field.to_owned(), problem: problem.into() }
     }
@@ -156,7 +156,7 @@ impl<'a> Reader<'a> {
         Ok(len)
     }
 
-    /// A list of at most `limit` items. Memory grows with what really arrives, not with the announced length.
+    /// A list of at most `limit` items. Memory grows with the items that really arrive, not with the announced length.
     pub(super) fn list<T>(
         &mut self,
         limit: usize,

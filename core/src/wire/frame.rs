@@ -8,24 +8,24 @@ use crate::types::{Epoch, PartId, PartLayout, Process, Round, TensorKey, TensorS
 mod encoding;
 mod fields;
 
-/// One message on a control stream. Who sent it is known from the connection.
+/// One message on a control stream. The connection tells who sent it.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Frame {
     // From a node to the coordinator.
     /// The first frame: this process wants to be a member.
     Join(Join),
-    /// "I live", with what the process did last. `sent` comes back in the answer.
+    /// Shows that the process is alive, and what it did last. `sent` comes back in the answer.
     Heartbeat {
         /// The sender's clock, echoed to measure the round trip.
         sent: Time,
-        /// What it did last.
+        /// What the process did last.
         progress: Progress,
     },
     /// Declares tensors; answered by [`Frame::Declared`] with the same `request`. Repeating it is harmless.
     Declare {
         /// Chosen by the sender, unique within its incarnation.
         request: u64,
-        /// What it will reduce.
+        /// The tensors that it will reduce.
         tensors: Vec<TensorSpec>,
         /// Whether small neighbours of this list may share parts. All of them must then be submitted in every round.
         fuse: bool,
@@ -41,7 +41,7 @@ pub enum Frame {
     },
     /// A server misses contributions.
     Stall(Stall),
-    /// The process leaves in order.
+    /// The process leaves in an orderly way.
     Leave,
     /// Asks for [`Frame::Status`]; allowed to every enrolled node, member or not.
     StatusRequest,
@@ -53,12 +53,12 @@ pub enum Frame {
     Refused(Error),
     /// Answers a heartbeat.
     HeartbeatAck {
-        /// As it was sent.
+        /// The value from the heartbeat.
         sent: Time,
     },
     /// Answers a declaration: every part that holds bytes of the declared tensors.
     Declared {
-        /// Of the declaration.
+        /// The request number of the declaration.
         request: u64,
         /// The parts, or why the names cannot be used.
         outcome: Result<Vec<PartLayout>>,
@@ -72,7 +72,7 @@ pub enum Frame {
     },
     /// Answers a barrier.
     BarrierDone {
-        /// Of the arrival.
+        /// The request number of the arrival.
         request: u64,
         /// Passed, or why not.
         outcome: Result<()>,
@@ -93,12 +93,12 @@ pub enum Frame {
 /// A process asks for a place in the job, or for the place that it has.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Join {
-    /// What the process says of itself.
+    /// What the process says about itself.
     pub process: Process,
-    /// The rank or server index it must have; any if absent.
+    /// The rank or server index that it must have; any if absent.
     pub requested: Option<u32>,
-    /// The newest membership that this life of the process was shown; `None` before its job formed. A coordinator that was started again
-    /// refuses the members of the former job by it.
+    /// The newest membership that this life of the process has seen; `None` before its job formed. A restarted coordinator uses it to
+    /// refuse the members of the former job.
     pub epoch: Option<Epoch>,
     /// How many workers it believes the job has; 0 if it does not know.
     pub workers: u32,
@@ -126,7 +126,7 @@ pub struct Stall {
     pub round: Round,
     /// Ranks that did not contribute.
     pub missing: Vec<WorkerId>,
-    /// Since the first contribution.
+    /// Time since the first contribution.
     pub waited: Duration,
 }
 
@@ -135,9 +135,9 @@ pub struct Stall {
 pub struct Status {
     /// The membership.
     pub view: View,
-    /// One entry a member of the view, in its order.
+    /// One entry per member of the view, in its order.
     pub members: Vec<MemberStatus>,
-    /// The largest load of a server over its fair share, in thousandths; 1000 is even, or no tensors yet.
+    /// The largest load of a server over its fair share, in thousandths. 1000 means even, or no tensors yet.
     pub imbalance_milli: u64,
 }
 
@@ -146,7 +146,7 @@ pub struct Status {
 pub struct MemberStatus {
     /// Alive, suspect, dead or left.
     pub health: Health,
-    /// Since its last sign of life.
+    /// Time since its last sign of life.
     pub silent: Duration,
     /// From its last heartbeat.
     pub progress: Progress,
@@ -160,12 +160,12 @@ pub struct MemberStatus {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Health {
-    /// Heard of within the suspect time.
+    /// The coordinator heard from it within the suspect time.
     Alive = 1,
-    /// Silent for longer, not yet given up.
+    /// Silent for longer, but not yet given up.
     Suspect = 2,
     /// Given up.
     Dead = 3,
-    /// Left in order.
+    /// Left in an orderly way.
     Left = 4,
 }

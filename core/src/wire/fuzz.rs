@@ -1,11 +1,11 @@
-//! Hostile bytes, reproducible: mutations of one of everything that travels, driven by a seed.
+//! Hostile bytes, reproducible: mutations of one sample of each message, driven by a seed.
 //!
-//! What must hold: no panic; what decodes encodes again to what decodes to the same.
+//! What must hold: no panic; bytes that decode can be encoded again, and these bytes decode to the same value.
 
 use super::{Frame, Header, reject, samples};
 use crate::error::Error;
 
-/// A short run belongs to the tests; `GRADLANE_FUZZ_ITERATIONS` makes it as long as wanted.
+/// A short run belongs to the tests. `GRADLANE_FUZZ_ITERATIONS` sets a longer run.
 #[test]
 fn mutated_bytes_decode_or_fail_but_never_panic() {
     #[expect(clippy::disallowed_methods, reason = "the length of a test run is no setting of the engine")]
@@ -81,7 +81,7 @@ fn corpus() -> Vec<(Shape, Vec<u8>)> {
     frames.chain(headers).chain(rejects).collect()
 }
 
-/// One small harm: what length fields, codes and texts suffer most from.
+/// One small damage, of the kinds that hurt length fields, codes and texts most.
 fn mutate(bytes: &mut Vec<u8>, random: &mut SplitMix) {
     let at = random.below(bytes.len().max(1));
     match random.below(6) {

@@ -1,6 +1,6 @@
-//! The 64 bytes that open each direction of an exchange, as an enum whose variants hold only what they mean.
+//! The 64 bytes that open each direction of an exchange, as an enum. Each variant holds only the fields that it uses.
 //!
-//! [`bytes`] writes and reads them; the module's parent has the picture.
+//! [`bytes`] writes and reads them; the doc of the parent module shows the layout.
 
 use crate::error::{Error, Result};
 use crate::types::{DType, Encoding, Epoch, Op, PartId, Round, WorkerSet};
@@ -9,7 +9,7 @@ mod bytes;
 
 pub use bytes::HeaderReader;
 
-/// Bytes of an encoded header. A sum of some workers only has its set of workers behind them; see [`Contributors`].
+/// Bytes of an encoded header. Only a sum of some workers has more: its set of workers follows; see [`Contributors`].
 pub const HEADER_BYTES: usize = 64;
 
 /// The most urgent class of exchanges.
@@ -57,18 +57,18 @@ pub struct Target {
     pub part: PartId,
     /// Which sum of that part.
     pub round: Round,
-    /// How often the round of this part was begun anew because a contributor died. Always 0 while a death ends the job, and in requests,
-    /// whose epoch tells the attempts apart. A server refuses any other value in a request than 0 and its own.
+    /// How often the round of this part was started again because a contributor died. It is always 0 if a death ends the job. It is always
+    /// 0 in requests, because their epoch tells the attempts apart. A server refuses any value in a request except 0 and its own.
     pub attempt: u16,
 }
 
-/// What servers offer: a closed set.
+/// The services that servers offer. The set is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Service {
     /// Adds parts of equal length, element by element.
     DenseSum,
-    /// A service that this version does not have, by its code. The header is read all the same, so that a server can refuse the one
-    /// exchange and need not close the link.
+    /// A service that this version does not have, by its code. The header is still read, so that a server can refuse this one exchange
+    /// without closing the link.
     Unknown(u8),
 }
 
@@ -85,7 +85,7 @@ pub struct Contribute {
     pub weight: f64,
     /// Which of two exchanges on one link goes first; higher is sooner. 0 to [`URGENCY_MAX`].
     pub urgency: u8,
-    /// Bytes of the part in its own element type, whatever the body is.
+    /// Bytes of the part in its own element type, whatever the encoding of the body.
     pub part_bytes: u64,
     /// What follows.
     pub contribution: Contribution,
@@ -103,11 +103,11 @@ pub enum Contribution {
         /// CRC-32C of the body, if the worker computed it.
         checksum: Option<u32>,
     },
-    /// A repeat, after a part of the sum landed where the contribution lay. It has no checksum, because its front is overwritten.
+    /// A repeat, after a part of the sum overwrote the contribution. It has no checksum, because its front is overwritten.
     Resumed {
         /// What follows.
         body: Body,
-        /// Bytes of the sum that landed; so many bytes at the front of the body are worthless.
+        /// Bytes of the sum that landed. This many bytes at the front of the body are worthless.
         landed: u64,
     },
 }
@@ -115,20 +115,21 @@ pub enum Contribution {
 /// Bytes that follow a header, and how they encode a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Body {
-    /// How many.
+    /// The number of bytes.
     pub bytes: u64,
-    /// What they mean.
+    /// Their encoding.
     pub encoding: Encoding,
 }
 
-/// A worker will not contribute to a round. An encoded error follows that says why.
+/// A worker will not contribute to a round. An encoded error with the reason follows.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Withdraw {
     /// What it is about.
     pub target: Target,
     /// The element type of the part that the worker would have sent.
     pub dtype: DType,
-    /// How the part would have been reduced. A server that hears of the round for the first time learns from it which workers owe a body.
+    /// How the part would have been reduced. If the server hears of the round for the first time, it learns from this which workers owe a
+    /// body.
     pub op: Op,
     /// Bytes of the error.
     pub error_bytes: u64,
@@ -139,15 +140,15 @@ pub struct Withdraw {
 pub struct Sum {
     /// What it is about.
     pub target: Target,
-    /// Bytes of the part in its own element type, whatever the body is.
+    /// Bytes of the part in its own element type, whatever the encoding of the body.
     pub part_bytes: u64,
     /// What follows.
     pub body: Body,
-    /// What the sum was divided by; 1 where the reduction divides by nothing.
+    /// The divisor of the sum; 1 if the reduction does not divide.
     pub divisor: f64,
     /// Which workers are in it.
     pub contributors: Contributors,
-    /// Whether the server still wants the rest of the contribution, which it has not received whole.
+    /// Whether the server still wants the rest of the contribution, because it has not received all of it.
     pub early: bool,
     /// Whether the CRC-32C of the body follows the body, as 4 bytes in little-endian order.
     pub checksum: bool,
@@ -156,13 +157,13 @@ pub struct Sum {
 /// Which workers are in a sum.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Contributors {
-    /// Each worker from which the view of the header's epoch makes the round due: all workers, or the root of a broadcast.
+    /// Each worker that the view of the header's epoch makes due for the round: all workers, or the root of a broadcast.
     Due,
     /// These only. The set follows the 64 bytes of the header; it may be empty.
     Only(WorkerSet),
 }
 
-/// There is no sum. An encoded error follows that says why.
+/// There is no sum. An encoded error with the reason follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reject {
     /// What it is about.
@@ -182,7 +183,7 @@ impl Header {
         }
     }
 
-    /// The header as one that begins an exchange.
+    /// The header as a request, which begins an exchange.
     ///
     /// # Errors
     /// [`Error::Protocol`] if `peer` sent an answer.
@@ -195,7 +196,7 @@ impl Header {
         }
     }
 
-    /// The header as one that answers an exchange.
+    /// The header as a reply, which answers an exchange.
     ///
     /// # Errors
     /// [`Error::Protocol`] if `peer` sent anything but an answer.
@@ -248,7 +249,7 @@ impl Request {
 }
 
 impl Reply {
-    /// Bytes of the sum or of the error. The set of contributors and the checksum of a sum are beside them.
+    /// Bytes of the sum or of the error. The set of contributors and the checksum of a sum are not counted.
     pub fn body_bytes(&self) -> u64 {
         match self {
             Self::Sum(header) => header.body.bytes,
@@ -304,7 +305,7 @@ impl Service {
         }
     }
 
-    /// The answer of a server to `peer`, which asked for a service that the server does not have.
+    /// The answer of a server to `peer`, if it asked for a service that the server does not have.
     pub fn refusal(code: u8, peer: &str) -> Error {
         Error::Incompatible {
             field: "service".to_owned(),

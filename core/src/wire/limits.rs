@@ -1,4 +1,4 @@
-//! What a peer may ask for. Every length is checked against one of these before anything is allocated.
+//! Limits on what a peer may ask for. Every length is checked against one of them before memory is allocated.
 
 use crate::error::{Error, Result};
 use crate::types::{TensorSpec, WorkerSet};
@@ -13,7 +13,7 @@ pub const TENSORS_MAX: usize = 65_536;
 pub const PARTS_MAX: usize = 1 << 20;
 /// Members of one job, workers and servers together.
 pub const MEMBERS_MAX: usize = WorkerSet::WORKERS_MAX;
-/// Bytes of one part. A part is about 4 MiB a local rank.
+/// Bytes of one part. A part has about 4 MiB per local rank.
 pub const PART_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of one control frame: a declaration of `TENSORS_MAX` names fits.
 pub const FRAME_BYTES_MAX: usize = 32 << 20;
@@ -24,7 +24,7 @@ pub const REJECT_BYTES_MAX: u64 = 64 << 10;
 /// Barriers at which one worker waits at once.
 pub const BARRIERS_MAX: usize = 64;
 
-/// Whether `name`, the name of `what`, can travel.
+/// Checks that `name`, the name of `what`, can be sent.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for an empty or too long name.
@@ -45,13 +45,13 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether one frame can declare `tensors`. The sender asks first, because a frame that the reader refuses costs the connection; the
-/// receiver asks again, because it trusts nobody.
+/// Checks that one frame can declare `tensors`. The sender checks first, because a frame that the reader refuses costs the connection. The
+/// receiver checks again, because it trusts no peer.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] naming the tensor.
 pub fn check_tensors(tensors: &[TensorSpec]) -> Result<()> {
-    // An upper bound of what the frame needs beside names and dimensions, for each tensor and once.
+    // An upper bound of the frame's other bytes besides names and dimensions: this many for each tensor, and once for the frame.
     const OVERHEAD_BYTES: usize = 32;
     let mut bytes = OVERHEAD_BYTES;
     for spec in tensors {

@@ -1,9 +1,9 @@
-//! What travels between processes, byte for byte; knows no sockets.
+//! The messages between processes, byte for byte. This module does not know sockets.
 //!
 //! All numbers are little-endian. There are two shapes of message.
 //!
-//! **Exchange.** One bidirectional stream carries one part of one round: a [`Header`] of 64 bytes and the contribution out, a header
-//! and the sum (or an error) back.
+//! **Exchange.** One bidirectional stream carries one part of one round. One direction has a [`Header`] of 64 bytes and the contribution.
+//! The other has a header and the sum (or an error).
 //!
 //! ```text
 //!  byte 0          4   5    6       7     8       12      16              24      28      30   31   32
@@ -16,7 +16,7 @@
 //!       └────────────┴────────────┴─────────────────┴───────┴────┴───────┴───────────┘
 //! ```
 //!
-//! What a kind of header does not have is zero:
+//! Fields that a kind of header does not have are zero:
 //!
 //! | field | 1 contribution | 4 withdrawal | 2 sum | 3 reject |
 //! |---|---|---|---|---|
@@ -30,14 +30,15 @@
 //! | check | CRC-32C of the body, or how many bytes of the sum landed | 0 | 0; the CRC-32C follows the body | 0 |
 //! | body | the contribution | an encoded [`Error`](crate::Error) | the sum | an encoded error |
 //!
-//! A *partial* sum, which some of the workers due are not in, has the set of those that are in it between the header and the body: see
-//! [`WorkerSet`](crate::types::WorkerSet) for its bytes, and [`HeaderReader`] to read a header in pieces. A withdrawal says that a worker
-//! will not contribute to a round. Its answer is always a reject: the error that the other workers get, or why the server cannot take it.
+//! A *partial* sum does not include all workers due. It has the set of the workers that it includes between the header and the body: see
+//! [`WorkerSet`](crate::types::WorkerSet) for the bytes of the set, and [`HeaderReader`] to read a header in pieces. A withdrawal says that
+//! a worker will not contribute to a round. Its answer is always a reject: the error that the other workers get, or the reason why the
+//! server cannot accept the withdrawal.
 //!
 //! **Control.** A long-lived stream to the coordinator carries frames: `u32` length of the rest, `u8` version, `u8` kind, fields.
 //! [`frame`] lists the kinds; `reject` says how an error is written.
 //!
-//! Bytes from a peer never panic and never size an allocation before a check against [`limits`].
+//! Bytes from a peer never cause a panic. They never set the size of an allocation before a check against [`limits`].
 
 mod checksum;
 pub mod codec;
@@ -60,16 +61,16 @@ pub use header::{
 
 use crate::error::{Error, Result};
 
-/// Appends the next piece of a reject or of a checksum, which come in pieces of any length.
+/// Appends the next piece of a reject or of a checksum. Pieces have any length.
 pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
     what.extend_from_slice(piece);
 }
 
-/// Version of both shapes; changes whenever anything in them does. It stands where every version has it, and is compared before anything
-/// else is read: a peer of another version is refused before any data.
+/// Version of both kinds of message. It changes whenever anything in them does. It has the same position in every version and is compared
+/// first: a peer of another version is refused before any other data is read.
 pub const VERSION: u8 = 5;
 
-/// Whether `peer`, which speaks version `theirs`, can be understood.
+/// Checks that this process can understand `peer`, which uses version `theirs`.
 ///
 /// # Errors
 /// [`Error::Incompatible`] if not.

@@ -1,7 +1,7 @@
-//! How an error travels: the wire code of its variant, then its fields in the order of the table in [`error`](crate::error).
+//! How an error is sent: the wire code of its variant, then its fields in the order of the table in [`error`](crate::error).
 //!
-//! Whatever the error holds, it is written in at most [`REJECT_BYTES_MAX`] bytes: texts are cut at [`TEXT_BYTES_MAX`], and a list of
-//! missing members ends with a count of those that did not fit.
+//! Any error takes at most [`REJECT_BYTES_MAX`] bytes: texts are cut at [`TEXT_BYTES_MAX`], and a list of missing members ends with a count
+//! of the members that did not fit.
 
 use std::time::Duration;
 
@@ -57,10 +57,10 @@ pub fn encode_error(error: &Error, writer: &mut Writer) {
     }
 }
 
-/// Takes an error.
+/// Reads an error.
 ///
 /// # Errors
-/// [`Error::Protocol`] naming the field that cannot be.
+/// [`Error::Protocol`] naming the field with an impossible value.
 pub fn decode_error(reader: &mut Reader<'_>) -> Result<Error> {
     let code = reader.u8("error code")?;
     Error::from_fields(code, reader)?.ok_or_else(|| reader.bad("error code", format!("is {code}")))
@@ -102,7 +102,7 @@ impl FieldSource for Reader<'_> {
     }
 }
 
-/// At most [`MISSING_MAX`] entries, the last of which counts those that have no room.
+/// At most [`MISSING_MAX`] entries. The last one counts the entries that do not fit.
 fn shortened(missing: &[String]) -> Vec<String> {
     if missing.len() <= MISSING_MAX {
         return missing.to_vec();
@@ -112,7 +112,8 @@ fn shortened(missing: &[String]) -> Vec<String> {
     named.iter().cloned().chain([rest]).collect()
 }
 
-/// Entries of a list of members; with [`MEMBER_BYTES_MAX`] each, half of [`REJECT_BYTES_MAX`]. A reader of the message needs no more.
+/// Entries of a list of members. With [`MEMBER_BYTES_MAX`] each, they take half of [`REJECT_BYTES_MAX`]. A user who reads the message needs
+/// no more.
 const MISSING_MAX: usize = 256;
 /// Bytes of the name of a member, such as `worker 12`.
 const MEMBER_BYTES_MAX: usize = 124;

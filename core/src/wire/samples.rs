@@ -1,4 +1,4 @@
-//! One of everything that travels: what the tests of this module share, and where the fuzzer starts.
+//! Samples of each message. The tests of this module share them, and the fuzzer starts from them.
 
 use std::time::Duration;
 
@@ -110,7 +110,7 @@ fn target() -> Target {
     }
 }
 
-/// One error of each variant, in the order of the declaration. A text is the name of its field.
+/// One error of each variant, in the order of the declaration. Each text is the name of its field.
 pub(super) fn errors() -> Vec<Error> {
     let error = |kind: &ErrorKind| Error::from_fields(kind.wire_code, &mut SampleFields).expect("samples never end");
     ERRORS.iter().filter_map(error).collect()

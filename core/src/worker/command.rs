@@ -1,4 +1,4 @@
-//! The words between a [`Worker`](super::Worker) and its driver.
+//! The messages between a [`Worker`](super::Worker) and its driver.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use crate::sched::{Outcome, StallReport, Task, TaskId};
 use crate::types::{Claim, ExchangeId, Goal, LinkId, NodeId, ServerId, Slot, Span, TensorSpec};
 use crate::wire::Request;
 
-/// What the driver has to do.
+/// An instruction that the driver must carry out.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
     /// [`take`](super::Worker::take) may have a step for this stage.
     Wake(Stage),
-    /// A new task: keep what it moves until [`Command::Release`].
+    /// A new task: keep the memory that it moves until [`Command::Release`].
     Carry {
         /// Which task.
         task: TaskId,
-        /// What it moves.
+        /// The data that it moves.
         load: Load,
     },
-    /// Ask the transport or the collective to end this early. Its end is reported as always.
+    /// Ask the transport or the collective to end this early. Report its end as usual.
     Abandon(Held),
     /// Tell the other ranks of this machine that this one will not take part in an operation that it was never handed.
     Decline(Slot),
@@ -32,7 +32,7 @@ pub enum Command {
         /// How the stage ended.
         outcome: Outcome,
     },
-    /// The task is gone: drop what it moved.
+    /// The task is gone: let go of the memory that it moved.
     Release(TaskId),
     /// A submission ended, and no task holds its memory. Comes once for each submission.
     Resolve {
@@ -54,22 +54,23 @@ pub enum Command {
     },
     /// Connect to a server.
     Dial(Dial),
-    /// Close a link that no server of the view has any more.
+    /// Close a link to a server that is no longer in the view, or that has moved.
     Disconnect(LinkId),
     /// Warn that a submission does not move.
     Warn(Stuck),
-    /// The job failed: end at once what the ranks of this machine do together.
+    /// The job failed: end at once the operations that the ranks of this machine do together.
     Abort(Error),
-    /// Everything that this worker had to tell before it leaves is told, or the time for it has passed: tell the coordinator that it leaves.
+    /// This worker has sent all messages that it must send before it leaves, or the time for them has passed. Tell the coordinator that it
+    /// leaves.
     Leave,
 }
 
-/// What a task moves.
+/// The data that a task moves.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Load {
     /// The tensors of submissions: [`pieces`](super::Worker::pieces) says which.
     Pieces,
-    /// These bytes, which tell the server why this worker withdraws from a round. Nothing comes back.
+    /// A message of these bytes. It tells the server why this worker withdraws from a round. Nothing comes back.
     Message(Vec<u8>),
 }
 
@@ -84,7 +85,7 @@ pub struct Piece {
     pub span: Span,
 }
 
-/// Something that uses the memory of a task and can be asked to let go of it. A copy of a device is not asked: it ends soon.
+/// A user of a task's memory that can be asked to release it. A copy of a device is not asked, because it ends soon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Held {
     /// An exchange with a server.
@@ -93,8 +94,8 @@ pub enum Held {
     Operation(Slot),
 }
 
-/// Where to connect to. The end is reported by [`handle_dialled`](super::Worker::handle_dialled), and by
-/// [`handle_link_lost`](super::Worker::handle_link_lost) once a link that came up is gone.
+/// A server to connect to. The end of the attempt is reported by [`handle_dialled`](super::Worker::handle_dialled). If the link came up,
+/// its loss is reported later by [`handle_link_lost`](super::Worker::handle_link_lost).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Dial {
     /// Which server.
@@ -112,18 +113,18 @@ pub struct Dial {
 pub struct Destination {
     /// `host:port`.
     pub address: String,
-    /// Path of the socket at which processes of its machine reach it; empty if this worker is on another machine.
+    /// Path of the socket at which processes of its machine connect to it; empty if this worker is on another machine.
     pub socket_path: String,
     /// The identity that its certificate must prove.
     pub node: NodeId,
-    /// For messages, such as `server 1`.
+    /// Its name in messages, such as `server 1`.
     pub name: String,
 }
 
 /// A submission that does not move.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Stuck {
-    /// Where it is.
+    /// Where the submission is stuck.
     pub report: StallReport,
     /// The tensors that share a part with it and were not submitted on this worker.
     pub missing: Vec<String>,
@@ -140,24 +141,25 @@ pub struct Step {
     pub action: Action,
 }
 
-/// What a stage does with a task.
+/// The action of a stage on a task.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Action {
-    /// Send `header` and what follows it: the contribution or the message that the task carries, or nothing. Report by [`handle_pushed`](super::Worker::handle_pushed).
+    /// Send `header`, and after it the contribution or the message that the task carries, or nothing. Report by
+    /// [`handle_pushed`](super::Worker::handle_pushed).
     Push {
-        /// To where.
+        /// The link to send on.
         link: LinkId,
         /// Names the exchange.
         exchange: ExchangeId,
         /// Opens the exchange. The driver adds a checksum, if the link needs one.
         header: Request,
     },
-    /// Wait for the sum and land it where the task's result goes; report by [`handle_pulled`](super::Worker::handle_pulled).
+    /// Wait for the sum and write it to the place of the task's result; report by [`handle_pulled`](super::Worker::handle_pulled).
     Pull {
         /// The exchange that the task's PUSH opened.
         exchange: ExchangeId,
     },
-    /// Stage the contribution in host memory; report by [`handle_copied`](super::Worker::handle_copied).
+    /// Copy the contribution to host memory; report by [`handle_copied`](super::Worker::handle_copied).
     CopyToHost {
         /// The bytes to be staged.
         bytes: u64,
@@ -165,23 +167,23 @@ pub enum Action {
         coding: Option<Coding>,
         /// The link over which the staged bytes will go, if there is one now.
         link: Option<LinkId>,
-        /// Whether there is anything to copy. If not, the sum needs the staging memory all the same.
+        /// Whether there is anything to copy. If not, the staging memory is still needed for the sum.
         contributes: bool,
     },
-    /// Copy the staged sum to where the task's result goes; report by [`handle_copied`](super::Worker::handle_copied).
+    /// Copy the staged sum to the place of the task's result; report by [`handle_copied`](super::Worker::handle_copied).
     CopyToDevice {
         /// How the device decodes what it copies, if it does.
         coding: Option<Coding>,
     },
-    /// Encode the contribution into memory from which it is pushed and where its sum lands; report by
+    /// Encode the contribution into memory from which it is pushed, and to which its sum comes back; report by
     /// [`handle_coded`](super::Worker::handle_coded).
     Encode {
-        /// How.
+        /// The encoding.
         coding: Coding,
         /// The link over which the body will go, if there is one now.
         link: Option<LinkId>,
     },
-    /// Decode the sum to where the task's result goes; report by [`handle_coded`](super::Worker::handle_coded).
+    /// Decode the sum to the place of the task's result; report by [`handle_coded`](super::Worker::handle_coded).
     Decode {
         /// How it is encoded.
         coding: Coding,
@@ -193,37 +195,37 @@ pub enum Action {
 /// An operation of the ranks of one machine.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Meeting {
-    /// What comes of it.
+    /// The goal of the operation.
     pub goal: Goal,
-    /// What this rank claims the part to be.
+    /// This rank's description of the part.
     pub claim: Claim,
-    /// Why this rank has nothing of what the others wait for.
+    /// Why this rank does not have the data that the others wait for, if it does not.
     pub failure: Option<Error>,
     /// Which memory it uses.
     pub memory: Use,
-    /// Whether the contribution lies, once it is done, where the result goes: this rank then has the sum of several.
+    /// Whether the contribution lies in the place of the result once the operation is done. Then this rank has the sum of several ranks.
     pub takes: bool,
 }
 
 /// Which memory of a task an operation uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
-    /// From where the contribution lies to where the result goes.
+    /// From the place of the contribution to the place of the result.
     Tensors,
-    /// What was staged.
+    /// The staging memory.
     Staged,
-    /// The result, which has been received: from now on it is the contribution, and nothing is staged any more.
+    /// The result, which has been received. From now on it is also the contribution, and nothing is staged any more.
     Received,
 }
 
 /// How an exchange ended.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Exchanged {
-    /// The sum lies where it was wanted.
+    /// The sum is in the place where it was wanted.
     Sum,
-    /// The server's reason not to give it.
+    /// The server's reason for not sending it.
     Rejected(Error),
-    /// It broke off, after so many bytes of the sum had been written where it lands.
+    /// The exchange broke off, after `landed` bytes of the sum had been written in place.
     Torn {
         /// The cause.
         error: Error,

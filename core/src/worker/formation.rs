@@ -1,4 +1,4 @@
-//! What follows from a view for one worker: a value that is replaced whole at each epoch.
+//! What one worker derives from a view. The whole value is replaced at each epoch.
 
 use std::collections::BTreeMap;
 
@@ -17,14 +17,14 @@ pub struct Formation {
     pub machines: Machines,
     /// The stages that the parts of this worker pass.
     pub pipeline: Pipeline,
-    /// The workers of this machine that reduce together, this one among them, by rank; empty if this worker reduces with nobody.
+    /// The workers of this machine that reduce together, including this one, by rank. Empty if this worker reduces with nobody.
     pub team: Vec<WorkerId>,
-    /// The servers to be connected to; none where nothing is pushed.
+    /// The servers to connect to; none if nothing is pushed.
     pub links: BTreeMap<ServerId, Destination>,
 }
 
 impl Formation {
-    /// The formation of worker `rank` in `view`; its tensors may lie in memory of a `device`.
+    /// The formation of worker `rank` in `view`. Its tensors may lie in the memory of a `device`.
     pub fn of(rank: WorkerId, view: View, device: DeviceKind) -> Self {
         let machines = Machines::of(&view);
         let pipeline = Pipeline::for_role(&topology(&machines, rank, device));
@@ -33,7 +33,7 @@ impl Formation {
         Self { rank, view, machines, pipeline, team, links }
     }
 
-    /// The membership that outgoing headers carry.
+    /// The membership epoch for outgoing headers.
     pub fn epoch(&self) -> Epoch {
         self.view.epoch
     }
@@ -55,7 +55,7 @@ fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind) -> Topology
             local_collective: true,
             ..Topology::single(device)
         },
-        // A job with servers pushes, however many workers it has: two stand for many.
+        // A job with servers pushes, whatever its number of workers. Two stands for many here.
         None => Topology::flat(2, device),
     }
 }

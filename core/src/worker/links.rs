@@ -1,11 +1,11 @@
-//! Connections to the servers of the view: dialled at once, dialled again with back-off while the job lives.
+//! Connections to the servers of the view. They are dialled at once, and dialled again with back-off while the job lives.
 //!
 //! ```text
 //!  (new in the view) ──► Dialling ──dialled──► Up ──lost──► Waiting ──the pause is over──► Dialling
 //!                            └──────────failed──────────────► Waiting
 //! ```
-//! A server that leaves the view, or moves, is forgotten from any state. Reports carry the number of their attempt, so that a late report
-//! about a connection that was forgotten changes nothing.
+//! A server that leaves the view, or moves, is forgotten from any state. Reports carry the number of their attempt, so a late report about
+//! a forgotten connection changes nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
-/// Which server is reached by which connection.
+/// Which connection leads to which server.
 #[derive(Default, Debug)]
 pub(super) struct Links {
     servers: BTreeMap<ServerId, Link>,
@@ -30,7 +30,7 @@ pub(super) struct Links {
 struct Link {
     to: Destination,
     state: LinkState,
-    /// Of the latest dial.
+    /// Number of the latest dial.
     attempt: u64,
     backoff: Duration,
 }
@@ -42,11 +42,11 @@ enum LinkState {
     Waiting { until: Time },
 }
 
-/// What a new view means for the links.
+/// The changes of the links that a new view causes.
 #[derive(Default, Debug)]
 pub(super) struct Changes {
     pub(super) dials: Vec<Dial>,
-    /// Servers that are not in the view any more.
+    /// Servers that are no longer in the view.
     pub(super) gone: Vec<ServerId>,
     /// Links to servers that are gone or have moved.
     pub(super) closed: Vec<LinkId>,
@@ -58,7 +58,7 @@ impl Links {
         self.servers.get(&server)?.up()
     }
 
-    /// Follows a new view, whose servers are these.
+    /// Follows a new view with these servers.
     pub(super) fn follow(&mut self, servers: &BTreeMap<ServerId, Destination>) -> Changes {
         let mut changes = Changes::default();
         self.servers.retain(|server, link| {
@@ -81,7 +81,7 @@ impl Links {
         changes
     }
 
-    /// Servers whose pause is over, to be dialled again.
+    /// Servers whose pause is over, which must be dialled again.
     pub(super) fn due(&mut self, now: Time) -> Vec<Dial> {
         let is_due = |link: &Link| matches!(link.state, LinkState::Waiting { until } if until <= now);
         let due: Vec<ServerId> =
@@ -89,7 +89,7 @@ impl Links {
         due.into_iter().filter_map(|server| self.dial(server)).collect()
     }
 
-    /// When a pause is over.
+    /// The next time at which a pause ends.
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         let waiting = self.servers.values().filter_map(|link| match link.state {
             LinkState::Waiting { until } => Some(until),
@@ -98,7 +98,7 @@ impl Links {
         waiting.min()
     }
 
-    /// An attempt succeeded; whether it is the one that counts.
+    /// An attempt succeeded. Returns whether it is the current attempt.
     pub(super) fn established(&mut self, server: ServerId, attempt: u64, link: LinkId) -> bool {
         let Some(entry) = self.servers.get_mut(&server).filter(|entry| entry.is_dialling(attempt)) else {
             return false;
@@ -108,7 +108,7 @@ impl Links {
         true
     }
 
-    /// An attempt failed, or the connection that came of it was lost; whether it was the one that counts.
+    /// The attempt failed, or its connection was lost. Returns whether it was the current attempt.
     pub(super) fn lost(&mut self, now: Time, server: ServerId, attempt: u64) -> bool {
         let Some(entry) = self.servers.get_mut(&server).filter(|entry| entry.attempt == attempt) else {
             return false;
@@ -123,7 +123,7 @@ impl Links {
         }
     }
 
-    /// Dials no server any more.
+    /// Stops dialling servers.
     pub(super) fn stop(&mut self) {
         self.servers.retain(|_, link| !matches!(link.state, LinkState::Waiting { .. }));
     }

@@ -1,4 +1,4 @@
-//! The machine: its state, what its inputs mean for all parts of it, and how to drive it.
+//! The worker's state machine: its state, its inputs and their effects on all its modules, and how to drive it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -14,12 +14,12 @@ use crate::sched::{self, GroupId, Scheduler, SchedulerConfig, SideTable, StallDe
 use crate::types::{DeviceKind, LinkId, Phase, Priority, Round, ServerId, TensorKey, Time, View, WorkerId};
 use crate::wire::frame::Progress;
 
-/// Everything that a worker decides.
+/// Makes every decision of a worker.
 ///
 /// It has no thread, socket, clock or memory. It knows how long a tensor is and on which device it lies, never its address.
 ///
 /// # Driving it
-/// Call one input at a time, each with the present time. **After every input**, before the next one:
+/// Call one input at a time, each with the current time. **After every input**, before the next one:
 ///
 /// 1. call [`next_command`](Self::next_command) until it answers `None`, and carry each command out;
 /// 2. set a timer to [`poll_timeout`](Self::poll_timeout), and call [`handle_timeout`](Self::handle_timeout) when it fires.
@@ -37,13 +37,13 @@ use crate::wire::frame::Progress;
 /// | wants to leave the job | [`handle_leave`](Self::handle_leave), and leaves at [`Command::Leave`] |
 ///
 /// # Memory
-/// The driver keeps the memory of submission `id` from `submit` to [`Command::Resolve`], and what a task moves from [`Command::Carry`] to
-/// [`Command::Release`]. [`pieces`](Self::pieces) says which bytes of which submission a task moves. A task is released only when no step
-/// of it runs, and a submission is resolved only when none of its tasks is left.
+/// The driver keeps the memory of submission `id` from `submit` to [`Command::Resolve`], and the data that a task moves from
+/// [`Command::Carry`] to [`Command::Release`]. [`pieces`](Self::pieces) says which bytes of which submission a task moves. A task is
+/// released only when no step of it runs. A submission is resolved only when none of its tasks is left.
 ///
 /// # What it promises
-/// Each accepted submission ends in exactly one `Resolve`. Each task that is taken and reported goes on or is released. A round to which
-/// this worker will not contribute is withdrawn from at its server, because the other workers would wait for it.
+/// Each accepted submission ends in exactly one `Resolve`. Each task that is taken and reported goes on or is released. If this worker will
+/// not contribute to a round, it withdraws from it at the round's server, because the other workers would wait for it.
 #[derive(Debug)]
 pub struct Worker {
     pub(super) settings: WorkerSettings,
@@ -53,7 +53,7 @@ pub struct Worker {
     pub(super) scheduler: Scheduler,
     pub(super) links: Links,
     stalls: StallDetector,
-    /// Why nothing is accepted any more.
+    /// Why nothing is accepted any more, if it is not.
     pub(super) ended: Option<Error>,
     leaving: Leaving,
     /// The id of the next submission.
@@ -61,35 +61,35 @@ pub struct Worker {
     pub(super) submissions: BTreeMap<u64, Submission>,
     /// By tensor: submissions that wait for the answer to their declaration, oldest first.
     pub(super) parked: BTreeMap<TensorKey, Vec<Parked>>,
-    /// The deadlines of those.
+    /// The deadlines of parked submissions.
     pub(super) parked_until: BTreeSet<(Time, u64)>,
     pub(super) groups: SideTable<GroupId, u64>,
     pub(super) tasks: SideTable<TaskId, Record>,
-    /// How many of the tasks tell a server that this worker withdraws.
+    /// The number of tasks that tell a server that this worker withdraws.
     pub(super) withdrawals: usize,
-    /// The latest declaration.
+    /// Number of the latest declaration.
     pub(super) requests: u64,
-    /// The latest exchange.
+    /// Number of the latest exchange.
     pub(super) exchanges: u64,
-    /// What was submitted last.
+    /// The tensor and round of the latest submission.
     pub(super) last: Option<(TensorKey, Round)>,
     pub(super) bytes_pending: u64,
     pub(super) tensors_pending: u64,
-    /// The highest priority seen: the transport's few classes are spread below it.
+    /// The highest priority seen. The few classes of the transport are spread below it.
     pub(super) most_urgent: Priority,
     pub(super) timeline: bool,
-    /// What goes before the scheduler's own commands.
+    /// These go before the scheduler's own commands.
     pub(super) commands: VecDeque<Command>,
 }
 
 /// Settings of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WorkerSettings {
-    /// Those of its scheduler.
+    /// The settings of its scheduler.
     pub scheduler: SchedulerConfig,
-    /// A submission that is in one stage for longer is warned of; zero for never.
+    /// A submission that stays in one stage for longer than this causes a warning; zero means never.
     pub stall_warn: Duration,
-    /// What may hold tensors, besides host memory.
+    /// The device that may hold tensors, besides host memory.
     pub device: DeviceKind,
 }
 
@@ -99,7 +99,7 @@ pub struct WorkerSettings {
 #[derive(Clone, PartialEq, Debug)]
 enum Leaving {
     Staying,
-    /// Servers are told what this worker will not contribute, at the latest until then.
+    /// Servers are told which rounds this worker will not contribute to, at the latest until `until`.
     Withdrawing {
         until: Time,
     },
@@ -113,7 +113,7 @@ impl Worker {
             settings,
             formation: None,
             registry: Registry::new(WorkerId(0)),
-            // Until the view says who is where; nothing is submitted before.
+            // An empty pipeline until the view says where each process is. Nothing is submitted before.
             scheduler: Scheduler::new(settings.scheduler, Pipeline::of(Vec::new())),
             links: Links::default(),
             stalls: StallDetector::new(now, settings.stall_warn),
@@ -151,7 +151,7 @@ impl Worker {
         }
     }
 
-    /// The job failed: everything fails with this cause, now and from now on.
+    /// The job failed: everything fails with this cause, now and later.
     pub fn handle_failed(&mut self, now: Time, cause: Error) {
         self.end(now, &cause);
         self.commands.push_back(Command::Abort(cause));
@@ -176,7 +176,7 @@ impl Worker {
         }
     }
 
-    /// The caller wants to leave the job. What is under way fails, and servers are told of it, because the other workers would wait;
+    /// The caller wants to leave the job. Operations under way fail. Servers are told about them, because the other workers would wait.
     /// [`Command::Leave`] follows, after `patience` at the latest.
     pub fn handle_leave(&mut self, now: Time, patience: Duration) {
         if self.leaving != Leaving::Staying {
@@ -192,7 +192,7 @@ impl Worker {
         }
     }
 
-    /// Does what is due.
+    /// Does the work that is due.
     pub fn handle_timeout(&mut self, now: Time) {
         self.scheduler.handle_timeout(now);
         for report in self.stalls.handle_timeout(now, &self.scheduler) {
@@ -213,7 +213,7 @@ impl Worker {
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub fn poll_timeout(&self) -> Option<Time> {
         let parked = self.parked_until.first().map(|(due, _)| *due);
-        // Nothing can stall while nothing is under way: an idle worker does not wake to look.
+        // Nothing can stall while no work is under way, so an idle worker does not wake up to check.
         let stalls = self.stalls.poll_timeout().filter(|_| !self.scheduler.is_idle());
         let leaving = match self.leaving {
             Leaving::Withdrawing { until } => Some(until),
@@ -224,7 +224,7 @@ impl Worker {
         due.into_iter().flatten().min()
     }
 
-    /// The next thing to do; drain it after every input, at the input's time.
+    /// The next thing to do. Take all of them after every input, at the input's time.
     pub fn next_command(&mut self, now: Time) -> Option<Command> {
         loop {
             if let Some(command) = self.commands.pop_front() {
@@ -242,7 +242,7 @@ impl Worker {
         }
     }
 
-    /// What the scheduler decided, in the words of the driver.
+    /// Translates a command of the scheduler for the driver.
     fn translate(&mut self, command: sched::Command) -> Option<Command> {
         match command {
             sched::Command::Wake(stage) => Some(Command::Wake(stage)),
@@ -281,18 +281,18 @@ impl Worker {
         self.formation.as_ref()
     }
 
-    /// Why nothing is accepted any more.
+    /// Why nothing is accepted any more, if it is not.
     pub fn ended(&self) -> Option<&Error> {
         self.ended.as_ref()
     }
 
-    /// What the coordinator is told with each heartbeat.
+    /// The progress that each heartbeat tells the coordinator.
     pub fn progress(&self) -> Progress {
         let pending = u32::try_from(self.tensors_pending).unwrap_or(u32::MAX);
         Progress { last: self.last, pending, bytes_in_flight: self.bytes_pending }
     }
 
-    /// What the part of a task consists of.
+    /// The part of a task, with the submissions that it serves.
     pub fn part(&self, task: TaskId) -> &ReadyPart {
         &self.record(task).part
     }
@@ -323,17 +323,17 @@ impl Worker {
         self.scheduler.is_idle() && self.submissions.is_empty() && self.tasks.is_empty()
     }
 
-    /// Bytes that count against the credit.
+    /// Bytes in flight that count against the credit.
     pub fn credit_in_flight(&self) -> u64 {
         self.scheduler.credit_in_flight()
     }
 
-    /// The parts of every declared tensor, one a line, for people.
+    /// The parts of every declared tensor, one per line, for people to read.
     pub fn describe_layout(&self) -> String {
         self.registry.describe()
     }
 
-    /// Whether [`Command::Finished`] is wanted.
+    /// Sets whether the driver gets [`Command::Finished`].
     pub fn set_timeline(&mut self, on: bool) {
         self.timeline = on;
     }
@@ -371,7 +371,7 @@ impl Worker {
         self.formation = Some(formation);
     }
 
-    /// Fails everything, now and later, with the first such cause.
+    /// Fails everything, now and later. Only the first such cause counts.
     fn end(&mut self, now: Time, error: &Error) {
         if self.ended.is_some() {
             return;
@@ -389,7 +389,7 @@ impl Worker {
     }
 }
 
-/// Why a submission fails that is under way when its worker leaves.
+/// The error of submissions that are under way when their worker leaves.
 fn left() -> Error {
     Error::FailedPrecondition {
         what: "the engine was shut down while the operation was under way".to_owned(),
@@ -397,6 +397,6 @@ fn left() -> Error {
     }
 }
 
-/// How long a worker that leaves stays for servers to hear from which rounds it withdraws. Servers that do not answer do not keep it: a
-/// worker that waits for it then waits for its step timeout.
+/// How long a leaving worker stays to tell servers from which rounds it withdraws. A server that does not answer does not keep it longer.
+/// Then a worker that waits for this one waits for its step timeout.
 const WITHDRAWING_MAX: Duration = Duration::from_secs(2);

@@ -1,15 +1,15 @@
-//! The worker's brain: it decides everything that a worker does, and does none of it.
+//! The decisions of a worker: this module decides everything that a worker does, and does none of it.
 //!
 //! | file | decides |
 //! |---|---|
-//! | `machine` | what an input means for all parts of the machine; its doc is the driving manual |
+//! | `machine` | what an input means for all modules here; its doc explains how to drive the worker |
 //! | `formation` | what follows from a view: the stages of this rank, its team, the servers to reach |
 //! | `submissions` | which submission is accepted, which waits for a declaration, which fails |
-//! | `links` | which server is dialled when |
+//! | `links` | which server is dialled, and when |
 //! | `withdrawals` | which round this worker withdraws from, and what it tells the others |
 //! | `steps` | what a stage does with a task, and what its end means |
-//! | `records` | what is kept of a submission and of a task |
-//! | `command` | the words of the machine: commands out, steps out, outcomes in |
+//! | `records` | what the worker keeps of a submission and of a task |
+//! | `command` | the messages of the worker: commands out, steps out, outcomes in |
 
 mod command;
 mod formation;

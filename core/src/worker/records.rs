@@ -1,4 +1,4 @@
-//! What the machine keeps of submissions and tasks, and what it is told of tensors.
+//! The records that the worker keeps of submissions and tasks, and the facts that it gets about tensors.
 
 use std::time::Duration;
 
@@ -22,10 +22,10 @@ pub struct Terms {
     pub timeout: Option<Duration>,
 }
 
-/// A tensor whose memory is lent.
+/// A tensor whose memory the caller lends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tensor {
-    /// Which.
+    /// Its key.
     pub key: TensorKey,
     /// Its length.
     pub bytes: u64,
@@ -42,11 +42,11 @@ pub struct Tensor {
 pub struct Accepted {
     /// The id of its first submission; the others have the ids that follow.
     pub first: u64,
-    /// Which members of the batch each submission has.
+    /// The members of the batch in each submission.
     pub submissions: Vec<Members>,
 }
 
-/// The members of a batch that are one submission. Members count from 0.
+/// The members of a batch that form one submission. Members count from 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Members {
     /// One tensor.
@@ -56,7 +56,7 @@ pub enum Members {
 }
 
 impl Members {
-    /// Which members.
+    /// The members as a slice.
     pub fn as_slice(&self) -> &[usize] {
         match self {
             Self::One(member) => std::slice::from_ref(member),
@@ -65,27 +65,27 @@ impl Members {
     }
 }
 
-/// What is left of a batch: it ends with its last submission, and with the error of the first that failed.
+/// The open submissions of a batch. The batch ends with its last submission, and with the error of the first submission that failed.
 #[derive(Clone, Debug)]
 pub struct Tally {
     /// Submissions that have not ended.
     open: usize,
-    /// Why the first one failed that did.
+    /// The error of the first submission that failed.
     failed: Option<Error>,
     defect: Option<Defect>,
 }
 
 impl Tally {
-    /// A batch of so many submissions, at least one. `defect` is a mistake to make, for the simulation.
+    /// A batch of this many submissions, at least one. `defect` is a mistake to make on purpose, for the simulation.
     pub const fn new(submissions: usize, defect: Option<Defect>) -> Self {
         Self { open: submissions, failed: None, defect }
     }
 
-    /// One of its submissions ended; how the batch did, if that was the last one.
+    /// One of its submissions ended. Returns the outcome of the batch if that was the last one.
     pub fn ended(&mut self, outcome: Result<()>) -> Option<Result<()>> {
         self.open -= 1;
         if let Err(error) = outcome {
-            // Those after it often failed by it.
+            // Later errors are often caused by the first one.
             self.failed.get_or_insert(error);
         }
         let last = usize::from(planted(self.defect, Defect::BatchEndsEarly));
@@ -102,11 +102,11 @@ pub(super) struct Submission {
     pub(super) priority: Priority,
     pub(super) submitted: Time,
     pub(super) deadline: Option<Time>,
-    /// Absent while parked.
+    /// Absent while the submission is parked.
     pub(super) group: Option<GroupId>,
 }
 
-/// In piece order if they are several. A single one costs no allocation.
+/// The tensors of a submission; several are in piece order. A single one costs no allocation.
 #[derive(Debug)]
 pub(super) enum Tensors {
     One(Tensor),
@@ -130,7 +130,7 @@ pub(super) struct Parked {
     pub(super) weight: f64,
 }
 
-/// What a part is on its way to its server and back.
+/// The body of a part on its way to its server and back.
 pub(super) fn body(part: &ReadyPart, coding: Option<Coding>) -> Body {
     let encoding = coding.map_or(Encoding::Plain, |coding| coding.encoding);
     let bytes = codec::body_bytes(encoding, part.layout.dtype, part.layout.bytes()).max();
@@ -144,12 +144,12 @@ pub(super) struct Record {
     pub(super) memory: DeviceKind,
     /// How it is encoded on its way to the server and back; `None` if its body is plain.
     pub(super) coding: Option<Coding>,
-    /// Whether the device does so in its copies, and not the host.
+    /// Whether the device encodes and decodes it in its copies, instead of the host.
     pub(super) coded_by_device: bool,
     pub(super) priority: Priority,
     pub(super) held: Option<Held>,
-    /// The stage that it is in shall end early.
+    /// Whether its current stage should end early.
     pub(super) abandoned: bool,
-    /// The length of the message that is all it carries, if it tells a server that this worker withdraws.
+    /// The length of the message, if the task only carries a message that tells a server that this worker withdraws.
     pub(super) message: Option<u64>,
 }

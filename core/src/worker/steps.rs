@@ -1,4 +1,4 @@
-//! Stages: what each does with a task, and what its end means for the task.
+//! Stages: what each stage does with a task, and what the end of a stage means for the task.
 
 use super::command::{Action, Exchanged, Held, Meeting, Step, Use};
 use super::machine::Worker;
@@ -22,8 +22,8 @@ impl Worker {
         }
     }
 
-    /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes, and otherwise nothing: the thread of the stage must take
-    /// it.
+    /// As [`take`](Self::take), if the next task has at most `bytes_max` bytes. Otherwise returns `None`: the thread of the stage must take
+    /// the task.
     pub fn take_short(&mut self, now: Time, stage: Stage, bytes_max: u64) -> Option<Step> {
         loop {
             let task = self.scheduler.take_short(now, stage, bytes_max)?;
@@ -33,12 +33,12 @@ impl Worker {
         }
     }
 
-    /// Whether tasks wait for `stage` that nothing but their turn or their credit holds up.
+    /// Whether tasks wait for `stage` that are held up only by their turn or their credit.
     pub fn has_ready(&self, stage: Stage) -> bool {
         self.scheduler.has_ready(stage)
     }
 
-    /// Takes the end of a PUSH: its last byte was handed over, or the exchange failed and nothing holds the task's memory.
+    /// Takes the end of a PUSH: its last byte was handed over, or the exchange failed. Nothing holds the task's memory.
     pub fn handle_pushed(&mut self, now: Time, task: TaskId, outcome: Result<()>) {
         let outcome = match outcome {
             Ok(()) => Outcome::Done,
@@ -55,7 +55,7 @@ impl Worker {
             Exchanged::Rejected(error) | Exchanged::Torn { error: error @ Error::Protocol { .. }, .. } => {
                 Outcome::Failed(error)
             }
-            // Also a sum that was damaged on its way: the server still has it.
+            // This includes a sum that was damaged on its way: the server still has it.
             Exchanged::Torn { error, landed } => broken_off(error, landed),
         };
         let outcome = match outcome {
@@ -66,12 +66,13 @@ impl Worker {
         self.finish(now, task, outcome);
     }
 
-    /// Takes the end of a copy: the device has copied, or uses the memory no more.
+    /// Takes the end of a copy: the device has copied, or no longer uses the memory.
     pub fn handle_copied(&mut self, now: Time, task: TaskId, outcome: Result<()>) {
         self.finish(now, task, outcome.map_or_else(Outcome::Failed, |()| Outcome::Done));
     }
 
-    /// Takes the end of COMPRESS or DECOMPRESS: nothing reads or writes the task's memory. A body that cannot be decoded is an error.
+    /// Takes the end of COMPRESS or DECOMPRESS: nothing reads or writes the task's memory any more. A body that cannot be decoded is an
+    /// error.
     pub fn handle_coded(&mut self, now: Time, task: TaskId, outcome: std::result::Result<(), Malformed>) {
         let server = self.part(task).layout.server.to_string();
         let broken = |malformed: Malformed| {
@@ -80,7 +81,7 @@ impl Worker {
         self.finish(now, task, outcome.map_or_else(broken, |()| Outcome::Done));
     }
 
-    /// Takes the end of an operation of this machine's ranks, with what their weights add up to: nothing holds the task's memory.
+    /// Takes the end of an operation of this machine's ranks, with the sum of their weights: nothing holds the task's memory.
     pub fn handle_met(&mut self, now: Time, task: TaskId, takes: bool, outcome: Result<f64>) {
         let defect = self.settings.scheduler.defect;
         let record = self.record_mut(task);
@@ -89,7 +90,7 @@ impl Worker {
             Ok(weight) => {
                 let is_forgotten = planted(defect, Defect::MachineWeightForgotten);
                 if takes && record.part.op == Op::WeightedMean && !is_forgotten {
-                    // From now on the contribution is that of all ranks that were reduced.
+                    // From now on this is the contribution of all ranks that were reduced.
                     record.part.weight = weight;
                 }
                 Outcome::Done
@@ -99,7 +100,8 @@ impl Worker {
         self.finish(now, task, outcome);
     }
 
-    /// Whether an operation of this machine's ranks was abandoned, perhaps before the collective knew of it: then abandon it again.
+    /// Whether an operation of this machine's ranks was abandoned. The collective may not have known the operation at that time; then
+    /// abandon it again.
     pub fn is_abandoned(&self, task: TaskId, slot: Slot) -> bool {
         self.tasks.get(task).is_some_and(|record| record.abandoned && record.held == Some(Held::Operation(slot)))
     }
@@ -111,9 +113,9 @@ impl Worker {
         self.scheduler.finish(now, task, outcome);
     }
 
-    /// What a stage does with a task that was taken for it; `None` if it cannot be done now, and the task has gone on.
+    /// The step of a stage for a task that was taken for it. `None` if the step cannot be done now; then the task has already gone on.
     fn step(&mut self, now: Time, task: Task, stage: Stage) -> Option<Step> {
-        // What was abandoned is the stage before. Whether this one is follows, as a command.
+        // The flag belongs to the previous stage. If this stage must be abandoned too, a command says so later.
         self.record_mut(task.id).abandoned = false;
         let action = match stage {
             Stage::Push => self.push(now, &task)?,
@@ -152,13 +154,13 @@ impl Worker {
         Some(Action::Push { link, exchange, header })
     }
 
-    /// What opens the exchange of a task.
+    /// The header that opens the exchange of a task.
     fn request(&self, task: &Task) -> Request {
         let Record { part, coding, priority, message, .. } = self.record(task.id);
         let formation = self.here();
         let (dtype, op) = (part.layout.dtype, part.op);
         let weight = match (op, coding) {
-            // The server undoes what kept the contribution in the range of its wire form.
+            // The server undoes the division that kept the contribution in the range of its wire form.
             (Op::Sum | Op::Mean, Some(coding)) => coding.divisor,
             _ => part.weight,
         };
@@ -167,7 +169,8 @@ impl Worker {
         if let Some(error_bytes) = *message {
             return Request::Withdraw(Withdraw { target, dtype, op, error_bytes });
         }
-        // Also what lies beside the place where the sum lands is sent as if the sum had overwritten it: one rule, and the server has it.
+        // A contribution that does not lie in the place of the sum is also sent as if the sum had overwritten its front. One rule is
+        // enough, because the server has that front.
         let body = body(part, *coding);
         let contribution = match task.attempt {
             _ if !formation.machines.sends_body(op, task.part, dtype, formation.rank) => Contribution::Nothing,
@@ -178,7 +181,7 @@ impl Worker {
         Request::Contribute(Contribute { target, dtype, op, weight, urgency, part_bytes, contribution })
     }
 
-    /// The transport's class, 0 to 7, of `priority`: the most urgent tensors have a class of their own, and each class below is twice as
+    /// The transport's class, 0 to 7, of `priority`. The most urgent tensors have a class of their own, and each class below is twice as
     /// wide as the one above. Many distinct levels would cost the transport more than they gain.
     fn urgency(&self, priority: Priority) -> u8 {
         let distance = i64::from(self.most_urgent.0) - i64::from(priority.0);
@@ -196,7 +199,7 @@ impl Worker {
             stage if stage.is_staging() => Use::Staged,
             _ => Use::Tensors,
         };
-        // What is staged is the engine's own memory, which the other ranks need whether this rank's caller wants the result or not.
+        // Staging memory belongs to the engine. The other ranks need it even if this rank's caller no longer wants the result.
         let slot = goal.slot(task.part, task.round);
         record.held = (memory != Use::Staged).then_some(Held::Operation(slot));
         let claim = Claim {
@@ -224,7 +227,7 @@ impl Worker {
         let formation = self.here();
         let (machines, rank, defect) = (&formation.machines, formation.rank, self.settings.scheduler.defect);
         let owner = || machines.owner(id, dtype, rank);
-        // In memory of devices the ranks of one PCIe group reduce, else all ranks of the machine.
+        // In device memory, the ranks of one PCIe group reduce. In host memory, all ranks of the machine do.
         let holder = || match memory {
             DeviceKind::Host => owner(),
             DeviceKind::Cuda => machines.holder(id, dtype, rank),
@@ -253,7 +256,7 @@ impl Worker {
         }
     }
 
-    /// Whether this rank has something to stage: in a broadcast only the holder of the root's group has.
+    /// Whether this rank has something to stage. In a broadcast, only the holder of the root's group has.
     fn contributes(&self, task: TaskId) -> bool {
         let ReadyPart { layout, op, .. } = self.part(task);
         let formation = self.here();
@@ -264,7 +267,7 @@ impl Worker {
         }
     }
 
-    /// How the device encodes a task that it copies, and decodes its sum, if it does.
+    /// How the device encodes a task that it copies, and decodes its sum, if it does so.
     fn device_coding(&self, task: TaskId) -> Option<Coding> {
         let record = self.record(task);
         record.coding.filter(|_| record.coded_by_device)
@@ -275,7 +278,7 @@ impl Worker {
         self.record(task).coding.expect("only what is encoded comes to COMPRESS and DECOMPRESS")
     }
 
-    /// Why this rank has nothing of a task that the other ranks of its machine wait for, as they are told; `None` if it has.
+    /// The error to tell the other ranks of the machine, if this rank does not have the data of a task that they wait for.
     fn failure_for_all(&self, task: TaskId) -> Option<Error> {
         let error = self.scheduler.failure(task)?.clone();
         let is_ours = self.ended.is_some() || error.concerns_one_worker();
@@ -284,8 +287,8 @@ impl Worker {
         Some(error.of_one_who_gave_up(self.rank(), names, record.part.round))
     }
 
-    /// An error of a server or of another rank, which knows tensors by key, with the names of the part's tensors; unless a worker said
-    /// which tensor it is about.
+    /// Puts the names of the part's tensors into an error of a server or of another rank, because those know tensors by key. If a worker
+    /// already named one of the part's tensors, that name stays.
     pub(super) fn with_name(&self, task: TaskId, error: Error) -> Error {
         let Some(record) = self.tasks.get(task) else { return error };
         let names = self.names_of(&record.part);
@@ -303,10 +306,10 @@ impl Worker {
     }
 }
 
-/// What becomes of a task whose exchange broke off after so many bytes of the sum had landed.
+/// The outcome of a task whose exchange broke off after `landed` bytes of the sum had arrived.
 fn broken_off(error: Error, landed: u64) -> Outcome {
     match error {
-        // Nobody wants it any more, or another version is at the other end, which does not pass by waiting.
+        // The caller no longer wants it, or the other end has another version. Waiting helps in neither case.
         Error::Cancelled | Error::Incompatible { .. } => Outcome::Failed(error),
         error => Outcome::Retry { error, landed },
     }

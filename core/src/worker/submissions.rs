@@ -6,7 +6,8 @@
 //!    ├──► Open, where the layout is known
 //!    └──► (resolved), where the tensor or the job has failed
 //! ```
-//! A parked submission that ends early keeps its place in its tensor's queue, because its round counts: the other workers count it.
+//! A parked submission that ends early keeps its place in its tensor's queue, because its round counts: the other workers count that round
+//! too.
 
 use std::num::NonZeroU32;
 
@@ -22,8 +23,8 @@ use crate::sched::{GroupId, TaskId, TaskSpec};
 use crate::types::{Defect, DeviceKind, PartLayout, Priority, TensorKey, TensorSpec, Time, planted};
 
 impl Worker {
-    /// Notes that these tensors are wanted and asks for the layout of those that are not known. The request whose answer tells their
-    /// layout; `None` if all are known.
+    /// Notes that these tensors are wanted, and asks for the layout of those that are not known. Returns the request whose answer brings
+    /// their layout; `None` if all are known.
     ///
     /// # Errors
     /// The failure of one of the tensors, [`Error::Mismatch`] if one was declared differently on this worker, or why the job ended.
@@ -40,8 +41,7 @@ impl Worker {
         Ok((!unknown.is_empty()).then(|| self.ask(unknown, fuse)))
     }
 
-    /// Takes in a submission of one tensor, whose spec is `spec`. The answer is its id: it ends with a [`Command::Resolve`], whatever
-    /// happens.
+    /// Accepts a submission of one tensor with the spec `spec`. Returns its id. The submission always ends with a [`Command::Resolve`].
     pub fn submit(&mut self, now: Time, spec: &TensorSpec, tensor: Tensor, terms: Terms) -> u64 {
         let known = self.registry.lookup(spec);
         if known == Ok(Lookup::Unknown) && self.ended.is_none() {
@@ -50,11 +50,11 @@ impl Worker {
         self.take_one(now, tensor, terms, known)
     }
 
-    /// Takes in a batch: all of it, or nothing. Tensors that fill a part between them become one submission. Tensors that are not known
-    /// are declared in one request, and small neighbours among them share parts. `tensor` tells where a member lies.
+    /// Accepts a batch: all of it, or nothing. Tensors of the batch that together fill a part become one submission. Unknown tensors are
+    /// declared in one request, and small neighbours among them share parts. `tensor` tells where a member lies.
     ///
     /// # Errors
-    /// What would fail any of the members at once. Where the job has ended, the submissions are accepted and fail.
+    /// Any error that would fail one of the members at once. If the job has ended, the submissions are accepted and then fail.
     pub fn submit_all(
         &mut self,
         now: Time,
@@ -94,8 +94,8 @@ impl Worker {
 
     /// Takes the coordinator's answer to a declaration. An answer that nobody waits for is ignored.
     ///
-    /// The coordinator refuses a list whole, be it for one tensor. The tensors of a refused list are declared again one by one, because
-    /// the other workers would wait for those that nothing is wrong with.
+    /// The coordinator refuses a whole list, even if only one tensor is wrong. The tensors of a refused list are declared again one by one,
+    /// because the other workers would wait for the correct ones.
     pub fn handle_declared(&mut self, now: Time, request: u64, outcome: Result<Vec<PartLayout>>) {
         if let (Err(_), None) = (&outcome, &self.ended)
             && !planted(self.settings.scheduler.defect, Defect::RefusedListDropped)
@@ -111,11 +111,11 @@ impl Worker {
         }
     }
 
-    /// A tensor failed for good on every worker, and with it the tensors that share a part with it.
+    /// A tensor failed for good on every worker. The tensors that share a part with it fail too.
     pub fn handle_forget(&mut self, now: Time, key: TensorKey, error: &Error) {
         for key in self.registry.handle_forget(key, error.clone()) {
             self.parked.remove(&key);
-            // A scan, because a tensor fails once in a job's life and an index would cost every submission.
+            // This is a scan, because a tensor fails once in a job's life. An index would cost time in every submission.
             let has = |submission: &Submission| submission.tensors.as_slice().iter().any(|tensor| tensor.key == key);
             let failed = self.submissions.iter().filter(|(_, submission)| has(submission));
             let failed: Vec<(u64, Option<GroupId>)> = failed.map(|(id, submission)| (*id, submission.group)).collect();
@@ -125,18 +125,18 @@ impl Worker {
         }
     }
 
-    /// Ends a submission because the caller does not want it any more. It resolves with [`Error::Cancelled`] once no task holds its memory;
-    /// too late, it is ignored.
+    /// Ends a submission because the caller no longer wants it. It resolves with [`Error::Cancelled`] once no task holds its memory. A call
+    /// that comes too late is ignored.
     pub fn cancel(&mut self, now: Time, submission: u64) {
         if let Some(group) = self.submissions.get(&submission).map(|submission| submission.group) {
             self.fail(now, submission, group, &Error::Cancelled);
         }
     }
 
-    /// What a task moves, in the order of its bytes.
+    /// The pieces that a task moves, in the order of its bytes.
     pub fn pieces(&self, task: TaskId) -> impl Iterator<Item = Piece> {
         let ReadyPart { layout, tickets, .. } = self.part(task);
-        // A submission that brings all pieces has its tensors in their order. Any other has one tensor, and brings one piece.
+        // A submission that brings all pieces has its tensors in piece order. Any other submission has one tensor and brings one piece.
         let is_whole = tickets.len() == 1;
         let is_mixed = planted(self.settings.scheduler.defect, Defect::BatchMemoryMixed);
         let of = move |(position, piece): (usize, &crate::types::Piece)| match is_whole {
@@ -217,14 +217,14 @@ impl Worker {
         }
     }
 
-    /// Gives the scheduler a task for a part all of whose tensors were submitted.
+    /// Gives the scheduler a task for a part whose tensors were all submitted.
     fn enqueue(&mut self, now: Time, part: ReadyPart) {
         let mut groups = Vec::with_capacity(part.tickets.len());
         let mut priority = Priority(i32::MIN);
         let (mut device, mut position, mut elsewhere) = (None, 0, None);
         let mut device_encodes = true;
         for id in &part.tickets {
-            // A submission stays until its group resolves, and a group resolves only when its shares are done or no task holds its memory.
+            // A submission stays until its group resolves. A group resolves only when its shares are done or no task holds its memory.
             let Some(submission) = self.submissions.get(id) else {
                 return self.withdraw_incomplete(now, &part);
             };
@@ -262,7 +262,7 @@ impl Worker {
         self.commands.push_back(Command::Carry { task, load: Load::Pieces });
     }
 
-    /// How a part is encoded on its way to its server; `None` if it travels as it is, or not at all.
+    /// How a part is encoded on its way to its server. `None` if it travels unchanged, or does not travel.
     fn coding(&self, part: &ReadyPart) -> Option<Coding> {
         let Formation { machines, rank, pipeline, .. } = self.here();
         let (dtype, encoding) = (part.layout.dtype, part.layout.codec.for_op(part.op));
@@ -271,7 +271,7 @@ impl Worker {
         Coding::of(encoding, dtype, part.op, ranks).filter(|_| pipeline.pushes())
     }
 
-    /// What this rank does about a part.
+    /// The duty of this rank for a part.
     pub(super) fn duty(&self, part: &ReadyPart) -> Duty {
         let (part, dtype) = (part.layout.part, part.layout.dtype);
         let formation = self.here();
@@ -280,7 +280,7 @@ impl Worker {
             None if formation.pipeline.reduces() => Duty::Alone,
             None => Duty::Owner,
             Some(_) if machines.owner(part, dtype, rank) == rank => Duty::Owner,
-            // Where groups do not count, there is no holder but the owner.
+            // If groups do not matter, the owner is the only holder.
             Some(_) if machines.holder(part, dtype, rank) == rank => Duty::Holder,
             Some(_) => Duty::Member,
         }
@@ -335,7 +335,7 @@ impl Worker {
         }
     }
 
-    /// Forgets a submission that ended; what the driver is told.
+    /// Forgets a submission that ended. Returns the command that tells the driver.
     pub(super) fn resolved(&mut self, id: u64, outcome: Result<()>) -> Option<Command> {
         let submission = self.submissions.remove(&id)?;
         let tensors = submission.tensors.as_slice().len() as u64;

@@ -314,7 +314,7 @@ fn the_end_of_the_job_fails_what_is_under_way_and_what_comes_later() {
     assert_eq!(world.commands(), [resolved(after, Err(Error::Cancelled))]);
 }
 
-/// A worker of two, whose server 0 is reached by link 7.
+/// One worker of a job of two. Link 7 leads to its server 0.
 struct World {
     worker: Worker,
     now: Time,
@@ -339,7 +339,7 @@ impl World {
         world
     }
 
-    /// As `joined`, and tensors of these names were declared together.
+    /// As `joined`. In addition, tensors of these names were declared together.
     fn sharing(names: &[&str]) -> Self {
         let mut world = Self::joined();
         let specs: Vec<TensorSpec> = names.iter().map(|name| spec(name)).collect();
@@ -411,7 +411,7 @@ fn resolved(submission: u64, outcome: Result<()>) -> Command {
     Command::Resolve { submission, tensors: 1, outcome }
 }
 
-/// The submission that a command fails with an error that says so.
+/// The submission that a command resolves with an error that contains `text`.
 fn failed_with(text: &str) -> impl Fn(&Command) -> Option<u64> {
     move |command| match command {
         Command::Resolve { submission, outcome: Err(error), .. } if error.to_string().contains(text) => {

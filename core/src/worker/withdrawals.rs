@@ -1,4 +1,4 @@
-//! Withdrawals: a worker that will not contribute to a round says so to the server, because the other workers would wait for it.
+//! Withdrawals: if a worker will not contribute to a round, it tells the server, because the other workers would wait for it.
 
 use super::command::{Command, Load};
 use super::machine::Worker;
@@ -11,7 +11,7 @@ use crate::types::{Defect, DeviceKind, Priority, Time, planted};
 use crate::wire::reject;
 
 impl Worker {
-    /// A part of which one submission ended before the others came: it cannot be summed without that one.
+    /// Withdraws a part of which one submission ended before the others came. The part cannot be summed without that one.
     pub(super) fn withdraw_incomplete(&mut self, now: Time, part: &ReadyPart) {
         let error = Error::FailedPrecondition {
             what: format!("{}: a tensor that shares part {} was given up before", part.round, part.layout.part),
@@ -20,7 +20,7 @@ impl Worker {
         self.withdraw(now, part, &error);
     }
 
-    /// Withdraws from the rounds of shared parts that have waited for some of their tensors for as long as anybody waits for a round.
+    /// Withdraws from the rounds of shared parts that have waited for some of their tensors for the step timeout.
     pub(super) fn withdraw_overdue(&mut self, now: Time) {
         while self.incomplete_due().is_some_and(|due| due <= now) {
             let (part, error) = self.registry.give_up_oldest(now).expect("it is due");
@@ -28,15 +28,15 @@ impl Worker {
         }
     }
 
-    /// When a round of a shared part is given up because some of its tensors do not come.
+    /// The time at which the oldest incomplete round of a shared part is given up, because some of its tensors do not come.
     pub(super) fn incomplete_due(&self) -> Option<Time> {
         let SchedulerConfig { step_timeout, defect, .. } = self.settings.scheduler;
         let oldest = self.registry.oldest_incomplete().filter(|_| !planted(defect, Defect::IncompleteForEver));
         oldest.map(|since| since + step_timeout)
     }
 
-    /// A part is one message, so all its pieces must lie in memory of one device or of the host. The piece at `elsewhere` lies in other
-    /// memory than the first one.
+    /// Withdraws a part whose pieces lie in different memories. A part is one message, so all its pieces must lie in memory of one device
+    /// or of the host. The piece at `elsewhere` lies in another memory than the first one.
     pub(super) fn withdraw_scattered(&mut self, now: Time, part: &ReadyPart, elsewhere: usize) {
         let names = self.names_of(part);
         let submissions = part.tickets.iter().filter_map(|id| self.submissions.get(id));
@@ -62,11 +62,11 @@ impl Worker {
         self.withdraw(now, part, &error);
     }
 
-    /// Withdraws from a round of which no task was made, and fails the submissions that take part in it.
+    /// Withdraws from a round that has no task yet, and fails the submissions that take part in it.
     fn withdraw(&mut self, now: Time, part: &ReadyPart, error: &Error) {
         let submissions = || part.tickets.iter().filter_map(|id| self.submissions.get(id));
         let groups: Vec<GroupId> = submissions().filter_map(|submission| submission.group).collect();
-        // Of submissions that have ended nobody knows any more where their memory was.
+        // For submissions that have ended, the place of their memory is no longer known.
         let memory = match submissions().flat_map(|submission| submission.tensors.as_slice()).next() {
             Some(tensor) => vec![tensor.device.map_or(DeviceKind::Host, |_| DeviceKind::Cuda)],
             None => vec![DeviceKind::Host, DeviceKind::Cuda],
@@ -92,7 +92,8 @@ impl Worker {
         }
     }
 
-    /// What tells the other ranks of this machine, if they wait for this one, that it will not take part in a round.
+    /// The command that tells the other ranks of this machine that this rank will not take part in a round. `None` if they do not wait for
+    /// it.
     pub(super) fn decline(&self, part: &ReadyPart, memory: DeviceKind) -> Option<Command> {
         let is_silent = planted(self.settings.scheduler.defect, Defect::DeclinedInSilence);
         self.first_meeting(part, memory).filter(|_| !is_silent).map(Command::Decline)

@@ -1,4 +1,4 @@
-//! What a member does, sentence by sentence.
+//! The specification of a member: one test for each sentence.
 
 mod requests;
 mod views;
@@ -191,7 +191,7 @@ fn worker() -> Member {
     Member::new(config(), at(0))
 }
 
-/// Worker 1 of a formed job, which heard of the coordinator last after 1 s and sends its next heartbeat then.
+/// Worker 1 of a formed job. The last frame of the coordinator arrived at 1 s, and the worker's next heartbeat is due then.
 fn active() -> Member {
     let mut member = worker();
     member.handle_connected(at(0));

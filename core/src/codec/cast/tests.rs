@@ -157,7 +157,7 @@ fn a_server_adds_in_f32_and_rounds_once() {
 
 #[test]
 fn the_digits_of_a_sum_count_its_contributions() {
-    // Rank r contributes 4^r times a small number, so that the base-4 digits of the sum say how often each rank is in it.
+    // Rank r contributes 4^r times a small number. So the base-4 digits of the sum show how often each rank is in it.
     for cast in casts().filter(|cast| cast.elements == DType::F32) {
         let contributions: Vec<[f32; 3]> =
             (0..3).map(|rank| [1.0, 0.5, -0.125].map(|unit| unit * 4.0_f32.powi(rank))).collect();
@@ -172,7 +172,7 @@ fn a_machine_whose_sum_leaves_f16_has_a_mean_all_the_same() {
     let ranks = NonZeroU32::new(3).unwrap();
     let divisor = cast.divisor(Op::Mean, ranks);
     assert_eq!(divisor, 4.0);
-    // Three ranks of each of two machines had 60,000, which their machine added to 180,000.
+    // Each of the three ranks on each of two machines had 60,000. Their machine added these to 180,000.
     let mean = reduced(cast, (Op::Mean, 6), divisor, &[[180_000.0], [180_000.0]]);
     assert_eq!(mean, [60_000.0]);
     assert_eq!(cast.divisor(Op::Mean, ONE), 1.0);
@@ -238,7 +238,7 @@ fn encoded(cast: Cast, kernels: Kernels, elements: &[u8]) -> Vec<u8> {
     body
 }
 
-/// What each of so many workers gets of a round with these contributions, each divided by `divisor` on its way to the server.
+/// The result that each worker gets of a round with these contributions. Each is divided by `divisor` on its way to the server.
 fn reduced<const LEN: usize>(
     cast: Cast,
     (op, workers): (Op, u32),
@@ -264,7 +264,7 @@ fn f64s(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks().0.iter().map(|x| f64::from_le_bytes(*x)).collect()
 }
 
-/// The bits of an element of the wire type; one and the same for every NaN, whose payload may change.
+/// The bits of an element of the wire type. They are the same for every NaN, because the payload of a NaN may change.
 fn number(cast: Cast, bytes: &[u8]) -> u16 {
     let bits = u16::from_le_bytes([bytes[0], bytes[1]]);
     let infinity = if cast.wire == DType::F16 { 0x7c00 } else { 0x7f80 };

@@ -1,4 +1,4 @@
-//! What a rank does with an order of the leader: it begins the operation, or ends it with the reason.
+//! Acts on an order of the leader: begins the operation, or ends it with the reason.
 
 use super::words::{Act, Wish};
 use super::{Agreement, Pending};
@@ -22,7 +22,7 @@ impl<L> Agreement<L> {
         decisions.into_iter().chain(held_back).try_for_each(|decision| self.act_on(now, decision))
     }
 
-    /// All orders of the leader were obeyed. If the leader has left, the pending operations end; whether there were any.
+    /// This rank has obeyed all orders of the leader. If the leader has left, ends the pending operations. Returns whether there were any.
     pub fn settle_orphans(&mut self, now: Time) -> bool {
         if !self.orphaned || self.pending.is_empty() {
             return false;
@@ -47,7 +47,7 @@ impl<L> Agreement<L> {
                 }
             }
             Decision::Run { slot, claim, failed, weights } => {
-                // The leader knows what this rank claimed; anything else would be written into memory of another length.
+                // The claim must agree with this rank's own. Otherwise data could go into memory of another length.
                 let ours = self.pending.remove(&slot).filter(|pending| pending.wish.claim.agrees_with(&claim));
                 let Some(pending) = ours else { return Err(Breakage::Confused(0)) };
                 match (failed, self.refusal(&pending.wish, &weights)) {
@@ -63,7 +63,7 @@ impl<L> Agreement<L> {
         Ok(())
     }
 
-    /// Why no rank carries out an ordered operation.
+    /// The error with which every rank ends an ordered operation instead of carrying it out, if any.
     fn refusal(&self, wish: &Wish, weights: &[f64]) -> Option<Error> {
         let is_whole = matches!(wish.goal, Goal::AllReduce | Goal::Join { taker: None, .. });
         if !is_whole || wish.claim.op != Op::WeightedMean {

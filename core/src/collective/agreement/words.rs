@@ -1,4 +1,4 @@
-//! The words between an [`Agreement`](super::Agreement) and its driver.
+//! The types that an [`Agreement`](super::Agreement) and its driver exchange.
 
 use std::time::Duration;
 
@@ -15,43 +15,43 @@ pub struct Party {
     pub ranks: Vec<LocalRank>,
     /// The position of this rank among them.
     pub me: usize,
-    /// The positions of those whose devices are of its PCIe group, itself among them, ascending.
+    /// The positions of the ranks whose devices are in its PCIe group, including its own, ascending.
     pub group: Vec<usize>,
     /// How long an operation may wait for other ranks.
     pub step_timeout: Duration,
-    /// Every so many decisions the oldest goes first.
+    /// Every `oldest_every`-th decision goes to the oldest operation. 0 for never.
     pub oldest_every: u32,
     /// A defect to plant, for the simulation.
     pub defect: Option<Defect>,
 }
 
-/// What a rank wants to do with the others.
+/// An operation that a rank wants to do with the others.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// Which part.
+    /// The part.
     pub part: PartId,
-    /// Which sum of it; each rank comes to the rounds of a part in order.
+    /// The round of the part. Each rank comes to the rounds of a part in order.
     pub round: Round,
     /// The ranks that get the result.
     pub goal: Goal,
-    /// Why this rank has no data for the others.
+    /// The reason why this rank has no data for the others, if it has none.
     pub failure: Option<Error>,
-    /// What this rank claims about the operation.
+    /// The claim of this rank about the operation.
     pub claim: Claim,
 }
 
 /// The memory that a rank brings to an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Brought {
-    /// None: it takes part because the others need it.
+    /// No memory. The rank takes part because the others need it.
     Nothing,
     /// Memory of the kind and length that it claims.
     AsClaimed,
-    /// Other memory than it claims.
+    /// Memory of another kind or length than it claims.
     Other,
 }
 
-/// What a rank tells the leader.
+/// A message of a rank to the leader.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Announcement {
     /// It is ready for an operation.
@@ -62,23 +62,23 @@ pub enum Announcement {
     Overdue(Slot, Duration),
 }
 
-/// What the driver does.
+/// A command for the driver.
 #[derive(Debug)]
 pub enum Act<L> {
     /// All ranks do this now. Begin it after the acts before it. Acts of one group, which are on devices, begin together.
     Run {
-        /// What all ranks claim alike.
+        /// The claim on which all ranks agree.
         claim: Claim,
         /// The weight of each rank of the machine.
         weights: Vec<f64>,
-        /// What the ranks do. Those of the PCIe group if it is on devices.
+        /// The data flow among the ranks. On devices, among the ranks of the PCIe group.
         dataflow: Dataflow,
         /// Absent if the caller does not wait any more: this rank then takes part without memory.
         load: Option<L>,
     },
-    /// All ranks learn now why there is no data. This takes a turn like an operation in host memory, and touches no tensor.
+    /// All ranks learn now why there is no data. This takes a turn as an operation in host memory does, but touches no tensor.
     Tell {
-        /// What all ranks claim alike.
+        /// The claim on which all ranks agree.
         claim: Claim,
         /// The position of the rank that tells.
         from: usize,
@@ -87,11 +87,11 @@ pub enum Act<L> {
         /// Absent if the caller does not wait any more.
         load: Option<L>,
     },
-    /// It is not begun, for this reason.
+    /// The operation does not begin, for this reason.
     End {
-        /// Whose.
+        /// The driver's load of the operation.
         load: L,
-        /// Why.
+        /// The reason.
         error: Error,
     },
 }

@@ -1,10 +1,10 @@
-//! The shared words of a machine's ranks: rings of records, counters of chunks, and the presence of each rank, which says whether a
-//! writer must wake it.
+//! The shared words of a machine's ranks: ring buffers of records, counters of chunks, and the presence of each rank. The presence says
+//! whether a writer must wake the rank.
 //!
 //! # Sleeping without missing anything
-//! A rank says that it sleeps, looks once more, and then sleeps on a word that changes when it is woken. A writer checks *after* its
-//! write whether the reader sleeps, with a full fence between the two. So either the sleeper sees the write, or the writer sees the
-//! sleeper. A reader that is awake costs the writer one load.
+//! A rank first publishes that it sleeps, then checks once more for records, and then sleeps on a word, its *bell*. A writer checks *after*
+//! its write whether the reader sleeps, with a full fence between the two. So either the sleeper sees the write, or the writer sees that
+//! the reader sleeps. The writer then *rings*: it changes the bell and wakes the sleeper. A reader that is awake costs the writer one load.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(super) struct Board {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum Presence {
-    /// A thread drives it, or is about to, and will see what is written.
+    /// A thread drives it, or is about to, and will see new records.
     Awake = 0,
     /// The thread that drives it sleeps on its bell.
     Asleep = 1,
@@ -57,7 +57,7 @@ pub(super) struct Identity {
 }
 
 impl Board {
-    /// Makes the board, as the leader.
+    /// Creates the board, as the leader.
     pub(super) fn create(ranks: usize, identity: Identity) -> Result<Self> {
         let layout = Layout::new(ranks);
         let segment = Segment::create(layout.bytes())?;
@@ -104,17 +104,17 @@ impl Board {
         (0..self.layout.ranks).filter(move |rank| *rank != me)
     }
 
-    /// Reads a counter of `rank`. Everything that the rank wrote before it counted is visible.
+    /// Reads a counter of `rank`. Everything that the rank wrote before it set the counter is visible.
     pub(super) fn count(&self, rank: usize, word: Word) -> u64 {
         self.segment.u64(self.layout.word(rank, word)).load(Ordering::Acquire)
     }
 
-    /// Sets a counter of this rank. A rank that sees the value also sees all that was written before.
+    /// Sets a counter of this rank. A rank that sees the value also sees everything that this rank wrote before.
     pub(super) fn set_count(&self, word: Word, count: u64) {
         self.segment.u64(self.layout.word(self.me, word)).store(count, Ordering::Release);
     }
 
-    /// Writes an announcement; returns whether there was room.
+    /// Writes an announcement. Returns whether there was room.
     pub(super) fn announce(&self, announcement: Announcement) -> bool {
         if !self.may_announce() {
             return false;
@@ -136,7 +136,7 @@ impl Board {
         self.count(rank, Word::Announced).wrapping_sub(self.count(rank, Word::Heard)) >= ANNOUNCEMENTS
     }
 
-    /// The next announcement of `rank`, for the leader; an error if it is invalid.
+    /// The next announcement of `rank`, for the leader. An error if it is invalid.
     pub(super) fn hear(&self, rank: usize) -> std::result::Result<Option<Announcement>, Breakage> {
         let heard = self.segment.u64(self.layout.word(rank, Word::Heard));
         let number = heard.load(Ordering::Relaxed);
@@ -172,7 +172,7 @@ impl Board {
         self.segment.u64(Head::Orders as usize).store(orders, Ordering::Release);
     }
 
-    /// The group of orders that begins at `number`, if it was given; an error if it is no valid group.
+    /// The group of orders that begins at `number`, if the leader has written it. An error if it is no valid group.
     pub(super) fn obey(&self, number: u64) -> std::result::Result<Option<Vec<Decision>>, Breakage> {
         let ahead = self.orders().wrapping_sub(number);
         if ahead == 0 {
@@ -193,8 +193,8 @@ impl Board {
         Ok(Some(decisions))
     }
 
-    /// Sets the verdict of chunk `number`, the first of a broadcast: it holds an error of `error_bytes` bytes, or data if that is 0. A rank
-    /// that sees the chunk counted also sees it.
+    /// Sets the verdict of chunk `number`, the first of a broadcast: the chunk holds an error of `error_bytes` bytes, or data if that is 0.
+    /// A rank that sees the chunk counted also sees its verdict.
     pub(super) fn set_verdict(&self, number: u64, error_bytes: usize) {
         self.segment.u64(self.layout.verdict(number)).store(error_bytes as u64, Ordering::Relaxed);
     }
@@ -246,7 +246,7 @@ impl Board {
         self.segment.u64(Head::Orders as usize).load(Ordering::Acquire)
     }
 
-    /// Wakes `rank` if it sleeps and waits for others; with `urgent` also if it waits for nothing.
+    /// Wakes `rank` if its thread sleeps or if it waits for others. With `urgent`, also if it waits for nothing.
     pub(super) fn knock(&self, rank: usize, urgent: bool) {
         fence(Ordering::SeqCst);
         let presence = self.segment.u32(self.layout.word(rank, Word::Presence));
@@ -257,13 +257,13 @@ impl Board {
             found if found == Presence::Idle as u32 && urgent => Word::Idle,
             _ => return,
         };
-        // If several ranks knock at once, one is enough to wake it.
+        // If several ranks wake it at once, only one of them rings.
         if presence.compare_exchange(found, Presence::Awake as u32, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             self.ring(rank, word);
         }
     }
 
-    /// Wakes all other ranks, in any presence.
+    /// Wakes each other rank as [`knock`](Self::knock) does.
     pub(super) fn knock_others(&self, urgent: bool) {
         for rank in self.others() {
             self.knock(rank, urgent);
@@ -287,7 +287,7 @@ impl Board {
         futex::wait(self.segment.u32(self.layout.word(self.me, word)), shown, timeout);
     }
 
-    /// Sets the presence of this rank. The caller must look once more for new records afterwards.
+    /// Sets the presence of this rank. Afterwards the caller must check once more for new records.
     pub(super) fn appear(&self, presence: Presence) {
         self.segment.u32(self.layout.word(self.me, Word::Presence)).store(presence as u32, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -304,7 +304,7 @@ impl Board {
         self.others().any(|rank| shown(rank).load(Ordering::Relaxed) == core)
     }
 
-    /// Breaks the board, unless it is broken already, and wakes all ranks.
+    /// Marks the board as broken, unless it is broken already. Wakes all ranks.
     pub(super) fn break_down(&self, breakage: Breakage) {
         let (kind, rank) = match breakage {
             Breakage::Lost(rank) => (1, rank),

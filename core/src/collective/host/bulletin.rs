@@ -1,4 +1,4 @@
-//! The bulletin of a PCIe group in the shared memory of its ranks.
+//! The notices of a PCIe group in the shared memory of its ranks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +44,7 @@ impl Bulletin for BoardBulletin {
                 return None;
             }
             let nap = left.min(LOOK);
-            // A spurious wake-up makes the wait shorter, never longer.
+            // Only a full nap counts as waited.
             if !self.board.await_notice(self.writer, self.device_index, nap) {
                 left -= nap;
             }

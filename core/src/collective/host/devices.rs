@@ -1,4 +1,5 @@
-//! Connects the driver to the road for device memory: counts the operations on it, and tells all ranks when it breaks.
+//! Connects the driver to the transport for device memory ([`DeviceRoad`]). Counts the operations on it, and tells all ranks when it
+//! breaks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,29 +11,29 @@ use crate::collective::{DeviceMemory, DeviceRoad, Memory, Operation, Ordered};
 use crate::error::{Error, Result};
 use crate::types::Done;
 
-/// The road of this rank, or why it has none.
+/// The device transport of this rank, or the error if it has none.
 #[derive(Clone)]
 pub(super) struct Devices {
     road: Result<Arc<dyn DeviceRoad>>,
-    /// The ranks that it connects: those of this rank's PCIe group, as positions among all of the machine.
+    /// The ranks that it connects: those of this rank's PCIe group, as positions among all ranks of the machine.
     team: Arc<[usize]>,
     flight: Arc<Flight>,
 }
 
-/// The operations on the road that have not ended.
+/// The operations on the transport that have not ended.
 #[derive(Default)]
 struct Flight {
     operations: AtomicUsize,
     bytes: AtomicU64,
-    /// The first error of the road.
+    /// The first error of the transport.
     fault: Mutex<Option<Error>>,
-    /// Whether the road was ended already, so that an error of it is no news.
+    /// Whether the transport has ended or failed already. A later error of it is then not reported to the other ranks.
     over: AtomicBool,
 }
 
-/// Operations that came to the road together. Their room becomes free at once, so that groups do not become smaller and smaller.
+/// Operations that were issued together. Their room becomes free together, so that groups do not become smaller and smaller.
 struct Landing {
-    /// How many have not ended.
+    /// How many of them have not ended.
     left: AtomicUsize,
     operations: usize,
     bytes: u64,
@@ -52,7 +53,7 @@ impl Devices {
         }
     }
 
-    /// Gives the road the next group, with the weights of all ranks of the machine.
+    /// Issues the next group to the transport. The operations have the weights of all ranks of the machine.
     pub(super) fn issue(&self, operations: Vec<(Ordered, Done<f64>)>, board: &Arc<Board>) {
         let Ok(road) = &self.road else { unreachable!("it was checked before the others heard of it") };
         let bytes = operations.iter().map(|(ordered, _)| ordered.claim.bytes).sum();
@@ -79,18 +80,18 @@ impl Devices {
         road.issue(operations.into_iter().map(watched).collect());
     }
 
-    /// Whether operations are on the road.
+    /// Whether operations are on the transport.
     pub(super) fn is_busy(&self) -> bool {
         self.flight.operations.load(Ordering::SeqCst) > 0
     }
 
-    /// What may be ordered now.
+    /// The room for further operations.
     pub(super) fn room(&self) -> Room {
         let Flight { operations, bytes, .. } = &*self.flight;
         Room::beside(operations.load(Ordering::SeqCst), bytes.load(Ordering::SeqCst))
     }
 
-    /// The error that broke this rank's road.
+    /// The error that broke this rank's transport, if any.
     pub(super) fn fault(&self) -> Option<Error> {
         self.flight.fault.lock().expect("nothing panics while it is held").clone()
     }
@@ -103,14 +104,15 @@ impl Devices {
         }
     }
 
-    /// Ends the road.
+    /// Ends the transport.
     pub(super) fn shutdown(&self) {
         if let Ok(road) = &self.road {
             road.shutdown();
         }
     }
 
-    /// Counts the end of an operation. Returns whether that makes room, which the last one of a group does.
+    /// Counts the end of an operation. The last one of a group frees the room of the group. Returns true if this was the last one and
+    /// there was no room before.
     fn land(&self, Landing { left, operations, bytes }: &Landing) -> bool {
         if left.fetch_sub(1, Ordering::SeqCst) > 1 {
             return false;
@@ -121,7 +123,7 @@ impl Devices {
         was_full
     }
 
-    /// Tells all ranks that this rank's devices failed, unless this rank ended the road itself.
+    /// Tells all ranks that this rank's devices failed. Does nothing if this rank ended the transport itself, or has told them already.
     fn fail(&self, error: &Error, board: &Board) {
         if !self.flight.over.swap(true, Ordering::SeqCst) {
             self.flight.fault.lock().expect("nothing panics while it is held").get_or_insert_with(|| error.clone());
@@ -130,7 +132,7 @@ impl Devices {
     }
 }
 
-/// Whether the runs of contribution and result have equal lengths of whole elements, and the total length of the claim.
+/// Whether the runs of contribution and result have equal lengths in whole elements, and together the length of the claim.
 pub(super) fn fits(memory: &DeviceMemory, bytes: u64, element_bytes: u64) -> bool {
     let DeviceMemory { source, destination, .. } = memory;
     let alike = source.len() == destination.len()

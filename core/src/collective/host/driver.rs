@@ -1,8 +1,8 @@
 //! The work of one rank, step by step: exchanges announcements and orders through the shared memory, and carries the orders out.
 //!
-//! The [`Agreement`] decides; this driver gives it shared memory and devices. A step never waits. The thread that holds the driver calls
-//! [`step`](Driver::step) as long as a step did something, and decides how to wait when it did nothing. The thread may change between any
-//! two steps, also in the middle of a part.
+//! The [`Agreement`] decides. This driver connects it to shared memory and devices. A step never waits. The thread that holds the driver
+//! calls [`step`](Driver::step) again while steps find work, and decides how to wait when a step finds none. Another thread may take over
+//! between any two steps, also in the middle of a part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,16 +42,16 @@ pub(super) struct Driver {
     current: Option<(Running, Option<Done<f64>>)>,
     /// When the current part last made progress.
     moved: Time,
-    /// The number of chunks reduced so far; equal on all ranks between two parts.
+    /// The number of chunks reduced so far. It is equal on all ranks between two parts.
     chunks: u64,
     obeyed: u64,
     scratch: Scratch,
     devices: Devices,
     /// Operations of the group that is being carried out.
     gathered: Vec<(Ordered, Done<f64>)>,
-    /// Since when some rank has no room for another order.
+    /// Since when some rank has no room for another order. `None` if all have room.
     blocked: Option<Time>,
-    /// Everything has ended.
+    /// Whether everything has ended.
     aborted: bool,
 }
 
@@ -101,7 +101,7 @@ impl Driver {
         self.act(now);
     }
 
-    /// Does all work that needs no waiting; returns whether there was any.
+    /// Does all work that needs no waiting. Returns whether there was any.
     pub(super) fn step(&mut self, now: Time) -> bool {
         if self.aborted {
             return false;
@@ -155,7 +155,7 @@ impl Driver {
         self.current.is_some() || leading || board.orders() != self.obeyed || self.agreement.has_orphans() || sayable
     }
 
-    /// Reads the records of the other ranks without acting on them; returns whether there were any.
+    /// As the leader, reads the announcements of the other ranks without ordering anything. Returns whether there were any.
     pub(super) fn listen(&mut self) -> bool {
         if self.aborted || self.board.broken().is_some() {
             return false;
@@ -188,7 +188,7 @@ impl Driver {
             && self.moved + self.step_timeout <= now
             && let Some(rank) = running.waits_for(&self.board)
         {
-            // The rest of the part will not come, or too late. The ranks cannot agree on an order again.
+            // The rest of the part will not come, or it will come too late. The ranks cannot agree on an order again.
             self.board.break_down(Breakage::Stuck(rank));
         }
     }
@@ -236,7 +236,7 @@ impl Driver {
         said
     }
 
-    /// As the leader, reads the announcements of the others; returns whether there were any.
+    /// As the leader, reads the announcements of the others. Returns whether there were any.
     fn hear(&mut self) -> Result<bool, Breakage> {
         if !self.agreement.leads() {
             return Ok(false);
@@ -338,7 +338,7 @@ impl Driver {
         first
     }
 
-    /// Ends everything without waiting for the other ranks. The road of devices ends in order if no operation is on it.
+    /// Ends everything without waiting for the other ranks. Aborts the device transport only if an operation is on it.
     pub(super) fn end(&mut self) {
         let is_busy = self.devices.is_busy();
         self.fail(None, is_busy);

@@ -3,7 +3,7 @@
 //! ```text
 //!  header | words of each rank | announcements of each rank | orders | staging: DEPTH x ranks x ranks slices | results: DEPTH x ranks
 //! ```
-//! Every word that one rank writes and others read has cache lines of its own, two of them, because processors fetch them in pairs.
+//! Every word that one rank writes and others read has two cache lines of its own, because processors fetch cache lines in pairs.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -16,11 +16,11 @@ pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal6");
 pub(super) const DEPTH: u64 = 4;
 /// The most unread announcements of each rank.
 pub(super) const ANNOUNCEMENTS: u64 = 1024;
-/// The most orders that some rank has not read.
+/// The most orders that the slowest rank has not read.
 pub(super) const ORDERS: u64 = 64;
-/// Words of an announcement.
+/// The number of words of an announcement.
 pub(super) const ANNOUNCEMENT_WORDS: usize = 8;
-/// Words of an order before the weights of the ranks.
+/// The number of words of an order before the weights of the ranks.
 pub(super) const ORDER_WORDS: usize = 16;
 
 const LINE: usize = 128;
@@ -42,9 +42,9 @@ pub(super) enum Head {
     IncarnationHigh = 32,
     Term = 40,
     Bytes = 48,
-    /// Why the board is broken; 0 while it is not.
+    /// Why the board is broken. 0 while it is not broken.
     Broken = LINE as isize,
-    /// Orders written.
+    /// The number of orders that the leader has written.
     Orders = 2 * LINE as isize,
     /// The verdicts of the first chunks of broadcasts, one word for each chunk that may be under way.
     Verdicts = 3 * LINE as isize,
@@ -57,13 +57,13 @@ pub(super) enum Word {
     Bell = 0,
     /// Changes when the rank's own thread is woken.
     Idle = LINE as isize,
-    /// Whether it must be woken, and how.
+    /// Whether the rank must be woken, and how.
     Presence = 2 * LINE as isize,
-    /// Chunks whose contributions it has staged for others.
+    /// The number of chunks whose contributions it has staged for others.
     Staged = 3 * LINE as isize,
-    /// Chunks of which it has reduced its slice.
+    /// The number of chunks of which it has reduced its slice.
     Reduced = 4 * LINE as isize,
-    /// Chunks whose results it has taken.
+    /// The number of chunks whose results it has taken.
     Taken = 5 * LINE as isize,
     /// The number of announcements that it wrote.
     Announced = 6 * LINE as isize,
@@ -73,13 +73,13 @@ pub(super) enum Word {
     Obeyed = 8 * LINE as isize,
     /// One more than the number of the core on which it was last driven.
     Core = 9 * LINE as isize,
-    /// The length of its notices, one for each of its devices; 0 until it is published.
+    /// The length of each of its notices, one for each of its devices. 0 until the notice is published.
     Noticed = 10 * LINE as isize,
     /// The notices.
     Notice = 11 * LINE as isize,
 }
 
-/// The offsets for a number of ranks; the same on all of them.
+/// The offsets of the words for a number of ranks. They are the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Layout {
     pub(super) ranks: usize,

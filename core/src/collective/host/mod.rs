@@ -1,4 +1,4 @@
-//! The collective of the processes of one machine. They map a common segment, through which they agree on one order, and in which they sum
+//! The collective of the processes of one machine. They map a common segment. Through it they agree on one order, and in it they sum
 //! tensors in host memory without further copies.
 //!
 //! ```text
@@ -7,9 +7,9 @@
 //!  a waiting thread, or the rank's own thread  host memory: chunks: stage, reduce, take (road)
 //!                               └───────────── memory of devices: handed in this order to a DeviceRoad (devices)
 //! ```
-//! A thread that waits for an operation may take the seat and do the work ([`Progress::poll`]). Otherwise a thread of the rank does it,
-//! which sleeps while there is nothing to do. A second thread sleeps on the sockets to the other ranks, because the end of a socket is the
-//! end of its process.
+//! Only the thread that holds the *seat*, a lock on the `Driver`, does the work. A thread that waits for an operation may take the seat
+//! ([`Progress::poll`]). Otherwise the rank's own thread takes it, which sleeps while there is nothing to do. A second thread sleeps on the
+//! sockets to the other ranks, because the end of a socket means the end of its process.
 
 mod board;
 mod bulletin;
@@ -49,8 +49,8 @@ use crate::local::Progress;
 use crate::local::progress::Spin;
 use crate::types::{Done, Time};
 
-/// This process's side of a collective. Its ranks agree in host memory; the tensors lie in host memory or in memory of devices. Dropping
-/// it leaves the other ranks.
+/// This process's side of a collective. Its ranks agree in host memory. The tensors lie in host memory or in memory of devices. Dropping it
+/// makes this rank leave the others.
 pub struct HostCollective {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -62,7 +62,7 @@ struct Core {
     /// The thread that holds this lock does the work.
     seat: Mutex<Driver>,
     requests: Mutex<VecDeque<Request>>,
-    /// Whether there may be requests; read without the lock.
+    /// Whether there may be requests. Threads read it without the lock.
     requested: AtomicBool,
     /// Threads that are about to poll.
     announced: AtomicU32,
@@ -73,25 +73,25 @@ struct Core {
     step_timeout: Duration,
     devices: Devices,
     watch: Watch,
-    /// When this rank leaves the others, even if it is not finished; `u64::MAX` until the shutdown.
+    /// When this rank leaves the others, even if it is not finished. `u64::MAX` until the shutdown.
     leaves: AtomicU64,
 }
 
 /// How long an idle thread looks for work before it sleeps, because waking takes longer than most answers.
 const SPIN: Duration = Duration::from_micros(50);
-/// The same where there are more ranks than cores.
+/// The same if there are more ranks than cores.
 const SPIN_CRAMPED: Duration = Duration::from_micros(3);
 /// Steps between two readings of the clock.
 const STEPS_PER_LOOK: u32 = 16;
-/// How long a rank that leaves waits until the others have read its withdrawals.
+/// How long a rank that leaves waits at most until its operations have ended.
 const LEAVING: Duration = Duration::from_secs(1);
 
 impl HostCollective {
-    /// Meets the other ranks of this machine. `failed` says why the job failed meanwhile, if it did.
+    /// Meets the other ranks of this machine. `failed` returns the error of the job if it failed meanwhile.
     ///
     /// # Errors
-    /// [`Error::NotFormed`] naming the ranks that did not come, [`Error::Unavailable`] if the first cannot be reached, [`Error::Exhausted`]
-    /// if there is not enough memory to share, the error of `failed`, or the error of the road for devices.
+    /// [`Error::NotFormed`] with the ranks that did not come, [`Error::Unavailable`] if the first rank cannot be reached,
+    /// [`Error::Exhausted`] if there is not enough memory to share, the error of `failed`, or the error of the transport for devices.
     ///
     /// # Panics
     /// If there are fewer than two ranks or more than [`Order::RANKS_MAX`], or this one is not of its own group.
@@ -206,8 +206,8 @@ impl Collective for HostCollective {
         if core.leaves.compare_exchange(u64::MAX, leaves.0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return;
         }
-        // The rank's own thread ends the open operations, even if another thread drives now. Then the watching thread announces that this
-        // rank leaves.
+        // The rank's own thread ends the open operations, even if another thread drives now. Then it tells the other ranks that this rank
+        // leaves.
         core.request(Request::Close);
         core.board.ring(core.board.me, Word::Bell);
         core.board.ring(core.board.me, Word::Idle);
@@ -270,8 +270,8 @@ impl Core {
         self.sit_down()
     }
 
-    /// Leaves the seat, and wakes a thread if there is work left. The only way to leave it: a request that found the seat taken relies on
-    /// being seen here.
+    /// Leaves the seat, and wakes a thread if there is work left. A thread must leave the seat only here, because a request that found the
+    /// seat taken relies on being handled here.
     fn stand_up<'a>(&'a self, mut driver: MutexGuard<'a, Driver>) {
         loop {
             let naps_until = Time(self.naps_until.load(Ordering::SeqCst));
@@ -285,7 +285,8 @@ impl Core {
             // Look once more: until the line above, other ranks believed that this rank was awake and did not ring.
             let abandoned = !announced && driver.has_work();
             if abandoned && driver.listen() {
-                // Mostly the others only announced that they are ready, which is no reason to wake a thread. But there may be more by now.
+                // In most cases the others only announced that they are ready. That is no reason to wake a thread. But there may be more
+                // now.
                 self.board.appear(Presence::Awake);
                 continue;
             }
@@ -294,7 +295,7 @@ impl Core {
             }
             drop(driver);
             if abandoned || wakes_late {
-                // After the drop: on a shared core the woken thread runs at once, and would find the seat taken.
+                // Only after the drop, because on a shared core the woken thread runs at once and would find the seat taken.
                 self.board.ring(self.board.me, Word::Idle);
             }
             if !self.requested.load(Ordering::SeqCst) {
@@ -320,7 +321,7 @@ impl Core {
         }
     }
 
-    /// Works until `enough`, until `until`, or, without it, until there is nothing to do.
+    /// Works until `enough` returns true, or until the time `until`. If `until` is `None`, works until there is nothing to do.
     fn drive<'a>(&'a self, mut driver: MutexGuard<'a, Driver>, enough: &dyn Fn(&Driver) -> bool, until: Option<Time>) {
         let mut now = self.now();
         let (mut spin, mut budget) = (Spin::new(), Duration::ZERO);
@@ -366,12 +367,12 @@ impl Core {
     fn spin_budget(&self) -> Duration {
         let is_shared = self.board.settle_on(sched_getcpu());
         match (self.is_cramped, is_shared) {
-            // The rank that this one waits for may want this core, and has no other.
+            // The rank for which this one waits may need this core, because there are too few cores.
             (true, _) => {
                 std::thread::yield_now();
                 SPIN_CRAMPED
             }
-            // The other rank has the core for itself until it wakes this one, which then runs on a free core. If both stayed awake, the
+            // The other rank has the core alone until it wakes this one. This one then runs on a free core. If both stayed awake, the
             // system would leave them on the same core.
             (false, true) => Duration::ZERO,
             (false, false) => SPIN,
@@ -386,8 +387,8 @@ impl Core {
             if let Some(driver) = self.sit_down() {
                 self.drive(driver, &|_| false, None);
             }
-            // From here on a thread that leaves the seat with an earlier deadline rings. A later submission never has an earlier deadline,
-            // so it need not ring.
+            // From here on a thread that leaves the seat with an earlier deadline wakes this thread. A later submission never has an
+            // earlier deadline, so it need not wake this thread.
             let now = self.now();
             let mut nap = self.step_timeout.min(NAP_MAX);
             self.naps_until.store((now + nap).0, Ordering::SeqCst);

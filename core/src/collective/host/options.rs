@@ -15,23 +15,24 @@ pub struct HostOptions {
     pub job: String,
     /// The epoch in which they meet.
     pub epoch: Epoch,
-    /// The ranks of this machine in ascending order, at most [`Order::RANKS_MAX`](crate::collective::order::Order::RANKS_MAX); the first leads.
+    /// The ranks of this machine in ascending order, at most [`Order::RANKS_MAX`](crate::collective::order::Order::RANKS_MAX). The first
+    /// leads.
     pub ranks: Vec<LocalRank>,
     /// The position of this process among them.
     pub me: usize,
     /// The positions of the ranks of its PCIe group, including its own, ascending. Only these reduce device memory with each other.
     pub group: Vec<usize>,
-    /// The listening socket of this process; the first rank needs it.
+    /// The listening socket of this process. Only the first rank needs it.
     pub listener: Option<PrivateSocket>,
     /// How long the other ranks may take to join.
     pub join_timeout: Duration,
     /// How long a sum may take.
     pub step_timeout: Duration,
-    /// Every `oldest_every`-th sum is the oldest; 0 for never.
+    /// Every `oldest_every`-th sum is the oldest. 0 for never.
     pub oldest_every: u32,
     /// Counts the bytes that are copied into shared memory.
     pub copies: Copies,
-    /// Makes the road for device memory, or the error for callers that submit such an operation.
+    /// Makes the transport for device memory. If there is none, this is the error for callers that submit an operation on device memory.
     pub devices: Result<MakeRoad>,
     /// A monotonic clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,

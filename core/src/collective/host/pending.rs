@@ -22,7 +22,7 @@ impl Load {
     }
 }
 
-/// The role of `memory` in an operation with this claim.
+/// Compares `memory` with the claim of its operation.
 pub(super) fn brought(memory: &Memory, claim: &Claim) -> Brought {
     let is_as_claimed = match memory {
         Memory::Host { source, destination } if source.is_empty() && destination.is_empty() => return Brought::Nothing,

@@ -1,4 +1,4 @@
-//! Announcements and orders as words of shared memory. Every word that is read is checked, because a peer may be compromised.
+//! Encodes announcements and orders as words of shared memory. The decoders check every word, because a peer may be compromised.
 
 use std::time::Duration;
 
@@ -113,7 +113,7 @@ pub(super) const fn mark_more(words: &mut [u64]) {
     words[0] |= MORE;
 }
 
-/// Removes that mark; returns whether it was set.
+/// Removes the mark of [`mark_more`]. Returns whether it was set.
 pub(super) const fn take_more(words: &mut [u64]) -> bool {
     let more = words[0] & MORE != 0;
     words[0] &= !MORE;
@@ -171,7 +171,7 @@ fn slot_words((part, round): Slot) -> [u64; 3] {
 }
 
 fn slot_of(key: u64, index: u64, round: u64) -> Option<Slot> {
-    // At most the last round but one, so that there is a next one.
+    // Limits the round to the last but one, because every round must have a next one.
     let round = Round(round.min(u64::MAX - 1));
     Some((PartId { key: TensorKey(key), index: u32::try_from(index).ok()? }, round))
 }

@@ -1,7 +1,7 @@
-//! How the ranks of a machine meet: the lowest listens, the others connect, and each gets the shared segment.
+//! Lets the ranks of a machine meet: the lowest listens, the others connect, and each gets the shared segment.
 //!
-//! A process that connects must run as the same user, which the sockets check, and must be the incarnation of the rank that the view
-//! names.
+//! A process that connects must run as the same user. The sockets check that. Its incarnation must also be the one that the
+//! view names for its rank.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -27,7 +27,7 @@ const HELLO_BYTES: usize = 56;
 /// How often a waiting rank checks whether the job failed.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Meets the other ranks. `failed` says why the job failed, if it did.
+/// Meets the other ranks. `failed` returns the error of the job if it failed.
 pub(super) fn meet(options: &HostOptions, failed: &dyn Fn() -> Option<Error>) -> Result<Meeting> {
     let identity = Identity {
         job: xxh3_64(options.job.as_bytes()),

@@ -6,12 +6,13 @@
 //! 3. *takes* the results of the others.
 //!
 //! Several chunks are under way at once. Each step has a counter that the other ranks read, so that a rank waits only for the steps that
-//! it needs. A byte of a contribution is read twice: by the copy of its rank and by the rank that adds. The same holds for a byte of the
-//! result. Between two ranks these are 2 bytes read and 2 written for each byte of the part and rank; the shared ones stay in cache.
+//! it needs. A staged byte of a contribution is read twice: by the rank that copies it and by the rank that adds it. The same holds for a
+//! byte of the result. With two ranks, each rank reads 2 bytes and writes 2 bytes for each byte of the part. The shared bytes stay in
+//! cache.
 //!
 //! If only one rank wants the result, only that rank takes it. A broadcast has one step: one rank shows whole chunks in the result area,
-//! and the others take them. The first chunk carries a verdict: it is either the beginning of the data or an error, and then nothing else
-//! follows.
+//! and the others take them. The first chunk carries a verdict: it is either the beginning of the data or an error. After an error nothing
+//! else follows.
 #![expect(unsafe_code, reason = "contributions and shared memory are known by address, who may touch them by counters")]
 
 use super::board::Board;
@@ -49,19 +50,19 @@ pub(super) struct Part {
     pub(super) dataflow: Dataflow,
     /// The error that this rank sends instead of data.
     pub(super) failure: Option<Error>,
-    /// Its memory; the claim gives the length. No runs for a rank that does not want the result any more.
+    /// The memory of this rank. The claim gives the length. Without any runs if the rank does not want the result any more.
     pub(super) source: Vec<Region>,
     pub(super) destination: Vec<Region>,
 }
 
-/// Contribution and result, possibly in the same memory. No runs if the rank contributes nothing and wants nothing.
+/// Contribution and result, possibly in the same memory. Without any runs if the rank contributes nothing and wants nothing.
 #[derive(Debug)]
 struct Memory {
     source: Runs,
     destination: Runs,
 }
 
-/// A part's memory, run after run. Slices do not end where runs do.
+/// A part's memory, run after run. A slice may begin or end within a run.
 #[derive(Debug)]
 struct Runs {
     regions: Vec<Region>,
@@ -74,7 +75,7 @@ struct Runs {
 pub(super) struct Scratch {
     kernels: Kernels,
     copies: Copies,
-    /// 16-bit floats are added in f32; aligned for the widest vectors.
+    /// Memory to add 16-bit floats in f32.
     accumulator: Vec<u8>,
     /// A slice of a contribution that lies in several runs.
     gathered: Vec<u8>,
@@ -86,7 +87,7 @@ impl Scratch {
     }
 }
 
-/// How many chunks are staged before the first is reduced, so that a rank need not wait for one that is slightly behind.
+/// How many chunks are staged before the first is reduced, so that a rank need not wait for another rank that is slightly behind.
 const AHEAD: u64 = 2;
 
 impl Running {
@@ -105,7 +106,7 @@ impl Running {
         Self { claim, weights, dataflow, memory, failure, base, chunks, staged: 0, reduced: 0, taken: 0 }
     }
 
-    /// Does all work that needs no waiting; returns whether there was any.
+    /// Does all work that needs no waiting. Returns whether there was any.
     pub(super) fn advance(&mut self, board: &Board, scratch: &mut Scratch) -> bool {
         match self.dataflow {
             Dataflow::Reduce { .. } => self.add_up(board, scratch),
@@ -155,7 +156,8 @@ impl Running {
         board.others().min_by_key(|rank| step(*rank))
     }
 
-    /// Writes the result of `me` into its destination, if it is not there yet. Returns the sum of the weights of all ranks, or the error.
+    /// Writes the result of `me` into its destination, if it is not there yet. Returns the sum of the weights of the contributing ranks, or
+    /// the error.
     pub(super) fn settle(mut self, me: usize) -> Result<f64> {
         if let Some(error) = self.failure {
             return Err(error);
@@ -175,7 +177,7 @@ impl Running {
         board.count(rank, word) > self.base + number
     }
 
-    /// Whether `rank` has finished the step of the chunk that had the place of chunk `number` before.
+    /// Whether `rank` has finished the step of the earlier chunk whose place chunk `number` uses.
     fn free(&self, board: &Board, rank: usize, word: Word, number: u64) -> bool {
         board.count(rank, word).saturating_add(DEPTH) > self.base + number
     }
@@ -186,7 +188,7 @@ impl Running {
         for owner in board.others().filter(|_| self.contributes(board.me)) {
             let (offset, len) = self.slice(board, self.staged, owner);
             let staged = board.layout.staged(number, board.me, owner);
-            // SAFETY: the owner has reduced what lay here before (`free`), and looks again only after `Staged` counts this chunk.
+            // SAFETY: the owner has reduced the earlier chunk here (`free`). It reads here again only after `Staged` counts this chunk.
             let there = unsafe { board.segment.slice_mut(staged, len) };
             self.memory.stage(offset, there, &scratch.copies);
         }
@@ -200,7 +202,7 @@ impl Running {
         let (offset, len) = self.slice(board, self.reduced, board.me);
         let (op, divisor) = self.dataflow.reduction(self.claim.op, &self.weights);
         let dtype = self.claim.dtype;
-        // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
+        // SAFETY: all others have taken the earlier chunk here (`free`). They read here again only after `Reduced` counts this chunk.
         let result = unsafe { board.segment.slice_mut(board.layout.result(number, board.me), len) };
         let Scratch { kernels, accumulator, gathered, copies } = scratch;
         let ours: &[u8] = match self.contributes(board.me) {
@@ -234,7 +236,7 @@ impl Running {
         self.reduced += 1;
         board.set_count(Word::Reduced, number + 1);
         board.knock_others(false);
-        // After the counter was set, because the other ranks wait for that and not for this.
+        // Only after the counter was set, because the other ranks wait for the counter and not for this copy.
         if self.wants_result(board) {
             self.memory.land(offset, result);
         }
@@ -297,7 +299,7 @@ impl Running {
             board.set_verdict(number, told.as_ref().map_or(0, Vec::len));
         }
         let bytes = told.as_ref().map_or(len, Vec::len);
-        // SAFETY: all others have taken what lay here before (`free`), and look again only after `Reduced` counts this chunk.
+        // SAFETY: all others have taken the earlier chunk here (`free`). They read here again only after `Reduced` counts this chunk.
         let there = unsafe { board.segment.slice_mut(board.layout.result(number, 0), bytes) };
         match &told {
             Some(told) => scratch.copies.copy(told, there),
@@ -342,7 +344,7 @@ impl Running {
     }
 }
 
-/// Whole elements of every type, whole cache lines.
+/// The alignment of slices, so that a slice holds whole elements of every type and whole cache lines.
 const SLICE_ALIGN: usize = 64;
 const INSIDE: &str =
     "slices lie within the part, whose length was checked, and who shows one or reduces has memory for it";
@@ -423,11 +425,11 @@ fn bounded(error: &Error, bytes_max: usize) -> Vec<u8> {
     if body.len() <= bytes_max {
         return body;
     }
-    // A text is cut at a few kilobytes.
+    // The encoding cuts a text after a few kilobytes.
     reject::to_body(&Error::Internal { what: error.to_string() })
 }
 
-/// The bytes of a part of `claim`, to check the length of regions.
+/// Whether `regions` have the length of the claim.
 pub(super) fn fits(claim: &Claim, regions: &[Region]) -> bool {
     regions.iter().map(|region| region.len() as u64).sum::<u64>() == claim.bytes
 }

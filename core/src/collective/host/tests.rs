@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn sums_are_exact_for_any_number_of_ranks_and_any_length() {
     for ranks in [2, 3, 4] {
         let machine = Machine::of(ranks);
-        // Around slices, chunks and what lies ahead; nothing, one, and odd lengths.
+        // Lengths around those of a slice, a chunk, and the chunks staged ahead. Also nothing, one element, and odd lengths.
         let chunk = layout::Layout::new(ranks).chunk() / 4;
         for (part, len) in (0..).zip([0, 1, 7, 15, 16, 17, 63, 1000, chunk - 1, chunk, chunk + 1, 9 * chunk + 33]) {
             let sums = machine.each(|rank, collective| {
@@ -87,7 +87,7 @@ fn every_reduction_means_what_it_says() {
 #[test]
 fn half_size_floats_are_rounded_once() {
     let machine = Machine::of(3);
-    // In bf16, 256 + 1 is 256; added in full size the three make 258.
+    // In bf16, 256 + 1 is 256. In f32 the sum of the three is 258.
     let values = [256.0_f32, 1.0, 1.0].map(bf16::from_f32);
     let sums = machine.each(|rank, collective| {
         let mut data = vec![values[rank]; 5];
@@ -131,7 +131,7 @@ fn many_parts_in_flight_are_reduced_whatever_the_order_in_which_ranks_come() {
         let mut data: Vec<Vec<i32>> = (0..parts).map(|part| vec![digit(rank, part as usize); 37]).collect();
         let (sender, ended) = mpsc::channel();
         for step in 0..parts {
-            // Each rank in an order of its own: all of these are prime to the number of parts.
+            // Each rank has its own order. All of these factors are prime to the number of parts.
             let part = (step * [1, 3, 7, 1999][rank]) % parts;
             let sender = sender.clone();
             let operation = collective.operation(slot(part, 0), Op::Sum, 1.0, &mut data[part as usize]);
@@ -179,7 +179,7 @@ fn a_rank_that_comes_after_the_others_have_failed_is_told_at_once() {
             let member = &machine.0[rank];
             let operation = member.operation(slot(1, round), op, 1.0, &mut data);
             member.0.run(operation, Done::new(move |outcome| sender.send((outcome, data)).unwrap()));
-            // Sooner than the sum is overdue.
+            // The answer comes before the sum is overdue.
             move || ended.recv_timeout(PATIENCE / 2).unwrap().0.unwrap_err()
         };
         let (first, second) = (submit(0, Op::Sum), submit(1, Op::Max));
@@ -200,7 +200,7 @@ fn whoever_does_not_come_is_named_in_time() {
             let operation = collective.operation(slot(1, 0), Op::Sum, 1.0, data);
             collective.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
         }
-        // Everybody has spoken; now the time passes.
+        // All ranks have announced. Now the time passes.
         machine.later(2 * PATIENCE);
         for _ in 0..2 {
             let error = ended.recv_timeout(PATIENCE).unwrap().unwrap_err();
@@ -295,14 +295,14 @@ fn a_stranger_that_connects_is_refused_and_a_rank_that_does_not_come_is_named() 
 fn nothing_runs_while_nothing_is_to_be_done() {
     let machine = Machine::of(2);
     machine.each(|_, collective| collective.reduce(slot(1, 0), Op::Sum, 1.0, &mut [1_i32; 8]).unwrap());
-    // All threads come to rest: a bell that is rung wakes somebody, and nobody rings.
+    // All threads come to rest: the bells do not change any more. A change of a bell would wake a thread.
     let words = |machine: &Machine| {
         machine.0.iter().map(|collective| collective.0.core.board.bell(Word::Idle)).collect::<Vec<u32>>()
     };
     let mut before = words(&machine);
-    // Far more pauses than the few that their last steps take.
+    // Far more pauses than the last steps of the threads need.
     for _ in 0..1000 {
-        // A receive that nobody answers is a pause with a deadline.
+        // A receive without an answer is a pause with a deadline.
         let (_silent, pause) = mpsc::channel::<()>();
         let _ = pause.recv_timeout(Duration::from_millis(50));
         let after = words(&machine);
@@ -370,7 +370,7 @@ fn ranks_that_share_one_core_come_to_an_end() {
 fn a_rank_knows_whether_another_was_last_on_its_core() {
     let machine = Machine::of(2);
     let [leader, other] = [0, 1].map(|rank| &machine.0[rank].0.core);
-    // Nobody else moves them while the seats are taken.
+    // No other thread changes the cores of the ranks while this one holds the seats.
     let sit = |core| std::iter::from_fn(|| Some(Core::sit_down(core))).flatten().next().unwrap();
     let seats = (sit(leader), sit(other));
     other.board.settle_on(7);
@@ -382,7 +382,7 @@ fn a_rank_knows_whether_another_was_last_on_its_core() {
     other.stand_up(seats.1);
 }
 
-/// The ranks of a machine, in one process but with a mapping each.
+/// The ranks of a machine, in one process. Each has its own mapping.
 struct Machine(Vec<Member>, Arc<AtomicU64>);
 
 struct Member(HostCollective);
@@ -392,7 +392,7 @@ impl Machine {
         Self::with(ranks, &|_| Err(no_road()))
     }
 
-    /// With these roads for memory of devices.
+    /// A machine with these transports for device memory.
     fn with(ranks: usize, devices: &(dyn Fn(usize) -> Result<crate::collective::MakeRoad> + Sync)) -> Self {
         let listener = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
         let path = listener.path();
@@ -433,7 +433,7 @@ impl Machine {
     /// Lets time pass.
     fn later(&self, by: Duration) {
         for core in self.0.iter().map(|member| &member.0.core) {
-            // What was wished before has been taken in when nobody sits there and nothing waits.
+            // The rank has taken all earlier requests when no thread holds the seat and no request waits.
             while !core.requests.lock().unwrap().is_empty() {
                 std::thread::yield_now();
             }
@@ -473,7 +473,7 @@ impl Member {
         }
     }
 
-    /// Reduces in place and helps.
+    /// Reduces in place, and does the work on the calling thread.
     fn reduce<T: Number>(&self, slot: Slot, op: Op, weight: f64, data: &mut [T]) -> Result<()> {
         self.run(self.operation(slot, op, weight, data)).map(drop)
     }
@@ -520,8 +520,8 @@ numbers! {
     u8: U8, |value| value as u8;
 }
 
-/// What a rank contributes: each rank a digit of its own in base 4, so that a sum names everybody whose contribution is missing or was
-/// counted twice, and small enough for every type.
+/// The contribution of a rank: its own digit in base 4. So a sum shows each rank whose contribution is missing or was counted twice. The
+/// values are small enough for every type.
 fn digit(rank: usize, index: usize) -> i32 {
     (1 + (index % 2) as i32) << (2 * (rank % 3))
 }
@@ -545,7 +545,7 @@ fn claim(op: Op, dtype: DType, weight: f64) -> Claim {
 
 #[expect(unsafe_code, reason = "a test's vector becomes a region")]
 fn region<T: Number>(data: &mut [T]) -> Region {
-    // SAFETY: any element's bytes are bytes; the test waits for the operation before it looks at them again.
+    // SAFETY: the bytes of any element are valid bytes. The test waits for the operation before it reads them again.
     region_of(unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast::<u8>(), size_of_val(data)) })
 }
 

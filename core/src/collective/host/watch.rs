@@ -1,7 +1,7 @@
-//! Watches the other ranks: each leaves with a goodbye message, or its process is gone.
+//! Watches the other ranks. A rank leaves with a goodbye message; otherwise its process is gone.
 //!
-//! Watches sockets and processes. The end of a socket is seen even for a process in another namespace. The end of a process is seen even
-//! while a forked child still holds its socket.
+//! Watches both sockets and processes. A socket shows the end of a process even in another namespace. A process descriptor shows it even
+//! while a forked child still holds the socket.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl Watch {
                 if goodbye {
                     left(peer.rank);
                 } else if !has_news(self.stopped.fd()) {
-                    // This rank announces its own end here before it closes the connection, so this is another end.
+                    // This rank closes `stop` before it closes its connections. It has not done so yet, so the peer has ended.
                     board.break_down(Breakage::Lost(peer.rank));
                 }
                 false

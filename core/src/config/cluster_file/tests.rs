@@ -39,7 +39,7 @@ fn a_setting_of_three_sources_has_the_value_and_the_name_of_the_first() {
         let given = |name: &str| sources[first..].iter().any(|source| source.0 == name);
         let argument = if given("argument") { "rank=0 size=5" } else { "rank=0" };
         let environment = given("GRADLANE_SIZE").then(|| ("GRADLANE_SIZE".to_owned(), "4".to_owned()));
-        // The launcher comes last, and is not heard where the file speaks.
+        // The launcher comes last. It is ignored where the file gives a value.
         let launcher = [("RANK", "1"), ("WORLD_SIZE", "9")].map(|(name, value)| (name.to_owned(), value.to_owned()));
         let config = load_with(FILE, argument, environment.into_iter().chain(launcher)).unwrap();
         let (_, origin, size) = sources[first];

@@ -12,8 +12,8 @@ pub(crate) use spin::Spin;
 
 /// A component whose work any thread may do. The default does nothing, for a component whose own thread does all of it.
 pub trait Progress {
-    /// Does the component's work on the calling thread until `enough` says so, at most for `patience`. May return at any time before,
-    /// and returns at once if another thread is polling or if the caller would gain nothing.
+    /// Does the component's work on the calling thread until `enough` returns true, at most for `patience`. May return earlier. Returns at
+    /// once if another thread is polling or if the caller would gain nothing.
     fn poll(&self, _enough: &dyn Fn() -> bool, _patience: Duration) {}
 
     /// Announces that the calling thread is about to submit work and then to poll, so that the component wakes no other thread for it.

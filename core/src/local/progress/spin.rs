@@ -1,4 +1,5 @@
-//! The one policy of how long an idle thread looks for work before it sleeps. A machine without a clock.
+//! A state machine that decides how long an idle thread looks for work before it sleeps. Only `Spin::yield_core` reads the clock. The
+//! caller passes the time to the other methods.
 //!
 //! ```text
 //!            nothing to do                    nothing within the budget, or the core was away for long
@@ -7,8 +8,8 @@
 //!     └─────────────── work came ──────┴────────────────────── work came ────────────────────────────────┘
 //! ```
 //! Most answers come sooner than a thread falls asleep and is woken, so looking for a moment saves time. A thread that looks yields its
-//! core to others, because the peer may need it. If the core comes back late, other programs want it. They keep it longer than the system
-//! needs to wake a sleeping thread, so the next sleeps begin without looking.
+//! core to others, because the peer may need it. If the core comes back late, other programs use it. They keep it longer than the system
+//! needs to wake a sleeping thread. So looking does not pay, and the next sleeps begin without it.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ pub(crate) struct Spin {
     phase: Phase,
     /// How many of the next sleeps begin without looking.
     pauses: u32,
-    /// How many it were after the last time that the core stayed away.
+    /// The value of `pauses` right after the core last stayed away. 0 if looking has found work since then.
     pauses_before: u32,
 }
 
@@ -43,8 +44,8 @@ impl Spin {
         self.phase = Phase::Worked;
     }
 
-    /// There was no work at `now`. Whether to look again; if not, it is time to sleep. `budget` is how long nothing may come: about as
-    /// long as it takes to fall asleep and be woken.
+    /// There was no work at `now`. Returns whether to look again; if not, the thread should sleep. `budget` is how long to look without
+    /// finding work: about as long as it takes to fall asleep and be woken.
     pub(crate) fn goes_on(&mut self, now: Duration, budget: Duration) -> bool {
         self.phase = match self.phase {
             Phase::Worked if budget.is_zero() => Phase::Resting,
@@ -77,9 +78,9 @@ impl Spin {
     }
 }
 
-/// If a yielded core stays away for longer, other programs use it. The peer's threads need it for less.
+/// If a yielded core stays away for longer than this, other programs use it. The peer's threads need it for a shorter time.
 const CROWDED: Duration = Duration::from_micros(500);
-/// So many sleeps then begin without looking, and twice as many after each further time.
+/// The number of sleeps that then begin without looking. It doubles each time that the core stays away again.
 const PAUSES_MIN: u32 = 32;
 const PAUSES_MAX: u32 = 4096;
 
@@ -126,13 +127,13 @@ mod tests {
         assert!(!spin.goes_on(at(0), BUDGET));
     }
 
-    /// How often in a row it does not look after work.
+    /// How many times in a row the thread sleeps after work without looking.
     fn sleeps_at_once(spin: &mut Spin) -> u32 {
         let mut count = 0;
         loop {
             spin.worked();
             if spin.goes_on(at(0), BUDGET) {
-                // It slept without success.
+                // It looks for its whole budget and finds nothing.
                 assert!(!spin.goes_on(BUDGET * 2, BUDGET));
                 return count;
             }

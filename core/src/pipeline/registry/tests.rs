@@ -223,7 +223,7 @@ fn tensors_of_a_call_that_fill_a_part_are_one_submission_in_piece_order() {
     let mut registry = ready(&specs);
     let [a, large, b] = &specs;
     for round in 0..2 {
-        // The part is complete with its last tensor, and its place among the others is that one's.
+        // The part is complete with its last tensor, so it takes that tensor's place in the order.
         let units = admit_all(&registry, &[b, large, a]).unwrap();
         let [Unit::Alone { member: 1, known: Lookup::Ready }, Unit::Whole(whole)] = &units[..] else {
             panic!("{units:?}");
@@ -268,7 +268,7 @@ fn admit_all(registry: &Registry, tensors: &[&TensorSpec]) -> Result<Vec<Unit>> 
     registry.admit_all(tensors.iter().map(|spec| (spec.key(), *spec)), Op::Sum, 1.0)
 }
 
-/// The members of a call none of which are submitted together, in the order in which they are.
+/// The members of a call of which none are submitted together, in the order of their submission.
 fn members_alone(registry: &Registry, tensors: &[&TensorSpec]) -> Vec<usize> {
     let member = |unit| match unit {
         Unit::Alone { member, .. } => member,

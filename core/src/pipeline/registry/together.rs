@@ -1,7 +1,7 @@
-//! Tensors that are submitted in one call: those that fill a part between them are one submission.
+//! Tensors that are submitted in one call. Tensors of a call that together fill a part are one submission.
 //!
-//! A shared part is sent, summed and failed as one. What is submitted with it as a whole needs no account of its own for each tensor, only
-//! its round.
+//! A shared part is sent, summed and failed as one. If a part is submitted as a whole, its tensors need no separate bookkeeping except
+//! their round.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,43 +10,43 @@ use super::{Admitted, Lookup, ReadyPart, Registry, Share, Submitted};
 use crate::error::Result;
 use crate::types::{Op, PartId, PartLayout, Round, TensorKey, TensorSpec};
 
-/// What of a call is submitted as one. Members count from 0, in the order of the call.
+/// A unit of a call that is submitted as one. Members count from 0, in the order of the call.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Unit {
     /// Tensors that fill a part.
     Whole(Whole),
-    /// A tensor with parts of its own, one whose part waits for other tensors, or one that has no layout yet.
+    /// A tensor with parts of its own, a tensor whose part waits for other tensors, or a tensor that has no layout yet.
     Alone {
-        /// Which.
+        /// Its number in the call.
         member: usize,
-        /// What is known of it.
+        /// What is known about it.
         known: Lookup,
     },
 }
 
-/// Tensors that fill a shared part, all in the same round, and lie nowhere else.
+/// Tensors that fill a shared part, all in the same round. None of them has bytes in another part.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Whole {
-    /// Which members of the call, in piece order.
+    /// The members of the call, in piece order.
     pub members: Vec<usize>,
     part: Arc<PartLayout>,
     round: Round,
 }
 
-/// A shared part of which some tensors were seen.
+/// A shared part of which the call has some tensors so far.
 struct Gathered<'registry> {
     part: &'registry Arc<PartLayout>,
-    /// Which members, in piece order.
+    /// The members, in piece order.
     members: Vec<Option<usize>>,
     missing: usize,
 }
 
 impl Registry {
-    /// As [`lookup`](Self::lookup), for tensors of these keys, each of them once, that are to be submitted next with this reduction; and
-    /// in which units, in the order in which these are to be submitted.
+    /// As [`lookup`](Self::lookup), for tensors of these keys, each of them once, that are to be submitted next with this reduction.
+    /// Returns the units to submit, in the order of submission.
     ///
     /// # Errors
-    /// What [`submit`](Self::submit) would refuse any of them for, besides.
+    /// Also the errors with which [`submit`](Self::submit) would refuse any of them.
     pub fn admit_all<'a>(
         &self,
         tensors: impl Iterator<Item = (TensorKey, &'a TensorSpec)>,
@@ -67,8 +67,8 @@ impl Registry {
         Ok(units)
     }
 
-    /// Submits the next round of all tensors of a unit under `ticket`, which the caller chose and uses once. Nothing but units of the same
-    /// call was submitted since they were admitted.
+    /// Submits the next round of all tensors of a unit under `ticket`. The caller chooses the ticket and uses it once. Since the unit was
+    /// admitted, only units of the same call may have been submitted.
     pub fn submit_whole(&mut self, whole: Whole, op: Op, weight: f64, ticket: u64) -> Submitted {
         let Whole { part: layout, round, .. } = whole;
         for piece in &layout.pieces {
@@ -91,17 +91,17 @@ impl Registry {
     }
 }
 
-/// Shared parts of which some tensors were seen.
+/// Shared parts of which the call has some tensors so far.
 #[derive(Default)]
 struct Gathering<'registry> {
     parts: Vec<Gathered<'registry>>,
     places: BTreeMap<PartId, usize>,
-    /// That of the tensor before: neighbours mostly share it.
+    /// Index of the previous tensor's part. Neighbours usually share a part.
     last: usize,
 }
 
 impl<'registry> Gathering<'registry> {
-    /// Adds a tensor; the whole that it completes.
+    /// Adds a tensor. Returns the unit that it completes, if any.
     fn add(&mut self, member: usize, share: &'registry Share, round: Round) -> Option<Whole> {
         if self.parts.get(self.last).is_none_or(|last| !Arc::ptr_eq(last.part, &share.part)) {
             self.last = self.place(&share.part);
@@ -110,7 +110,7 @@ impl<'registry> Gathering<'registry> {
         let before = members[share.position].replace(member);
         assert!(before.is_none(), "a tensor comes once in a call");
         *missing -= 1;
-        // All are in one round: where one is behind, its round is half complete, and it did not come here.
+        // All tensors are in one round. If one tensor were behind, its round would be half complete, and `admit_all` would not add it here.
         (*missing == 0).then(|| Whole {
             members: std::mem::take(members).into_iter().flatten().collect(),
             part: Arc::clone(part),
@@ -126,7 +126,7 @@ impl<'registry> Gathering<'registry> {
         })
     }
 
-    /// What is in no whole, in order.
+    /// The members that are in no `Whole`, in order.
     fn left(self) -> Vec<usize> {
         let mut left: Vec<usize> = self.parts.into_iter().flat_map(|part| part.members).flatten().collect();
         left.sort_unstable();

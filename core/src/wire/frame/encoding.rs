@@ -1,8 +1,8 @@
 //! A frame's bytes: `u8` version, `u8` kind, then its fields in the order of the declarations in [`frame`](super).
 //!
 //! The kinds below 128 go to the coordinator, the others come from it. Kinds and the order of fields never change within a version.
-//! What is read is checked as far as one frame can tell: lengths, codes, and that the bytes of a part can exist. Whether ranks, keys
-//! and epochs mean anything is for the machine that gets the frame.
+//! The reader checks everything that one frame can show: lengths, codes, and that the bytes of a part can exist. The state machine that
+//! gets the frame checks whether ranks, keys and epochs make sense.
 
 use super::fields::Field;
 use super::{Frame, Join, Progress, Stall, Status};
@@ -16,8 +16,8 @@ use crate::wire::{VERSION, check_version};
 impl Frame {
     /// The frame's bytes on the wire, without the `u32` length that precedes them.
     ///
-    /// Free texts longer than [`TEXT_BYTES_MAX`] are cut. Names and lists are not: a cut name would be another tensor, so whoever
-    /// makes the frame keeps them within [`limits`](crate::wire::limits), else the reader refuses it.
+    /// Free texts longer than [`TEXT_BYTES_MAX`] are cut. Names and lists are not cut, because a cut name would be another tensor. The
+    /// caller keeps them within [`limits`](crate::wire::limits), else the reader refuses the frame.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.u8(VERSION);
@@ -67,7 +67,7 @@ impl Frame {
         writer.into_bytes()
     }
 
-    /// Reads a frame that `peer` sent; `bytes` is all that the `u32` length announced.
+    /// Reads a frame that `peer` sent. `bytes` holds all bytes that the `u32` length announced.
     ///
     /// # Errors
     /// [`Incompatible`](crate::Error::Incompatible) for another version, [`Protocol`](crate::Error::Protocol) naming the field for anything

@@ -1,4 +1,4 @@
-//! The fields of frames: each type's two directions stand side by side, in the order of its declaration.
+//! The fields of frames. For each type, writing and reading stand side by side, in the order of its declaration.
 
 use super::{Health, Join, MemberStatus, Progress, Stall, Status};
 use crate::error::Result;
@@ -10,7 +10,7 @@ use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
 use crate::wire::reject::{decode_error, encode_error};
 
-/// A type that is written in one way.
+/// A type that is written in only one way.
 pub(super) trait Field: Sized {
     fn write(&self, writer: &mut Writer);
     fn read(reader: &mut Reader<'_>) -> Result<Self>;
@@ -78,7 +78,7 @@ impl Field for Role {
         writer.u8(*self as u8);
     }
 
-    /// Members are workers and servers; the coordinator is no member of the view it makes.
+    /// Members are workers and servers. The coordinator is not a member of the view that it makes.
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let code = reader.u8("role")?;
         match Self::from_code(code) {
@@ -135,7 +135,7 @@ impl Field for DType {
     }
 }
 
-/// Writes an element type and how elements of it travel.
+/// Writes an element type and its encoding on the wire.
 fn write_form(dtype: DType, codec: Encoding, writer: &mut Writer) {
     dtype.write(writer);
     writer.u8(codec as u8);

@@ -1,4 +1,4 @@
-//! A header's bytes. Every field that a kind of header does not have is zero, and the reader checks that, so that a header has one form.
+//! A header's bytes. Fields that a kind of header does not have are zero. The reader checks this, so that a header has only one form.
 
 use super::{
     Body, Contribute, Contribution, Contributors, HEADER_BYTES, Header, Reject, Reply, Request, Service, Sum, Target,
@@ -58,7 +58,7 @@ mod at {
 }
 
 impl Header {
-    /// The header's bytes on the wire: 64, and behind them the set of contributors of a [`Contributors::Only`].
+    /// The header's bytes on the wire: 64, and for [`Contributors::Only`] the set of contributors after them.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Contribute(header) => Request::Contribute(*header).encode().to_vec(),
@@ -68,7 +68,7 @@ impl Header {
         }
     }
 
-    /// Reads a header that `peer` sent, and checks every field. `bytes` is what [`HeaderReader`] asked for.
+    /// Reads a header that `peer` sent, and checks every field. `bytes` holds the bytes that [`HeaderReader`] asked for.
     ///
     /// # Errors
     /// [`Error::Incompatible`] for another version, [`Error::Protocol`] that names the field for anything else.
@@ -170,7 +170,7 @@ impl Reject {
 pub struct HeaderReader(Vec<u8>);
 
 impl HeaderReader {
-    /// How many bytes to read next: no more than that many belong to the header. 0 once it is whole.
+    /// How many bytes to read next. No more than these belong to the header. 0 once the header is complete.
     pub fn missing(&self) -> usize {
         let Some((head, set)) = self.0.split_first_chunk::<HEADER_BYTES>() else { return HEADER_BYTES - self.0.len() };
         set_bytes(head).saturating_sub(set.len())
@@ -194,7 +194,7 @@ impl HeaderReader {
     }
 }
 
-/// Bytes of the set behind a header; 0 for a header that cannot be read anyway.
+/// Bytes of the set after a header; 0 for a header that cannot be read anyway.
 fn set_bytes(head: &[u8; HEADER_BYTES]) -> usize {
     let is_sum = head[..MAGIC.len()] == MAGIC && head[at::VERSION] == VERSION && head[at::KIND] == kind::SUM;
     let bytes = usize::from(u16::from_le_bytes([head[at::SET_BYTES], head[at::SET_BYTES + 1]]));
@@ -204,7 +204,7 @@ fn set_bytes(head: &[u8; HEADER_BYTES]) -> usize {
 /// Bytes of a set of all workers that a job may have.
 const SET_BYTES_MAX: usize = limits::MEMBERS_MAX / 8;
 
-/// What is wrong with a header that ended after these bytes: perhaps it is whole in another version, where it was shorter.
+/// The error for a header that ended after these bytes. In another version, where headers were shorter, it may be complete.
 fn cut_short(bytes: &[u8], peer: &str) -> Error {
     if let [magic @ .., version] = bytes.get(..=MAGIC.len()).unwrap_or_default()
         && *magic == MAGIC
@@ -216,7 +216,7 @@ fn cut_short(bytes: &[u8], peer: &str) -> Error {
     Error::Protocol { peer: peer.to_owned(), field: "header".to_owned(), problem }
 }
 
-/// What all kinds have.
+/// The fields that all kinds have.
 fn fixed(kind: u8, flags: u8, target: &Target) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     put(&mut bytes, 0, MAGIC);
@@ -230,7 +230,7 @@ fn fixed(kind: u8, flags: u8, target: &Target) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// A root beyond 2^16 becomes 2^16 - 1, which is no worker either, because a job has at most [`limits::MEMBERS_MAX`].
+/// A root beyond 2^16 becomes 2^16 - 1. No worker has that rank either, because a job has at most [`limits::MEMBERS_MAX`] members.
 fn write_reduction(bytes: &mut [u8; HEADER_BYTES], dtype: DType, op: Op) {
     bytes[at::DTYPE] = dtype as u8;
     bytes[at::OP] = op.code();
@@ -383,7 +383,7 @@ impl Fields<'_> {
         self.length("length", at::PART_BYTES, limits::PART_BYTES_MAX)
     }
 
-    /// What follows, in an encoding that is known. No encoding makes a body longer than its part.
+    /// The body that follows, in a known encoding. No encoding makes a body longer than its part.
     fn body(&self, part_bytes: u64) -> Result<Body> {
         let code = self.bytes[at::ENCODING];
         let encoding = Encoding::from_code(code).ok_or_else(|| self.bad("encoding", format!("is {code}")))?;

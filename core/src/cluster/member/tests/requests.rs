@@ -1,4 +1,4 @@
-//! Declarations, barriers and stall reports: each request ends once, whatever happens to the connection.
+//! Declarations, barriers and stall reports: each request ends once, even if the connection is lost.
 
 use super::*;
 
@@ -172,7 +172,7 @@ fn declared(request: u64, name: &str) -> MemberEvent {
     MemberEvent::Declared { request, outcome: Ok(layouts(&[name.to_owned()])) }
 }
 
-/// One part for each.
+/// One part for each tensor.
 fn layouts(names: &[String]) -> Vec<PartLayout> {
     let part = |name: &String| {
         let key = TensorKey::of(name);

@@ -1,4 +1,4 @@
-//! Which view a member accepts, and what it makes of it.
+//! The views that a member accepts, and their effects.
 
 use super::*;
 

@@ -69,7 +69,7 @@ fn extreme_integers_anywhere_never_panic() {
 #[test]
 fn another_version_is_incompatible() {
     for version in [VERSION - 1, VERSION + 1] {
-        // Whatever else it may say.
+        // The version decides, whatever the other bytes are.
         let error = Frame::decode(&[version, 0xee, 0xee], PEER).unwrap_err();
         let expected = (VERSION.to_string(), version.to_string());
         assert!(
@@ -126,7 +126,7 @@ fn a_codec_that_does_not_encode_its_elements_is_refused() {
 
 #[test]
 fn a_huge_announced_list_fails_at_its_first_missing_item() {
-    // Within the limit, so the length is believed; but the memory reserved follows the bytes that are there, which are none.
+    // The length is within the limit, so the reader accepts it. But it reserves memory only for bytes that are there, and there are none.
     let mut writer = Writer::default();
     writer.u8(VERSION);
     writer.u8(kind::DECLARE);
@@ -177,7 +177,7 @@ fn hex(bytes: &[u8]) -> String {
 
 const PEER: &str = "worker 0";
 
-/// The bytes of [`samples::frames`], spaced at their fields. Where what is here changes, the version does, which is their first byte.
+/// The bytes of [`samples::frames`], spaced at their fields. If these bytes change, the version, which is their first byte, must change.
 #[rustfmt::skip]
 const GOLDEN: [&str; 19] = [
     "05 01 01 07000000000000000000000000000000 02000000 6e31 4d000000 00000000 0600000000000000 02000000 2f73 02000000 00 \

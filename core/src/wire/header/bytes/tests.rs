@@ -239,7 +239,7 @@ fn a_reader_believes_no_length_beyond_the_limit() {
 #[test]
 fn another_version_is_named_on_both_sides() {
     for version in [VERSION - 1, VERSION + 1] {
-        // Whatever else it may say.
+        // The version decides, whatever the other bytes are.
         let mut bytes = [0xee; HEADER_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = version;
