@@ -4,7 +4,7 @@
 //! the first listens itself and says where. It says `joined`, and then does what standard input says, one order a line:
 //! - `sum <key>`, of floats, and `mean <key>`, of integers below zero: reduces, checks and says how it ended;
 //! - `begin <key>`: says `issued` once that is on its device, and then how it ended; `begin-late` does so after a kernel that takes hours;
-//! - `hold`: fills the road with something that does not go on, and says `held`; then
+//! - `hold`: fills the queue with something that does not go on, and says `held`; then
 //!   - `crowd <count>`: begins so many operations, and says `ready` once the first rank knows of them;
 //!   - `finish`: lets all go on, checks them and says how many they were, in how many groups;
 //!   - `go-on [<count>]`: lets so many go on, or all, and says `going`;
@@ -80,7 +80,7 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
                 say("aborted");
             }
             ["crowd" | "finish" | "go-on" | "outcomes", ..] => {
-                direct(crowd.as_mut().expect("the road is held"), &line, say);
+                direct(crowd.as_mut().expect("the queue is held"), &line, say);
             }
             ["leave"] => {
                 member.collective.shutdown();

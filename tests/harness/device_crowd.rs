@@ -1,4 +1,4 @@
-//! Many operations of one rank on its device that are ready at once: the one before them fills the road, and NCCL's stand-in holds it.
+//! Many operations of one rank on its device that are ready at once: the one before them fills the queue, and NCCL's stand-in holds it.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub struct Crowd<'a> {
     /// Position and number of ranks.
     place: (usize, usize),
     gate: Receiver<Result<f64>>,
-    /// Groups of NCCL that had ended when the road was full.
+    /// Groups of NCCL that had ended when the queue was full.
     groups: u64,
     all: Vec<One>,
 }
@@ -29,7 +29,7 @@ struct One {
     expected: f64,
 }
 
-/// As much as may be on the road.
+/// As much as may be in the queue.
 const ROAD_BYTES: usize = 64 << 20;
 /// Floats of an operation: odd, and no multiple of anything.
 const LEN: usize = 1001;
@@ -39,14 +39,14 @@ const FIRST: u64 = 2000;
 const GIVEN_UP: u64 = 3000;
 
 impl<'a> Crowd<'a> {
-    /// Fills the road with something that does not go on. All ranks do so.
+    /// Fills the queue with something that does not go on. All ranks do so.
     pub fn held(member: &'a DeviceRank, nccl: &'a Control, place: (usize, usize)) -> Self {
         nccl.set("HOLD", &nccl.counter("executed").to_string());
         let before = nccl.counter("ncclGroupEnd");
         let runs = [(member.place(&vec![0; ROAD_BYTES]), ROAD_BYTES)];
         let op = Op::Broadcast { root: WorkerId(0) };
         let gate = member.begin(&Wanted { op, ..Wanted::sum(GATE, DType::U8) }, &runs);
-        let groups = eventually("the road is full", || {
+        let groups = eventually("the queue is full", || {
             let groups = nccl.counter("ncclGroupEnd");
             (groups > before).then_some(groups)
         });

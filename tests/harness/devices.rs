@@ -1,4 +1,4 @@
-//! Ranks of a machine whose tensors lie on devices: the collective, the road and the driver's code are the real ones, the libraries below
+//! Ranks of a machine whose tensors lie on devices: the collective, the queue and the driver's code are the real ones, the libraries below
 //! them the fakes.
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, unbounded};
 use fakecuda::Control;
 use gradlane_core::collective::order::Claim;
 use gradlane_core::collective::{
-    Collective, DeviceMemory, Goal, HostCollective, HostOptions, LocalRank, Memory, Operation, device_road,
+    Collective, DeviceMemory, Goal, HostCollective, HostOptions, LocalRank, Memory, Operation, device_collective,
 };
 use gradlane_core::config::Config;
 use gradlane_core::cuda::Mark;
@@ -81,7 +81,7 @@ impl DeviceRank {
             incarnation: Incarnation(100 + rank as u128),
             name: format!("worker {rank}"),
             place: "here".to_owned(),
-            door: place.to_owned(),
+            socket_path: place.to_owned(),
         };
         let clock = Clock::start();
         let options = HostOptions {
@@ -95,7 +95,7 @@ impl DeviceRank {
             step_timeout,
             oldest_every: 16,
             copies: Copies::default(),
-            devices: device_road(config),
+            devices: device_collective(config),
             clock: Arc::new(move || clock.now()),
         };
         let collective = HostCollective::join(options, &|| None)?;

@@ -32,7 +32,7 @@ const NODE_MACHINE: [&str; 8] =
 /// The files that may contain `unsafe`.
 const UNSAFE: [&str; 41] = [
     "bench/src/team/buffers.rs",
-    "core/src/collective/host/road.rs",
+    "core/src/collective/host/reduction.rs",
     "core/src/collective/nccl/comm.rs",
     "core/src/collective/nccl/library.rs",
     "core/src/collective/nccl/table.rs",

@@ -36,7 +36,7 @@ pub struct Ordered {
 }
 
 /// Carries out operations on memory of devices among the ranks of one machine, or of one PCIe group of it.
-pub trait DeviceRoad: Send + Sync {
+pub trait DeviceCollective: Send + Sync {
     /// Checks whether an operation on this memory can be carried out here, before the other ranks learn of it. Returns the index of its
     /// device among this rank's devices, in the order of their first use. The first call may take long, because it loads libraries.
     ///
@@ -48,7 +48,7 @@ pub trait DeviceRoad: Send + Sync {
     /// Takes the next operations in the order, without waiting: one, or several of different parts on one device, which run side by side.
     /// The group is the same on all ranks. Each `done` is called at the end of its operation, when the memory is not used any more.
     ///
-    /// An error of any operation ends the road on all ranks, because they are no longer in step.
+    /// An error of any operation ends the collective on all ranks, because they are no longer in step.
     fn issue(&self, group: Vec<(Ordered, Done<()>)>);
 
     /// Ends all issued and all future operations with this cause, whatever the other ranks do. Does not wait. Idempotent.
@@ -58,8 +58,8 @@ pub trait DeviceRoad: Send + Sync {
     fn shutdown(&self);
 }
 
-/// Makes the road of one rank, once all ranks have met.
-pub type MakeRoad = Box<dyn FnOnce(Team) -> Result<Arc<dyn DeviceRoad>> + Send>;
+/// Makes the collective of one rank's devices, once all ranks have met.
+pub type MakeDeviceCollective = Box<dyn FnOnce(Team) -> Result<Arc<dyn DeviceCollective>> + Send>;
 
 /// Publishes a short notice of the first rank to the ranks of a PCIe group: the id under which their devices connect.
 pub trait Bulletin: Send + Sync {
@@ -79,7 +79,7 @@ pub trait Bulletin: Send + Sync {
 /// The longest notice of a [`Bulletin`], in bytes.
 pub const NOTICE_BYTES_MAX: usize = 256;
 
-/// The ranks that reduce memory of their devices with each other, for the road of one of them.
+/// The ranks that reduce memory of their devices with each other, for the collective of one of them.
 #[derive(Clone)]
 pub struct Team {
     /// The position of this rank among them.

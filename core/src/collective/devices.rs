@@ -1,6 +1,6 @@
 //! Selects the library that reduces device memory among the ranks of a machine, in this build.
 
-use super::device::MakeRoad;
+use super::device::MakeDeviceCollective;
 use crate::config::Config;
 use crate::cuda::Line;
 #[cfg(not(feature = "cuda"))]
@@ -12,8 +12,8 @@ use crate::error::Result;
 /// # Errors
 /// If this build cannot; the error says what to do.
 #[cfg(feature = "cuda")]
-pub fn device_road(config: &Config) -> Result<MakeRoad> {
-    Ok(crate::collective::nccl::road(config))
+pub fn device_collective(config: &Config) -> Result<MakeDeviceCollective> {
+    Ok(crate::collective::nccl::device_collective(config))
 }
 
 /// This build cannot.
@@ -21,7 +21,7 @@ pub fn device_road(config: &Config) -> Result<MakeRoad> {
 /// # Errors
 /// What to do about it.
 #[cfg(not(feature = "cuda"))]
-pub fn device_road(_config: &Config) -> Result<MakeRoad> {
+pub fn device_collective(_config: &Config) -> Result<MakeDeviceCollective> {
     Err(Error::FailedPrecondition {
         what: "this program was built without a way to reduce memory of devices among the workers of a machine"
             .to_owned(),

@@ -14,7 +14,7 @@ pub const OPERATIONS_MAX: usize = 8;
 /// first part by more than it saves in launches.
 pub const BYTES_MAX: u64 = 32 << 20;
 
-/// The room for further operations on the road of devices.
+/// The room for further operations in the queue of devices.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     operations: usize,
@@ -22,13 +22,13 @@ pub struct Room {
 }
 
 impl Room {
-    /// The most operations on the road: a running group and one behind it, so that the road is not empty while the leader orders the next.
-    /// It is also the most for which an urgent operation waits, because nothing overtakes on the road.
+    /// The most operations in the queue: a running group and one behind it, so that the queue is not empty while the leader orders the next.
+    /// It is also the most for which an urgent operation waits, because nothing overtakes in the queue.
     const OPERATIONS_MAX: usize = 2 * OPERATIONS_MAX;
     /// The same in bytes. A longer operation runs alone.
     const BYTES_MAX: u64 = 2 * BYTES_MAX;
 
-    /// The room beside these operations, which are on the road. The last operation may exceed it.
+    /// The room beside these operations, which are in the queue. The last operation may exceed it.
     pub fn beside(operations: usize, bytes: u64) -> Self {
         Self {
             operations: Self::OPERATIONS_MAX.saturating_sub(operations),
@@ -41,7 +41,7 @@ impl Room {
         self.operations == 0 || self.bytes == 0
     }
 
-    /// Whether another operation may join a group before it is on the road.
+    /// Whether another operation may join a group before it is in the queue.
     fn is_left_by(&self, group: &Group) -> bool {
         group.parts.len() < self.operations && group.bytes < self.bytes
     }
@@ -51,7 +51,7 @@ impl Room {
 struct Group {
     parts: Vec<PartId>,
     bytes: u64,
-    /// Each device has a road of its own.
+    /// Each device has a queue of its own.
     device_index: u8,
 }
 
@@ -156,7 +156,7 @@ mod tests {
             decisions.len()
         };
         assert_eq!(next(2, Room { operations: 16, bytes: 64 * MIB }), 2, "where a rank has not read its orders");
-        assert_eq!(next(64, Room { operations: 1, bytes: 64 * MIB }), 1, "where much is on the road");
+        assert_eq!(next(64, Room { operations: 1, bytes: 64 * MIB }), 1, "where much is in the queue");
         assert_eq!(next(64, Room { operations: 16, bytes: 2 * MIB }), 2, "where much of it is long");
         assert_eq!(next(64, Room { operations: 16, bytes: 64 * MIB }), 3, "the rest: nothing waits for more");
     }

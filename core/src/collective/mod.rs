@@ -3,7 +3,7 @@
 //! A collective carries out the operations that all its ranks have submitted, in one order on all ranks. The engine decides which
 //! operations to submit and when.
 //!
-//! Both kinds of memory follow one order. [`host`] sums host memory in shared memory; a [`DeviceRoad`] sums device memory.
+//! Both kinds of memory follow one order. [`host`] sums host memory in shared memory; a [`DeviceCollective`] sums device memory.
 
 pub mod agreement;
 pub mod group;
@@ -21,8 +21,8 @@ pub mod host;
 pub mod nccl;
 
 pub use dataflow::Dataflow;
-pub use device::{Bulletin, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team};
-pub use devices::device_road;
+pub use device::{Bulletin, DeviceCollective, DeviceMemory, MakeDeviceCollective, Ordered, Team};
+pub use devices::device_collective;
 pub use host::{HostCollective, HostOptions};
 pub use operation::{Memory, Operation};
 pub use ranks::LocalRank;

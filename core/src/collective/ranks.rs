@@ -14,7 +14,7 @@ pub struct LocalRank {
     /// Host and process, for messages.
     pub place: String,
     /// The path of the socket on which it listens for the others.
-    pub door: String,
+    pub socket_path: String,
 }
 
 impl LocalRank {
@@ -26,7 +26,7 @@ impl LocalRank {
             incarnation: member.process.incarnation,
             name: member.name(),
             place: member.place(),
-            door: member.process.socket_path.clone(),
+            socket_path: member.process.socket_path.clone(),
         });
         let mut ranks: Vec<Self> = local.collect();
         ranks.sort_by_key(|local| local.rank);

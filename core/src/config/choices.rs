@@ -46,7 +46,7 @@ choice! {
 choice! {
     /// Which bodies and sums carry a CRC-32C.
     Checksum {
-        /// Those that leave the machine. Memory that two processes map is the same memory: there is no road on which bits could change, and
+        /// Those that leave the machine. Memory that two processes map is the same memory: there is no wire on which bits could change, and
         /// the passes over the bytes cost a quarter of the whole exchange.
         Auto = "auto",
         /// All, which also finds memory that spoils what it holds.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, device_road};
+use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, device_collective};
 use crate::config::{Config, LocalReduce};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
@@ -73,7 +73,7 @@ pub(super) fn meet(
         step_timeout: config.step_timeout,
         oldest_every: config.oldest_every,
         copies,
-        devices: device_road(config),
+        devices: device_collective(config),
         clock: Arc::new(move || clock.now()),
     };
     Ok(Arc::new(HostCollective::join(options, failed)?))

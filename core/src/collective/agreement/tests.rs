@@ -158,7 +158,7 @@ fn machine<L>(ranks: u32) -> Vec<Agreement<L>> {
         incarnation: Incarnation(u128::from(rank)),
         name: format!("worker {rank}"),
         place: String::new(),
-        door: String::new(),
+        socket_path: String::new(),
     };
     let party = |me| Party {
         ranks: (0..ranks).map(local).collect(),

@@ -1,4 +1,4 @@
-//! Connects the driver to the transport for device memory ([`DeviceRoad`]). Counts the operations on it, and tells all ranks when it
+//! Connects the driver to the transport for device memory ([`DeviceCollective`]). Counts the operations on it, and tells all ranks when it
 //! breaks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex};
 use super::board::Board;
 use crate::collective::group::Room;
 use crate::collective::ranks::Breakage;
-use crate::collective::{DeviceMemory, DeviceRoad, Memory, Operation, Ordered};
+use crate::collective::{DeviceCollective, DeviceMemory, Memory, Operation, Ordered};
 use crate::error::{Error, Result};
 use crate::types::Done;
 
 /// The device transport of this rank, or the error if it has none.
 #[derive(Clone)]
 pub(super) struct Devices {
-    road: Result<Arc<dyn DeviceRoad>>,
+    queue: Result<Arc<dyn DeviceCollective>>,
     /// The ranks that it connects: those of this rank's PCIe group, as positions among all ranks of the machine.
     team: Arc<[usize]>,
     flight: Arc<Flight>,
@@ -40,22 +40,22 @@ struct Landing {
 }
 
 impl Devices {
-    pub(super) fn new(road: Result<Arc<dyn DeviceRoad>>, team: Vec<usize>) -> Self {
-        Self { road, team: team.into(), flight: Arc::default() }
+    pub(super) fn new(queue: Result<Arc<dyn DeviceCollective>>, team: Vec<usize>) -> Self {
+        Self { queue, team: team.into(), flight: Arc::default() }
     }
 
     /// Checks an operation on device memory; returns the index of its device.
     pub(super) fn check(&self, operation: &Operation) -> Result<u8> {
-        match (&operation.memory, &self.road) {
+        match (&operation.memory, &self.queue) {
             (Memory::Host { .. }, _) => Ok(0),
-            (Memory::Device(memory), Ok(road)) => road.check(memory),
+            (Memory::Device(memory), Ok(queue)) => queue.check(memory),
             (Memory::Device(_), Err(error)) => Err(error.clone()),
         }
     }
 
     /// Issues the next group to the transport. The operations have the weights of all ranks of the machine.
     pub(super) fn issue(&self, operations: Vec<(Ordered, Done<f64>)>, board: &Arc<Board>) {
-        let Ok(road) = &self.road else { unreachable!("it was checked before the others heard of it") };
+        let Ok(queue) = &self.queue else { unreachable!("it was checked before the others heard of it") };
         let bytes = operations.iter().map(|(ordered, _)| ordered.claim.bytes).sum();
         self.flight.operations.fetch_add(operations.len(), Ordering::SeqCst);
         self.flight.bytes.fetch_add(bytes, Ordering::SeqCst);
@@ -77,7 +77,7 @@ impl Devices {
             };
             (ordered, Done::new(hear))
         };
-        road.issue(operations.into_iter().map(watched).collect());
+        queue.issue(operations.into_iter().map(watched).collect());
     }
 
     /// Whether operations are on the transport.
@@ -99,15 +99,15 @@ impl Devices {
     /// Ends the operations under way. Does not wait.
     pub(super) fn abort(&self, cause: &Error) {
         self.flight.over.store(true, Ordering::SeqCst);
-        if let Ok(road) = &self.road {
-            road.abort(cause.clone());
+        if let Ok(queue) = &self.queue {
+            queue.abort(cause.clone());
         }
     }
 
     /// Ends the transport.
     pub(super) fn shutdown(&self) {
-        if let Ok(road) = &self.road {
-            road.shutdown();
+        if let Ok(queue) = &self.queue {
+            queue.shutdown();
         }
     }
 

@@ -11,7 +11,7 @@ use super::board::Board;
 use super::devices::Devices;
 use super::layout::Word;
 use super::pending::{Load, brought};
-use super::road::{Part, Running, Scratch};
+use super::reduction::{Part, Running, Scratch};
 use crate::collective::agreement::{Act, Agreement, Wish};
 use crate::collective::order::{Decision, Slot};
 use crate::collective::ranks::Breakage;

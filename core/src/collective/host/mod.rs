@@ -4,8 +4,8 @@
 //! ```text
 //!  run ─► requests ► Driver (one seat) ── announcements ──► leader's Order ── orders ──► every Driver: the same part at a time
 //!                      ▲        │
-//!  a waiting thread, or the rank's own thread  host memory: chunks: stage, reduce, take (road)
-//!                               └───────────── memory of devices: handed in this order to a DeviceRoad (devices)
+//!  a waiting thread, or the rank's own thread  host memory: chunks: stage, reduce, take (reduction)
+//!                               └───────────── memory of devices: handed in this order to a DeviceCollective (devices)
 //! ```
 //! Only the thread that holds the *seat*, a lock on the `Driver`, does the work. A thread that waits for an operation may take the seat
 //! ([`Progress::poll`]). Otherwise the rank's own thread takes it, which sleeps while there is nothing to do. A second thread sleeps on the
@@ -19,8 +19,8 @@ mod layout;
 mod options;
 mod pending;
 mod record;
+mod reduction;
 mod rendezvous;
-mod road;
 mod watch;
 
 use std::collections::VecDeque;
@@ -39,7 +39,7 @@ use self::bulletin::BoardBulletin;
 use self::devices::Devices;
 use self::driver::{Driver, Request};
 use self::layout::Word;
-use self::road::Scratch;
+use self::reduction::Scratch;
 use self::watch::Watch;
 use super::{Collective, Operation, Team};
 use crate::collective::agreement::{Agreement, Party};
@@ -115,11 +115,11 @@ impl HostCollective {
             step_timeout,
             clock: Arc::clone(&clock),
         };
-        let road = match devices {
+        let queue = match devices {
             Ok(make) => Ok(make(team())?),
             Err(error) => Err(error),
         };
-        let devices = Devices::new(road, group.clone());
+        let devices = Devices::new(queue, group.clone());
         let agreement = Agreement::new(Party { ranks, me, group, step_timeout, oldest_every, defect: None });
         let driver = Driver::new(Arc::clone(&board), agreement, step_timeout, scratch, devices.clone());
         board.appear(Presence::Idle);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::collective::{LocalRank, MakeRoad};
+use crate::collective::{LocalRank, MakeDeviceCollective};
 use crate::error::Result;
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
@@ -33,7 +33,7 @@ pub struct HostOptions {
     /// Counts the bytes that are copied into shared memory.
     pub copies: Copies,
     /// Makes the transport for device memory. If there is none, this is the error for callers that submit an operation on device memory.
-    pub devices: Result<MakeRoad>,
+    pub devices: Result<MakeDeviceCollective>,
     /// A monotonic clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
 }

@@ -1,7 +1,7 @@
 //! An operation that this rank has submitted, until the leader orders it.
 
 use super::devices;
-use super::road::fits;
+use super::reduction::fits;
 use crate::collective::Memory;
 use crate::collective::agreement::Brought;
 use crate::collective::order::Claim;

@@ -85,12 +85,12 @@ fn follow(options: &HostOptions, identity: Identity) -> Result<Meeting> {
     let leader = &options.ranks[0];
     let unreachable = |error: Error| match error {
         Error::Unavailable { cause, .. } | Error::Io { cause, .. } => Error::Unavailable {
-            what: format!("{} on this machine at {}", leader.name, leader.door),
+            what: format!("{} on this machine at {}", leader.name, leader.socket_path),
             cause: format!("{cause}; set local_reduce=off if its files cannot be reached from here"),
         },
         other => other,
     };
-    let peer = Connection::connect(Path::new(&leader.door), options.join_timeout).map_err(unreachable)?;
+    let peer = Connection::connect(Path::new(&leader.socket_path), options.join_timeout).map_err(unreachable)?;
     peer.send(&greeting(identity, options, options.me), &[], options.join_timeout)?;
     let mut reply = [0; 8];
     let turned_away = || Error::PeerLost {

@@ -278,7 +278,7 @@ fn a_stranger_that_connects_is_refused_and_a_rank_that_does_not_come_is_named() 
         step_timeout: PATIENCE,
         oldest_every: 16,
         copies: Copies::default(),
-        devices: Err(no_road()),
+        devices: Err(no_devices()),
         clock: clock().0,
     };
     std::thread::scope(|scope| {
@@ -389,11 +389,11 @@ struct Member(HostCollective);
 
 impl Machine {
     fn of(ranks: usize) -> Self {
-        Self::with(ranks, &|_| Err(no_road()))
+        Self::with(ranks, &|_| Err(no_devices()))
     }
 
     /// A machine with these transports for device memory.
-    fn with(ranks: usize, devices: &(dyn Fn(usize) -> Result<crate::collective::MakeRoad> + Sync)) -> Self {
+    fn with(ranks: usize, devices: &(dyn Fn(usize) -> Result<crate::collective::MakeDeviceCollective> + Sync)) -> Self {
         let listener = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
         let path = listener.path();
         let (mut listener, (clock, skew)) = (Some(listener), clock());
@@ -549,8 +549,8 @@ fn region<T: Number>(data: &mut [T]) -> Region {
     region_of(unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast::<u8>(), size_of_val(data)) })
 }
 
-fn no_road() -> Error {
-    Error::FailedPrecondition { what: "no road".to_owned(), hint: "build one".to_owned() }
+fn no_devices() -> Error {
+    Error::FailedPrecondition { what: "no queue".to_owned(), hint: "build one".to_owned() }
 }
 
 fn local_rank(rank: usize, path: &str) -> LocalRank {
@@ -559,7 +559,7 @@ fn local_rank(rank: usize, path: &str) -> LocalRank {
         incarnation: Incarnation(100 + rank as u128),
         name: format!("worker {rank}"),
         place: "here (pid 1)".to_owned(),
-        door: path.to_owned(),
+        socket_path: path.to_owned(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! NCCL for all devices of one rank: loads it at the first operation, and makes a road for each device at its first use.
+//! NCCL for all devices of one rank: loads it at the first operation, and makes a queue for each device at its first use.
 //!
 //! The first device that a rank uses reduces with the first ones of the other ranks, the second with the second ones, and so on. So a model
 //! on several devices must use them in the same order on all ranks.
@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use super::library::Library;
-use super::road::Road;
+use super::queue::DeviceQueue;
 use super::work::LOCK;
 use crate::collective::order::Claim;
-use crate::collective::{DeviceMemory, DeviceRoad, Ordered, Team};
+use crate::collective::{DeviceCollective, DeviceMemory, Ordered, Team};
 use crate::cuda::{Driver, name};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Ordinal};
@@ -23,7 +23,7 @@ pub(super) struct Places {
     pub(super) nccl: Option<PathBuf>,
 }
 
-/// The devices of one rank, with a road for each.
+/// The devices of one rank, with a queue for each.
 pub(super) struct NcclDevices {
     places: Places,
     team: Team,
@@ -35,7 +35,7 @@ struct Open {
     /// The libraries, after the first operation.
     opened: Option<(Arc<Library>, Arc<Driver>)>,
     /// In the order of their first use.
-    roads: Vec<(Ordinal, Arc<Road>)>,
+    queues: Vec<(Ordinal, Arc<DeviceQueue>)>,
     /// The error after which no more are made.
     over: Option<Error>,
 }
@@ -45,17 +45,17 @@ impl NcclDevices {
         Self { places, team, open: Mutex::default() }
     }
 
-    fn roads(&self) -> Vec<Arc<Road>> {
-        self.open.lock().expect(LOCK).roads.iter().map(|(_, road)| Arc::clone(road)).collect()
+    fn queues(&self) -> Vec<Arc<DeviceQueue>> {
+        self.open.lock().expect(LOCK).queues.iter().map(|(_, queue)| Arc::clone(queue)).collect()
     }
 }
 
-impl DeviceRoad for NcclDevices {
+impl DeviceCollective for NcclDevices {
     fn check(&self, memory: &DeviceMemory) -> Result<u8> {
         let device = device_of(memory)?;
         let mut open = self.open.lock().expect(LOCK);
-        let known = open.roads.iter().position(|(other, _)| *other == device);
-        let device_index = u8::try_from(known.unwrap_or(open.roads.len())).expect("at most DEVICES_MAX");
+        let known = open.queues.iter().position(|(other, _)| *other == device);
+        let device_index = u8::try_from(known.unwrap_or(open.queues.len())).expect("at most DEVICES_MAX");
         if known.is_some() {
             return Ok(device_index);
         }
@@ -67,29 +67,29 @@ impl DeviceRoad for NcclDevices {
         }
         let (library, driver) = open.opened(&self.places)?;
         let team = Team { bulletin: self.team.bulletin.about(device_index), ..self.team.clone() };
-        let road = Arc::new(Road::start(team, library, &driver, device)?);
-        open.roads.push((device, road));
+        let queue = Arc::new(DeviceQueue::start(team, library, &driver, device)?);
+        open.queues.push((device, queue));
         Ok(device_index)
     }
 
     fn issue(&self, group: Vec<(Ordered, Done<()>)>) {
         let Some((first, _)) = group.first() else { return };
-        let road = Arc::clone(&self.open.lock().expect(LOCK).roads[usize::from(first.claim.device_index)].1);
-        road.issue(group);
+        let queue = Arc::clone(&self.open.lock().expect(LOCK).queues[usize::from(first.claim.device_index)].1);
+        queue.issue(group);
     }
 
     fn abort(&self, cause: Error) {
         self.open.lock().expect(LOCK).over.get_or_insert_with(|| cause.clone());
-        self.roads().iter().for_each(|road| road.abort(cause.clone()));
+        self.queues().iter().for_each(|queue| queue.abort(cause.clone()));
     }
 
     fn shutdown(&self) {
-        self.roads().iter().for_each(|road| road.shutdown());
+        self.queues().iter().for_each(|queue| queue.shutdown());
     }
 }
 
 impl Open {
-    /// The libraries that every road needs.
+    /// The libraries that every queue needs.
     fn opened(&mut self, places: &Places) -> Result<(Arc<Library>, Arc<Driver>)> {
         if let Some(opened) = &self.opened {
             return Ok(opened.clone());

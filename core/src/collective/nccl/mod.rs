@@ -1,7 +1,7 @@
 //! Memory of CUDA devices, reduced among the ranks of a machine by NCCL.
 //!
 //! ```text
-//!  check ─► library (once), a road for each device         the framework's own copy of NCCL, if it has one
+//!  check ─► library (once), a queue for each device         the framework's own copy of NCCL, if it has one
 //!  issue ─► queue ─► gl-nccl: marks, kernels ─► one group of NCCL ─► event ─► reaper ─► Done of each
 //!  abort, an error of NCCL, a deadline ─► the end: the communicator is aborted, and everything reports the cause
 //! ```
@@ -13,7 +13,7 @@ mod devices;
 mod issuer;
 mod library;
 mod program;
-mod road;
+mod queue;
 mod table;
 mod work;
 
@@ -21,14 +21,14 @@ use std::sync::Arc;
 
 use self::devices::{NcclDevices, Places};
 use self::library::Library;
-use super::{DeviceRoad, MakeRoad};
+use super::{DeviceCollective, MakeDeviceCollective};
 use crate::config::Config;
 use crate::cuda::Line;
 
-/// Makes the road of a rank with these settings. Libraries are looked for at the first operation.
-pub fn road(config: &Config) -> MakeRoad {
+/// Makes the queue of a rank with these settings. Libraries are looked for at the first operation.
+pub fn device_collective(config: &Config) -> MakeDeviceCollective {
     let places = Places { cuda: config.cuda_lib.clone(), nccl: config.nccl_lib.clone() };
-    Box::new(move |team| Ok(Arc::new(NcclDevices::new(team, places)) as Arc<dyn DeviceRoad>))
+    Box::new(move |team| Ok(Arc::new(NcclDevices::new(team, places)) as Arc<dyn DeviceCollective>))
 }
 
 /// Looks for NCCL as an engine with these settings does, and describes it.

@@ -1,4 +1,4 @@
-//! The shared state of a road's threads: waiting groups, groups under way, and the end.
+//! The shared state of a queue's threads: waiting groups, groups under way, and the end.
 //!
 //! ```text
 //!   (nothing) ──first operation──► Meeting ──all ranks there──► Issuing ──shutdown, nothing under way──► Ended
@@ -25,7 +25,7 @@ pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the other ranks may take to end the communicator in order.
 pub(super) const FINALIZE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The shared state of a road's threads.
+/// The shared state of a queue's threads.
 pub(super) struct Work {
     pub(super) team: Team,
     state: Mutex<State>,
@@ -50,7 +50,7 @@ pub(super) struct State {
     pub(super) over: Option<Error>,
     /// The communicator is being aborted.
     pub(super) ending: bool,
-    /// The road was shut down.
+    /// The queue was shut down.
     pub(super) closing: bool,
 }
 
@@ -170,7 +170,7 @@ impl Work {
         }
     }
 
-    /// An error on this rank's road, which ends the road.
+    /// An error on this rank's queue, which ends the queue.
     pub(super) fn fail(self: &Arc<Self>, error: Error) {
         let mut state = self.lock();
         if state.over.is_some() || std::mem::replace(&mut state.failing, true) {

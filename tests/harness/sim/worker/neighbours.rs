@@ -4,7 +4,7 @@
 //! What was said on a machine is not lost, and comes in the order in which one rank said it. A rank that dies says nothing more; the leader
 //! sees the end of the others, and they see that of the leader.
 
-mod road;
+mod meetings;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use super::super::workload::timing;
 use super::super::world::{Address, Context, Input};
 use super::WorkerProcess;
 use super::memory::length;
-use road::{Load, Road};
+use meetings::{Load, Meetings};
 
 /// What a rank says to another of its machine.
 #[derive(Clone, Debug)]
@@ -55,8 +55,8 @@ pub(super) struct Neighbours {
     orders: VecDeque<Vec<Decision>>,
     /// What is agreed on and waits for its turn.
     acts: VecDeque<Act<Load>>,
-    host: Road,
-    device: Road,
+    host: Meetings,
+    device: Meetings,
     /// When the agreement wants to be told the time.
     due: Option<Time>,
     /// It leaves the others, at the latest then.
@@ -105,7 +105,7 @@ impl Neighbours {
         }
     }
 
-    fn road(&mut self, place: DeviceKind) -> &mut Road {
+    fn meetings(&mut self, place: DeviceKind) -> &mut Meetings {
         match place {
             DeviceKind::Host => &mut self.host,
             DeviceKind::Cuda => &mut self.device,
@@ -153,8 +153,8 @@ impl WorkerProcess {
             group,
             orders: VecDeque::new(),
             acts: VecDeque::new(),
-            host: Road::default(),
-            device: Road::default(),
+            host: Meetings::default(),
+            device: Meetings::default(),
             due: None,
             leaves: None,
             is_over: false,
@@ -225,7 +225,7 @@ impl WorkerProcess {
                 near.agreement.weigh();
             }
             Note::Ordered(decisions) => near.orders.push_back(decisions),
-            Note::Shown { place, number, what } => drop(near.road(place).shown.insert((number, rank), what)),
+            Note::Shown { place, number, what } => drop(near.meetings(place).shown.insert((number, rank), what)),
             Note::Broken(breakage) => {
                 let error = near.agreement.explain(breakage);
                 self.end_meetings(context, Some(error));
@@ -353,7 +353,8 @@ impl WorkerProcess {
         let Some(near) = &mut self.neighbours else { return };
         near.is_over = true;
         let error = near.agreement.fail(cause);
-        let running = [&mut near.host, &mut near.device].into_iter().flat_map(|road| std::mem::take(&mut road.running));
+        let running =
+            [&mut near.host, &mut near.device].into_iter().flat_map(|meetings| std::mem::take(&mut meetings.running));
         let loads: Vec<Load> = running.filter_map(|running| running.load).collect();
         let acts = std::mem::take(&mut near.acts);
         let queued = acts.into_iter().filter_map(|act| match act {

@@ -1,6 +1,6 @@
-//! Memory of devices: the order in which it is handed to its road, and what becomes of everybody when something breaks.
+//! Memory of devices: the order in which it is handed to its queue, and what becomes of everybody when something breaks.
 //!
-//! The road of these tests stands for NCCL: each rank's operations meet those of the others by their number on the road, and it fails
+//! The queue of these tests stands for NCCL: each rank's operations meet those of the others by their number in the queue, and it fails
 //! the test if they are not the same. Memory of the device is memory of this process.
 
 use std::collections::BTreeMap;
@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::collective::order::Decision;
 use crate::collective::ranks::Breakage;
-use crate::collective::{Bulletin, Dataflow, DeviceMemory, DeviceRoad, MakeRoad, Ordered, Team};
+use crate::collective::{Bulletin, Dataflow, DeviceCollective, DeviceMemory, MakeDeviceCollective, Ordered, Team};
 use crate::mem::{DeviceRegion, Ordinal};
 
 #[test]
 fn what_lies_on_devices_is_reduced_in_one_order_whatever_the_order_in_which_ranks_come() {
-    let (machine, roads) = machine(4);
+    let (machine, queues) = machine(4);
     let parts = 300_usize;
     machine.each(|rank, collective| {
         let mut data: Vec<Vec<i32>> = (0..parts).map(|part| vec![digit(rank, part); part + 1]).collect();
@@ -33,12 +33,12 @@ fn what_lies_on_devices_is_reduced_in_one_order_whatever_the_order_in_which_rank
             assert!(data.iter().all(|value| *value == expected), "part {part}");
         }
     });
-    assert_eq!(roads.met(), parts);
+    assert_eq!(queues.met(), parts);
 }
 
 #[test]
-fn parts_of_the_host_and_of_devices_follow_one_order_and_go_two_roads() {
-    let (machine, roads) = machine(3);
+fn parts_of_the_host_and_of_devices_follow_one_order_and_take_two_ways() {
+    let (machine, queues) = machine(3);
     let sums = machine.each(|rank, collective| {
         let mut data = vec![vec![digit(rank, 1); 50_000]; 6];
         for (part, data) in (0..).zip(&mut data) {
@@ -52,13 +52,13 @@ fn parts_of_the_host_and_of_devices_follow_one_order_and_go_two_roads() {
     });
     let expected: i32 = (0..3).map(|rank| digit(rank, 1)).sum();
     assert!(sums.iter().flatten().flatten().all(|sum| *sum == expected));
-    assert_eq!(roads.met(), 3);
+    assert_eq!(queues.met(), 3);
 }
 
 #[test]
-fn an_urgent_part_overtakes_what_is_not_on_the_road_yet() {
-    let (machine, roads) = machine(2);
-    roads.hold();
+fn an_urgent_part_overtakes_what_is_not_in_the_queue_yet() {
+    let (machine, queues) = machine(2);
+    queues.hold();
     let mut data = [0, 1].map(|_| (0..60).map(|part| vec![1_i32; part + 1]).collect::<Vec<_>>());
     let (sender, ended) = mpsc::channel();
     let mut submit = |part: usize, priority: i32| {
@@ -72,22 +72,22 @@ fn an_urgent_part_overtakes_what_is_not_on_the_road_yet() {
     for part in 0..59 {
         submit(part, 0);
     }
-    roads.wait_for(16);
+    queues.wait_for(16);
     submit(59, 1);
     // Until all have said so.
     machine.later(Duration::ZERO);
-    roads.release();
+    queues.release();
     for _ in 0..120 {
         assert!(ended.recv_timeout(PATIENCE).unwrap().is_ok());
     }
-    let place = roads.lengths().iter().position(|bytes| *bytes == 60 * 4).unwrap();
-    assert_eq!(place, 16, "after what was on the road");
+    let place = queues.lengths().iter().position(|bytes| *bytes == 60 * 4).unwrap();
+    assert_eq!(place, 16, "after what was in the queue");
 }
 
 #[test]
-fn no_more_is_on_the_road_than_an_urgent_part_may_wait_for() {
-    let (machine, roads) = machine(2);
-    roads.hold();
+fn no_more_is_in_the_queue_than_an_urgent_part_may_wait_for() {
+    let (machine, queues) = machine(2);
+    queues.hold();
     let mut data = [0, 1].map(|_| vec![vec![1_i32; 6 << 20]; 4]);
     let (sender, ended) = mpsc::channel();
     for part in 0..4 {
@@ -98,12 +98,12 @@ fn no_more_is_on_the_road_than_an_urgent_part_may_wait_for() {
         }
     }
     // 24 MiB each: the third begins below 64 MiB.
-    roads.wait_for(3);
-    roads.release();
+    queues.wait_for(3);
+    queues.release();
     for _ in 0..8 {
         assert!(ended.recv_timeout(PATIENCE).unwrap().is_ok());
     }
-    assert_eq!(roads.most_at_once(), 3);
+    assert_eq!(queues.most_at_once(), 3);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn what_is_ready_at_once_goes_together_and_alike_on_all_ranks() {
             on_device(member, slot(part as u64, 0), Op::Sum, reduce_to(owner(part)), data)
         });
         assert_eq!(gate.open(outcomes), vec![Ok(ranks as f64); 20 * ranks]);
-        assert_eq!(gate.groups(), [1, 8, 8, 4], "what held the road, and the rest as soon as it was over");
+        assert_eq!(gate.groups(), [1, 8, 8, 4], "what held the queue, and the rest as soon as it was over");
         for (rank, data) in data.iter().enumerate() {
             for (part, data) in data.iter().enumerate() {
                 let sum = (0..ranks).map(|rank| digit(rank, part)).sum();
@@ -175,10 +175,10 @@ fn a_rank_that_dies_takes_all_of_every_group_with_it() {
     let outcomes = gate.submit(&mut data, |member, part, data| {
         on_device(member, slot(part as u64, 0), Op::Sum, Goal::AllReduce, data)
     });
-    // Two groups are on the road, of which nothing is carried out any more, and the rest is not.
-    gate.roads.carry_out_at_most(1);
-    gate.roads.release();
-    gate.roads.wait_for(16);
+    // Two groups are in the queue, of which nothing is carried out any more, and the rest is not.
+    gate.queues.carry_out_at_most(1);
+    gate.queues.release();
+    gate.queues.wait_for(16);
     gate.machine.0[2].0.core.watch.leave(false);
     let outcomes = gate.heard(&outcomes);
     assert_eq!(outcomes.len(), 60);
@@ -189,7 +189,7 @@ fn a_rank_that_dies_takes_all_of_every_group_with_it() {
 
 #[test]
 fn a_group_that_means_nothing_is_told_to_be_the_leaders() {
-    let (machine, roads) = machine(2);
+    let (machine, queues) = machine(2);
     let mut data = vec![1_i32; 8];
     let (sender, ended) = mpsc::channel();
     let operation = on_device(&machine.0[1], slot(1, 0), Op::Sum, Goal::AllReduce, &mut data);
@@ -201,12 +201,12 @@ fn a_group_that_means_nothing_is_told_to_be_the_leaders() {
     machine.0[0].0.core.board.knock_others(true);
     let error = ended.recv_timeout(PATIENCE).unwrap().unwrap_err();
     assert!(matches!(&error, Error::Protocol { peer, .. } if peer == "worker 0"), "{error}");
-    assert_eq!(roads.met(), 0);
+    assert_eq!(queues.met(), 0);
 }
 
 #[test]
 fn ranks_that_disagree_about_the_kind_of_memory_all_hear_both() {
-    let (machine, roads) = machine(2);
+    let (machine, queues) = machine(2);
     let errors = machine.each(|rank, collective| {
         let mut data = [1_i32; 8];
         match rank {
@@ -220,22 +220,22 @@ fn ranks_that_disagree_about_the_kind_of_memory_all_hear_both() {
         said.sort_unstable();
         assert_eq!((field.as_str(), said), ("device", [(0, "host"), (1, "cuda")]));
     }
-    assert_eq!(roads.met(), 0);
+    assert_eq!(queues.met(), 0);
 }
 
 #[test]
 fn what_a_rank_cannot_do_it_says_at_once_and_to_the_others_too() {
-    let roads = Arc::new(Roads::new(2));
+    let queues = Arc::new(Queues::new(2));
     let machine = Machine::with(2, &|rank| match rank {
-        0 => Ok(roads.make()),
-        _ => Err(no_road()),
+        0 => Ok(queues.make()),
+        _ => Err(no_devices()),
     });
     let errors = machine.each(|_, collective| {
         let mut data = [1_i32; 8];
         collective.run(on_device(collective, slot(1, 0), Op::Sum, Goal::AllReduce, &mut data)).unwrap_err()
     });
     assert!(matches!(&errors[0], Error::Stalled { missing, .. } if *missing == [WorkerId(1)]), "{}", errors[0]);
-    assert_eq!(errors[1], no_road());
+    assert_eq!(errors[1], no_devices());
     let sums = machine.each(|_, collective| {
         let mut data = [1_i32; 8];
         collective.reduce(slot(1, 1), Op::Sum, 1.0, &mut data).unwrap();
@@ -246,7 +246,7 @@ fn what_a_rank_cannot_do_it_says_at_once_and_to_the_others_too() {
 
 #[test]
 fn memory_that_is_not_as_long_as_it_claims_is_a_defect_that_is_told() {
-    let (machine, _roads) = machine(2);
+    let (machine, _queues) = machine(2);
     let mut data = [1_i32; 8];
     let mut operation = on_device(&machine.0[0], slot(1, 0), Op::Sum, Goal::AllReduce, &mut data);
     operation.claim.bytes = 64;
@@ -255,7 +255,7 @@ fn memory_that_is_not_as_long_as_it_claims_is_a_defect_that_is_told() {
 
 #[test]
 fn the_owner_of_a_part_has_it_and_brings_it_back() {
-    let (machine, roads) = machine(3);
+    let (machine, queues) = machine(3);
     let found = machine.each(|rank, collective| {
         let mut data = vec![digit(rank, 0); 1000];
         collective.run(on_device(collective, slot(1, 0), Op::Sum, reduce_to(1), &mut data)).unwrap();
@@ -268,12 +268,12 @@ fn the_owner_of_a_part_has_it_and_brings_it_back() {
         assert_eq!(reduced, vec![if rank == 1 { sum } else { digit(rank, 0) }; 1000], "rank {rank}");
         assert_eq!(back, vec![sum; 1000], "rank {rank}");
     }
-    assert_eq!(roads.met(), 2);
+    assert_eq!(queues.met(), 2);
 }
 
 #[test]
-fn why_an_owner_has_nothing_reaches_the_others_beside_the_road() {
-    let (machine, roads) = machine(3);
+fn why_an_owner_has_nothing_reaches_the_others_beside_the_queue() {
+    let (machine, queues) = machine(3);
     let failure = Error::Unavailable { what: "server 0".to_owned(), cause: "it burns".to_owned() };
     let errors = machine.each(|rank, collective| {
         let mut data = vec![1_i32; 300_000];
@@ -281,19 +281,19 @@ fn why_an_owner_has_nothing_reaches_the_others_beside_the_road() {
         collective.run(Operation { failure: (rank == 2).then(|| failure.clone()), ..operation }).unwrap_err()
     });
     assert!(errors.iter().all(|error| error.to_string() == failure.to_string()), "{errors:?}");
-    assert_eq!(roads.met(), 0);
+    assert_eq!(queues.met(), 0);
     let again = machine.each(|_, collective| {
         let mut data = vec![1_i32; 300_000];
         collective.run(on_device(collective, slot(2, 0), Op::Sum, Goal::AllReduce, &mut data)).map(|_| data[0])
     });
-    assert_eq!(again, [Ok(3), Ok(3), Ok(3)], "the road is as it was");
+    assert_eq!(again, [Ok(3), Ok(3), Ok(3)], "the queue is as it was");
 }
 
 #[test]
 fn a_rank_that_dies_is_lost_to_all_that_is_under_way_on_devices() {
-    let (machine, roads) = machine(3);
+    let (machine, queues) = machine(3);
     let mut data = [[1_i32; 8]; 3];
-    let ended = hold_on_the_road(&machine, &roads, &mut data);
+    let ended = hold_in_the_queue(&machine, &queues, &mut data);
     machine.0[2].0.core.watch.leave(false);
     for _ in 0..3 {
         let error = ended.recv_timeout(PATIENCE).unwrap().unwrap_err();
@@ -305,19 +305,19 @@ fn a_rank_that_dies_is_lost_to_all_that_is_under_way_on_devices() {
 
 #[test]
 fn devices_that_fail_tell_their_rank_how_and_the_others_whose_they_are() {
-    let (machine, roads) = machine(3);
+    let (machine, queues) = machine(3);
     let fault =
         Error::Device { device: "cuda:0".to_owned(), what: "ncclAllReduce".to_owned(), cause: "code 6".to_owned() };
     let mut data = [[1_i32; 8]; 3];
     let (sender, ended) = mpsc::channel();
-    roads.hold();
+    queues.hold();
     for (rank, (member, data)) in machine.0.iter().zip(&mut data).enumerate() {
         let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
         let sender = sender.clone();
         member.0.run(operation, Done::new(move |outcome| sender.send((rank, outcome)).unwrap()));
     }
-    roads.wait_for(1);
-    roads.fail(1, &fault);
+    queues.wait_for(1);
+    queues.fail(1, &fault);
     for _ in 0..3 {
         let (rank, outcome) = ended.recv_timeout(PATIENCE).unwrap();
         let error = outcome.unwrap_err();
@@ -332,7 +332,7 @@ fn devices_that_fail_tell_their_rank_how_and_the_others_whose_they_are() {
 
 #[test]
 fn who_gives_up_before_all_are_there_takes_it_from_the_others() {
-    let (machine, roads) = machine(2);
+    let (machine, queues) = machine(2);
     let mut data = [[1_i32; 8]; 2];
     let [first, second] = &mut data;
     let (sender, ended) = mpsc::channel();
@@ -343,12 +343,12 @@ fn who_gives_up_before_all_are_there_takes_it_from_the_others() {
     let operation = on_device(&machine.0[0], slot(1, 0), Op::Sum, Goal::AllReduce, second);
     let error = machine.0[0].run(operation).unwrap_err();
     assert!(matches!(&error, Error::Stalled { missing, .. } if *missing == [WorkerId(1)]), "{error}");
-    assert_eq!(roads.met(), 0);
+    assert_eq!(queues.met(), 0);
 }
 
 #[test]
 fn who_gives_up_what_an_owner_brings_lends_its_memory_until_that_is_over() {
-    let (machine, _roads) = machine(2);
+    let (machine, _queues) = machine(2);
     let (mut wanted, mut brought) = (vec![1_i32; 8], vec![7_i32; 8]);
     let (sender, ended) = mpsc::channel();
     let goal = from(0);
@@ -363,16 +363,16 @@ fn who_gives_up_what_an_owner_brings_lends_its_memory_until_that_is_over() {
 }
 
 #[test]
-fn whoever_leaves_waits_for_what_is_on_the_road() {
-    let (machine, roads) = machine(2);
+fn whoever_leaves_waits_for_what_is_in_the_queue() {
+    let (machine, queues) = machine(2);
     let mut data = [[1_i32; 8]; 2];
-    let ended = hold_on_the_road(&machine, &roads, &mut data);
+    let ended = hold_in_the_queue(&machine, &queues, &mut data);
     std::thread::scope(|scope| {
         let leaving = scope.spawn(|| machine.0[1].0.shutdown());
         while machine.0[1].0.core.leaves.load(Ordering::SeqCst) == u64::MAX {
             std::thread::yield_now();
         }
-        roads.release();
+        queues.release();
         leaving.join().unwrap();
     });
     for _ in 0..2 {
@@ -382,18 +382,18 @@ fn whoever_leaves_waits_for_what_is_on_the_road() {
 }
 
 #[test]
-fn the_end_of_the_job_ends_what_is_on_the_road_with_its_cause() {
-    let (machine, roads) = machine(2);
+fn the_end_of_the_job_ends_what_is_in_the_queue_with_its_cause() {
+    let (machine, queues) = machine(2);
     let mut data = [1_i32; 8];
     let mut other = [1_i32; 8];
     let (sender, ended) = mpsc::channel();
-    roads.hold();
+    queues.hold();
     for (member, data) in machine.0.iter().zip([&mut data, &mut other]) {
         let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
         let sender = sender.clone();
         member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
     }
-    roads.wait_for(1);
+    queues.wait_for(1);
     let cause = Error::Unavailable { what: "the job".to_owned(), cause: "it is over".to_owned() };
     for member in &machine.0 {
         member.0.abort(cause.clone());
@@ -405,13 +405,13 @@ fn the_end_of_the_job_ends_what_is_on_the_road_with_its_cause() {
 
 #[test]
 fn what_the_first_rank_puts_up_all_others_read() {
-    let (machine, roads) = machine(3);
+    let (machine, queues) = machine(3);
     let notice: Vec<u8> = (1..=128).collect();
-    let read = |rank: usize| roads.bulletin(rank).read(PATIENCE, &|| false);
+    let read = |rank: usize| queues.bulletin(rank).read(PATIENCE, &|| false);
     std::thread::scope(|scope| {
         let readers = [1, 2].map(|rank| scope.spawn(move || read(rank)));
-        roads.bulletin(0).post(&notice);
-        roads.bulletin(0).post(b"another");
+        queues.bulletin(0).post(&notice);
+        queues.bulletin(0).post(b"another");
         for reader in readers {
             assert_eq!(reader.join().unwrap(), Some(notice.clone()), "the first one counts");
         }
@@ -421,16 +421,16 @@ fn what_the_first_rank_puts_up_all_others_read() {
 
 #[test]
 fn who_waits_for_a_notice_gives_up_in_time_or_when_told_to() {
-    let (machine, roads) = machine(2);
-    assert_eq!(roads.bulletin(1).read(Duration::from_millis(1), &|| false), None);
-    assert_eq!(roads.bulletin(1).read(PATIENCE, &|| true), None);
+    let (machine, queues) = machine(2);
+    assert_eq!(queues.bulletin(1).read(Duration::from_millis(1), &|| false), None);
+    assert_eq!(queues.bulletin(1).read(PATIENCE, &|| true), None);
     machine.0[0].0.core.board.break_down(Breakage::Lost(0));
-    assert_eq!(roads.bulletin(1).read(PATIENCE, &|| false), None);
+    assert_eq!(queues.bulletin(1).read(PATIENCE, &|| false), None);
 }
 
-fn machine(ranks: usize) -> (Machine, Arc<Roads>) {
-    let roads = Arc::new(Roads::new(ranks));
-    (Machine::with(ranks, &|_| Ok(roads.make())), roads)
+fn machine(ranks: usize) -> (Machine, Arc<Queues>) {
+    let queues = Arc::new(Queues::new(ranks));
+    (Machine::with(ranks, &|_| Ok(queues.make())), queues)
 }
 
 fn reduce_to(owner: u32) -> Goal {
@@ -442,38 +442,38 @@ fn from(owner: u32) -> Goal {
 }
 
 /// All ranks reduce `data` on devices, and the operation stays on its way; whoever receives hears of the outcomes.
-fn hold_on_the_road(machine: &Machine, roads: &Roads, data: &mut [[i32; 8]]) -> mpsc::Receiver<Result<f64>> {
+fn hold_in_the_queue(machine: &Machine, queues: &Queues, data: &mut [[i32; 8]]) -> mpsc::Receiver<Result<f64>> {
     let (sender, ended) = mpsc::channel();
-    roads.hold();
+    queues.hold();
     for (member, data) in machine.0.iter().zip(data) {
         let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
         let sender = sender.clone();
         member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
     }
-    roads.wait_for(1);
+    queues.wait_for(1);
     ended
 }
 
-/// A machine whose road is full of one operation, so that whatever is submitted is ready at once when that is over.
+/// A machine whose queue is full of one operation, so that whatever is submitted is ready at once when that is over.
 struct Gate {
     machine: Machine,
-    roads: Arc<Roads>,
+    queues: Arc<Queues>,
 }
 
 type Outcomes = mpsc::Receiver<Result<f64>>;
 
 impl Gate {
     fn closed(ranks: usize) -> Self {
-        let (machine, roads) = machine(ranks);
-        roads.hold();
+        let (machine, queues) = machine(ranks);
+        queues.hold();
         for member in &machine.0 {
             member.0.run(
                 kept(member, slot(u64::MAX, 0), 64 << 20),
                 Done::new(|outcome: Result<f64>| assert!(outcome.is_ok(), "{outcome:?}")),
             );
         }
-        roads.wait_for(1);
-        Self { machine, roads }
+        queues.wait_for(1);
+        Self { machine, queues }
     }
 
     /// Every rank submits an operation for each of its data; the first rank comes first, so that its order is the one of all.
@@ -496,7 +496,7 @@ impl Gate {
     }
 
     fn open(&self, outcomes: Outcomes) -> Vec<Result<f64>> {
-        self.roads.release();
+        self.queues.release();
         self.heard(&outcomes)
     }
 
@@ -514,7 +514,7 @@ impl Gate {
 
     /// How many operations were in each group, which is the same on all ranks.
     fn groups(&self) -> Vec<usize> {
-        let state = self.roads.state.lock().unwrap();
+        let state = self.queues.state.lock().unwrap();
         assert!(state.groups.values().all(|groups| *groups == state.groups[&0]), "{:?}", state.groups);
         state.groups[&0].clone()
     }
@@ -540,43 +540,43 @@ fn on_device(member: &Member, slot: Slot, op: Op, goal: Goal, data: &mut [i32]) 
     Operation { goal, claim, memory: Memory::Device(memory), ..operation }
 }
 
-/// The roads of all ranks of a machine.
-struct Roads {
+/// The queues of all ranks of a machine.
+struct Queues {
     ranks: usize,
-    state: Mutex<RoadsState>,
+    state: Mutex<QueuesState>,
     changed: std::sync::Condvar,
 }
 
 #[derive(Default)]
-struct RoadsState {
+struct QueuesState {
     held: bool,
     /// As many are carried out and no more.
     carried_out_max: Option<usize>,
     bulletins: BTreeMap<usize, Arc<dyn Bulletin>>,
     /// How many operations are in each group that a rank has issued.
     groups: BTreeMap<usize, Vec<usize>>,
-    /// Operations that some rank has issued and that are not carried out, by their number on the road.
+    /// Operations that some rank has issued and that are not carried out, by their number in the queue.
     meeting: BTreeMap<usize, BTreeMap<usize, (Ordered, Done<()>)>>,
     carried_out: Vec<u64>,
     most_at_once: usize,
     over: BTreeMap<usize, Error>,
 }
 
-struct FakeRoad {
+struct FakeQueue {
     me: usize,
-    roads: Arc<Roads>,
+    queues: Arc<Queues>,
 }
 
-impl Roads {
+impl Queues {
     fn new(ranks: usize) -> Self {
         Self { ranks, state: Mutex::default(), changed: std::sync::Condvar::new() }
     }
 
-    fn make(self: &Arc<Self>) -> MakeRoad {
-        let roads = Arc::clone(self);
+    fn make(self: &Arc<Self>) -> MakeDeviceCollective {
+        let queues = Arc::clone(self);
         Box::new(move |Team { me, bulletin, .. }| {
-            roads.state.lock().unwrap().bulletins.insert(me, bulletin);
-            Ok(Arc::new(FakeRoad { me, roads }) as Arc<dyn DeviceRoad>)
+            queues.state.lock().unwrap().bulletins.insert(me, bulletin);
+            Ok(Arc::new(FakeQueue { me, queues }) as Arc<dyn DeviceCollective>)
         })
     }
 
@@ -599,9 +599,9 @@ impl Roads {
         self.state.lock().unwrap().carried_out_max = Some(operations);
     }
 
-    /// Waits until all ranks have so many operations on the road.
+    /// Waits until all ranks have so many operations in the queue.
     fn wait_for(&self, operations: usize) {
-        let few = |state: &mut RoadsState| {
+        let few = |state: &mut QueuesState| {
             state.meeting.values().filter(|ranks| ranks.len() == self.ranks).count() < operations
         };
         let (_state, timeout) = self.changed.wait_timeout_while(self.state.lock().unwrap(), PATIENCE, few).unwrap();
@@ -682,13 +682,13 @@ fn carry_out(dataflow: Dataflow, orders: &[Ordered]) {
     }
 }
 
-impl DeviceRoad for FakeRoad {
+impl DeviceCollective for FakeQueue {
     fn check(&self, memory: &DeviceMemory) -> Result<u8> {
         Ok(u8::try_from(memory.source[0].device().0).unwrap())
     }
 
     fn issue(&self, group: Vec<(Ordered, Done<()>)>) {
-        let mut state = self.roads.state.lock().unwrap();
+        let mut state = self.queues.state.lock().unwrap();
         if let Some(cause) = state.over.get(&self.me) {
             let cause = cause.clone();
             drop(state);
@@ -702,11 +702,11 @@ impl DeviceRoad for FakeRoad {
         }
         state.most_at_once = state.most_at_once.max(state.meeting.len());
         drop(state);
-        self.roads.go_on();
+        self.queues.go_on();
     }
 
     fn abort(&self, cause: Error) {
-        self.roads.fail(self.me, &cause);
+        self.queues.fail(self.me, &cause);
     }
 
     fn shutdown(&self) {}

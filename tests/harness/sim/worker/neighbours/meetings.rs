@@ -1,4 +1,4 @@
-//! The road of the data: what a rank shows the others of an operation, and what comes of what they show.
+//! Meetings, the operations that ranks of a machine carry out together: what a rank shows the others of an operation, and what comes of what they show.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,7 +25,7 @@ pub(super) struct Load {
 
 /// The operations in one kind of memory.
 #[derive(Debug, Default)]
-pub(super) struct Road {
+pub(super) struct Meetings {
     /// How many were begun.
     pub(super) begun: u64,
     pub(super) running: VecDeque<Running>,
@@ -68,9 +68,9 @@ impl WorkerProcess {
             (None, Some(source)) => Ok(gather(context, self.me, &self.memory, source, place)),
             (None, None) => Ok(Vec::new()),
         };
-        let road = near.road(place);
-        let number = road.begun;
-        road.begun += 1;
+        let meetings = near.meetings(place);
+        let number = meetings.begun;
+        meetings.begun += 1;
         let shows = match dataflow {
             Dataflow::Reduce { .. } => true,
             Dataflow::Show { from, .. } => from == me,
@@ -85,7 +85,7 @@ impl WorkerProcess {
         for to in reached.into_iter().filter(|to| shows && *to != own) {
             near.send(context, to, Note::Shown { place, number, what: ours.clone() });
         }
-        near.road(place).running.push_back(Running { number, claim, weights, dataflow, ours, load });
+        near.meetings(place).running.push_back(Running { number, claim, weights, dataflow, ours, load });
     }
 
     /// Ends the oldest operation in this kind of memory, if all was shown that it needs.
@@ -93,23 +93,23 @@ impl WorkerProcess {
         let near = self.neighbours.as_mut().expect("it has begun something");
         let reached = near.reached(place);
         let own = near.me;
-        let road = near.road(place);
-        let Some(running) = road.running.front() else { return false };
+        let meetings = near.meetings(place);
+        let Some(running) = meetings.running.front() else { return false };
         let number = running.number;
         let needed: Vec<usize> = match running.dataflow {
             Dataflow::Reduce { .. } => reached.clone(),
             Dataflow::Show { from, .. } => vec![reached[from]],
             Dataflow::Keep { .. } | Dataflow::Nothing => Vec::new(),
         };
-        if needed.iter().any(|rank| *rank != own && !road.shown.contains_key(&(number, *rank))) {
+        if needed.iter().any(|rank| *rank != own && !meetings.shown.contains_key(&(number, *rank))) {
             return false;
         }
-        let mut running = road.running.pop_front().expect("looked at above");
+        let mut running = meetings.running.pop_front().expect("looked at above");
         let mut shown: Vec<Result<Vec<u8>>> = Vec::new();
         for rank in needed {
             shown.push(match rank == own {
                 true => std::mem::replace(&mut running.ours, Ok(Vec::new())),
-                false => road.shown.remove(&(number, rank)).expect("looked at above"),
+                false => meetings.shown.remove(&(number, rank)).expect("looked at above"),
             });
         }
         let me = reached.iter().position(|rank| *rank == own).expect("it reaches itself");

@@ -1,4 +1,4 @@
-//! The road of one device of a rank: queues groups for the one thread that calls NCCL for it.
+//! The queue of one device of a rank: queues groups for the one thread that calls NCCL for it.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use crate::local::OwnThread;
 use crate::mem::Ordinal;
 use crate::types::Done;
 
-/// One device's road.
-pub(super) struct Road {
+/// One device's queue.
+pub(super) struct DeviceQueue {
     work: Arc<Work>,
     /// Keeps the device's context.
     _driver: Arc<Driver>,
     thread: OwnThread,
 }
 
-impl Road {
-    /// Starts the road. It connects with the other ranks at the first operation.
+impl DeviceQueue {
+    /// Starts the queue. It connects with the other ranks at the first operation.
     ///
     /// # Errors
     /// [`Error::Device`] if the device cannot be used, [`Error::Io`] if the system cannot start a thread.
@@ -34,7 +34,7 @@ impl Road {
         Ok(Self { work, _driver: Arc::clone(driver), thread })
     }
 
-    /// As [`DeviceRoad::issue`](crate::collective::DeviceRoad::issue).
+    /// As [`DeviceCollective::issue`](crate::collective::DeviceCollective::issue).
     pub(super) fn issue(&self, group: Vec<(Ordered, Done<()>)>) {
         let mut state = self.work.lock();
         if let Some(cause) = &state.over {
@@ -47,12 +47,12 @@ impl Road {
         self.work.bell.notify_all();
     }
 
-    /// As [`DeviceRoad::abort`](crate::collective::DeviceRoad::abort).
+    /// As [`DeviceCollective::abort`](crate::collective::DeviceCollective::abort).
     pub(super) fn abort(&self, cause: Error) {
         self.work.end(cause);
     }
 
-    /// As [`DeviceRoad::shutdown`](crate::collective::DeviceRoad::shutdown).
+    /// As [`DeviceCollective::shutdown`](crate::collective::DeviceCollective::shutdown).
     pub(super) fn shutdown(&self) {
         self.work.lock().closing = true;
         self.work.bell.notify_all();
@@ -62,7 +62,7 @@ impl Road {
     }
 }
 
-impl Drop for Road {
+impl Drop for DeviceQueue {
     fn drop(&mut self) {
         self.shutdown();
     }
