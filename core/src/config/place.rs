@@ -17,7 +17,7 @@ impl Config {
     /// file.
     ///
     /// # Errors
-    /// [`Error::Config`] for a file that cannot be read, is malformed, or does not have this process.
+    /// [`Error::Config`](crate::Error::Config) for a file that cannot be read, is malformed, or does not have this process.
     pub(super) fn place_in_cluster(&mut self) -> Result<()> {
         let Some(path) = &self.cluster_file else { return Ok(()) };
         let path = path.display().to_string();
@@ -34,7 +34,7 @@ impl Config {
     /// Fills in the values that the launcher knows and the user did not set.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the variable that is missing or malformed.
+    /// [`Error::Config`](crate::Error::Config) naming the variable that is missing or malformed.
     pub(super) fn place(&mut self, environment: &BTreeMap<String, String>) -> Result<()> {
         for (name, value, launcher) in self.said_by_launcher(environment)? {
             let knob = Knob::find(name).expect("places are knobs");

@@ -1,7 +1,7 @@
 //! The timeline: what each task did and when, beside what the training script did, as a file for Perfetto or `chrome://tracing`.
 //!
 //! A row a part, in the order of priority, and a row a thread of the script. Times are those of the wall clock, so that the files of
-//! several workers, and those of other profilers, lie on one axis. How the file is written is [`file`]'s business.
+//! several workers, and those of other profilers, lie on one axis. How the file is written is [`file`](mod@file)'s business.
 
 mod file;
 mod subject;

@@ -25,7 +25,8 @@ impl QuicTransport {
     /// A transport that connects as `credentials` say, from any free port.
     ///
     /// # Errors
-    /// [`Error::Auth`] if the credentials are not usable, [`Error::Io`] if the system gives no socket or thread.
+    /// [`Error::Auth`](crate::Error::Auth) if the credentials are not usable, [`Error::Io`](crate::Error::Io) if the system gives no socket
+    /// or thread.
     pub fn new(credentials: &Credentials, settings: &Settings) -> Result<Self> {
         data::connect(credentials, settings).map(Self::driven)
     }

@@ -172,7 +172,7 @@ impl Message {
     /// Reads a message of `peer`, which may have written anything.
     ///
     /// # Errors
-    /// [`Error::Protocol`] naming the field.
+    /// [`Error::Protocol`](crate::Error::Protocol) naming the field.
     pub(super) fn decode(words: &Words, peer: &str) -> Result<Self> {
         let exchange = words[1];
         let mut header = [0; HEADER_BYTES];
