@@ -515,7 +515,10 @@ def test_what_it_cannot_do_is_said_at_once():
     with pytest.raises(InvalidArgumentError, match=r"not the model's: 0\.4"):
         crossed(model, sgd([*model.parameters(), nn.Parameter(torch.ones(1))]), named_parameters=None)
     with pytest.raises(InvalidArgumentError, match="averages its gradients by itself"):
-        crossed(gl.DistributedDataParallel(model), sgd(model.parameters()))
+        other = made(mlp)
+        crossed(gl.DistributedDataParallel(other), sgd(other.parameters()))
+    with pytest.raises(InvalidArgumentError, match="averaged already"):
+        crossed(model, sgd(model.parameters()))
 
 
 def test_an_optimizer_that_counts_in_its_groups_is_found_out():
