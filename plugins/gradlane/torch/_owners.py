@@ -23,13 +23,12 @@ _owners: Any = WeakTensorKeyDictionary()
 """By parameter: a weak reference to the object that averages its gradient, and the generation of its session."""
 
 
-def own(owner: object, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+def own(owner: object, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
     """Makes `owner` the one object that averages the gradients of these parameters.
 
     Raises:
         InvalidArgumentError: another one does so already.
     """
-    named = list(named)
     if _owned(named) is not None:
         gc.collect()  # its last reference may be gone, and only a circle may keep it
     if (name := _owned(named)) is not None:
@@ -57,7 +56,7 @@ def watch(owner: T, parameters: Sequence[torch.nn.Parameter], ready: Callable[[T
     weakref.finalize(owner, _remove, hooks).atexit = False
 
 
-def _owned(named: Iterable[tuple[str, torch.nn.Parameter]]) -> str | None:
+def _owned(named: Sequence[tuple[str, torch.nn.Parameter]]) -> str | None:
     """The name of the first of these parameters that has an owner in the present session."""
     for name, parameter in named:
         owner, generation = _owners.get(parameter, (lambda: None, None))

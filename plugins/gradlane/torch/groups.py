@@ -38,6 +38,7 @@ def _begin(
     reduction = resolve(op, average, weight)
     tensors = list(tensors)
     names = names_of(name, len(tensors))
+    _check_in_place(names, tensors)
     wires, backs = _wires(names, tensors)
     return _submit(
         names,
@@ -95,7 +96,6 @@ def grouped_push_pull_(
 
     Tensors that autograd has computed are refused, as by `push_pull_`.
     """
-    tensors = _checked(tensors, name)
     return _begin(True, tensors, name, **options).wait()
 
 
@@ -104,7 +104,6 @@ def grouped_push_pull_async_(
     tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any
 ) -> Handle[list[torch.Tensor]]:
     """Like `grouped_push_pull_`, but returns at once. Do not use any of the tensors until the handle is done."""
-    tensors = _checked(tensors, name)
     return _begin(False, tensors, name, **options)
 
 
@@ -180,11 +179,11 @@ def _wire(tensor: torch.Tensor) -> torch.Tensor:
     return _tensors.dense(tensor)
 
 
-def _checked(tensors: Sequence[torch.Tensor], name: str | Sequence[str]) -> list[torch.Tensor]:
-    tensors = list(tensors)
-    for one, tensor in zip(names_of(name, len(tensors)), tensors, strict=True):
-        located(one, check_in_place, tensor)
-    return tensors
+def _check_in_place(names: tuple[str, ...], tensors: list[torch.Tensor]) -> None:
+    # Gradients and copies require no gradient: then a look at each is enough.
+    if any([isinstance(t, torch.Tensor) and t.requires_grad for t in tensors]):
+        for name, tensor in zip(names, tensors, strict=True):
+            located(name, check_in_place, tensor)
 
 
 def _begin_copies(

@@ -39,6 +39,7 @@ def _begin(
 ) -> Handle[torch.Tensor]:
     """The common part of the four forms below, and the list of their arguments."""
     del version
+    check_in_place(tensor)
     reduction = resolve(op, average, weight)
     return reduce_in_place(
         tensor,
@@ -54,9 +55,9 @@ def _begin(
 
 def _begin_copy(waits: bool, tensor: torch.Tensor, name: str, options: dict[str, Any]) -> Handle[torch.Tensor]:
     """Begins with a copy. The result is part of the graph of `tensor`."""
-    _tensors.check_place(tensor)
+    copy = copy_of(tensor)
     differentiable = is_differentiable([tensor], options)
-    handle = _begin(waits, copy_of(tensor), name, **options)
+    handle = _begin(waits, copy, name, **options)
     if not differentiable:
         return handle
 
@@ -119,14 +120,12 @@ def push_pull_(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
 
     A tensor that autograd has computed is refused, because its graph would not know of the new values. Use `push_pull`.
     """
-    check_in_place(tensor)
     return _begin(True, tensor, name, **options).wait()
 
 
 @form_of(_begin)
 def push_pull_async_(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
     """Like `push_pull_`, but returns at once. Do not use `tensor` until the handle is done."""
-    check_in_place(tensor)
     return _begin(False, tensor, name, **options)
 
 
