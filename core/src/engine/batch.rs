@@ -149,14 +149,8 @@ impl Engine {
             let memory = members.iter().map(|Member { source, destination, .. }| (source, destination));
             let taken = state.loans.take_all(memory);
             let taken = taken.map_err(|in_use| state.refusal(in_use, &batch.tensors))?;
-            let accepted = state.worker.submit_all(now, &batch.tensors, describe, Terms { op, weight, timeout });
-            let Accepted { first, submissions } = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    state.loans.give_back(taken);
-                    return Err(error);
-                }
-            };
+            let Accepted { first, submissions } =
+                state.worker.submit_all(now, &batch.tensors, describe, Terms { op, weight, timeout })?;
             entered();
             let ids = first..first + submissions.len() as u64;
             let (handle, done) = Handle::new(first, Some(self.canceller(ids.clone())), leaving(room, then));

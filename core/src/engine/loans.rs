@@ -4,7 +4,7 @@
 //! mixture, so it is refused. Operations that only read the same memory do not disturb each other.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::memory::Memory;
 use crate::types::Done;
@@ -16,23 +16,21 @@ pub(super) struct Loans {
     lent: BTreeMap<u64, Lent>,
     /// What single tensors use.
     singles: Singles,
-    /// What batches use, by the number of the batch.
-    batches: BTreeMap<u64, Runs>,
-    begun: u64,
+    /// What batches use. The submissions of a batch keep it.
+    batches: Vec<Weak<Runs>>,
 }
 
 /// The memory of a submission, source and destination of each tensor, and the token that resolves its handle.
 struct Lent {
     memory: Vec<(Memory, Memory)>,
     done: Done<()>,
-    batch: Option<Arc<Batch>>,
+    taken: Taken,
 }
 
-/// Memory that was taken, to be [lent](Loans::lend). It is given back with the last submission that has it.
-pub(super) struct Taken(Option<Arc<Batch>>);
-
-/// The number of a batch, held by each of its submissions.
-struct Batch(u64);
+/// Memory that was taken, to be [lent](Loans::lend). That of a batch is free again when the last clone of this is dropped, so with the
+/// last submission that has it.
+#[derive(Clone)]
+pub(super) struct Taken(Option<Arc<Runs>>);
 
 /// A tensor that cannot be lent, because an operation that has not ended uses its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,8 +56,8 @@ impl Loans {
     /// Takes the memory of a tensor, source and destination. [`lend`](Self::lend) it next.
     pub(super) fn take(&mut self, source: &Memory, destination: &Memory) -> Result<Taken, InUse> {
         let (from, to) = (Run::of(source), Run::of(destination));
-        let is_free = |runs: &Runs| !runs.use_one(from, to);
-        if to.is_empty() || (self.batches.values().all(is_free) && self.singles.take(from, to)) {
+        let is_free = |runs: &Arc<Runs>| !runs.use_one(from, to);
+        if to.is_empty() || (self.batches().iter().all(is_free) && self.singles.take(from, to)) {
             return Ok(Taken(None));
         }
         Err(InUse { tensor: 0, by: self.user(from, to) })
@@ -72,24 +70,24 @@ impl Loans {
         &mut self,
         tensors: impl Iterator<Item = (&'a Memory, &'a Memory)> + Clone,
     ) -> Result<Taken, InUse> {
+        let batches = self.batches();
         let pairs = || tensors.clone().map(|(source, destination)| (Run::of(source), Run::of(destination)));
         let used = pairs().position(|(from, to)| {
-            !to.is_empty()
-                && (self.singles.use_one(from, to) || self.batches.values().any(|runs| runs.use_one(from, to)))
+            !to.is_empty() && (self.singles.use_one(from, to) || batches.iter().any(|runs| runs.use_one(from, to)))
         });
         if let Some(tensor) = used {
             let (from, to) = pairs().nth(tensor).expect("found there");
             return Err(InUse { tensor, by: self.user(from, to) });
         }
         let runs = Runs::new(pairs()).map_err(|tensor| InUse { tensor, by: User::ThisCall })?;
-        self.begun += 1;
-        self.batches.insert(self.begun, runs);
-        Ok(Taken(Some(Arc::new(Batch(self.begun)))))
+        let runs = Arc::new(runs);
+        self.batches.push(Arc::downgrade(&runs));
+        Ok(Taken(Some(runs)))
     }
 
     /// Keeps memory that was taken until the submission ends; `done` reports the end.
     pub(super) fn lend(&mut self, submission: u64, taken: &Taken, memory: Vec<(Memory, Memory)>, done: Done<()>) {
-        self.lent.insert(submission, Lent { memory, done, batch: taken.0.clone() });
+        self.lent.insert(submission, Lent { memory, done, taken: taken.clone() });
     }
 
     /// The memory of a submission, source and destination of each tensor.
@@ -105,24 +103,22 @@ impl Loans {
     /// # Panics
     /// If it has ended before.
     pub(super) fn end(&mut self, submission: u64) -> Done<()> {
-        let Lent { memory, done, batch } = self.lent.remove(&submission).expect("lent until its submission ends");
-        match batch {
-            Some(batch) => self.give_back(Taken(Some(batch))),
-            None => memory.iter().for_each(|(from, to)| self.singles.give_back(Run::of(from), Run::of(to))),
+        let Lent { memory, done, taken } = self.lent.remove(&submission).expect("lent until its submission ends");
+        if let Taken(None) = taken {
+            memory.iter().for_each(|(from, to)| self.singles.give_back(Run::of(from), Run::of(to)));
         }
         done
-    }
-
-    /// Gives a batch's memory back, if no other submission of the batch has it.
-    pub(super) fn give_back(&mut self, taken: Taken) {
-        if let Some(Batch(number)) = taken.0.and_then(Arc::into_inner) {
-            self.batches.remove(&number);
-        }
     }
 
     /// Ends all submissions; the tokens that resolve their handles.
     pub(super) fn end_all(&mut self) -> Vec<Done<()>> {
         std::mem::take(self).lent.into_values().map(|lent| lent.done).collect()
+    }
+
+    /// What the batches use that have not ended.
+    fn batches(&mut self) -> Vec<Arc<Runs>> {
+        self.batches.retain(|runs| runs.strong_count() > 0);
+        self.batches.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// What uses some of these bytes.
@@ -197,7 +193,7 @@ impl Singles {
 }
 
 /// The memory of a batch, sorted.
-struct Runs {
+pub(super) struct Runs {
     /// Disjoint.
     landing: Vec<Run>,
     read: Vec<Run>,
@@ -339,8 +335,7 @@ mod tests {
         assert_eq!(one(&mut loans, [(0, 1); 2]), Err(InUse { tensor: 0, by: User::Batch }));
         assert!(all(&mut loans, &[[(15, 1); 2]]).is_err());
         let _ = loans.end(second);
-        let again = all(&mut loans, &batch).expect("all of it was given back");
-        loans.give_back(again);
+        drop(all(&mut loans, &batch).expect("all of it was given back"));
         lend(&mut loans, false, &[[(0, 20); 2]]);
         assert_eq!(loans.end_all().len(), 1);
         lend(&mut loans, true, &[[(0, 20); 2]]);
@@ -386,13 +381,13 @@ mod tests {
 
     impl PartialEq for Taken {
         fn eq(&self, other: &Self) -> bool {
-            self.0.as_ref().map(|batch| batch.0) == other.0.as_ref().map(|batch| batch.0)
+            self.0.as_ref().map(Arc::as_ptr) == other.0.as_ref().map(Arc::as_ptr)
         }
     }
 
     impl std::fmt::Debug for Taken {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.debug_tuple("Taken").field(&self.0.as_ref().map(|batch| batch.0)).finish()
+            f.debug_tuple("Taken").field(&self.0.as_ref().map(Arc::as_ptr)).finish()
         }
     }
 }

@@ -16,6 +16,7 @@ impl Aggregator {
     pub(super) fn count(&mut self, now: Time, id: SlotId, worker: WorkerId) {
         self.last_counted = Some((id.part.key, id.round));
         let open = self.open_mut(id);
+        open.begun.insert(worker);
         if open.since.is_none() {
             open.since = Some(now);
             self.waiting.insert((now, id));

@@ -86,7 +86,7 @@ impl Slot {
 
     /// Whether every caller has come, with a contribution that is under way or counted: the divisor is known and the sum may flow.
     pub(super) fn all_began(&self, open: &Open) -> bool {
-        self.due.ranks.iter().all(|worker| self.arrived.contains(*worker) || open.begun.contains(*worker))
+        open.begun.contains_all(&self.due.set)
     }
 
     /// What the sum of so many workers is divided by; an error where that is no number one can divide by.
@@ -137,7 +137,7 @@ pub(super) struct Open {
     pub(super) since: Option<Time>,
     /// What brings the contribution of each sender that has begun: its latest exchange, also when that broke off, and what was said of it.
     pub(super) uploads: BTreeMap<WorkerId, (ExchangeId, Upload)>,
-    /// The same senders as a set.
+    /// The callers that have come: their contribution has begun, or they send none.
     pub(super) begun: WorkerSet,
     /// The exchanges that get the sum: the latest one of each worker.
     pub(super) listeners: BTreeMap<WorkerId, ExchangeId>,
