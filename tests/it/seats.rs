@@ -15,7 +15,7 @@ use gradlane_tests::over::Over;
 /// Elements of a tensor: more than a part, and no round number.
 pub(crate) const LEN: usize = 100_003;
 
-/// What one rank has of a device.
+/// What one rank has of a device. It keeps the device's context, as a framework does: an engine of the test before may still let go of it.
 pub(crate) struct Seat {
     pub(crate) control: Control,
     device: Ordinal,
@@ -24,6 +24,7 @@ pub(crate) struct Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         if !std::thread::panicking() {
+            self.control.release(i32::from(self.device.0));
             fakes::leave(self.device.0);
         }
     }
@@ -71,6 +72,7 @@ impl Seat {
 pub(crate) fn start(over: Over, machines: &[&str], settings: &[(&str, &str)]) -> (Cluster, Vec<Seat>) {
     let seat = |_: &&str| {
         let (control, ordinal) = fakes::device();
+        control.retain(i32::from(ordinal));
         Seat { control, device: Ordinal(ordinal) }
     };
     let seats: Vec<Seat> = machines.iter().map(seat).collect();

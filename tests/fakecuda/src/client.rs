@@ -74,6 +74,24 @@ impl Control {
         self.0.call("fakecuda_fail_device", |fail: extern "C" fn(i32, u32) -> u32| fail(device, code));
     }
 
+    /// Keeps the context of a device, as a framework does: what was allocated there stays when an engine lets go of it.
+    ///
+    /// # Panics
+    /// If there is no such device.
+    pub fn retain(&self, device: i32) {
+        let mut context = 0;
+        type Retain = extern "C" fn(*mut usize, i32) -> u32;
+        self.0.call("cuDevicePrimaryCtxRetain", |retain: Retain| retain(&raw mut context, device));
+    }
+
+    /// Ends [`retain`](Self::retain).
+    ///
+    /// # Panics
+    /// If nobody retains it.
+    pub fn release(&self, device: i32) {
+        self.0.call("cuDevicePrimaryCtxRelease_v2", |release: extern "C" fn(i32) -> u32| release(device));
+    }
+
     /// A stream such as a framework has, non-blocking; its handle. It is not among those that `LAG_STREAM` numbers.
     ///
     /// # Panics

@@ -45,6 +45,7 @@ pub(crate) struct Device {
     /// One for each [`Direction`](crate::copies::Direction).
     pub(crate) engines: [Mutex<()>; 3],
     pub(crate) retained: AtomicUsize,
+    retaining: Mutex<()>,
     /// The code that everything answers since the device failed; 0 while it has not.
     failed: AtomicU32,
     legacy: Arc<Stream>,
@@ -344,6 +345,7 @@ impl Device {
             counters: Counters::default(),
             engines: Default::default(),
             retained: AtomicUsize::new(0),
+            retaining: Mutex::default(),
             failed: AtomicU32::new(0),
             legacy: Stream::new(ordinal, Kind::Legacy, 0, 0),
             per_thread: Stream::new(ordinal, Kind::PerThread, 0, 0),
@@ -357,6 +359,11 @@ impl Device {
 
     fn of_context(context: usize) -> Option<usize> {
         (context.is_multiple_of(1 << 12)).then(|| (context >> 12).checked_sub(1)).flatten()
+    }
+
+    /// The turn to retain or release its context: who retains it while it is taken down waits, and then has a new one.
+    pub(crate) fn retaining(&self) -> MutexGuard<'_, ()> {
+        self.retaining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_unused(&self) -> bool {

@@ -10,11 +10,13 @@ use crate::driver::{current_context, pop_context, push_context, set_context};
 exported! {
     fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) |driver| {
         let device = driver.device(device)?;
+        let _turn = device.retaining();
         device.retained.fetch_add(1, Ordering::AcqRel);
         put(context, device.context())
     }
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) |driver| {
         let device = driver.device(device)?;
+        let _turn = device.retaining();
         let before = device.retained.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| held.checked_sub(1));
         match before {
             Ok(1) => driver.destroy(device),
