@@ -27,7 +27,7 @@ pub use self::words::{Act, Announcement, Brought, Party, Wish};
 use super::dataflow::Dataflow;
 use super::explain::broken;
 use super::group::{self, Room};
-use super::order::{Claim, Decision, Order, Slot};
+use super::order::{Breach, Claim, Decision, Order, Slot};
 use super::ranks::Breakage;
 use crate::error::Error;
 use crate::types::{Defect, DeviceKind, Goal, Time, WorkerId, planted};
@@ -101,7 +101,7 @@ impl<L> Agreement<L> {
         let wrong = |what: String| Some(Error::Internal { what: format!("part {}, {} {what}", slot.0, wish.round) });
         let refusal = match (&self.closed, self.share(&wish)) {
             (Some(error), _) => Some(error.clone()),
-            _ if self.pending.contains_key(&slot) => wrong("is reduced twice".to_owned()),
+            _ if self.pending.contains_key(&slot) || self.has_announced(slot) => wrong("is reduced twice".to_owned()),
             (None, None) => wrong(format!("is not reduced on this machine: {:?}", wish.goal)),
             (None, Some(dataflow)) if !self.is_enough(brought, &wish, dataflow) => {
                 wrong("with memory of another length".to_owned())
@@ -231,12 +231,17 @@ impl<L> Agreement<L> {
     }
 
     /// Gives the leader an announcement of the rank at this position.
-    pub fn hear(&mut self, rank: usize, announcement: Announcement) {
-        let Some(order) = &mut self.order else { return };
-        match announcement {
-            Announcement::Overdue(slot, waited) => self.complaints.push((slot, waited)),
-            other => tell(order, u32::try_from(rank).expect("at most RANKS_MAX"), other),
+    ///
+    /// # Errors
+    /// If no rank that follows the rules announces this. Nothing changes then.
+    pub fn hear(&mut self, rank: usize, announcement: Announcement) -> Result<(), Breakage> {
+        let Some(order) = &mut self.order else { return Ok(()) };
+        if let Announcement::Overdue(slot, waited) = announcement {
+            self.complaints.push((slot, waited));
+            return Ok(());
         }
+        let heard = tell(order, u32::try_from(rank).expect("at most RANKS_MAX"), announcement);
+        heard.map_err(|Breach| Breakage::Confused(rank))
     }
 
     /// The leader has read all announcements. It acts on complaints only now, because a late rank may have announced meanwhile.
@@ -329,9 +334,17 @@ impl<L> Agreement<L> {
             Announcement::Withdrawn(_) | Announcement::Overdue(..) => self.urgent = true,
         }
         match &mut self.order {
-            Some(order) => tell(order, 0, announcement),
+            Some(order) => {
+                let own = tell(order, 0, announcement);
+                debug_assert!(own.is_ok(), "wishes were checked when they came");
+            }
             None => self.unsaid.push_back(announcement),
         }
+    }
+
+    /// Whether this rank leads, and has announced the operation before.
+    fn has_announced(&self, slot: Slot) -> bool {
+        self.order.as_ref().is_some_and(|order| order.has_announced(0, slot))
     }
 
     /// Withdraws an operation from all ranks, unless the leader has already ordered it.
@@ -356,11 +369,14 @@ impl<L> Agreement<L> {
     }
 }
 
-fn tell(order: &mut Order, rank: u32, announcement: Announcement) {
+fn tell(order: &mut Order, rank: u32, announcement: Announcement) -> Result<(), Breach> {
     match announcement {
         Announcement::Ready(slot, claim) => order.handle_ready(rank, slot, claim),
         Announcement::Withdrawn(slot) => order.handle_withdrawn(rank, slot),
-        Announcement::Overdue(slot, waited) => order.handle_overdue(slot, waited),
+        Announcement::Overdue(slot, waited) => {
+            order.handle_overdue(slot, waited);
+            Ok(())
+        }
     }
 }
 

@@ -148,7 +148,7 @@ mod tests {
     fn a_group_is_of_what_is_ready_and_no_larger_than_there_is_room() {
         let mut order = Order::new(2, 0);
         for (part, rank) in (0..8).flat_map(|part| [(part, 0), (part, 1)]) {
-            order.handle_ready(rank, slot(part), claim(MIB));
+            order.handle_ready(rank, slot(part), claim(MIB)).unwrap();
         }
         let mut next = |orders, room| {
             let decisions = next(&mut order, orders, &room);

@@ -80,6 +80,10 @@ pub enum Failure {
     },
 }
 
+/// A rank announced what no rank does that follows the rules. Its memory or its program is damaged, and nothing that it says counts any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Breach;
+
 /// The state machine. Its inputs are the `handle_*` methods, its output is [`next_decision`](Self::next_decision).
 #[derive(Debug)]
 pub struct Order {
@@ -97,6 +101,8 @@ pub struct Order {
     failures: VecDeque<(Slot, Failure)>,
     left: u64,
     announced: u64,
+    /// Rounds in all [`Announced::early`].
+    early: usize,
     /// Decisions since the oldest operation had its turn.
     decided: u32,
     defect: Option<Defect>,
@@ -129,6 +135,11 @@ impl Announced {
     }
 }
 
+/// The most that the ranks may have announced without a decision that all know: some 200 MB. A worker has fewer parts at a time.
+const OPEN_MAX: usize = 1 << 20;
+/// The most parts of which the order knows what each rank did last. A server takes no more either.
+const PARTS_MAX: usize = 1 << 20;
+
 impl Order {
     /// The most ranks of a machine. A set of ranks has one bit for each.
     pub const RANKS_MAX: u32 = Machines::RANKS_MAX;
@@ -151,6 +162,7 @@ impl Order {
             failures: VecDeque::new(),
             left: 0,
             announced: 0,
+            early: 0,
             decided: 0,
             defect: None,
         }
@@ -164,7 +176,13 @@ impl Order {
 
     /// `rank` is ready to carry out `slot`, or must tell the others why it has no data for it. A rank announces the rounds of a part in
     /// order, except those for which it has no data.
-    pub fn handle_ready(&mut self, rank: u32, slot: Slot, claim: Claim) {
+    ///
+    /// # Errors
+    /// If the rank has announced this slot before, or too many. Nothing changes then.
+    pub fn handle_ready(&mut self, rank: u32, slot: Slot, claim: Claim) -> Result<(), Breach> {
+        if self.has_announced(rank, slot) || self.is_full(rank, slot) {
+            return Err(Breach);
+        }
         match claim.failed {
             true => self.announce_early(rank, slot),
             false => self.pass(rank, slot),
@@ -172,7 +190,7 @@ impl Order {
         if let Some(failure) = self.failed.get(&slot).copied() {
             self.failures.push_back((slot, failure));
             self.forget_if_all_came(slot);
-            return;
+            return Ok(());
         }
         let ranks = self.ranks as usize;
         let order = self.announced;
@@ -194,13 +212,21 @@ impl Order {
         pending.failed = pending.failed.or(claim.failed.then_some(rank));
         let (first, ours) = (pending.first, pending.claim);
         if !ours.agrees_with(&claim) {
-            return self.fail(slot, Failure::Mismatch { first, ours, second: rank, theirs: claim });
+            self.fail(slot, Failure::Mismatch { first, ours, second: rank, theirs: claim });
+        } else {
+            self.complete_or_hopeless(slot);
         }
-        self.complete_or_hopeless(slot);
+        Ok(())
     }
 
     /// `rank` gives up an operation, whether it was ready for it or not. Has no effect after the decision.
-    pub fn handle_withdrawn(&mut self, rank: u32, slot: Slot) {
+    ///
+    /// # Errors
+    /// If the rank has announced too much. Nothing changes then.
+    pub fn handle_withdrawn(&mut self, rank: u32, slot: Slot) -> Result<(), Breach> {
+        if self.is_full(rank, slot) {
+            return Err(Breach);
+        }
         let came = self.announced(slot) & (1 << rank) != 0;
         self.announce_early(rank, slot);
         if self.failed.contains_key(&slot) {
@@ -208,6 +234,7 @@ impl Order {
         } else if !came || self.pending.contains_key(&slot) {
             self.fail(slot, Failure::GaveUp { rank });
         }
+        Ok(())
     }
 
     /// The deadline of a rank for `slot` has passed.
@@ -247,6 +274,11 @@ impl Order {
         Some((slot, &self.pending[&slot].claim))
     }
 
+    /// Whether `rank` has come to `slot`, has said that it will not, or has gone beyond it.
+    pub fn has_announced(&self, rank: u32, (part, round): Slot) -> bool {
+        self.announcements.get(&part).is_some_and(|ranks| ranks[rank as usize].has(round))
+    }
+
     /// Whether [`next_decision`](Self::next_decision) has one.
     pub fn has_decision(&self) -> bool {
         !self.failures.is_empty() || !self.ready.is_empty()
@@ -274,6 +306,13 @@ impl Order {
         Some((slot, oldest_turn))
     }
 
+    /// Whether `rank`, unless it is the leader's own, announces more than the ranks may.
+    fn is_full(&self, rank: u32, (part, _): Slot) -> bool {
+        let is_open_full = self.pending.len() + self.failed.len() + self.early >= OPEN_MAX;
+        let is_part_too_many = self.announcements.len() >= PARTS_MAX && !self.announcements.contains_key(&part);
+        rank != 0 && (is_open_full || is_part_too_many)
+    }
+
     fn everybody(&self) -> u64 {
         u64::MAX >> (Self::RANKS_MAX - self.ranks)
     }
@@ -284,9 +323,8 @@ impl Order {
             return self.pass(rank, slot);
         }
         let announced = self.announced_by(rank, slot.0);
-        if slot.1 >= announced.passed {
-            announced.early.insert(slot.1);
-        }
+        let is_new = slot.1 >= announced.passed && announced.early.insert(slot.1);
+        self.early += usize::from(is_new);
     }
 
     /// `rank` has come to `slot`, so it contributes to no earlier round any more.
@@ -297,7 +335,9 @@ impl Order {
             return;
         }
         announced.passed = round.next();
-        announced.early.retain(|early| *early > round);
+        let later = announced.early.split_off(&round.next());
+        let passed = std::mem::replace(&mut announced.early, later);
+        self.early -= passed.len();
         let earlier = (part, Round(0))..slot;
         let given_up: Vec<Slot> = self
             .pending

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
+use super::limits::ROUND_MAX;
 use crate::error::{Error, Result};
+use crate::types::Round;
 
 /// Appends fields to a buffer.
 #[derive(Default, Debug)]
@@ -129,6 +131,13 @@ impl<'a> Reader<'a> {
 
     pub(super) fn u64(&mut self, field: &str) -> Result<u64> {
         Ok(u64::from_le_bytes(self.array(field)?))
+    }
+
+    pub(super) fn round(&mut self, field: &str) -> Result<Round> {
+        match self.u64(field)? {
+            round if round <= ROUND_MAX => Ok(Round(round)),
+            round => Err(self.bad(field, format!("is {round}, above {ROUND_MAX}"))),
+        }
     }
 
     pub(super) fn u128(&mut self, field: &str) -> Result<u128> {

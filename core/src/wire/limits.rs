@@ -11,6 +11,8 @@ pub const DIMENSIONS_MAX: usize = 64;
 pub const TENSORS_MAX: usize = 65_536;
 /// Parts of one tensor: at 64 KiB, the smallest part, this allows tensors of 64 GiB.
 pub const PARTS_MAX: usize = 1 << 20;
+/// The last round of a part: 8,900 years at 1,000 rounds a second. Rounds can be added to without an overflow.
+pub const ROUND_MAX: u64 = 1 << 48;
 /// Members of one job, workers and servers together.
 pub const MEMBERS_MAX: usize = WorkerSet::WORKERS_MAX;
 /// Bytes of one part. A part has about 4 MiB per local rank.

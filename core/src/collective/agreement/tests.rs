@@ -137,7 +137,7 @@ fn settle(ranks: &mut [Agreement<u64>]) {
     for rank in 1..ranks.len() {
         while let Some(announcement) = ranks[rank].unsaid() {
             ranks[rank].said();
-            ranks[0].hear(rank, announcement);
+            ranks[0].hear(rank, announcement).unwrap();
         }
     }
     ranks[0].weigh();

@@ -245,7 +245,7 @@ impl Driver {
         for rank in self.board.others() {
             let was_full = self.board.is_full(rank);
             while let Some(announcement) = self.board.hear(rank)? {
-                self.agreement.hear(rank, announcement);
+                self.agreement.hear(rank, announcement)?;
                 moved = true;
             }
             if was_full {

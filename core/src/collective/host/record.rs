@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::layout::{ANNOUNCEMENT_WORDS, ORDER_WORDS};
 use crate::collective::agreement::Announcement;
 use crate::collective::order::{Claim, Decision, Failure, Slot};
-use crate::types::{DType, DeviceKind, Op, PartId, Priority, Round, TensorKey};
+use crate::types::{DType, DeviceKind, Goal, Op, PartId, Priority, Round, TensorKey};
+use crate::wire::limits::ROUND_MAX;
 
 impl Announcement {
     pub(super) fn words(self) -> [u64; ANNOUNCEMENT_WORDS] {
@@ -171,9 +172,9 @@ fn slot_words((part, round): Slot) -> [u64; 3] {
 }
 
 fn slot_of(key: u64, index: u64, round: u64) -> Option<Slot> {
-    // Limits the round to the last but one, because every round must have a next one.
-    let round = Round(round.min(u64::MAX - 1));
-    Some((PartId { key: TensorKey(key), index: u32::try_from(index).ok()? }, round))
+    let place = Round(round);
+    let is_possible = Goal::round(place).0 <= ROUND_MAX;
+    is_possible.then_some((PartId { key: TensorKey(key), index: u32::try_from(index).ok()? }, place))
 }
 
 fn nanos(duration: Duration) -> u64 {
@@ -251,6 +252,8 @@ mod tests {
         assert_eq!(Announcement::of(Announcement::Ready(slot, odd).words()), None, "half an element");
         let weighted = Claim { op: Op::WeightedMean, dtype: DType::I8, ..odd };
         assert_eq!(Announcement::of(Announcement::Ready(slot, weighted).words()), None, "no meaning");
+        let last = |round| (slot.0, Round(round));
+        assert!(Announcement::of(Announcement::Withdrawn(last(u64::MAX)).words()).is_none(), "a round that cannot be");
         let stranger = Decision::Fail { slot, failure: Failure::GaveUp { rank: 5 } };
         assert_eq!(order_of(&order_words(&stranger, 3), 3), None);
         let told_by_a_stranger =

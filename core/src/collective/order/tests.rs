@@ -6,11 +6,11 @@ use crate::types::{DType, DeviceKind, Op};
 fn what_all_are_ready_for_goes_most_urgent_first() {
     let mut order = Order::new(2, 0);
     for (part, priority) in [(1, 0), (2, 9), (3, 9), (4, 5)] {
-        order.handle_ready(1, slot(part, 0), urgent(priority));
+        order.handle_ready(1, slot(part, 0), urgent(priority)).unwrap();
     }
     assert_eq!(runs(&mut order), [] as [u64; 0], "nothing without rank 0");
     for part in [4, 3, 2, 1] {
-        order.handle_ready(0, slot(part, 0), urgent(0));
+        order.handle_ready(0, slot(part, 0), urgent(0)).unwrap();
     }
     assert_eq!(runs(&mut order), [2, 3, 4, 1], "as urgent as to whom wants it most, else by age");
 }
@@ -19,7 +19,7 @@ fn what_all_are_ready_for_goes_most_urgent_first() {
 fn the_oldest_has_its_turn_now_and_then() {
     let mut order = Order::new(1, 3);
     for (part, priority) in [(1, 0), (2, 0), (3, 9), (4, 9), (5, 9), (6, 9)] {
-        order.handle_ready(0, slot(part, 0), urgent(priority));
+        order.handle_ready(0, slot(part, 0), urgent(priority)).unwrap();
     }
     assert_eq!(runs(&mut order), [3, 4, 1, 5, 6, 2]);
 }
@@ -28,15 +28,15 @@ fn the_oldest_has_its_turn_now_and_then() {
 fn what_is_upcoming_is_what_is_decided_next() {
     let mut order = Order::new(1, 3);
     for (part, priority) in [(1, 0), (2, 0), (3, 9), (4, 9)] {
-        order.handle_ready(0, slot(part, 0), Claim { bytes: 4 * part, ..urgent(priority) });
+        order.handle_ready(0, slot(part, 0), Claim { bytes: 4 * part, ..urgent(priority) }).unwrap();
     }
     for part in [3, 4, 1, 2] {
         assert_eq!(order.upcoming().map(|(slot, claim)| (slot, claim.bytes)), Some((slot(part, 0), 4 * part)));
         assert!(matches!(order.next_decision(), Some(Decision::Run { slot: next, .. }) if next == slot(part, 0)));
     }
     assert_eq!(order.upcoming(), None);
-    order.handle_ready(0, slot(5, 0), claim());
-    order.handle_withdrawn(0, slot(6, 0));
+    order.handle_ready(0, slot(5, 0), claim()).unwrap();
+    order.handle_withdrawn(0, slot(6, 0)).unwrap();
     assert_eq!(order.upcoming(), None, "a failure comes first");
     order.next_decision();
     assert_eq!(order.upcoming().map(|(slot, _)| slot), Some(slot(5, 0)));
@@ -46,13 +46,13 @@ fn what_is_upcoming_is_what_is_decided_next() {
 fn every_rank_hears_of_a_mismatch_and_so_does_who_comes_later() {
     let mut order = Order::new(3, 0);
     let other = Claim { op: Op::Max, ..claim() };
-    order.handle_ready(2, slot(1, 0), claim());
-    order.handle_ready(0, slot(1, 0), other);
+    order.handle_ready(2, slot(1, 0), claim()).unwrap();
+    order.handle_ready(0, slot(1, 0), other).unwrap();
     let failure = Failure::Mismatch { first: 2, ours: claim(), second: 0, theirs: other };
     let told = Some(Decision::Fail { slot: slot(1, 0), failure });
     assert_eq!((order.next_decision(), order.next_decision()), (told.clone(), None));
     assert!(order.owes_answers(), "to the one that has not come");
-    order.handle_ready(1, slot(1, 0), claim());
+    order.handle_ready(1, slot(1, 0), claim()).unwrap();
     assert_eq!((order.next_decision(), order.next_decision()), (told, None), "again, for the one that came late");
     assert!(!order.owes_answers(), "nobody is left to be told");
 }
@@ -67,8 +67,8 @@ fn lengths_types_and_kinds_of_memory_must_agree_too_but_weights_need_not() {
     ];
     for (other, runs) in claims {
         let mut order = Order::new(2, 0);
-        order.handle_ready(0, slot(1, 0), claim());
-        order.handle_ready(1, slot(1, 0), other);
+        order.handle_ready(0, slot(1, 0), claim()).unwrap();
+        order.handle_ready(1, slot(1, 0), other).unwrap();
         assert_eq!(matches!(order.next_decision(), Some(Decision::Run { .. })), runs, "{other:?}");
     }
 }
@@ -77,8 +77,8 @@ fn lengths_types_and_kinds_of_memory_must_agree_too_but_weights_need_not() {
 fn weights_come_with_the_decision() {
     let weighted = |weight| Claim { op: Op::WeightedMean, weight, ..claim() };
     let mut order = Order::new(2, 0);
-    order.handle_ready(1, slot(1, 0), weighted(2.5));
-    order.handle_ready(0, slot(1, 0), weighted(0.0));
+    order.handle_ready(1, slot(1, 0), weighted(2.5)).unwrap();
+    order.handle_ready(0, slot(1, 0), weighted(0.0)).unwrap();
     let Some(Decision::Run { weights, .. }) = order.next_decision() else { panic!("not run") };
     assert_eq!(weights, [0.0, 2.5]);
 }
@@ -86,47 +86,47 @@ fn weights_come_with_the_decision() {
 #[test]
 fn who_withdraws_or_goes_on_is_named() {
     let mut order = Order::new(2, 0);
-    order.handle_ready(0, slot(1, 0), claim());
-    order.handle_withdrawn(0, slot(1, 0));
+    order.handle_ready(0, slot(1, 0), claim()).unwrap();
+    order.handle_withdrawn(0, slot(1, 0)).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 0), Failure::GaveUp { rank: 0 })]);
-    order.handle_ready(0, slot(1, 1), claim());
-    order.handle_ready(1, slot(1, 2), claim());
+    order.handle_ready(0, slot(1, 1), claim()).unwrap();
+    order.handle_ready(1, slot(1, 2), claim()).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 1), Failure::WentOn { rank: 1 })], "round 0 was failed before");
-    order.handle_ready(0, slot(1, 2), claim());
+    order.handle_ready(0, slot(1, 2), claim()).unwrap();
     assert_eq!(runs(&mut order), [1]);
-    order.handle_withdrawn(0, slot(1, 2));
+    order.handle_withdrawn(0, slot(1, 2)).unwrap();
     assert_eq!(failures(&mut order), [], "too late");
 }
 
 #[test]
 fn who_will_never_be_ready_is_named_to_who_is_and_to_who_comes_later() {
     let mut order = Order::new(3, 0);
-    order.handle_ready(0, slot(1, 0), claim());
-    order.handle_withdrawn(1, slot(1, 0));
+    order.handle_ready(0, slot(1, 0), claim()).unwrap();
+    order.handle_withdrawn(1, slot(1, 0)).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 0), Failure::GaveUp { rank: 1 })]);
-    order.handle_ready(2, slot(1, 0), claim());
+    order.handle_ready(2, slot(1, 0), claim()).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 0), Failure::GaveUp { rank: 1 })], "again, for the one that came late");
     assert!(!order.owes_answers(), "who gave it up waits for nothing");
-    order.handle_withdrawn(1, slot(2, 0));
-    order.handle_withdrawn(0, slot(2, 0));
-    order.handle_withdrawn(2, slot(2, 0));
+    order.handle_withdrawn(1, slot(2, 0)).unwrap();
+    order.handle_withdrawn(0, slot(2, 0)).unwrap();
+    order.handle_withdrawn(2, slot(2, 0)).unwrap();
     assert!(!order.owes_answers(), "all gave it up");
 }
 
 #[test]
 fn who_has_nothing_of_a_later_round_may_say_so_before_it_comes_to_the_earlier_ones() {
     let mut order = Order::new(2, 0);
-    order.handle_withdrawn(1, slot(1, 2));
-    order.handle_ready(1, slot(1, 1), Claim { failed: true, ..claim() });
-    order.handle_ready(0, slot(1, 0), claim());
+    order.handle_withdrawn(1, slot(1, 2)).unwrap();
+    order.handle_ready(1, slot(1, 1), Claim { failed: true, ..claim() }).unwrap();
+    order.handle_ready(0, slot(1, 0), claim()).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 2), Failure::GaveUp { rank: 1 })]);
-    order.handle_ready(1, slot(1, 0), claim());
+    order.handle_ready(1, slot(1, 0), claim()).unwrap();
     assert_eq!(runs(&mut order), [1]);
-    order.handle_ready(0, slot(1, 1), claim());
+    order.handle_ready(0, slot(1, 1), claim()).unwrap();
     assert_eq!(runs(&mut order), [1], "rank 1 tells why it has nothing");
-    order.handle_withdrawn(1, slot(1, 1));
+    order.handle_withdrawn(1, slot(1, 1)).unwrap();
     assert_eq!(failures(&mut order), [], "too late");
-    order.handle_ready(0, slot(1, 2), claim());
+    order.handle_ready(0, slot(1, 2), claim()).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 2), Failure::GaveUp { rank: 1 })]);
     assert!(!order.owes_answers());
 }
@@ -134,8 +134,8 @@ fn who_has_nothing_of_a_later_round_may_say_so_before_it_comes_to_the_earlier_on
 #[test]
 fn one_that_failed_is_enough() {
     let mut order = Order::new(2, 0);
-    order.handle_ready(1, slot(1, 0), claim());
-    order.handle_ready(0, slot(1, 0), Claim { failed: true, ..claim() });
+    order.handle_ready(1, slot(1, 0), claim()).unwrap();
+    order.handle_ready(0, slot(1, 0), Claim { failed: true, ..claim() }).unwrap();
     let Some(Decision::Run { failed, .. }) = order.next_decision() else { panic!("not run") };
     assert_eq!(failed, Some(0));
 }
@@ -143,23 +143,23 @@ fn one_that_failed_is_enough() {
 #[test]
 fn a_round_that_a_rank_has_passed_fails_as_soon_as_it_is_begun() {
     let mut order = Order::new(2, 0);
-    order.handle_ready(1, slot(1, 5), claim());
-    order.handle_ready(0, slot(1, 4), claim());
+    order.handle_ready(1, slot(1, 5), claim()).unwrap();
+    order.handle_ready(0, slot(1, 4), claim()).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 4), Failure::WentOn { rank: 1 })]);
 }
 
 #[test]
 fn who_does_not_come_or_leaves_is_named() {
     let mut order = Order::new(4, 0);
-    order.handle_ready(1, slot(1, 0), claim());
-    order.handle_ready(2, slot(1, 0), claim());
+    order.handle_ready(1, slot(1, 0), claim()).unwrap();
+    order.handle_ready(2, slot(1, 0), claim()).unwrap();
     assert_eq!(order.missing(slot(1, 0)), 0b1001);
     order.handle_overdue(slot(1, 0), Duration::from_secs(3));
     let overdue = Failure::Overdue { missing: 0b1001, waited: Duration::from_secs(3) };
     assert_eq!(failures(&mut order), [(slot(1, 0), overdue)]);
-    order.handle_ready(1, slot(2, 0), claim());
+    order.handle_ready(1, slot(2, 0), claim()).unwrap();
     order.handle_left(3);
-    order.handle_ready(1, slot(3, 0), claim());
+    order.handle_ready(1, slot(3, 0), claim()).unwrap();
     let left = Failure::Left { missing: 0b1000 };
     assert_eq!(failures(&mut order), [(slot(2, 0), left), (slot(3, 0), left)]);
 }
@@ -192,9 +192,9 @@ fn whatever_the_order_of_arrival_every_part_is_decided_once() {
             let rank = random.below(u64::from(ranks)) as usize;
             let Some(slot) = left[rank].pop() else { continue };
             let claim = urgent(random.below(3) as i32);
-            order.handle_ready(rank as u32, slot, claim);
+            order.handle_ready(rank as u32, slot, claim).unwrap();
             if random.below(20) == 0 {
-                order.handle_withdrawn(rank as u32, slot);
+                order.handle_withdrawn(rank as u32, slot).unwrap();
             }
             while let Some(decision) = order.next_decision() {
                 let (slot, ran) = match decision {
@@ -207,6 +207,57 @@ fn whatever_the_order_of_arrival_every_part_is_decided_once() {
         }
         assert_eq!(decided.len(), 12, "seed {seed}");
         assert!(order.pending.is_empty() && order.failed.is_empty() && order.ready.is_empty(), "seed {seed}");
+    }
+}
+
+#[test]
+fn who_announces_twice_breaks_the_rules_and_changes_nothing() {
+    let mut order = Order::new(2, 0);
+    order.handle_ready(1, slot(1, 0), urgent(1)).unwrap();
+    assert_eq!(order.handle_ready(1, slot(1, 0), urgent(9)), Err(Breach), "while it waits");
+    order.handle_ready(0, slot(1, 0), claim()).unwrap();
+    assert_eq!(order.handle_ready(1, slot(1, 0), urgent(9)), Err(Breach), "while all are ready");
+    assert_eq!(runs(&mut order), [1]);
+    assert_eq!(order.handle_ready(1, slot(1, 0), claim()), Err(Breach), "after the decision");
+    order.handle_withdrawn(1, slot(1, 1)).unwrap();
+    assert_eq!(order.handle_ready(1, slot(1, 1), claim()), Err(Breach), "after its withdrawal");
+    assert_eq!(failures(&mut order), [(slot(1, 1), Failure::GaveUp { rank: 1 })]);
+}
+
+#[test]
+fn a_rank_cannot_fill_the_memory_of_the_leader() {
+    let mut order = Order::new(2, 0);
+    let refused = (0..=OPEN_MAX as u64 + 1).find(|round| order.handle_withdrawn(1, slot(1, *round)).is_err());
+    assert!(refused.is_some(), "there is a limit");
+    assert_eq!(order.handle_ready(1, slot(2, 0), claim()), Err(Breach));
+    order.handle_ready(0, slot(2, 0), claim()).unwrap();
+}
+
+/// Ranks that announce anything: nothing panics, and what is ready is decided.
+#[test]
+fn whatever_ranks_announce_the_order_goes_on() {
+    for seed in 0..2_000_u64 {
+        let mut random = Random(seed);
+        let ranks = 1 + random.below(3) as u32;
+        let mut order = Order::new(ranks, random.below(3) as u32);
+        for _ in 0..60 {
+            let rank = random.below(u64::from(ranks)) as u32;
+            let slot = slot(random.below(2), random.below(3));
+            match random.below(8) {
+                0 => drop(order.handle_withdrawn(rank, slot)),
+                1 => order.handle_overdue(slot, Duration::from_secs(1)),
+                2 if random.below(10) == 0 => order.handle_left(rank),
+                3 => while order.next_decision().is_some() {},
+                _ => {
+                    let failed = random.below(8) == 0;
+                    let bytes = 4 + 4 * (random.below(10) / 9);
+                    let _ = order.handle_ready(rank, slot, Claim { failed, bytes, ..urgent(random.below(3) as i32) });
+                }
+            }
+            assert_eq!(order.ready.len(), order.ages.len(), "seed {seed}");
+        }
+        while order.next_decision().is_some() {}
+        assert!(order.ready.is_empty(), "seed {seed}");
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Health, Join, MemberStatus, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
     DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Phase, Piece, Process, Role,
-    Round, ServerId, Span, TensorKey, TensorSpec, View, Wiring, WorkerId,
+    ServerId, Span, TensorKey, TensorSpec, View, Wiring, WorkerId,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -101,7 +101,7 @@ impl Field for Progress {
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         Ok(Self {
             last: reader.option("last tensor", |reader| {
-                Ok((TensorKey(reader.u64("last tensor")?), Round(reader.u64("last round")?)))
+                Ok((TensorKey(reader.u64("last tensor")?), reader.round("last round")?))
             })?,
             pending: reader.u32("pending submissions")?,
             bytes_in_flight: reader.u64("bytes in flight")?,
@@ -217,7 +217,7 @@ impl Field for Stall {
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         Ok(Self {
             part: PartId::read(reader)?,
-            round: Round(reader.u64("round")?),
+            round: reader.round("round")?,
             missing: reader.list(MEMBERS_MAX, "missing ranks", |reader| reader.u32("missing rank").map(WorkerId))?,
             waited: reader.duration("waiting time")?,
         })
@@ -282,7 +282,7 @@ impl Field for Member {
                 index if (index as usize) < MEMBERS_MAX => index,
                 index => return Err(reader.bad("member index", format!("is {index}, not below {MEMBERS_MAX}"))),
             },
-            first_round: Round(reader.u64("first round")?),
+            first_round: reader.round("first round")?,
         })
     }
 }

@@ -299,7 +299,7 @@ impl Fields<'_> {
             return Err(self.bad("urgency", format!("is {urgency}, above {URGENCY_MAX}")));
         }
         let weight = self.factor("weight")?;
-        Ok(Contribute { target: self.target(), dtype, op, weight, urgency, part_bytes, contribution })
+        Ok(Contribute { target: self.target()?, dtype, op, weight, urgency, part_bytes, contribution })
     }
 
     fn withdraw(&self) -> Result<Withdraw> {
@@ -309,7 +309,7 @@ impl Fields<'_> {
         self.zero(at::FACTOR..at::DTYPE)?;
         self.zero(at::CHECK..HEADER_BYTES)?;
         let (dtype, op) = self.reduction()?;
-        Ok(Withdraw { target: self.target(), dtype, op, error_bytes: self.error_bytes()? })
+        Ok(Withdraw { target: self.target()?, dtype, op, error_bytes: self.error_bytes()? })
     }
 
     fn sum(&self, set: &[u8]) -> Result<Sum> {
@@ -333,7 +333,7 @@ impl Fields<'_> {
             return Err(self.bad("body length", format!("is {} of a part of {part_bytes}", body.bytes)));
         }
         Ok(Sum {
-            target: self.target(),
+            target: self.target()?,
             part_bytes,
             body,
             divisor: self.factor("divisor")?,
@@ -348,11 +348,15 @@ impl Fields<'_> {
         self.zero(at::URGENCY..at::ROUND)?;
         self.zero(at::PART_BYTES..at::BODY_BYTES)?;
         self.zero(at::FACTOR..HEADER_BYTES)?;
-        Ok(Reject { target: self.target(), error_bytes: self.error_bytes()? })
+        Ok(Reject { target: self.target()?, error_bytes: self.error_bytes()? })
     }
 
-    fn target(&self) -> Target {
-        Target {
+    fn target(&self) -> Result<Target> {
+        let round = u64::from_le_bytes(self.array(at::ROUND));
+        if round > limits::ROUND_MAX {
+            return Err(self.bad("round", format!("is {round}, above {}", limits::ROUND_MAX)));
+        }
+        Ok(Target {
             service: Service::from_code(self.bytes[at::SERVICE]),
             epoch: Epoch {
                 term: u32::from_le_bytes(self.array(at::TERM)),
@@ -362,9 +366,9 @@ impl Fields<'_> {
                 key: TensorKey(u64::from_le_bytes(self.array(at::KEY))),
                 index: u32::from_le_bytes(self.array(at::PART)),
             },
-            round: Round(u64::from_le_bytes(self.array(at::ROUND))),
+            round: Round(round),
             attempt: u16::from_le_bytes(self.array(at::ATTEMPT)),
-        }
+        })
     }
 
     fn reduction(&self) -> Result<(DType, Op)> {

@@ -221,7 +221,7 @@ impl WorkerProcess {
         });
         match note {
             Note::Said(announcement) => {
-                near.agreement.hear(rank, announcement);
+                near.agreement.hear(rank, announcement).expect("ranks follow the rules");
                 near.agreement.weigh();
             }
             Note::Ordered(decisions) => near.orders.push_back(decisions),

@@ -104,6 +104,7 @@ fn each_bad_field_is_named() {
         (31, 0, "encoding"),
         (31, 4, "encoding"),
         (31, 2, "body length"),
+        (39, 1, "round"),
         (40, 1, "length"),
         (43, 0x10, "length"),
         (44, 1, "body length"),
