@@ -13,6 +13,7 @@ pub mod launch;
 
 mod ending;
 mod exit;
+mod memory_limit;
 mod os;
 mod private_file;
 mod signals;

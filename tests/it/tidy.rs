@@ -30,7 +30,7 @@ const NODE_MACHINE: [&str; 8] =
     ["aggregate", "budget", "command", "config", "life", "machine", "membership", "withdrawals"];
 
 /// The files that may contain `unsafe`.
-const UNSAFE: [&str; 41] = [
+const UNSAFE: [&str; 42] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/reduction.rs",
     "core/src/collective/nccl/comm.rs",
@@ -48,6 +48,7 @@ const UNSAFE: [&str; 41] = [
     "core/src/device/host.rs",
     "core/src/local/backing.rs",
     "core/src/local/numa.rs",
+    "core/src/local/peer.rs",
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",
     "core/src/mem/pool.rs",

@@ -200,8 +200,8 @@ knobs! {
         deterministic: Flag = "false";
         /// Threads that add in a server; 0 for one per core.
         sum_threads: Count = "0" in "0" to "1024", alias "BYTEPS_SERVER_ENGINE_THREAD";
-        /// Memory of a server for sums, finished and growing: more than three times its share of the model; more if `deterministic`.
-        server_bytes_max: Bytes = "64 GiB" in "1 MiB" to "64 TiB";
+        /// Memory of a server for sums, finished and growing: more than three times its share of the model, more if `deterministic`. Unset, three quarters of what its host and its control groups give it.
+        server_bytes_max: Optional<Bytes> = "" in "1 MiB" to "64 TiB";
     }
     "Devices" {
         /// The CUDA driver's library, where it is not the one that the loader finds; tests name a fake one.

@@ -8,6 +8,7 @@ pub mod backing;
 pub mod futex;
 #[cfg(feature = "cuda")]
 pub(crate) mod numa;
+mod peer;
 pub mod progress;
 pub mod segment;
 pub mod socket;

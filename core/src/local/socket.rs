@@ -19,6 +19,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
+use super::peer::Peer;
 use crate::error::{Error, Result};
 
 /// The most descriptors of one message.
@@ -222,8 +223,8 @@ impl Connection {
     /// A descriptor that becomes readable when the peer's process ends, even if a child of it keeps the connection open. `None` if the
     /// system does not tell, for example when the peer is in another container.
     pub fn peer_process(&self) -> Option<OwnedFd> {
-        let peer = sockopt::socket_peercred(&self.0).ok()?;
-        rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).ok()
+        let process = Peer::of(self.fd()).ok()?.process?;
+        rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()).ok()
     }
 
     /// For waiting on several descriptors at once: readable when [`recv`](Self::recv) has a message or the end of the connection.
@@ -232,13 +233,13 @@ impl Connection {
     }
 
     fn of_same_user(self) -> Result<Self> {
-        let peer = sockopt::socket_peercred(&self.0).map_err(|error| io("asking who a peer is", &error))?;
+        let peer = Peer::of(self.fd()).map_err(|error| io("asking who a peer is", &error))?;
         let ours = rustix::process::geteuid();
-        if peer.uid == ours {
+        if peer.user == ours {
             return Ok(self);
         }
         Err(Error::Auth {
-            problem: format!("a process of this machine runs as user {}, this one as {ours}", peer.uid),
+            problem: format!("a process of this machine runs as user {}, this one as {ours}", peer.user),
             hint: "start all processes of a job as one user".to_owned(),
         })
     }

@@ -2,7 +2,7 @@
 
 use gradlane_core::codec;
 use gradlane_core::error::Error;
-use gradlane_core::types::{DType, Encoding, ExchangeId, Op, PartId, Round, WorkerId};
+use gradlane_core::types::{DType, Encoding, ExchangeId, LinkId, Op, PartId, Round, WorkerId};
 use gradlane_core::wire::frame::Stall;
 use gradlane_core::wire::{Sum, Target};
 
@@ -46,6 +46,13 @@ pub enum Command {
         target: Target,
         /// Why.
         error: Error,
+    },
+    /// Close a link. Its exchanges end as if it had broken, and no event of it must follow.
+    Disconnect {
+        /// The link.
+        link: LinkId,
+        /// Why.
+        reason: Error,
     },
     /// Tell the coordinator that a round waits.
     Stalled {

@@ -238,6 +238,7 @@ impl DataPlane {
             Command::Accept { exchange } => self.send(Outgoing::Accept { exchange }),
             Command::Unroute { exchange } => drop(self.routes().remove(&exchange)),
             Command::Reject { exchange, target, error } => self.send(Outgoing::Reject { exchange, target, error }),
+            Command::Disconnect { link, reason } => self.send(Outgoing::Disconnect { link, reason }),
             Command::Stalled { stall } => self.report(stall),
         }
     }

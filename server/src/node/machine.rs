@@ -46,8 +46,8 @@ use super::withdrawals::Withdrawals;
 #[cfg(test)]
 mod tests;
 
-/// The most links of one process. A worker opens one, and a new one when that broke. Older links beyond this number are dead.
-const LINKS_PER_NODE_MAX: usize = 8;
+/// The most links of processes that are not in the view. A worker may be here before the view that names it.
+const STRANGERS_MAX: usize = 64;
 
 /// The machine; the module's documentation says how to drive it.
 #[derive(Debug)]
@@ -98,14 +98,18 @@ impl Node {
         self.dense_sum.handle_timeout(now);
     }
 
-    /// A process connected, and proved that it is `node`.
+    /// A process connected, and proved that it is `node`. It has one link: a worker opens another one only when it has lost the one before.
     pub fn handle_link_up(&mut self, link: LinkId, node: NodeId) {
-        let of_node = self.links.iter().filter(|(_, of)| **of == node);
-        if of_node.clone().count() >= LINKS_PER_NODE_MAX {
-            let oldest = of_node.map(|(link, _)| *link).next().expect("it has several");
-            self.links.remove(&oldest);
+        let before = self.links.iter().find(|(_, of)| **of == node).map(|(before, _)| *before);
+        if let Some(before) = before.filter(|before| *before != link) {
+            self.disconnect(before, "the same process has opened a newer one");
         }
         self.links.insert(link, node);
+        let strangers = self.links.iter().filter(|(_, of)| !self.is_member(**of));
+        if strangers.clone().count() > STRANGERS_MAX {
+            let oldest = *strangers.map(|(link, _)| link).next().expect("there are several");
+            self.disconnect(oldest, "too many processes that are not in the job are connected");
+        }
     }
 
     /// A connection ended. Its exchanges were reported torn before.
@@ -218,11 +222,9 @@ impl Node {
 
     /// Admits an exchange and hands it to its service; an error is for the caller to send.
     fn open(&mut self, now: Time, link: LinkId, exchange: ExchangeId, header: &Request) -> Result<()> {
-        let superseded = || Error::Unavailable {
-            what: "the connection".to_owned(),
-            cause: "the same process has opened several newer ones".to_owned(),
-        };
-        let node = *self.links.get(&link).ok_or_else(superseded)?;
+        let closed =
+            || Error::Unavailable { what: "the connection".to_owned(), cause: "this server has closed it".to_owned() };
+        let node = *self.links.get(&link).ok_or_else(closed)?;
         match header.target().service {
             Service::DenseSum => {}
             Service::Unknown(code) => return Err(Service::refusal(code, &format!("node {node}"))),
@@ -233,6 +235,16 @@ impl Node {
             Request::Withdraw(header) => self.expect_withdrawal(now, node, exchange, *header)?,
         }
         Ok(())
+    }
+
+    fn is_member(&self, node: NodeId) -> bool {
+        self.view.as_ref().is_some_and(|view| view.workers().any(|member| member.node == node))
+    }
+
+    fn disconnect(&mut self, link: LinkId, cause: &str) {
+        self.links.remove(&link);
+        let reason = Error::Unavailable { what: "the connection".to_owned(), cause: cause.to_owned() };
+        self.commands.push_back(Command::Disconnect { link, reason });
     }
 
     fn expect_withdrawal(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: Withdraw) -> Result<()> {

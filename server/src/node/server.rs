@@ -16,6 +16,7 @@ use gradlane_core::transport::{Listener, router};
 use gradlane_core::types::Role;
 use gradlane_core::{Error, Result};
 
+use crate::memory_limit;
 use crate::node::accumulator::BLOCK_BYTES;
 use crate::node::config::NodeConfig;
 use crate::node::data_plane::DataPlane;
@@ -96,7 +97,7 @@ impl Server {
             deterministic: config.deterministic,
             stall_warn: config.stall_warn,
             step_timeout: config.step_timeout,
-            memory_bytes_max: config.server_bytes_max,
+            memory_bytes_max: memory_bytes_max(config),
             block_bytes: BLOCK_BYTES,
             defect: None,
         };
@@ -176,6 +177,12 @@ impl Drop for Server {
 const LOCK: &str = "nobody panics while holding it";
 /// How long peers may take to learn that a server is gone.
 const FAREWELL: Duration = Duration::from_millis(500);
+
+fn memory_bytes_max(config: &Config) -> u64 {
+    let bytes = config.server_bytes_max.or_else(memory_limit::default_bytes_max).unwrap_or(u64::MAX);
+    tracing::info!(bytes, "memory for sums");
+    bytes
+}
 
 fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
     match &event {

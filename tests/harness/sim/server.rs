@@ -129,8 +129,25 @@ impl ServerProcess {
                 }
                 self.reject(context, exchange, target, &error);
             }
+            Command::Disconnect { link, reason } => {
+                self.lose(link);
+                context.send_link(self.me, link, Input::LinkLost { link, error: reason });
+            }
             Command::Stalled { stall } => self.member.member.report_stall(stall),
         }
+    }
+
+    fn lose(&mut self, link: LinkId) {
+        let open = self.headers.iter().filter(|(_, (of, _))| *of == link);
+        let open: Vec<ExchangeId> = open.map(|(exchange, _)| *exchange).collect();
+        for exchange in open {
+            self.headers.remove(&exchange);
+            self.node.handle_torn(exchange);
+        }
+        if self.links.remove(&link) {
+            self.node.handle_link_down(link);
+        }
+        self.lost.insert(link);
     }
 
     /// Does what the sums want: with exchanges that are still open, and in its own time.
@@ -250,18 +267,7 @@ impl Process for ServerProcess {
                 self.node.handle_link_up(link, context.node_of(from));
                 context.send_link(self.me, link, Input::LinkReady { link });
             }
-            Input::LinkLost { link, .. } => {
-                let open = self.headers.iter().filter(|(_, (of, _))| *of == link);
-                let open: Vec<ExchangeId> = open.map(|(exchange, _)| *exchange).collect();
-                for exchange in open {
-                    self.headers.remove(&exchange);
-                    self.node.handle_torn(exchange);
-                }
-                if self.links.remove(&link) {
-                    self.node.handle_link_down(link);
-                }
-                self.lost.insert(link);
-            }
+            Input::LinkLost { link, .. } => self.lose(link),
             Input::Opened { .. }
             | Input::Body { .. }
             | Input::Receipt { .. }

@@ -226,9 +226,7 @@ impl Talk {
         let (Some(bell), Some(segment), None) = (fds.pop(), fds.pop(), fds.pop()) else {
             return Err(bad(&self.peer, "greeting", "comes without its two descriptors"));
         };
-        let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&bell));
-        // Ringing writes to it, which must change nothing.
-        if std::fs::read_link(name).is_ok_and(|target| target != Path::new("anon_inode:[eventfd]")) {
+        if !is_bell(&bell) {
             return Err(bad(&self.peer, "bell", "is none"));
         }
         Ok(Theirs { segment: Shown::map(segment, SEGMENT_BYTES as u64)?, bell })
@@ -272,4 +270,14 @@ fn tls_error(error: &rustls::Error, peer: &str) -> Error {
 
 fn failed(error: rustls::Error) -> Error {
     Error::Internal { what: format!("TLS for shared memory: {error}") }
+}
+
+/// Whether it is an event counter. Ringing writes to it, which must change nothing else.
+fn is_bell(fd: &OwnedFd) -> bool {
+    let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
+    match std::fs::read_link(name) {
+        Ok(target) => target == Path::new("anon_inode:[eventfd]"),
+        // Without /proc at least no file, pipe or socket: those have a type.
+        Err(_) => rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == 0),
+    }
 }

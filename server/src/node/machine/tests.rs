@@ -109,15 +109,23 @@ fn a_service_that_this_version_lacks_is_refused() {
 }
 
 #[test]
-fn the_links_of_one_process_are_bounded_and_the_newest_count() {
+fn a_process_has_one_link_and_the_newest_counts() {
     let mut this = joined(1);
-    let links = LINKS_PER_NODE_MAX as u64 + 3;
-    (0..links).for_each(|link| this.handle_link_up(LinkId(link), node(0)));
-    assert_eq!(this.links.len(), LINKS_PER_NODE_MAX);
+    (0..3).for_each(|link| this.handle_link_up(LinkId(link), node(0)));
+    assert_eq!(disconnected(&mut this), [0, 1]);
     this.handle_opened(Time::ZERO, LinkId(0), ExchangeId(1), &contribute(header(0)));
     assert_eq!(rejected(&mut this), [(1, Code::Unavailable)]);
-    this.handle_opened(Time::ZERO, LinkId(links - 1), ExchangeId(2), &contribute(header(0)));
+    this.handle_opened(Time::ZERO, LinkId(2), ExchangeId(2), &contribute(header(0)));
     assert_eq!(rejected(&mut this), []);
+}
+
+#[test]
+fn processes_that_are_not_in_the_job_have_few_links_and_take_none_of_a_worker() {
+    let mut this = joined(1);
+    this.handle_link_up(LinkId(0), node(0));
+    (1..=STRANGERS_MAX as u32 + 2).for_each(|link| this.handle_link_up(LinkId(link.into()), node(100 + link)));
+    assert_eq!(disconnected(&mut this), [1, 2]);
+    assert_eq!(this.links.len(), 1 + STRANGERS_MAX);
 }
 
 #[test]
@@ -185,9 +193,22 @@ fn commands(node: &mut Node) -> Vec<Command> {
 fn rejected(node: &mut Node) -> Vec<(u64, Code)> {
     let reject = |command: Command| match command {
         Command::Reject { exchange, error, .. } => Some((exchange.0, error.code())),
-        Command::Sum { .. } | Command::Stalled { .. } | Command::Accept { .. } | Command::Unroute { .. } => None,
+        Command::Sum { .. }
+        | Command::Stalled { .. }
+        | Command::Accept { .. }
+        | Command::Unroute { .. }
+        | Command::Disconnect { .. } => None,
     };
     let mut rejected: Vec<(u64, Code)> = commands(node).into_iter().filter_map(reject).collect();
     rejected.sort_by_key(|(exchange, _)| *exchange);
     rejected
+}
+
+fn disconnected(this: &mut Node) -> Vec<u64> {
+    let commands = std::iter::from_fn(|| this.next_command());
+    let links = commands.filter_map(|command| match command {
+        Command::Disconnect { link, .. } => Some(link.0),
+        _ => None,
+    });
+    links.collect()
 }

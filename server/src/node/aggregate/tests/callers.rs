@@ -63,7 +63,11 @@ fn all_workers_of_a_machine_that_does_not_come_are_named() {
     assert_eq!(detail, "1 of 2 machines came for part 0");
     let reported = commands.iter().find_map(|command| match command {
         Command::Stalled { stall } => Some(&stall.missing),
-        Command::Sum { .. } | Command::Reject { .. } | Command::Accept { .. } | Command::Unroute { .. } => None,
+        Command::Sum { .. }
+        | Command::Reject { .. }
+        | Command::Accept { .. }
+        | Command::Unroute { .. }
+        | Command::Disconnect { .. } => None,
     });
     assert!(reported.is_none_or(|missing| missing.len() == 3), "the coordinator hears the same");
 }

@@ -262,7 +262,11 @@ fn drops(round: u64) -> Command {
 fn steps(commands: &[Command]) -> impl Iterator<Item = &Step> {
     commands.iter().filter_map(|command| match command {
         Command::Sum { step, .. } => Some(step),
-        Command::Reject { .. } | Command::Stalled { .. } | Command::Accept { .. } | Command::Unroute { .. } => None,
+        Command::Reject { .. }
+        | Command::Stalled { .. }
+        | Command::Accept { .. }
+        | Command::Unroute { .. }
+        | Command::Disconnect { .. } => None,
     })
 }
 
@@ -287,7 +291,11 @@ fn seals(commands: &[Command]) -> usize {
 fn errors(commands: &[Command]) -> impl Iterator<Item = &Error> {
     commands.iter().filter_map(|command| match command {
         Command::Reject { error, .. } => Some(error),
-        Command::Sum { .. } | Command::Stalled { .. } | Command::Accept { .. } | Command::Unroute { .. } => None,
+        Command::Sum { .. }
+        | Command::Stalled { .. }
+        | Command::Accept { .. }
+        | Command::Unroute { .. }
+        | Command::Disconnect { .. } => None,
     })
 }
 

@@ -342,7 +342,11 @@ fn answers(commands: &[Command]) -> Vec<&Sum> {
 fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code, u16)> {
     let reject = |command: &Command| match command {
         Command::Reject { exchange, target, error } => Some((*exchange, error.code(), target.attempt)),
-        Command::Sum { .. } | Command::Stalled { .. } | Command::Accept { .. } | Command::Unroute { .. } => None,
+        Command::Sum { .. }
+        | Command::Stalled { .. }
+        | Command::Accept { .. }
+        | Command::Unroute { .. }
+        | Command::Disconnect { .. } => None,
     };
     commands.iter().filter_map(reject).collect()
 }
