@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-python lint bench fuzz fakes gpu-bundle gpu-check ptx clean
+.PHONY: help demo test test-rust test-sim test-python lint bench deny fuzz fakes gpu-bundle gpu-check ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -58,6 +58,9 @@ BENCH_PYTHON = $(firstword $(wildcard $(BIN)/python) $(PYTHON))
 bench: ## the whole table of figures against peers, into bench/results (20 minutes); BENCH=short tries it out, into bench-out
 	cargo build --release -p gradlane-bench
 	$(BENCH_PROGRAM) suite $(if $(filter short,$(BENCH)),--short -o bench-out,-o bench/results) --python $(BENCH_PYTHON) $(addprefix --only ,$(ONLY)) $(if $(TARGETS),--targets)
+
+deny: ## dependencies against deny.toml and the database of advisories; needs cargo-deny (`cargo install --locked cargo-deny`) and network
+	cargo deny check
 
 fuzz: ## the decoders against mutated frames, for minutes instead of seconds
 	GRADLANE_FUZZ_ITERATIONS=$(or $(ITERATIONS),200000000) cargo test --release -p gradlane-core fuzz -- --nocapture

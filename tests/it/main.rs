@@ -30,6 +30,7 @@ mod security;
 mod shapes;
 mod sim;
 mod skips;
+mod supply_chain;
 mod tidy;
 mod tiers;
 mod together;

@@ -87,6 +87,8 @@ pub enum Defect {
     FirstRoundUnchecked,
     /// The attempt in a request is not compared. Shows when a member sends another one.
     AttemptIgnored,
+    /// A server keeps a sum until every worker asks for the next one. Shows when a name is used once.
+    QuietSumKept,
     /// When a round fails, one worker that waits for it does not hear of it.
     FailureUntold,
     /// A deterministic sum is added in the order of arrival.
@@ -138,6 +140,7 @@ impl Defect {
         Self::RefusedListDropped,
         Self::FirstRoundUnchecked,
         Self::AttemptIgnored,
+        Self::QuietSumKept,
         Self::FailureUntold,
         Self::AddedByArrival,
         Self::RestartSkipped,

@@ -31,6 +31,8 @@ pub(super) struct ServerProcess {
     /// Where the bodies of exchanges go.
     routes: BTreeMap<ExchangeId, (SlotId, WorkerId)>,
     sums: Sums,
+    /// When an exchange of each sum was last open.
+    read: BTreeMap<SlotId, Time>,
 }
 
 impl ServerProcess {
@@ -60,6 +62,7 @@ impl ServerProcess {
             headers: BTreeMap::new(),
             routes: BTreeMap::new(),
             sums: Sums::new(workshop),
+            read: BTreeMap::new(),
         };
         this.settle(context);
         this
@@ -232,10 +235,21 @@ impl ServerProcess {
         }
     }
 
-    fn check_bounds(&self, context: &mut Context) {
+    fn check_bounds(&mut self, context: &mut Context) {
+        let open = self.headers.values().map(|(_, header)| header.target());
+        let open: BTreeSet<SlotId> = open.map(|Target { part, round, .. }| SlotId { part, round }).collect();
+        let held: BTreeSet<SlotId> = self.sums.slots().collect();
+        self.read.retain(|slot, _| held.contains(slot));
         let mut rounds: BTreeMap<PartId, usize> = BTreeMap::new();
-        for slot in self.sums.slots() {
-            context.witness.holds(&context.plan, self.me.who, slot.part.key);
+        for slot in held {
+            let read = self.read.entry(slot).or_insert(context.now);
+            if open.contains(&slot) {
+                *read = context.now;
+            }
+            if context.now.since(*read) > timing::STEP * 2 {
+                let text = format!("{} keeps a sum of part {} that nobody reads", self.me.who, slot.part);
+                context.witness.fail(context.now, Checker::Growth, text);
+            }
             *rounds.entry(slot.part).or_default() += 1;
         }
         if let Some((part, alive)) = rounds.into_iter().find(|(_, alive)| *alive > 2) {

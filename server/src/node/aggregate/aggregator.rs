@@ -32,6 +32,8 @@ pub(in crate::node) struct Aggregator {
     /// Open rounds with a contribution, the oldest first.
     pub(super) waiting: BTreeSet<(Time, SlotId)>,
     warned: Option<Time>,
+    /// When to look for sums that nobody reads any more; absent where there are none.
+    pub(super) look_at_sums: Option<Time>,
     /// The memory of the whole node.
     pub(in crate::node) budget: Budget,
     pub(super) last_counted: Option<(TensorKey, Round)>,
@@ -89,7 +91,8 @@ impl Aggregator {
     pub(in crate::node) fn new(config: NodeConfig) -> Self {
         assert!(!config.stall_warn.is_zero(), "a stall report needs an interval");
         Self {
-            budget: Budget::new(config.memory_bytes_max, config.step_timeout),
+            // Within this time every sum that nobody reads is freed.
+            budget: Budget::new(config.memory_bytes_max, config.step_timeout * 2),
             config,
             membership: None,
             parts: BTreeMap::new(),
@@ -97,6 +100,7 @@ impl Aggregator {
             forgotten: BTreeMap::new(),
             waiting: BTreeSet::new(),
             warned: None,
+            look_at_sums: None,
             last_counted: None,
             draining: None,
             commands: VecDeque::new(),
@@ -110,8 +114,9 @@ impl Aggregator {
 
     /// When [`Self::handle_timeout`] is due.
     pub(in crate::node) fn poll_timeout(&self) -> Option<Time> {
-        let (since, _) = self.waiting.first()?;
-        Some(self.warning_due(*since).min(*since + self.config.step_timeout))
+        let stall =
+            self.waiting.first().map(|(since, _)| self.warning_due(*since).min(*since + self.config.step_timeout));
+        stall.into_iter().chain(self.look_at_sums).min()
     }
 
     /// An admitted worker opened an exchange to contribute, or to ask for the sum.
@@ -239,6 +244,7 @@ impl Aggregator {
 
     /// Time passed.
     pub(in crate::node) fn handle_timeout(&mut self, now: Time) {
+        self.free_quiet_sums(now);
         while let Some((since, id)) = self.waiting.first().copied()
             && since + self.config.step_timeout <= now
         {

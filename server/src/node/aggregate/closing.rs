@@ -147,6 +147,7 @@ impl Aggregator {
     /// Sends the sum, as far as it is complete, and the rest as it becomes so.
     pub(super) fn answer(&mut self, id: SlotId, published: &Published, exchange: ExchangeId) {
         let epoch = self.membership.as_ref().map_or(Epoch::default(), |ours| ours.epoch);
+        self.slot_mut(id).expect("it has a sum").is_read();
         let slot = self.slot(id).expect("it has a sum");
         // A sum that was published before workers were lost is not the one that the view of `epoch` asks for.
         let as_due = published.contributors == self.due_workers(slot.spec.op, id.round);

@@ -16,9 +16,10 @@
 //! sets, because a count would let the bit of a worker that left stand for one that is still to come. A mean divides by workers.
 //!
 //! **Two rounds of a part are alive at most.** A worker pushes round s+1 only when it has the sum of s. So when all callers have reached
-//! s+1, nobody can ask for s again and its memory goes. After a failed round a worker may run ahead without that proof. Then it is told to
-//! come back later, for at most a step timeout, so that it does not overwrite a sum that a slow worker has not read. A worker that goes on
-//! to a later round without having come to s, or that withdraws from s, fails s for the others at once.
+//! s+1, nobody can ask for s again and its memory goes. It also goes when nobody has read the sum for a step timeout: a name may be used
+//! once. After a failed round a worker may run ahead without that proof. Then it is told to come back later, for at most a step timeout, so
+//! that it does not overwrite a sum that a slow worker has not read. A worker that goes on to a later round without having come to s, or that
+//! withdraws from s, fails s for the others at once.
 //!
 //! **A lost worker.** When a view lacks workers of the one before, rounds go on with the survivors. An open round restarts: its attempt
 //! grows, what was contributed is void, and the survivors send again. A published sum stays as it is until every caller of the new view has
@@ -26,6 +27,7 @@
 
 mod aggregator;
 mod closing;
+mod keeping;
 mod opening;
 mod refusals;
 mod round;

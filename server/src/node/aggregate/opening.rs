@@ -216,6 +216,7 @@ impl Aggregator {
         }
         slot.booked = slot.needs(&self.config);
         self.budget.take(now, slot.booked)?;
+        self.watch_sums(now);
         if let RoundState::Open(_) = slot.state {
             self.step(id, Step::Begin(slot.spec.sum(&slot.due.ranks, &self.config)));
         }

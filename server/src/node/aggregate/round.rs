@@ -25,6 +25,7 @@ use crate::node::membership::Callers;
 ///                            │ claims differ, step timeout, no divisor, damage,│
 ///                            │ a caller gave up                                │                                      │
 ///                            └─────────────────────────────────────────────────┴───► Failed ──────────────────────────┘
+///   Published ─── nobody has read the sum for a step timeout ───► Failed
 ///   Open ─── the view lost workers ───► Restarted ─── next push ───► Open, with the next attempt
 ///   Restarted ─── a survivor will not send again ───► Failed
 ///   any ─── the tensor is forgotten, the job ends or aborts, other workers ───► (absent)
@@ -64,6 +65,8 @@ pub(super) struct Slot {
     /// that came.
     pub(super) arrived: WorkerSet,
     pub(super) state: RoundState,
+    /// Since when nobody is seen to read the sum.
+    pub(super) quiet_since: Option<Time>,
     /// Bytes of memory accounted to it.
     pub(super) booked: u64,
 }
@@ -71,7 +74,7 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) fn new(id: SlotId, spec: Spec, due: Callers, attempt: u16) -> Self {
         let state = RoundState::Open(Open::default());
-        Self { id, spec, due, attempt, arrived: WorkerSet::default(), state, booked: 0 }
+        Self { id, spec, due, attempt, arrived: WorkerSet::default(), state, quiet_since: None, booked: 0 }
     }
 
     /// The callers that are due and were not counted.

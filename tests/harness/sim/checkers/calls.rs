@@ -27,7 +27,6 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{DType, PartLayout, TensorKey, Time, WorkerId};
 
 use super::{Checker, Witness};
-use crate::sim::known::Known;
 use crate::sim::workload::{Plan, timing};
 use crate::sim::world::{Address, Who};
 
@@ -102,17 +101,6 @@ impl Calls {
     pub(super) fn partners_of(&self, tensor: usize) -> BTreeSet<TensorKey> {
         let key = self.keys[tensor];
         self.partners.get(&key).cloned().unwrap_or_else(|| BTreeSet::from([key]))
-    }
-
-    /// Whether every worker ended a round of a tensor, or nobody began it.
-    pub(super) fn is_round_over(&self, workers: u32, tensor: usize, round: u64) -> bool {
-        let ended = |who| self.calls.get(&(who, tensor, round)).is_some_and(|call| call.ended.is_some());
-        (0..workers).map(Who::Worker).all(ended)
-    }
-
-    /// The tensor of a key.
-    pub(super) fn tensor_of(&self, key: TensorKey) -> Option<usize> {
-        self.keys.iter().position(|other| *other == key)
     }
 
     /// The calls of one worker that share the fate of this round.
@@ -415,17 +403,6 @@ impl Witness {
 }
 
 impl Witness {
-    /// A server holds a sum of a tensor. One of a name that is used once must be gone when the job is two steps further.
-    pub(in crate::sim) fn holds(&mut self, plan: &Plan, server: Who, key: TensorKey) {
-        let Some(tensor) = self.calls.tensor_of(key) else { return };
-        let Some(step) = plan.tensors[tensor].only_step else { return };
-        let further = self.calls.is_round_over(plan.workers, 0, step + 2);
-        if further && !plan.spares(Known::OneShotNamesKept) {
-            let text = format!("{server} still holds the sum of tensor {tensor}, which was used once, in step {step}");
-            self.report(Checker::Growth, text);
-        }
-    }
-
     /// Whether a server without memory refused the part that holds a tensor to this worker or to a rank of its machine, which tells the
     /// others; without a worker, to any.
     pub(super) fn is_short(&self, who: Option<Who>, tensor: usize) -> bool {

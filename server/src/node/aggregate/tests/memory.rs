@@ -27,15 +27,10 @@ fn a_begun_round_can_take_every_contribution() {
 #[test]
 fn memory_that_never_becomes_free_is_an_error_that_is_not_repeated() {
     let mut world = World::with(2, |config| config.memory_bytes_max = 32);
-    let other = in_part(1, header(0));
-    world.everybody(header(0));
-    world.pass(Duration::from_secs(1));
-    world.everybody(header(1));
-    world.commands();
-    for (seconds, code) in [(0, Code::ResourceExhausted), (59, Code::ResourceExhausted), (1, Code::FailedPrecondition)]
+    for (seconds, code) in [(0, Code::ResourceExhausted), (119, Code::ResourceExhausted), (1, Code::FailedPrecondition)]
     {
         world.pass(Duration::from_secs(seconds));
-        world.open(0, sized(32, other));
+        world.open(0, sized(36, header(0)));
         assert_eq!(rejected(&world.commands()), [code]);
     }
 }
@@ -50,6 +45,42 @@ fn a_round_that_made_room_in_vain_can_be_followed_by_another() {
     world.commands();
     let exchange = world.open(0, header(3));
     assert_eq!(received(&world.commands()), [exchange]);
+}
+
+#[test]
+fn a_sum_that_nobody_reads_any_more_is_freed_after_a_step_timeout() {
+    let mut world = World::of(2);
+    let [first, second] = world.everybody(header(0))[..] else { panic!("two workers") };
+    world.node.handle_answered(first);
+    for half_minutes in 0..5 {
+        assert_eq!(world.progress().bytes_in_flight, 16, "{half_minutes}: one worker still reads it");
+        world.pass(Duration::from_secs(30));
+    }
+    world.node.handle_answered(second);
+    world.commands();
+    for (freed, booked) in [(vec![], 16), (vec![], 16), (vec![drops(0)], 0)] {
+        world.pass(Duration::from_secs(30));
+        assert_eq!((world.commands(), world.progress().bytes_in_flight), (freed, booked));
+    }
+    assert_eq!(world.node.poll_timeout(), None, "there is nothing to look at any more");
+    world.open(0, header(0));
+    assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition], "too late");
+    let next = world.everybody(header(1));
+    assert_eq!(answered(&world.commands()), next, "the name can be used again");
+}
+
+#[test]
+fn who_asks_again_in_time_finds_the_sum() {
+    let mut world = World::of(1);
+    let lost = world.push(0, header(0));
+    world.torn(lost);
+    for _ in 0..2 {
+        world.pass(Duration::from_secs(60));
+        world.commands();
+        let again = world.open(0, header(0));
+        assert_eq!(answered(&world.commands()), [again]);
+        world.node.handle_answered(again);
+    }
 }
 
 #[test]

@@ -126,6 +126,10 @@ impl World {
         std::iter::from_fn(|| self.node.next_command()).collect()
     }
 
+    fn nobody_waits(&self) -> bool {
+        self.node.dense_sum.waiting.is_empty()
+    }
+
     fn progress(&self) -> Progress {
         self.node.progress()
     }

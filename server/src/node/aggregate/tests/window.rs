@@ -51,7 +51,7 @@ fn a_round_that_a_worker_gave_up_fails_at_once_for_those_who_wait() {
         errors(&commands)
             .any(|error| matches!(error, Error::Stalled { round: Round(1), missing, .. } if *missing == [WorkerId(1)]))
     );
-    assert_eq!(world.node.poll_timeout(), None, "nobody waits for it");
+    assert!(world.nobody_waits());
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_round_that_one_worker_skipped_ends_when_all_went_on() {
     let commands = world.commands();
     assert!(commands.contains(&drops(0)));
     assert_eq!(answered(&commands), [skipper, other]);
-    assert_eq!(world.node.poll_timeout(), None);
+    assert!(world.nobody_waits());
 }
 
 #[test]
