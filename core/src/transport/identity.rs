@@ -5,9 +5,9 @@
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::digest::{SHA256, digest};
@@ -47,27 +47,34 @@ impl Authority {
         Ok(Self { job: job.to_owned(), key, certificate, secret, lifetime: LIFETIME })
     }
 
-    /// The authority kept in `dir`, which only this user may read; makes both if they do not exist. A coordinator that restarts with it
-    /// keeps its join string, and its job's certificates stay good.
+    /// A new authority for `job`, kept in `dir`, which only this user may read, in place of that of an earlier job. Nothing of the earlier
+    /// one is good any more.
     ///
     /// # Errors
-    /// [`Error::Io`] if the directory cannot be used, [`Error::Auth`] if others may read it or its files are damaged.
-    pub fn open(dir: &Path, job: &str) -> Result<Self> {
+    /// [`Error::Io`] if the directory cannot be used, [`Error::Auth`] if others may read it.
+    pub fn begin(dir: &Path, job: &str) -> Result<Self> {
+        let authority = Self::create(job)?;
+        private_dir(dir)?;
+        Self::forget(dir)?;
+        let [key, certificate, secret] = files(dir);
+        // The secret is written last: its presence says that the others are whole.
+        keep(&key, authority.key.serialized_der())?;
+        keep(&certificate, &authority.certificate)?;
+        keep(&secret, &authority.secret)?;
+        Ok(authority)
+    }
+
+    /// The authority that an earlier start of the same job's coordinator left in `dir`; [`begin`](Self::begin) if it left none. The join
+    /// string and the job's certificates stay good.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin); [`Error::Auth`] also if the files are damaged or of another job.
+    pub fn resume(dir: &Path, job: &str) -> Result<Self> {
         check_job(job)?;
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| io(dir, &error))?;
-        let mode = fs::metadata(dir).map_err(|error| io(dir, &error))?.permissions().mode();
-        if mode & 0o077 != 0 {
-            let problem = format!("{} is open to others (mode {:o})", dir.display(), mode & 0o777);
-            return Err(Error::Auth { problem, hint: format!("chmod 700 {}", dir.display()) });
-        }
-        let [key, certificate, secret] = ["ca.key", "ca.der", "join.secret"].map(|name| dir.join(name));
+        private_dir(dir)?;
+        let [key, certificate, secret] = files(dir);
         if !secret.exists() {
-            let authority = Self::create(job)?;
-            // The secret is written last: its presence says that the others are whole.
-            keep(&key, authority.key.serialized_der())?;
-            keep(&certificate, &authority.certificate)?;
-            keep(&secret, &authority.secret)?;
-            return Ok(authority);
+            return Self::begin(dir, job);
         }
         let read = |path: &Path| fs::read(path).map_err(|error| io(path, &error));
         let damaged = |what: &str| Error::Auth {
@@ -82,6 +89,21 @@ impl Authority {
         }
         let secret = read(&secret)?.try_into().map_err(|_| damaged("join.secret"))?;
         Ok(Self { job: job.to_owned(), key, certificate, secret, lifetime: LIFETIME })
+    }
+
+    /// Removes what [`begin`](Self::begin) keeps in `dir`: the job has ended, and its secret with it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if something is left.
+    pub fn forget(dir: &Path) -> Result<()> {
+        // The secret goes first, because without it the others count for nothing.
+        for path in files(dir).iter().rev() {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(path, &error)),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// Certificates issued from now on are good for `lifetime` instead of 30 days.
@@ -238,7 +260,7 @@ impl PeerIdentity {
                 [job, role, id] => (job, role, id),
                 _ => return None,
             };
-            let role = [Role::Worker, Role::Server, Role::Coordinator].into_iter().find(|r| r.to_string() == role)?;
+            let role = (1..=u8::MAX).map_while(Role::from_code).find(|known| known.to_string() == role)?;
             (id == HEXLOWER.encode(&node.0)).then(|| Self { node, role, job: job.to_owned() })
         });
         named.ok_or_else(|| Error::Auth {
@@ -310,6 +332,22 @@ fn check_job(job: &str) -> Result<()> {
     })
 }
 
+/// The files of an authority: key, certificate and join secret.
+fn files(dir: &Path) -> [PathBuf; 3] {
+    ["ca.key", "ca.der", "join.secret"].map(|name| dir.join(name))
+}
+
+/// Makes `dir` unless it exists, and checks that only this user can look into it.
+fn private_dir(dir: &Path) -> Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| io(dir, &error))?;
+    let mode = fs::metadata(dir).map_err(|error| io(dir, &error))?.permissions().mode();
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    let problem = format!("{} is open to others (mode {:o})", dir.display(), mode & 0o777);
+    Err(Error::Auth { problem, hint: format!("chmod 700 {}", dir.display()) })
+}
+
 /// Writes a file that only this user may read.
 fn keep(path: &Path, bytes: &[u8]) -> Result<()> {
     let open = || OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
@@ -355,11 +393,11 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_survives_a_restart_in_a_private_directory() {
+    fn an_authority_that_is_resumed_is_the_one_that_began_in_a_private_directory() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("jobs/resnet");
-        let first = Authority::open(&path, "resnet").unwrap();
-        let again = Authority::open(&path, "resnet").unwrap();
+        let first = Authority::resume(&path, "resnet").unwrap();
+        let again = Authority::resume(&path, "resnet").unwrap();
         assert_eq!(first.join_string("a:1"), again.join_string("a:1"));
         assert_eq!(first.certificate, again.certificate);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
@@ -367,13 +405,28 @@ mod tests {
     }
 
     #[test]
+    fn nothing_of_an_authority_is_left_in_the_next_one_or_after_its_job() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("resnet");
+        let [first, second] = [(); 2].map(|()| Authority::begin(&path, "resnet").unwrap());
+        let [one, other] = [&first, &second].map(|authority| authority.join_string("a:1"));
+        assert!(one.secret != other.secret && one.ca_hash != other.ca_hash);
+        assert_eq!(Authority::resume(&path, "resnet").unwrap().join_string("a:1"), other);
+        Authority::forget(&path).unwrap();
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
+        assert_ne!(Authority::resume(&path, "resnet").unwrap().join_string("a:1"), other);
+    }
+
+    #[test]
     fn a_directory_open_to_others_or_of_another_job_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("resnet");
-        Authority::open(&path, "resnet").unwrap();
-        assert!(Authority::open(&path, "bert").unwrap_err().to_string().contains("another job"));
+        Authority::begin(&path, "resnet").unwrap();
+        assert!(Authority::resume(&path, "bert").unwrap_err().to_string().contains("another job"));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o750)).unwrap();
-        assert!(Authority::open(&path, "resnet").unwrap_err().to_string().contains("open to others"));
+        for outcome in [Authority::begin(&path, "resnet"), Authority::resume(&path, "resnet")] {
+            assert!(outcome.unwrap_err().to_string().contains("open to others"));
+        }
     }
 
     #[test]

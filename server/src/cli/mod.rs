@@ -57,7 +57,7 @@ enum Command {
     Run(Run),
     /// Run one summation server of a job
     Server(Settings),
-    /// Run the coordinator of a job; prints the join string that its other processes need
+    /// Run the coordinator of a job; prints where the join string is that its other processes need
     #[command(alias = "scheduler")]
     Coordinator(Settings),
     /// Run a coordinator and its servers in one process
@@ -142,7 +142,7 @@ struct Settings {
     /// Join string; others can see it in the list of processes, so prefer GRADLANE_JOIN or --join-file
     #[arg(long, value_name = "STRING")]
     join: Option<String>,
-    /// File with the join string; a coordinator writes it
+    /// File with the join string; a coordinator writes it, readable by its user alone
     #[arg(long, value_name = "FILE")]
     join_file: Option<String>,
     /// Where to listen
@@ -154,6 +154,9 @@ struct Settings {
     /// Where keys and join strings are kept
     #[arg(long, value_name = "DIR")]
     state_dir: Option<String>,
+    /// A coordinator takes up the job of its last start again, with the same join string
+    #[arg(long)]
+    resume: bool,
     /// Log level or filter
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
@@ -224,6 +227,7 @@ impl Settings {
             ("bind", &self.bind),
             ("advertise", &self.advertise),
             ("state_dir", &self.state_dir),
+            ("resume", &self.resume.then(|| "true".to_owned())),
             ("log", &self.log),
         ];
         let given = flags.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value.clone()?)));
@@ -403,6 +407,7 @@ mod tests {
             bind: Some("127.0.0.1:0".to_owned()),
             advertise: Some("n1".to_owned()),
             state_dir: Some("/tmp/state".to_owned()),
+            resume: true,
             log: Some("info".to_owned()),
         };
         let mut arguments = every.arguments().unwrap();

@@ -2,7 +2,7 @@
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
-use gradlane_core::types::{Epoch, LinkId, NodeId, PartLayout, Role, TensorSpec, Time, View, WorkerId, WorkerSet};
+use gradlane_core::types::{Epoch, LinkId, NodeId, Role, Time, View, WorkerId, WorkerSet};
 use gradlane_core::wire::frame::{Health, Join, Stall, Status};
 use gradlane_core::wire::{Frame, limits};
 
@@ -106,6 +106,14 @@ impl Coordinator {
         questions::status(now, self.view(), &self.roster, self.registry.as_ref())
     }
 
+    /// Whether processes that are no members yet may enrol now.
+    ///
+    /// # Errors
+    /// Why not: the job has formed, or has ended.
+    pub fn admits_newcomers(&self) -> Result<()> {
+        questions::newcomers(&self.stage, &self.roster)
+    }
+
     /// An authenticated node connected.
     pub fn handle_connected(&mut self, link: LinkId, node: NodeId) {
         if let Err(error) = self.connections.add(link, node) {
@@ -134,7 +142,13 @@ impl Coordinator {
                 self.connections.send(link, Frame::HeartbeatAck { sent });
             }
             (Frame::Declare { request, tensors, fuse }, Some(identity)) => {
-                let (outcome, forgotten) = self.declare(now, identity, &tensors, fuse);
+                let (outcome, forgotten) = match questions::asking_worker(&self.stage, &self.roster, identity) {
+                    Ok(worker) => {
+                        let registry = self.registry.as_mut().expect("a job that runs has a registry");
+                        registry.declare(now, worker, &tensors, fuse)
+                    }
+                    Err(error) => (Err(error), Vec::new()),
+                };
                 self.connections.send(link, Frame::Declared { request, outcome });
                 for Forgotten { key, error } in forgotten {
                     self.broadcast(&Frame::Forget { key, error });
@@ -209,8 +223,8 @@ impl Coordinator {
 
     fn handle_join(&mut self, now: Time, link: LinkId, node: NodeId, join: Join) {
         let (identity, life) = (Identity { node, role: join.process.role }, join.process.incarnation);
-        if identity.role == Role::Coordinator {
-            return self.close_protocol(link, "role", "is that of this process");
+        if !matches!(identity.role, Role::Worker | Role::Server) {
+            return self.close_protocol(link, "role", "is that of no member");
         }
         if self.roster.is_fenced(node, life) && !planted(self.config.defect, Defect::FencedAccepted) {
             let error = Error::Fenced { current: self.epoch };
@@ -306,7 +320,7 @@ impl Coordinator {
                     self.end(now, Ok(()));
                 }
             }
-            (Stage::Running, Role::Server | Role::Coordinator) => {
+            (Stage::Running, Role::Server | Role::Coordinator | Role::Observer) => {
                 self.lose(now, vec![Lost { identity, cause: "it left while the job ran".to_owned() }]);
             }
             (Stage::Closing { .. } | Stage::Finished { .. }, _) => {
@@ -421,21 +435,6 @@ impl Coordinator {
             self.connections.send(link, notice.clone());
         }
         self.connections.event(Event::Stall { tensor, stall, detail });
-    }
-
-    fn declare(
-        &mut self,
-        now: Time,
-        identity: Identity,
-        tensors: &[TensorSpec],
-        fuse: bool,
-    ) -> (Result<Vec<PartLayout>>, Vec<Forgotten>) {
-        match questions::asking_worker(&self.stage, &self.roster, identity) {
-            Ok(worker) => {
-                self.registry.as_mut().expect("a job that runs has a registry").declare(now, worker, tensors, fuse)
-            }
-            Err(error) => (Err(error), Vec::new()),
-        }
     }
 
     fn refuse(&mut self, link: LinkId, join: &Join, error: Error) {

@@ -7,6 +7,8 @@
 //!     │ ── version, role, HMAC(secret, role, TLS exporter), CSR ──►│ checks the proof in constant time, then the CSR
 //!     │ ◄─────────────── certificate, authority's certificate ─────│
 //! ```
+//! Members are certified until the job has formed. Later the coordinator certifies observers alone, which may ask for the job's state.
+//!
 //! The secret is never sent. The proof is bound to this one connection by the exporter, so that it cannot be relayed or used again.
 //! The key is made by the newcomer and never leaves it; the signature of the signing request (CSR) shows that it has it.
 
@@ -34,9 +36,10 @@ use crate::types::join::JoinString;
 use crate::wire::reject;
 
 impl Credentials {
-    /// Makes a key and has the coordinator certify it as `role`, a worker or a server. Blocks at most `patience`.
+    /// Makes a key and has the coordinator certify it as `role`: a worker, a server or an observer. Blocks at most `patience`.
     ///
     /// # Errors
+    /// [`Error::FailedPrecondition`] if the job waits for nobody any more (an observer may come at any time),
     /// [`Error::Auth`] if the coordinator is not the one of the join string or does not accept the secret, [`Error::Unavailable`] if it
     /// cannot be reached in time.
     pub fn enroll(join: &JoinString, role: Role, patience: Duration) -> Result<Self> {
@@ -97,6 +100,8 @@ pub(super) struct Registrar {
     authority: Arc<Authority>,
     /// Failed proofs by address.
     failures: BTreeMap<IpAddr, Failures>,
+    /// Why nobody becomes a member any more.
+    closed: Option<Error>,
 }
 
 struct Failures {
@@ -106,7 +111,7 @@ struct Failures {
 
 impl Registrar {
     pub(super) fn new(authority: Arc<Authority>) -> Self {
-        Self { authority, failures: BTreeMap::new() }
+        Self { authority, failures: BTreeMap::new(), closed: None }
     }
 
     /// Whether somebody at this address may try: a secret of 128 bits cannot be guessed, but guessing costs handshakes.
@@ -125,16 +130,28 @@ impl Registrar {
         failures.count += 1;
     }
 
-    pub(super) fn authority(&self) -> Arc<Authority> {
-        Arc::clone(&self.authority)
+    /// From now on nobody becomes a member; a newcomer is told why.
+    pub(super) fn close(&mut self, why: Error) {
+        self.closed = Some(why);
     }
+
+    /// What [`serve`] needs to know.
+    pub(super) fn terms(&self) -> Terms {
+        Terms { authority: Arc::clone(&self.authority), closed: self.closed.clone() }
+    }
+}
+
+/// On which terms newcomers are certified now.
+pub(super) struct Terms {
+    authority: Arc<Authority>,
+    closed: Option<Error>,
 }
 
 /// Serves one newcomer.
 ///
 /// # Errors
 /// [`Error::Auth`] for a wrong proof; the newcomer was told.
-pub(super) async fn serve(authority: &Authority, connection: &Connection) -> Result<()> {
+pub(super) async fn serve(terms: &Terms, connection: &Connection) -> Result<()> {
     let peer = format!("the process at {}", connection.remote_address());
     connection.set_max_concurrent_bi_streams(VarInt::from_u32(1));
     let (sender, mut receiver) = match timeout(PATIENCE, connection.accept_bi()).await {
@@ -144,7 +161,7 @@ pub(super) async fn serve(authority: &Authority, connection: &Connection) -> Res
     };
     let message = timeout(PATIENCE, read_all(&mut receiver, &peer)).await;
     let issued = match message.unwrap_or_else(|_| Err(early_end("request", "did not come", &peer))) {
-        Ok(message) => issue(authority, connection, &message, &peer),
+        Ok(message) => issue(terms, connection, &message, &peer),
         Err(error) => Err(error),
     };
     let answer = match &issued {
@@ -153,7 +170,7 @@ pub(super) async fn serve(authority: &Authority, connection: &Connection) -> Res
             let length = u32::try_from(certificate.len()).expect("a certificate is short");
             answer.extend_from_slice(&length.to_le_bytes());
             answer.extend_from_slice(certificate);
-            answer.extend_from_slice(authority.certificate());
+            answer.extend_from_slice(terms.authority.certificate());
             answer
         }
         Err(error) => [vec![REFUSED], reject::to_body(&error.told_to_peer())].concat(),
@@ -173,7 +190,7 @@ async fn say_goodbye(connection: &Connection, mut sender: SendStream, answer: &[
 }
 
 fn issue(
-    authority: &Authority,
+    Terms { authority, closed }: &Terms,
     connection: &Connection,
     message: &[u8],
     peer: &str,
@@ -191,7 +208,7 @@ fn issue(
         });
     }
     let role = match Role::from_code(role) {
-        Some(role @ (Role::Worker | Role::Server)) => role,
+        Some(role @ (Role::Worker | Role::Server | Role::Observer)) => role,
         Some(Role::Coordinator) | None => return Err(bad("role", format!("is {role}"))),
     };
     let Some((theirs, request)) = rest.split_first_chunk::<PROOF_BYTES>() else {
@@ -203,7 +220,11 @@ fn issue(
         problem: format!("the secret in the join string is not that of job {}", authority.job()),
         hint: "copy the whole join string that the coordinator prints".to_owned(),
     })?;
-    authority.sign(request, role, peer)
+    // After the proof, so that a stranger does not learn how far the job is.
+    match closed {
+        Some(why) if role != Role::Observer => Err(why.clone()),
+        Some(_) | None => authority.sign(request, role, peer),
+    }
 }
 
 fn proof(connection: &Connection, secret: &[u8; 16], role: Role) -> Result<hmac::Tag> {

@@ -31,6 +31,7 @@ use crate::wire::{Frame, check_version};
 pub struct ControlListener {
     address: String,
     commands: UnboundedSender<Command>,
+    registrar: Arc<Mutex<Registrar>>,
     thread: OwnThread,
 }
 
@@ -56,7 +57,7 @@ impl ControlListener {
         let registrar = Arc::new(Mutex::new(Registrar::new(authority)));
         let state = ServerState {
             events: events.into(),
-            registrar,
+            registrar: Arc::clone(&registrar),
             outboxes: BTreeMap::new(),
             tasks: JoinSet::new(),
             links: 0,
@@ -64,7 +65,7 @@ impl ControlListener {
         let weak = commands.downgrade();
         let serve = move |endpoint| run(endpoint, admission_control, state, weak, inbox);
         let thread = endpoint::start("gradlane-coord", socket, &settings, Some(server), serve)?;
-        Ok(Self { address, commands, thread })
+        Ok(Self { address, commands, registrar, thread })
     }
 
     /// Where it listens, `ip:port`.
@@ -75,6 +76,11 @@ impl ControlListener {
     /// Sends a frame to a node, after those sent before. Never blocks; a link that has ended is ignored.
     pub fn send(&self, link: LinkId, frame: Frame) {
         let _ = self.commands.send(Command::Send { link, frame });
+    }
+
+    /// Certifies no more members; processes that enrol from now on are told `why`.
+    pub fn close_enrolment(&self, why: Error) {
+        self.registrar.lock().unwrap_or_else(PoisonError::into_inner).close(why);
     }
 
     /// Ends a link once the frames sent before were heard; its node is told the reason.
@@ -209,8 +215,8 @@ impl ServerState {
                 tracing::warn!(%remote, %error, "enrolment refused");
                 return close_with(&connection, &error);
             }
-            let authority = lock().authority();
-            match enroll::serve(&authority, &connection).await {
+            let terms = lock().terms();
+            match enroll::serve(&terms, &connection).await {
                 Ok(()) => tracing::info!(%remote, "enrolled"),
                 Err(error) => {
                     tracing::warn!(%remote, %error, "enrolment refused");
