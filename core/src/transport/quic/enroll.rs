@@ -22,9 +22,9 @@ use aws_lc_rs::hmac;
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::CertificateDer;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::closing::{CLOSE_ORDERLY, close_with, connection_error, early_end, written};
+use super::closing::{CLOSE_ORDERLY, connection_error, early_end, written};
 use super::dial::Dialer;
 use super::endpoint;
 use super::settings::Settings;
@@ -50,7 +50,7 @@ impl Credentials {
         let (join, of_dialer) = (join.clone(), settings.clone());
         let serve = move |endpoint: Endpoint| async move {
             let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: of_dialer };
-            let enrolled = timeout(patience, ask(&dialer, &join, role, patience)).await;
+            let enrolled = timeout(patience, insist(&dialer, &join, role, patience)).await;
             let timed_out = || Error::Timeout { what: format!("enrolling at {}", join.address), waited: patience };
             let _ = sender.send(enrolled.unwrap_or_else(|_| Err(timed_out())));
             endpoint.close(CLOSE_ORDERLY, b"");
@@ -61,6 +61,21 @@ impl Credentials {
             outcome.recv().map_err(|_| Error::Internal { what: "enrolment ended without a word".to_owned() })?;
         thread.join(GOODBYE * 2);
         outcome
+    }
+}
+
+/// Asks again if the coordinator gave the place of this process to another one, or had none.
+async fn insist(dialer: &Dialer, join: &JoinString, role: Role, patience: Duration) -> Result<Credentials> {
+    let until = Instant::now() + patience;
+    loop {
+        let error = match ask(dialer, join, role, until - Instant::now()).await {
+            Err(error) if error.retryable() => error,
+            outcome => return outcome,
+        };
+        if until - Instant::now() <= PAUSE {
+            return Err(error);
+        }
+        sleep(PAUSE).await;
     }
 }
 
@@ -147,20 +162,15 @@ pub(super) struct Terms {
     closed: Option<Error>,
 }
 
-/// Serves one newcomer.
+/// Serves one newcomer. The caller gives it a deadline.
 ///
 /// # Errors
 /// [`Error::Auth`] for a wrong proof; the newcomer was told.
 pub(super) async fn serve(terms: &Terms, connection: &Connection) -> Result<()> {
     let peer = format!("the process at {}", connection.remote_address());
     connection.set_max_concurrent_bi_streams(VarInt::from_u32(1));
-    let (sender, mut receiver) = match timeout(PATIENCE, connection.accept_bi()).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(lost)) => return Err(connection_error(&lost, &peer)),
-        Err(_) => return Err(early_end("request", "did not come", &peer)),
-    };
-    let message = timeout(PATIENCE, read_all(&mut receiver, &peer)).await;
-    let issued = match message.unwrap_or_else(|_| Err(early_end("request", "did not come", &peer))) {
+    let (sender, mut receiver) = connection.accept_bi().await.map_err(|lost| connection_error(&lost, &peer))?;
+    let issued = match read_all(&mut receiver, &peer).await {
         Ok(message) => issue(terms, connection, &message, &peer),
         Err(error) => Err(error),
     };
@@ -183,9 +193,7 @@ pub(super) async fn serve(terms: &Terms, connection: &Connection) -> Result<()> 
 async fn say_goodbye(connection: &Connection, mut sender: SendStream, answer: &[u8], peer: &str) -> Result<()> {
     written(sender.write_all(answer).await, peer)?;
     let _ = sender.finish();
-    if timeout(PATIENCE, connection.closed()).await.is_err() {
-        close_with(connection, &early_end("request", "has been answered; the connection is not needed any more", peer));
-    }
+    connection.closed().await;
     Ok(())
 }
 
@@ -255,8 +263,8 @@ const PROOF_BYTES: usize = 32;
 const COORDINATOR: &str = "the coordinator";
 /// A request or an answer: two certificates and change.
 const MESSAGE_BYTES_MAX: usize = 8 << 10;
-/// For a newcomer to say what it wants, and to hear the answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Before this process asks again.
+const PAUSE: Duration = Duration::from_millis(200);
 /// For the closing of a connection to reach the peer.
 const GOODBYE: Duration = Duration::from_millis(500);
 /// Wrong proofs from one address until it has to wait.

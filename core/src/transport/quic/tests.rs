@@ -18,6 +18,7 @@ use crate::types::{ExchangeId, LinkId, NodeId, Role, Time};
 use crate::wire::Frame;
 use crate::wire::frame::Progress;
 
+mod flood;
 mod versions;
 
 contract::promises!(Loopback::new());
@@ -322,11 +323,14 @@ struct Coordinator {
 
 impl Coordinator {
     fn new(job: &str) -> Self {
+        Self::with(job, &Settings::default())
+    }
+
+    fn with(job: &str, settings: &Settings) -> Self {
         let authority = Arc::new(Authority::create(job).unwrap());
         let (sender, events) = channel();
         let tell = Box::new(move |event| drop(sender.send(event)));
-        let listener =
-            ControlListener::bind("127.0.0.1:0", Arc::clone(&authority), &Settings::default(), tell).unwrap();
+        let listener = ControlListener::bind("127.0.0.1:0", Arc::clone(&authority), settings, tell).unwrap();
         Self { authority, listener, events: Due(events) }
     }
 
