@@ -7,7 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use gradlane_core::runtime::Clock;
-use gradlane_core::types::Time;
+use gradlane_core::transport::identity::Credentials;
+use gradlane_core::types::{JoinString, Role, Time};
 
 #[test]
 fn a_job_of_programs_that_never_join_ends_with_them() {
@@ -151,6 +152,31 @@ fn a_second_coordinator_of_one_name_is_refused_while_the_first_one_runs() {
     assert!(published.starts_with(&join), "the first one's file is untouched");
     signal(&first, "TERM");
     first.wait().unwrap();
+}
+
+#[test]
+fn a_token_lets_in_one_server_and_no_worker() {
+    let home = tempfile::tempdir().unwrap();
+    let mut coordinator = command(home.path(), &["coordinator", "-n", "1", "-s", "2", "--bind", "127.0.0.1:0"]);
+    let mut coordinator = coordinator.stdout(Stdio::piped()).spawn().unwrap();
+    let own: JoinString = announced(&mut coordinator).parse().unwrap();
+    let made = command(home.path(), &["token", "new", "--role", "server"]).output().unwrap();
+    let path = String::from_utf8(made.stdout).unwrap();
+    let path = path.trim_end().strip_prefix("GRADLANE_JOIN_FILE=").unwrap();
+    let token: JoinString = std::fs::read_to_string(path).unwrap().parse().unwrap();
+    assert_eq!((&token.address, token.ca_hash), (&own.address, own.ca_hash));
+    assert_ne!(token.secret, own.secret);
+
+    let enrol = |role| Credentials::enroll(&token, role, Duration::from_secs(10)).map(drop);
+    let refusal = |outcome: gradlane_core::Result<()>| outcome.unwrap_err().to_string();
+    assert!(refusal(enrol(Role::Worker)).contains("is for a server, not for a worker"));
+    enrol(Role::Server).unwrap();
+    assert!(refusal(enrol(Role::Server)).contains("used up"));
+
+    signal(&coordinator, "TERM");
+    coordinator.wait().unwrap();
+    let nobody = command(home.path(), &["token", "new", "--role", "server"]).output().unwrap();
+    assert!(!nobody.status.success() && stderr(&nobody).contains("coordinator of job default"), "{nobody:?}");
 }
 
 #[test]

@@ -224,7 +224,7 @@ fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
 
 /// The line that tells a user or a launcher how others join. What is no terminal may be a log that others read, or that is kept: only a
 /// terminal is shown the secret itself.
-fn announcement(join: &JoinString, file: Option<&Path>, is_terminal: bool) -> Result<String> {
+pub(super) fn announcement(join: &JoinString, file: Option<&Path>, is_terminal: bool) -> Result<String> {
     match file {
         _ if is_terminal => Ok(format!("GRADLANE_JOIN={join}")),
         Some(file) => Ok(format!("GRADLANE_JOIN_FILE={}", file.display())),

@@ -229,7 +229,7 @@ impl Driver {
     fn handle(&mut self, incoming: ControlIncoming) {
         let now = self.clock.now();
         match incoming {
-            ControlIncoming::Up { link, node, .. } => self.machine.handle_connected(link, node),
+            ControlIncoming::Up { link, node, role, .. } => self.machine.handle_connected(link, node, role),
             ControlIncoming::Frame { link, frame } => self.machine.handle_frame(now, link, frame),
             ControlIncoming::Down { link, reason } => self.machine.handle_disconnected(link, reason),
         }

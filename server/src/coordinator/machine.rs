@@ -114,16 +114,16 @@ impl Coordinator {
         questions::newcomers(&self.stage, &self.roster)
     }
 
-    /// An authenticated node connected.
-    pub fn handle_connected(&mut self, link: LinkId, node: NodeId) {
-        if let Err(error) = self.connections.add(link, node) {
+    /// A node connected whose certificate is for `role`.
+    pub fn handle_connected(&mut self, link: LinkId, node: NodeId, role: Role) {
+        if let Err(error) = self.connections.add(link, node, role) {
             self.close(link, error);
         }
     }
 
     /// A node sent a frame. Frames of a closed connection are ignored.
     pub fn handle_frame(&mut self, now: Time, link: LinkId, frame: Frame) {
-        let Some(Link { node, speaks_for }) = self.connections.get(link) else { return };
+        let Some(Link { node, speaks_for, .. }) = self.connections.get(link) else { return };
         if let Some(seat) = speaks_for.and_then(|identity| self.roster.seat_mut(identity)) {
             seat.lives(now);
         }
@@ -223,8 +223,8 @@ impl Coordinator {
 
     fn handle_join(&mut self, now: Time, link: LinkId, node: NodeId, join: Join) {
         let (identity, life) = (Identity { node, role: join.process.role }, join.process.incarnation);
-        if !matches!(identity.role, Role::Worker | Role::Server) {
-            return self.close_protocol(link, "role", "is that of no member");
+        if let Err(error) = self.connections.check_claim(link, identity.role) {
+            return self.refuse(link, &join, error);
         }
         if self.roster.is_fenced(node, life) && !planted(self.config.defect, Defect::FencedAccepted) {
             let error = Error::Fenced { current: self.epoch };
@@ -452,7 +452,7 @@ impl Coordinator {
     }
 
     fn close_protocol(&mut self, link: LinkId, field: &str, problem: &str) {
-        let Some(Link { node, speaks_for }) = self.connections.get(link) else { return };
+        let Some(Link { node, speaks_for, .. }) = self.connections.get(link) else { return };
         let peer = speaks_for.map_or_else(|| format!("node {node}"), |identity| self.roster.name(identity));
         self.close(link, Error::Protocol { peer, field: field.to_owned(), problem: problem.to_owned() });
     }

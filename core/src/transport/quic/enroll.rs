@@ -30,7 +30,8 @@ use super::endpoint;
 use super::settings::Settings;
 use super::{socket, tls};
 use crate::error::{Error, Result};
-use crate::transport::identity::{Authority, Credentials, public_key_hash};
+use crate::transport::certificate::public_key_hash;
+use crate::transport::identity::{Authority, Credentials};
 use crate::types::Role;
 use crate::types::join::JoinString;
 use crate::wire::reject;
@@ -222,16 +223,16 @@ fn issue(
     let Some((theirs, request)) = rest.split_first_chunk::<PROOF_BYTES>() else {
         return Err(bad("proof", "is cut short".to_owned()));
     };
-    let key = hmac::Key::new(hmac::HMAC_SHA256, authority.secret());
+    let proven = proven(connection, role)?;
     // Compared in constant time.
-    hmac::verify(&key, &proven(connection, role)?, theirs).map_err(|_| Error::Auth {
-        problem: format!("the secret in the join string is not that of job {}", authority.job()),
-        hint: "copy the whole join string that the coordinator prints".to_owned(),
-    })?;
-    // After the proof, so that a stranger does not learn how far the job is.
+    let knows = |secret: &[u8; 16]| hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, secret), &proven, theirs).is_ok();
     match closed {
-        Some(why) if role != Role::Observer => Err(why.clone()),
-        Some(_) | None => authority.sign(request, role, peer),
+        // After the proof, so that a stranger does not learn how far the job is. This uses up no invitation.
+        Some(why) if role != Role::Observer => {
+            authority.admit(request, Role::Observer, peer, knows)?;
+            Err(why.clone())
+        }
+        Some(_) | None => authority.admit(request, role, peer, knows),
     }
 }
 

@@ -108,6 +108,23 @@ fn a_worker_is_known_by_the_identity_of_its_certificate() {
 }
 
 #[test]
+fn a_server_serves_workers_only_and_a_worker_pushes_to_servers_only() {
+    let world = Loopback::new();
+    let server = Server::new(&world);
+    for role in [Role::Server, Role::Coordinator, Role::Observer] {
+        let transport = QuicTransport::new(&world.credentials(role), &Settings::default()).unwrap();
+        let error = connect(&transport, server.peer.clone()).0.soon().unwrap_err();
+        let said = format!("acts as a worker, but its certificate is that of a {role}");
+        assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains(&said)), "{error}");
+    }
+    let impostor = world.credentials(Role::Worker);
+    let listener = bind("127.0.0.1:0", &impostor, &Settings::default(), Box::new(|_| {})).unwrap();
+    let peer = Peer { address: listener.address.clone(), node: impostor.node(), ..server.peer.clone() };
+    let error = connect(&*world.transport(), peer).0.soon().unwrap_err();
+    assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("acts as a server")), "{error}");
+}
+
+#[test]
 fn garbage_on_the_port_disturbs_nobody() {
     let (server, worker) = connected(&Loopback::new());
     let vandal = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -18,8 +18,9 @@ use super::turns::Share;
 use super::urgency::{Classes, Handed, precedence};
 use crate::error::Error;
 use crate::transport::exchange::reject_of;
+use crate::transport::identity::PeerIdentity;
 use crate::transport::{Inbox, Incoming, Outgoing};
-use crate::types::{ExchangeId, LinkId};
+use crate::types::{self, ExchangeId, LinkId};
 use crate::wire::Reply;
 
 /// What the owner of a listener asks for.
@@ -199,6 +200,17 @@ impl Role for Server {
     }
 }
 
+/// Only workers begin exchanges.
+fn only_a_worker(peer: PeerOf) -> Result<PeerIdentity, Error> {
+    match peer {
+        PeerOf::Member(identity) => identity.must_be(types::Role::Worker).map(|()| identity),
+        PeerOf::Newcomer => Err(Error::Auth {
+            problem: "a process without a certificate begins exchanges".to_owned(),
+            hint: "enrol at the coordinator first".to_owned(),
+        }),
+    }
+}
+
 impl Server {
     pub(super) fn new(admission_control: AdmissionControl, streams: u32, inbox: Inbox) -> Self {
         Self {
@@ -248,9 +260,9 @@ impl Server {
         let Some(connection) = net.connection(handle) else { return };
         let address = connection.remote_address();
         let session = connection.crypto_session();
-        let identity = match peer_of(session.handshake_data(), session.peer_identity()) {
-            Ok(PeerOf::Member(identity)) => identity,
-            Ok(PeerOf::Newcomer) => return net.close(handle, CLOSE_ORDERLY, Vec::new()),
+        let found = peer_of(session.handshake_data(), session.peer_identity());
+        let identity = match found.and_then(only_a_worker) {
+            Ok(identity) => identity,
             Err(error) => {
                 self.admission_control.gatekeeper().log_refusal(net.now(), address, &error);
                 return net.close(handle, CLOSE_ERROR, encode_reason(&error));
