@@ -90,10 +90,11 @@ def on_machines(machines: Machines, worker: list[str], env: dict[str, str]) -> i
     listening = [*gradlane, "coordinator", *size, "--bind", f"{machines.address(None)}:0"]
     coordinator = machines.start(None, listening, env, piped=True)
     assert coordinator.stdout is not None
-    join = next(line.strip() for line in coordinator.stdout if line.startswith("GRADLANE_JOIN=")).partition("=")[2]
+    named = (line.strip().partition("=") for line in coordinator.stdout)
+    join = next(value for name, _, value in named if name == "GRADLANE_JOIN_FILE")
     for number in range(SERVERS):
-        machines.start(WORKERS + number, [*gradlane, "server"], env | {"GRADLANE_JOIN": join})
-    env |= {"GRADLANE_JOIN": join, "GRADLANE_SIZE": str(WORKERS), "GRADLANE_SERVERS": str(SERVERS)}
+        machines.start(WORKERS + number, [*gradlane, "server"], env | {"GRADLANE_JOIN_FILE": join})
+    env |= {"GRADLANE_JOIN_FILE": join, "GRADLANE_SIZE": str(WORKERS), "GRADLANE_SERVERS": str(SERVERS)}
     env |= {"MASTER_ADDR": machines.address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
     workers = [machines.start(rank, worker, env | {"GRADLANE_RANK": str(rank)}) for rank in range(WORKERS)]
     codes = [process.wait() for process in workers]

@@ -107,11 +107,16 @@ def _seconds(timeout: float) -> str:
 
 
 def _meet(
-    launch: Launch, entrance: _core._Join | _core._Find | _core._Embed, settings: dict[str, str], generation: int
+    launch: Launch,
+    entrance: _core._Join | _core._Read | _core._Find | _core._Embed,
+    settings: dict[str, str],
+    generation: int,
 ) -> tuple[_core.Embedded | None, str]:
     """Obtains the join string; rank 0 may have to start the coordinator and servers for it."""
     if entrance["way"] == "join":
         return None, entrance["join"]
+    if entrance["way"] == "read":
+        return None, _core.read_join(entrance["path"], launch.join_timeout)
     store = _agent_store(launch.join_timeout, generation) if launch.source == "torchrun" else None
     if entrance["way"] == "find":
         job = entrance["job"]

@@ -19,6 +19,10 @@ class _Join(TypedDict):
     way: Literal["join"]
     join: str
 
+class _Read(TypedDict):
+    way: Literal["read"]
+    path: Path
+
 class _Find(TypedDict):
     way: Literal["find"]
     job: str
@@ -31,7 +35,7 @@ class _Embed(TypedDict):
     job: str
     coordinator_only: bool
 
-_Entrance = _Alone | _Join | _Find | _Embed
+_Entrance = _Alone | _Join | _Read | _Find | _Embed
 
 class _Launch(TypedDict):
     source: Literal["gradlane", "dmlc", "torchrun", "tf_config", "mpi", "slurm", "single"]
@@ -218,5 +222,6 @@ def error_table() -> list[_ErrorRow]:
 
 def detect_launch(arguments: dict[str, str], generation: int = 0) -> _Launch: ...
 def find_join(job: str, timeout: float) -> str: ...
+def read_join(path: Path, timeout: float) -> str: ...
 def config_report(arguments: dict[str, str]) -> str: ...
 def cli_main(argv: list[str]) -> int: ...

@@ -1,6 +1,7 @@
 //! How a process finds its job, the command line, and the report of the settings.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use gradlane_session::{Entrance, Launch, Settings, config};
 use pyo3::prelude::*;
@@ -12,6 +13,7 @@ use crate::wait::duration;
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(detect_launch, module)?)?;
     module.add_function(wrap_pyfunction!(find_join, module)?)?;
+    module.add_function(wrap_pyfunction!(read_join, module)?)?;
     module.add_function(wrap_pyfunction!(config_report, module)?)?;
     module.add_function(wrap_pyfunction!(cli_main, module)?)
 }
@@ -50,6 +52,10 @@ fn described<'py>(py: Python<'py>, entrance: &Entrance) -> PyResult<Bound<'py, P
             found.set_item("way", "join")?;
             found.set_item("join", join.to_string())?;
         }
+        Entrance::Read(path) => {
+            found.set_item("way", "read")?;
+            found.set_item("path", path)?;
+        }
         Entrance::Find { job } => {
             found.set_item("way", "find")?;
             found.set_item("job", job)?;
@@ -70,6 +76,13 @@ fn described<'py>(py: Python<'py>, entrance: &Entrance) -> PyResult<Bound<'py, P
 #[pyfunction]
 fn find_join(py: Python<'_>, job: &str, timeout: f64) -> PyResult<String> {
     let found = py.detach(|| gradlane_session::find_join(&config(&Settings::new())?, job, duration(timeout)));
+    found.map(|join| join.to_string()).map_err(|error| errors::raise(py, &error))
+}
+
+/// Waits up to `timeout` seconds for the join string in this file.
+#[pyfunction]
+fn read_join(py: Python<'_>, path: PathBuf, timeout: f64) -> PyResult<String> {
+    let found = py.detach(|| gradlane_session::read_join(&path, duration(timeout)));
     found.map(|join| join.to_string()).map_err(|error| errors::raise(py, &error))
 }
 

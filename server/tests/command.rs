@@ -7,7 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use gradlane_core::runtime::Clock;
-use gradlane_core::types::Time;
+use gradlane_core::transport::identity::Credentials;
+use gradlane_core::types::{JoinString, Role, Time};
 
 #[test]
 fn a_job_of_programs_that_never_join_ends_with_them() {
@@ -86,9 +87,7 @@ fn a_role_ends_within_two_seconds_of_a_signal_even_if_nobody_answers() {
     let mut server = command(home.path(), &["server", "--log", "info"]).spawn().unwrap();
     let mut coordinator = command(home.path(), &["coordinator", "-n", "1", "-s", "1", "--job", "other"]);
     let mut coordinator = coordinator.stdout(Stdio::piped()).spawn().unwrap();
-    let mut announced = String::new();
-    BufReader::new(coordinator.stdout.take().unwrap()).read_line(&mut announced).unwrap();
-    assert!(announced.starts_with("GRADLANE_JOIN=gradlane1."), "{announced}");
+    assert!(announced(&mut coordinator).starts_with("gradlane1."));
     let join_file = home.path().join(".gradlane/jobs/other/join");
     assert!(join_file.exists());
 
@@ -101,6 +100,83 @@ fn a_role_ends_within_two_seconds_of_a_signal_even_if_nobody_answers() {
         assert!(clock.now() < Time::ZERO + Duration::from_secs(2));
     }
     assert!(!join_file.exists(), "what was announced is taken back");
+}
+
+#[test]
+fn every_start_of_a_coordinator_has_secrets_of_its_own_unless_it_resumes() {
+    let home = tempfile::tempdir().unwrap();
+    let start = |more: &[&str]| {
+        let mut coordinator = command(home.path(), &[&["coordinator", "-n", "1", "-s", "1"], more].concat());
+        let mut coordinator = coordinator.stdout(Stdio::piped()).spawn().unwrap();
+        let join = announced(&mut coordinator);
+        // As a crash: nothing is tidied up.
+        coordinator.kill().unwrap();
+        coordinator.wait().unwrap();
+        // The port differs from start to start.
+        join.split('.').rev().take(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let first = start(&[]);
+    let second = start(&[]);
+    assert!(first[0] != second[0] && first[1] != second[1], "neither secret nor authority is used again");
+    assert_eq!(start(&["--resume"]), second, "a job that is taken up again keeps both");
+    assert_ne!(start(&[]), second);
+}
+
+#[test]
+fn the_join_string_never_gets_into_the_output_of_a_coordinator() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("join-file");
+    let arguments = ["coordinator", "-n", "1", "-s", "1", "--log", "trace", "--join-file", file.to_str().unwrap()];
+    let mut coordinator = command(home.path(), &arguments).stdout(Stdio::piped()).spawn().unwrap();
+    let join = announced(&mut coordinator);
+    let secret = join.rsplit('.').next().unwrap();
+    signal(&coordinator, "TERM");
+    let output = coordinator.wait_with_output().unwrap();
+    for text in [String::from_utf8_lossy(&output.stdout).into_owned(), stderr(&output)] {
+        assert!(!text.contains(secret), "{text}");
+    }
+    assert!(!file.exists(), "it ends with the job");
+}
+
+#[test]
+fn a_second_coordinator_of_one_name_is_refused_while_the_first_one_runs() {
+    let home = tempfile::tempdir().unwrap();
+    let line = ["coordinator", "-n", "1", "-s", "1"];
+    let mut first = command(home.path(), &line).stdout(Stdio::piped()).spawn().unwrap();
+    let join = announced(&mut first);
+    let second = command(home.path(), &line).output().unwrap();
+    assert!(!second.status.success(), "{second:?}");
+    let complaint = stderr(&second);
+    assert!(complaint.contains(&format!("process {}", first.id())) && complaint.contains("--job"), "{complaint}");
+    let published = std::fs::read_to_string(home.path().join(".gradlane/jobs/default/join")).unwrap();
+    assert!(published.starts_with(&join), "the first one's file is untouched");
+    signal(&first, "TERM");
+    first.wait().unwrap();
+}
+
+#[test]
+fn a_token_lets_in_one_server_and_no_worker() {
+    let home = tempfile::tempdir().unwrap();
+    let mut coordinator = command(home.path(), &["coordinator", "-n", "1", "-s", "2", "--bind", "127.0.0.1:0"]);
+    let mut coordinator = coordinator.stdout(Stdio::piped()).spawn().unwrap();
+    let own: JoinString = announced(&mut coordinator).parse().unwrap();
+    let made = command(home.path(), &["token", "new", "--role", "server"]).output().unwrap();
+    let path = String::from_utf8(made.stdout).unwrap();
+    let path = path.trim_end().strip_prefix("GRADLANE_JOIN_FILE=").unwrap();
+    let token: JoinString = std::fs::read_to_string(path).unwrap().parse().unwrap();
+    assert_eq!((&token.address, token.ca_hash), (&own.address, own.ca_hash));
+    assert_ne!(token.secret, own.secret);
+
+    let enrol = |role| Credentials::enroll(&token, role, Duration::from_secs(10)).map(drop);
+    let refusal = |outcome: gradlane_core::Result<()>| outcome.unwrap_err().to_string();
+    assert!(refusal(enrol(Role::Worker)).contains("is for a server, not for a worker"));
+    enrol(Role::Server).unwrap();
+    assert!(refusal(enrol(Role::Server)).contains("used up"));
+
+    signal(&coordinator, "TERM");
+    coordinator.wait().unwrap();
+    let nobody = command(home.path(), &["token", "new", "--role", "server"]).output().unwrap();
+    assert!(!nobody.status.success() && stderr(&nobody).contains("coordinator of job default"), "{nobody:?}");
 }
 
 #[test]
@@ -133,6 +209,14 @@ fn a_coordinator_of_dmlc_variables_needs_no_argument() {
 fn run(arguments: &[&str]) -> Output {
     let home = tempfile::tempdir().unwrap();
     command(home.path(), arguments).output().unwrap()
+}
+
+/// The join string in the file that a coordinator names on its standard output.
+fn announced(coordinator: &mut Child) -> String {
+    let mut line = String::new();
+    BufReader::new(coordinator.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let path = line.trim_end().strip_prefix("GRADLANE_JOIN_FILE=").unwrap_or_else(|| panic!("{line:?}"));
+    std::fs::read_to_string(path).unwrap().lines().next().unwrap().to_owned()
 }
 
 /// The binary with nothing in its environment but a home directory and the shell's search path.

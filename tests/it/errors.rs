@@ -87,9 +87,17 @@ fn provoke(code: Code) -> Error {
             Tensor::new("a", vec![1.0; 10]).reduce(&cluster.workers[0], op).expect_err("nobody has this rank")
         }
         Code::AlreadyExists => {
-            let cluster = Cluster::start(Over::Quic, 2, 1);
-            let second = worker(&config(Over::Quic, &[]), cluster.embedded.join_string(), Some(1), 2);
-            second.err().expect("the rank is taken")
+            let config = config(Over::Quic, &[]);
+            let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 2, servers: 1 }).unwrap();
+            let join = embedded.join_string();
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| worker(&config, join, Some(1), 2));
+                eventually("it has the rank", || embedded.status().unwrap().view.workers().next().map(drop));
+                let second = worker(&config, join, Some(1), 2).err().expect("the rank is taken");
+                let _other = worker(&config, join, Some(0), 2).expect("there is a second seat");
+                first.join().unwrap().expect("it was there first");
+                second
+            })
         }
         Code::FailedPrecondition => {
             let cluster = Cluster::start(Over::Quic, 1, 1);

@@ -201,7 +201,7 @@ fn beside(cluster: &Cluster, harm: impl FnOnce() + Send) {
     });
 }
 
-/// A process that is enrolled and not in the view: it holds the join string and no rank.
+/// A process that is enrolled and not in the view.
 struct Stranger {
     transport: Router,
     link: LinkId,
@@ -242,9 +242,9 @@ impl Stranger {
     }
 }
 
-/// The credentials of a process that holds the join string.
+/// The credentials of a process that enrolled and did not join.
 fn enrolled(cluster: &Cluster) -> Credentials {
-    Credentials::enroll(cluster.embedded.join_string(), Role::Worker, PATIENCE).unwrap()
+    cluster.embedded.coordinator().credentials(Role::Worker).unwrap()
 }
 
 /// The server of the job, as its members know it.

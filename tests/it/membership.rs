@@ -92,7 +92,9 @@ fn a_process_that_reconnects_keeps_its_rank_and_a_stranger_gets_none() {
     let config = config(Over::Quic, &[]);
     let embedded = embed(2, &[]);
     let join = embedded.join_string();
-    let credentials = Arc::new(Credentials::enroll(join, Role::Worker, PATIENCE).unwrap());
+    // A stranger that has a certificate from before the job formed.
+    let [credentials, stranger] =
+        [(); 2].map(|()| Arc::new(Credentials::enroll(join, Role::Worker, PATIENCE).unwrap()));
     let member = process::member(Role::Worker, &config);
     let life = || live(join, &credentials, member.clone());
     let joined = |event| match event {
@@ -107,8 +109,10 @@ fn a_process_that_reconnects_keeps_its_rank_and_a_stranger_gets_none() {
     first.stop();
     let (_again, _, events) = life();
     assert_eq!(joined(events.recv_timeout(PATIENCE).unwrap()), 1);
-    let stranger = join_as(&config, join, Some(1), 2).err();
-    assert!(matches!(stranger, Some(Error::DuplicateRank { .. })), "{stranger:?}");
+    let wish = MemberConfig { requested: Some(1), ..process::member(Role::Worker, &config) };
+    let (_stranger, _, events) = live(join, &stranger, wish);
+    let told = events.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(told, MemberEvent::Failed(Error::DuplicateRank { .. })), "{told:?}");
 }
 
 #[test]
@@ -152,7 +156,7 @@ fn the_status_matches_the_truth_before_and_after_a_kill() {
     let mut job = Job::start(Over::Quic, 3, 2, SWIFT);
     let join = job.embedded.join_string().clone();
     // Somebody who is no member may look.
-    let visitor = Credentials::enroll(&join, Role::Worker, PATIENCE).unwrap();
+    let visitor = Credentials::enroll(&join, Role::Observer, PATIENCE).unwrap();
     let look = || status(&join.address, &visitor, PATIENCE).unwrap();
     let before = look();
     assert_eq!(before.view.phase, Phase::Running);
@@ -256,8 +260,7 @@ fn a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_l
     let settings = &[("control_lost_timeout", "4s")];
     let line = ["coordinator", "-n", "2", "-s", "1", "--bind", "127.0.0.1:0"];
     let mut coordinator = Process::start(Path::new(ACTOR), &line, home.path(), &[]);
-    let join =
-        coordinator.line().strip_prefix("GRADLANE_JOIN=").expect("its first word").parse::<JoinString>().unwrap();
+    let join = announced(&mut coordinator);
     let mut server = server(over, &join, 0, settings);
     let mut workers = [0, 1].map(|rank| worker(over, &["puppet"], &join, Some(rank), 2, settings));
     for (rank, worker) in workers.iter_mut().enumerate() {
@@ -283,9 +286,9 @@ fn the_members_of_a_job_whose_coordinator_was_started_again_end_at_once_and_the_
     // So patient that silence cannot be what ends them.
     let settings = &[("control_lost_timeout", "1h")];
     let start = |bind: &str| {
-        let line = ["coordinator", "-n", "2", "-s", "1", "--bind", bind];
+        let line = ["coordinator", "--resume", "-n", "2", "-s", "1", "--bind", bind];
         let mut coordinator = Process::start(Path::new(ACTOR), &line, home.path(), &[]);
-        let join = coordinator.line().strip_prefix("GRADLANE_JOIN=").expect("its first word").parse().unwrap();
+        let join = announced(&mut coordinator);
         (coordinator, join)
     };
     let members = |join: &JoinString| {
@@ -365,6 +368,13 @@ fn a_life_that_was_replaced_is_fenced() {
     seated(second_incarnation);
     let last = events.recv_timeout(PATIENCE).unwrap();
     assert!(matches!(last, MemberEvent::Failed(Error::Fenced { .. })), "{last:?}");
+}
+
+/// The join string in the file that a coordinator names first.
+fn announced(coordinator: &mut Process) -> JoinString {
+    let line = coordinator.line();
+    let path = line.strip_prefix("GRADLANE_JOIN_FILE=").expect("its first word");
+    std::fs::read_to_string(path).unwrap().lines().next().unwrap().parse().unwrap()
 }
 
 /// One life of a process: joins, and is told what comes of it.

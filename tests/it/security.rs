@@ -63,18 +63,33 @@ fn a_join_string_that_is_wrong_in_any_part_is_refused() {
 #[test]
 fn a_member_of_another_job_is_refused_by_coordinator_and_servers() {
     let (here, there) = (Cluster::start(Over::Quic, 1, 1), Cluster::start(Over::Quic, 1, 1));
-    let stranger = Arc::new(Credentials::enroll(there.embedded.join_string(), Role::Worker, PATIENCE).unwrap());
+    let stranger = Arc::new(there.embedded.coordinator().credentials(Role::Worker).unwrap());
     let error = join(&here.embedded.join_string().address, &stranger).err().expect("refused");
     assert!(matches!(&error, Error::Auth { hint, .. } if hint.contains("another job")), "{error}");
+}
+
+#[test]
+fn a_job_that_has_formed_admits_no_newcomer_and_says_so() {
+    let cluster = Cluster::start(Over::Quic, 1, 1);
+    let join = cluster.embedded.join_string();
+    for role in [Role::Worker, Role::Server] {
+        let error = Credentials::enroll(join, role, PATIENCE).expect_err("nobody is waited for");
+        assert!(matches!(&error, Error::FailedPrecondition { what, .. } if what.contains("is complete")), "{error}");
+    }
+    let mut guess = join.clone();
+    guess.secret[0] ^= 1;
+    let error = Credentials::enroll(&guess, Role::Worker, PATIENCE).expect_err("it does not know the secret");
+    assert!(matches!(error, Error::Auth { .. }), "a stranger is not told how far the job is: {error}");
+    rounds::begin(&cluster.workers[0], "weight", 0, 1000).and_then(rounds::Reduction::check).unwrap();
 }
 
 #[test]
 fn an_expired_certificate_is_refused_with_both_times() {
     let home = tempfile::tempdir().unwrap();
     let directory = home.path().join("job");
-    let config = config(Over::Quic, &[]);
+    let config = config(Over::Quic, &[("resume", "true")]);
     let machine = CoordinatorConfig::from_config(&config, 1, 1);
-    let authority = Authority::open(&directory, &machine.job).unwrap().with_lifetime(std::time::Duration::ZERO);
+    let authority = Authority::resume(&directory, &machine.job).unwrap().with_lifetime(std::time::Duration::ZERO);
     let coordinator = CoordinatorNode::start(machine, &config, Some(&directory)).unwrap();
     let credentials = Arc::new(authority.credentials(Role::Worker).unwrap());
     // A certificate's times are whole seconds: it is good for the rest of this one.

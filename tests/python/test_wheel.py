@@ -106,7 +106,7 @@ def test_one_command_runs_a_whole_job(place, env):
 
 def test_a_pool_of_servers_is_there_for_one_job_and_then_ends(place, env):
     with coordinator(place, env) as pool:
-        env |= {"GRADLANE_JOIN": pool.line("GRADLANE_JOIN=").partition("=")[2]}
+        env |= {"GRADLANE_JOIN_FILE": pool.line("GRADLANE_JOIN_FILE=").partition("=")[2]}
         with Running([place / "venv/bin/gradlane", "server"], env=env, cwd=place) as server:
             ended = run(place, env | {"GRADLANE_RANK": "0", "GRADLANE_SIZE": "1"}, "python", "-c", SUM_OF_RANKS)
             assert ended.code == 0, ended.output
@@ -117,7 +117,7 @@ def test_a_pool_of_servers_is_there_for_one_job_and_then_ends(place, env):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_and_a_coordinator_end_at_a_signal(place, env, number):
     with coordinator(place, env) as pool:
-        env |= {"GRADLANE_JOIN": pool.line("GRADLANE_JOIN=").partition("=")[2]}
+        env |= {"GRADLANE_JOIN_FILE": pool.line("GRADLANE_JOIN_FILE=").partition("=")[2]}
         with Running([place / "venv/bin/gradlane", "server"], env=env, cwd=place) as server:
             wait_for_a_server(place, env)
             for process in (server, pool):

@@ -292,7 +292,7 @@ impl Member {
             }
             (Standing::Active, Role::Server) => self.tell(MemberEvent::View(view.clone())),
             (Standing::Leaving, _) => {}
-            (Standing::Active, Role::Worker | Role::Coordinator) => {
+            (Standing::Active, Role::Worker | Role::Coordinator | Role::Observer) => {
                 return self.fail_protocol("phase", "is the end, which this worker did not agree to");
             }
             (Standing::Ended(_), _) => return,

@@ -127,7 +127,8 @@ knobs! {
     "Job" {
         /// What this process does: worker, server, coordinator, or both for a coordinator with a server.
         role: Role = "worker", alias "DMLC_ROLE";
-        /// Name of the job; equal in all its processes.
+        /// Name of the job; equal in all its processes. Unset, it is made of the number of the job in Slurm, MPI or torchrun, so that two jobs
+        /// of one user have two names.
         job: Name = "default";
         /// Join string of the job, as its coordinator printed it.
         join: Optional<Join> = "";
@@ -141,6 +142,8 @@ knobs! {
         cluster_file: Optional<Path> = "";
         /// Where state is kept, one directory a job below it; none where there is no home directory.
         state_dir: Optional<Path> = "~/.gradlane";
+        /// A coordinator takes up the job of its last start again, with the same join string and certificates; else every start has new ones.
+        resume: Flag = "false";
     }
     "Place" {
         /// Rank of this worker, from 0.

@@ -3,10 +3,11 @@
 //! [`knobs`] is the table. The typed [`Config`], its parsing, printing and documentation are made from it. [`load`] combines the sources in
 //! their order: arguments of the call, environment, file, `cluster_file`, a launcher such as `torchrun`, default. `place` fills in the
 //! values that the cluster file and the launcher know. [`launch`] knows the launchers, and `tf_config` knows the one that describes the
-//! whole job. [`kinds`], `choices` and [`units`] say how a value is written, and [`report`] says how all values are shown.
+//! whole job. `job_name` names a job after its launcher's number for it. [`kinds`], `choices` and [`units`] say how a value is written, and [`report`] says how all values are shown.
 
 mod choices;
 mod cluster_file;
+mod job_name;
 pub mod kinds;
 pub mod knobs;
 pub mod launch;

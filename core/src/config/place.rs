@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::cluster_file::ClusterFile;
+use super::job_name::job_name;
 use super::kinds::ProcessRole;
 use super::knobs::{Config, KNOBS, Knob};
 use super::launch::{self, workers_of_dmlc};
@@ -56,7 +57,7 @@ impl Config {
             ProcessRole::Coordinator | ProcessRole::Both => None,
         };
         let mut said = Vec::new();
-        let mut role = self.role;
+        let (mut role, mut placed_by) = (self.role, None);
         if let Some(described) = described {
             said.extend(described.values().into_iter().map(|(name, value)| (name, value, Launcher::TfConfig)));
             if *self.origin("role") == Origin::Default {
@@ -66,6 +67,7 @@ impl Config {
         match role {
             ProcessRole::Worker => {
                 let launch = Launch::detect(&env)?;
+                placed_by = Some(launch.launcher);
                 said.extend(launch.values().map(|(name, value)| (name, value.to_string(), launch.launcher)));
             }
             ProcessRole::Coordinator | ProcessRole::Both => {
@@ -73,6 +75,12 @@ impl Config {
                 said.extend(size.map(|size| ("size", size.to_string(), Launcher::Dmlc)));
             }
             ProcessRole::Server => {}
+        }
+        // A job whose coordinator has a known address is named after it; see `rendezvous::job`.
+        if self.coordinator_host.is_none()
+            && let Some(name) = job_name(placed_by, &|name: &str| environment.get(name).cloned())
+        {
+            said.push(("job", name, placed_by.unwrap_or(Launcher::Slurm)));
         }
         Ok(said)
     }

@@ -5,12 +5,11 @@
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::rand;
 use data_encoding::HEXLOWER;
 use rcgen::{
@@ -18,8 +17,10 @@ use rcgen::{
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
 };
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
+pub use super::certificate::PeerIdentity;
+use super::certificate::{SERVER_NAME, public_key_hash, sha256};
+use super::invitation::{self, Invitation};
 use crate::error::{Error, Result};
 use crate::types::join::JoinString;
 use crate::types::{NodeId, Role};
@@ -31,6 +32,8 @@ pub struct Authority {
     certificate: CertificateDer<'static>,
     secret: [u8; 16],
     lifetime: Duration,
+    /// Where it is kept, with further secrets.
+    dir: Option<PathBuf>,
 }
 
 impl Authority {
@@ -42,32 +45,44 @@ impl Authority {
         check_job(job)?;
         let key = KeyPair::generate().map_err(|error| failed("making the job's key", error))?;
         let certificate = certify_authority(job, &key)?;
-        let mut secret = [0; 16];
-        rand::fill(&mut secret).map_err(|error| failed("drawing the join secret", error))?;
-        Ok(Self { job: job.to_owned(), key, certificate, secret, lifetime: LIFETIME })
+        Ok(Self { job: job.to_owned(), key, certificate, secret: draw()?, lifetime: LIFETIME, dir: None })
     }
 
-    /// The authority kept in `dir`, which only this user may read; makes both if they do not exist. A coordinator that restarts with it
-    /// keeps its join string, and its job's certificates stay good.
+    /// A new authority for `job`, kept in `dir`, which only this user may read, in place of that of an earlier job. Nothing of the earlier
+    /// one is good any more.
     ///
     /// # Errors
-    /// [`Error::Io`] if the directory cannot be used, [`Error::Auth`] if others may read it or its files are damaged.
-    pub fn open(dir: &Path, job: &str) -> Result<Self> {
-        check_job(job)?;
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| io(dir, &error))?;
-        let mode = fs::metadata(dir).map_err(|error| io(dir, &error))?.permissions().mode();
-        if mode & 0o077 != 0 {
-            let problem = format!("{} is open to others (mode {:o})", dir.display(), mode & 0o777);
-            return Err(Error::Auth { problem, hint: format!("chmod 700 {}", dir.display()) });
+    /// [`Error::Io`] if the directory cannot be used, [`Error::Auth`] if others may read it.
+    pub fn begin(dir: &Path, job: &str) -> Result<Self> {
+        let authority = Self { dir: Some(dir.to_owned()), ..Self::create(job)? };
+        private_dir(dir)?;
+        Self::forget(dir)?;
+        let [key, certificate, secret] = files(dir);
+        // The secret is written last: its presence says that the others are whole.
+        keep(&key, authority.key.serialized_der())?;
+        keep(&certificate, &authority.certificate)?;
+        keep(&secret, &authority.secret)?;
+        Ok(authority)
+    }
+
+    /// The authority that an earlier start of the same job's coordinator left in `dir`; [`begin`](Self::begin) if it left none. The join
+    /// string and the job's certificates stay good.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin); [`Error::Auth`] also if the files are damaged or of another job.
+    pub fn resume(dir: &Path, job: &str) -> Result<Self> {
+        match Self::load(dir, job)? {
+            Some(authority) => Ok(authority),
+            None => Self::begin(dir, job),
         }
-        let [key, certificate, secret] = ["ca.key", "ca.der", "join.secret"].map(|name| dir.join(name));
+    }
+
+    fn load(dir: &Path, job: &str) -> Result<Option<Self>> {
+        check_job(job)?;
+        private_dir(dir)?;
+        let [key, certificate, secret] = files(dir);
         if !secret.exists() {
-            let authority = Self::create(job)?;
-            // The secret is written last: its presence says that the others are whole.
-            keep(&key, authority.key.serialized_der())?;
-            keep(&certificate, &authority.certificate)?;
-            keep(&secret, &authority.secret)?;
-            return Ok(authority);
+            return Ok(None);
         }
         let read = |path: &Path| fs::read(path).map_err(|error| io(path, &error));
         let damaged = |what: &str| Error::Auth {
@@ -81,7 +96,51 @@ impl Authority {
             return Err(damaged("ca.der"));
         }
         let secret = read(&secret)?.try_into().map_err(|_| damaged("join.secret"))?;
-        Ok(Self { job: job.to_owned(), key, certificate, secret, lifetime: LIFETIME })
+        let (job, dir) = (job.to_owned(), Some(dir.to_owned()));
+        Ok(Some(Self { job, key, certificate, secret, lifetime: LIFETIME, dir }))
+    }
+
+    /// Makes a further join string for the job that is led at `join`'s address and whose authority is kept in `dir`. It lets in `uses`
+    /// processes of `role` within `lasts`.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if `dir` does not hold the authority of that job, [`Error::Io`] if it cannot be written.
+    pub fn invite(
+        dir: &Path,
+        job: &str,
+        join: &JoinString,
+        role: Role,
+        uses: u32,
+        lasts: Duration,
+    ) -> Result<JoinString> {
+        let leads = |authority: &Self| authority.join_string("").ca_hash == join.ca_hash;
+        if !Self::load(dir, job)?.as_ref().is_some_and(leads) {
+            return Err(Error::FailedPrecondition {
+                what: format!("the coordinator of job {job} does not keep its authority in {}", dir.display()),
+                hint: "tokens need a coordinator that was started with `gradlane coordinator` and this state directory"
+                    .to_owned(),
+            });
+        }
+        let invitation = Invitation { role, uses, until: invitation::end(wall_clock(), lasts), secret: draw()? };
+        private_dir(&invitation::folder(dir))?;
+        keep(&invitation.path(dir), invitation.text().as_bytes())?;
+        Ok(JoinString { secret: invitation.secret, ..join.clone() })
+    }
+
+    /// Removes what [`begin`](Self::begin) keeps in `dir`: the job has ended, and its secret with it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if something is left.
+    pub fn forget(dir: &Path) -> Result<()> {
+        invitation::forget(dir)?;
+        // The secret goes first, because without it the others count for nothing.
+        for path in files(dir).iter().rev() {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(path, &error)),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// Certificates issued from now on are good for `lifetime` instead of 30 days.
@@ -120,8 +179,43 @@ impl Authority {
         Credentials::new(key.serialize_der(), certificate, self.certificate.clone())
     }
 
-    pub(super) fn secret(&self) -> &[u8; 16] {
-        &self.secret
+    /// Certifies the key of a signing request as `role`, if `knows` tells that the requester knows a secret which is good for that. Each
+    /// certificate uses up one of what an invitation permits; a look at the job's state does not.
+    ///
+    /// # Errors
+    /// [`Error::Auth`] if it knows none, or that of another role.
+    pub(super) fn admit(
+        &self,
+        request: &[u8],
+        role: Role,
+        peer: &str,
+        knows: impl Fn(&[u8; 16]) -> bool,
+    ) -> Result<CertificateDer<'static>> {
+        if knows(&self.secret) {
+            return self.sign(request, role, peer);
+        }
+        let refused = |problem: String| Error::Auth {
+            problem,
+            hint: "copy the whole join string of the job that runs now; a token may be used up or too old".to_owned(),
+        };
+        let invitations = match &self.dir {
+            Some(dir) => invitation::all(dir, wall_clock())?,
+            None => Vec::new(),
+        };
+        let (Some(dir), Some(mut found)) = (&self.dir, invitations.into_iter().find(|found| knows(&found.secret)))
+        else {
+            return Err(refused(format!("the secret in the join string is not that of job {}", self.job)));
+        };
+        if role == Role::Observer {
+            return self.sign(request, role, peer);
+        }
+        if role != found.role {
+            return Err(refused(format!("the token in the join string is for a {}, not for a {role}", found.role)));
+        }
+        let certificate = self.sign(request, role, peer)?;
+        found.uses -= 1;
+        keep(&found.path(dir), found.text().as_bytes())?;
+        Ok(certificate)
     }
 
     pub(super) fn certificate(&self) -> &CertificateDer<'static> {
@@ -129,7 +223,7 @@ impl Authority {
     }
 
     /// Certifies the key of a signing request, whose signature proves that the requester has it. Nothing else of it is believed.
-    pub(super) fn sign(&self, request: &[u8], role: Role, peer: &str) -> Result<CertificateDer<'static>> {
+    fn sign(&self, request: &[u8], role: Role, peer: &str) -> Result<CertificateDer<'static>> {
         let request = CertificateSigningRequestDer::from(request.to_vec());
         let request = CertificateSigningRequestParams::from_der(&request).map_err(|error| Error::Protocol {
             peer: peer.to_owned(),
@@ -218,63 +312,10 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// What a certificate says of its holder.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct PeerIdentity {
-    /// The hash of its public key.
-    pub node: NodeId,
-    /// What it may do.
-    pub role: Role,
-    /// The job it belongs to.
-    pub job: String,
-}
-
-impl PeerIdentity {
-    /// Reads a certificate; that its authority signed it was checked by TLS.
-    pub(in crate::transport) fn of(certificate: &CertificateDer<'_>) -> Result<Self> {
-        let node = NodeId(public_key_hash(certificate)?);
-        let named = uri_of(certificate).and_then(|uri| {
-            let (job, role, id) = match uri.strip_prefix("gradlane://")?.split('/').collect::<Vec<_>>()[..] {
-                [job, role, id] => (job, role, id),
-                _ => return None,
-            };
-            let role = [Role::Worker, Role::Server, Role::Coordinator].into_iter().find(|r| r.to_string() == role)?;
-            (id == HEXLOWER.encode(&node.0)).then(|| Self { node, role, job: job.to_owned() })
-        });
-        named.ok_or_else(|| Error::Auth {
-            problem: "a certificate does not name a member of a job".to_owned(),
-            hint: "use certificates that the job's coordinator issued".to_owned(),
-        })
-    }
-
-    fn subject_is(certificate: &CertificateDer<'_>, name: &str) -> bool {
-        X509Certificate::from_der(certificate)
-            .is_ok_and(|(_, parsed)| parsed.subject().iter_common_name().any(|cn| cn.as_str() == Ok(name)))
-    }
-}
-
-/// The hash of a certificate's public key (SPKI).
-pub(super) fn public_key_hash(certificate: &CertificateDer<'_>) -> Result<[u8; 32]> {
-    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| Error::Auth {
-        problem: "a certificate cannot be read".to_owned(),
-        hint: "use certificates that the job's coordinator issued".to_owned(),
-    })?;
-    Ok(sha256(parsed.public_key().raw))
-}
-
 /// The wall clock, for certificates only.
 pub(super) fn wall_clock() -> SystemTime {
     #[expect(clippy::disallowed_methods, reason = "certificates are dated by the calendar")]
     SystemTime::now()
-}
-
-fn uri_of(certificate: &CertificateDer<'_>) -> Option<String> {
-    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
-    let names = parsed.subject_alternative_name().ok()??;
-    names.value.general_names.iter().find_map(|name| match name {
-        GeneralName::URI(uri) => Some((*uri).to_owned()),
-        _ => None,
-    })
 }
 
 fn certify_authority(job: &str, key: &KeyPair) -> Result<CertificateDer<'static>> {
@@ -310,6 +351,22 @@ fn check_job(job: &str) -> Result<()> {
     })
 }
 
+/// The files of an authority: key, certificate and join secret.
+fn files(dir: &Path) -> [PathBuf; 3] {
+    ["ca.key", "ca.der", "join.secret"].map(|name| dir.join(name))
+}
+
+/// Makes `dir` unless it exists, and checks that only this user can look into it.
+fn private_dir(dir: &Path) -> Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| io(dir, &error))?;
+    let mode = fs::metadata(dir).map_err(|error| io(dir, &error))?.permissions().mode();
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    let problem = format!("{} is open to others (mode {:o})", dir.display(), mode & 0o777);
+    Err(Error::Auth { problem, hint: format!("chmod 700 {}", dir.display()) })
+}
+
 /// Writes a file that only this user may read.
 fn keep(path: &Path, bytes: &[u8]) -> Result<()> {
     let open = || OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
@@ -317,8 +374,11 @@ fn keep(path: &Path, bytes: &[u8]) -> Result<()> {
     open().and_then(write).map_err(|error| io(path, &error))
 }
 
-fn sha256(bytes: &[u8]) -> [u8; 32] {
-    digest(&SHA256, bytes).as_ref().try_into().expect("SHA-256 has 32 bytes")
+/// Draws a join secret.
+fn draw() -> Result<[u8; 16]> {
+    let mut secret = [0; 16];
+    rand::fill(&mut secret).map_err(|error| failed("drawing a join secret", error))?;
+    Ok(secret)
 }
 
 fn io(path: &Path, error: &std::io::Error) -> Error {
@@ -329,8 +389,6 @@ fn failed(what: &str, error: impl fmt::Display) -> Error {
     Error::Internal { what: format!("{what}: {error}") }
 }
 
-/// In every certificate, so that TLS's check of the server's name passes: who a server is, is its [`NodeId`].
-pub(in crate::transport) const SERVER_NAME: &str = "gradlane";
 /// Of a process's certificate. As long as the longest trainings last: certificates are not renewed, and a process that must dial anew
 /// after the end of its own would be locked out of a job that still runs. What a shorter time would protect from, a stolen key, ends with
 /// the job in any case, because every job has its own authority.
@@ -355,11 +413,11 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_survives_a_restart_in_a_private_directory() {
+    fn an_authority_that_is_resumed_is_the_one_that_began_in_a_private_directory() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("jobs/resnet");
-        let first = Authority::open(&path, "resnet").unwrap();
-        let again = Authority::open(&path, "resnet").unwrap();
+        let first = Authority::resume(&path, "resnet").unwrap();
+        let again = Authority::resume(&path, "resnet").unwrap();
         assert_eq!(first.join_string("a:1"), again.join_string("a:1"));
         assert_eq!(first.certificate, again.certificate);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
@@ -367,13 +425,61 @@ mod tests {
     }
 
     #[test]
+    fn nothing_of_an_authority_is_left_in_the_next_one_or_after_its_job() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("resnet");
+        let [first, second] = [(); 2].map(|()| Authority::begin(&path, "resnet").unwrap());
+        let [one, other] = [&first, &second].map(|authority| authority.join_string("a:1"));
+        assert!(one.secret != other.secret && one.ca_hash != other.ca_hash);
+        assert_eq!(Authority::resume(&path, "resnet").unwrap().join_string("a:1"), other);
+        Authority::forget(&path).unwrap();
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
+        assert_ne!(Authority::resume(&path, "resnet").unwrap().join_string("a:1"), other);
+    }
+
+    #[test]
     fn a_directory_open_to_others_or_of_another_job_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("resnet");
-        Authority::open(&path, "resnet").unwrap();
-        assert!(Authority::open(&path, "bert").unwrap_err().to_string().contains("another job"));
+        Authority::begin(&path, "resnet").unwrap();
+        assert!(Authority::resume(&path, "bert").unwrap_err().to_string().contains("another job"));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o750)).unwrap();
-        assert!(Authority::open(&path, "resnet").unwrap_err().to_string().contains("open to others"));
+        for outcome in [Authority::begin(&path, "resnet"), Authority::resume(&path, "resnet")] {
+            assert!(outcome.unwrap_err().to_string().contains("open to others"));
+        }
+    }
+
+    #[test]
+    fn a_token_lets_in_processes_of_one_role_and_only_so_many() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::begin(&dir.path().join("job"), "resnet").unwrap();
+        let path = authority.dir.clone().unwrap();
+        let join = authority.join_string("a:1");
+        let request = {
+            let key = KeyPair::generate().unwrap();
+            CertificateParams::default().serialize_request(&key).unwrap().der().to_vec()
+        };
+        let come = |secret: [u8; 16], role| authority.admit(&request, role, "n1", |known| *known == secret);
+        let hour = Duration::from_secs(3600);
+        let token = Authority::invite(&path, "resnet", &join, Role::Worker, 2, hour).unwrap();
+        assert!(token.secret != join.secret && token.ca_hash == join.ca_hash);
+        let problem = |outcome: Result<CertificateDer<'static>>| match outcome {
+            Err(Error::Auth { problem, .. }) => problem,
+            other => panic!("{other:?}"),
+        };
+        assert!(problem(come(token.secret, Role::Server)).contains("is for a worker, not for a server"));
+        for _ in 0..3 {
+            assert_eq!(PeerIdentity::of(&come(token.secret, Role::Observer).unwrap()).unwrap().role, Role::Observer);
+        }
+        for _ in 0..2 {
+            assert_eq!(PeerIdentity::of(&come(token.secret, Role::Worker).unwrap()).unwrap().role, Role::Worker);
+        }
+        assert!(problem(come(token.secret, Role::Worker)).contains("is not that of job resnet"), "it is used up");
+        assert!(come(join.secret, Role::Server).is_ok(), "the job's own secret is good for both");
+
+        let other = Authority::create("resnet").unwrap().join_string("a:1");
+        let error = Authority::invite(&path, "resnet", &other, Role::Worker, 1, hour).unwrap_err();
+        assert!(matches!(error, Error::FailedPrecondition { .. }), "{error}");
     }
 
     #[test]

@@ -15,8 +15,10 @@ use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{Request, Sum, Target};
 
 mod capabilities;
+mod certificate;
 mod exchange;
 pub mod identity;
+mod invitation;
 pub mod mem;
 pub mod quic;
 pub mod router;

@@ -12,12 +12,14 @@ pub enum Role {
     Server = 2,
     /// Decides membership, declarations and placement (the *scheduler* of ps-lite and BytePS).
     Coordinator = 3,
+    /// Asks for the state of the job, and is no member of it.
+    Observer = 4,
 }
 
 impl Role {
     /// The role with this wire code.
     pub fn from_code(code: u8) -> Option<Self> {
-        [Self::Worker, Self::Server, Self::Coordinator].into_iter().find(|role| *role as u8 == code)
+        [Self::Worker, Self::Server, Self::Coordinator, Self::Observer].into_iter().find(|role| *role as u8 == code)
     }
 }
 
@@ -27,6 +29,7 @@ impl fmt::Display for Role {
             Self::Worker => "worker",
             Self::Server => "server",
             Self::Coordinator => "coordinator",
+            Self::Observer => "observer",
         })
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gradlane_core::{Error, Result};
 
 use crate::embedded::Embedded;
-use crate::launch::{Entrance, Launch, find_join};
+use crate::launch::{Entrance, Launch, find_join, read_join};
 use crate::session::{JoinRequest, Session};
 use crate::settings::Settings;
 
@@ -27,6 +27,7 @@ impl Job {
         let (embedded, join) = match launch.entrance(generation)? {
             Entrance::Alone => return Ok(Self { session: Session::alone(config)?, embedded: None }),
             Entrance::Join(join) => (None, join),
+            Entrance::Read(path) => (None, read_join(&path, patience)?),
             Entrance::Find { job } => (None, find_join(config, &job, patience)?),
             Entrance::Embed(plan) => {
                 let job = plan.job.clone();

@@ -1,5 +1,6 @@
 //! How a process finds its job: its place in the job, and how it enters.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gradlane_core::config::{Config, Launcher, Origin, ProcessRole};
@@ -32,6 +33,8 @@ pub enum Entrance {
     Alone,
     /// Joins by this join string.
     Join(JoinString),
+    /// Waits for the file in which the join string will be.
+    Read(PathBuf),
     /// Waits for the join string that another process publishes with the coordinator.
     Find {
         /// The job's name in the directory of join strings.
@@ -63,7 +66,7 @@ impl Launch {
     }
 
     fn of(config: Config) -> Self {
-        let unknown_size = if config.join.is_some() { 0 } else { 1 };
+        let unknown_size = if is_invited(&config) { 0 } else { 1 };
         Self {
             source: source(&config),
             rank: config.rank,
@@ -81,6 +84,9 @@ impl Launch {
     pub fn entrance(&self, generation: u64) -> Result<Entrance> {
         if let Some(join) = &self.config.join {
             return Ok(Entrance::Join(join.clone()));
+        }
+        if let Some(path) = &self.config.join_file {
+            return Ok(Entrance::Read(path.clone()));
         }
         // Server tasks of `TF_CONFIG` are separate processes, without a coordinator.
         let has_server_tasks = self.source == "tf_config" && self.config.servers > 0;
@@ -127,6 +133,19 @@ pub fn find_join(config: &Config, job: &str, patience: Duration) -> Result<JoinS
     rendezvous::find(rendezvous::state_dir(config)?, job, patience)
 }
 
+/// Waits up to `patience` for the join string in this file.
+///
+/// # Errors
+/// As [`rendezvous::read_join_file`].
+pub fn read_join(path: &Path, patience: Duration) -> Result<JoinString> {
+    rendezvous::read_join_file(path, patience)
+}
+
+/// Whether the process was given a join string, or the file in which it is.
+fn is_invited(config: &Config) -> bool {
+    config.join.is_some() || config.join_file.is_some()
+}
+
 fn source(config: &Config) -> &'static str {
     match config.origin("size") {
         Origin::Launcher(Launcher::Dmlc) => "dmlc",
@@ -137,7 +156,7 @@ fn source(config: &Config) -> &'static str {
         Origin::Launcher(Launcher::Gradlane) | Origin::Environment(_) | Origin::File(_) | Origin::Cluster(_) => {
             "gradlane"
         }
-        Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default if config.join.is_some() => "gradlane",
+        Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default if is_invited(config) => "gradlane",
         Origin::Launcher(Launcher::Single) | Origin::Argument | Origin::Default => "single",
     }
 }
@@ -186,6 +205,8 @@ mod tests {
         let text = join.to_string();
         let variables = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("GRADLANE_JOIN", &text)];
         assert_eq!(entrance(&variables, 3), Ok(Entrance::Join(join)));
+        let file = [&variables[..2], &[("GRADLANE_JOIN_FILE", "/run/join")]].concat();
+        assert_eq!(entrance(&file, 3), Ok(Entrance::Read("/run/join".into())));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! another.
 //!
 //! ```text
-//!  binding ── Launch::detect ──► Entrance: alone, join, find, embed ──► Job (Session, Embedded)
+//!  binding ── Launch::detect ──► Entrance: alone, join, read, find, embed ──► Job (Session, Embedded)
 //!     └────── Session::lender ──► memory of the host or of a device ──► Session::submit ──► engine::Handle
 //! ```
 
@@ -31,7 +31,7 @@ pub use batch::{Batch, Lent};
 pub use completions::Completions;
 pub use embedded::{Embedded, EmbeddedPlan};
 pub use job::Job;
-pub use launch::{Entrance, Launch, find_join};
+pub use launch::{Entrance, Launch, find_join, read_join};
 pub use memory::{Lender, tensor_bytes};
 pub use own_process::OwnProcess;
 pub use owners::Owners;

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use gradlane_core::config::kinds::{Kind, TimeSpan};
 use gradlane_core::config::{Config, Origin, ProcessRole};
+use gradlane_core::types::Role;
 use gradlane_core::{Error, Result, collective, cuda, metrics};
 use tracing_subscriber::EnvFilter;
 
@@ -22,6 +24,7 @@ use crate::launch::{self, Launch};
 mod bench;
 mod roles;
 mod status;
+mod token;
 
 /// Runs the command line `argv`, whose first word is the command's own name, and returns the exit code (`gradlane --help` lists them).
 ///
@@ -57,7 +60,7 @@ enum Command {
     Run(Run),
     /// Run one summation server of a job
     Server(Settings),
-    /// Run the coordinator of a job; prints the join string that its other processes need
+    /// Run the coordinator of a job; prints where the join string is that its other processes need
     #[command(alias = "scheduler")]
     Coordinator(Settings),
     /// Run a coordinator and its servers in one process
@@ -67,6 +70,11 @@ enum Command {
     Serve(Settings),
     /// Show the members of a running job
     Status(Status),
+    /// Make a further join string for a job that runs, for one role
+    Token {
+        #[command(subcommand)]
+        what: Token,
+    },
     /// Show every setting, its value and where it came from
     Config(Report),
     /// Show every metric that workers and servers have, its unit and meaning
@@ -101,6 +109,34 @@ struct Status {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Subcommand, Debug)]
+enum Token {
+    /// Make one, on the host and as the user of the coordinator; prints where it is
+    #[command(after_help = "Example: gradlane token new --role worker --uses 8 --ttl 1h --join-file workers.join")]
+    New(NewToken),
+}
+
+#[derive(Args, Debug)]
+struct NewToken {
+    /// What it lets a process be: worker or server
+    #[arg(long, value_parser = ["worker", "server"])]
+    role: String,
+    /// How many processes it lets in
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    uses: u32,
+    /// For how long, such as `1h` or `90s`; at most a day
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = ttl)]
+    ttl: Duration,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+fn ttl(text: &str) -> std::result::Result<Duration, String> {
+    let ttl = TimeSpan::parse(text)?;
+    let allowed = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
+    allowed.contains(&ttl).then_some(ttl).ok_or_else(|| "is not between 1 s and 24 h".to_owned())
 }
 
 #[derive(Args, Debug)]
@@ -142,7 +178,7 @@ struct Settings {
     /// Join string; others can see it in the list of processes, so prefer GRADLANE_JOIN or --join-file
     #[arg(long, value_name = "STRING")]
     join: Option<String>,
-    /// File with the join string; a coordinator writes it
+    /// File with the join string; a coordinator writes it, readable by its user alone
     #[arg(long, value_name = "FILE")]
     join_file: Option<String>,
     /// Where to listen
@@ -154,6 +190,9 @@ struct Settings {
     /// Where keys and join strings are kept
     #[arg(long, value_name = "DIR")]
     state_dir: Option<String>,
+    /// A coordinator takes up the job of its last start again, with the same join string
+    #[arg(long)]
+    resume: bool,
     /// Log level or filter
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
@@ -171,6 +210,11 @@ impl Command {
                 let config = settings.load(Some(ProcessRole::Server))?;
                 let status = status::ask(&config)?;
                 say(&if json { status::json(&status) } else { status::text(&status) })
+            }
+            Self::Token { what: Token::New(NewToken { role, uses, ttl, settings }) } => {
+                let role = if role == "server" { Role::Server } else { Role::Worker };
+                let config = settings.load(Some(ProcessRole::Server))?;
+                token::make(&config, token::Good { role, uses, lasts: ttl }).map(|()| exit::SUCCESS)
             }
             Self::Config(Report { settings, toml }) => {
                 let config = settings.load(None)?;
@@ -224,6 +268,7 @@ impl Settings {
             ("bind", &self.bind),
             ("advertise", &self.advertise),
             ("state_dir", &self.state_dir),
+            ("resume", &self.resume.then(|| "true".to_owned())),
             ("log", &self.log),
         ];
         let given = flags.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value.clone()?)));
@@ -403,6 +448,7 @@ mod tests {
             bind: Some("127.0.0.1:0".to_owned()),
             advertise: Some("n1".to_owned()),
             state_dir: Some("/tmp/state".to_owned()),
+            resume: true,
             log: Some("info".to_owned()),
         };
         let mut arguments = every.arguments().unwrap();

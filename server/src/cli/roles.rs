@@ -1,8 +1,8 @@
 //! The roles of a job that run as separate processes: a server, a coordinator, or both in one. Each lives as long as its job, or until a
 //! signal.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,8 +123,13 @@ fn start_coordinator(config: Config) -> Result<Coordinating> {
         });
     }
     let machine = CoordinatorConfig::from_config(&config, workers, config.servers);
-    let directory =
-        config.state_dir.as_deref().map(|state_dir| rendezvous::job_dir(state_dir, &config.job)).transpose()?;
+    let directory = match config.state_dir.as_deref() {
+        Some(state_dir) => {
+            rendezvous::check_free(state_dir, &config.job)?;
+            Some(rendezvous::job_dir(state_dir, &config.job)?)
+        }
+        None => None,
+    };
     let node = CoordinatorNode::start(machine, &config, directory.as_deref())?;
     let announced = announce(node.join_string(), &config)?;
     Ok(Coordinating { node, _announced: announced })
@@ -154,6 +159,9 @@ struct Joint {
 fn start_both(config: Config) -> Result<Joint> {
     let (config, workers) = decider(config)?;
     let servers = config.servers.max(1);
+    if let Some(state_dir) = config.state_dir.as_deref() {
+        rendezvous::check_free(state_dir, &config.job)?;
+    }
     let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers })?;
     let announced = announce(embedded.join_string(), &config)?;
     Ok(Joint { embedded, _announced: announced })
@@ -197,7 +205,7 @@ struct Announced {
     join_file: Option<PathBuf>,
 }
 
-/// Publishes the join string: on standard output, in the join file, and for the user's own processes.
+/// Publishes the join string in the join file and for the user's own processes, and says on standard output where it is.
 fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
     let published = match config.state_dir.as_deref() {
         Some(state_dir) => Some(rendezvous::publish(state_dir, &config.job, join)?),
@@ -206,10 +214,27 @@ fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
     if let Some(path) = &config.join_file {
         private_file::write(path, &format!("{join}\n"))?;
     }
+    let file = config.join_file.as_deref().or(published.as_ref().map(Published::path));
+    let line = announcement(join, file, std::io::stdout().is_terminal())?;
     // A reader that has closed the pipe, such as `head -1`, must not stop the job.
     let mut stdout = std::io::stdout().lock();
-    let _ = writeln!(stdout, "GRADLANE_JOIN={join}").and_then(|()| stdout.flush());
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
     Ok(Announced { _published: published, join_file: config.join_file.clone() })
+}
+
+/// The line that tells a user or a launcher how others join. What is no terminal may be a log that others read, or that is kept: only a
+/// terminal is shown the secret itself.
+pub(super) fn announcement(join: &JoinString, file: Option<&Path>, is_terminal: bool) -> Result<String> {
+    match file {
+        _ if is_terminal => Ok(format!("GRADLANE_JOIN={join}")),
+        Some(file) => Ok(format!("GRADLANE_JOIN_FILE={}", file.display())),
+        None => Err(Error::Config {
+            knob: "join_file".to_owned(),
+            problem: "is not given, and there is no state_dir, so that there is no place for the join string"
+                .to_owned(),
+            hint: "give --join-file: the join string is not printed where it could get into a log".to_owned(),
+        }),
+    }
 }
 
 impl Drop for Announced {
@@ -293,6 +318,15 @@ mod tests {
         drop(announced);
         assert!(!file.exists());
         assert!(rendezvous::find(dir.path(), "default", Duration::ZERO).is_err());
+    }
+
+    #[test]
+    fn only_a_terminal_is_shown_the_secret() {
+        let join = JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [2; 16] };
+        let shown = |file: Option<&str>, is_terminal| announcement(&join, file.map(Path::new), is_terminal);
+        assert_eq!(shown(Some("/run/join"), true), Ok(format!("GRADLANE_JOIN={join}")));
+        assert_eq!(shown(Some("/run/join"), false), Ok("GRADLANE_JOIN_FILE=/run/join".to_owned()));
+        assert!(matches!(shown(None, false), Err(Error::Config { knob, .. }) if knob == "join_file"));
     }
 
     /// Waits as it is told, and tells when it is stopped.

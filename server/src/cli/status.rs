@@ -21,7 +21,7 @@ pub(super) fn ask(config: &Config) -> Result<Status> {
     const PATIENCE: Duration = Duration::from_secs(5);
     let patience = config.join_timeout.min(PATIENCE);
     let join = rendezvous::join_string(config, Duration::ZERO)?;
-    let credentials = Credentials::enroll(&join, Role::Worker, patience)?;
+    let credentials = Credentials::enroll(&join, Role::Observer, patience)?;
     runtime::status(&join.address, &credentials, patience)
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{LinkId, NodeId};
+use gradlane_core::types::{LinkId, NodeId, Role};
 use gradlane_core::wire::{Frame, limits};
 
 use super::roster::Identity;
@@ -20,6 +20,8 @@ pub(super) struct Connections {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     pub(super) node: NodeId,
+    /// What its certificate is for.
+    pub(super) role: Role,
     /// The member that joined on it.
     pub(super) speaks_for: Option<Identity>,
 }
@@ -29,9 +31,9 @@ impl Connections {
     ///
     /// # Errors
     /// [`Error::Exhausted`] if it is to be closed, because there are too many.
-    pub(super) fn add(&mut self, link: LinkId, node: NodeId) -> Result<()> {
+    pub(super) fn add(&mut self, link: LinkId, node: NodeId, role: Role) -> Result<()> {
         const LINKS_MAX: usize = 2 * limits::MEMBERS_MAX;
-        self.links.insert(link, Link { node, speaks_for: None });
+        self.links.insert(link, Link { node, role, speaks_for: None });
         if self.links.len() <= LINKS_MAX {
             return Ok(());
         }
@@ -45,6 +47,24 @@ impl Connections {
     /// A connection, unless it ended or was closed.
     pub(super) fn get(&self, link: LinkId) -> Option<Link> {
         self.links.get(&link).copied()
+    }
+
+    /// Checks that the node at the other end may join as `claimed`.
+    ///
+    /// # Errors
+    /// [`Error::Auth`] if its certificate is that of another role.
+    pub(super) fn check_claim(&self, link: LinkId, claimed: Role) -> Result<()> {
+        let certified = self.links.get(&link).map(|link| link.role);
+        match claimed {
+            Role::Worker | Role::Server if certified == Some(claimed) => Ok(()),
+            Role::Worker | Role::Server | Role::Coordinator | Role::Observer => Err(Error::Auth {
+                problem: match certified {
+                    Some(role) => format!("this process joins as a {claimed}, but its certificate is that of a {role}"),
+                    None => format!("this process joins as a {claimed} without a certificate"),
+                },
+                hint: format!("start it with a join string that is good for a {claimed}"),
+            }),
+        }
     }
 
     /// From now on `link` speaks for this member, or for none.

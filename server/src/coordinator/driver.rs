@@ -1,6 +1,6 @@
 //! Runs a [`Coordinator`] machine behind a control listener: one thread that sleeps on a channel.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -43,15 +43,17 @@ enum Input {
 }
 
 impl CoordinatorNode {
-    /// Listens on `bind` and waits for the members. Keys, certificates and the term are kept in memory or in `state_dir`; with `state_dir`
-    /// a join string stays valid over a restart.
+    /// Listens on `bind` and waits for the members. Keys, certificates and the term are kept in memory or in `state_dir`. Every start has
+    /// secrets of its own, which end with the job. Exception: with the setting `resume`, they are those that a coordinator which did not
+    /// see the end of its job left in `state_dir`.
     ///
     /// # Errors
     /// [`Error::Io`] if the address cannot be bound or the directory cannot be used.
     pub fn start(machine: CoordinatorConfig, config: &Config, state_dir: Option<&Path>) -> Result<Self> {
         let clock = Clock::start();
         let authority = Arc::new(match state_dir {
-            Some(dir) => Authority::open(dir, &machine.job)?,
+            Some(dir) if config.resume => Authority::resume(dir, &machine.job)?,
+            Some(dir) => Authority::begin(dir, &machine.job)?,
             None => Authority::create(&machine.job)?,
         });
         let term = term::next(state_dir)?;
@@ -75,6 +77,8 @@ impl CoordinatorNode {
             listener,
             end: Arc::clone(&end),
             host: process::host(),
+            state_dir: state_dir.map(Path::to_owned),
+            admits_newcomers: Ok(()),
         };
         let thread = std::thread::Builder::new()
             .name("gl-coordinator".to_owned())
@@ -159,6 +163,10 @@ struct Driver {
     listener: ControlListener,
     end: Arc<End>,
     host: String,
+    /// The directory of the job's secrets.
+    state_dir: Option<PathBuf>,
+    /// What the listener was told last.
+    admits_newcomers: Result<()>,
 }
 
 impl Driver {
@@ -198,6 +206,9 @@ impl Driver {
             Phase::Forming | Phase::Running | Phase::Ended => Ok(()),
         });
         self.listener.stop(Duration::from_millis(500));
+        if let Some(Err(error)) = self.state_dir.as_deref().map(Authority::forget) {
+            tracing::warn!(%error, "the secrets of the job that has ended are left");
+        }
     }
 
     /// The job is over, but late requests are still answered until the owner stops the coordinator.
@@ -218,7 +229,7 @@ impl Driver {
     fn handle(&mut self, incoming: ControlIncoming) {
         let now = self.clock.now();
         match incoming {
-            ControlIncoming::Up { link, node, .. } => self.machine.handle_connected(link, node),
+            ControlIncoming::Up { link, node, role, .. } => self.machine.handle_connected(link, node, role),
             ControlIncoming::Frame { link, frame } => self.machine.handle_frame(now, link, frame),
             ControlIncoming::Down { link, reason } => self.machine.handle_disconnected(link, reason),
         }
@@ -226,6 +237,14 @@ impl Driver {
 
     /// Carries out all commands of the machine; returns whether the job has ended.
     fn drain(&mut self) -> bool {
+        // First, so that nobody enrols who has heard that the job formed.
+        let admits_newcomers = self.machine.admits_newcomers();
+        if admits_newcomers != self.admits_newcomers {
+            if let Err(why) = &admits_newcomers {
+                self.listener.close_enrolment(why.clone());
+            }
+            self.admits_newcomers = admits_newcomers;
+        }
         let mut ended = false;
         while let Some(command) = self.machine.next_command() {
             match command {

@@ -219,7 +219,8 @@ impl World {
         match happening {
             Happening::AtCoordinator(link, Delivery::Up) => {
                 let node = NodeId([self.links[&link].node as u8; 32]);
-                self.coordinator.handle_connected(link, node);
+                let role = self.nodes[self.links[&link].node].config.process.role;
+                self.coordinator.handle_connected(link, node, role);
             }
             Happening::AtCoordinator(link, Delivery::Frame(frame)) if !self.links[&link].is_broken => {
                 self.coordinator.handle_frame(now, link, frame);

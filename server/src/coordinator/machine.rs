@@ -2,7 +2,7 @@
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
-use gradlane_core::types::{Epoch, LinkId, NodeId, PartLayout, Role, TensorSpec, Time, View, WorkerId, WorkerSet};
+use gradlane_core::types::{Epoch, LinkId, NodeId, Role, Time, View, WorkerId, WorkerSet};
 use gradlane_core::wire::frame::{Health, Join, Stall, Status};
 use gradlane_core::wire::{Frame, limits};
 
@@ -106,16 +106,24 @@ impl Coordinator {
         questions::status(now, self.view(), &self.roster, self.registry.as_ref())
     }
 
-    /// An authenticated node connected.
-    pub fn handle_connected(&mut self, link: LinkId, node: NodeId) {
-        if let Err(error) = self.connections.add(link, node) {
+    /// Whether processes that are no members yet may enrol now.
+    ///
+    /// # Errors
+    /// Why not: the job has formed, or has ended.
+    pub fn admits_newcomers(&self) -> Result<()> {
+        questions::newcomers(&self.stage, &self.roster)
+    }
+
+    /// A node connected whose certificate is for `role`.
+    pub fn handle_connected(&mut self, link: LinkId, node: NodeId, role: Role) {
+        if let Err(error) = self.connections.add(link, node, role) {
             self.close(link, error);
         }
     }
 
     /// A node sent a frame. Frames of a closed connection are ignored.
     pub fn handle_frame(&mut self, now: Time, link: LinkId, frame: Frame) {
-        let Some(Link { node, speaks_for }) = self.connections.get(link) else { return };
+        let Some(Link { node, speaks_for, .. }) = self.connections.get(link) else { return };
         if let Some(seat) = speaks_for.and_then(|identity| self.roster.seat_mut(identity)) {
             seat.lives(now);
         }
@@ -134,7 +142,13 @@ impl Coordinator {
                 self.connections.send(link, Frame::HeartbeatAck { sent });
             }
             (Frame::Declare { request, tensors, fuse }, Some(identity)) => {
-                let (outcome, forgotten) = self.declare(now, identity, &tensors, fuse);
+                let (outcome, forgotten) = match questions::asking_worker(&self.stage, &self.roster, identity) {
+                    Ok(worker) => {
+                        let registry = self.registry.as_mut().expect("a job that runs has a registry");
+                        registry.declare(now, worker, &tensors, fuse)
+                    }
+                    Err(error) => (Err(error), Vec::new()),
+                };
                 self.connections.send(link, Frame::Declared { request, outcome });
                 for Forgotten { key, error } in forgotten {
                     self.broadcast(&Frame::Forget { key, error });
@@ -209,8 +223,8 @@ impl Coordinator {
 
     fn handle_join(&mut self, now: Time, link: LinkId, node: NodeId, join: Join) {
         let (identity, life) = (Identity { node, role: join.process.role }, join.process.incarnation);
-        if identity.role == Role::Coordinator {
-            return self.close_protocol(link, "role", "is that of this process");
+        if let Err(error) = self.connections.check_claim(link, identity.role) {
+            return self.refuse(link, &join, error);
         }
         if self.roster.is_fenced(node, life) && !planted(self.config.defect, Defect::FencedAccepted) {
             let error = Error::Fenced { current: self.epoch };
@@ -306,7 +320,7 @@ impl Coordinator {
                     self.end(now, Ok(()));
                 }
             }
-            (Stage::Running, Role::Server | Role::Coordinator) => {
+            (Stage::Running, Role::Server | Role::Coordinator | Role::Observer) => {
                 self.lose(now, vec![Lost { identity, cause: "it left while the job ran".to_owned() }]);
             }
             (Stage::Closing { .. } | Stage::Finished { .. }, _) => {
@@ -423,21 +437,6 @@ impl Coordinator {
         self.connections.event(Event::Stall { tensor, stall, detail });
     }
 
-    fn declare(
-        &mut self,
-        now: Time,
-        identity: Identity,
-        tensors: &[TensorSpec],
-        fuse: bool,
-    ) -> (Result<Vec<PartLayout>>, Vec<Forgotten>) {
-        match questions::asking_worker(&self.stage, &self.roster, identity) {
-            Ok(worker) => {
-                self.registry.as_mut().expect("a job that runs has a registry").declare(now, worker, tensors, fuse)
-            }
-            Err(error) => (Err(error), Vec::new()),
-        }
-    }
-
     fn refuse(&mut self, link: LinkId, join: &Join, error: Error) {
         if !matches!(self.stage, Stage::Finished { .. }) {
             let who = format!("{} on {}", join.process.role, join.process.place());
@@ -453,7 +452,7 @@ impl Coordinator {
     }
 
     fn close_protocol(&mut self, link: LinkId, field: &str, problem: &str) {
-        let Some(Link { node, speaks_for }) = self.connections.get(link) else { return };
+        let Some(Link { node, speaks_for, .. }) = self.connections.get(link) else { return };
         let peer = speaks_for.map_or_else(|| format!("node {node}"), |identity| self.roster.name(identity));
         self.close(link, Error::Protocol { peer, field: field.to_owned(), problem: problem.to_owned() });
     }

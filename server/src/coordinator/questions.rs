@@ -33,6 +33,18 @@ pub(super) fn asking_worker(stage: &Stage, roster: &Roster, identity: Identity) 
     }
 }
 
+/// Whether processes that are no members yet may enrol.
+///
+/// # Errors
+/// Why not.
+pub(super) fn newcomers(stage: &Stage, roster: &Roster) -> Result<()> {
+    match stage {
+        Stage::Forming { .. } => Ok(()),
+        Stage::Running => Err(roster.refuse_newcomers()),
+        Stage::Closing { outcome, .. } | Stage::Finished { outcome } => Err(over(outcome)),
+    }
+}
+
 /// The answer to every request after the end.
 pub(super) fn over(outcome: &Result<()>) -> Error {
     match outcome {

@@ -143,13 +143,17 @@ impl Roster {
         });
         match holder {
             Some(holder) if holder.health == Health::Alive => duplicate(join, holder),
-            Some(_) | None => Error::FailedPrecondition {
-                what: format!(
-                    "the job is complete with {} workers and {} servers, and runs",
-                    self.size.workers, self.size.servers
-                ),
-                hint: "a process that was lost cannot be replaced; restart the whole job".to_owned(),
-            },
+            Some(_) | None => self.refuse_newcomers(),
+        }
+    }
+
+    /// Why nobody new can join after the seal.
+    pub(super) fn refuse_newcomers(&self) -> Error {
+        let Size { workers, servers } = self.size;
+        Error::FailedPrecondition {
+            what: format!("the job is complete with {workers} workers and {servers} servers, and runs"),
+            hint: "enrolment is closed, and a process that was lost cannot be replaced; restart the whole job"
+                .to_owned(),
         }
     }
 
@@ -372,7 +376,7 @@ impl Size {
         match role {
             Role::Worker => self.workers,
             Role::Server => self.servers,
-            Role::Coordinator => 0,
+            Role::Coordinator | Role::Observer => 0,
         }
     }
 }

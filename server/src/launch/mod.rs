@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +19,10 @@ use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
 use crate::exit;
+use crate::private_file;
 use crate::signals::Interrupts;
 
+mod author;
 pub mod rendezvous;
 mod supervision;
 mod supervisor;
@@ -66,8 +69,9 @@ pub fn run(launch: &Launch) -> Result<i32> {
     })?;
     let host = Arc::new(Host::start(launch)?);
     host.report_failure_to(&supervisor)?;
+    let handover = Handover::make(&launch.config, host.join_string());
 
-    let code = match start_all(&mut supervisor, processes(launch, host.join_string())) {
+    let code = match start_all(&mut supervisor, processes(launch, &handover)) {
         Ok(()) => supervisor.run(|failure| match failure {
             Failure::Child { pid, cause } => {
                 exit::complain(&cause);
@@ -156,8 +160,50 @@ impl Host {
     }
 }
 
+/// How the children get the join string: the environment variable and its value.
+///
+/// Usually that names a private file. A process shows its environment to all its descendants, and often to crash reports and logs; the path
+/// of a file is no secret. Where no such file can be made, as with a file system that cannot be written, the variable holds the string.
+struct Handover {
+    variable: (String, String),
+    file: Option<PathBuf>,
+}
+
+impl Handover {
+    fn make(config: &Config, join: &JoinString) -> Self {
+        let temporary = Path::new(TEMPORARY);
+        let folders = config.runtime_dir.as_deref().into_iter().chain([temporary]);
+        let name = format!("gradlane-run-{}.join", std::process::id());
+        let made = folders.map(|folder| folder.join(&name)).find(|path| {
+            match private_file::write(path, &format!("{join}\n")) {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::debug!(%error, "no place for the join string");
+                    false
+                }
+            }
+        });
+        let variable = match &made {
+            Some(path) => (variable("join_file"), path.display().to_string()),
+            None => (variable("join"), join.to_string()),
+        };
+        Self { variable, file: made }
+    }
+}
+
+impl Drop for Handover {
+    fn drop(&mut self) {
+        if let Some(path) = &self.file {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Where the file is if there is no `runtime_dir`.
+const TEMPORARY: &str = "/tmp";
+
 /// The processes to start, servers first.
-fn processes(launch: &Launch, join: &JoinString) -> Vec<(Role, String, Command)> {
+fn processes(launch: &Launch, join: &Handover) -> Vec<(Role, String, Command)> {
     let servers = (0..launch.servers).map(|index| {
         let mut command = command(launch.program, launch, join);
         command.arg("server").envs(server_place(launch, index));
@@ -172,7 +218,7 @@ fn processes(launch: &Launch, join: &JoinString) -> Vec<(Role, String, Command)>
 }
 
 /// A command for a child, without its place in the job. It inherits the launcher's environment, except variables that name a place.
-fn command(line: &[OsString], launch: &Launch, join: &JoinString) -> Command {
+fn command(line: &[OsString], launch: &Launch, join: &Handover) -> Command {
     let (program, arguments) = line.split_first().expect("the caller gives a program");
     let mut command = Command::new(program);
     command.args(arguments);
@@ -182,9 +228,9 @@ fn command(line: &[OsString], launch: &Launch, join: &JoinString) -> Command {
     for (name, value) in &launch.settings {
         command.env(variable(name), value);
     }
-    command.env(variable("join"), join.to_string());
-    // The launcher's own place is not that of its children.
-    command.env_remove(variable("join_file"));
+    // The launcher's own way into a job is not that of its children.
+    command.env_remove(variable("join")).env_remove(variable("join_file"));
+    command.env(&join.variable.0, &join.variable.1);
     command
 }
 
@@ -227,6 +273,8 @@ fn variable(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -234,7 +282,7 @@ mod tests {
         let all = started(2, 0);
         assert_eq!(names(&all), ["worker 0", "worker 1"]);
         for (name, value) in [
-            ("GRADLANE_JOIN", join().to_string().as_str()),
+            ("GRADLANE_JOIN_FILE", "/run/join"),
             ("GRADLANE_RANK", "1"),
             ("GRADLANE_SIZE", "2"),
             ("GRADLANE_LOCAL_RANK", "1"),
@@ -262,6 +310,19 @@ mod tests {
     }
 
     #[test]
+    fn the_children_get_a_private_file_with_the_join_string_until_the_job_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { runtime_dir: Some(dir.path().to_owned()), ..Config::default() };
+        let handover = Handover::make(&config, &join());
+        let (variable, path) = handover.variable.clone();
+        assert_eq!(variable, "GRADLANE_JOIN_FILE");
+        assert_eq!(rendezvous::read_join_file(Path::new(&path), Duration::ZERO), Ok(join()));
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        drop(handover);
+        assert!(!Path::new(&path).exists());
+    }
+
+    #[test]
     fn settings_of_the_command_line_reach_every_child() {
         for (_, name, command) in started(1, 1) {
             let environment = environment(&command);
@@ -276,7 +337,7 @@ mod tests {
             let (config, warnings) = Config::load(&BTreeMap::new(), environment(&command), None).unwrap();
             assert_eq!(warnings, [], "{name}");
             assert_eq!(config.size, Some(2), "{name}");
-            assert_eq!(config.join, Some(join()), "{name}");
+            assert_eq!(config.join_file.as_deref(), Some(Path::new("/run/join")), "{name}");
             assert_eq!(config.server_index.is_some(), role == Role::Server, "{name}");
             assert_eq!(config.rank.is_some(), role == Role::Worker, "{name}");
         }
@@ -294,7 +355,8 @@ mod tests {
             program: &words("python -m gradlane.cli"),
             worker: &words("python train.py"),
         };
-        processes(&launch, &join())
+        let handover = Handover { variable: ("GRADLANE_JOIN_FILE".to_owned(), "/run/join".to_owned()), file: None };
+        processes(&launch, &handover)
     }
 
     fn names(all: &[(Role, String, Command)]) -> Vec<&str> {

@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gradlane_core::config::{Config, Origin};
-use gradlane_core::runtime::{Clock, process};
+use gradlane_core::runtime::Clock;
 use gradlane_core::types::Time;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
+use super::author::Author;
 use crate::{os, private_file};
 
 /// A published join string. Dropping it removes the file.
@@ -41,11 +42,28 @@ impl Drop for Published {
     }
 }
 
+/// Checks that no other process of this host leads `job`. Processes would find the wrong one of two coordinators with one name. Nothing
+/// is known about processes of other hosts.
+///
+/// # Errors
+/// [`Error::FailedPrecondition`] if one does; [`Error::Auth`] for a file that others could have written.
+pub fn check_free(state_dir: &Path, job: &str) -> Result<()> {
+    let content = read_private(&job_dir(state_dir, job)?.join(JOIN))?.unwrap_or_default();
+    match content.lines().nth(1).and_then(Author::parse) {
+        Some(author) if author.lives_beside_this() => Err(Error::FailedPrecondition {
+            what: format!("process {} of this host leads job {job} already", author.pid),
+            hint: "give this job another name (--job or GRADLANE_JOB), or end the other one".to_owned(),
+        }),
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// Publishes `join` for the user's processes that look for `job`.
 ///
 /// # Errors
-/// [`Error::Config`] for a job that cannot be a file name, [`Error::Io`] if the directory cannot be written.
+/// As [`check_free`]; [`Error::Config`] for a job that cannot be a file name, [`Error::Io`] if the directory cannot be written.
 pub fn publish(state_dir: &Path, job: &str, join: &JoinString) -> Result<Published> {
+    check_free(state_dir, job)?;
     let directory = job_dir(state_dir, job)?;
     create_private_dir(&directory)?;
     let path = directory.join(JOIN);
@@ -80,7 +98,7 @@ pub fn find(state_dir: &Path, job: &str, patience: Duration) -> Result<JoinStrin
             what: format!("the coordinator of job {job}"),
             cause: format!(
                 "waited {:.1} s for its join string in {}, but {found}; start the coordinator, or, without a home directory in \
-                 common, give every process the GRADLANE_JOIN=... that it printed",
+                 common, give every process its join string in GRADLANE_JOIN or GRADLANE_JOIN_FILE",
                 patience.as_secs_f64(),
                 path.display()
             ),
@@ -144,14 +162,37 @@ pub fn job_dir(state_dir: &Path, job: &str) -> Result<PathBuf> {
     Ok(state_dir.join("jobs").join(job))
 }
 
-/// Waits for a file that the user has named. Does not check its permissions, because secrets mounted into containers belong to root.
-fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
-    let found = within(patience, || match File::open(path).and_then(|mut file| read_bounded(&mut file)) {
+/// Waits up to `patience` for a file with a join string that the user has named.
+///
+/// It must belong to this user or to root, as secrets do that are mounted into containers, and nobody else may write it: who writes it
+/// decides which coordinator this process obeys. Others may read it, because such secrets often can be read by a group.
+///
+/// # Errors
+/// [`Error::Auth`] for a file that others could have written, or that holds no join string, [`Error::Unavailable`] after `patience`.
+pub fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
+    let found = within(patience, || {
+        let failed = |error: io::Error| io_error("reading", path, &error);
+        // Does not wait for a writer if it is a pipe. Checks the opened file, so that it cannot be replaced between check and use.
+        let mut file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        let metadata = file.metadata().map_err(failed)?;
+        if let Some(problem) = written_by_others(metadata.uid(), metadata.mode(), os::effective_user()) {
+            return Err(Error::Auth {
+                problem: format!("the join file {} {problem}", path.display()),
+                hint: "who writes it decides which coordinator this process obeys: let it belong to this user or to root, \
+                       and chmod go-w"
+                    .to_owned(),
+            });
+        }
+        let content = read_bounded(&mut file).map_err(failed)?;
         // It may be written by hand, and not at once.
-        Ok(content) if content.trim().is_empty() => Ok(None),
-        Ok(content) => content.lines().next().unwrap_or_default().parse().map(Some),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io_error("reading", path, &error)),
+        match content.lines().next() {
+            Some(line) if !line.trim().is_empty() => line.parse().map(Some),
+            Some(_) | None => Ok(None),
+        }
     })?;
     found.ok_or_else(|| Error::Unavailable {
         what: format!("the join file {}", path.display()),
@@ -160,6 +201,14 @@ fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
             patience.as_secs_f64()
         ),
     })
+}
+
+/// Why a file with this owner and mode may hold what others wrote; `None` if it cannot.
+fn written_by_others(owner: u32, mode: u32, this_user: u32) -> Option<String> {
+    if owner != this_user && owner != 0 {
+        return Some(format!("belongs to user {owner}"));
+    }
+    (mode & 0o022 != 0).then(|| format!("can be written by others (mode {:o})", mode & 0o777))
 }
 
 /// Polls until there is a result, at least once and at most for `patience`.
@@ -227,65 +276,11 @@ fn io_error(doing: &str, path: &Path, error: &io::Error) -> Error {
     Error::Io { what: format!("{doing} {}", path.display()), cause: error.to_string() }
 }
 
-/// The process that wrote a file, so that another process of its host can tell whether it still runs.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Author {
-    pid: u32,
-    /// The start time of the process in the kernel's ticks since boot, because process ids are reused. 0 if unknown.
-    start: u64,
-    /// The namespace of the process id; empty if unknown.
-    namespace: String,
-    host: String,
-}
-
-impl Author {
-    fn this() -> Self {
-        let pid = std::process::id();
-        Self { pid, start: start_of(pid).unwrap_or(0), namespace: namespace(), host: process::host() }
-    }
-
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split(' ');
-        let author = Self {
-            pid: words.next()?.parse().ok()?,
-            start: words.next()?.parse().ok()?,
-            namespace: words.next()?.to_owned(),
-            host: words.next()?.to_owned(),
-        };
-        words.next().is_none().then_some(author)
-    }
-
-    /// Whether it is known to have ended. Nothing is known about processes of other hosts.
-    fn is_gone(&self) -> bool {
-        self.start != 0
-            && self.host == process::host()
-            && self.namespace == namespace()
-            && start_of(self.pid) != Some(self.start)
-    }
-}
-
-impl std::fmt::Display for Author {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {} {} {}", self.pid, self.start, self.namespace, self.host)
-    }
-}
-
-/// Field 22 of `/proc/<pid>/stat` (proc(5)); the name before it may hold spaces and parentheses.
-fn start_of(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, fields) = stat.rsplit_once(") ")?;
-    fields.split(' ').nth(22 - 3)?.parse().ok()
-}
-
-fn namespace() -> String {
-    let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    link.to_string_lossy().into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use super::super::author::start_of;
     use super::*;
 
     #[test]
@@ -358,6 +353,50 @@ mod tests {
         let elsewhere = Author { host: "another-host".to_owned(), ..reborn };
         private_file::write(published.path(), &format!("{}\n{elsewhere}\n", join())).unwrap();
         assert_eq!(find(dir.path(), "job", Duration::ZERO), Ok(join()), "of other hosts nothing is known");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_name_of_a_job_that_runs_is_not_given_to_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let published = publish(dir.path(), "job", &join()).unwrap();
+        // The parent of this test runs as long as it does.
+        let pid = std::os::unix::process::parent_id();
+        let other = Author { pid, start: start_of(pid).unwrap(), ..Author::this() };
+        let content = format!("{}\n{other}\n", join());
+        private_file::write(published.path(), &content).unwrap();
+        for outcome in [check_free(dir.path(), "job"), publish(dir.path(), "job", &join()).map(drop)] {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains(&format!("process {pid} ")) && error.contains("--job"), "{error}");
+        }
+        assert_eq!(fs::read_to_string(published.path()).unwrap(), content);
+        check_free(dir.path(), "another").unwrap();
+    }
+
+    #[test]
+    fn a_join_file_counts_only_if_nobody_else_can_have_written_it() {
+        let (me, root, other) = (1000, 0, 1001);
+        for (owner, mode, problem) in [
+            (me, 0o600, None),
+            (me, 0o644, None),
+            (root, 0o440, None),
+            (other, 0o600, Some("belongs to user 1001")),
+            (me, 0o620, Some("mode 620")),
+            (root, 0o666, Some("mode 666")),
+        ] {
+            let found = written_by_others(owner, 0o100_000 | mode, me);
+            assert_eq!(found.is_some(), problem.is_some(), "{owner} {mode:o}");
+            assert!(found.unwrap_or_default().contains(problem.unwrap_or_default()), "{owner} {mode:o}");
+        }
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("join-file");
+        fs::write(&path, format!("{}\n", join())).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(read_join_file(&path, Duration::ZERO), Ok(join()));
+        fs::set_permissions(&path, Permissions::from_mode(0o660)).unwrap();
+        let error = read_join_file(&path, Duration::from_secs(60)).unwrap_err();
+        assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("mode 660")), "{error}");
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl Process for CoordinatorProcess {
             Input::ControlDialled { control, from } => {
                 self.controls.insert(control);
                 context.witness.connected(control, from);
-                self.machine.handle_connected(LinkId(control), context.node_of(from));
+                self.machine.handle_connected(LinkId(control), context.node_of(from), from.who.role());
                 context.send_control(self.me, control, Input::ControlUp { control });
             }
             Input::Frame { control, bytes } if self.controls.contains(&control) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gradlane_core::Error;
 use gradlane_core::pipeline::Stage;
 use gradlane_core::sched::TaskId;
-use gradlane_core::types::{ExchangeId, LinkId, Span, Time, WorkerId};
+use gradlane_core::types::{ExchangeId, LinkId, Role, Span, Time, WorkerId};
 use gradlane_server::node::command::{Receipt, SlotId};
 
 use super::worker::Note;
@@ -22,6 +22,17 @@ pub(super) enum Who {
     Server(u32),
     /// A worker, by number.
     Worker(u32),
+}
+
+impl Who {
+    /// What its certificate is for.
+    pub(super) fn role(self) -> Role {
+        match self {
+            Self::Coordinator => Role::Coordinator,
+            Self::Server(_) => Role::Server,
+            Self::Worker(_) => Role::Worker,
+        }
+    }
 }
 
 /// One life of a process.

@@ -225,6 +225,19 @@ fn tensorflows_variable_alone_starts_each_role() {
 }
 
 #[test]
+fn a_job_without_a_name_has_that_of_its_launcher() {
+    let job = |arguments: &str, variables: &str| load(arguments, variables, "").unwrap().0.job;
+    let slurm = "SLURM_JOB_ID=7 SLURM_STEP_ID=2 SLURM_STEP_NODELIST=n1 SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_NODEID=0 \
+                 SLURM_LOCALID=0 SLURM_TASKS_PER_NODE=1";
+    assert_eq!(job("", slurm), "slurm_7.2");
+    assert_eq!(job("role=server", slurm), "slurm_7", "servers may have a step of their own");
+    assert_eq!(job("role=coordinator", slurm), "slurm_7");
+    assert_eq!(job("job=night", slurm), "night", "what was said goes first");
+    assert_eq!(job("coordinator_host=n1 coordinator_port=9", slurm), "default", "it is named after its coordinator");
+    assert_eq!(job("", ""), "default");
+}
+
+#[test]
 fn the_home_directory_is_expanded() {
     let (config, _) = load("join_file=~/join", "HOME=/home/a", "").unwrap();
     assert_eq!(config.state_dir, Some(PathBuf::from("/home/a/.gradlane")));

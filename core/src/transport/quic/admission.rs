@@ -1,47 +1,60 @@
 //! The admission control of a listening endpoint: which peers may try a handshake, and which have succeeded.
 //!
-//! Until a handshake is done a peer costs one of a few places, for a few seconds. When half of them are taken, an address has to prove
-//! first that it is real; when all are, newcomers are turned away. Links that exist do not notice.
+//! The [`Gate`] decides. Here its clock is read, and its verdicts are carried out. Links that exist do not notice.
 
-use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use quinn::{Connection, Endpoint, Incoming, ServerConfig};
-use tokio::sync::{Semaphore, mpsc};
-use tokio::time::timeout;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio::time::timeout_at;
 
 use super::closing::{close_with, connection_error};
+pub(super) use super::gate::{Admitted, Place, Verdict};
+use super::gate::{Gate, Repeated};
 use super::settings::Settings;
 use super::tls::{self, Admission, PeerOf, peer_of};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::transport::identity::{Credentials, PeerIdentity};
+use crate::types::Time;
 
 /// A peer whose handshake has succeeded.
 pub(super) enum Arrival {
     /// A member; it may not open a stream before it is given some.
     Member(Connection, PeerIdentity),
-    /// A process that wants to enrol.
-    Newcomer(Connection),
-}
-
-/// The decision about a peer that wants to connect.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
-    /// Its handshake begins.
-    Try,
-    /// It has to prove first that its address is real.
-    Prove,
-    /// There is no place.
-    TurnAway,
+    /// A process that wants to enrol, and when its handshake began.
+    Newcomer(Connection, Instant),
 }
 
 /// Admits peers. Has a configuration for peers of this host and one for others, because their datagrams differ in size.
 pub(super) struct AdmissionControl {
     near: Arc<ServerConfig>,
     far: Arc<ServerConfig>,
-    places: Arc<Semaphore>,
-    handshake_timeout: Duration,
+    gatekeeper: Gatekeeper,
+}
+
+/// The gate of an endpoint with its clock, and the tasks that hold its places. Clones share all of it.
+#[derive(Clone)]
+pub(super) struct Gatekeeper(Arc<Mutex<Guarded>>);
+
+/// Locked for a look-up at a time, never while anything is awaited.
+struct Guarded {
+    gate: Gate,
+    /// The zero of the gate's time: when the gate was first asked.
+    origin: Option<Instant>,
+    tasks: BTreeMap<Place, AbortHandle>,
+    refusals: Repeated,
+}
+
+/// A place that a task holds. Dropping it leaves it.
+pub(super) struct Held {
+    gatekeeper: Gatekeeper,
+    place: Place,
+    /// When the peer must be done.
+    pub(super) until: Instant,
 }
 
 impl AdmissionControl {
@@ -69,21 +82,9 @@ impl AdmissionControl {
         let control = Self {
             near: Arc::new(near),
             far: Arc::new(far.clone()),
-            places: Arc::new(Semaphore::new(HANDSHAKES_MAX)),
-            handshake_timeout: settings.handshake_timeout,
+            gatekeeper: Gatekeeper::new(settings.handshake_timeout),
         };
         Ok((control, far))
-    }
-
-    /// What to do with a peer that wants to connect while `taken` handshakes are under way.
-    pub(super) fn verdict(&self, taken: usize, may_retry: bool) -> Verdict {
-        if taken >= HANDSHAKES_MAX / 2 && may_retry {
-            Verdict::Prove
-        } else if taken >= HANDSHAKES_MAX {
-            Verdict::TurnAway
-        } else {
-            Verdict::Try
-        }
     }
 
     /// The configuration for a handshake with a peer at `remote`.
@@ -91,9 +92,9 @@ impl AdmissionControl {
         Arc::clone(if remote.to_canonical().is_loopback() { &self.near } else { &self.far })
     }
 
-    /// How long a handshake may take.
-    pub(super) fn handshake_timeout(&self) -> Duration {
-        self.handshake_timeout
+    /// Decides about peers.
+    pub(super) fn gatekeeper(&self) -> &Gatekeeper {
+        &self.gatekeeper
     }
 
     /// Admits peers until the endpoint is closed.
@@ -105,48 +106,143 @@ impl AdmissionControl {
 
     fn admit(&self, incoming: Incoming, arrivals: &mpsc::UnboundedSender<Arrival>) {
         let remote = incoming.remote_address();
-        let may_retry = !incoming.remote_address_validated() && incoming.may_retry();
-        let verdict = self.verdict(HANDSHAKES_MAX - self.places.available_permits(), may_retry);
-        let place = match verdict {
-            // Fails only for an address that has proven itself.
+        let began = now();
+        let admitted = match self.gatekeeper.arrive(began, remote.ip(), incoming.remote_address_validated()) {
+            // Fails only for an address that has answered.
             Verdict::Prove => return drop(incoming.retry()),
-            Verdict::TurnAway => None,
-            Verdict::Try => Arc::clone(&self.places).try_acquire_owned().ok(),
+            Verdict::TurnAway => {
+                tracing::debug!(%remote, "turned away: too many handshakes");
+                return incoming.refuse();
+            }
+            Verdict::Try(admitted) => admitted,
         };
-        let Some(place) = place else {
-            tracing::debug!(%remote, "turned away: too many handshakes at once");
-            return incoming.refuse();
-        };
+        let held = self.gatekeeper.hold(admitted);
         let connecting = match incoming.accept_with(self.config_for(remote.ip())) {
             Ok(connecting) => connecting,
             Err(error) => return tracing::debug!(%remote, %error, "handshake not begun"),
         };
-        let (arrivals, patience) = (arrivals.clone(), self.handshake_timeout);
-        tokio::spawn(async move {
-            let _place = place;
-            let connection = match timeout(patience, connecting).await {
+        let (arrivals, gatekeeper) = (arrivals.clone(), self.gatekeeper.clone());
+        let task = tokio::spawn(async move {
+            let connection = match timeout_at(held.until.into(), connecting).await {
                 Ok(Ok(connection)) => connection,
                 Ok(Err(error)) => {
                     let error = connection_error(&error, &format!("the process at {remote}"));
-                    return tracing::warn!(%remote, %error, "refused");
+                    return gatekeeper.log_refusal(now(), remote, &error);
                 }
                 Err(_) => return tracing::debug!(%remote, "handshake not finished in time"),
             };
             let arrival = match peer_of(connection.handshake_data(), connection.peer_identity()) {
-                Ok(PeerOf::Member(identity)) => Arrival::Member(connection, identity),
-                Ok(PeerOf::Newcomer) => Arrival::Newcomer(connection),
+                Ok(PeerOf::Member(identity)) => {
+                    gatekeeper.proven(remote.ip());
+                    Arrival::Member(connection, identity)
+                }
+                Ok(PeerOf::Newcomer) => Arrival::Newcomer(connection, began),
                 Err(error) => {
-                    tracing::warn!(%remote, %error, "refused");
+                    gatekeeper.log_refusal(now(), remote, &error);
                     return close_with(&connection, &error);
                 }
             };
             let _ = arrivals.send(arrival);
         });
+        self.gatekeeper.works_for(admitted.place, task.abort_handle());
     }
 }
 
-/// Handshakes under way at once.
-const HANDSHAKES_MAX: usize = 64;
+impl Gatekeeper {
+    fn new(handshake_timeout: Duration) -> Self {
+        let (gate, tasks, refusals) = (Gate::new(handshake_timeout), BTreeMap::new(), Repeated::default());
+        Self(Arc::new(Mutex::new(Guarded { gate, origin: None, tasks, refusals })))
+    }
+
+    /// As [`Gate::arrive`].
+    pub(super) fn arrive(&self, now: Instant, remote: IpAddr, has_answered: bool) -> Verdict {
+        let mut guarded = self.lock();
+        let now = guarded.time(now);
+        let verdict = guarded.gate.arrive(now, remote, has_answered);
+        if let Verdict::Try(admitted) = verdict {
+            guarded.make_room(admitted);
+        }
+        verdict
+    }
+
+    /// As [`Gate::enrol`].
+    pub(super) fn enrol(&self, now: Instant, began: Instant) -> Option<Admitted> {
+        let mut guarded = self.lock();
+        let (now, began) = (guarded.time(now), guarded.time(began));
+        let admitted = guarded.gate.enrol(now, began)?;
+        guarded.make_room(admitted);
+        Some(admitted)
+    }
+
+    /// Holds a place until it is dropped.
+    pub(super) fn hold(&self, admitted: Admitted) -> Held {
+        Held { gatekeeper: self.clone(), place: admitted.place, until: self.instant(admitted.until) }
+    }
+
+    /// `task` serves the peer in this place. It is aborted when the place is given to another one.
+    pub(super) fn works_for(&self, place: Place, task: AbortHandle) {
+        self.lock().tasks.insert(place, task);
+    }
+
+    /// As [`Gate::leave`].
+    pub(super) fn leave(&self, place: Place) {
+        let mut guarded = self.lock();
+        guarded.tasks.remove(&place);
+        guarded.gate.leave(place);
+    }
+
+    /// As [`Gate::proven`].
+    pub(super) fn proven(&self, remote: IpAddr) {
+        self.lock().gate.proven(remote);
+    }
+
+    /// A moment of the gate's time.
+    pub(super) fn instant(&self, time: Time) -> Instant {
+        let origin = self.lock().origin.expect("only the gate makes its times, and it was asked for this one");
+        origin + Duration::from_nanos(time.0)
+    }
+
+    /// Logs why a peer was refused. In a flood most are counted only.
+    pub(super) fn log_refusal(&self, now: Instant, remote: SocketAddr, error: &Error) {
+        let unlogged = {
+            let mut guarded = self.lock();
+            let now = guarded.time(now);
+            guarded.refusals.happened(now)
+        };
+        match unlogged {
+            Some(unlogged) => tracing::warn!(%remote, %error, unlogged, "refused"),
+            None => tracing::debug!(%remote, %error, "refused"),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Guarded> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Guarded {
+    fn time(&mut self, now: Instant) -> Time {
+        Time::ZERO + now.saturating_duration_since(*self.origin.get_or_insert(now))
+    }
+
+    fn make_room(&mut self, admitted: Admitted) {
+        if let Some(task) = admitted.instead_of.and_then(|place| self.tasks.remove(&place)) {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.gatekeeper.leave(self.place);
+    }
+}
+
+/// The clock of the gate.
+pub(super) fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
 /// Peers whose first packet waits to be looked at, and what else of theirs is kept until then.
 const INCOMING_MAX: usize = 1_024;
 const INCOMING_BYTES_MAX: u64 = 64 << 10;

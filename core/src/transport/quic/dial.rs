@@ -77,7 +77,7 @@ impl Dialer {
     async fn connect(&self, remote: SocketAddr, peer: &str) -> Result<Dialed> {
         let mut config = ClientConfig::new(Arc::clone(&self.tls) as _);
         config.transport_config(self.settings.transport(remote.ip().to_canonical(), 0));
-        let connecting = self.endpoint.connect_with(config, remote, crate::transport::identity::SERVER_NAME);
+        let connecting = self.endpoint.connect_with(config, remote, crate::transport::certificate::SERVER_NAME);
         let connecting = connecting.map_err(|error| connect_error(&error, remote, peer))?;
         let failed = |error| connection_error(&error, peer);
         let connection = connecting.await.map_err(failed)?;

@@ -7,6 +7,8 @@
 //!     │ ── version, role, HMAC(secret, role, TLS exporter), CSR ──►│ checks the proof in constant time, then the CSR
 //!     │ ◄─────────────── certificate, authority's certificate ─────│
 //! ```
+//! Members are certified until the job has formed. Later the coordinator certifies observers alone, which may ask for the job's state.
+//!
 //! The secret is never sent. The proof is bound to this one connection by the exporter, so that it cannot be relayed or used again.
 //! The key is made by the newcomer and never leaves it; the signature of the signing request (CSR) shows that it has it.
 
@@ -20,23 +22,25 @@ use aws_lc_rs::hmac;
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::CertificateDer;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::closing::{CLOSE_ORDERLY, close_with, connection_error, early_end, written};
+use super::closing::{CLOSE_ORDERLY, connection_error, early_end, written};
 use super::dial::Dialer;
 use super::endpoint;
 use super::settings::Settings;
 use super::{socket, tls};
 use crate::error::{Error, Result};
-use crate::transport::identity::{Authority, Credentials, public_key_hash};
+use crate::transport::certificate::public_key_hash;
+use crate::transport::identity::{Authority, Credentials};
 use crate::types::Role;
 use crate::types::join::JoinString;
 use crate::wire::reject;
 
 impl Credentials {
-    /// Makes a key and has the coordinator certify it as `role`, a worker or a server. Blocks at most `patience`.
+    /// Makes a key and has the coordinator certify it as `role`: a worker, a server or an observer. Blocks at most `patience`.
     ///
     /// # Errors
+    /// [`Error::FailedPrecondition`] if the job waits for nobody any more (an observer may come at any time),
     /// [`Error::Auth`] if the coordinator is not the one of the join string or does not accept the secret, [`Error::Unavailable`] if it
     /// cannot be reached in time.
     pub fn enroll(join: &JoinString, role: Role, patience: Duration) -> Result<Self> {
@@ -47,7 +51,7 @@ impl Credentials {
         let (join, of_dialer) = (join.clone(), settings.clone());
         let serve = move |endpoint: Endpoint| async move {
             let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: of_dialer };
-            let enrolled = timeout(patience, ask(&dialer, &join, role, patience)).await;
+            let enrolled = timeout(patience, insist(&dialer, &join, role, patience)).await;
             let timed_out = || Error::Timeout { what: format!("enrolling at {}", join.address), waited: patience };
             let _ = sender.send(enrolled.unwrap_or_else(|_| Err(timed_out())));
             endpoint.close(CLOSE_ORDERLY, b"");
@@ -58,6 +62,21 @@ impl Credentials {
             outcome.recv().map_err(|_| Error::Internal { what: "enrolment ended without a word".to_owned() })?;
         thread.join(GOODBYE * 2);
         outcome
+    }
+}
+
+/// Asks again if the coordinator gave the place of this process to another one, or had none.
+async fn insist(dialer: &Dialer, join: &JoinString, role: Role, patience: Duration) -> Result<Credentials> {
+    let until = Instant::now() + patience;
+    loop {
+        let error = match ask(dialer, join, role, until - Instant::now()).await {
+            Err(error) if error.retryable() => error,
+            outcome => return outcome,
+        };
+        if until - Instant::now() <= PAUSE {
+            return Err(error);
+        }
+        sleep(PAUSE).await;
     }
 }
 
@@ -97,6 +116,8 @@ pub(super) struct Registrar {
     authority: Arc<Authority>,
     /// Failed proofs by address.
     failures: BTreeMap<IpAddr, Failures>,
+    /// Why nobody becomes a member any more.
+    closed: Option<Error>,
 }
 
 struct Failures {
@@ -106,7 +127,7 @@ struct Failures {
 
 impl Registrar {
     pub(super) fn new(authority: Arc<Authority>) -> Self {
-        Self { authority, failures: BTreeMap::new() }
+        Self { authority, failures: BTreeMap::new(), closed: None }
     }
 
     /// Whether somebody at this address may try: a secret of 128 bits cannot be guessed, but guessing costs handshakes.
@@ -125,26 +146,33 @@ impl Registrar {
         failures.count += 1;
     }
 
-    pub(super) fn authority(&self) -> Arc<Authority> {
-        Arc::clone(&self.authority)
+    /// From now on nobody becomes a member; a newcomer is told why.
+    pub(super) fn close(&mut self, why: Error) {
+        self.closed = Some(why);
+    }
+
+    /// What [`serve`] needs to know.
+    pub(super) fn terms(&self) -> Terms {
+        Terms { authority: Arc::clone(&self.authority), closed: self.closed.clone() }
     }
 }
 
-/// Serves one newcomer.
+/// On which terms newcomers are certified now.
+pub(super) struct Terms {
+    authority: Arc<Authority>,
+    closed: Option<Error>,
+}
+
+/// Serves one newcomer. The caller gives it a deadline.
 ///
 /// # Errors
 /// [`Error::Auth`] for a wrong proof; the newcomer was told.
-pub(super) async fn serve(authority: &Authority, connection: &Connection) -> Result<()> {
+pub(super) async fn serve(terms: &Terms, connection: &Connection) -> Result<()> {
     let peer = format!("the process at {}", connection.remote_address());
     connection.set_max_concurrent_bi_streams(VarInt::from_u32(1));
-    let (sender, mut receiver) = match timeout(PATIENCE, connection.accept_bi()).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(lost)) => return Err(connection_error(&lost, &peer)),
-        Err(_) => return Err(early_end("request", "did not come", &peer)),
-    };
-    let message = timeout(PATIENCE, read_all(&mut receiver, &peer)).await;
-    let issued = match message.unwrap_or_else(|_| Err(early_end("request", "did not come", &peer))) {
-        Ok(message) => issue(authority, connection, &message, &peer),
+    let (sender, mut receiver) = connection.accept_bi().await.map_err(|lost| connection_error(&lost, &peer))?;
+    let issued = match read_all(&mut receiver, &peer).await {
+        Ok(message) => issue(terms, connection, &message, &peer),
         Err(error) => Err(error),
     };
     let answer = match &issued {
@@ -153,7 +181,7 @@ pub(super) async fn serve(authority: &Authority, connection: &Connection) -> Res
             let length = u32::try_from(certificate.len()).expect("a certificate is short");
             answer.extend_from_slice(&length.to_le_bytes());
             answer.extend_from_slice(certificate);
-            answer.extend_from_slice(authority.certificate());
+            answer.extend_from_slice(terms.authority.certificate());
             answer
         }
         Err(error) => [vec![REFUSED], reject::to_body(&error.told_to_peer())].concat(),
@@ -166,14 +194,12 @@ pub(super) async fn serve(authority: &Authority, connection: &Connection) -> Res
 async fn say_goodbye(connection: &Connection, mut sender: SendStream, answer: &[u8], peer: &str) -> Result<()> {
     written(sender.write_all(answer).await, peer)?;
     let _ = sender.finish();
-    if timeout(PATIENCE, connection.closed()).await.is_err() {
-        close_with(connection, &early_end("request", "has been answered; the connection is not needed any more", peer));
-    }
+    connection.closed().await;
     Ok(())
 }
 
 fn issue(
-    authority: &Authority,
+    Terms { authority, closed }: &Terms,
     connection: &Connection,
     message: &[u8],
     peer: &str,
@@ -191,19 +217,23 @@ fn issue(
         });
     }
     let role = match Role::from_code(role) {
-        Some(role @ (Role::Worker | Role::Server)) => role,
+        Some(role @ (Role::Worker | Role::Server | Role::Observer)) => role,
         Some(Role::Coordinator) | None => return Err(bad("role", format!("is {role}"))),
     };
     let Some((theirs, request)) = rest.split_first_chunk::<PROOF_BYTES>() else {
         return Err(bad("proof", "is cut short".to_owned()));
     };
-    let key = hmac::Key::new(hmac::HMAC_SHA256, authority.secret());
+    let proven = proven(connection, role)?;
     // Compared in constant time.
-    hmac::verify(&key, &proven(connection, role)?, theirs).map_err(|_| Error::Auth {
-        problem: format!("the secret in the join string is not that of job {}", authority.job()),
-        hint: "copy the whole join string that the coordinator prints".to_owned(),
-    })?;
-    authority.sign(request, role, peer)
+    let knows = |secret: &[u8; 16]| hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, secret), &proven, theirs).is_ok();
+    match closed {
+        // After the proof, so that a stranger does not learn how far the job is. This uses up no invitation.
+        Some(why) if role != Role::Observer => {
+            authority.admit(request, Role::Observer, peer, knows)?;
+            Err(why.clone())
+        }
+        Some(_) | None => authority.admit(request, role, peer, knows),
+    }
 }
 
 fn proof(connection: &Connection, secret: &[u8; 16], role: Role) -> Result<hmac::Tag> {
@@ -234,8 +264,8 @@ const PROOF_BYTES: usize = 32;
 const COORDINATOR: &str = "the coordinator";
 /// A request or an answer: two certificates and change.
 const MESSAGE_BYTES_MAX: usize = 8 << 10;
-/// For a newcomer to say what it wants, and to hear the answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Before this process asks again.
+const PAUSE: Duration = Duration::from_millis(200);
 /// For the closing of a connection to reach the peer.
 const GOODBYE: Duration = Duration::from_millis(500);
 /// Wrong proofs from one address until it has to wait.

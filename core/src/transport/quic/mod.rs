@@ -22,6 +22,7 @@ mod data;
 mod delay;
 mod dial;
 mod endpoint;
+mod gate;
 mod socket;
 pub(super) mod tls;
 mod transport;

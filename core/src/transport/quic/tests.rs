@@ -18,6 +18,7 @@ use crate::types::{ExchangeId, LinkId, NodeId, Role, Time};
 use crate::wire::Frame;
 use crate::wire::frame::Progress;
 
+mod flood;
 mod versions;
 
 contract::promises!(Loopback::new());
@@ -104,6 +105,23 @@ fn a_worker_is_known_by_the_identity_of_its_certificate() {
     let transport = QuicTransport::new(&credentials, &Settings::default()).unwrap();
     connect(&transport, server.peer.clone()).0.soon().unwrap();
     assert!(matches!(server.next(), Incoming::LinkUp { node, .. } if node == credentials.node()));
+}
+
+#[test]
+fn a_server_serves_workers_only_and_a_worker_pushes_to_servers_only() {
+    let world = Loopback::new();
+    let server = Server::new(&world);
+    for role in [Role::Server, Role::Coordinator, Role::Observer] {
+        let transport = QuicTransport::new(&world.credentials(role), &Settings::default()).unwrap();
+        let error = connect(&transport, server.peer.clone()).0.soon().unwrap_err();
+        let said = format!("acts as a worker, but its certificate is that of a {role}");
+        assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains(&said)), "{error}");
+    }
+    let impostor = world.credentials(Role::Worker);
+    let listener = bind("127.0.0.1:0", &impostor, &Settings::default(), Box::new(|_| {})).unwrap();
+    let peer = Peer { address: listener.address.clone(), node: impostor.node(), ..server.peer.clone() };
+    let error = connect(&*world.transport(), peer).0.soon().unwrap_err();
+    assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("acts as a server")), "{error}");
 }
 
 #[test]
@@ -322,11 +340,14 @@ struct Coordinator {
 
 impl Coordinator {
     fn new(job: &str) -> Self {
+        Self::with(job, &Settings::default())
+    }
+
+    fn with(job: &str, settings: &Settings) -> Self {
         let authority = Arc::new(Authority::create(job).unwrap());
         let (sender, events) = channel();
         let tell = Box::new(move |event| drop(sender.send(event)));
-        let listener =
-            ControlListener::bind("127.0.0.1:0", Arc::clone(&authority), &Settings::default(), tell).unwrap();
+        let listener = ControlListener::bind("127.0.0.1:0", Arc::clone(&authority), settings, tell).unwrap();
         Self { authority, listener, events: Due(events) }
     }
 

@@ -15,7 +15,9 @@ use rustls::{CertificateError, CipherSuite, DigitallySignedStruct, RootCertStore
 
 use crate::error::{Error, Result};
 use crate::transport::Peer;
-use crate::transport::identity::{Credentials, PeerIdentity, public_key_hash};
+use crate::transport::certificate::public_key_hash;
+use crate::transport::identity::{Credentials, PeerIdentity};
+use crate::types::Role;
 
 /// The protocol of members: exchanges and control.
 pub(super) const ALPN: &[u8] = b"gradlane/1";
@@ -130,7 +132,7 @@ pub(super) fn peer_of(handshake: Option<Box<dyn Any>>, identity: Option<Box<dyn 
 /// Whether `found` is the server that `peer` names.
 pub(super) fn check_server(found: Result<PeerOf>, peer: &Peer) -> Result<()> {
     let found = match found? {
-        PeerOf::Member(identity) if identity.node == peer.node => return Ok(()),
+        PeerOf::Member(identity) if identity.node == peer.node => return identity.must_be(Role::Server),
         PeerOf::Member(identity) => format!("{} {}", identity.role, identity.node),
         PeerOf::Newcomer => "a process that is no member".to_owned(),
     };

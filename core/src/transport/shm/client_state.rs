@@ -28,7 +28,7 @@ use crate::mem::{Copies, Loan};
 use crate::transport::exchange::{Pull, WorkerExchange, bad, broken_off, costs_the_link, link_gone, unknown_exchange};
 use crate::transport::identity::{Credentials, PeerIdentity};
 use crate::transport::{LinkLost, Peer, Push};
-use crate::types::{Done, ExchangeId, LinkId};
+use crate::types::{Done, ExchangeId, LinkId, Role};
 
 /// All links and exchanges.
 pub(super) struct ClientState {
@@ -83,7 +83,7 @@ impl ClientState {
     fn greet(&self, peer: &Peer) -> Result<Parts> {
         let judge = |identity: &PeerIdentity| {
             if identity.node == peer.node {
-                return Ok(());
+                return identity.must_be(Role::Server);
             }
             let (path, found) = (&peer.socket_path, format!("{} {}", identity.role, identity.node));
             Err(Error::Auth {

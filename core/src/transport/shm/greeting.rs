@@ -25,11 +25,12 @@ use super::memory::Memory;
 use crate::error::{Error, Result};
 use crate::local::{Connection, Received, Segment, Shown};
 use crate::mem::Copies;
+use crate::transport::certificate::SERVER_NAME;
 use crate::transport::exchange::bad;
-use crate::transport::identity::SERVER_NAME;
 use crate::transport::identity::{Credentials, PeerIdentity};
 use crate::transport::quic::closing::auth_error;
 use crate::transport::quic::tls::{Admission, client_config, server_config};
+use crate::types::Role;
 use crate::wire::reject;
 
 /// The protocol of links in shared memory.
@@ -73,7 +74,8 @@ pub(super) fn welcome(
     let mut talk = Talk { connection, tls: tls.into(), peer: "a process of this machine".to_owned() };
     let identity = talk.shake_hands()?;
     talk.peer = name(&identity);
-    let parts = talk.receive().and_then(|theirs| Ok((Ours::new()?, theirs)));
+    let allowed = identity.must_be(Role::Worker);
+    let parts = allowed.and_then(|()| talk.receive()).and_then(|theirs| Ok((Ours::new()?, theirs)));
     let (ours, theirs) = match parts {
         Ok(parts) => parts,
         Err(error) => {

@@ -55,6 +55,25 @@ fn a_stranger_cannot_join_a_job_that_runs() {
 }
 
 #[test]
+fn a_certificate_is_good_for_one_role() {
+    for (certified, claim) in [
+        (Role::Worker, server(0)),
+        (Role::Server, worker(0)),
+        (Role::Observer, worker(0)),
+        (Role::Coordinator, worker(0)),
+    ] {
+        let mut job = job(1);
+        job.connect_as(0, 0, certified);
+        let claimed = claim.process.role;
+        job.frame(0, Frame::Join(claim));
+        let error = job.refusal(0);
+        let said = format!("joins as a {claimed}, but its certificate is that of a {certified}");
+        assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains(&said)), "{error}");
+        assert!(job.coordinator.view().members.is_empty());
+    }
+}
+
+#[test]
 fn what_no_member_says_closes_its_connection_and_disturbs_nobody_else() {
     let stall = |rank| Frame::Stall(Stall { missing: vec![WorkerId(rank)], ..a_stall() });
     let cases = [

@@ -36,7 +36,12 @@ struct Job {
 
 impl Job {
     fn connect(&mut self, link: u64, node: u8) {
-        self.coordinator.handle_connected(LinkId(link), NodeId([node; 32]));
+        let role = if u64::from(node) >= SERVER { Role::Server } else { Role::Worker };
+        self.connect_as(link, node, role);
+    }
+
+    fn connect_as(&mut self, link: u64, node: u8, role: Role) {
+        self.coordinator.handle_connected(LinkId(link), NodeId([node; 32]), role);
     }
 
     fn join(&mut self, link: u64, join: Join) {
@@ -44,7 +49,7 @@ impl Job {
     }
 
     fn join_as(&mut self, link: u64, node: u8, join: Join) {
-        self.connect(link, node);
+        self.connect_as(link, node, join.process.role);
         self.frame(link, Frame::Join(join));
     }
 

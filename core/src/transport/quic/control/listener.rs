@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 use tokio::select;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
-use super::super::admission::{AdmissionControl, Arrival};
-use super::super::closing::{CLOSE_ORDERLY, close_for_fault, close_with, connection_error, read_exact_error};
+use super::super::admission::{AdmissionControl, Arrival, Gatekeeper, now};
+use super::super::closing::{
+    CLOSE_ORDERLY, close_for_fault, close_with, connection_error, early_end, read_exact_error,
+};
 use super::super::endpoint;
 use super::super::enroll::{self, Registrar};
 use super::super::settings::Settings;
@@ -31,6 +33,7 @@ use crate::wire::{Frame, check_version};
 pub struct ControlListener {
     address: String,
     commands: UnboundedSender<Command>,
+    registrar: Arc<Mutex<Registrar>>,
     thread: OwnThread,
 }
 
@@ -56,7 +59,8 @@ impl ControlListener {
         let registrar = Arc::new(Mutex::new(Registrar::new(authority)));
         let state = ServerState {
             events: events.into(),
-            registrar,
+            registrar: Arc::clone(&registrar),
+            gatekeeper: admission_control.gatekeeper().clone(),
             outboxes: BTreeMap::new(),
             tasks: JoinSet::new(),
             links: 0,
@@ -64,7 +68,7 @@ impl ControlListener {
         let weak = commands.downgrade();
         let serve = move |endpoint| run(endpoint, admission_control, state, weak, inbox);
         let thread = endpoint::start("gradlane-coord", socket, &settings, Some(server), serve)?;
-        Ok(Self { address, commands, thread })
+        Ok(Self { address, commands, registrar, thread })
     }
 
     /// Where it listens, `ip:port`.
@@ -75,6 +79,11 @@ impl ControlListener {
     /// Sends a frame to a node, after those sent before. Never blocks; a link that has ended is ignored.
     pub fn send(&self, link: LinkId, frame: Frame) {
         let _ = self.commands.send(Command::Send { link, frame });
+    }
+
+    /// Certifies no more members; processes that enrol from now on are told `why`.
+    pub fn close_enrolment(&self, why: Error) {
+        self.registrar.lock().unwrap_or_else(PoisonError::into_inner).close(why);
     }
 
     /// Ends a link once the frames sent before were heard; its node is told the reason.
@@ -116,6 +125,7 @@ struct ServerState {
     events: Arc<dyn Fn(ControlIncoming) + Send + Sync>,
     /// Locked for a look-up at a time, never while anything is called or awaited.
     registrar: Arc<Mutex<Registrar>>,
+    gatekeeper: Gatekeeper,
     outboxes: BTreeMap<LinkId, Outbox>,
     tasks: JoinSet<()>,
     links: u64,
@@ -149,7 +159,7 @@ async fn run(
             },
             Some(arrival) = arrivals.recv() => match arrival {
                 Arrival::Member(connection, identity) => state.member(connection, identity, own_commands.clone()),
-                Arrival::Newcomer(connection) => state.newcomer(connection),
+                Arrival::Newcomer(connection, began) => state.newcomer(connection, began),
             },
         }
         while state.tasks.try_join_next().is_some() {}
@@ -196,9 +206,15 @@ impl ServerState {
         });
     }
 
-    fn newcomer(&mut self, connection: Connection) {
-        let registrar = Arc::clone(&self.registrar);
-        self.tasks.spawn(async move {
+    fn newcomer(&mut self, connection: Connection, began: Instant) {
+        let Some(admitted) = self.gatekeeper.enrol(now(), began) else {
+            let hint = "this process asks again by itself".to_owned();
+            let (what, limit) = ("enrolments at once".to_owned(), "as many as there are places for".to_owned());
+            return close_with(&connection, &Error::Exhausted { what, limit, hint });
+        };
+        let held = self.gatekeeper.hold(admitted);
+        let (registrar, gatekeeper) = (Arc::clone(&self.registrar), self.gatekeeper.clone());
+        let task = self.tasks.spawn(async move {
             let remote = connection.remote_address();
             let address = remote.ip().to_canonical();
             let lock = || registrar.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,20 +222,27 @@ impl ServerState {
                 let what = format!("failed enrolments from {address}");
                 let hint = "wait a minute; use the join string that the coordinator prints".to_owned();
                 let error = Error::Exhausted { what, limit: "10 a minute".to_owned(), hint };
-                tracing::warn!(%remote, %error, "enrolment refused");
+                gatekeeper.log_refusal(now(), remote, &error);
                 return close_with(&connection, &error);
             }
-            let authority = lock().authority();
-            match enroll::serve(&authority, &connection).await {
-                Ok(()) => tracing::info!(%remote, "enrolled"),
+            let terms = lock().terms();
+            let served = timeout_at(held.until.into(), enroll::serve(&terms, &connection)).await;
+            match served.unwrap_or_else(|_| Err(early_end("enrolment", "is not done in time", &remote.to_string()))) {
+                Ok(()) => {
+                    gatekeeper.proven(address);
+                    tracing::info!(%remote, "enrolled");
+                }
                 Err(error) => {
-                    tracing::warn!(%remote, %error, "enrolment refused");
+                    gatekeeper.log_refusal(now(), remote, &error);
+                    // Without effect if the newcomer has closed it.
+                    close_for_fault(&connection, &error);
                     if matches!(error, Error::Auth { .. }) {
                         lock().failed(address);
                     }
                 }
             }
         });
+        self.gatekeeper.works_for(admitted.place, task);
     }
 }
 

@@ -9,7 +9,7 @@ use quinn_proto::{
     ConnectionError, ConnectionHandle, Dir, Event, Incoming as NewConnection, StreamEvent, StreamId, VarInt,
 };
 
-use super::super::admission::{AdmissionControl, Verdict};
+use super::super::admission::{AdmissionControl, Place, Verdict};
 use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode_reason, gave_up};
 use super::super::tls::{PeerOf, peer_of};
 use super::driver::{Net, Role, keep_ahead, let_ahead};
@@ -18,8 +18,9 @@ use super::turns::Share;
 use super::urgency::{Classes, Handed, precedence};
 use crate::error::Error;
 use crate::transport::exchange::reject_of;
+use crate::transport::identity::PeerIdentity;
 use crate::transport::{Inbox, Incoming, Outgoing};
-use crate::types::{ExchangeId, LinkId};
+use crate::types::{self, ExchangeId, LinkId};
 use crate::wire::Reply;
 
 /// What the owner of a listener asks for.
@@ -35,8 +36,8 @@ pub(super) struct Server {
     is_closed: bool,
     /// How many exchanges a peer may have open.
     streams: u32,
-    /// Handshakes under way, and when they are given up.
-    arriving: BTreeMap<ConnectionHandle, Instant>,
+    /// Handshakes under way, with their places at the gate, and when they are given up.
+    arriving: BTreeMap<ConnectionHandle, (Instant, Place)>,
     links: BTreeMap<LinkId, Link>,
     owners: BTreeMap<ConnectionHandle, LinkId>,
     /// Where the exchanges are that were told of.
@@ -82,17 +83,23 @@ impl Role for Server {
             return net.refuse(incoming);
         }
         let remote = incoming.remote_address();
-        let may_retry = !incoming.remote_address_validated() && incoming.may_retry();
-        match self.admission_control.verdict(self.arriving.len(), may_retry) {
+        let gatekeeper = self.admission_control.gatekeeper().clone();
+        match gatekeeper.arrive(net.now(), remote.ip(), incoming.remote_address_validated()) {
             Verdict::Prove => net.retry(incoming),
             Verdict::TurnAway => {
-                tracing::debug!(%remote, "turned away: too many handshakes at once");
+                tracing::debug!(%remote, "turned away: too many handshakes");
                 net.refuse(incoming);
             }
-            Verdict::Try => {
+            Verdict::Try(admitted) => {
+                if let Some(stalled) = admitted.instead_of {
+                    self.give_up(net, |place| place == stalled);
+                }
                 let config = self.admission_control.config_for(remote.ip());
-                if let Some(handle) = net.accept(incoming, config) {
-                    self.arriving.insert(handle, net.now() + self.admission_control.handshake_timeout());
+                match net.accept(incoming, config) {
+                    Some(handle) => {
+                        self.arriving.insert(handle, (gatekeeper.instant(admitted.until), admitted.place));
+                    }
+                    None => gatekeeper.leave(admitted.place),
                 }
             }
         }
@@ -103,11 +110,12 @@ impl Role for Server {
             match event {
                 Event::Connected => self.arrived(net, handle),
                 Event::ConnectionLost { reason } => {
-                    self.arriving.remove(&handle);
-                    let remote = net.connection(handle).map(|connection| connection.remote_address());
-                    let who = remote.map_or("a process".to_owned(), |remote| format!("the process at {remote}"));
-                    let error = connection_error(&reason, &who);
-                    tracing::warn!(%error, "refused");
+                    self.leave(handle);
+                    let Some(remote) = net.connection(handle).map(|connection| connection.remote_address()) else {
+                        return;
+                    };
+                    let error = connection_error(&reason, &format!("the process at {remote}"));
+                    self.admission_control.gatekeeper().log_refusal(net.now(), remote, &error);
                 }
                 Event::HandshakeDataReady | Event::Stream(_) | Event::DatagramReceived | Event::DatagramsUnblocked => {}
             }
@@ -169,17 +177,14 @@ impl Role for Server {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.arriving.values().min().copied()
+        self.arriving.values().map(|(until, _)| *until).min()
     }
 
     fn expire(&mut self, net: &mut Net) {
         let now = net.now();
-        let late = self.arriving.iter().filter(|(_, deadline)| **deadline <= now).map(|(handle, _)| *handle);
-        for handle in late.collect::<Vec<_>>() {
-            self.arriving.remove(&handle);
-            tracing::debug!("handshake not finished in time");
-            net.close(handle, CLOSE_ORDERLY, Vec::new());
-        }
+        let late: Vec<Place> =
+            self.arriving.values().filter(|(until, _)| *until <= now).map(|(_, place)| *place).collect();
+        self.give_up(net, |place| late.contains(&place));
     }
 
     fn end(&mut self, net: &mut Net, _reason: &Error) {
@@ -192,6 +197,17 @@ impl Role for Server {
             net.close(handle, CLOSE_ORDERLY, Vec::new());
             self.link_ended(net, link, &ConnectionError::LocallyClosed);
         }
+    }
+}
+
+/// Only workers begin exchanges.
+fn only_a_worker(peer: PeerOf) -> Result<PeerIdentity, Error> {
+    match peer {
+        PeerOf::Member(identity) => identity.must_be(types::Role::Worker).map(|()| identity),
+        PeerOf::Newcomer => Err(Error::Auth {
+            problem: "a process without a certificate begins exchanges".to_owned(),
+            hint: "enrol at the coordinator first".to_owned(),
+        }),
     }
 }
 
@@ -220,20 +236,40 @@ impl Server {
         self.names
     }
 
+    /// Gives up handshakes that have taken too long, or whose place is wanted for another peer.
+    fn give_up(&mut self, net: &mut Net, which: impl Fn(Place) -> bool) {
+        let handles: Vec<ConnectionHandle> =
+            self.arriving.iter().filter(|(_, (_, place))| which(*place)).map(|(handle, _)| *handle).collect();
+        for handle in handles {
+            self.leave(handle);
+            tracing::debug!("handshake not finished in time");
+            net.close(handle, CLOSE_ORDERLY, Vec::new());
+        }
+    }
+
+    /// A handshake is under way no longer.
+    fn leave(&mut self, handle: ConnectionHandle) {
+        if let Some((_, place)) = self.arriving.remove(&handle) {
+            self.admission_control.gatekeeper().leave(place);
+        }
+    }
+
     /// A handshake is done: whose was it?
     fn arrived(&mut self, net: &mut Net, handle: ConnectionHandle) {
-        self.arriving.remove(&handle);
+        self.leave(handle);
         let Some(connection) = net.connection(handle) else { return };
         let address = connection.remote_address();
         let session = connection.crypto_session();
-        let identity = match peer_of(session.handshake_data(), session.peer_identity()) {
-            Ok(PeerOf::Member(identity)) => identity,
-            Ok(PeerOf::Newcomer) => return net.close(handle, CLOSE_ORDERLY, Vec::new()),
+        let found = peer_of(session.handshake_data(), session.peer_identity());
+        let identity = match found.and_then(only_a_worker) {
+            Ok(identity) => identity,
             Err(error) => {
-                tracing::warn!(remote = %address, %error, "refused");
+                self.admission_control.gatekeeper().log_refusal(net.now(), address, &error);
                 return net.close(handle, CLOSE_ERROR, encode_reason(&error));
             }
         };
+        self.admission_control.gatekeeper().proven(address.ip());
+        let Some(connection) = net.connection(handle) else { return };
         connection.set_max_concurrent_streams(Dir::Bi, VarInt::from_u32(self.streams));
         let link = LinkId(self.name());
         let peer = format!("{} {} at {address}", identity.role, identity.node);

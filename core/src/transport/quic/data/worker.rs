@@ -22,8 +22,8 @@ use super::link::Link;
 use super::turns::Share;
 use crate::error::{Error, Result};
 use crate::mem::{Loan, Returned};
+use crate::transport::certificate::SERVER_NAME;
 use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
-use crate::transport::identity::SERVER_NAME;
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 

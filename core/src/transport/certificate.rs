@@ -1,0 +1,83 @@
+//! What a certificate says: the role and job of its holder, and the hash of the key, which is the holder's identity.
+
+use aws_lc_rs::digest::{SHA256, digest};
+use data_encoding::HEXLOWER;
+use rustls::pki_types::CertificateDer;
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+use crate::error::{Error, Result};
+use crate::types::{NodeId, Role};
+
+/// What a certificate says of its holder.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PeerIdentity {
+    /// The hash of its public key.
+    pub node: NodeId,
+    /// What it may do.
+    pub role: Role,
+    /// The job it belongs to.
+    pub job: String,
+}
+
+impl PeerIdentity {
+    /// Reads a certificate; that its authority signed it was checked by TLS.
+    pub(in crate::transport) fn of(certificate: &CertificateDer<'_>) -> Result<Self> {
+        let node = NodeId(public_key_hash(certificate)?);
+        let named = uri_of(certificate).and_then(|uri| {
+            let (job, role, id) = match uri.strip_prefix("gradlane://")?.split('/').collect::<Vec<_>>()[..] {
+                [job, role, id] => (job, role, id),
+                _ => return None,
+            };
+            let role = (1..=u8::MAX).map_while(Role::from_code).find(|known| known.to_string() == role)?;
+            (id == HEXLOWER.encode(&node.0)).then(|| Self { node, role, job: job.to_owned() })
+        });
+        named.ok_or_else(|| Error::Auth {
+            problem: "a certificate does not name a member of a job".to_owned(),
+            hint: "use certificates that the job's coordinator issued".to_owned(),
+        })
+    }
+
+    /// Checks that it was certified for what it does here.
+    ///
+    /// # Errors
+    /// [`Error::Auth`] if its certificate is that of another role.
+    pub fn must_be(&self, role: Role) -> Result<()> {
+        if self.role == role {
+            return Ok(());
+        }
+        Err(Error::Auth {
+            problem: format!("node {} acts as a {role}, but its certificate is that of a {}", self.node, self.role),
+            hint: format!("enrol it as a {role}, with a join string that is good for one"),
+        })
+    }
+
+    pub(super) fn subject_is(certificate: &CertificateDer<'_>, name: &str) -> bool {
+        X509Certificate::from_der(certificate)
+            .is_ok_and(|(_, parsed)| parsed.subject().iter_common_name().any(|cn| cn.as_str() == Ok(name)))
+    }
+}
+
+/// The hash of a certificate's public key (SPKI).
+pub(super) fn public_key_hash(certificate: &CertificateDer<'_>) -> Result<[u8; 32]> {
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| Error::Auth {
+        problem: "a certificate cannot be read".to_owned(),
+        hint: "use certificates that the job's coordinator issued".to_owned(),
+    })?;
+    Ok(sha256(parsed.public_key().raw))
+}
+
+fn uri_of(certificate: &CertificateDer<'_>) -> Option<String> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    let names = parsed.subject_alternative_name().ok()??;
+    names.value.general_names.iter().find_map(|name| match name {
+        GeneralName::URI(uri) => Some((*uri).to_owned()),
+        _ => None,
+    })
+}
+
+pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
+    digest(&SHA256, bytes).as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+/// In every certificate, so that TLS's check of the server's name passes: who a server is, is its [`NodeId`].
+pub(in crate::transport) const SERVER_NAME: &str = "gradlane";
