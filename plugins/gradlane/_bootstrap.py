@@ -16,12 +16,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from gradlane import _core
-from gradlane.errors import TimeoutError
+from gradlane.errors import Error, TimeoutError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 _STORE_KEY = "join"
+_GIVE_UP_TIMEOUT = 2.0
+"""Seconds for the members to hear that this process gives up. One that does not answer hears of it by itself later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,14 @@ class Job:
             self.session.shutdown(timeout)
         if self.embedded is not None:
             self.embedded.stop(timeout)
+
+    def give_up(self, cause: str) -> None:
+        """Ends the job for all members because of `cause`; they hear of it before embedded servers stop."""
+        with contextlib.suppress(Error):
+            self.session.give_up(cause, _GIVE_UP_TIMEOUT)
+        if self.embedded is not None:
+            with contextlib.suppress(Error):
+                self.embedded.stop(_GIVE_UP_TIMEOUT)
 
 
 def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: float | None, generation: int) -> Job:

@@ -213,6 +213,14 @@ impl Session {
         py.detach(|| self.completions.next(duration(timeout)))
     }
 
+    /// Ends the work of this process because of `cause`, which every member of the job gets. Waits at most `timeout` seconds until the
+    /// coordinator knows. Does nothing after this process has left.
+    fn give_up(&self, py: Python<'_>, cause: String, timeout: f64) -> PyResult<()> {
+        let outcome = py.detach(|| self.inner.give_up(cause, duration(timeout)));
+        release(py, &self.owners);
+        outcome.map_err(|error| errors::raise(py, &error))
+    }
+
     /// Leaves the job: pending operations fail. Waits at most `timeout` seconds for the other workers. Idempotent.
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let outcome = py.detach(|| self.inner.shutdown(duration(timeout)));

@@ -18,16 +18,15 @@ use super::trace::Timeline;
 use crate::cluster::{MemberConfig, MemberEvent};
 use crate::config::Config;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::local::{PrivateSocket, Progress};
 use crate::mem::Copies;
 use crate::pipeline::Stage;
-use crate::runtime::{Clock, Membership, MembershipOptions, Timer, status};
+use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
 use crate::transport::identity::Credentials;
-use crate::types::{DeviceKind, Op, Priority, Role, TensorSpec, Time, WorkerId};
-use crate::wire::frame::Health;
+use crate::types::{DeviceKind, Op, Priority, TensorSpec, Time, WorkerId};
 use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};
 
 /// How to start an engine.
@@ -70,23 +69,23 @@ pub struct Submission {
 /// A worker's engine. Dropping it shuts it down.
 pub struct Engine {
     pub(super) shared: Arc<Shared>,
-    dispatcher: Arc<Dispatcher>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(super) dispatcher: Arc<Dispatcher>,
+    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
     config: Config,
-    coordinator: String,
-    credentials: Arc<Credentials>,
+    pub(super) coordinator: String,
+    pub(super) credentials: Arc<Credentials>,
     pub(super) room: Arc<Room>,
     cancel: Canceller,
     timeline: Arc<Timeline>,
     /// The engine has begun to leave.
-    leaving: Mutex<bool>,
+    pub(super) leaving: Mutex<bool>,
 }
 
 impl Engine {
     /// Joins the job and returns once it runs.
     ///
     /// # Errors
-    /// If it could not join. For example, [`Error::NotFormed`] names the missing processes, and [`Error::DuplicateRank`] the process that
+    /// If it could not join. For example, [`Error::NotFormed`](crate::Error::NotFormed) names the missing processes, and [`Error::DuplicateRank`](crate::Error::DuplicateRank) the process that
     /// has the rank.
     pub fn start(options: EngineOptions) -> Result<Self> {
         let clock = Clock::start();
@@ -235,7 +234,7 @@ impl Engine {
     /// must then be submitted in every round.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if another worker declared one of the names differently.
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if another worker declared one of the names differently.
     pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
         let (handle, done) = Handle::new(0, None, |_| {});
         let asked = self.shared.with(|state, _| {
@@ -357,7 +356,7 @@ impl Engine {
     /// Enters the barrier `name`. The handle resolves once all workers have entered it, at the latest after `timeout`, or the job's step
     /// timeout.
     ///
-    /// The handle's error is an [`Error::Timeout`] that names the ranks that did not come, or the cause if the job ended.
+    /// The handle's error is an [`Error::Timeout`](crate::Error::Timeout) that names the ranks that did not come, or the cause if the job ended.
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
         if let Some(error) = self.shared.look(|state| state.worker.ended().cloned()) {
             return Handle::resolved(0, Err(error));
@@ -369,65 +368,6 @@ impl Engine {
             membership.barrier(name.to_owned(), timeout, done);
         }
         handle
-    }
-
-    /// Leaves the job: pending submissions fail. Then waits at most `grace` for the other workers, because a server in this process may
-    /// still serve them. Idempotent.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`] naming the workers that had not left by then; this process has left anyway.
-    pub fn shutdown(&self, grace: Duration) -> Result<()> {
-        self.leave(grace).map_err(|error| match error {
-            Error::Timeout { waited, .. } => {
-                Error::Timeout { what: format!("waiting for {} to leave", self.who_stays()), waited }
-            }
-            other => other,
-        })
-    }
-
-    /// The workers that have not left, as far as the coordinator still answers.
-    fn who_stays(&self) -> String {
-        const PATIENCE: Duration = Duration::from_secs(1);
-        let status = status(&self.coordinator, &self.credentials, PATIENCE).ok();
-        let members = status.iter().flat_map(|status| status.view.members.iter().zip(&status.members));
-        let stays = members.filter(|(member, now)| member.process.role == Role::Worker && now.health != Health::Left);
-        let names: Vec<String> = stays.map(|(member, _)| format!("{} on {}", member.name(), member.place())).collect();
-        if names.is_empty() { "the other workers".to_owned() } else { names.join(", ") }
-    }
-
-    fn leave(&self, grace: Duration) -> Result<()> {
-        if std::mem::replace(&mut *locked(&self.leaving), true) {
-            return Ok(());
-        }
-        let milestones = &self.shared.milestones;
-        if self.shared.with(|state, now| state.worker.handle_leave(now, grace)).is_ok() {
-            let _ = milestones.wait(None, |reached| reached.may_leave);
-        }
-        if let Some(membership) = &*locked(&self.shared.membership) {
-            membership.leave();
-        }
-        let left = milestones.wait(Some(grace), |reached| reached.left || reached.failed.is_some());
-        let membership = locked(&self.shared.membership).take();
-        drop(membership);
-        if let Some(collective) = self.shared.collective.get() {
-            collective.shutdown();
-        }
-        self.shared.transport.shutdown(Duration::from_secs(1));
-        // Ends the copies under way, and with them the last handles.
-        if let Some(device) = &self.shared.device {
-            device.shutdown();
-        }
-        // Only now, because a sum that came meanwhile, and for which other ranks wait, is still copied to its device.
-        self.shared.close();
-        self.dispatcher.ring_all();
-        for thread in locked(&self.threads).drain(..) {
-            let _ = thread.join();
-        }
-        // Taken out of the lock first, because a callback under way may arm it.
-        let timer = locked(&self.shared.timer).take();
-        drop(timer);
-        self.stop_timeline();
-        left
     }
 }
 
@@ -447,7 +387,7 @@ pub(super) fn leaving(room: Entered, then: impl FnOnce(u64) + Send + 'static) ->
 }
 
 /// A thread that panics with such a lock leaves a consistent state.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

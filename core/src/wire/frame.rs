@@ -43,6 +43,11 @@ pub enum Frame {
     Stall(Stall),
     /// The process leaves in an orderly way.
     Leave,
+    /// The process gives up its work and ends. For the job this is the loss of a member.
+    Fail {
+        /// Why, for people.
+        cause: String,
+    },
     /// Asks for [`Frame::Status`]; allowed to every enrolled node, member or not.
     StatusRequest,
 

@@ -212,6 +212,21 @@ impl Session {
         }
     }
 
+    /// Ends the work of this process because of `cause`, which every member of the job gets. Waits at most `grace` until the coordinator
+    /// knows. Has no effect after this process has left.
+    ///
+    /// # Errors
+    /// As [`Engine::give_up`].
+    pub fn give_up(&self, cause: String, grace: Duration) -> Result<()> {
+        match &*self.place {
+            Place::Joined(engine) => engine.give_up(cause, grace),
+            Place::Alone(alone) => {
+                alone.leave();
+                Ok(())
+            }
+        }
+    }
+
     /// Leaves the job: pending operations fail. Waits at most `grace` for the other workers. Idempotent.
     ///
     /// # Errors
