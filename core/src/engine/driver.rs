@@ -174,7 +174,15 @@ impl Engine {
         if stages.iter().any(|stage| stage.is_collective()) {
             let failed = || self.shared.milestones.failed();
             let copies = self.shared.metrics.copies();
-            let collective = local_peers::meet(&self.config, &formation, socket, copies, clock, &failed)?;
+            let reporter = Arc::downgrade(&self.shared);
+            let on_stall = Box::new(move |stall| {
+                if let Some(shared) = reporter.upgrade()
+                    && let Some(membership) = &*locked(&shared.membership)
+                {
+                    membership.report_stall(stall);
+                }
+            });
+            let collective = local_peers::meet(&self.config, &formation, socket, copies, clock, on_stall, &failed)?;
             let first = self.shared.collective.set(collective).is_ok();
             assert!(first, "an engine starts once");
         }
@@ -408,10 +416,13 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
         MemberEvent::Forget { key, error } => {
             shared.report(|state, now| state.worker.handle_forget(now, key, &error));
         }
-        MemberEvent::StallNotice { tensor, stall, detail } => tracing::warn!(
-            tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,
-            "waiting for a contribution"
-        ),
+        MemberEvent::StallNotice { tensor, stall, detail } => {
+            tracing::warn!(
+                tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,
+                "waiting for a contribution"
+            );
+            shared.report(|state, _| state.worker.handle_stall_notice(stall.part, stall.round, detail));
+        }
         MemberEvent::Failed(error) => {
             tracing::error!(%error, "the job failed");
             shared.report(|state, now| state.worker.handle_failed(now, error.clone()));

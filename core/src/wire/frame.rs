@@ -39,7 +39,7 @@ pub enum Frame {
         /// How long this worker is willing to wait.
         timeout: Duration,
     },
-    /// A server misses contributions.
+    /// A server, or the first worker of a machine, misses contributions.
     Stall(Stall),
     /// The process leaves in an orderly way.
     Leave,

@@ -152,7 +152,8 @@ impl Coordinator {
                     Err(error) => self.connections.send(link, Frame::BarrierDone { request, outcome: Err(error) }),
                 }
             }
-            (Frame::Stall(stall), Some(identity)) => self.handle_stall(now, link, identity, stall),
+            // From a server, or from a worker on behalf of the workers of its machine, who sum without a server.
+            (Frame::Stall(stall), Some(_)) => self.handle_stall(now, link, stall),
             (Frame::Leave, Some(identity)) => self.handle_leave(now, link, identity, None),
             (Frame::Fail { cause }, Some(identity)) => self.handle_leave(now, link, identity, Some(cause)),
             (
@@ -383,10 +384,7 @@ impl Coordinator {
         }
     }
 
-    fn handle_stall(&mut self, now: Time, link: LinkId, identity: Identity, stall: Stall) {
-        if identity.role != Role::Server {
-            return self.close_protocol(link, "kind", "only a server sends");
-        }
+    fn handle_stall(&mut self, now: Time, link: LinkId, stall: Stall) {
         let workers = self.config.workers;
         if stall.missing.len() > workers as usize || stall.missing.iter().any(|rank| rank.0 >= workers) {
             return self.close_protocol(link, "missing ranks", "do not exist");

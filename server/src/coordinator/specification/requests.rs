@@ -124,7 +124,8 @@ fn a_stall_is_told_to_the_workers_with_what_the_missing_did_last() {
     job.frame(2, Frame::Leave);
     job.now = at(1);
     job.frame(SERVER, Frame::Stall(a_stall()));
-    job.frame(SERVER, Frame::Stall(a_stall()));
+    // A worker reports for those of its machine.
+    job.frame(0, Frame::Stall(a_stall()));
     let detail =
         "worker 1 on n1 (pid 11): last seen 1.0 s ago, last tensor a, round 6; worker 2 on n2 (pid 12): left the job";
     for link in [0, 1] {
