@@ -17,12 +17,12 @@ use crate::errors;
 use crate::handle::Handle;
 use crate::metrics;
 use crate::owners::{Owners, release};
-use crate::wait::{SLICE, duration, wait_interruptibly};
+use crate::wait::{SLICE, duration, in_background, wait_interruptibly};
 
 /// The membership of a process in a job. All blocking calls release the interpreter lock.
 #[pyclass(frozen, module = "gradlane._core")]
 pub(crate) struct Session {
-    inner: gradlane_session::Session,
+    inner: Arc<gradlane_session::Session>,
     owners: Arc<Owners>,
     completions: Completions,
 }
@@ -48,9 +48,10 @@ impl Session {
     ) -> PyResult<Self> {
         let _ = (local_rank, local_size, node_rank, num_nodes);
         let request = JoinRequest { rank, workers: size, servers, patience: duration(timeout) };
-        let joined = py.detach(|| {
+        let join = join.to_owned();
+        let joined = in_background(py, move || {
             config(&settings).and_then(|config| gradlane_session::Session::join(&join.parse()?, request, config))
-        });
+        })?;
         joined.map(Self::new).map_err(|error| errors::raise(py, &error))
     }
 
@@ -223,7 +224,8 @@ impl Session {
 
     /// Leaves the job: pending operations fail. Waits at most `timeout` seconds for the other workers. Idempotent.
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        let outcome = py.detach(|| self.inner.shutdown(duration(timeout)));
+        let inner = Arc::clone(&self.inner);
+        let outcome = in_background(py, move || inner.shutdown(duration(timeout)))?;
         release(py, &self.owners);
         outcome.map_err(|error| errors::raise(py, &error))
     }
@@ -231,7 +233,7 @@ impl Session {
 
 impl Session {
     fn new(inner: gradlane_session::Session) -> Self {
-        Self { inner, owners: Arc::default(), completions: Completions::default() }
+        Self { inner: Arc::new(inner), owners: Arc::default(), completions: Completions::default() }
     }
 
     /// Calls `submit` with the function for the end of the operation, and holds `owner` until then.
