@@ -169,6 +169,22 @@ impl Session {
         Ok(Handle { inner, owners: Arc::clone(&self.owners) })
     }
 
+    /// Begins the first reduction of a tensor without elements. The handle resolves once all workers have come.
+    fn agree_on_empty(
+        &self,
+        py: Python<'_>,
+        name: String,
+        dtype: &str,
+        shape: Vec<u64>,
+        timeout: Option<f64>,
+        codec: &str,
+    ) -> PyResult<Handle> {
+        let spec = dtype.parse().and_then(|dtype| Ok(TensorSpec::new(name, dtype, shape).with_codec(codec.parse()?)));
+        let begun = spec.and_then(|spec| py.detach(|| self.inner.agree_on_empty(spec, timeout.map(duration))));
+        let inner = begun.map_err(|error| errors::raise(py, &error))?;
+        Ok(Handle { inner, owners: Arc::clone(&self.owners) })
+    }
+
     /// Waits until all workers have called it.
     fn barrier(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         let handle = self.inner.arrive(name, timeout.map(duration));

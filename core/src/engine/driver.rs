@@ -15,7 +15,7 @@ use super::shared::Shared;
 use super::stage_loop;
 use super::submit::{HERE_BYTES_MAX, check, check_root, encodes};
 use super::trace::Timeline;
-use crate::cluster::{MemberConfig, MemberEvent};
+use crate::cluster::{MemberConfig, MemberEvent, empty_barrier};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::Result;
@@ -359,6 +359,17 @@ impl Engine {
             None => Arc::downgrade(&self.shared.transport) as _,
         };
         handle.polling(progress)
+    }
+
+    /// Begins the first reduction of a tensor without elements, of which nothing is ever sent: the workers only agree that it has none.
+    /// The handle resolves once all of them have come, or fails if one has elements.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if another worker declared the name differently.
+    pub fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle> {
+        let meeting = empty_barrier(&tensor.name);
+        self.declare(vec![tensor], true, timeout)?;
+        Ok(self.arrive(&meeting, timeout))
     }
 
     /// Enters the barrier `name`. The handle resolves once all workers have entered it, at the latest after `timeout`, or the job's step

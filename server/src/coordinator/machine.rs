@@ -1,5 +1,6 @@
 //! Handles each input, according to the stage of the job.
 
+use gradlane_core::cluster::empty_barrier;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
 use gradlane_core::types::{Epoch, LinkId, NodeId, PartLayout, Role, TensorSpec, Time, View, WorkerId, WorkerSet};
@@ -140,6 +141,10 @@ impl Coordinator {
                 let (outcome, forgotten) = self.declare(now, identity, &tensors, fuse);
                 self.connections.send(link, Frame::Declared { request, outcome });
                 for Forgotten { key, error } in forgotten {
+                    let name =
+                        self.registry.as_ref().map_or_else(|| key.to_string(), |registry| registry.tensor_name(key));
+                    let answers = self.barriers.fail(empty_barrier(&name), &error);
+                    self.answer(answers);
                     self.broadcast(&Frame::Forget { key, error });
                 }
             }
